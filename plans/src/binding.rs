@@ -1,0 +1,131 @@
+//! Bindings, outputs, gradients and scalars: how a plan meets the caller's
+//! objects.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::pool::{Range, StrId, ValueId};
+
+/// Whose tensor a binding names.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
+#[repr(u8)]
+pub enum BindingKind {
+    /// An argument of the captured function, bound at every call.
+    Arg,
+    /// A tensor of the captured state, bound once and guarded by address.
+    State,
+    /// The `.grad` of a state tensor or argument, bound at every call.
+    Grad,
+}
+
+/// A name tied to a tensor that the plan reads or writes.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[rkyv(derive(Clone, Copy, Debug))]
+pub struct Binding {
+    /// Whose tensor it is.
+    pub kind: BindingKind,
+    /// Pytree path, for example `model.layers.0.wq.weight` or `args[0]`. For
+    /// [`BindingKind::Grad`] the path of the tensor that owns the gradient.
+    pub path: StrId,
+    /// The local tensor.
+    pub value: ValueId,
+    /// Index into [`crate::Plan::specs`], [`crate::NONE`] for a plain tensor.
+    pub spec: u32,
+    /// Whether the plan writes to its storage.
+    pub written: bool,
+}
+
+/// A tensor in the captured function's result.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[rkyv(derive(Clone, Copy, Debug))]
+pub struct Output {
+    /// Pytree path in the result, for example `result[0]`.
+    pub path: StrId,
+    /// The local tensor.
+    pub value: ValueId,
+    /// Index into [`crate::Plan::specs`], [`crate::NONE`] for a plain tensor.
+    pub spec: u32,
+    /// Whether eager returns it with `requires_grad`, its graph used up.
+    pub requires_grad: bool,
+}
+
+/// What the step leaves in the `.grad` of a tensor whose gradient it replaced.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[rkyv(derive(Clone, Copy, Debug))]
+pub struct GradResult {
+    /// Path of the tensor that owns the gradient.
+    pub path: StrId,
+    /// The local gradient, or [`crate::NONE`] when `.grad` becomes `None`.
+    pub value: ValueId,
+    /// Index into [`crate::Plan::specs`], [`crate::NONE`] for a plain tensor.
+    pub spec: u32,
+}
+
+/// A float that is read or computed anew at every replay: an optimizer's
+/// hyperparameter, or what Python computes from it. Operands are indices of
+/// earlier scalars; arithmetic is IEEE 754 double precision as in Python.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
+#[rkyv(derive(Clone, Copy, Debug))]
+pub enum Scalar {
+    /// Read from the state, for example `opt.param_groups[0]['lr']`.
+    Read {
+        /// Pytree path.
+        path: StrId,
+    },
+    /// A constant operand.
+    Const(f64),
+    /// `-a`
+    Neg(u32),
+    /// `a + b`
+    Add(u32, u32),
+    /// `a - b`
+    Sub(u32, u32),
+    /// `a * b`
+    Mul(u32, u32),
+    /// `a / b`
+    Div(u32, u32),
+    /// `a ** b`
+    Pow(u32, u32),
+}
+
+/// Where a guard looks.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
+#[repr(u8)]
+pub enum GuardKind {
+    /// The pytree structure of the arguments.
+    Structure,
+    /// An argument: meta of a tensor, or the value of anything else.
+    Argument,
+    /// A tensor of the state: meta and, within a process, address.
+    State,
+    /// A Python value that the function can reach.
+    Host,
+    /// A global mode: grad mode, autocast, determinism, default dtype.
+    Mode,
+    /// World size and group membership.
+    World,
+}
+
+/// One fact that must hold for the plan to be used.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[rkyv(derive(Clone, Copy, Debug))]
+pub struct Guard {
+    /// Where it looks.
+    pub kind: GuardKind,
+    /// What it looks at, for example `args[0].shape`.
+    pub subject: StrId,
+    /// What it expects, as text. Addresses are not written: a fact that holds
+    /// within one process only says `same object`.
+    pub expected: StrId,
+}
+
+/// A tensor that a pass computed ahead of time.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[rkyv(derive(Clone, Copy, Debug))]
+pub struct Constant {
+    /// The value it fills.
+    pub value: ValueId,
+    /// Its bytes, a range of [`crate::Plan::bytes`].
+    pub data: Range,
+}

@@ -1,0 +1,145 @@
+//! Instructions: what a plan does, in order.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::placement::ReduceOp;
+use crate::pool::{Range, StrId, ValueId};
+use crate::value::{DType, Device};
+
+/// Which collective a [`Instr::Collective`] is.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
+#[repr(u8)]
+pub enum CollectiveKind {
+    /// Reduce, result on every rank.
+    AllReduce,
+    /// Concatenate every rank's tensor along dim 0.
+    AllGather,
+    /// Reduce, then each rank keeps its slice of dim 0.
+    ReduceScatter,
+    /// Each rank sends a slice of dim 0 to each other rank.
+    AllToAll,
+    /// One rank's tensor on every rank.
+    Broadcast,
+}
+
+/// A collective over one process group, started without waiting for it.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[rkyv(derive(Clone, Copy, Debug))]
+pub struct Collective {
+    /// What it does.
+    pub kind: CollectiveKind,
+    /// The reduction, for reducing kinds.
+    pub reduce: Option<ReduceOp>,
+    /// Index into [`crate::Plan::groups`].
+    pub group: u32,
+    /// The source rank of a broadcast, counted in the group; else 0.
+    pub root: u32,
+    /// What this rank puts in.
+    pub input: ValueId,
+    /// What it gets: a new value, or `input` itself when in place.
+    pub output: ValueId,
+    /// All-to-all: rows of dim 0 sent to each rank, a range of
+    /// [`crate::Plan::dims`]; empty for an even split and other kinds.
+    pub input_splits: Range,
+    /// All-to-all: rows received from each rank, likewise.
+    pub output_splits: Range,
+}
+
+/// An argument of a local op, already in the order of the op's schema with
+/// defaults filled in.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
+#[rkyv(derive(Clone, Copy, Debug))]
+pub enum Arg {
+    /// No value given (`None`).
+    None,
+    /// A tensor.
+    Value(ValueId),
+    /// A list of tensors, a range of [`crate::Plan::ids`]; an id of
+    /// [`crate::NONE`] is an absent optional tensor.
+    Values(Range),
+    /// A boolean.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A float.
+    Float(f64),
+    /// A complex number, real and imaginary part.
+    Complex(f64, f64),
+    /// A number bound at every replay: index into [`crate::Plan::scalars`].
+    Scalar(u32),
+    /// A number where the schema wants a tensor: PyTorch wraps it, so that it
+    /// does not take part in type promotion. Index into [`crate::Plan::args`].
+    Wrapped(u32),
+    /// A list of integers, a range of [`crate::Plan::dims`].
+    Ints(Range),
+    /// A list of anything else, a range of [`crate::Plan::args`].
+    List(Range),
+    /// Text.
+    Str(StrId),
+    /// An element type.
+    DType(DType),
+    /// A device.
+    Device(Device),
+    /// PyTorch's `Layout` number.
+    Layout(i8),
+    /// PyTorch's `MemoryFormat` number.
+    MemoryFormat(i8),
+}
+
+/// What happens to a random generator outside the dispatcher.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
+pub enum RngAction {
+    /// Copy the device's generator state into a slot.
+    Save,
+    /// Set the generator to what a slot holds.
+    Restore,
+}
+
+/// One step of the program.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
+#[rkyv(derive(Clone, Copy, Debug))]
+pub enum Instr {
+    /// An ATen op on local tensors.
+    Local {
+        /// Op name with namespace, for example `aten::mm`.
+        op: StrId,
+        /// Overload name, empty for the default overload.
+        overload: StrId,
+        /// Arguments, a range of [`crate::Plan::args`].
+        args: Range,
+        /// Results, a range of [`crate::Plan::ids`]. [`crate::NONE`] stands
+        /// for a result that is not a tensor or that nothing reads, and an
+        /// id that is also an argument for an in-place result.
+        outs: Range,
+    },
+    /// Look at a root's storage through another shape, strides, offset or dtype.
+    View {
+        /// A live value on the same storage.
+        base: ValueId,
+        /// The new value.
+        out: ValueId,
+    },
+    /// Start a collective.
+    Collective(Collective),
+    /// Wait until the collective that writes `value` has finished.
+    Wait {
+        /// The output of a collective.
+        value: ValueId,
+    },
+    /// Save or restore a generator's state.
+    Rng {
+        /// What to do.
+        action: RngAction,
+        /// Whose generator.
+        device: Device,
+        /// The slot, below [`crate::Plan::rng_slots`].
+        slot: u32,
+    },
+    /// The value is not used again: drop it.
+    Free {
+        /// The value.
+        value: ValueId,
+    },
+}

@@ -1,0 +1,31 @@
+//! Plans: the data model of a recorded step, its zero-copy file and the store.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`plan`] | the whole: tables that refer to each other by index |
+//! | [`value`] | tensors: dtype, device, shape, strides, alias root, last use |
+//! | [`instr`] | instructions and their arguments |
+//! | [`binding`] | bindings, outputs, gradients, scalars, guards |
+//! | [`placement`], [`mesh`] | specs, placements, meshes, process groups |
+//! | [`strategy`] | what the sharding system decided, for people and tools |
+//! | [`pool`] | ids and ranges |
+//!
+//! Nothing here executes anything.
+
+pub mod binding;
+pub mod instr;
+pub mod mesh;
+pub mod placement;
+pub mod plan;
+pub mod pool;
+pub mod strategy;
+pub mod value;
+
+pub use binding::{Binding, BindingKind, Constant, GradResult, Guard, GuardKind, Output, Scalar};
+pub use instr::{Arg, Collective, CollectiveKind, Instr, RngAction};
+pub use mesh::{Group, Mesh};
+pub use placement::{Placement, ReduceOp, Spec};
+pub use plan::{ArchivedPlan, Fingerprint, Plan};
+pub use pool::{InstrId, NONE, Range, StrId, ValueId};
+pub use strategy::{Redistribution, Strategy};
+pub use value::{DType, Def, Device, Value};

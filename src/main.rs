@@ -1,0 +1,3 @@
+//! The `rote` command line.
+
+fn main() {}
