@@ -9,23 +9,36 @@
 //! | [`placement`], [`mesh`] | specs, placements, meshes, process groups |
 //! | [`strategy`] | what the sharding system decided, for people and tools |
 //! | [`pool`] | ids and ranges |
+//! | [`header`], [`file`] | the file: written whole or not at all, opened in place |
+//! | [`check`] | what must hold between the tables |
+//! | [`store`] | a directory of plans, by guard key and rank |
+//! | [`error`] | every way a plan can be wrong |
 //!
 //! Nothing here executes anything.
 
 pub mod binding;
+pub mod check;
+pub mod error;
+pub mod file;
+pub mod header;
 pub mod instr;
 pub mod mesh;
 pub mod placement;
 pub mod plan;
 pub mod pool;
+pub mod store;
 pub mod strategy;
 pub mod value;
 
 pub use binding::{Binding, BindingKind, Constant, GradResult, Guard, GuardKind, Output, Scalar};
+pub use check::Fault;
+pub use error::PlanError;
+pub use file::PlanFile;
 pub use instr::{Arg, Collective, CollectiveKind, Instr, RngAction};
 pub use mesh::{Group, Mesh};
 pub use placement::{Placement, ReduceOp, Spec};
 pub use plan::{ArchivedPlan, Fingerprint, Plan};
 pub use pool::{InstrId, NONE, Range, StrId, ValueId};
+pub use store::PlanStore;
 pub use strategy::{Redistribution, Strategy};
 pub use value::{DType, Def, Device, Value};

@@ -95,6 +95,8 @@ pub enum Def {
     Binding(u32),
     /// Made by an instruction: index into [`crate::Plan::instrs`].
     Instr(InstrId),
+    /// Computed ahead of time: index into [`crate::Plan::constants`].
+    Constant(u32),
 }
 
 /// One tensor of the program, on this rank. Every value is defined once; what
