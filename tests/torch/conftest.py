@@ -1,0 +1,54 @@
+"""Tests marked `ranks(n)` run their whole body on n gloo processes at once.
+
+    pytest tests/torch                  everything
+    pytest tests/torch -k dropout       some cases
+    ROTE_TEST_ORACLE_ONLY=1 pytest ...  eager PyTorch in place of `rote.capture`
+
+The third checks the tests themselves: eager must equal eager in every case,
+so a difference seen without the variable is Rote's.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+from ranks import CaseFailed, CaseSkipped, Pools
+
+POOLS = pytest.StashKey[Pools]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ranks(world, timeout=120): run the body on every rank")
+    config.stash[POOLS] = Pools()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[POOLS].close()
+
+
+@pytest.fixture
+def pools(request: pytest.FixtureRequest) -> Iterator[Pools]:
+    """For tests that direct several pools, or the same one across restarts."""
+    yield request.config.stash[POOLS]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    marker = pyfuncitem.get_closest_marker("ranks")
+    if marker is None:
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    pyfuncitem.config.stash[POOLS].run(
+        *marker.args, pyfuncitem.function, **marker.kwargs, **arguments
+    )
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    try:
+        return (yield)
+    except CaseSkipped as skipped:
+        pytest.skip(str(skipped))
+    except CaseFailed as failed:
+        pytest.fail(str(failed), pytrace=False)

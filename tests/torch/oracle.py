@@ -1,0 +1,203 @@
+"""Eager PyTorch as the oracle: the same script, once plain and once captured.
+
+A script is a generator. It takes `capture`, builds what it needs, yields the
+result of every call of its step and returns the state that the step touches.
+It is run twice from the same seed, first with an eager `capture` that hands
+the function back, then with `rote.capture`. Everything yielded, the state at
+the end and the RNG state after every call must be equal bit for bit.
+
+`ROTE_TEST_ORACLE_ONLY=1` runs both sides eager and skips what only Rote can
+promise (statistics, messages). A case that fails then is wrong itself.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Generator
+from typing import Any, Protocol
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+ORACLE_ONLY = os.environ.get("ROTE_TEST_ORACLE_ONLY") == "1"
+
+Facts = dict[str, Any]
+Script = Callable[["Capture"], Generator[Any, None, Any]]
+
+
+class Capture(Protocol):
+    def __call__(self, fn: Callable[..., Any], *, state: Any = None, **options: Any) -> Any: ...
+
+
+def eager(fn: Callable[..., Any], *, state: Any = None, **options: Any) -> Callable[..., Any]:
+    return fn
+
+
+def rote_capture(fn: Callable[..., Any], *, state: Any = None, **options: Any) -> Any:
+    """`rote.capture`, or eager when only the oracle is under test."""
+    if ORACLE_ONLY:
+        return eager(fn)
+    import rote
+
+    return rote.capture(fn, state=state, **options)
+
+
+@dataclasses.dataclass
+class Run:
+    outputs: list[Facts]
+    end: Facts
+    steps: list[Any]
+
+
+def run(script: Script, capture: Capture, seed: int = 0) -> Run:
+    steps: list[Any] = []
+
+    def remember(fn: Callable[..., Any], *, state: Any = None, **options: Any) -> Any:
+        steps.append(capture(fn, state=state, **options))
+        return steps[-1]
+
+    torch.manual_seed(seed)
+    calls = script(remember)
+    outputs: list[Facts] = []
+    while True:
+        try:
+            outputs.append(facts({"output": next(calls), "rng": torch.get_rng_state()}))
+        except StopIteration as stop:
+            return Run(outputs, facts(stop.value, kept=True), steps)
+
+
+def check_equal(script: Script, *, replays: int = 20, **options: Any) -> list[Any]:
+    """The promise of a captured step: equal to eager, and really replayed."""
+
+    def capture(fn: Callable[..., Any], *, state: Any = None, **more: Any) -> Any:
+        return rote_capture(fn, state=state, **{"strict": True, **options, **more})
+
+    expected, found = run(script, eager), run(script, capture)
+    compare_runs(expected, found)
+    assert len(found.outputs) >= replays
+    for step in found.steps:
+        if not ORACLE_ONLY:
+            assert step.stats.replays >= replays, step.stats
+            assert not step.stats.refusals, step.stats
+    return found.steps
+
+
+def compare_runs(expected: Run, found: Run) -> None:
+    assert len(expected.outputs) == len(found.outputs)
+    for call, (want, got) in enumerate(zip(expected.outputs, found.outputs)):
+        compare(want, got, f"call {call}: ")
+    compare(expected.end, found.end, "at the end: ")
+
+
+def compare(expected: Facts, found: Facts, where: str = "") -> None:
+    """Fails with every fact that differs, eager's value first."""
+    wrong = [
+        f"{where}{name}: expected {show(expected.get(name))}, found {show(found.get(name))}"
+        for name in {**expected, **found}
+        if not same(expected.get(name), found.get(name))
+    ]
+    assert not wrong, "\n".join(wrong[:20])
+
+
+def same(expected: Any, found: Any) -> bool:
+    if isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
+        return (
+            expected.dtype == found.dtype
+            and expected.shape == found.shape
+            and torch.equal(bits(expected), bits(found))  # -0.0 is not 0.0, a NaN is itself
+        )
+    return type(expected) is type(found) and bool(expected == found)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def show(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{list(value.shape)} {value.flatten()[:4].tolist()}"
+    return repr(value)
+
+
+def facts(tree: Any, *, kept: bool = False) -> Facts:
+    """Every fact about modules, optimizers, tensors and values in `tree`, by path.
+
+    `kept` is for state, which also keeps its autograd facts and its aliases.
+    (A loss that was backpropagated inside the step has no graph left to keep.)
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    values: Facts = {}
+    collect(tree, "", tensors, values)
+    for path, tensor in tensors.items():
+        local = local_of(tensor)
+        values[f"{path}.shape"] = tuple(tensor.shape)
+        values[f"{path}.stride"] = tensor.stride()
+        values[f"{path}.local stride"] = local.stride()
+        values[f"{path}.local"] = local.clone()
+        if isinstance(tensor, DTensor):
+            values[f"{path}.placements"] = tensor.placements
+            values[f"{path}.mesh"] = tuple(tensor.device_mesh.shape)
+        if kept:
+            values[f"{path}.type"] = type(tensor).__name__
+            values[f"{path}.requires_grad"] = tensor.requires_grad
+            values[f"{path}.is_leaf"] = tensor.is_leaf
+    if kept:
+        values["aliases"] = overlaps(tensors)
+    return values
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's plain tensor, waited for."""
+    local = tensor.detach()
+    if isinstance(local, DTensor):
+        local = local.to_local()
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def collect(tree: Any, path: str, tensors: dict[str, torch.Tensor], values: Facts) -> None:
+    if isinstance(tree, torch.Tensor):
+        tensors[path] = tree
+        if tree.is_leaf and tree.grad is not None:
+            tensors[f"{path}.grad"] = tree.grad
+    elif isinstance(tree, torch.nn.Module):
+        for name, module in tree.named_modules():
+            values[f"{path}.{name}.training"] = module.training
+        for name, parameter in tree.named_parameters(remove_duplicate=False):
+            collect(parameter, f"{path}.{name}", tensors, values)
+        for name, buffer in tree.named_buffers(remove_duplicate=False):
+            collect(buffer, f"{path}.{name}", tensors, values)
+    elif isinstance(tree, torch.optim.Optimizer):
+        for i, group in enumerate(tree.param_groups):
+            for name, value in group.items():
+                if name != "params":
+                    collect(value, f"{path}.param_groups[{i}][{name}]", tensors, values)
+            for j, parameter in enumerate(group["params"]):
+                for name, value in tree.state.get(parameter, {}).items():
+                    collect(value, f"{path}.state[{i}][{j}][{name}]", tensors, values)
+    elif isinstance(tree, (dict, list, tuple)):
+        values[f"{path}.structure"] = str(pytree.tree_structure(tree))
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for name, value in items:
+            collect(value, f"{path}.{name}" if path else str(name), tensors, values)
+    else:
+        values[path] = tree
+
+
+def overlaps(tensors: dict[str, torch.Tensor]) -> list[tuple[str, ...]]:
+    """Groups of names whose bytes overlap: what an in-place write would be seen through."""
+    spans = []
+    for path, tensor in tensors.items():
+        local = local_of(tensor)
+        if local.numel():
+            last = sum((n - 1) * s for n, s in zip(local.shape, local.stride()))
+            start = local.data_ptr()
+            spans.append((start, start + (last + 1) * local.element_size(), path))
+    groups: list[list[str]] = []
+    end = -1
+    for start, stop, path in sorted(spans):
+        if start >= end:
+            groups.append([])
+        groups[-1].append(path)
+        end = max(end, stop)
+    return sorted(tuple(sorted(group)) for group in groups if len(group) > 1)

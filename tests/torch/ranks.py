@@ -1,0 +1,201 @@
+"""Processes that stay up between tests: starting torch costs seconds, a case milliseconds.
+
+A pool is `world` processes joined by gloo on loopback. It runs one case at a
+time: every rank calls the same function and answers with its result or its
+traceback. A pool whose case failed, hung or crashed is thrown away, so that
+the next case starts in fresh processes.
+"""
+
+import ctypes
+import faulthandler
+import importlib
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+PRELOAD = ["torch", "torch.distributed.tensor.parallel", "torch.optim", "numpy"]
+GRACE_S = 10.0  # for the other ranks, once one rank has failed
+START_S = 120.0
+
+
+class CaseFailed(Exception):
+    """What went wrong on which rank, with the end of the ranks' output."""
+
+
+class CaseSkipped(Exception):
+    """Raised in a case to skip it, with the reason."""
+
+
+class Pool:
+    def __init__(self, world: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        self.world = world
+        self.broken = False
+        self.output = Path(tempfile.mkdtemp(prefix="rote-ranks-"))
+        self.connections: list[Connection] = []
+        self.processes = []
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        for rank in range(world):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=serve,
+                args=(rank, world, port, theirs, str(self.log(rank))),
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self.connections.append(ours)
+            self.processes.append(process)
+        self.collect("start of the pool", START_S)
+
+    def log(self, rank: int) -> Path:
+        return self.output / f"rank{rank}.log"
+
+    def run(self, case: Callable[..., Any], kwargs: dict[str, Any], timeout: float) -> list[Any]:
+        """Runs `case(**kwargs)` on every rank; the ranks' results, in rank order."""
+        for rank, connection in enumerate(self.connections):
+            self.log(rank).write_text("")
+            connection.send((case.__module__, case.__qualname__, kwargs))
+        return self.collect(case.__qualname__, timeout)
+
+    def collect(self, what: str, timeout: float) -> list[Any]:
+        answers: dict[int, tuple[str, Any]] = {}
+        deadline = time.monotonic() + timeout
+        while len(answers) < self.world:
+            pending = {c: r for r, c in enumerate(self.connections) if r not in answers}
+            ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                for rank in pending.values():
+                    answers[rank] = ("fail", f"no answer in {timeout:.0f} s from {what}")
+                    os.kill(self.processes[rank].pid, signal.SIGUSR1)  # prints its stacks
+                time.sleep(0.5)
+            for connection in ready:
+                rank = pending[connection]
+                try:
+                    answers[rank] = connection.recv()
+                except EOFError:
+                    self.processes[rank].join(5)
+                    code = self.processes[rank].exitcode
+                    answers[rank] = ("fail", f"the process died, exit code {code}")
+                if answers[rank][0] == "fail":
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        kinds = {kind for kind, _ in answers.values()}
+        if "fail" in kinds:
+            self.broken = True
+            report = [
+                f"rank {rank} of {self.world}: {kind}\n{value}\n{self.tail(rank)}"
+                for rank, (kind, value) in sorted(answers.items())
+                if kind == "fail"
+            ]
+            raise CaseFailed("\n".join(report))
+        if "skip" in kinds:
+            raise CaseSkipped(next(value for kind, value in answers.values() if kind == "skip"))
+        return [answers[rank][1] for rank in range(self.world)]
+
+    def tail(self, rank: int) -> str:
+        text = self.log(rank).read_text(errors="replace")[-8000:]
+        return f"--- output of rank {rank} ---\n{text}" if text.strip() else ""
+
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.close()
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+class Pools:
+    """The pools of one test session, one per world size."""
+
+    def __init__(self) -> None:
+        self.pools: dict[int, Pool] = {}
+
+    def run(self, world: int, case: Callable[..., Any], timeout: float = 120, **kwargs: Any) -> list[Any]:
+        pool = self.pools.get(world)
+        if pool is None:
+            pool = self.pools[world] = Pool(world)
+        try:
+            return pool.run(case, kwargs, timeout)
+        finally:
+            if pool.broken:
+                self.restart(world)
+
+    def restart(self, world: int) -> None:
+        """The next case of this world size runs in new processes."""
+        if pool := self.pools.pop(world, None):
+            pool.close()
+
+    def close(self) -> None:
+        for world in list(self.pools):
+            self.restart(world)
+
+
+def serve(rank: int, world: int, port: int, connection: Connection, log: str) -> None:
+    """The life of one rank."""
+    import torch
+    import torch.distributed as dist
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the parent
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    faulthandler.enable(sys.__stderr__)
+    faulthandler.register(signal.SIGUSR1, sys.__stderr__, all_threads=True)
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+    )
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    connection.send(("pass", None))
+    while True:
+        try:
+            module, name, kwargs = connection.recv()
+        except EOFError:
+            return
+        reset()
+        try:
+            case: Any = importlib.import_module(module)
+            for part in name.split("."):
+                case = getattr(case, part)
+            answer = ("pass", case(**kwargs))
+        except CaseSkipped as skipped:
+            answer = ("skip", str(skipped))
+        except BaseException:
+            answer = ("fail", traceback.format_exc())
+        reset()
+        connection.send(answer)
+
+
+def reset() -> None:
+    """Settings of the process that a case may have left changed."""
+    import logging
+    import warnings
+
+    import torch
+
+    torch.manual_seed(0)
+    random.seed(0)
+    torch.set_grad_enabled(True)
+    torch.set_default_dtype(torch.float32)
+    torch.set_autocast_enabled("cpu", False)
+    torch.use_deterministic_algorithms(False)
+    warnings.resetwarnings()
+    logging.getLogger("rote").handlers.clear()
