@@ -1,0 +1,69 @@
+# make setup   .venv/ with pinned torch and the rote wheel in it
+# make demo    a small Llama trained on 2 processes, eager and replayed
+# make test    every test, Rust and Python
+# make bench   overhead against eager DTensor and torch.compile; Rust benches
+# make lint    formatting, clippy, ruff, mypy, freshness of the C header
+# make clean   removes what was built; .venv/ stays
+#
+# Each target does its own set-up and needs only a Rust toolchain, a C++
+# compiler and Python 3.11 or later (PYTHON=... picks one).
+
+PYTHON ?= $(firstword $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p; done))
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+BIN := .venv/bin
+PACKAGE := ffi/python/rote
+
+# Two stamps: the pinned packages, and the installed rote wheel.
+DEPS := .venv/.stamp-requirements
+ROTE := .venv/.stamp-rote
+SOURCES := pyproject.toml Cargo.toml Cargo.lock README.md ffi/torch/bridge.cpp \
+	$(shell find plans tracer replay ffi src -name '*.rs' -o -name 'Cargo.toml' -o -name 'cbindgen.toml') \
+	$(shell find $(PACKAGE) -name '*.py' -o -name '*.pyi' -o -name 'py.typed')
+
+# One thread per process: the examples and tests run several on few cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test bench lint clean
+
+setup: $(ROTE)
+
+demo: setup
+	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_llama.py --plans target/demo/plans
+
+test: setup
+	cargo test --workspace
+	$(BIN)/python -m pytest tests/torch
+
+bench: setup
+	$(BIN)/python benches/overhead.py --out target/bench
+	cargo bench --workspace
+
+lint: setup
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo test --package rote-ffi
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	cargo clean
+	rm -rf target $(PACKAGE)/librote.so $(PACKAGE)/bridge.cpp $(ROTE)
+	rm -rf .pytest_cache .mypy_cache .ruff_cache
+
+$(DEPS): requirements.txt
+	@command -v cargo >/dev/null || { echo "rote needs a Rust toolchain: cargo was not found" >&2; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || { echo "rote needs a C++ compiler: $${CXX:-c++} was not found (set CXX)" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "rote needs Python 3.11 or later: none was found (set PYTHON)" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(ROTE): $(DEPS) $(SOURCES)
+	cargo build --release --workspace
+	cp $(TARGET)/release/librote.so ffi/torch/bridge.cpp $(PACKAGE)/
+	rm -rf $(TARGET)/wheels
+	$(BIN)/maturin build --quiet --release --interpreter $(BIN)/python --out $(TARGET)/wheels
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(TARGET)/wheels/rote-*.whl
+	@touch $@
