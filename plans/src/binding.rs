@@ -1,6 +1,8 @@
 //! Bindings, outputs, gradients and scalars: how a plan meets the caller's
 //! objects.
 
+#![allow(missing_docs, reason = "the resolvers that rkyv derives carry none")]
+
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::pool::{Range, StrId, ValueId};

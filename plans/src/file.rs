@@ -357,31 +357,203 @@ pub(crate) fn io_error(action: &'static str, path: &Path, source: io::Error) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::header::checksum;
+    use crate::sample;
 
-    fn plan(world_size: u32, rank: u32) -> Plan {
-        Plan {
-            fingerprint: Fingerprint {
-                rote: "0.1.0".into(),
-                framework: "torch 2.15.0".into(),
-                world_size,
-                rank,
-            },
-            function: "train.py:train_step".into(),
-            ..Plan::default()
+    fn opened(bytes: &[u8]) -> String {
+        match PlanFile::from_bytes(bytes) {
+            Ok(_) => "opened".into(),
+            Err(e) => e.to_string(),
         }
+    }
+
+    fn bytes_of(plan: &Plan) -> Vec<u8> {
+        plan.archive().expect("archived").to_vec()
+    }
+
+    /// Makes a changed file pass the checksum again.
+    fn seal(bytes: &mut [u8]) {
+        let (head, payload) = bytes
+            .split_first_chunk_mut::<HEADER_BYTES>()
+            .expect("header");
+        let sum = checksum(head, payload);
+        head[24..32].copy_from_slice(&sum.to_le_bytes());
     }
 
     #[test]
     fn a_written_plan_opens_as_it_was() {
         let directory = tempfile::tempdir().expect("temporary directory");
         let path = directory.path().join("plan.rote");
-        let plan = plan(8, 3);
-        plan.write(&path).expect("written");
-        let file = PlanFile::open_for(&path, &plan.fingerprint).expect("opened");
-        assert_eq!(file.to_plan(), plan);
+        for plan in [sample::small(), sample::large(1000)] {
+            plan.write(&path).expect("written");
+            let file = PlanFile::open_for(&path, &plan.fingerprint).expect("opened");
+            assert_eq!(file.to_plan(), plan);
+            assert_eq!(file.as_bytes(), std::fs::read(&path).expect("read"));
+            assert_eq!(
+                std::fs::read_dir(directory.path()).expect("listed").count(),
+                1
+            );
+        }
+    }
+
+    #[test]
+    fn an_invalid_plan_is_not_written() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let mut plan = sample::small();
+        plan.values[0].root = 99;
+        let error = plan
+            .write(directory.path().join("plan.rote"))
+            .expect_err("invalid");
+        assert!(matches!(error, PlanError::Invalid(_)), "{error}");
         assert_eq!(
             std::fs::read_dir(directory.path()).expect("listed").count(),
-            1
+            0
         );
+    }
+
+    #[test]
+    fn each_way_a_file_can_be_wrong_has_its_message() {
+        let good = bytes_of(&sample::small());
+        assert_eq!(opened(&good), "opened");
+        let changed = |at: usize, to: &[u8]| {
+            let mut bytes = good.clone();
+            bytes[at..at + to.len()].copy_from_slice(to);
+            seal(&mut bytes);
+            opened(&bytes)
+        };
+        assert_eq!(
+            opened(&good[..63]),
+            "file has 63 bytes, a plan has at least 64"
+        );
+        assert_eq!(opened(&[]), "file has 0 bytes, a plan has at least 64");
+        assert_eq!(
+            changed(0, b"\x7fELF\x02\x01\x01\0"),
+            r#"file starts with "\x7fELF\x02\x01\x01\x00", a plan starts with "ROTEPLAN""#
+        );
+        assert_eq!(
+            changed(8, &[7, 1]),
+            "plan has format version 263, this rote reads version 1"
+        );
+        assert_eq!(
+            changed(10, &[2]),
+            "plan is big-endian, this rote reads little-endian plans"
+        );
+        assert_eq!(
+            changed(10, &[9]),
+            "plan is of unknown byte order 9, this rote reads little-endian plans"
+        );
+        assert_eq!(
+            changed(11, &[0x12]),
+            "plan has archive layout 0x12, this rote reads layout 0x14"
+        );
+        let payload = good.len() - HEADER_BYTES;
+        assert_eq!(
+            opened(&good[..good.len() - 1]),
+            format!(
+                "header says {payload} bytes follow it, the file has {}",
+                payload - 1
+            )
+        );
+        let mut flipped = good.clone();
+        flipped[100] ^= 1;
+        assert!(
+            opened(&flipped).starts_with("header says checksum 0x"),
+            "{}",
+            opened(&flipped)
+        );
+        let mut root = good.clone();
+        root[good.len() - 400..].fill(0xff);
+        seal(&mut root);
+        assert!(
+            opened(&root).starts_with("archive is not valid: "),
+            "{}",
+            opened(&root)
+        );
+        assert_eq!(changed(12, &[0]), "header says rank 0, the archive says 1");
+        assert_eq!(
+            changed(40, &[3]),
+            "header says world size 3, the archive says 2"
+        );
+        let versions = changed(32, &[0; 8]);
+        assert!(
+            versions.starts_with("header says versions with hash 0x0000"),
+            "{versions}"
+        );
+        assert_eq!(
+            changed(48, &[4]),
+            "header says mesh shape [4, 0, 0, 0, 0, 0, 0, 0] of 1 dims, \
+             the archive says [2, 0, 0, 0, 0, 0, 0, 0] of 1 dims"
+        );
+        let mut invalid = sample::small();
+        invalid.values[0].root = 99;
+        assert_eq!(
+            opened(&bytes_of(&invalid)),
+            "plan is not valid: values[0].root is 99, but values has 7 entries"
+        );
+    }
+
+    #[test]
+    fn a_plan_of_another_process_is_refused_with_both_sides() {
+        let plan = sample::small();
+        let file = PlanFile::from_plan(&plan).expect("valid");
+        let here = &plan.fingerprint;
+        assert!(file.expect(here).is_ok());
+        let says = |process: Fingerprint| file.expect(&process).expect_err("refused").to_string();
+        assert_eq!(
+            says(Fingerprint {
+                world_size: 4,
+                ..here.clone()
+            }),
+            "plan was recorded for world size 2, this process has 4"
+        );
+        assert_eq!(
+            says(Fingerprint {
+                rank: 0,
+                ..here.clone()
+            }),
+            "plan was recorded on rank 1, this process is rank 0"
+        );
+        assert_eq!(
+            says(Fingerprint {
+                framework: "torch 2.16.0".into(),
+                ..here.clone()
+            }),
+            "plan was recorded with torch 2.15.0, this process runs torch 2.16.0"
+        );
+        assert_eq!(
+            says(Fingerprint {
+                rote: "0.2.0".into(),
+                ..here.clone()
+            }),
+            "plan was recorded by rote 0.1.0, this process runs rote 0.2.0"
+        );
+        assert!(file.expect_mesh(&[2]).is_ok());
+        assert_eq!(
+            file.expect_mesh(&[2, 2]).expect_err("refused").to_string(),
+            "plan was recorded on a mesh of shape [2], this process has [2, 2]"
+        );
+    }
+
+    #[test]
+    fn what_is_not_a_file_is_not_opened() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let error = PlanFile::open(directory.path())
+            .expect_err("a directory")
+            .to_string();
+        assert!(error.ends_with("is not a regular file"), "{error}");
+        let missing = directory.path().join("missing.rote");
+        let error = PlanFile::open(&missing).expect_err("missing").to_string();
+        assert!(
+            error.starts_with(&format!("cannot open {}: ", missing.display())),
+            "{error}"
+        );
+        let error = sample::small().write("/").expect_err("no name").to_string();
+        assert_eq!(error, "/ is not a regular file");
+        let nowhere = directory.path().join("no/such/plan.rote");
+        let error = sample::small()
+            .write(&nowhere)
+            .expect_err("no directory")
+            .to_string();
+        assert!(error.starts_with("cannot create "), "{error}");
     }
 }

@@ -1,5 +1,7 @@
 //! Instructions: what a plan does, in order.
 
+#![allow(missing_docs, reason = "the resolvers that rkyv derives carry none")]
+
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::placement::ReduceOp;

@@ -16,6 +16,9 @@
 //!
 //! Nothing here executes anything.
 
+#[cfg(test)]
+extern crate self as rote_plans;
+
 pub mod binding;
 pub mod check;
 pub mod error;
@@ -42,3 +45,7 @@ pub use pool::{InstrId, NONE, Range, StrId, ValueId};
 pub use store::PlanStore;
 pub use strategy::{Redistribution, Strategy};
 pub use value::{DType, Def, Device, Value};
+
+#[cfg(test)]
+#[path = "../tests/sample/mod.rs"]
+mod sample;

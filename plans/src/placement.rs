@@ -1,5 +1,7 @@
 //! How a global tensor lies on a mesh: placements and specs.
 
+#![allow(missing_docs, reason = "the resolvers that rkyv derives carry none")]
+
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::pool::{Range, StrId};

@@ -157,3 +157,107 @@ fn is_key(name: &str) -> bool {
     let safe = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
     (1..=128).contains(&name.len()) && name.bytes().all(safe)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn a_store_finds_what_was_written_and_passes_over_strangers() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let store = PlanStore::open(directory.path().join("plans")).expect("made");
+        let plan = sample::small();
+        assert!(store.load("0a1b", 1).expect("no error").is_none());
+        let path = store.write("0a1b", &plan).expect("written");
+        assert_eq!(path, directory.path().join("plans/0a1b/rank1.rote"));
+        let file = store.load("0a1b", 1).expect("valid").expect("there");
+        assert_eq!(file.to_plan(), plan);
+        assert!(store.load("0a1b", 0).expect("no error").is_none());
+
+        let at = |name: &str| store.directory().join(name);
+        fs::write(at("README"), "a file").expect("written");
+        fs::create_dir(at(".hidden")).expect("made");
+        fs::create_dir(at("empty")).expect("made");
+        fs::create_dir(at("bad")).expect("made");
+        fs::write(at("bad/rank1.rote"), "not a plan at all").expect("written");
+        fs::write(at("bad/rank01.rote"), "another name").expect("written");
+        fs::write(at("bad/.rank1.rote.1.0.tmp"), "cut off").expect("written");
+        let found: Vec<_> = store.iter(1).expect("listed").collect();
+        assert_eq!(
+            found.iter().map(|f| f.0.as_str()).collect::<Vec<_>>(),
+            ["0a1b", "bad"]
+        );
+        assert!(found[0].1.is_ok());
+        assert!(matches!(found[1].1, Err(PlanError::TooShort { found: 17 })));
+        assert_eq!(store.iter(0).expect("listed").count(), 0);
+        let files = store.files().expect("listed");
+        assert_eq!(
+            files
+                .iter()
+                .map(|f| (f.0.as_str(), f.1))
+                .collect::<Vec<_>>(),
+            [("0a1b", 1), ("bad", 1)]
+        );
+    }
+
+    #[test]
+    fn a_key_is_a_name_and_nothing_else() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let store = PlanStore::open(directory.path()).expect("made");
+        let long = "a".repeat(129);
+        for key in [
+            "",
+            ".",
+            "..",
+            "a/b",
+            "../up",
+            "a\0b",
+            "caf\u{e9}",
+            "a b",
+            long.as_str(),
+        ] {
+            assert!(
+                matches!(store.path(key, 0), Err(PlanError::Key { .. })),
+                "{key:?}"
+            );
+            assert!(
+                matches!(store.load(key, 0), Err(PlanError::Key { .. })),
+                "{key:?}"
+            );
+            assert!(store.write(key, &sample::small()).is_err(), "{key:?}");
+        }
+        assert_eq!(
+            store.path("a\n", 0).expect_err("a line break").to_string(),
+            "guard key \"a\\n\" is not a name of 1 to 128 letters, digits, `-` and `_`"
+        );
+        assert_eq!(fs::read_dir(directory.path()).expect("listed").count(), 0);
+    }
+
+    #[test]
+    fn ranks_write_at_the_same_time() {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let store = PlanStore::open(directory.path()).expect("made");
+        std::thread::scope(|scope| {
+            for rank in 0..4_u32 {
+                let store = &store;
+                scope.spawn(move || {
+                    let mut plan = sample::small();
+                    // Two threads for each rank, as two jobs on one store.
+                    plan.fingerprint.rank = rank / 2;
+                    for _ in 0..20 {
+                        store.write("key", &plan).expect("written");
+                        store.load("key", rank / 2).expect("valid").expect("there");
+                    }
+                });
+            }
+        });
+        assert_eq!(store.files().expect("listed").len(), 2);
+        assert_eq!(
+            fs::read_dir(directory.path().join("key"))
+                .expect("listed")
+                .count(),
+            2
+        );
+    }
+}
