@@ -39,7 +39,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
     pyfuncitem.config.stash[POOLS].run(
-        *marker.args, pyfuncitem.function, **marker.kwargs, **arguments
+        *marker.args, pyfuncitem.function, arguments, **marker.kwargs
     )
     return True
 
@@ -51,4 +51,5 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     except CaseSkipped as skipped:
         pytest.skip(str(skipped))
     except CaseFailed as failed:
-        pytest.fail(str(failed), pytrace=False)
+        report = str(failed)
+    raise pytest.fail.Exception(report, pytrace=False)

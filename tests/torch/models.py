@@ -162,9 +162,7 @@ def llama(
     """
     model = Llama(sizes)
     local = {"use_local_output": local_activations}
-    embedding = RowwiseParallel(
-        input_layouts=Replicate(), output_layouts=Shard(1), **local
-    )
+    embedding = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), **local)
     parallelize_module(
         model,
         on,
@@ -268,14 +266,15 @@ def replicated(model: nn.Module, on: DeviceMesh) -> nn.Module:
 
 
 def token_batches(
-    sizes: Sizes, steps: int, on: DeviceMesh | None = None, placements: list[Placement] | None = None
+    sizes: Sizes,
+    steps: int,
+    on: DeviceMesh | None = None,
+    placements: list[Placement] | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Tokens and labels, the same on every rank; as DTensors when `on` is given."""
     random = torch.Generator().manual_seed(11)
     for _ in range(steps):
-        text = torch.randint(
-            sizes.vocabulary, (sizes.batch, sizes.sequence + 1), generator=random
-        )
+        text = torch.randint(sizes.vocabulary, (sizes.batch, sizes.sequence + 1), generator=random)
         pair = text[:, :-1].contiguous(), text[:, 1:].contiguous()
         if on is None:
             yield pair

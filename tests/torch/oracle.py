@@ -10,6 +10,7 @@ the end and the RNG state after every call must be equal bit for bit.
 promise (statistics, messages). A case that fails then is wrong itself.
 """
 
+import copy
 import dataclasses
 import os
 from collections.abc import Callable, Generator
@@ -48,23 +49,26 @@ class Run:
     outputs: list[Facts]
     end: Facts
     steps: list[Any]
+    stats: list[list[Any]]  # per yield, per captured step
 
 
-def run(script: Script, capture: Capture, seed: int = 0) -> Run:
+def run(script: Script, capture: Capture) -> Run:
     steps: list[Any] = []
+    stats: list[list[Any]] = []
 
     def remember(fn: Callable[..., Any], *, state: Any = None, **options: Any) -> Any:
         steps.append(capture(fn, state=state, **options))
         return steps[-1]
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     calls = script(remember)
     outputs: list[Facts] = []
     while True:
         try:
             outputs.append(facts({"output": next(calls), "rng": torch.get_rng_state()}))
+            stats.append([copy.deepcopy(getattr(step, "stats", None)) for step in steps])
         except StopIteration as stop:
-            return Run(outputs, facts(stop.value, kept=True), steps)
+            return Run(outputs, facts(stop.value, kept=True), steps, stats)
 
 
 def check_equal(script: Script, *, replays: int = 20, **options: Any) -> list[Any]:
@@ -73,8 +77,7 @@ def check_equal(script: Script, *, replays: int = 20, **options: Any) -> list[An
     def capture(fn: Callable[..., Any], *, state: Any = None, **more: Any) -> Any:
         return rote_capture(fn, state=state, **{"strict": True, **options, **more})
 
-    expected, found = run(script, eager), run(script, capture)
-    compare_runs(expected, found)
+    found = check_right(script, capture)
     assert len(found.outputs) >= replays
     for step in found.steps:
         if not ORACLE_ONLY:
@@ -83,11 +86,14 @@ def check_equal(script: Script, *, replays: int = 20, **options: Any) -> list[An
     return found.steps
 
 
-def compare_runs(expected: Run, found: Run) -> None:
+def check_right(script: Script, capture: Capture = rote_capture) -> Run:
+    """The promise of any captured step, replayed or not: equal to eager."""
+    expected, found = run(script, eager), run(script, capture)
     assert len(expected.outputs) == len(found.outputs)
-    for call, (want, got) in enumerate(zip(expected.outputs, found.outputs)):
+    for call, (want, got) in enumerate(zip(expected.outputs, found.outputs, strict=True)):
         compare(want, got, f"call {call}: ")
     compare(expected.end, found.end, "at the end: ")
+    return found
 
 
 def compare(expected: Facts, found: Facts, where: str = "") -> None:
@@ -190,7 +196,7 @@ def overlaps(tensors: dict[str, torch.Tensor]) -> list[tuple[str, ...]]:
     for path, tensor in tensors.items():
         local = local_of(tensor)
         if local.numel():
-            last = sum((n - 1) * s for n, s in zip(local.shape, local.stride()))
+            last = sum((n - 1) * s for n, s in zip(local.shape, local.stride(), strict=True))
             start = local.data_ptr()
             spans.append((start, start + (last + 1) * local.element_size(), path))
     groups: list[list[str]] = []

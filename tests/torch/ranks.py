@@ -66,10 +66,13 @@ class Pool:
 
     def run(self, case: Callable[..., Any], kwargs: dict[str, Any], timeout: float) -> list[Any]:
         """Runs `case(**kwargs)` on every rank; the ranks' results, in rank order."""
+        self.send(case, kwargs)
+        return self.collect(case.__qualname__, timeout)
+
+    def send(self, case: Callable[..., Any], kwargs: dict[str, Any]) -> None:
         for rank, connection in enumerate(self.connections):
             self.log(rank).write_text("")
             connection.send((case.__module__, case.__qualname__, kwargs))
-        return self.collect(case.__qualname__, timeout)
 
     def collect(self, what: str, timeout: float) -> list[Any]:
         answers: dict[int, tuple[str, Any]] = {}
@@ -123,15 +126,32 @@ class Pools:
     def __init__(self) -> None:
         self.pools: dict[int, Pool] = {}
 
-    def run(self, world: int, case: Callable[..., Any], timeout: float = 120, **kwargs: Any) -> list[Any]:
+    def run(
+        self,
+        world: int,
+        case: Callable[..., Any],
+        kwargs: dict[str, Any] | None = None,
+        timeout: float = 120,
+    ) -> list[Any]:
+        """Runs `case(**kwargs)` on every rank of this world size's pool."""
         pool = self.pools.get(world)
         if pool is None:
             pool = self.pools[world] = Pool(world)
         try:
-            return pool.run(case, kwargs, timeout)
+            return pool.run(case, kwargs or {}, timeout)
         finally:
             if pool.broken:
                 self.restart(world)
+
+    def kill_during(
+        self, world: int, case: Callable[..., Any], kwargs: dict[str, Any], after: float
+    ) -> None:
+        """Starts a case and sends its processes SIGKILL `after` seconds later."""
+        pool = self.pools.get(world) or Pool(world)
+        self.pools[world] = pool
+        pool.send(case, kwargs)
+        time.sleep(after)
+        self.restart(world)
 
     def restart(self, world: int) -> None:
         """The next case of this world size runs in new processes."""

@@ -66,7 +66,9 @@ def train(
     return state
 
 
-def check_llama(sizes: Sizes, world: int, optimizer: MakeOptimizer = fused_adamw, **how: Any) -> None:
+def check_llama(
+    sizes: Sizes, world: int, optimizer: MakeOptimizer = fused_adamw, **how: Any
+) -> None:
     def script(capture: Capture) -> Calls:
         model = llama(sizes, mesh(world))
         batches = token_batches(sizes, STEPS)
@@ -180,7 +182,7 @@ def test_accumulation_with_the_optimizer_inside() -> None:
         def train_step(tokens: Tensor, labels: Tensor) -> Tensor:
             optimizer.zero_grad()
             total = torch.zeros(())
-            for part, truth in zip(tokens.unbind(), labels.unbind()):
+            for part, truth in zip(tokens.unbind(), labels.unbind(), strict=True):
                 loss = cross_entropy(model(part), truth) / 3
                 loss.backward()
                 total += loss.detach()
@@ -190,8 +192,8 @@ def test_accumulation_with_the_optimizer_inside() -> None:
         state = {"model": model, "optimizer": optimizer}
         step = capture(train_step, state=state)
         batches = token_batches(sizes, 3 * STEPS)
-        for micro in zip(batches, batches, batches):
-            yield step(*(torch.stack(part) for part in zip(*micro)))
+        for micro in zip(batches, batches, batches, strict=True):
+            yield step(*(torch.stack(part) for part in zip(*micro, strict=True)))
         return state
 
     check_equal(script)
@@ -215,7 +217,7 @@ def test_accumulation_with_the_optimizer_outside(cleared: str) -> None:
         for i, (tokens, labels) in enumerate(token_batches(sizes, 3 * STEPS)):
             gradients = [p.grad for p in model.parameters()]
             loss = step(tokens, labels)
-            kept = [p.grad is g for p, g in zip(model.parameters(), gradients)]
+            kept = [p.grad is g for p, g in zip(model.parameters(), gradients, strict=True)]
             yield loss, kept, [p.grad for p in model.parameters()]
             if i % 3 == 2:
                 optimizer.step()
@@ -316,7 +318,7 @@ def check_mlp(
         model = mlp(mesh(2))
         optimizer = make_optimizer(model.parameters())
         between = make_scheduler(optimizer).step if make_scheduler else lambda: None
-        batches = zip(inputs(STEPS, 4, 8), inputs(STEPS, 4, 8, seed=6))
+        batches = zip(inputs(STEPS, 4, 8), inputs(STEPS, 4, 8, seed=6), strict=True)
         how = {"loss_of": F.mse_loss, "between": between}
         return (yield from train(capture, model, optimizer, batches, **how))
 
@@ -360,7 +362,7 @@ def test_parameter_groups_with_their_own_rates() -> None:
             fused=True,
         )
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-        batches = zip(inputs(STEPS, 4, 8), inputs(STEPS, 4, 8, seed=6))
+        batches = zip(inputs(STEPS, 4, 8), inputs(STEPS, 4, 8, seed=6), strict=True)
         how = {"loss_of": F.mse_loss, "between": scheduler.step}
         return (yield from train(capture, model, optimizer, batches, **how))
 
@@ -398,7 +400,7 @@ def test_buffers_written_by_the_step() -> None:
     def script(capture: Capture) -> Calls:
         model = column_then_row(Normed(), mesh(2))
         optimizer = sgd(model.parameters())
-        batches = zip(inputs(STEPS, 4, 8), inputs(STEPS, 4, 8, seed=6))
+        batches = zip(inputs(STEPS, 4, 8), inputs(STEPS, 4, 8, seed=6), strict=True)
         return (yield from train(capture, model, optimizer, batches, loss_of=F.mse_loss))
 
     check_equal(script)

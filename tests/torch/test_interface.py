@@ -1,0 +1,297 @@
+"""`rote.capture` behaves like the function it captures."""
+
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import Mlp, inputs, mesh, mlp
+from oracle import ORACLE_ONLY, Capture, check_equal, check_right, facts, rote_capture, same
+from ranks import CaseSkipped
+from torch import Tensor
+
+CALLS = 12
+
+
+def needs_rote() -> None:
+    if ORACLE_ONLY:
+        raise CaseSkipped("says nothing about eager PyTorch")
+
+
+@pytest.mark.ranks(1)
+def test_signature_name_and_doc_are_kept() -> None:
+    needs_rote()
+    import rote
+
+    def train_step(x: Tensor, *, scale: float = 2.0) -> Tensor:
+        """One step."""
+        return x * scale
+
+    captured = rote.capture(train_step)
+    assert inspect.signature(captured) == inspect.signature(train_step)
+    assert captured.__name__ == "train_step"
+    assert captured.__doc__ == "One step."
+    assert isinstance(rote.__version__, str)
+
+
+@pytest.mark.ranks(1)
+def test_decorator_with_and_without_options() -> None:
+    needs_rote()
+    import rote
+
+    @rote.capture
+    def plain(x: Tensor) -> Tensor:
+        return x + 1
+
+    @rote.capture(state=[], strict=True)
+    def with_options(x: Tensor) -> Tensor:
+        return x + 2
+
+    for x in inputs(CALLS, 4):
+        assert same(plain(x), x + 1)
+        assert same(with_options(x), x + 2)
+    assert plain.stats.replays > 0
+    assert with_options.stats.replays > 0
+    assert plain.stats.calls == with_options.stats.calls == CALLS
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("how", ["module", "dict", "list", "nested", "tensors"])
+def test_ways_to_name_state(how: str) -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        model = mlp(mesh(2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scale = torch.ones(())
+
+        def train_step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean() * scale
+            loss.backward()
+            optimizer.step()
+            scale.mul_(0.99)
+            return loss.detach()
+
+        state: Any = {
+            "module": {"it": [model, optimizer, scale]},
+            "dict": {"model": model, "optimizer": optimizer, "scale": scale},
+            "list": [model, optimizer, scale],
+            "nested": {"training": {"model": model, "rest": [optimizer, {"scale": scale}]}},
+            "tensors": [dict(model.named_parameters()), optimizer, scale],
+        }[how]
+        step = capture(train_step, state=state)
+        for x in inputs(CALLS, 4, 8):
+            yield step(x)
+        return {"model": model, "optimizer": optimizer, "scale": scale}
+
+    check_equal(script, replays=6)
+
+
+@pytest.mark.ranks(1)
+def test_module_alone_as_state_and_no_state() -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        model = Mlp()
+        one = capture(lambda x: model(x).detach(), state=model)
+        two = capture(lambda x: x.softmax(-1))
+        for x in inputs(CALLS, 4, 8):
+            yield one(x), two(x)
+        return model
+
+    check_equal(script, replays=6)
+
+
+@pytest.mark.ranks(2)
+def test_exceptions_of_the_step_come_through() -> None:
+    """An error while recording drops the recording; the next calls record again."""
+
+    def script(capture: Capture) -> Iterator[Any]:
+        model = mlp(mesh(2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train_step(x: Tensor, fail: bool) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            if fail:
+                raise KeyError("from the step")
+            optimizer.step()
+            return loss.detach()
+
+        step = capture(train_step, state={"model": model, "optimizer": optimizer})
+        for i, x in enumerate(inputs(20, 4, 8)):
+            try:
+                yield step(x, i in (1, 12))
+            except KeyError as error:
+                yield str(error), [p.grad for p in model.parameters()]
+        return {"model": model, "optimizer": optimizer}
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays >= 8, found.steps[0].stats
+
+
+@pytest.mark.ranks(1)
+def test_captured_function_calls_a_captured_function() -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        inner = capture(lambda x: x.exp())
+        outer = capture(lambda x: inner(x) + 1)
+        for x in inputs(CALLS, 4):
+            yield outer(x), inner(x)
+        return None
+
+    check_right(script)
+
+
+@pytest.mark.ranks(1)
+def test_many_captures_come_and_go() -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        for i in range(20):
+            step = capture(lambda x, i=i: x * i)
+            for x in inputs(6, 4):
+                yield step(x)
+        return None
+
+    check_right(script)
+
+
+@pytest.mark.ranks(1)
+def test_empty_and_scalar_tensors() -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        step = capture(lambda x, y: (x.sum(0), x.reshape(-1) * 2, y + 1, y.expand(3)))
+        for i in range(CALLS):
+            yield step(torch.empty(0, 4), torch.tensor(float(i)))
+        return None
+
+    check_equal(script, replays=6)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+)
+def test_dtypes(dtype: torch.dtype) -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        step = capture(lambda x: (x.to(torch.float32) * 2, x.clone(), (x != 0).sum()))
+        for x in inputs(CALLS, 4):
+            yield step((x * 3).abs().to(dtype))
+        return None
+
+    check_equal(script, replays=6)
+
+
+def every_kind_of_op(x: Tensor) -> Any:
+    """Multiple results, lists, optional arguments, scalars of all kinds, in-place, out=."""
+    values, indices = x.topk(2, dim=-1)
+    mean_and_deviation = torch.std_mean(x, dim=-1, correction=0)
+    parts = torch.split(x, [1, 3], dim=-1)
+    stacked = torch.stack([*parts[1].unbind(-1), values[:, 0]])
+    torch.add(x, 1, out=(out := torch.empty_like(x)))
+    out.clamp_(min=-1.0).masked_fill_(out > 1.5, 0.25)
+    out.index_add_(0, torch.tensor([0, 0]), x[:2]) if False else out.neg_()
+    rows = torch.arange(x.shape[0], dtype=torch.int64)
+    picked = x[rows, indices[:, 0]]
+    where = torch.where(x > 0, x, -0.0)
+    return values, indices, mean_and_deviation, stacked, out, picked, where, x.tril(-1), x.cumsum(0)
+
+
+@pytest.mark.ranks(1)
+def test_kinds_of_ops() -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        step = capture(every_kind_of_op)
+        for x in inputs(CALLS, 4, 4):
+            yield step(x)
+        return None
+
+    check_equal(script, replays=6)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    "options",
+    [{"verify": -1}, {"max_variants": 0}, {"ignore": "not a list"}, {"state": {"model": object()}}],
+    ids=str,
+)
+def test_wrong_options_are_errors_at_once(options: dict[str, Any]) -> None:
+    needs_rote()
+    try:
+        rote_capture(lambda x: x, **options)
+    except (TypeError, ValueError) as error:
+        assert next(iter(options)) in str(error), str(error)
+    else:
+        raise AssertionError("accepted")
+
+
+def misses_printed(directory: Path) -> list[str]:
+    """Standard error of a first use of Rote under ROTE_LOG=guards."""
+    os.environ["ROTE_LOG"] = "guards"
+    saved, target = os.dup(2), os.open(directory / "stderr", os.O_CREAT | os.O_RDWR)
+    os.dup2(target, 2)
+    try:
+        step = rote_capture(lambda x: x * 2)
+        for x in inputs(8, 4):
+            step(x)
+        for x in inputs(8, 5):
+            step(x)
+    finally:
+        os.dup2(saved, 2)
+        del os.environ["ROTE_LOG"]
+    return (directory / "stderr").read_text().splitlines()
+
+
+def test_log_of_guard_misses(pools: Any, tmp_path: Path) -> None:
+    pools.restart(1)
+    (lines,) = pools.run(1, misses_printed, {"directory": tmp_path})
+    pools.restart(1)
+    if not ORACLE_ONLY:
+        ours = [line for line in lines if "args[0].shape" in line]
+        assert ours, lines
+        assert all("4" in line and "5" in line for line in ours[:1]), ours
+
+
+@pytest.mark.ranks(2)
+def test_nothing_is_said_when_nothing_is_wrong() -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        model = mlp(mesh(2))
+        step = capture(lambda x: model(x).detach(), state={"model": model})
+        for x in inputs(CALLS, 4, 8):
+            yield step(x), facts(x)
+        return None
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_right(script)
+    assert not [w for w in caught if "rote" in str(w.message).lower()], caught
+
+
+def callables() -> dict[str, Callable[[Tensor], Tensor]]:
+    import functools
+
+    class Doubler:
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * 2
+
+        def method(self, x: Tensor) -> Tensor:
+            return x * 3
+
+    return {
+        "object": Doubler(),
+        "method": Doubler().method,
+        "partial": functools.partial(torch.mul, 4.0),
+        "module": torch.nn.ReLU(),
+        "builtin": torch.sigmoid,
+    }
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("kind", ["object", "method", "partial", "module", "builtin"])
+def test_kinds_of_callables(kind: str) -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        fn = callables()[kind]
+        step = capture(fn if kind != "partial" else lambda x: x * 4.0)
+        for x in inputs(CALLS, 4):
+            yield step(x)
+        return None
+
+    check_equal(script, replays=6)

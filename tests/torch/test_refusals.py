@@ -1,0 +1,489 @@
+"""What cannot be replayed soundly is refused: the message names the op, the
+user's line and the remedy, and training goes on eagerly with right results."""
+
+import ctypes
+import itertools
+import random
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models import Mlp, inputs, mesh, mlp
+from oracle import ORACLE_ONLY, Capture, check_right, eager, rote_capture, run
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.nn.parallel import DistributedDataParallel
+
+CALLS = 12
+
+
+def line_of(mark: str) -> str:
+    """`file:line` of the line of this file that ends in the comment `# refused: mark`."""
+    for number, line in enumerate(Path(__file__).read_text().splitlines(), 1):
+        if line.endswith(f"# refused: {mark}"):
+            return f"{Path(__file__).name}:{number}"
+    raise LookupError(mark)
+
+
+def check_refused(
+    script: Callable[[Capture], Iterator[Any]], *words: str, at: str | None = None, remedy: str
+) -> None:
+    """`words` and `remedy` are regular expressions that the one warning must match."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = check_right(script)
+    if ORACLE_ONLY:
+        return
+    import rote
+
+    (step,) = found.steps
+    assert step.stats.refusals, step.stats
+    assert step.stats.replays == 0, step.stats
+    ours = [str(warning.message) for warning in caught if "refused" in str(warning.message).lower()]
+    assert len(ours) == 1, [str(warning.message) for warning in caught]
+    wanted = [*words, remedy, *([re.escape(line_of(at))] if at else [])]
+    missing = [word for word in wanted if not re.search(word, ours[0])]
+    assert not missing, (missing, ours[0])
+    assert any(all(re.search(word, text) for word in words) for text in step.stats.refusals)
+    assert all(re.search(word, step.explain()) for word in words), step.explain()
+
+    def strict(fn: Callable[..., Any], *, state: Any = None, **options: Any) -> Any:
+        return rote_capture(fn, state=state, **{**options, "strict": True})
+
+    try:
+        run(script, strict)
+    except rote.RecordingRefused as refused:
+        assert all(re.search(word, str(refused)) for word in wanted), str(refused)
+    else:
+        raise AssertionError("strict=True did not raise")
+
+
+def small_training(
+    capture: Capture, loss_of: Callable[[nn.Module, Tensor], Tensor], **options: Any
+) -> Iterator[Any]:
+    """SGD on a sharded MLP; only `loss_of` is refused."""
+    model = mlp(mesh(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, x)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    state = {"model": model, "optimizer": optimizer}
+    step = capture(train_step, state=state, **options)
+    for x in inputs(CALLS, 4, 8):
+        yield step(x)
+    return state
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["local", "dtensor"])
+def test_item_steers_python(kind: str) -> None:
+    def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+        out = model(x)
+        if kind == "dtensor":
+            out = DTensor.from_local(out, mesh(2), [Replicate()])
+        loss = out.square().mean()
+        if loss.item() > 0.05:  # refused: item
+            loss = loss * 2
+        return loss
+
+    check_refused(
+        lambda capture: small_training(capture, loss_of),
+        "aten::_local_scalar_dense",
+        at="item",
+        remedy="torch.where|keep it a tensor|tensor",
+    )
+
+
+@pytest.mark.ranks(2)
+def test_float_from_a_step_counter_out_of_reach() -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        counter = itertools.count(1)
+
+        def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+            return model(x).square().mean() * (1 / next(counter))  # refused: counted float
+
+        return small_training(capture, loss_of)
+
+    check_refused(script, "aten::mul", at="counted float", remedy="argument|tensor")
+
+
+@pytest.mark.ranks(2)
+def test_float_from_the_optimizers_own_step_counter() -> None:
+    """AdamW's default loop on a CPU turns its step tensor into a Python float."""
+
+    def script(capture: Capture) -> Iterator[Any]:
+        model = mlp(mesh(2))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+        def train_step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()  # refused: bias correction
+            return loss.detach()
+
+        state = {"model": model, "optimizer": optimizer}
+        step = capture(train_step, state=state)
+        for x in inputs(CALLS, 4, 8):
+            yield step(x)
+        return state
+
+    check_refused(
+        script, "aten::_local_scalar_dense", at="bias correction", remedy="fused|capturable"
+    )
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.count = 0
+        self.model = mlp(mesh(2))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def step(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.optimizer.zero_grad()
+        loss = self.model(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def counting(capture: Capture, **options: Any) -> Iterator[Any]:
+    trainer = Counting()
+    state = {"model": trainer.model, "optimizer": trainer.optimizer}
+    step = capture(trainer.step, state=state, **options)
+    for x in inputs(CALLS, 4, 8):
+        yield step(x)
+    return state
+
+
+@pytest.mark.ranks(2)
+def test_counter_that_changes_at_every_call() -> None:
+    check_refused(counting, r"self\.count", remedy="ignore")
+
+
+@pytest.mark.ranks(2)
+def test_ignored_counter_replays() -> None:
+    found = check_right(lambda capture: counting(capture, ignore=["self.count"]))
+    if not ORACLE_ONLY:
+        assert found.steps[0].stats.replays >= CALLS - 5, found.steps[0].stats
+        assert not found.steps[0].stats.refusals
+
+
+@pytest.mark.ranks(1)
+def test_counter_changed_by_the_caller_at_every_call() -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        count = 0
+
+        def step(x: Tensor) -> Tensor:
+            return x * 2 if count < 100 else x * 3
+
+        captured = capture(step)
+        for x in inputs(CALLS, 4):
+            count += 1
+            yield captured(x)
+
+    check_refused(script, "count", remedy="ignore|argument")
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("made", ["torch_tensor", "from_numpy", "as_tensor_of_list"])
+def test_tensor_made_from_host_data(made: str) -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        host = np.random.default_rng(3)
+
+        def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+            values = host.random(8, dtype=np.float32)
+            if made == "torch_tensor":
+                mask = torch.tensor(values.tolist())
+            elif made == "from_numpy":
+                mask = torch.from_numpy(values)
+            else:
+                mask = torch.as_tensor(values.tolist())
+            return (model(x) * mask).square().mean()  # refused: host data
+
+        return small_training(capture, loss_of)
+
+    check_refused(script, "aten::", r"test_refusals\.py:\d+", remedy="argument")
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("how", ["memmove", "numpy"])
+def test_result_written_outside_the_dispatcher(how: str) -> None:
+    def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+        mask = torch.empty(4, 8)  # refused: raw write
+        if how == "memmove":
+            ctypes.memmove(mask.data_ptr(), x.data_ptr(), 4 * 8 * 4)
+        else:
+            mask.numpy()[:] = x.numpy()
+        return (model(x) * mask).square().mean()
+
+    check_refused(
+        lambda capture: small_training(capture, loss_of), "aten::empty", remedy="argument|op"
+    )
+
+
+@pytest.mark.ranks(1)
+def test_memory_of_a_constant_written_outside_the_dispatcher() -> None:
+    """Whatever Rote makes of it, a raw write into a recorded result must not be lost."""
+
+    def script(capture: Capture) -> Iterator[Any]:
+        def step(x: Tensor) -> Tensor:
+            mask = torch.zeros(4)
+            ctypes.memmove(mask.data_ptr(), x.data_ptr(), 16)
+            return x * mask
+
+        captured = capture(step)
+        for x in inputs(CALLS, 4):
+            yield captured(x)
+
+    check_right(script)
+
+
+@pytest.mark.ranks(2)
+def test_state_that_no_name_reaches() -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        model, hidden = mlp(mesh(2)), torch.ones(7, 11)
+
+        def step(x: Tensor) -> Tensor:
+            hidden.add_(1)
+            return model(x).sum() * hidden.sum()  # refused: hidden state
+
+        captured = capture(step, state={"model": model})
+        for x in inputs(CALLS, 4, 8):
+            yield captured(x).detach()
+        return {"hidden": hidden}
+
+    check_refused(script, r"7, ?11", r"test_refusals\.py:\d+", remedy="state=")
+
+
+@pytest.mark.ranks(2)
+def test_optimizer_left_out_of_state() -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        model = mlp(mesh(2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def train_step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = capture(train_step, state={"model": model})
+        for x in inputs(CALLS, 4, 8):
+            yield step(x)
+        return {"model": model, "optimizer": optimizer}
+
+    check_refused(script, r"8, ?8", r"test_refusals\.py:\d+", remedy="state=")
+
+
+@pytest.mark.ranks(2)
+def test_shape_that_depends_on_data() -> None:
+    def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+        out = model(x)
+        return out[out > 0].square().sum()  # refused: mask
+
+    check_refused(
+        lambda capture: small_training(capture, loss_of),
+        "aten::(nonzero|index|masked_select)",
+        at="mask",
+        remedy="where|shape",
+    )
+
+
+@pytest.mark.ranks(2)
+def test_ddp() -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        model = DistributedDataParallel(Mlp())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train_step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        state = {"model": model, "optimizer": optimizer}
+        step = capture(train_step, state=state)
+        for x in inputs(CALLS, 4, 8):
+            yield step(x + torch.distributed.get_rank())
+        return state
+
+    check_refused(script, "DistributedDataParallel", remedy="DTensor|parallelize|not supported")
+
+
+@pytest.mark.ranks(2)
+def test_fsdp2() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    def script(capture: Capture) -> Iterator[Any]:
+        model = Mlp()
+        for part in (model.up, model.down, model):
+            fully_shard(part, mesh=mesh(2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train_step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        state = {"model": model, "optimizer": optimizer}
+        step = capture(train_step, state=state)
+        for x in inputs(CALLS, 4, 8):
+            yield step(x + torch.distributed.get_rank())
+        return state
+
+    check_refused(script, "FSDP|fully_shard", remedy="DTensor|parallelize|not supported")
+
+
+@pytest.mark.ranks(2)
+def test_graph_that_outlives_the_step() -> None:
+    """A loss returned with its graph, for the caller to run backward on."""
+
+    def script(capture: Capture) -> Iterator[Any]:
+        model = mlp(mesh(2))
+        step = capture(lambda x: model(x).square().mean(), state={"model": model})
+        for x in inputs(CALLS, 4, 8):
+            model.zero_grad()
+            loss = step(x)
+            loss.backward()
+            yield loss.detach()
+        return {"model": model}
+
+    check_refused(script, "requires_grad|graph|backward", remedy="backward|detach|no_grad")
+
+
+# Sources of change that leave no plain value in reach: right by whatever means.
+
+
+def python_random(x: Tensor) -> Tensor:
+    return x * random.random()
+
+
+def numpy_random(x: Tensor) -> Tensor:
+    return x * float(np.random.random())
+
+
+def clock(x: Tensor) -> Tensor:
+    return x + (0.0 if time.time() > 0 else 1.0)
+
+
+GENERATOR = torch.Generator()
+
+
+def own_generator(x: Tensor) -> Tensor:
+    return x + torch.randn(4, generator=GENERATOR)
+
+
+def reseeding(x: Tensor) -> Tensor:
+    torch.manual_seed(5)
+    return x + torch.randn(4)
+
+
+def forked_rng(x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        noise = torch.randn(4)
+    return x + noise + torch.randn(4)
+
+
+def saved_and_restored_rng(x: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    first = torch.randn(4)
+    torch.set_rng_state(state)
+    return x + first - torch.randn(4)
+
+
+def host_round_trip(x: Tensor) -> Tensor:
+    return x + torch.tensor(x.tolist())
+
+
+def numpy_round_trip(x: Tensor) -> Tensor:
+    return x + torch.from_numpy(x.numpy() * 2)
+
+
+def item_comes_back(x: Tensor) -> Tensor:
+    return x * x.sum().item()
+
+
+def unused_item(x: Tensor) -> Tensor:
+    x.sum().item()
+    return x * 2
+
+
+def python_branch(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x * 3
+
+
+def repeated_random_shape(x: Tensor) -> Tensor:
+    return x.repeat(random.randint(1, 3)).sum()
+
+
+def unique_values(x: Tensor) -> Tensor:
+    return x.round().unique().sum()
+
+
+SOURCES = [
+    python_random,
+    numpy_random,
+    clock,
+    own_generator,
+    reseeding,
+    forked_rng,
+    saved_and_restored_rng,
+    host_round_trip,
+    numpy_round_trip,
+    item_comes_back,
+    unused_item,
+    python_branch,
+    repeated_random_shape,
+    unique_values,
+]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("source", SOURCES, ids=[source.__name__ for source in SOURCES])
+def test_is_right_or_refused(source: Callable[[Tensor], Tensor]) -> None:
+    def script(capture: Capture) -> Iterator[Any]:
+        random.seed(1)
+        np.random.seed(1)
+        GENERATOR.manual_seed(1)
+        step = capture(source)
+        for x in inputs(CALLS, 4):
+            yield step(x)
+        return {"generator": GENERATOR.get_state()}
+
+    check_right(script)
+
+
+@pytest.mark.ranks(2)
+def test_one_refusing_rank_does_not_hang_the_other() -> None:
+    """Only rank 1 reads a value; both ranks go on, and both are right."""
+
+    def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        if torch.distributed.get_rank() == 1 and loss.item() < 0:
+            raise AssertionError("a square is not negative")
+        return loss
+
+    check_right(lambda capture: small_training(capture, loss_of))
+
+
+def test_marks_are_lines_of_this_file() -> None:
+    assert line_of("item").startswith("test_refusals.py:")
+    assert eager(len) is len
