@@ -164,15 +164,21 @@ pub enum Fault {
         /// The last use that the value names.
         last_use: u32,
     },
-    /// A value freed while it may still be used.
-    #[error("{at} frees %{value}, which is used until {until}")]
-    FreedEarly {
+    /// A value used, returned or left behind after it was freed.
+    #[error("{at} is %{value}, which was freed before")]
+    UsedAfterFree {
         /// Where.
         at: Place,
         /// The value.
         value: u32,
-        /// Its last use.
-        until: LastUse,
+    },
+    /// Something freed that the run did not make.
+    #[error("{at} frees %{value}, which exists before the run")]
+    FreedKept {
+        /// Where.
+        at: Place,
+        /// The value.
+        value: u32,
     },
     /// A value freed twice.
     #[error("{at} frees %{value} a second time")]
@@ -316,17 +322,4 @@ pub enum Fault {
         /// What is wrong with it.
         detail: String,
     },
-}
-
-/// Until when a value is used, for messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LastUse(pub u32);
-
-impl fmt::Display for LastUse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            crate::pool::NONE => f.write_str("after the run"),
-            instr => write!(f, "instrs[{instr}]"),
-        }
-    }
 }

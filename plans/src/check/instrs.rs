@@ -1,6 +1,6 @@
 //! The rules of the program and its arguments.
 
-use super::fault::{Fault, LastUse};
+use super::fault::Fault;
 use super::{Checker, LAYOUT_END, MAX_ARG_DEPTH, MEMORY_FORMAT_END, at, defining_instr};
 use crate::instr::{
     ArchivedArg, ArchivedCollective, ArchivedCollectiveKind, ArchivedInstr, ArchivedRngAction,
@@ -8,9 +8,9 @@ use crate::instr::{
 use crate::pool::{ArchivedRange, NONE};
 use crate::value::ArchivedValue;
 
-/// Flags that one pass keeps at a time. Larger tables take several passes, so
-/// that the memory for them stays the same: 32 KiB.
-const FLAGS: usize = 256 * 1024;
+/// Values that one pass over the program keeps a flag for, in 1 MiB. A plan
+/// with more takes several passes, so that the memory stays bounded.
+const FLAGS: usize = 8 << 20;
 
 impl Checker<'_> {
     /// What can be said of the pool of arguments without the program.
@@ -67,8 +67,18 @@ impl Checker<'_> {
         Err(Fault::ArgOrder { index, inner })
     }
 
-    /// Every instruction in order: what it uses and what it defines.
+    /// Every instruction in order: what it uses, defines and frees.
     pub(super) fn program(&self, instrs: &[ArchivedInstr]) -> Result<(), Fault> {
+        let entries_left = self.entries_left.get();
+        Flags::passes(self.plan.values.len(), |freed| {
+            self.entries_left.set(entries_left);
+            self.pass(instrs, freed)
+        })
+    }
+
+    /// One pass over the program, which knows of some of the values whether
+    /// they have been freed.
+    fn pass(&self, instrs: &[ArchivedInstr], freed: &mut Flags) -> Result<(), Fault> {
         let mut defined = 0_u64;
         for (index, instr) in instrs.iter().enumerate() {
             let now = index as u32;
@@ -81,12 +91,12 @@ impl Checker<'_> {
                 } => {
                     self.text(op.to_native(), || at("instrs", index, "op"))?;
                     self.text(overload.to_native(), || at("instrs", index, "overload"))?;
-                    self.args(now, *args, 0)?;
-                    defined += self.outs(now, *outs)?;
+                    self.args(now, *args, freed, 0)?;
+                    defined += self.outs(now, *outs, freed)?;
                 }
                 ArchivedInstr::View { base, out } => {
                     let (base, out) = (base.to_native(), out.to_native());
-                    let base_root = self.used(now, base, "base")?.root.to_native();
+                    let base_root = self.used(now, base, "base", freed)?.root.to_native();
                     let out_root = self.defined(now, out, "out")?.root.to_native();
                     if base_root != out_root {
                         let at = at("instrs", index, "");
@@ -101,10 +111,10 @@ impl Checker<'_> {
                     defined += 1;
                 }
                 ArchivedInstr::Collective(collective) => {
-                    defined += u64::from(self.collective(now, collective)?);
+                    defined += u64::from(self.collective(now, collective, freed)?);
                 }
                 ArchivedInstr::Wait { value } => {
-                    self.used(now, value.to_native(), "value")?;
+                    self.used(now, value.to_native(), "value", freed)?;
                 }
                 ArchivedInstr::Rng {
                     action: _,
@@ -116,15 +126,22 @@ impl Checker<'_> {
                     let slot = i64::from(slot.to_native());
                     self.number(slot, 0, slots, || at("instrs", index, "slot"))?;
                 }
-                ArchivedInstr::Free { value } => self.freed(now, value.to_native())?,
+                ArchivedInstr::Free { value } => self.freed(now, value.to_native(), freed)?,
             }
         }
-        self.all_defined(defined)
+        self.all_defined(defined)?;
+        self.left_behind(freed)
     }
 
     /// A value that the instruction `now` reads or writes.
     #[inline]
-    fn used(&self, now: u32, id: u32, field: &'static str) -> Result<&ArchivedValue, Fault> {
+    fn used(
+        &self,
+        now: u32,
+        id: u32,
+        field: &'static str,
+        freed: &Flags,
+    ) -> Result<&ArchivedValue, Fault> {
         let place = || at("instrs", now as usize, field);
         let value = self.value(id, place)?;
         if let Some(def) = defining_instr(value).filter(|def| *def >= now) {
@@ -143,6 +160,12 @@ impl Checker<'_> {
                 last_use,
             });
         }
+        if freed.get(id) == Some(true) {
+            return Err(Fault::UsedAfterFree {
+                at: place(),
+                value: id,
+            });
+        }
         Ok(value)
     }
 
@@ -159,7 +182,7 @@ impl Checker<'_> {
         })
     }
 
-    fn args(&self, now: u32, args: ArchivedRange, depth: u32) -> Result<(), Fault> {
+    fn args(&self, now: u32, args: ArchivedRange, freed: &Flags, depth: u32) -> Result<(), Fault> {
         let plan = self.plan;
         let place = || at("instrs", now as usize, "args");
         if depth > MAX_ARG_DEPTH {
@@ -171,12 +194,12 @@ impl Checker<'_> {
         for arg in self.list(args, "args", &plan.args, place)? {
             match arg {
                 ArchivedArg::Value(value) => {
-                    self.used(now, value.to_native(), "args")?;
+                    self.used(now, value.to_native(), "args", freed)?;
                 }
                 ArchivedArg::Values(range) => {
                     for value in self.list(*range, "ids", &plan.ids, place)? {
                         if *value != NONE {
-                            self.used(now, value.to_native(), "args")?;
+                            self.used(now, value.to_native(), "args", freed)?;
                         }
                     }
                 }
@@ -184,13 +207,13 @@ impl Checker<'_> {
                 ArchivedArg::Ints(range) => {
                     self.list(*range, "dims", &plan.dims, place)?;
                 }
-                ArchivedArg::List(range) => self.args(now, *range, depth + 1)?,
+                ArchivedArg::List(range) => self.args(now, *range, freed, depth + 1)?,
                 ArchivedArg::Wrapped(inner) => {
                     let range = ArchivedRange {
                         start: *inner,
                         len: 1.into(),
                     };
-                    self.args(now, range, depth + 1)?;
+                    self.args(now, range, freed, depth + 1)?;
                 }
                 _ => {}
             }
@@ -199,7 +222,7 @@ impl Checker<'_> {
     }
 
     /// The results of an op; returns how many of them are new.
-    fn outs(&self, now: u32, outs: ArchivedRange) -> Result<u64, Fault> {
+    fn outs(&self, now: u32, outs: ArchivedRange, freed: &Flags) -> Result<u64, Fault> {
         let place = || at("instrs", now as usize, "outs");
         let mut new = 0;
         let mut before = None;
@@ -209,7 +232,7 @@ impl Checker<'_> {
                 continue;
             }
             if defining_instr(self.value(out, place)?) != Some(now) {
-                self.used(now, out, "outs")?;
+                self.used(now, out, "outs", freed)?;
                 continue;
             }
             if let Some(before) = before.filter(|before| *before >= out) {
@@ -226,7 +249,12 @@ impl Checker<'_> {
     }
 
     /// Returns whether the collective's output is new.
-    fn collective(&self, now: u32, collective: &ArchivedCollective) -> Result<bool, Fault> {
+    fn collective(
+        &self,
+        now: u32,
+        collective: &ArchivedCollective,
+        freed: &Flags,
+    ) -> Result<bool, Fault> {
         let ArchivedCollective {
             kind,
             reduce,
@@ -270,7 +298,7 @@ impl Checker<'_> {
         };
         self.number(i64::from(root.to_native()), 0, roots, place("root"))?;
         let (input, output) = (input.to_native(), output.to_native());
-        self.used(now, input, "input")?;
+        self.used(now, input, "input", freed)?;
         for (range, field) in [
             (input_splits, "input_splits"),
             (output_splits, "output_splits"),
@@ -304,24 +332,55 @@ impl Checker<'_> {
         Ok(true)
     }
 
-    /// A value that is dropped by the instruction `now`.
-    fn freed(&self, now: u32, id: u32) -> Result<(), Fault> {
+    /// A value that is dropped by the instruction `now`: made before it by
+    /// another instruction, and not dropped yet.
+    fn freed(&self, now: u32, id: u32, freed: &mut Flags) -> Result<(), Fault> {
         let place = || at("instrs", now as usize, "value");
-        let value = self.value(id, place)?;
-        if let Some(def) = defining_instr(value).filter(|def| *def >= now) {
-            return Err(Fault::Undefined {
+        match defining_instr(self.value(id, place)?) {
+            Some(def) if def >= now => {
+                return Err(Fault::Undefined {
+                    at: place(),
+                    value: id,
+                    def,
+                });
+            }
+            Some(_) => {}
+            None => {
+                return Err(Fault::FreedKept {
+                    at: place(),
+                    value: id,
+                });
+            }
+        }
+        if freed.set(id) == Some(true) {
+            return Err(Fault::FreedTwice {
                 at: place(),
                 value: id,
-                def,
             });
         }
-        let until = value.last_use.to_native();
-        if until >= now {
-            return Err(Fault::FreedEarly {
-                at: place(),
-                value: id,
-                until: LastUse(until),
-            });
+        Ok(())
+    }
+
+    /// What outlives the run has not been freed.
+    fn left_behind(&self, freed: &Flags) -> Result<(), Fault> {
+        let outputs = self.plan.outputs.iter().map(|output| &output.value);
+        let grads = self.plan.grads.iter().map(|grad| &grad.value);
+        for (table, values) in [
+            (
+                "outputs",
+                &mut outputs.enumerate() as &mut dyn Iterator<Item = _>,
+            ),
+            ("grads", &mut grads.enumerate()),
+        ] {
+            for (index, value) in values {
+                let value = value.to_native();
+                if value != NONE && freed.get(value) == Some(true) {
+                    return Err(Fault::UsedAfterFree {
+                        at: at(table, index, "value"),
+                        value,
+                    });
+                }
+            }
         }
         Ok(())
     }
@@ -365,24 +424,6 @@ impl Checker<'_> {
         Err(Fault::Definitions { values, defined })
     }
 
-    /// No value is freed twice.
-    pub(super) fn frees(&self, instrs: &[ArchivedInstr]) -> Result<(), Fault> {
-        Flags::passes(self.plan.values.len(), |flags| {
-            for (index, instr) in instrs.iter().enumerate() {
-                if let ArchivedInstr::Free { value } = instr {
-                    let value = value.to_native();
-                    if flags.set(value) == Some(true) {
-                        return Err(Fault::FreedTwice {
-                            at: at("instrs", index, "value"),
-                            value,
-                        });
-                    }
-                }
-            }
-            Ok(())
-        })
-    }
-
     /// No slot is restored before it is saved, and there are no more slots than
     /// instructions to save them.
     pub(super) fn rng_slots(&self, instrs: &[ArchivedInstr], slots: u32) -> Result<(), Fault> {
@@ -415,22 +456,28 @@ impl Checker<'_> {
 /// A flag for each of a run of ids.
 struct Flags {
     start: usize,
-    words: [u64; FLAGS / 64],
+    words: Vec<u64>,
 }
 
 impl Flags {
-    /// Calls `pass` with cleared flags for one run of ids after the other.
+    /// Calls `pass` with cleared flags for one run of ids after the other, at
+    /// least once.
     fn passes(
         ids: usize,
         mut pass: impl FnMut(&mut Flags) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
-        for start in (0..ids).step_by(FLAGS) {
-            pass(&mut Flags {
-                start,
-                words: [0; FLAGS / 64],
-            })?;
+        let mut flags = Flags {
+            start: 0,
+            words: vec![0; ids.min(FLAGS).div_ceil(64)],
+        };
+        loop {
+            pass(&mut flags)?;
+            flags.start += FLAGS;
+            if flags.start >= ids {
+                return Ok(());
+            }
+            flags.words.fill(0);
         }
-        Ok(())
     }
 
     /// Sets a flag and returns what it was, `None` for an id of another pass.
@@ -441,6 +488,7 @@ impl Flags {
         Some(before)
     }
 
+    #[inline]
     fn get(&self, id: u32) -> Option<bool> {
         let at = (id as usize).checked_sub(self.start)?;
         let word = self.words.get(at / 64)?;

@@ -378,7 +378,7 @@ pub fn large(ops: usize) -> Plan {
         ];
         let z = b.op("aten::add", &bias, &[64, 64]);
         b.free(y);
-        if x >= weights.len() as u32 + 1 {
+        if x > weights.len() as u32 {
             b.free(x);
         }
         if locals % 32 == 0 {

@@ -1,0 +1,144 @@
+//! A plan file may come from anywhere: whatever its bytes, opening it returns,
+//! and what opens can be walked. Most of these files carry a checksum that
+//! fits, so that the archive and the rules between the tables are reached.
+
+use proptest::prelude::*;
+use rote_plans::{Plan, PlanFile};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+mod sample;
+
+const HEADER_BYTES: usize = 64;
+
+/// Makes length and checksum fit, by docs/plan-format.md.
+fn seal(bytes: &mut [u8]) {
+    if bytes.len() < HEADER_BYTES {
+        return;
+    }
+    let (head, payload) = bytes.split_at_mut(HEADER_BYTES);
+    head[16..24].copy_from_slice(&(payload.len() as u64).to_le_bytes());
+    head[24..32].fill(0);
+    let sum = xxh3_64_with_seed(payload, xxh3_64(head));
+    head[24..32].copy_from_slice(&sum.to_le_bytes());
+}
+
+fn good() -> Vec<u8> {
+    PlanFile::from_plan(&sample::small())
+        .expect("valid")
+        .as_bytes()
+        .to_vec()
+}
+
+/// Opens a file, and walks all of it if it opens.
+fn open(bytes: &[u8]) -> bool {
+    let Ok(file) = PlanFile::from_bytes(bytes) else {
+        return false;
+    };
+    walk(&file);
+    true
+}
+
+/// What readers of an opened plan do, without any check of their own.
+fn walk(file: &PlanFile) {
+    let plan: Plan = file.to_plan();
+    plan.check().expect("an opened plan is a valid plan");
+}
+
+#[test]
+fn the_seal_is_the_one_of_the_format() {
+    let mut bytes = good();
+    let before = bytes.clone();
+    seal(&mut bytes);
+    assert_eq!(bytes, before);
+    assert!(open(&bytes));
+}
+
+#[test]
+fn every_truncation_is_refused() {
+    let bytes = good();
+    for len in 0..bytes.len() {
+        assert!(!open(&bytes[..len]), "{len} bytes");
+        let mut sealed = bytes[..len].to_vec();
+        seal(&mut sealed);
+        open(&sealed);
+    }
+}
+
+#[test]
+fn every_flipped_bit_is_refused_unless_sealed_and_then_survived() {
+    let mut bytes = good();
+    let (mut opened, mut refused) = (0, 0);
+    for bit in 0..bytes.len() * 8 {
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        assert!(!open(&bytes), "bit {bit}");
+        let mut sealed = bytes.clone();
+        seal(&mut sealed);
+        match open(&sealed) {
+            true => opened += 1,
+            false => refused += 1,
+        }
+        bytes[bit / 8] ^= 1 << (bit % 8);
+    }
+    // Names, padding and most numbers may change; what refers may not.
+    assert!(
+        opened > 1000 && refused > 1000,
+        "{opened} opened, {refused} refused"
+    );
+}
+
+/// A change of a file: bytes or little-endian numbers put somewhere.
+fn edits() -> impl Strategy<Value = Vec<(prop::sample::Index, u32, bool)>> {
+    let number = prop_oneof![
+        Just(0),
+        Just(u32::MAX),
+        Just(u32::MAX - 1),
+        Just(1 << 31),
+        0..64_u32,
+        (0..64_u32).prop_map(|n| n.wrapping_neg()),
+        any::<u32>(),
+    ];
+    prop::collection::vec((any::<prop::sample::Index>(), number, any::<bool>()), 1..12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2048, ..ProptestConfig::default() })]
+
+    #[test]
+    fn edited_files_are_survived(edits in edits()) {
+        let mut bytes = good();
+        for (at, number, whole) in edits {
+            if whole {
+                // Numbers of the archive are aligned to four bytes.
+                let at = at.index(bytes.len() / 4) * 4;
+                bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+            } else {
+                let at = at.index(bytes.len());
+                bytes[at] = number as u8;
+            }
+        }
+        open(&bytes);
+        seal(&mut bytes);
+        open(&bytes);
+    }
+
+    #[test]
+    fn random_bytes_are_survived(mut bytes in prop::collection::vec(any::<u8>(), 0..2048)) {
+        prop_assert!(!open(&bytes));
+        let head = good();
+        if bytes.len() >= HEADER_BYTES {
+            bytes[..HEADER_BYTES].copy_from_slice(&head[..HEADER_BYTES]);
+            seal(&mut bytes);
+        }
+        open(&bytes);
+    }
+
+    #[test]
+    fn spliced_files_are_survived(from in any::<prop::sample::Index>(), to in any::<prop::sample::Index>(), len in 1..256_usize) {
+        let mut bytes = good();
+        let (from, to) = (from.index(bytes.len()), to.index(bytes.len()));
+        let len = len.min(bytes.len() - from.max(to));
+        bytes.copy_within(from..from + len, to);
+        seal(&mut bytes);
+        open(&bytes);
+    }
+}
