@@ -58,7 +58,7 @@ $(DEPS): requirements.txt
 	@command -v $${CXX:-c++} >/dev/null || { echo "rote needs a C++ compiler: $${CXX:-c++} was not found (set CXX)" >&2; exit 1; }
 	@test -n "$(PYTHON)" || { echo "rote needs Python 3.11 or later: none was found (set PYTHON)" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
 	@touch $@
 
 $(ROTE): $(DEPS) $(SOURCES)

@@ -179,8 +179,8 @@ def main() -> int:
 
 if __name__ == "__main__":
     status = main()
-    dist.barrier()
     sys.stdout.flush()
+    dist.barrier()
     # An ordinary exit races with gloo's worker threads, which may still hold a
     # tensor, and aborts now and then (pytorch/pytorch#179291).
     os._exit(status)
