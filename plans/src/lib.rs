@@ -12,6 +12,7 @@
 //! | [`header`], [`file`] | the file: written whole or not at all, opened in place |
 //! | [`check`] | what must hold between the tables |
 //! | [`store`] | a directory of plans, by guard key and rank |
+//! | [`describe`], [`diff`] | plans for people: text, JSON, differences in words |
 //! | [`error`] | every way a plan can be wrong |
 //!
 //! Nothing here executes anything.
@@ -21,6 +22,8 @@ extern crate self as rote_plans;
 
 pub mod binding;
 pub mod check;
+pub mod describe;
+pub mod diff;
 pub mod error;
 pub mod file;
 pub mod header;

@@ -125,13 +125,25 @@ impl PlanStore {
     pub fn files(&self) -> Result<Vec<(String, u32, PathBuf)>, PlanError> {
         let mut files = Vec::new();
         for key in self.keys()? {
-            let directory = self.directory.join(&key);
-            let failed = |e| io_error("read", &directory, e);
-            for entry in fs::read_dir(&directory).map_err(failed)? {
-                let name = entry.map_err(failed)?.file_name();
-                if let Some(rank) = name.to_str().and_then(rank_of) {
-                    files.push((key.clone(), rank, directory.join(name)));
-                }
+            for (rank, path) in Self::files_of_key(&self.directory.join(&key))? {
+                files.push((key.clone(), rank, path));
+            }
+        }
+        Ok(files)
+    }
+
+    /// The plan files in the directory of one key, in order of rank.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Io`] when the directory cannot be read.
+    pub fn files_of_key(directory: &Path) -> Result<Vec<(u32, PathBuf)>, PlanError> {
+        let failed = |e| io_error("read", directory, e);
+        let mut files = Vec::new();
+        for entry in fs::read_dir(directory).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            if let Some(rank) = name.to_str().and_then(rank_of) {
+                files.push((rank, directory.join(name)));
             }
         }
         files.sort_unstable();

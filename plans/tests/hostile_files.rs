@@ -3,7 +3,7 @@
 //! fits, so that the archive and the rules between the tables are reached.
 
 use proptest::prelude::*;
-use rote_plans::{Plan, PlanFile};
+use rote_plans::{PlanFile, describe, diff};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 mod sample;
@@ -40,8 +40,18 @@ fn open(bytes: &[u8]) -> bool {
 
 /// What readers of an opened plan do, without any check of their own.
 fn walk(file: &PlanFile) {
-    let plan: Plan = file.to_plan();
-    plan.check().expect("an opened plan is a valid plan");
+    file.to_plan()
+        .check()
+        .expect("an opened plan is a valid plan");
+    let plan = file.plan();
+    let text = [
+        describe::summary(plan).to_string(),
+        describe::ops(plan).to_string(),
+        describe::strategies(plan).to_string(),
+        describe::json(plan).to_string(),
+    ];
+    assert!(text.iter().all(|t| !t.contains('\u{1b}')));
+    assert!(diff::diff(plan, plan).is_empty());
 }
 
 #[test]

@@ -6,7 +6,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rote_plans::PlanFile;
+use rote_plans::{PlanFile, describe};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -20,5 +20,10 @@ fuzz_target!(|bytes: &[u8]| {
     }
     if let Ok(file) = PlanFile::from_bytes(&bytes) {
         file.to_plan().check().expect("an opened plan is a valid plan");
+        let plan = file.plan();
+        let _ = describe::summary(plan).to_string();
+        let _ = describe::ops(plan).to_string();
+        let _ = describe::strategies(plan).to_string();
+        let _ = describe::json(plan).to_string();
     }
 });
