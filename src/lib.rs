@@ -1,1 +1,42 @@
-//! Rote.
+//! Rote: record a distributed training step once, replay it from a plan.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`session`] | one captured function: record, replay, fall back |
+//! | [`recording`] | a recording in progress |
+//! | [`variant`] | a plan, bound, with the facts under which it may run |
+//! | [`facts`] | what guards look at, and how it is called |
+//! | [`explain`] | what was erased, as text for people |
+//! | [`events`] | from the bridge's structs to the recorder's events |
+//! | [`stats`] | counters |
+
+pub mod events;
+pub mod explain;
+pub mod facts;
+pub mod recording;
+pub mod session;
+pub mod stats;
+pub mod variant;
+
+pub use rote_plans as plans;
+pub use rote_replay as replay;
+pub use rote_tracer as tracer;
+pub use session::{Config, Next, Outcome, Session};
+pub use stats::Stats;
+
+/// What can go wrong in a session.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// A plan file or the plan store.
+    #[error(transparent)]
+    Plan(#[from] rote_plans::PlanError),
+    /// Binding or running a plan.
+    #[error("{0}")]
+    Replay(rote_replay::ReplayError),
+    /// A step that cannot be replayed.
+    #[error("{0}")]
+    Refused(rote_tracer::Refusal),
+    /// A recording call without a recording.
+    #[error("no recording is in progress")]
+    NoRecording,
+}

@@ -1,1 +1,22 @@
-//! ffi
+//! The C ABI of Rote: `librote.so`, described to C by `include/rote.h`.
+//!
+//! Every function returns a status: 0 or a positive code that its
+//! documentation names, -1 for an error whose text `rote_last_error()` tells.
+//! No panic leaves this library. Text that a function returns belongs to the
+//! library and lives until the calling thread's next call.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`status`] | statuses, errors, text across the border |
+//! | [`log`] | messages for the host |
+//! | [`bridge`] | the bridge to PyTorch: its sources, loading it |
+//! | [`session`] | sessions: calls, statistics, explanations |
+//! | [`record`] | recording a step, op by op |
+//! | [`plan`] | opening and describing plan files |
+
+pub mod bridge;
+pub mod log;
+pub mod plan;
+pub mod record;
+pub mod session;
+pub mod status;

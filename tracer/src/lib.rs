@@ -1,1 +1,23 @@
-//! tracer
+//! Tracing: ops as they run in, a plan out.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`event`] | what a framework tells the recorder |
+//! | [`recorder`] | the recorder, and what it refuses |
+//! | [`refusal`] | a reason not to record, with its remedy |
+//! | [`compare`] | what differs between two recordings of one step |
+//! | [`scalars`] | floats computed from hyperparameters |
+//! | [`tables`] | building a plan's pools |
+//! | [`finish`] | last uses and frees |
+
+pub mod compare;
+pub mod event;
+pub mod finish;
+pub mod recorder;
+pub mod refusal;
+pub mod scalars;
+pub mod tables;
+
+pub use event::{ArgEvent, Argument, OpEvent, SpecEvent, TensorEvent};
+pub use recorder::Recorder;
+pub use refusal::Refusal;

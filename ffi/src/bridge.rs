@@ -1,0 +1,59 @@
+//! The bridge to PyTorch: its C++ sources, and loading what was built of them.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::path::Path;
+
+use rote::replay::aten::Bridge;
+
+use crate::status::{ROTE_OK, give_text, guarded, text};
+
+/// Sources of the bridge, `bridge.cpp` first. They are part of the library, so
+/// that library and bridge always fit.
+const SOURCES: [(&str, &str); 5] = [
+    ("bridge.cpp", include_str!("../torch/bridge.cpp")),
+    ("abi.h", include_str!("../torch/abi.h")),
+    ("describe.h", include_str!("../torch/describe.h")),
+    ("facts.h", include_str!("../torch/facts.h")),
+    ("program.h", include_str!("../torch/program.h")),
+];
+
+/// How many source files the bridge has.
+#[unsafe(no_mangle)]
+pub extern "C" fn rote_bridge_source_count() -> u32 {
+    SOURCES.len() as u32
+}
+
+/// The name of source file `index`, or null. File 0 is the one to compile.
+#[unsafe(no_mangle)]
+pub extern "C" fn rote_bridge_source_name(index: u32) -> *const c_char {
+    SOURCES.get(index as usize).map_or(std::ptr::null(), |source| give_text(source.0))
+}
+
+/// The text of source file `index`, or null.
+#[unsafe(no_mangle)]
+pub extern "C" fn rote_bridge_source_text(index: u32) -> *const c_char {
+    SOURCES.get(index as usize).map_or(std::ptr::null(), |source| give_text(source.1))
+}
+
+/// Loads the bridge that was built at `path`, once per process. `dtensor` and
+/// `async_collective_tensor` are torch's classes of these names.
+///
+/// # Safety
+/// `path` must be a C string and name a bridge built from this library's
+/// sources against the torch of this process; the objects must be classes; the
+/// GIL must be held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_load_bridge(
+    path: *const c_char,
+    dtensor: *mut c_void,
+    async_collective_tensor: *mut c_void,
+) -> c_int {
+    guarded(|| -> Result<c_int, String> {
+        // SAFETY: the caller vouches for all of it.
+        unsafe {
+            let path = Path::new(text(path)?);
+            Bridge::load(path, dtensor, async_collective_tensor).map_err(|error| error.to_string())?;
+        }
+        Ok(ROTE_OK)
+    })
+}

@@ -1,0 +1,21 @@
+//! Opening and describing plan files.
+
+use std::ffi::{c_char, c_int};
+
+use rote::plans::PlanFile;
+
+use crate::status::{ROTE_OK, guarded, text};
+
+/// Checks a plan file: 0 when it is whole and consistent.
+///
+/// # Safety
+/// `path` must be a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_plan_check(path: *const c_char) -> c_int {
+    guarded(|| -> Result<c_int, String> {
+        // SAFETY: the caller vouches for the text.
+        let path = unsafe { text(path)? };
+        PlanFile::open(path).map_err(|error| error.to_string())?;
+        Ok(ROTE_OK)
+    })
+}

@@ -1,0 +1,108 @@
+// What crosses the border between the bridge and Rust: plain C structs and
+// status codes. `replay/src/aten/sys.rs` holds the same definitions; both name
+// kAbiVersion, and loading refuses a bridge of another version.
+#pragma once
+#include <cstdint>
+
+namespace rote {
+
+constexpr uint32_t kAbiVersion = 1;
+
+// The tag of an Arg: which member of its union is set.
+enum Tag : uint8_t {
+  kNone = 0,
+  kTensor = 1,    // tensors[0]
+  kTensors = 2,   // tensors[0..len]; storage 0 is an absent optional tensor
+  kBool = 3,      // i
+  kInt = 4,       // i
+  kFloat = 5,     // f
+  kComplex = 6,   // c
+  kWrapped = 7,   // list[0]: a number where the schema wants a tensor
+  kInts = 8,      // ints[0..len]
+  kList = 9,      // list[0..len]
+  kStr = 10,      // s
+  kDType = 11,    // i
+  kDevice = 12,   // i: kind << 8 | (index & 0xff)
+  kLayout = 13,   // i
+  kMemoryFormat = 14,  // i
+  kOther = 15,    // s: the Python type of something that a plan cannot hold
+  kValue = 16,    // i: a slot (binding a plan only)
+  kValues = 17,   // ints[0..len]: slots, -1 for an absent tensor (likewise)
+};
+
+// Bits of Tensor::flags.
+enum TensorFlags : uint8_t { kConj = 1, kNeg = 2, kNoStorage = 4 };
+
+// A local tensor as the dispatcher sees it. Pointers hold until the next call.
+struct Tensor {
+  uint64_t storage;        // address of the StorageImpl, unique in a recording
+  const int64_t* sizes;    // elements
+  const int64_t* strides;  // elements
+  int64_t offset;          // elements of this dtype, from the storage's start
+  uint64_t storage_bytes;
+  uint32_t ndim;
+  uint8_t dtype;
+  uint8_t device_kind;
+  int8_t device_index;
+  uint8_t flags;
+};
+
+struct Arg {
+  uint8_t tag;
+  uint8_t written;  // the schema says that the op writes to it
+  uint32_t len;
+  union {
+    int64_t i;
+    double f;
+    double c[2];
+    const char* s;
+    const Tensor* tensors;
+    const int64_t* ints;
+    const Arg* list;
+  };
+};
+
+// Bits of Op::flags.
+enum OpFlags : uint32_t {
+  kSeeded = 1,         // draws from a generator
+  kDataDependent = 2,  // reads tensor data on the host, or its shape depends on it
+  kInplaceView = 4,    // changes the meta of an argument in place
+};
+
+struct Op {
+  const char* name;      // aten::mm
+  const char* overload;  // empty for the default one
+  const Arg* args;       // in schema order, defaults filled in
+  const Arg* outs;
+  uint32_t nargs;
+  uint32_t nouts;
+  uint32_t flags;
+};
+
+// One word of the facts of a call's arguments, beside the word itself: which
+// leaf of the flattened arguments, and which property of it.
+enum Field : uint32_t {
+  kStructure = 0,
+  kType = 1,
+  kDTypeField = 2,
+  kDeviceField = 3,
+  kRequiresGrad = 4,
+  kShape = 5,
+  kStrides = 6,
+  kAlias = 7,
+  kMesh = 8,
+  kPlacements = 9,
+  kGlobalShape = 10,
+  kGlobalStrides = 11,
+  kValueField = 12,
+  kGradField = 13,
+  kGraph = 14,
+  kStorageFlags = 15,
+};
+
+struct Fact {
+  uint32_t leaf;
+  uint32_t field;
+};
+
+}  // namespace rote

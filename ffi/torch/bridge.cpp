@@ -1,0 +1,271 @@
+// The bridge between Rote and PyTorch: a C ABI over the parts of libtorch and
+// of Python's C API that recording, guards and replay need. Compiled on first
+// use against the installed torch. Every function returns 0, or -1 with the
+// reason in rote_bridge_error(); no exception leaves this file.
+#include <torch/version.h>
+
+#include "abi.h"
+#include "describe.h"
+#include "facts.h"
+#include "program.h"
+
+using namespace rote;
+
+namespace {
+
+thread_local std::string last_error;
+thread_local std::string last_text;
+
+int fail(const char* what) {
+  last_error = what;
+  size_t end = last_error.find("\nException raised from");  // c10's own backtrace
+  if (end != std::string::npos) last_error.resize(end);
+  return -1;
+}
+
+template <typename Body>
+int guarded(Body&& body) {
+  try {
+    body();
+    return 0;
+  } catch (py::error_already_set& error) {
+    return fail(error.what());
+  } catch (const std::exception& error) {
+    return fail(error.what());
+  } catch (...) {
+    return fail("unknown C++ exception");
+  }
+}
+
+// What replay runs under: below autograd and autocast, without Python modes.
+struct ReplayScope {
+  c10::impl::ExcludeDispatchKeyGuard autograd{c10::autograd_dispatch_keyset_with_ADInplaceOrView};
+  c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
+};
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT uint32_t rote_bridge_abi() { return kAbiVersion; }
+EXPORT const char* rote_bridge_error() { return last_error.c_str(); }
+EXPORT const char* rote_bridge_torch() { return TORCH_VERSION; }
+
+EXPORT int rote_bridge_init(PyObject* dtensor, PyObject* async_collective_tensor) {
+  return guarded([&] {
+    Py_INCREF(dtensor);
+    Py_INCREF(async_collective_tensor);
+    classes.dtensor = dtensor;
+    classes.async_collective_tensor = async_collective_tensor;
+    classes.local_tensor_name = PyUnicode_InternFromString("_local_tensor");
+    classes.spec_name = PyUnicode_InternFromString("_spec");
+    classes.elem_name = PyUnicode_InternFromString("elem");
+  });
+}
+
+// --- recording ---------------------------------------------------------------
+
+EXPORT Recording* rote_bridge_recording_new() { return new Recording(); }
+EXPORT void rote_bridge_recording_free(Recording* recording) { delete recording; }
+
+EXPORT int rote_bridge_describe_op(Recording* recording, PyObject* func, PyObject* args, PyObject* kwargs,
+                                   PyObject* result, const Op** out) {
+  return guarded([&] { *out = recording->describe(func, args, kwargs, result); });
+}
+
+EXPORT int rote_bridge_describe_tensor(Recording* recording, PyObject* tensor, const Tensor** out) {
+  return guarded([&] { *out = recording->describe_tensor(tensor); });
+}
+
+EXPORT int rote_bridge_storage_alive(const Recording* recording, uint64_t storage) {
+  return recording->alive(storage) ? 1 : 0;
+}
+
+// The state of a device's default generator, for seeing draws that no recorded
+// op made. Writes a 64-bit digest.
+EXPORT int rote_bridge_rng_digest(uint8_t device_kind, int8_t device_index, uint64_t* out) {
+  return guarded([&] {
+    c10::Device device(static_cast<c10::DeviceType>(device_kind), device_kind == 0 ? -1 : device_index);
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    at::Tensor state;
+    {
+      c10::impl::ExcludeDispatchKeyGuard python(
+          c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+      std::lock_guard<std::mutex> lock(generator.mutex());
+      state = generator.get_state();
+    }
+    const auto* bytes = static_cast<const uint8_t*>(state.unsafeGetTensorImpl()->data());
+    uint64_t hash = 0x524e47;
+    size_t n = state.storage().nbytes();
+    for (size_t i = 0; i + 8 <= n; i += 8) {
+      uint64_t word;
+      std::memcpy(&word, bytes + i, 8);
+      hash = mix(hash, word);
+    }
+    *out = hash;
+  });
+}
+
+// --- facts -------------------------------------------------------------------
+
+EXPORT Call* rote_bridge_call_new() { return new Call(); }
+EXPORT void rote_bridge_call_free(Call* call) { delete call; }
+
+EXPORT int rote_bridge_call_state(Call* call, const uint64_t* storages, uint32_t n) {
+  return guarded([&] { call->set_state_storages(storages, n); });
+}
+
+EXPORT int rote_bridge_call_collect(Call* call, PyObject* args, PyObject* kwargs, const uint64_t** words,
+                                    const Fact** facts, uint32_t* n) {
+  return guarded([&] {
+    call->collect(args, kwargs);
+    *words = call->words.data();
+    *facts = call->facts.data();
+    *n = static_cast<uint32_t>(call->words.size());
+  });
+}
+
+// The leaf of the last collected call; borrowed.
+EXPORT PyObject* rote_bridge_call_leaf(Call* call, uint32_t leaf) {
+  return leaf < call->leaves.size() ? call->leaves[leaf] : nullptr;
+}
+
+EXPORT FactTable* rote_bridge_table_new() { return new FactTable(); }
+EXPORT void rote_bridge_table_free(FactTable* table) { delete table; }
+
+EXPORT int rote_bridge_table_add(FactTable* table, uint32_t kind, PyObject* container, PyObject* key, uint32_t* width) {
+  return guarded([&] { *width = table->add(kind, container, key); });
+}
+
+EXPORT int rote_bridge_table_read(const FactTable* table, uint64_t* out) {
+  return guarded([&] { table->read(out); });
+}
+
+EXPORT int rote_bridge_table_hold(FactTable* table) {
+  return guarded([&] { table->hold(); });
+}
+
+EXPORT int rote_bridge_table_same(const FactTable* table, uint32_t index, int* same) {
+  return guarded([&] { *same = table->same(index) ? 1 : 0; });
+}
+
+EXPORT const char* rote_bridge_table_text(const FactTable* table, uint32_t index, int held) {
+  if (guarded([&] { last_text = table->text(index, held != 0); }) != 0) last_text = "?";
+  return last_text.c_str();
+}
+
+// --- replay ------------------------------------------------------------------
+
+EXPORT Program* rote_bridge_program_new(uint32_t values, uint32_t rng_slots) {
+  Program* program = nullptr;
+  guarded([&] { program = new Program(values, rng_slots); });
+  return program;
+}
+EXPORT void rote_bridge_program_free(Program* program) { delete program; }
+
+EXPORT int rote_bridge_program_op(Program* program, const char* name, const char* overload, const Arg* args,
+                                  uint32_t nargs, const int64_t* outs, uint32_t nouts, uint32_t* index) {
+  return guarded([&] { *index = program->prepare_op(name, overload, args, nargs, outs, nouts); });
+}
+
+EXPORT int rote_bridge_program_view(Program* program, uint32_t base, uint32_t out, uint8_t dtype, const int64_t* sizes,
+                                    const int64_t* strides, uint32_t ndim, int64_t offset, uint32_t* index) {
+  return guarded([&] { *index = program->prepare_view(base, out, dtype, sizes, strides, ndim, offset); });
+}
+
+EXPORT int rote_bridge_program_collective(Program* program, uint32_t kind, int32_t reduce, const char* group,
+                                          uint32_t root, uint32_t input, uint32_t output, const int64_t* sizes,
+                                          uint32_t ndim, const int64_t* input_splits, uint32_t n_input_splits,
+                                          const int64_t* output_splits, uint32_t n_output_splits, uint32_t* index) {
+  return guarded([&] {
+    *index = program->prepare_collective(kind, reduce, group, root, input, output, sizes, ndim, input_splits,
+                                         n_input_splits, output_splits, n_output_splits);
+  });
+}
+
+// Binds the local tensor of a Python tensor, or of its `.grad`, to a slot.
+EXPORT int rote_bridge_program_bind(Program* program, uint32_t value, PyObject* tensor, int grad) {
+  return guarded([&] {
+    if (!grad) {
+      program->bind(value, local_tensor(tensor));
+      return;
+    }
+    const at::Tensor& owned = THPVariable_Unpack(tensor).grad();
+    TORCH_CHECK(owned.defined(), "a gradient that the plan reads is None");
+    py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(owned));
+    program->bind(value, local_tensor(wrapped.ptr()));
+  });
+}
+
+EXPORT int rote_bridge_program_number(Program* program, uint32_t op, uint32_t arg, int64_t element, double value) {
+  return guarded([&] {
+    if (element < 0) {
+      program->set_number(op, arg, value);
+    } else {
+      program->set_list_number(op, arg, static_cast<uint32_t>(element), value);
+    }
+  });
+}
+
+EXPORT int rote_bridge_run_op(Program* program, uint32_t index) {
+  return guarded([&] { program->run_op(index); });
+}
+EXPORT int rote_bridge_run_view(Program* program, uint32_t index) {
+  return guarded([&] { program->run_view(index); });
+}
+EXPORT int rote_bridge_run_collective(Program* program, uint32_t index) {
+  return guarded([&] { program->run_collective(index); });
+}
+EXPORT int rote_bridge_run_wait(Program* program, uint32_t value) {
+  return guarded([&] { program->run_wait(value); });
+}
+EXPORT int rote_bridge_run_rng(Program* program, uint32_t action, uint8_t device_kind, int8_t device_index,
+                               uint32_t slot) {
+  return guarded([&] { program->run_rng(action, device_kind, device_index, slot); });
+}
+EXPORT int rote_bridge_run_free(Program* program, uint32_t value) {
+  return guarded([&] { program->run_free(value); });
+}
+
+// Calls `body(context)` below autograd and autocast, with the GIL released,
+// then waits for collectives that are still under way.
+EXPORT int rote_bridge_run(Program* program, int (*body)(void*), void* context) {
+  int status = 0;
+  int end = guarded([&] {
+    py::gil_scoped_release no_gil;
+    ReplayScope scope;
+    status = body(context);
+    if (status == 0) program->finish();
+  });
+  return end != 0 ? end : status;
+}
+
+// Drops the tensors of the run from these slots.
+EXPORT int rote_bridge_program_clear(Program* program, const uint32_t* values, uint32_t n) {
+  return guarded([&] { program->clear(values, n); });
+}
+
+EXPORT int rote_bridge_program_bump(Program* program, uint32_t value) {
+  return guarded([&] { program->bump_version(value); });
+}
+
+// A result as a new reference. `fresh`: nothing else holds the slot's tensor.
+EXPORT PyObject* rote_bridge_program_output(Program* program, uint32_t value, int fresh) {
+  PyObject* out = nullptr;
+  if (guarded([&] { out = THPVariable_Wrap(program->output(value, fresh != 0)); }) != 0) return nullptr;
+  return out;
+}
+
+// Marks a returned tensor as eager would: it requires grad, its graph is gone.
+EXPORT int rote_bridge_mark_replayed(PyObject* tensor) {
+  return guarded([&] { set_replayed_history(THPVariable_Unpack(tensor)); });
+}
+
+EXPORT PyObject* rote_bridge_list_new(uint32_t n) { return PyList_New(n); }
+EXPORT void rote_bridge_list_set(PyObject* list, uint32_t index, PyObject* item) { PyList_SET_ITEM(list, index, item); }
+EXPORT void rote_bridge_incref(PyObject* object) { Py_XINCREF(object); }
+EXPORT void rote_bridge_decref(PyObject* object) { Py_XDECREF(object); }
+
+EXPORT int rote_bridge_read_float(const FactTable* table, uint32_t index, double* out) {
+  return guarded([&] { *out = table->number(index); });
+}

@@ -1,0 +1,447 @@
+// Reads facts for the guards: the arguments of a call, and Python objects that
+// the captured function can reach, as flat arrays of 64-bit words. Rust
+// compares them; nothing here decides.
+#pragma once
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/autocast_mode.h>
+#include <ATen/Context.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
+#include "describe.h"
+
+namespace rote {
+
+inline uint64_t mix(uint64_t hash, uint64_t word) {
+  hash ^= word + 0x9e3779b97f4a7c15ull + (hash << 6) + (hash >> 2);
+  return hash * 0xff51afd7ed558ccdull;
+}
+
+inline uint64_t address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
+
+// Gives equal Python values equal numbers, so that a value fits in one word.
+class Interned {
+ public:
+  uint64_t id(PyObject* value) {
+    // The type is part of the key: 1, 1.0 and True are equal in Python.
+    // Floats go by their bits: 0.0 and -0.0 are equal in Python, NaN is not.
+    py::object content = py::reinterpret_borrow<py::object>(value);
+    if (PyFloat_CheckExact(value)) {
+      double bits = PyFloat_AS_DOUBLE(value);
+      content = py::bytes(reinterpret_cast<const char*>(&bits), sizeof bits);
+    }
+    py::tuple key = py::make_tuple(
+        py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(value))), content);
+    PyObject* found = PyDict_GetItemWithError(ids().ptr(), key.ptr());
+    if (found) return PyLong_AsUnsignedLongLong(found);
+    if (PyErr_Occurred()) {  // unhashable: identity, kept alive so that it stays unique
+      PyErr_Clear();
+      Py_INCREF(value);
+      return address(value);
+    }
+    uint64_t next = static_cast<uint64_t>(PyDict_Size(ids().ptr())) + 1;
+    ids()[key] = py::int_(next);
+    return next;
+  }
+
+ private:
+  static py::dict& ids() {
+    static auto* dict = new py::dict();
+    return *dict;
+  }
+};
+inline Interned interned;
+
+inline bool is_dtensor(PyObject* object) {
+  return reinterpret_cast<PyObject*>(Py_TYPE(object)) == classes.dtensor ||
+         (classes.dtensor && THPVariable_Check(object) && PyObject_IsInstance(object, classes.dtensor) == 1);
+}
+
+// The local tensor of a DTensor, the plain tensor otherwise.
+inline at::Tensor local_tensor(PyObject* object) {
+  if (is_dtensor(object)) {
+    py::object local = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, classes.local_tensor_name));
+    if (!local) throw py::error_already_set();
+    return plain_tensor(local.ptr());
+  }
+  return plain_tensor(object);
+}
+
+// A value that can be compared by content: its equality is the value's own.
+inline bool comparable(PyObject* value) {
+  return value == Py_None || PyBool_Check(value) || PyLong_Check(value) || PyFloat_Check(value) ||
+         PyUnicode_Check(value) || PyBytes_Check(value) || PyComplex_Check(value);
+}
+
+// The arguments of one call, flattened: tuples, lists and dicts are structure,
+// everything else is a leaf.
+class Call {
+ public:
+  std::vector<uint64_t> words;
+  std::vector<Fact> facts;
+  std::vector<PyObject*> leaves;  // borrowed: the caller holds the arguments
+
+  // The storages of the captured state, to see arguments that alias it.
+  void set_state_storages(const uint64_t* storages, uint32_t n) {
+    state_.clear();
+    for (uint32_t i = 0; i < n; ++i) state_.emplace(storages[i], i);
+  }
+
+  void collect(PyObject* args, PyObject* kwargs) {
+    words.clear();
+    facts.clear();
+    leaves.clear();
+    storages_.clear();
+    structure_ = 0x5242;
+    add(0, kStructure, 0);  // filled in below
+    modes();
+    flatten(args);
+    flatten(kwargs);
+    words[0] = structure_;
+  }
+
+ private:
+  void add(uint32_t leaf, uint32_t field, uint64_t word) {
+    words.push_back(word);
+    facts.push_back({leaf, field});
+  }
+
+  void modes();
+
+  void flatten(PyObject* object) {
+    if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
+      Py_ssize_t n = PySequence_Fast_GET_SIZE(object);
+      structure_ = mix(structure_, PyTuple_CheckExact(object) ? 1 : 2);
+      structure_ = mix(structure_, n);
+      for (Py_ssize_t i = 0; i < n; ++i) flatten(PySequence_Fast_GET_ITEM(object, i));
+      return;
+    }
+    if (PyDict_CheckExact(object)) {
+      structure_ = mix(structure_, 3);
+      structure_ = mix(structure_, PyDict_GET_SIZE(object));
+      PyObject *key, *value;
+      Py_ssize_t position = 0;
+      while (PyDict_Next(object, &position, &key, &value)) {
+        structure_ = mix(structure_, interned.id(key));
+        flatten(value);
+      }
+      return;
+    }
+    uint32_t leaf = static_cast<uint32_t>(leaves.size());
+    leaves.push_back(object);
+    if (THPVariable_Check(object)) {
+      structure_ = mix(structure_, 4);
+      tensor(leaf, object);
+    } else {
+      structure_ = mix(structure_, 5);
+      add(leaf, kType, address(Py_TYPE(object)));
+      add(leaf, kValueField, comparable(object) ? interned.id(object) : address(object));
+    }
+  }
+
+  void tensor(uint32_t leaf, PyObject* object) {
+    const at::Tensor& outer = THPVariable_Unpack(object);
+    add(leaf, kType, address(Py_TYPE(object)));
+    bool distributed = is_dtensor(object);
+    at::Tensor local = distributed ? local_tensor(object) : plain_tensor(object);
+    add(leaf, kDTypeField, static_cast<uint64_t>(local.scalar_type()));
+    add(leaf, kDeviceField, static_cast<uint64_t>(local.device().type()) << 8 |
+                                static_cast<uint8_t>(local.device().index()));
+    add(leaf, kRequiresGrad, outer.requires_grad());
+    add(leaf, kGraph, outer.grad_fn() != nullptr);
+    add(leaf, kGradField, outer.requires_grad() && outer.is_leaf() && outer.grad().defined());
+    add(leaf, kShape, local.dim());
+    for (int64_t size : local.sizes()) add(leaf, kShape, size);
+    if (local.layout() != at::kStrided || !local.has_storage()) {
+      add(leaf, kStorageFlags, static_cast<uint64_t>(local.layout()) + 16);
+      return;
+    }
+    for (int64_t stride : local.strides()) add(leaf, kStrides, stride);
+    add(leaf, kStorageFlags, (local.is_conj() ? 1 : 0) | (local.is_neg() ? 2 : 0));
+    alias(leaf, local);
+    if (distributed) {
+      py::object spec = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, classes.spec_name));
+      if (!spec) throw py::error_already_set();
+      add(leaf, kMesh, interned.id(spec.attr("mesh").ptr()));
+      add(leaf, kPlacements, interned.id(spec.attr("placements").ptr()));
+      for (int64_t size : outer.sizes()) add(leaf, kGlobalShape, size);
+      for (int64_t stride : outer.strides()) add(leaf, kGlobalStrides, stride);
+    }
+  }
+
+  // Which earlier leaf or state tensor shares the storage, and how far apart
+  // the two start. Alone in its storage, a tensor may start anywhere.
+  void alias(uint32_t leaf, const at::Tensor& local) {
+    uint64_t storage = address(local.storage().unsafeGetStorageImpl());
+    int64_t start = local.storage_offset() * static_cast<int64_t>(local.element_size());
+    auto state = state_.find(storage);
+    if (state != state_.end()) {
+      add(leaf, kAlias, 1ull << 32 | state->second);
+      add(leaf, kAlias, static_cast<uint64_t>(start));
+      return;
+    }
+    for (const auto& [other, seen, at] : storages_) {
+      if (seen != storage) continue;
+      add(leaf, kAlias, 1ull << 33 | other);
+      add(leaf, kAlias, static_cast<uint64_t>(start - at));
+      return;
+    }
+    storages_.push_back({leaf, storage, start});
+    add(leaf, kAlias, 0);
+    add(leaf, kAlias, 0);
+  }
+
+  struct Seen {
+    uint32_t leaf;
+    uint64_t storage;
+    int64_t start;
+  };
+  std::unordered_map<uint64_t, uint32_t> state_;
+  std::vector<Seen> storages_;
+  uint64_t structure_ = 0;
+};
+
+// Global modes, a word each; Rust names them in this order (guard.rs, MODES).
+inline void Call::modes() {
+  auto& context = at::globalContext();
+  uint32_t i = 0;
+  auto mode = [&](uint64_t word) { add(i++, kStructure, word); };
+  mode(c10::GradMode::is_enabled());
+  mode(c10::InferenceMode::is_enabled());
+  mode((at::autocast::is_autocast_enabled(at::kCPU) ? 1 : 0) | (at::autocast::is_autocast_enabled(at::kCUDA) ? 2 : 0) |
+       (at::autocast::is_autocast_cache_enabled() ? 4 : 0) |
+       static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)) << 8 |
+       static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCUDA)) << 16);
+  mode((context.deterministicAlgorithms() ? 1 : 0) | (context.deterministicAlgorithmsWarnOnly() ? 2 : 0) |
+       (context.deterministicCuDNN() ? 4 : 0) | (context.benchmarkCuDNN() ? 8 : 0) |
+       (context.deterministicFillUninitializedMemory() ? 16 : 0));
+  mode(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+  mode(static_cast<uint64_t>(context.float32MatmulPrecision()) | (context.allowTF32CuDNN() ? 256 : 0) |
+       (context.userEnabledFlashSDP() ? 512 : 0) | (context.userEnabledMemEfficientSDP() ? 1024 : 0) |
+       (context.userEnabledMathSDP() ? 2048 : 0) | (context.userEnabledCuDNNSDP() ? 4096 : 0) |
+       (context.userEnabledMkldnn() ? 8192 : 0));
+  mode(c10::impl::TorchDispatchModeTLS::stack_len());
+  mode(at::impl::PythonTorchFunctionTLS::stack_len());
+}
+
+// Facts about Python objects that outlive calls: entries of dicts and lists,
+// cells, attributes, sizes, and the tensors of the state.
+class FactTable {
+ public:
+  enum Kind : uint32_t { kDictItem, kListItem, kCell, kAttribute, kSize, kTensorMeta, kGradMeta, kGroup };
+
+  ~FactTable() {
+    for (Entry& entry : entries_) {
+      Py_XDECREF(entry.container);
+      Py_XDECREF(entry.key);
+      Py_XDECREF(entry.held);
+    }
+  }
+
+  // Returns how many words the fact adds.
+  uint32_t add(uint32_t kind, PyObject* container, PyObject* key) {
+    Py_XINCREF(container);
+    Py_XINCREF(key);
+    entries_.push_back({static_cast<Kind>(kind), container, key, nullptr, static_cast<uint32_t>(words_)});
+    uint32_t n = width(entries_.back());
+    words_ += n;
+    return n;
+  }
+
+  size_t words() const { return words_; }
+
+  void read(uint64_t* out) const {
+    for (const Entry& entry : entries_) read_one(entry, out + entry.start);
+  }
+
+  // Holds what the facts see now, so that no address can stand for another
+  // object later, and so that values can be compared by content.
+  void hold() {
+    for (Entry& entry : entries_) {
+      py::object now = object(entry);
+      Py_XSETREF(entry.held, now.release().ptr());
+    }
+  }
+
+  // Whether the value behind word `index` equals the one held, by content.
+  bool same(uint32_t index) const {
+    const Entry& entry = at(index);
+    py::object now = object(entry);
+    if (!now || !entry.held) return false;
+    if (now.ptr() == entry.held) return true;
+    return equal(now.ptr(), entry.held);
+  }
+
+  // The float behind the word at `index`, now.
+  double number(uint32_t index) const {
+    py::object now = object(at(index));
+    TORCH_CHECK(now && PyFloat_Check(now.ptr()), "a hyperparameter is no longer a float");
+    return PyFloat_AS_DOUBLE(now.ptr());
+  }
+
+  // What the word at `index` sees, as text: now, or when it was held.
+  std::string text(uint32_t index, bool held) const {
+    const Entry& entry = at(index);
+    if (entry.kind == kSize) return held ? "" : std::to_string(PyObject_Size(entry.container));
+    py::object value = held ? py::reinterpret_borrow<py::object>(entry.held) : object(entry);
+    if (!value) return "absent";
+    if (entry.kind == kTensorMeta || entry.kind == kGradMeta) return "";
+    py::str repr = py::repr(value);
+    std::string out = repr;
+    if (out.size() > 80) out = out.substr(0, 77) + "...";
+    return out;
+  }
+
+ private:
+  struct Entry {
+    Kind kind;
+    PyObject* container;
+    PyObject* key;
+    PyObject* held;
+    uint32_t start;
+  };
+
+  const Entry& at(uint32_t index) const {
+    auto it = std::upper_bound(entries_.begin(), entries_.end(), index,
+                               [](uint32_t i, const Entry& entry) { return i < entry.start; });
+    return *(it - 1);
+  }
+
+  static uint32_t width(const Entry& entry) {
+    if (entry.kind == kTensorMeta) return 5;
+    if (entry.kind == kGradMeta) return 2;
+    return 1;
+  }
+
+  static bool equal(PyObject* a, PyObject* b) {
+    if (Py_TYPE(a) != Py_TYPE(b)) return false;
+    if (PyFloat_CheckExact(a)) {
+      double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
+      return std::memcmp(&x, &y, sizeof x) == 0;
+    }
+    if (PyTuple_CheckExact(a)) {
+      Py_ssize_t n = PyTuple_GET_SIZE(a);
+      if (n != PyTuple_GET_SIZE(b)) return false;
+      for (Py_ssize_t i = 0; i < n; ++i) {
+        PyObject *x = PyTuple_GET_ITEM(a, i), *y = PyTuple_GET_ITEM(b, i);
+        if (x != y && !equal(x, y)) return false;
+      }
+      return true;
+    }
+    bool torch_value = std::strcmp(Py_TYPE(a)->tp_name, "torch.device") == 0 ||
+                       std::strcmp(Py_TYPE(a)->tp_name, "torch.Size") == 0;
+    if (!comparable(a) && !torch_value) return false;
+    int same = PyObject_RichCompareBool(a, b, Py_EQ);
+    if (same < 0) PyErr_Clear();
+    return same == 1;
+  }
+
+  // The object that a fact compares; null where there is none.
+  static py::object object(const Entry& entry) {
+    switch (entry.kind) {
+      case kDictItem: {
+        PyObject* item = PyDict_GetItemWithError(entry.container, entry.key);
+        if (!item) PyErr_Clear();
+        return py::reinterpret_borrow<py::object>(item);
+      }
+      case kListItem: {
+        Py_ssize_t index = PyLong_AsSsize_t(entry.key);
+        if (index >= PyList_GET_SIZE(entry.container)) return py::object();
+        return py::reinterpret_borrow<py::object>(PyList_GET_ITEM(entry.container, index));
+      }
+      case kCell:
+        return py::reinterpret_borrow<py::object>(PyCell_GET(entry.container));
+      case kAttribute: {
+        py::object value = py::reinterpret_steal<py::object>(PyObject_GetAttr(entry.container, entry.key));
+        if (!value) PyErr_Clear();
+        return value;
+      }
+      default:
+        return py::reinterpret_borrow<py::object>(entry.container);
+    }
+  }
+
+  static uint64_t meta(const at::Tensor& tensor) {
+    uint64_t hash = mix(static_cast<uint64_t>(tensor.scalar_type()), static_cast<uint64_t>(tensor.device().type()));
+    hash = mix(hash, static_cast<uint8_t>(tensor.device().index()));
+    for (int64_t size : tensor.sizes()) hash = mix(hash, size);
+    if (tensor.layout() == at::kStrided) {
+      for (int64_t stride : tensor.strides()) hash = mix(hash, stride);
+      hash = mix(hash, tensor.storage_offset());
+    }
+    return hash;
+  }
+
+  static void read_one(const Entry& entry, uint64_t* out) {
+    switch (entry.kind) {
+      case kDictItem: {  // the frequent kind: no reference counting
+        PyObject* item = PyDict_GetItemWithError(entry.container, entry.key);
+        if (!item) PyErr_Clear();
+        out[0] = address(item);
+        return;
+      }
+      case kSize: {
+        Py_ssize_t n = PyDict_CheckExact(entry.container)   ? PyDict_GET_SIZE(entry.container)
+                       : PyList_CheckExact(entry.container) ? PyList_GET_SIZE(entry.container)
+                                                            : PyObject_Size(entry.container);
+        if (n < 0) PyErr_Clear();
+        out[0] = static_cast<uint64_t>(n);
+        return;
+      }
+      case kTensorMeta: {  // local storage, data, meta; requires_grad; spec
+        const at::Tensor& outer = THPVariable_Unpack(entry.container);
+        at::Tensor local = local_tensor(entry.container);
+        out[0] = local.has_storage() ? address(local.storage().unsafeGetStorageImpl()) : 0;
+        out[1] = local.has_storage() ? address(local.unsafeGetTensorImpl()->data()) : 0;
+        out[2] = meta(local);
+        out[3] = outer.requires_grad();
+        out[4] = 0;
+        if (is_dtensor(entry.container)) {
+          PyObject* spec = PyObject_GetAttr(entry.container, classes.spec_name);
+          out[4] = address(spec);
+          Py_XDECREF(spec);
+          if (!spec) PyErr_Clear();
+        }
+        return;
+      }
+      case kGradMeta: {  // whether there is one, and its meta when the plan reads it
+        const at::Tensor& outer = THPVariable_Unpack(entry.container);
+        const at::Tensor& grad = outer.grad();
+        out[0] = grad.defined();
+        out[1] = 0;
+        if (grad.defined() && entry.key == Py_True) {
+          PyObject* wrapped = THPVariable_Wrap(grad);
+          at::Tensor local = local_tensor(wrapped);
+          out[1] = mix(meta(local), local.has_storage() ? local.storage().nbytes() : 0);
+          if (is_dtensor(wrapped)) {
+            py::object spec = py::reinterpret_steal<py::object>(PyObject_GetAttr(wrapped, classes.spec_name));
+            out[1] = mix(out[1], interned.id(spec.attr("placements").ptr()));
+          }
+          Py_DECREF(wrapped);
+        }
+        return;
+      }
+      case kGroup: {  // the process group registered under a name
+        const char* name = PyUnicode_AsUTF8(entry.container);
+        out[0] = name && c10d::is_process_group_registered(name)
+                     ? address(c10d::resolve_process_group(name).get())
+                     : 0;
+        return;
+      }
+      default:
+        out[0] = address(object(entry).ptr());
+    }
+  }
+
+  std::vector<Entry> entries_;
+  size_t words_ = 0;
+};
+
+}  // namespace rote

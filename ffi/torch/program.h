@@ -1,0 +1,400 @@
+// Runs plans: operator handles found once, arguments boxed once, slots for the
+// tensors of a step. Rust drives it, one call per instruction.
+#pragma once
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/distributed/c10d/Functional.hpp>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "facts.h"
+
+namespace rote {
+
+// In place of the graph of a tensor that a replayed step returns: eager's own
+// graph is used up by then, and going backward through it is an error too.
+struct ReplayedBackward : public torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
+    TORCH_CHECK(false,
+                "trying to backward through a step captured by rote a second time: the graph of a returned tensor was "
+                "used up inside the step. Call backward() once, inside the captured function, or return a tensor "
+                "that does not need it.");
+  }
+  std::string name() const override { return "ReplayedBackward"; }
+};
+
+// Newer versions of torch count references to nodes inside the node.
+template <typename NodePointer>
+NodePointer new_replayed_backward() {
+  if constexpr (std::is_constructible_v<NodePointer, std::shared_ptr<ReplayedBackward>>) {
+    return std::make_shared<ReplayedBackward>();
+  } else {
+    return c10::make_intrusive<ReplayedBackward>();
+  }
+}
+
+inline void set_replayed_history(const at::Tensor& tensor) {
+  using NodePointer = decltype(torch::autograd::Edge::function);
+  torch::autograd::create_gradient_edge(const_cast<at::Tensor&>(tensor), new_replayed_backward<NodePointer>());
+}
+
+// A tensor on the storage of `base`, without going through the dispatcher.
+inline at::Tensor alias_of(const at::Tensor& base, at::ScalarType dtype, c10::IntArrayRef sizes,
+                           c10::IntArrayRef strides, int64_t offset) {
+  c10::Storage storage = base.storage();
+  auto out = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage), base.key_set(),
+                                                      c10::scalarTypeToTypeMeta(dtype));
+  c10::TensorImpl* impl = out.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(sizes, strides, offset);
+  return out;
+}
+
+class Program {
+ public:
+  Program(uint32_t values, uint32_t rng_slots) : slots_(values), works_(values), rng_(rng_slots) {}
+
+  uint32_t prepare_op(const char* name, const char* overload, const Arg* args, uint32_t nargs, const int64_t* outs,
+                      uint32_t nouts) {
+    auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
+    TORCH_CHECK(handle, "operator ", name, ".", overload, " is not in this version of torch");
+    const auto& formals = handle->schema().arguments();
+    TORCH_CHECK(formals.size() == nargs, "operator ", name, " takes ", formals.size(), " arguments, the plan gives ",
+                nargs);
+    TORCH_CHECK(nouts <= handle->schema().returns().size() || handle->schema().returns().size() == 1,
+                "operator ", name, " returns ", handle->schema().returns().size(), " results, the plan names ", nouts);
+    Prepared op{*handle, {}, {}, {}, {}};
+    op.constants.reserve(nargs);
+    for (uint32_t i = 0; i < nargs; ++i) {
+      const Arg& arg = args[i];
+      if (arg.tag == kValue) {
+        op.tensors.push_back({i, slot(arg.i)});
+        op.constants.emplace_back();
+      } else if (arg.tag == kValues) {
+        op.lists.push_back({i, optional_elements(formals[i]), {}});
+        for (uint32_t j = 0; j < arg.len; ++j)
+          op.lists.back().slots.push_back(arg.ints[j] < 0 ? -1 : static_cast<int64_t>(slot(arg.ints[j])));
+        op.constants.emplace_back();
+      } else {
+        op.constants.push_back(constant(arg, formals[i].type()));
+      }
+    }
+    for (uint32_t i = 0; i < nouts; ++i) op.outs.push_back(outs[i]);
+    ops_.push_back(std::move(op));
+    return static_cast<uint32_t>(ops_.size() - 1);
+  }
+
+  void set_number(uint32_t op, uint32_t arg, double value) {
+    c10::IValue& constant = ops_[op].constants[arg];
+    if (constant.isTensor()) {
+      constant = wrapped(value);
+    } else {
+      constant = value;
+    }
+  }
+
+  void set_list_number(uint32_t op, uint32_t arg, uint32_t element, double value) {
+    c10::IValue& constant = ops_[op].constants[arg];
+    if (constant.isDoubleList()) {
+      constant.toDoubleList().set(element, value);
+    } else {
+      constant.toList().set(element, value);
+    }
+  }
+
+  uint32_t prepare_view(uint32_t base, uint32_t out, uint8_t dtype, const int64_t* sizes, const int64_t* strides,
+                        uint32_t ndim, int64_t offset) {
+    views_.push_back({slot(base), slot(out), static_cast<at::ScalarType>(dtype),
+                      std::vector<int64_t>(sizes, sizes + ndim), std::vector<int64_t>(strides, strides + ndim), offset});
+    return static_cast<uint32_t>(views_.size() - 1);
+  }
+
+  uint32_t prepare_collective(uint32_t kind, int32_t reduce, const char* group, uint32_t root, uint32_t input,
+                              uint32_t output, const int64_t* sizes, uint32_t ndim, const int64_t* input_splits,
+                              uint32_t n_input_splits, const int64_t* output_splits, uint32_t n_output_splits) {
+    collectives_.push_back({kind, reduce, c10d::resolve_process_group(group), root, slot(input), slot(output),
+                            std::vector<int64_t>(sizes, sizes + ndim),
+                            std::vector<int64_t>(input_splits, input_splits + n_input_splits),
+                            std::vector<int64_t>(output_splits, output_splits + n_output_splits)});
+    return static_cast<uint32_t>(collectives_.size() - 1);
+  }
+
+  void bind(uint32_t value, const at::Tensor& tensor) {
+    slots_[slot(value)] = tensor;
+  }
+
+  void run_op(uint32_t index) {
+    Prepared& op = ops_[index];
+    stack_.clear();
+    for (const c10::IValue& constant : op.constants) stack_.push_back(constant);
+    for (const auto& [position, value] : op.tensors) stack_[position] = slots_[value];
+    for (const TensorList& list : op.lists) stack_[list.position] = build(list);
+    op.handle.callBoxed(&stack_);
+    if (op.outs.empty()) return;
+    if (stack_.size() == 1 && stack_[0].isTensorList()) {
+      auto results = stack_[0].toTensorVector();
+      TORCH_CHECK(results.size() == op.outs.size(), "operator ", op.handle.schema().name(), " returned ",
+                  results.size(), " tensors, the plan has ", op.outs.size());
+      for (size_t i = 0; i < results.size(); ++i)
+        if (op.outs[i] >= 0) slots_[op.outs[i]] = std::move(results[i]);
+    } else {
+      for (size_t i = 0; i < op.outs.size() && i < stack_.size(); ++i)
+        if (op.outs[i] >= 0) slots_[op.outs[i]] = std::move(stack_[i]).toTensor();
+    }
+  }
+
+  void run_view(uint32_t index) {
+    const View& view = views_[index];
+    const at::Tensor& base = slots_[view.base];
+    // The base is the root: offsets count from where its data starts.
+    int64_t start = base.storage_offset() * static_cast<int64_t>(base.element_size());
+    int64_t element = static_cast<int64_t>(c10::elementSize(view.dtype));
+    TORCH_CHECK(start % element == 0, "a view of another dtype starts inside an element");
+    slots_[view.out] = alias_of(base, view.dtype, view.sizes, view.strides, view.offset + start / element);
+  }
+
+  void run_collective(uint32_t index) {
+    const Collective& c = collectives_[index];
+    const at::Tensor& input = slots_[c.input];
+    auto backend = c.group->getBackend(input.device().type());
+    bool in_place = c.input == c.output;
+    c10::intrusive_ptr<c10d::Work> work;
+    switch (c.kind) {
+      case 0: {  // all-reduce
+        at::Tensor output = in_place ? input : input.clone(at::MemoryFormat::Contiguous);
+        std::vector<at::Tensor> tensors{output};
+        c10d::AllreduceOptions options;
+        options.reduceOp = reduce_op(c.reduce);
+        work = backend->allreduce(tensors, options);
+        slots_[c.output] = std::move(output);
+        break;
+      }
+      case 1: {  // all-gather
+        at::Tensor output = at::empty(c.sizes, input.options());
+        at::Tensor contiguous = input.contiguous();
+        work = backend->_allgather_base(output, contiguous, c10d::AllgatherOptions());
+        slots_[c.output] = std::move(output);
+        break;
+      }
+      case 2: {  // reduce-scatter
+        at::Tensor output = at::empty(c.sizes, input.options());
+        at::Tensor contiguous = input.contiguous();
+        c10d::ReduceScatterOptions options;
+        options.reduceOp = reduce_op(c.reduce);
+        work = backend->_reduce_scatter_base(output, contiguous, options);
+        slots_[c.output] = std::move(output);
+        break;
+      }
+      case 3: {  // all-to-all
+        at::Tensor output = at::empty(c.sizes, input.options());
+        at::Tensor contiguous = input.contiguous();
+        std::vector<int64_t> in = c.input_splits, out = c.output_splits;
+        work = backend->alltoall_base(output, contiguous, out, in, c10d::AllToAllOptions());
+        slots_[c.output] = std::move(output);
+        break;
+      }
+      case 4: {  // broadcast
+        at::Tensor output = in_place ? input : input.clone(at::MemoryFormat::Contiguous);
+        std::vector<at::Tensor> tensors{output};
+        c10d::BroadcastOptions options;
+        options.rootRank = c.root;
+        work = backend->broadcast(tensors, options);
+        slots_[c.output] = std::move(output);
+        break;
+      }
+      default:
+        TORCH_CHECK(false, "unknown collective ", c.kind);
+    }
+    works_[c.output] = std::move(work);
+  }
+
+  void run_wait(uint32_t value) {
+    auto& work = works_[slot(value)];
+    if (!work) return;
+    work->wait();
+    work.reset();
+  }
+
+  void run_rng(uint32_t action, uint8_t device_kind, int8_t device_index, uint32_t index) {
+    c10::Device device(static_cast<c10::DeviceType>(device_kind), device_kind == 0 ? -1 : device_index);
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    if (action == 0) {
+      rng_.at(index) = generator.get_state();
+    } else {
+      TORCH_CHECK(rng_.at(index).defined(), "generator state ", index, " is restored before it is saved");
+      generator.set_state(rng_.at(index));
+    }
+  }
+
+  void run_free(uint32_t value) { slots_[slot(value)].reset(); }
+
+  // After a run: waits for what nobody waited for, drops everything but the
+  // slots in `keep` (the state, bound once).
+  void finish() {
+    for (auto& work : works_)
+      if (work) {
+        work->wait();
+        work.reset();
+      }
+  }
+
+  void clear(const uint32_t* values, uint32_t n) {
+    for (uint32_t i = 0; i < n; ++i) slots_[values[i]].reset();
+    for (auto& work : works_) work.reset();
+  }
+
+  const at::Tensor& get(uint32_t value) const { return slots_.at(value); }
+
+  // A result, as a tensor object of its own: never the caller's, never one
+  // that was handed out before.
+  at::Tensor output(uint32_t value, bool fresh) {
+    const at::Tensor& tensor = slots_[slot(value)];
+    TORCH_CHECK(tensor.defined(), "result ", value, " was not computed");
+    if (fresh) return tensor;
+    return alias_of(tensor, tensor.scalar_type(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  }
+
+  void bump_version(uint32_t value) {
+    const at::Tensor& tensor = slots_[slot(value)];
+    if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+
+ private:
+  struct TensorList {
+    uint32_t position;
+    bool optional;
+    std::vector<int64_t> slots;
+  };
+  struct Prepared {
+    c10::OperatorHandle handle;
+    std::vector<c10::IValue> constants;
+    std::vector<std::pair<uint32_t, uint32_t>> tensors;
+    std::vector<TensorList> lists;
+    std::vector<int64_t> outs;
+  };
+  struct View {
+    uint32_t base, out;
+    at::ScalarType dtype;
+    std::vector<int64_t> sizes, strides;
+    int64_t offset;
+  };
+  struct Collective {
+    uint32_t kind;
+    int32_t reduce;
+    c10::intrusive_ptr<c10d::ProcessGroup> group;
+    uint32_t root, input, output;
+    std::vector<int64_t> sizes, input_splits, output_splits;
+  };
+
+  uint32_t slot(int64_t value) const {
+    TORCH_CHECK(value >= 0 && value < static_cast<int64_t>(slots_.size()), "value ", value, " is out of range");
+    return static_cast<uint32_t>(value);
+  }
+
+  static bool optional_elements(const c10::Argument& formal) {
+    c10::TypePtr type = formal.type();
+    if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    auto list = type->cast<c10::ListType>();
+    return list && list->getElementType()->kind() == c10::TypeKind::OptionalType;
+  }
+
+  c10::IValue build(const TensorList& list) const {
+    if (list.optional) {
+      c10::List<std::optional<at::Tensor>> out;
+      out.reserve(list.slots.size());
+      for (int64_t value : list.slots)
+        out.push_back(value < 0 ? std::optional<at::Tensor>() : std::optional<at::Tensor>(slots_[value]));
+      return out;
+    }
+    c10::List<at::Tensor> out;
+    out.reserve(list.slots.size());
+    for (int64_t value : list.slots) out.push_back(value < 0 ? at::Tensor() : slots_[value]);
+    return out;
+  }
+
+  static at::Tensor wrapped(const c10::Scalar& number) {
+    at::Tensor tensor = at::scalar_tensor(number, number.isFloatingPoint() ? at::kDouble
+                                                  : number.isComplex()     ? at::kComplexDouble
+                                                  : number.isBoolean()     ? at::kBool
+                                                                           : at::kLong);
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return tensor;
+  }
+
+  static c10::Scalar number(const Arg& arg) {
+    switch (arg.tag) {
+      case kBool: return arg.i != 0;
+      case kInt: return arg.i;
+      case kFloat: return arg.f;
+      case kComplex: return c10::complex<double>(arg.c[0], arg.c[1]);
+      default: TORCH_CHECK(false, "argument of kind ", static_cast<int>(arg.tag), " where a number is expected");
+    }
+  }
+
+  static c10::IValue constant(const Arg& arg, c10::TypePtr type) {
+    if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    switch (arg.tag) {
+      case kNone: return c10::IValue();
+      case kBool: return arg.i != 0;
+      case kInt:
+      case kDType:
+      case kLayout:
+      case kMemoryFormat: return arg.i;
+      case kFloat: return arg.f;
+      case kComplex: return c10::complex<double>(arg.c[0], arg.c[1]);
+      case kStr: return std::string(arg.s);
+      case kDevice:
+        return c10::Device(static_cast<c10::DeviceType>(arg.i >> 8), static_cast<int8_t>(arg.i & 0xff));
+      case kWrapped: return wrapped(number(arg.list[0]));
+      case kInts: return c10::List<int64_t>(c10::IntArrayRef(arg.ints, arg.len));
+      case kList: {
+        auto list = type->cast<c10::ListType>();
+        TORCH_CHECK(list, "a list where the schema has ", type->str());
+        c10::TypePtr element = list->getElementType();
+        if (element->kind() == c10::TypeKind::FloatType) {
+          c10::List<double> out;
+          for (uint32_t i = 0; i < arg.len; ++i) out.push_back(number(arg.list[i]).toDouble());
+          return out;
+        }
+        if (element->kind() == c10::TypeKind::BoolType) {
+          c10::List<bool> out;
+          for (uint32_t i = 0; i < arg.len; ++i) out.push_back(number(arg.list[i]).toBool());
+          return out;
+        }
+        c10::impl::GenericList out(element);
+        for (uint32_t i = 0; i < arg.len; ++i) out.push_back(constant(arg.list[i], element));
+        return out;
+      }
+      default: TORCH_CHECK(false, "argument of kind ", static_cast<int>(arg.tag), " cannot be bound");
+    }
+  }
+
+  static c10d::ReduceOp reduce_op(int32_t reduce) {
+    switch (reduce) {
+      case 0: return c10d::ReduceOp::SUM;
+      case 1: return c10d::ReduceOp::AVG;
+      case 2: return c10d::ReduceOp::MAX;
+      case 3: return c10d::ReduceOp::MIN;
+      case 4: return c10d::ReduceOp::PRODUCT;
+      default: TORCH_CHECK(false, "unknown reduction ", reduce);
+    }
+  }
+
+  std::vector<at::Tensor> slots_;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  std::vector<at::Tensor> rng_;
+  std::vector<Prepared> ops_;
+  std::vector<View> views_;
+  std::vector<Collective> collectives_;
+  std::vector<c10::IValue> stack_;
+};
+
+}  // namespace rote

@@ -1,0 +1,502 @@
+//! The loaded bridge, and safe owners of what it makes.
+//!
+//! Everything here must be called with Python's GIL held, by the thread that
+//! owns the session; [`AtenProgram::run`] releases it while kernels run.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::path::Path;
+use std::sync::OnceLock;
+
+use crate::executor::{Backend, Communicator, Executor, ReplayError};
+
+use super::sys::{self, Fact, Functions};
+
+/// A Python object, held by one reference.
+#[derive(Debug)]
+pub struct Object(sys::Object);
+
+impl Object {
+    /// Takes a reference to an object that Python owns.
+    ///
+    /// # Safety
+    /// `object` must be a live Python object, and the GIL must be held now and
+    /// whenever the result is dropped.
+    pub unsafe fn hold(object: sys::Object) -> Self {
+        // SAFETY: the caller vouches for the object and the GIL.
+        unsafe { (Bridge::get().functions.incref)(object) };
+        Object(object)
+    }
+
+    /// The pointer.
+    pub fn as_ptr(&self) -> sys::Object {
+        self.0
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        // SAFETY: the reference is ours; sessions are dropped with the GIL held.
+        unsafe { (Bridge::get().functions.decref)(self.0) };
+    }
+}
+
+/// The bridge of this process.
+pub struct Bridge {
+    functions: Functions,
+    _library: libloading::Library,
+}
+
+static BRIDGE: OnceLock<Bridge> = OnceLock::new();
+
+impl Bridge {
+    /// Loads the bridge, once per process, and tells it the classes it must
+    /// know.
+    ///
+    /// # Safety
+    /// `path` must be a bridge built from this version's sources against the
+    /// torch of this process; the objects must be classes; the GIL is held.
+    pub unsafe fn load(
+        path: &Path,
+        dtensor: sys::Object,
+        async_collective_tensor: sys::Object,
+    ) -> Result<(), ReplayError> {
+        if BRIDGE.get().is_some() {
+            return Ok(());
+        }
+        // SAFETY: the caller vouches for the file.
+        let library = unsafe { libloading::Library::new(path) }
+            .map_err(|error| ReplayError::Bridge(format!("cannot load the bridge {}: {error}", path.display())))?;
+        // SAFETY: as above; the library is kept beside its functions.
+        let functions = unsafe { Functions::resolve(&library) }
+            .map_err(|error| ReplayError::Bridge(format!("{} is not a bridge: {error}", path.display())))?;
+        // SAFETY: a function of the bridge, called as it is declared.
+        let abi = unsafe { (functions.abi)() };
+        if abi != sys::ABI_VERSION {
+            return Err(ReplayError::Bridge(format!(
+                "the bridge {} has ABI version {abi}, this library needs {}",
+                path.display(),
+                sys::ABI_VERSION
+            )));
+        }
+        let bridge = Bridge { functions, _library: library };
+        // SAFETY: the caller vouches for the classes.
+        bridge.check(unsafe { (bridge.functions.init)(dtensor, async_collective_tensor) })?;
+        let _ = BRIDGE.set(bridge);
+        Ok(())
+    }
+
+    /// Whether the bridge is loaded.
+    pub fn is_loaded() -> bool {
+        BRIDGE.get().is_some()
+    }
+
+    /// The loaded bridge.
+    ///
+    /// # Panics
+    /// When it is not loaded: nothing that needs it can exist before.
+    pub fn get() -> &'static Bridge {
+        BRIDGE.get().expect("the bridge is loaded before it is used")
+    }
+
+    pub(super) fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    fn message(&self) -> String {
+        // SAFETY: the bridge returns a text that lives until its next call.
+        unsafe { CStr::from_ptr((self.functions.error)()) }.to_string_lossy().into_owned()
+    }
+
+    pub(super) fn check(&self, status: c_int) -> Result<(), ReplayError> {
+        if status == 0 { Ok(()) } else { Err(ReplayError::Bridge(self.message())) }
+    }
+
+    /// The version of torch that the bridge was built against.
+    pub fn torch_version(&self) -> String {
+        // SAFETY: a constant text.
+        unsafe { CStr::from_ptr((self.functions.torch)()) }.to_string_lossy().into_owned()
+    }
+
+    /// A digest of the state of a device's default generator.
+    pub fn rng_digest(&self, device: rote_plans::Device) -> Result<u64, ReplayError> {
+        let mut digest = 0;
+        // SAFETY: writes one word.
+        self.check(unsafe { (self.functions.rng_digest)(device.kind, device.index, &mut digest) })?;
+        Ok(digest)
+    }
+
+    /// Marks a returned tensor as one whose graph is used up.
+    pub fn mark_replayed(&self, tensor: &Object) -> Result<(), ReplayError> {
+        // SAFETY: a live object.
+        self.check(unsafe { (self.functions.mark_replayed)(tensor.as_ptr()) })
+    }
+
+    /// A new Python list that takes over the objects.
+    pub fn list(&self, objects: Vec<Object>) -> sys::Object {
+        // SAFETY: a new list of the right length; each reference moves into it.
+        unsafe {
+            let list = (self.functions.list_new)(objects.len() as u32);
+            for (i, object) in objects.into_iter().enumerate() {
+                (self.functions.list_set)(list, i as u32, object.as_ptr());
+                std::mem::forget(object);
+            }
+            list
+        }
+    }
+}
+
+/// Describes ops and tensors while a step is recorded, and keeps the addresses
+/// of storages unique.
+#[derive(Debug)]
+pub struct Recording(*mut c_void);
+
+impl Recording {
+    /// A new recording.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        // SAFETY: makes an object that `drop` frees.
+        Recording(unsafe { (Bridge::get().functions.recording_new)() })
+    }
+
+    /// Describes an op that has run. What is described holds until the next call.
+    ///
+    /// # Safety
+    /// The objects must be live: an `OpOverload`, a tuple, a dict or `None`,
+    /// and the op's result.
+    pub unsafe fn op(
+        &mut self,
+        func: sys::Object,
+        args: sys::Object,
+        kwargs: sys::Object,
+        result: sys::Object,
+    ) -> Result<&sys::Op, ReplayError> {
+        let mut op = std::ptr::null();
+        let bridge = Bridge::get();
+        // SAFETY: the caller vouches for the objects.
+        bridge.check(unsafe { (bridge.functions.describe_op)(self.0, func, args, kwargs, result, &mut op) })?;
+        // SAFETY: on success the bridge points at its own description, which
+        // lives until the next call on this recording.
+        Ok(unsafe { &*op })
+    }
+
+    /// Describes one tensor.
+    ///
+    /// # Safety
+    /// `tensor` must be a live tensor object.
+    pub unsafe fn tensor(&mut self, tensor: sys::Object) -> Result<&sys::Tensor, ReplayError> {
+        let mut out = std::ptr::null();
+        let bridge = Bridge::get();
+        // SAFETY: the caller vouches for the object.
+        bridge.check(unsafe { (bridge.functions.describe_tensor)(self.0, tensor, &mut out) })?;
+        // SAFETY: as in `op`.
+        Ok(unsafe { &*out })
+    }
+
+    /// Whether anything still holds a storage that was described.
+    pub fn alive(&self, storage: u64) -> bool {
+        // SAFETY: looks the address up, without following it.
+        unsafe { (Bridge::get().functions.storage_alive)(self.0, storage) != 0 }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, freed once.
+        unsafe { (Bridge::get().functions.recording_free)(self.0) };
+    }
+}
+
+/// Collects the facts of a call's arguments.
+#[derive(Debug)]
+pub struct Call {
+    call: *mut c_void,
+    words: Vec<u64>,
+    facts: Vec<Fact>,
+    arguments: (sys::Object, sys::Object),
+}
+
+impl Call {
+    /// A collector, to be used for every call of a session.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        // SAFETY: makes an object that `drop` frees.
+        let call = unsafe { (Bridge::get().functions.call_new)() };
+        Call { call, words: Vec::new(), facts: Vec::new(), arguments: (std::ptr::null_mut(), std::ptr::null_mut()) }
+    }
+
+    /// The storages of the state, to see arguments that alias it.
+    pub fn set_state(&mut self, storages: &[u64]) -> Result<(), ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: pointer and length of a slice.
+        bridge.check(unsafe { (bridge.functions.call_state)(self.call, storages.as_ptr(), storages.len() as u32) })
+    }
+
+    /// Flattens and reads the arguments.
+    ///
+    /// # Safety
+    /// `args` must be a live tuple and `kwargs` a live dict.
+    pub unsafe fn collect(
+        &mut self,
+        args: sys::Object,
+        kwargs: sys::Object,
+    ) -> Result<(&[u64], &[Fact]), ReplayError> {
+        self.arguments = (args, kwargs);
+        let bridge = Bridge::get();
+        let (mut words, mut facts, mut n) = (std::ptr::null(), std::ptr::null(), 0);
+        // SAFETY: the caller vouches for the objects.
+        bridge.check(unsafe {
+            (bridge.functions.call_collect)(self.call, args, kwargs, &mut words, &mut facts, &mut n)
+        })?;
+        // SAFETY: on success the arrays have `n` entries and live until the
+        // next call; there is always at least the structure word.
+        let (words, facts) = unsafe {
+            (std::slice::from_raw_parts(words, n as usize), std::slice::from_raw_parts(facts, n as usize))
+        };
+        self.words.clear();
+        self.words.extend_from_slice(words);
+        self.facts.clear();
+        self.facts.extend_from_slice(facts);
+        Ok((&self.words, &self.facts))
+    }
+
+    /// Reads the last arguments again, which the caller still holds.
+    pub fn recollect(&mut self) -> Result<(), ReplayError> {
+        let (args, kwargs) = self.arguments;
+        // SAFETY: the call that passed them is still under way.
+        unsafe { self.collect(args, kwargs) }.map(|_| ())
+    }
+
+    /// The facts of the last call.
+    pub fn last(&self) -> (Vec<u64>, Vec<Fact>) {
+        (self.words.clone(), self.facts.clone())
+    }
+
+    /// A leaf of the last collected arguments, or null.
+    pub fn leaf(&self, leaf: u32) -> sys::Object {
+        // SAFETY: bounds are checked by the bridge; the caller's arguments are
+        // live while the call lasts.
+        unsafe { (Bridge::get().functions.call_leaf)(self.call, leaf) }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, freed once.
+        unsafe { (Bridge::get().functions.call_free)(self.call) };
+    }
+}
+
+/// Reads facts about Python objects that outlive calls.
+#[derive(Debug)]
+pub struct FactTable {
+    table: *mut c_void,
+    words: usize,
+}
+
+impl FactTable {
+    /// An empty table.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        // SAFETY: makes an object that `drop` frees.
+        FactTable { table: unsafe { (Bridge::get().functions.table_new)() }, words: 0 }
+    }
+
+    /// Adds a fact of a kind that `facts.h` names; returns its first word and
+    /// how many it has.
+    ///
+    /// # Safety
+    /// The objects must be live and of the type that the kind asks for; `key`
+    /// may be null.
+    pub unsafe fn add(
+        &mut self,
+        kind: u32,
+        container: sys::Object,
+        key: sys::Object,
+    ) -> Result<(usize, usize), ReplayError> {
+        let bridge = Bridge::get();
+        let mut width = 0;
+        // SAFETY: the caller vouches for the objects.
+        bridge.check(unsafe { (bridge.functions.table_add)(self.table, kind, container, key, &mut width) })?;
+        let start = self.words;
+        self.words += width as usize;
+        Ok((start, width as usize))
+    }
+
+    /// How many words there are.
+    pub fn words(&self) -> usize {
+        self.words
+    }
+
+    /// Reads every fact.
+    pub fn read(&self, out: &mut Vec<u64>) -> Result<(), ReplayError> {
+        out.resize(self.words, 0);
+        let bridge = Bridge::get();
+        // SAFETY: the bridge writes `words` words.
+        bridge.check(unsafe { (bridge.functions.table_read)(self.table, out.as_mut_ptr()) })
+    }
+
+    /// Holds what the facts see now, for comparing by content later.
+    pub fn hold(&mut self) -> Result<(), ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: a table of ours.
+        bridge.check(unsafe { (bridge.functions.table_hold)(self.table) })
+    }
+
+    /// Whether the value behind a word equals the held one.
+    pub fn same(&self, word: usize) -> bool {
+        let bridge = Bridge::get();
+        let mut same = 0;
+        // SAFETY: a word of this table.
+        let status = unsafe { (bridge.functions.table_same)(self.table, word as u32, &mut same) };
+        status == 0 && same != 0
+    }
+
+    /// What a word sees, as text: when it was held, or now.
+    pub fn text(&self, word: usize, held: bool) -> String {
+        // SAFETY: the bridge returns a text that lives until its next call.
+        unsafe { CStr::from_ptr((Bridge::get().functions.table_text)(self.table, word as u32, held as c_int)) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    /// The float behind a word, now.
+    pub fn float(&self, word: usize) -> Result<f64, ReplayError> {
+        let bridge = Bridge::get();
+        let mut out = 0.0;
+        // SAFETY: writes one float.
+        bridge.check(unsafe { (bridge.functions.read_float)(self.table, word as u32, &mut out) })?;
+        Ok(out)
+    }
+}
+
+impl Drop for FactTable {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, freed once.
+        unsafe { (Bridge::get().functions.table_free)(self.table) };
+    }
+}
+
+/// A plan's ops and slots on the bridge's side.
+#[derive(Debug)]
+pub struct AtenProgram(pub(super) *mut c_void);
+
+impl AtenProgram {
+    /// A program with this many slots.
+    pub fn new(values: u32, rng_slots: u32) -> Result<Self, ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: makes an object that `drop` frees.
+        let program = unsafe { (bridge.functions.program_new)(values, rng_slots) };
+        if program.is_null() { Err(ReplayError::Bridge(bridge.message())) } else { Ok(AtenProgram(program)) }
+    }
+
+    /// Binds a tensor, or its `.grad`, to a slot.
+    ///
+    /// # Safety
+    /// `tensor` must be a live tensor object.
+    pub unsafe fn bind(&self, value: u32, tensor: sys::Object, grad: bool) -> Result<(), ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: the caller vouches for the object.
+        bridge.check(unsafe { (bridge.functions.program_bind)(self.0, value, tensor, grad as c_int) })
+    }
+
+    /// Sets a number among an op's arguments. `element`: its place in a list.
+    pub fn number(&self, op: u32, arg: u32, element: Option<u32>, value: f64) -> Result<(), ReplayError> {
+        let bridge = Bridge::get();
+        let element = element.map_or(-1, i64::from);
+        // SAFETY: an op of this program.
+        bridge.check(unsafe { (bridge.functions.program_number)(self.0, op, arg, element, value) })
+    }
+
+    /// Empties slots.
+    pub fn clear(&self, values: &[u32]) -> Result<(), ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: pointer and length of a slice.
+        bridge.check(unsafe { (bridge.functions.program_clear)(self.0, values.as_ptr(), values.len() as u32) })
+    }
+
+    /// Says that a slot's tensor was written, as autograd counts it.
+    pub fn bump_version(&self, value: u32) -> Result<(), ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: a slot of this program.
+        bridge.check(unsafe { (bridge.functions.program_bump)(self.0, value) })
+    }
+
+    /// A slot's tensor as a Python object. `fresh`: it is the slot's own
+    /// tensor, which nothing else refers to; else an alias of it.
+    pub fn output(&self, value: u32, fresh: bool) -> Result<Object, ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: a slot of this program; the result is a new reference.
+        let object = unsafe { (bridge.functions.program_output)(self.0, value, fresh as c_int) };
+        if object.is_null() { Err(ReplayError::Bridge(bridge.message())) } else { Ok(Object(object)) }
+    }
+
+    /// Runs an executor's steps, with the GIL released.
+    pub fn run(&self, executor: &Executor) -> Result<(), ReplayError> {
+        struct Context<'a> {
+            program: &'a AtenProgram,
+            executor: &'a Executor,
+            result: Result<(), ReplayError>,
+        }
+        unsafe extern "C" fn body(context: *mut c_void) -> c_int {
+            // SAFETY: the context below, which outlives the call.
+            let context = unsafe { &mut *context.cast::<Context<'_>>() };
+            context.result = context.executor.run(context.program, context.program);
+            c_int::from(context.result.is_err())
+        }
+        let bridge = Bridge::get();
+        let mut context = Context { program: self, executor, result: Ok(()) };
+        // SAFETY: `body` takes the context by this type and does not unwind:
+        // the executor indexes only what binding has checked.
+        let status = unsafe { (bridge.functions.run)(self.0, body, (&raw mut context).cast()) };
+        context.result?;
+        bridge.check(status)
+    }
+
+    fn done(status: c_int) -> Result<(), String> {
+        if status == 0 { Ok(()) } else { Err(Bridge::get().message()) }
+    }
+}
+
+impl Drop for AtenProgram {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, freed once.
+        unsafe { (Bridge::get().functions.program_free)(self.0) };
+    }
+}
+
+impl Backend for AtenProgram {
+    fn local(&self, op: u32) -> Result<(), String> {
+        // SAFETY: an op number that the bridge gave out.
+        Self::done(unsafe { (Bridge::get().functions.run_op)(self.0, op) })
+    }
+
+    fn view(&self, view: u32) -> Result<(), String> {
+        // SAFETY: a view number that the bridge gave out.
+        Self::done(unsafe { (Bridge::get().functions.run_view)(self.0, view) })
+    }
+
+    fn rng(&self, action: rote_plans::RngAction, device: rote_plans::Device, slot: u32) -> Result<(), String> {
+        // SAFETY: plain numbers; the bridge checks the slot.
+        Self::done(unsafe {
+            (Bridge::get().functions.run_rng)(self.0, action as u32, device.kind, device.index, slot)
+        })
+    }
+
+    fn free(&self, value: u32) -> Result<(), String> {
+        // SAFETY: the bridge checks the slot.
+        Self::done(unsafe { (Bridge::get().functions.run_free)(self.0, value) })
+    }
+}
+
+/// The script's own process groups (c10d).
+impl Communicator for AtenProgram {
+    fn start(&self, collective: u32) -> Result<(), String> {
+        // SAFETY: a collective number that the bridge gave out.
+        Self::done(unsafe { (Bridge::get().functions.run_collective)(self.0, collective) })
+    }
+
+    fn wait(&self, value: u32) -> Result<(), String> {
+        // SAFETY: the bridge checks the slot.
+        Self::done(unsafe { (Bridge::get().functions.run_wait)(self.0, value) })
+    }
+}

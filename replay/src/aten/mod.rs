@@ -1,0 +1,15 @@
+//! PyTorch's own kernels and process groups.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`sys`] | the C ABI of the bridge (`ffi/torch/`) |
+//! | [`bridge`] | the loaded bridge, and safe owners of what it makes |
+//! | [`bind`] | a plan file's instructions, handed to the bridge |
+
+pub mod bind;
+pub mod bridge;
+#[allow(missing_docs)]
+pub mod sys;
+
+pub use bind::BoundPlan;
+pub use bridge::{AtenProgram, Bridge, Call, FactTable, Object, Recording};

@@ -1,0 +1,179 @@
+//! The bridge's C ABI, as `ffi/torch/abi.h` and `bridge.cpp` define it.
+
+use std::ffi::{c_char, c_int, c_void};
+
+/// Both sides must say the same number.
+pub const ABI_VERSION: u32 = 1;
+
+/// A Python object, owned by Python.
+pub type Object = *mut c_void;
+
+/// `rote::Tensor`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor {
+    pub storage: u64,
+    pub sizes: *const i64,
+    pub strides: *const i64,
+    pub offset: i64,
+    pub storage_bytes: u64,
+    pub ndim: u32,
+    pub dtype: u8,
+    pub device_kind: u8,
+    pub device_index: i8,
+    pub flags: u8,
+}
+
+/// Tensor flag: lazily conjugated.
+pub const CONJ: u8 = 1;
+/// Tensor flag: lazily negated.
+pub const NEG: u8 = 2;
+/// Tensor flag: no strided storage.
+pub const NO_STORAGE: u8 = 4;
+
+/// `rote::Tag`.
+pub mod tag {
+    pub const NONE: u8 = 0;
+    pub const TENSOR: u8 = 1;
+    pub const TENSORS: u8 = 2;
+    pub const BOOL: u8 = 3;
+    pub const INT: u8 = 4;
+    pub const FLOAT: u8 = 5;
+    pub const COMPLEX: u8 = 6;
+    pub const WRAPPED: u8 = 7;
+    pub const INTS: u8 = 8;
+    pub const LIST: u8 = 9;
+    pub const STR: u8 = 10;
+    pub const DTYPE: u8 = 11;
+    pub const DEVICE: u8 = 12;
+    pub const LAYOUT: u8 = 13;
+    pub const MEMORY_FORMAT: u8 = 14;
+    pub const OTHER: u8 = 15;
+    pub const VALUE: u8 = 16;
+    pub const VALUES: u8 = 17;
+}
+
+/// The union in `rote::Arg`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union Payload {
+    pub i: i64,
+    pub f: f64,
+    pub c: [f64; 2],
+    pub s: *const c_char,
+    pub tensors: *const Tensor,
+    pub ints: *const i64,
+    pub list: *const Arg,
+}
+
+/// `rote::Arg`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Arg {
+    pub tag: u8,
+    pub written: u8,
+    pub len: u32,
+    pub payload: Payload,
+}
+
+/// Op flag: draws from a generator.
+pub const SEEDED: u32 = 1;
+/// Op flag: data dependent.
+pub const DATA_DEPENDENT: u32 = 2;
+/// Op flag: changes meta in place.
+pub const INPLACE_VIEW: u32 = 4;
+
+/// `rote::Op`.
+#[repr(C)]
+pub struct Op {
+    pub name: *const c_char,
+    pub overload: *const c_char,
+    pub args: *const Arg,
+    pub outs: *const Arg,
+    pub nargs: u32,
+    pub nouts: u32,
+    pub flags: u32,
+}
+
+/// `rote::Fact`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fact {
+    pub leaf: u32,
+    pub field: u32,
+}
+
+macro_rules! functions {
+    ($($name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
+        /// The bridge's functions, resolved once.
+        #[allow(missing_docs)]
+        pub struct Functions {
+            $(pub $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
+        }
+
+        impl Functions {
+            /// Resolves every function of a loaded bridge.
+            ///
+            /// # Safety
+            /// The library must be a bridge whose functions have these types,
+            /// and must stay loaded as long as the functions are called.
+            pub unsafe fn resolve(library: &libloading::Library) -> Result<Self, libloading::Error> {
+                Ok(Functions {
+                    $($name: {
+                        let symbol = concat!("rote_bridge_", stringify!($name), "\0");
+                        // SAFETY: the caller vouches for the types.
+                        unsafe { *library.get(symbol.as_bytes())? }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    abi: fn() -> u32;
+    error: fn() -> *const c_char;
+    torch: fn() -> *const c_char;
+    init: fn(Object, Object) -> c_int;
+    recording_new: fn() -> *mut c_void;
+    recording_free: fn(*mut c_void);
+    describe_op: fn(*mut c_void, Object, Object, Object, Object, *mut *const Op) -> c_int;
+    describe_tensor: fn(*mut c_void, Object, *mut *const Tensor) -> c_int;
+    storage_alive: fn(*const c_void, u64) -> c_int;
+    rng_digest: fn(u8, i8, *mut u64) -> c_int;
+    call_new: fn() -> *mut c_void;
+    call_free: fn(*mut c_void);
+    call_state: fn(*mut c_void, *const u64, u32) -> c_int;
+    call_collect: fn(*mut c_void, Object, Object, *mut *const u64, *mut *const Fact, *mut u32) -> c_int;
+    call_leaf: fn(*mut c_void, u32) -> Object;
+    table_new: fn() -> *mut c_void;
+    table_free: fn(*mut c_void);
+    table_add: fn(*mut c_void, u32, Object, Object, *mut u32) -> c_int;
+    table_read: fn(*const c_void, *mut u64) -> c_int;
+    table_hold: fn(*mut c_void) -> c_int;
+    table_same: fn(*const c_void, u32, *mut c_int) -> c_int;
+    table_text: fn(*const c_void, u32, c_int) -> *const c_char;
+    read_float: fn(*const c_void, u32, *mut f64) -> c_int;
+    program_new: fn(u32, u32) -> *mut c_void;
+    program_free: fn(*mut c_void);
+    program_op: fn(*mut c_void, *const c_char, *const c_char, *const Arg, u32, *const i64, u32, *mut u32) -> c_int;
+    program_view: fn(*mut c_void, u32, u32, u8, *const i64, *const i64, u32, i64, *mut u32) -> c_int;
+    program_collective: fn(*mut c_void, u32, i32, *const c_char, u32, u32, u32, *const i64, u32, *const i64, u32, *const i64, u32, *mut u32) -> c_int;
+    program_bind: fn(*mut c_void, u32, Object, c_int) -> c_int;
+    program_number: fn(*mut c_void, u32, u32, i64, f64) -> c_int;
+    program_clear: fn(*mut c_void, *const u32, u32) -> c_int;
+    program_bump: fn(*mut c_void, u32) -> c_int;
+    program_output: fn(*mut c_void, u32, c_int) -> Object;
+    mark_replayed: fn(Object) -> c_int;
+    run: fn(*mut c_void, unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
+    run_op: fn(*mut c_void, u32) -> c_int;
+    run_view: fn(*mut c_void, u32) -> c_int;
+    run_collective: fn(*mut c_void, u32) -> c_int;
+    run_wait: fn(*mut c_void, u32) -> c_int;
+    run_rng: fn(*mut c_void, u32, u8, i8, u32) -> c_int;
+    run_free: fn(*mut c_void, u32) -> c_int;
+    list_new: fn(u32) -> Object;
+    list_set: fn(Object, u32, Object);
+    incref: fn(Object);
+    decref: fn(Object);
+}

@@ -1,0 +1,206 @@
+//! The facts behind a recording: how each of them is called, and what it was.
+
+use rote_plans::GuardKind;
+use rote_replay::aten::sys::{Fact, Object as PyObject};
+use rote_replay::aten::FactTable;
+use rote_replay::ReplayError;
+
+/// Global modes, in the order in which the bridge reads them (`facts.h`).
+pub const MODES: [&str; 8] = [
+    "grad_mode",
+    "inference_mode",
+    "autocast",
+    "deterministic",
+    "default_dtype",
+    "backends",
+    "dispatch_modes",
+    "function_modes",
+];
+
+/// Index of the word that counts active dispatch modes.
+pub const DISPATCH_MODES_WORD: usize = 7;
+
+/// Properties of a leaf, as `abi.h` numbers them.
+const FIELDS: [&str; 16] = [
+    "structure",
+    "type",
+    "dtype",
+    "device",
+    "requires_grad",
+    "shape",
+    "strides",
+    "alias",
+    "mesh",
+    "placements",
+    "shape",
+    "strides",
+    "",
+    "grad",
+    "grad_fn",
+    "layout",
+];
+
+/// What the word at `index` of a call's facts is called.
+pub fn call_subject(index: usize, fact: Option<&Fact>, leaves: &[String]) -> String {
+    if index == 0 {
+        return "args structure".to_owned();
+    }
+    if let Some(mode) = MODES.get(index - 1) {
+        return (*mode).to_owned();
+    }
+    let Some(fact) = fact else { return "args structure".to_owned() };
+    let leaf = leaves.get(fact.leaf as usize).map_or("args", String::as_str);
+    match FIELDS.get(fact.field as usize).copied().unwrap_or("?") {
+        "" => leaf.to_owned(),
+        field => format!("{leaf}.{field}"),
+    }
+}
+
+/// One named fact of a table.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// First word.
+    pub start: usize,
+    /// How many words.
+    pub width: usize,
+    /// What kind of guard it is.
+    pub kind: GuardKind,
+    /// What it looks at.
+    pub subject: String,
+    /// What it saw, as text that holds in another process too.
+    pub text: String,
+    /// A hyperparameter of an optimizer: it may become a scalar binding.
+    pub hyperparameter: bool,
+    /// A gradient: the step itself changes it.
+    pub gradient: bool,
+}
+
+/// A table of facts with their names.
+#[derive(Debug)]
+pub struct Facts {
+    table: FactTable,
+    /// The facts, by first word.
+    pub entries: Vec<Entry>,
+    /// What the facts were when the recording began.
+    pub expected: Vec<u64>,
+    found: Vec<u64>,
+}
+
+/// The kind of a fact about a tensor's gradient (`facts.h`).
+const GRADIENT_META: u32 = 6;
+
+impl Facts {
+    /// No facts.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        Facts { table: FactTable::new(), entries: Vec::new(), expected: Vec::new(), found: Vec::new() }
+    }
+
+    /// Adds a fact.
+    ///
+    /// # Safety
+    /// As [`FactTable::add`].
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn add(
+        &mut self,
+        table_kind: u32,
+        container: PyObject,
+        key: PyObject,
+        kind: GuardKind,
+        subject: &str,
+        text: &str,
+        hyperparameter: bool,
+    ) -> Result<(), ReplayError> {
+        // SAFETY: the caller vouches for the objects.
+        let (start, width) = unsafe { self.table.add(table_kind, container, key)? };
+        self.entries.push(Entry {
+            start,
+            width,
+            kind,
+            subject: subject.to_owned(),
+            text: text.to_owned(),
+            hyperparameter,
+            gradient: table_kind == GRADIENT_META,
+        });
+        Ok(())
+    }
+
+    /// Reads every fact as what a plan will expect.
+    pub fn settle(&mut self) -> Result<(), ReplayError> {
+        self.table.hold()?;
+        let mut words = std::mem::take(&mut self.expected);
+        self.table.read(&mut words)?;
+        self.expected = words;
+        Ok(())
+    }
+
+    /// The first fact that no longer holds; `free` hyperparameters may change.
+    /// Values that are equal by content are accepted.
+    pub fn difference(&mut self, free: &[String]) -> Result<Option<&Entry>, ReplayError> {
+        let mut found = std::mem::take(&mut self.found);
+        let read = self.table.read(&mut found);
+        self.found = found;
+        read?;
+        let mut from = 0;
+        while let Some(offset) = rote_replay::first_difference(&self.expected[from..], &self.found[from..]) {
+            let word = from + offset;
+            let at = self.entries.partition_point(|entry| entry.start <= word) - 1;
+            let entry = &self.entries[at];
+            let free = entry.hyperparameter && free.contains(&entry.subject);
+            if !free && !self.table.same(word) {
+                return Ok(Some(&self.entries[at]));
+            }
+            from = word + 1;
+        }
+        Ok(None)
+    }
+
+    /// Every fact that changed since the recording began, gradients apart.
+    pub fn changes(&mut self) -> Result<Vec<String>, ReplayError> {
+        let mut found = std::mem::take(&mut self.found);
+        let read = self.table.read(&mut found);
+        self.found = found;
+        read?;
+        let mut changed = Vec::new();
+        for entry in &self.entries {
+            if entry.gradient {
+                continue;
+            }
+            let differs = (entry.start..entry.start + entry.width)
+                .any(|word| self.expected[word] != self.found[word] && !self.table.same(word));
+            if differs {
+                let (before, now) = (self.table.text(entry.start, true), self.table.text(entry.start, false));
+                let change = if before.is_empty() || before == now {
+                    entry.subject.clone()
+                } else {
+                    format!("{} ({before} -> {now})", entry.subject)
+                };
+                changed.push(change);
+            }
+        }
+        Ok(changed)
+    }
+
+    /// What a fact sees now, as text.
+    pub fn text_now(&self, entry: &Entry) -> String {
+        self.table.text(entry.start, false)
+    }
+
+    /// A hyperparameter's value now.
+    pub fn float(&self, path: &str) -> Result<f64, ReplayError> {
+        match self.entries.iter().find(|entry| entry.hyperparameter && entry.subject == path) {
+            Some(entry) => self.table.float(entry.start),
+            None => Err(ReplayError::Bind(format!("hyperparameter {path} is not in the state"))),
+        }
+    }
+
+    /// The word of a hyperparameter, to read it at every replay.
+    pub fn float_word(&self, path: &str) -> Option<usize> {
+        self.entries.iter().find(|entry| entry.hyperparameter && entry.subject == path).map(|entry| entry.start)
+    }
+
+    /// The float behind a word, now.
+    pub fn float_at(&self, word: usize) -> Result<f64, ReplayError> {
+        self.table.float(word)
+    }
+}

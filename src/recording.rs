@@ -1,0 +1,366 @@
+//! A recording in progress: what the framework reports while a step runs.
+
+use hashbrown::HashMap;
+use rote_plans::{BindingKind, Device, Fingerprint, GuardKind, RngAction};
+use rote_replay::ReplayError;
+use rote_replay::aten::sys::{Fact, Object as PyObject};
+use rote_replay::aten::{self, Bridge, Object};
+use rote_tracer::compare::Recording;
+use rote_tracer::scalars::{Origin, TracedFloats};
+use rote_tracer::{Recorder, Refusal, SpecEvent};
+
+use crate::events;
+use crate::facts::Facts;
+
+/// A tensor that the plan may bind.
+#[derive(Debug)]
+pub struct Named {
+    /// Whose it is.
+    pub kind: BindingKind,
+    /// Its path; of a gradient, the path of its owner.
+    pub path: String,
+    /// The tensor; of a gradient, its owner. Held for state only.
+    pub object: Option<Object>,
+    /// Which leaf of the arguments it is, for arguments and their gradients.
+    pub leaf: Option<u32>,
+    /// Its storage.
+    pub storage: u64,
+}
+
+/// A guard, as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuardText {
+    /// Where it looks.
+    pub kind: GuardKind,
+    /// What it looks at.
+    pub subject: String,
+    /// What it expects.
+    pub expected: String,
+    /// A hyperparameter: no part of the guard key.
+    pub hyperparameter: bool,
+}
+
+/// One step while it is recorded.
+#[derive(Debug)]
+pub struct ActiveRecording {
+    bridge: aten::Recording,
+    recorder: Recorder,
+    /// Facts about objects that outlive the call.
+    pub facts: Facts,
+    floats: TracedFloats,
+    /// Tensors that have a name.
+    pub named: Vec<Named>,
+    specs: Vec<SpecEvent>,
+    /// Guards of the call and its modes, as text.
+    pub guards: Vec<GuardText>,
+    /// Facts of the call.
+    pub words: Vec<u64>,
+    /// Where each of them belongs.
+    pub word_facts: Vec<Fact>,
+    /// Names of the leaves of the arguments.
+    pub leaves: Vec<String>,
+    refusal: Option<Refusal>,
+    generators: HashMap<Device, u64>,
+}
+
+impl ActiveRecording {
+    /// Begins a recording for a call with these facts.
+    pub fn new(fingerprint: Fingerprint, function: &str, words: Vec<u64>, word_facts: Vec<Fact>) -> Self {
+        ActiveRecording {
+            bridge: aten::Recording::new(),
+            recorder: Recorder::new(fingerprint, function),
+            facts: Facts::new(),
+            floats: TracedFloats::default(),
+            named: Vec::new(),
+            specs: Vec::new(),
+            guards: Vec::new(),
+            words,
+            word_facts,
+            leaves: Vec::new(),
+            refusal: None,
+            generators: HashMap::new(),
+        }
+    }
+
+    /// Why it cannot be kept, if something has been refused.
+    pub fn refusal(&self) -> Option<&Refusal> {
+        self.refusal.as_ref()
+    }
+
+    /// Refuses the recording; the first reason counts.
+    pub fn refuse(&mut self, refusal: Refusal) {
+        self.refusal.get_or_insert(refusal);
+    }
+
+    /// Adds a guard that is text only: modes, structure, world.
+    pub fn guard(&mut self, kind: GuardKind, subject: &str, expected: &str) {
+        self.guards.push(GuardText {
+            kind,
+            subject: subject.to_owned(),
+            expected: expected.to_owned(),
+            hyperparameter: false,
+        });
+    }
+
+    /// Registers a spec; returns its number.
+    pub fn spec(&mut self, spec: SpecEvent) -> u32 {
+        self.specs.push(spec);
+        self.specs.len() as u32 - 1
+    }
+
+    fn spec_at(&self, spec: Option<u32>) -> Option<SpecEvent> {
+        spec.and_then(|i| self.specs.get(i as usize).cloned())
+    }
+
+    fn specs_at(&self, specs: &[u32]) -> Vec<Option<SpecEvent>> {
+        specs.iter().map(|&i| self.specs.get(i as usize).cloned()).collect()
+    }
+
+    /// Names a tensor. `local` is the local tensor, `object` what is bound
+    /// (for a gradient: its owner).
+    ///
+    /// # Safety
+    /// Both must be live tensor objects.
+    pub unsafe fn name_tensor(
+        &mut self,
+        kind: BindingKind,
+        path: &str,
+        object: PyObject,
+        local: PyObject,
+        spec: Option<u32>,
+        leaf: Option<u32>,
+    ) -> Result<(), ReplayError> {
+        let spec = self.spec_at(spec);
+        // SAFETY: the caller vouches for the tensor; the event is used before
+        // the bridge's next call.
+        let event = unsafe { events::tensor(self.bridge.tensor(local)?) };
+        self.recorder.name_tensor(kind, path, &event, spec.as_ref());
+        let storage = event.storage;
+        // SAFETY: the caller vouches for the object.
+        let object = leaf.is_none().then(|| unsafe { Object::hold(object) });
+        self.named.push(Named { kind, path: path.to_owned(), object, leaf, storage });
+        Ok(())
+    }
+
+    /// Notes where a device's generator stands.
+    pub fn watch_generator(&mut self, device: Device) -> Result<(), ReplayError> {
+        let digest = Bridge::get().rng_digest(device)?;
+        self.generators.insert(device, digest);
+        Ok(())
+    }
+
+    /// Refuses when a generator was moved by something that was not recorded.
+    pub fn check_generators(&mut self, source: &str) -> Result<(), ReplayError> {
+        for (&device, &known) in &self.generators {
+            if Bridge::get().rng_digest(device)? != known {
+                let refusal = Refusal::op(
+                    "a random generator",
+                    source,
+                    format!("the {device} generator's state was set or advanced outside of recorded ops"),
+                    "seed outside the captured function; inside it, save and restore states with torch.get_rng_state \
+                     and torch.set_rng_state",
+                );
+                self.refusal.get_or_insert(refusal);
+            }
+        }
+        Ok(())
+    }
+
+    /// A save must see the state that recorded draws have left.
+    pub fn check_generators_before_save(&mut self, action: u32, source: &str) -> Result<(), ReplayError> {
+        if action == 0 { self.check_generators(source) } else { Ok(()) }
+    }
+
+    fn settle_generators(&mut self) -> Result<(), ReplayError> {
+        for (&device, known) in &mut self.generators {
+            *known = Bridge::get().rng_digest(device)?;
+        }
+        Ok(())
+    }
+
+    /// Records an op that has run.
+    ///
+    /// # Safety
+    /// As [`aten::Recording::op`].
+    pub unsafe fn op(
+        &mut self,
+        func: PyObject,
+        args: PyObject,
+        kwargs: PyObject,
+        result: PyObject,
+        source: &str,
+    ) -> Result<(), ReplayError> {
+        if self.refusal.is_some() {
+            return Ok(());
+        }
+        // SAFETY: the caller vouches for the objects; the event is used before
+        // the bridge's next call.
+        let event = unsafe { events::op(self.bridge.op(func, args, kwargs, result)?, source) };
+        let seeded = event.seeded;
+        if let Err(refusal) = self.recorder.op(&event) {
+            self.refusal = Some(refusal);
+        }
+        if seeded {
+            self.settle_generators()?;
+        }
+        Ok(())
+    }
+
+    /// Records a save or restore of generator state. Returns the slot.
+    pub fn rng(
+        &mut self,
+        action: RngAction,
+        device: Device,
+        slot: Option<u32>,
+        source: &str,
+    ) -> Result<u32, ReplayError> {
+        let slot = self.recorder.rng(action, device, slot, source);
+        self.settle_generators()?;
+        Ok(slot)
+    }
+
+    /// A global op begins.
+    pub fn global_begin(&mut self, op: &str, inputs: &[u32], source: &str) {
+        let inputs = self.specs_at(inputs);
+        self.recorder.global_begin(op, &inputs, source);
+    }
+
+    /// The innermost global op has run.
+    pub fn global_end(&mut self, outputs: &[u32]) {
+        let outputs = self.specs_at(outputs);
+        self.recorder.global_end(&outputs);
+    }
+
+    /// A redistribution begins.
+    pub fn redistribute_begin(&mut self, from: u32, to: u32, source: &str) {
+        if let (Some(from), Some(to)) = (self.spec_at(Some(from)), self.spec_at(Some(to))) {
+            self.recorder.redistribute_begin(&from, &to, source);
+        }
+    }
+
+    /// The innermost redistribution has run.
+    pub fn redistribute_end(&mut self) {
+        self.recorder.redistribute_end();
+    }
+
+    /// Follows a float. Returns its number.
+    pub fn float(&mut self, origin: Origin, value: f64) -> u32 {
+        self.floats.add(origin, value)
+    }
+
+    /// A followed float was compared or converted.
+    pub fn pin_float(&mut self, index: u32) {
+        self.floats.pin(index);
+    }
+
+    /// The process groups that recorded collectives use.
+    pub fn group_names(&self) -> Vec<String> {
+        self.recorder.group_names()
+    }
+
+    /// Describes a process group.
+    pub fn describe_group(&mut self, name: &str, ranks: &[i64], label: &str) {
+        self.recorder.describe_group(name, ranks, label);
+    }
+
+    /// Names a tensor of the result.
+    ///
+    /// # Safety
+    /// `local` must be a live tensor object.
+    pub unsafe fn output(
+        &mut self,
+        path: &str,
+        local: PyObject,
+        spec: Option<u32>,
+        requires_grad: bool,
+    ) -> Result<(), ReplayError> {
+        let spec = self.spec_at(spec);
+        // SAFETY: as in `name_tensor`.
+        let event = unsafe { events::tensor(self.bridge.tensor(local)?) };
+        if let Err(refusal) = self.recorder.output(path, &event, spec.as_ref(), requires_grad) {
+            self.refuse(refusal);
+        }
+        Ok(())
+    }
+
+    /// Says what the step left in a `.grad`: a local tensor, or `None`.
+    ///
+    /// # Safety
+    /// As [`ActiveRecording::output`].
+    pub unsafe fn grad(&mut self, path: &str, local: Option<PyObject>, spec: Option<u32>) -> Result<(), ReplayError> {
+        let spec = self.spec_at(spec);
+        let event = match local {
+            // SAFETY: as in `name_tensor`.
+            Some(local) => Some(unsafe { events::tensor(self.bridge.tensor(local)?) }),
+            None => None,
+        };
+        let gradient = event.as_ref().map(|event| (event, spec.as_ref()));
+        if let Err(refusal) = self.recorder.grad(path, gradient) {
+            self.refuse(refusal);
+        }
+        Ok(())
+    }
+
+    /// What the step made, did not return, and something still holds.
+    pub fn survivors(&self) -> Vec<String> {
+        let mut alive: Vec<String> = self
+            .recorder
+            .made()
+            .into_iter()
+            .filter(|(storage, _)| self.bridge.alive(*storage))
+            .map(|(_, maker)| maker)
+            .collect();
+        alive.sort();
+        alive
+    }
+
+    /// All guards, as text, facts included.
+    pub fn guard_texts(&self) -> Vec<GuardText> {
+        let facts = self.facts.entries.iter().filter(|entry| !entry.text.is_empty()).map(|entry| GuardText {
+            kind: entry.kind,
+            subject: entry.subject.clone(),
+            expected: entry.text.clone(),
+            hyperparameter: entry.hyperparameter,
+        });
+        self.guards.iter().cloned().chain(facts).collect()
+    }
+
+    /// Ends the recording. `result` is the structure of the result as JSON.
+    pub fn into_recording(self, result: &str) -> (Recording, Parts) {
+        let guards = self.guard_texts();
+        let (plan, sources) = self.recorder.finish(result);
+        (
+            Recording { plan, sources, floats: self.floats },
+            Parts {
+                facts: self.facts,
+                named: self.named,
+                guards,
+                words: self.words,
+                word_facts: self.word_facts,
+                leaves: self.leaves,
+            },
+        )
+    }
+
+    /// What a stored plan needs to be bound without a recording.
+    pub fn into_parts(self) -> Parts {
+        self.into_recording("").1
+    }
+}
+
+/// What a recording knows besides the plan.
+#[derive(Debug)]
+pub struct Parts {
+    /// Facts about objects that outlive the call.
+    pub facts: Facts,
+    /// Tensors that have a name.
+    pub named: Vec<Named>,
+    /// Guards as text.
+    pub guards: Vec<GuardText>,
+    /// Facts of the call.
+    pub words: Vec<u64>,
+    /// Where each of them belongs.
+    pub word_facts: Vec<Fact>,
+    /// Names of the leaves of the arguments.
+    pub leaves: Vec<String>,
+}

@@ -1,0 +1,659 @@
+//! The session: one captured function, its plans, and what happens at a call.
+//!
+//! A call is replayed when a variant's guards hold. Otherwise it runs eagerly,
+//! and is recorded: the first recording becomes a candidate, the second equal
+//! one a plan. State that is created lazily (an optimizer's first step) drops
+//! a recording; what can't be proven right refuses it.
+
+use std::path::PathBuf;
+
+use hashbrown::{HashMap, HashSet};
+use rote_plans::{Fingerprint, Plan, PlanFile, PlanStore};
+use rote_replay::ReplayError;
+use rote_replay::aten::sys::Object as PyObject;
+use rote_replay::aten::{Call, Object};
+use rote_tracer::Refusal;
+use rote_tracer::compare::{Recording, compare};
+use rote_tracer::scalars::{TracedFloats, evaluate};
+
+use crate::SessionError;
+use crate::facts::{DISPATCH_MODES_WORD, call_subject};
+use crate::recording::{ActiveRecording, GuardText, Parts};
+use crate::stats::Stats;
+use crate::variant::Variant;
+
+/// What a session is made of.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The captured function, for example `train.py:train_step`.
+    pub function: String,
+    /// This process.
+    pub fingerprint: Fingerprint,
+    /// Directory of the plan store.
+    pub plans: PathBuf,
+    /// How many variants are kept at most.
+    pub max_variants: usize,
+}
+
+/// What to do with a call.
+#[derive(Debug)]
+pub enum Next {
+    /// It was replayed: by which variant, and the results.
+    Replayed(u32, Vec<Object>),
+    /// Run it eagerly and record it.
+    Record,
+    /// Run it eagerly.
+    Eager,
+}
+
+/// What became of a recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Not kept, for a reason that should be gone at the next call.
+    Dropped(String),
+    /// Kept until a second one confirms it.
+    Candidate,
+    /// A new variant can be replayed.
+    Kept(u32),
+    /// The plan in the store is the same: it can be replayed.
+    Adopted(u32),
+    /// It cannot be replayed.
+    Refused(Refusal),
+}
+
+#[derive(Debug)]
+struct Candidate {
+    recording: Recording,
+    parts: Parts,
+}
+
+/// A recording in progress, with what it was found to resemble.
+#[derive(Debug)]
+struct Active {
+    recording: ActiveRecording,
+    /// A variant whose guards differ in hyperparameters only.
+    variant: Option<usize>,
+    /// A candidate under the same guards.
+    candidate: Option<usize>,
+    missed: Option<String>,
+}
+
+/// How often a recording may be dropped in a row.
+const MAX_DROPS: u32 = 4;
+
+/// One captured function.
+#[derive(Debug)]
+pub struct Session {
+    config: Config,
+    store: PlanStore,
+    call: Call,
+    variants: Vec<Variant>,
+    candidates: Vec<Candidate>,
+    active: Option<Active>,
+    stats: Stats,
+    refused: HashSet<Vec<u64>>,
+    drops: u32,
+    last_changes: Vec<String>,
+    unsteady: HashMap<String, u32>,
+    scanned: bool,
+    full: bool,
+    missed: Option<String>,
+    next_id: u32,
+    state_storages: Vec<u64>,
+}
+
+impl Session {
+    /// A session with nothing recorded. The bridge must be loaded.
+    pub fn new(config: Config) -> Result<Self, SessionError> {
+        let store = PlanStore::open(&config.plans)?;
+        Ok(Session {
+            config,
+            store,
+            call: Call::new(),
+            variants: Vec::new(),
+            candidates: Vec::new(),
+            active: None,
+            stats: Stats::default(),
+            refused: HashSet::new(),
+            drops: 0,
+            last_changes: Vec::new(),
+            unsteady: HashMap::new(),
+            scanned: false,
+            full: false,
+            missed: None,
+            next_id: 0,
+            state_storages: Vec::new(),
+        })
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// The variants that can be replayed.
+    pub fn variants(&self) -> &[Variant] {
+        &self.variants
+    }
+
+    /// The variant with this number.
+    pub fn variant(&self, id: u32) -> Option<&Variant> {
+        self.variants.iter().find(|variant| variant.id == id)
+    }
+
+    /// Handles a call: replays it, or says how it must run.
+    ///
+    /// # Safety
+    /// `args` must be a live tuple and `kwargs` a live dict, and the GIL held.
+    pub unsafe fn call(&mut self, args: PyObject, kwargs: PyObject) -> Result<Next, SessionError> {
+        self.stats.calls += 1;
+        self.missed = None;
+        // SAFETY: the caller vouches for the objects.
+        let (words, facts) = unsafe { self.call.collect(args, kwargs)? };
+        if self.active.is_some() || words[DISPATCH_MODES_WORD] != 0 {
+            return Ok(Next::Eager);
+        }
+        let mut best: Option<(usize, String)> = None;
+        let mut hit = None;
+        for (i, variant) in self.variants.iter_mut().enumerate() {
+            let (progress, subject) = match variant.call.difference(words) {
+                Some(word) => {
+                    let fact = variant.call_facts.get(word).or_else(|| facts.get(word));
+                    (word, call_subject(word, fact, &variant.leaves))
+                }
+                None => match variant.facts.difference(&variant.free)? {
+                    Some(entry) => (usize::MAX, entry.subject.clone()),
+                    None => {
+                        hit = Some(i);
+                        break;
+                    }
+                },
+            };
+            if best.as_ref().is_none_or(|(most, _)| progress > *most) {
+                best = Some((progress, subject));
+            }
+        }
+        if let Some(i) = hit {
+            self.variants[..=i].rotate_right(1); // most recently used first
+            let variant = &mut self.variants[0];
+            let results = variant.replay(&self.call)?;
+            self.stats.replays += 1;
+            return Ok(Next::Replayed(self.variants[0].id, results));
+        }
+        let refused = self.refused.contains(words);
+        if let Some((_, subject)) = best {
+            self.stats.fallbacks += 1;
+            *self.stats.guard_misses.entry(subject.clone()).or_insert(0) += 1;
+            tracing::debug!(target: "rote::guards", "{}: miss on {subject}", self.config.function);
+            self.missed = Some(subject);
+        }
+        if refused || self.refused.len() >= self.config.max_variants {
+            return Ok(Next::Eager);
+        }
+        if self.variants.len() >= self.config.max_variants {
+            if !self.full {
+                self.full = true;
+                tracing::warn!(
+                    target: "rote::guards",
+                    "{}: {} variants are recorded, which is the most allowed (max_variants); calls that match none of \
+                     them run eagerly (last miss: {})",
+                    self.config.function,
+                    self.variants.len(),
+                    self.missed.as_deref().unwrap_or("?")
+                );
+            }
+            return Ok(Next::Eager);
+        }
+        Ok(Next::Record)
+    }
+
+    /// Begins to record the call that was handled last.
+    pub fn begin(&mut self) -> &mut ActiveRecording {
+        // The facts are still those of the last call; collect() owns them.
+        let (words, facts) = self.call.last();
+        let recording =
+            ActiveRecording::new(self.config.fingerprint.clone(), &self.config.function, words, facts);
+        let missed = self.missed.take();
+        &mut self.active.insert(Active { recording, variant: None, candidate: None, missed }).recording
+    }
+
+    /// The recording in progress.
+    pub fn active(&mut self) -> Option<&mut ActiveRecording> {
+        self.active.as_mut().map(|active| &mut active.recording)
+    }
+
+    /// The step failed: the recording is worth nothing.
+    pub fn abort(&mut self) {
+        self.active = None;
+    }
+
+    /// All names and facts are known; the step is about to run.
+    pub fn ready(&mut self) -> Result<(), SessionError> {
+        let Some(active) = self.active.as_mut() else { return Ok(()) };
+        active.recording.facts.settle()?;
+        let storages: Vec<u64> = active
+            .recording
+            .named
+            .iter()
+            .filter(|named| named.kind == rote_plans::BindingKind::State)
+            .map(|named| named.storage)
+            .collect();
+        if storages != self.state_storages {
+            // Arguments that alias the state could not be told before.
+            self.call.set_state(&storages)?;
+            self.state_storages = storages;
+            self.call.recollect()?;
+            let (words, facts) = self.call.last();
+            active.recording.words = words;
+            active.recording.word_facts = facts;
+        }
+        if let Some(subject) = &active.missed {
+            log_miss(&self.config.function, subject, &self.variants, &active.recording);
+        }
+        let all: Vec<String> = active
+            .recording
+            .facts
+            .entries
+            .iter()
+            .filter(|entry| entry.hyperparameter)
+            .map(|entry| entry.subject.clone())
+            .collect();
+        for (i, variant) in self.variants.iter_mut().enumerate() {
+            if variant.call.words() == active.recording.words && variant.facts.difference(&all)?.is_none() {
+                active.variant = Some(i);
+                break;
+            }
+        }
+        let mut unsteady = None;
+        for (i, candidate) in self.candidates.iter_mut().enumerate() {
+            if candidate.parts.words != active.recording.words {
+                continue;
+            }
+            match candidate.parts.facts.difference(&all)? {
+                None => {
+                    active.candidate = Some(i);
+                    unsteady = None;
+                    break;
+                }
+                Some(entry) if entry.kind == rote_plans::GuardKind::Host => {
+                    unsteady = Some((entry.subject.clone(), entry.text.clone()));
+                }
+                Some(_) => {}
+            }
+        }
+        if active.variant.is_none() && active.candidate.is_none() {
+            if let Some((subject, was)) = unsteady {
+                let times = self.unsteady.entry(subject.clone()).or_insert(0);
+                *times += 1;
+                if *times >= 2 {
+                    active.recording.refuse(changes_every_call(&format!("{subject} (once {was})")));
+                }
+            }
+        } else {
+            self.unsteady.clear();
+        }
+        Ok(())
+    }
+
+    /// Binds a plan of the store without recording, when one was made under
+    /// the same guards. The call can then be replayed.
+    pub fn trust(&mut self) -> Result<bool, SessionError> {
+        self.scan();
+        let Some(active) = self.active.take() else { return Ok(false) };
+        let guards = active.recording.guard_texts();
+        let key = guard_key(&self.config.function, &guards);
+        let Some(file) = self.stored(&key) else {
+            self.active = Some(active);
+            return Ok(false);
+        };
+        let plan = file.to_plan();
+        if let Some(problem) = guards_differ(&plan, &guards) {
+            tracing::warn!(target: "rote::replay", "{}: stored plan {key}: {problem}", self.config.function);
+            self.active = Some(active);
+            return Ok(false);
+        }
+        let free = free_of(&plan);
+        let recording = Recording { plan, sources: Vec::new(), floats: TracedFloats::default() };
+        let parts = active.recording.into_parts();
+        let variant = Variant::bind(self.next_id, file, &key, recording, Vec::new(), free, parts)?;
+        self.next_id += 1;
+        self.variants.insert(0, variant);
+        tracing::info!(target: "rote::replay", "{}: stored plan {key} is trusted", self.config.function);
+        Ok(true)
+    }
+
+    /// Replays the call that was handled last with the newest variant.
+    pub fn replay_last(&mut self) -> Result<Next, SessionError> {
+        let Some(variant) = self.variants.first_mut() else { return Ok(Next::Eager) };
+        let results = variant.replay(&self.call)?;
+        self.stats.replays += 1;
+        Ok(Next::Replayed(variant.id, results))
+    }
+
+    /// Ends the recording of a step that ran to its end. `result` is the
+    /// structure of the result as JSON; `None` for one a plan cannot give back.
+    pub fn finish(&mut self, result: &str) -> Result<Outcome, SessionError> {
+        let Some(Active { mut recording, variant, candidate, .. }) = self.active.take() else {
+            return Err(SessionError::NoRecording);
+        };
+        self.scan();
+        recording.check_generators("")?;
+        let words = recording.words.clone();
+        let outcome = match self.judge(recording, variant, candidate, result) {
+            Err(SessionError::Refused(refusal)) => Outcome::Refused(refusal),
+            other => other?,
+        };
+        match &outcome {
+            Outcome::Dropped(why) => {
+                self.drops += 1;
+                tracing::info!(target: "rote::record", "{}: recording dropped: {why}", self.config.function);
+            }
+            Outcome::Refused(refusal) => {
+                self.refused.insert(words);
+                self.stats.refusals.push(refusal.to_string());
+            }
+            _ => self.drops = 0,
+        }
+        Ok(outcome)
+    }
+
+    fn judge(
+        &mut self,
+        mut active: ActiveRecording,
+        variant: Option<usize>,
+        candidate: Option<usize>,
+        result: &str,
+    ) -> Result<Outcome, SessionError> {
+        if let Some(refusal) = active.refusal() {
+            return Ok(Outcome::Refused(refusal.clone()));
+        }
+        let changes = active.facts.changes()?;
+        if !changes.is_empty() {
+            let subject = |change: &String| change.split(" (").next().unwrap_or_default().to_owned();
+            let subjects: Vec<String> = changes.iter().map(subject).collect();
+            let again = changes.iter().find(|change| self.last_changes.contains(&subject(change)));
+            if let Some(change) = again {
+                return Ok(Outcome::Refused(changes_every_call(change)));
+            }
+            self.last_changes = subjects;
+            return Ok(Outcome::Dropped(format!("the step changed {}", changes.join(", "))));
+        }
+        self.last_changes.clear();
+        let survivors = active.survivors();
+        if !survivors.is_empty() {
+            let some: Vec<&str> = survivors.iter().take(3).map(String::as_str).collect();
+            let what = format!("{} tensors that outlive the call, among them {}", survivors.len(), some.join("; "));
+            if self.drops + 1 >= MAX_DROPS {
+                return Err(SessionError::Refused(Refusal::step(
+                    format!("keeps {what}, at every call"),
+                    "return them, or write them in place to tensors that state= names",
+                )));
+            }
+            return Ok(Outcome::Dropped(format!("the step made {what}")));
+        }
+
+        let (recording, parts) = active.into_recording(result);
+        let key = guard_key(&self.config.function, &parts.guards);
+        if let Some(i) = variant {
+            return self.generalize(i, &key, recording, parts);
+        }
+        if let Some(i) = candidate {
+            let numbers = compare(&self.candidates[i].recording, &recording).map_err(SessionError::Refused)?;
+            let free = recording.floats.free(&self.candidates[i].recording.floats);
+            self.candidates.remove(i);
+            return self.keep(&key, recording, numbers, free, parts);
+        }
+        if let Some(file) = self.stored(&key) {
+            match same_as_stored(&file.to_plan(), &recording, &parts) {
+                Ok(free) => {
+                    tracing::info!(target: "rote::record", "{}: stored plan {key} is the same", self.config.function);
+                    let id = self.next_id();
+                    let stored = file.to_plan();
+                    let numbers = numbers_of(&stored, &recording);
+                    let variant = Variant::bind(id, file, &key, recording, numbers, free, parts)?;
+                    self.variants.insert(0, variant);
+                    return Ok(Outcome::Adopted(id));
+                }
+                Err(difference) => tracing::warn!(
+                    target: "rote::record",
+                    "{}: stored plan {key} is not what the script does now: {difference}; recording a new one",
+                    self.config.function
+                ),
+            }
+        } else if self.variants.is_empty() && self.candidates.is_empty() {
+            self.explain_strangers(&parts.guards);
+        }
+        if self.candidates.len() >= self.config.max_variants {
+            self.candidates.remove(0);
+        }
+        self.candidates.push(Candidate { recording, parts });
+        Ok(Outcome::Candidate)
+    }
+
+    /// A variant missed because hyperparameters changed: bind the numbers that
+    /// follow them.
+    fn generalize(
+        &mut self,
+        i: usize,
+        key: &str,
+        recording: Recording,
+        parts: Parts,
+    ) -> Result<Outcome, SessionError> {
+        let old = &self.variants[i];
+        let found = compare(&old.recording, &recording).map_err(SessionError::Refused)?;
+        let mut numbers: Vec<_> = old.numbers.iter().copied().chain(found).collect();
+        numbers.sort_unstable();
+        numbers.dedup_by_key(|number| number.arg);
+        let mut free = old.free.clone();
+        for path in recording.floats.free(&old.recording.floats) {
+            if !free.contains(&path) {
+                free.push(path);
+            }
+        }
+        if free.len() > old.free.len() {
+            self.variants.remove(i);
+        }
+        self.keep(key, recording, numbers, free, parts)
+    }
+
+    fn keep(
+        &mut self,
+        key: &str,
+        recording: Recording,
+        numbers: Vec<rote_tracer::compare::BoundNumber>,
+        free: Vec<String>,
+        parts: Parts,
+    ) -> Result<Outcome, SessionError> {
+        let id = self.next_id();
+        let variant = Variant::keep(id, &self.store, key, recording, numbers, free, parts)?;
+        tracing::info!(
+            target: "rote::record",
+            "{}: plan {key} recorded, {} instructions, {} guards",
+            self.config.function,
+            variant.file.plan().instrs.len(),
+            variant.file.plan().guards.len()
+        );
+        self.variants.insert(0, variant);
+        self.stats.recordings += 1;
+        Ok(Outcome::Kept(id))
+    }
+
+    fn next_id(&mut self) -> u32 {
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
+    /// Opens every plan of this rank once and says which cannot be used here.
+    fn scan(&mut self) {
+        if std::mem::replace(&mut self.scanned, true) {
+            return;
+        }
+        let files = match self.store.files() {
+            Ok(files) => files,
+            Err(error) => {
+                tracing::warn!(target: "rote::replay", "{}: {error}", self.config.function);
+                return;
+            }
+        };
+        let rank = self.config.fingerprint.rank;
+        let mine: Vec<_> = files.iter().filter(|(_, of, _)| *of == rank).collect();
+        for (key, _, path) in &mine {
+            if let Err(error) = PlanFile::open_for(path, &self.config.fingerprint) {
+                tracing::warn!(target: "rote::replay", "{}: stored plan {key}: {error}", self.config.function);
+            }
+        }
+        if mine.is_empty() && !files.is_empty() {
+            tracing::warn!(
+                target: "rote::replay",
+                "{}: the plan store {} has plans for other ranks, none for rank {rank}",
+                self.config.function,
+                self.store.directory().display()
+            );
+        }
+    }
+
+    /// The stored plan under this key, if there is one for this process.
+    fn stored(&self, key: &str) -> Option<PlanFile> {
+        let path = self.store.path(key, self.config.fingerprint.rank).ok()?;
+        // What is wrong with a file was said when the store was scanned.
+        path.exists().then(|| PlanFile::open_for(&path, &self.config.fingerprint).ok()).flatten()
+    }
+
+    /// Says why stored plans of this function do not apply.
+    fn explain_strangers(&self, guards: &[GuardText]) {
+        let rank = self.config.fingerprint.rank;
+        for (key, _, path) in self.store.files().unwrap_or_default().iter().filter(|(_, of, _)| *of == rank) {
+            let Ok(file) = PlanFile::open_for(path, &self.config.fingerprint) else { continue };
+            let plan = file.to_plan();
+            if plan.function != self.config.function {
+                continue;
+            }
+            if let Some(problem) = guards_differ(&plan, guards) {
+                tracing::warn!(
+                    target: "rote::replay",
+                    "{}: stored plan {key} does not apply: {problem}; recording a new one",
+                    self.config.function
+                );
+            }
+        }
+    }
+}
+
+fn changes_every_call(what: &str) -> Refusal {
+    Refusal::step(
+        format!("changes the host value {what} at every call: a replay would not, or would miss every time"),
+        "pass it as an argument, make it a tensor, or, if it does not matter, name it in ignore=",
+    )
+}
+
+fn log_miss(function: &str, subject: &str, variants: &[Variant], recording: &ActiveRecording) {
+    let stem = subject.rsplit_once('.').map_or(subject, |(stem, _)| stem);
+    let find = |guards: &[GuardText]| {
+        guards
+            .iter()
+            .find(|guard| guard.subject == subject)
+            .or_else(|| guards.iter().find(|guard| guard.subject == stem))
+            .map(|guard| guard.expected.clone())
+    };
+    let expected = variants.first().and_then(|variant| find(&variant.guards));
+    let found = find(&recording.guard_texts());
+    tracing::info!(
+        target: "rote::guards",
+        "{function}: {subject}: expected {}, found {}",
+        expected.as_deref().unwrap_or("absent"),
+        found.as_deref().unwrap_or("absent")
+    );
+}
+
+/// The name under which plans with these guards are stored: 128 bits of XXH3
+/// over the function and every guard, hyperparameters apart.
+pub fn guard_key(function: &str, guards: &[GuardText]) -> String {
+    let mut text = function.to_owned();
+    for guard in guards.iter().filter(|guard| !guard.hyperparameter) {
+        text.push('\n');
+        text.push_str(&guard.subject);
+        text.push('\0');
+        text.push_str(&guard.expected);
+    }
+    format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes()))
+}
+
+/// The first guard of a stored plan that does not hold, both sides named.
+fn guards_differ(plan: &Plan, guards: &[GuardText]) -> Option<String> {
+    for guard in &plan.guards {
+        let (subject, expected) = (plan.str(guard.subject), plan.str(guard.expected));
+        match guards.iter().find(|g| g.subject == subject) {
+            None => return Some(format!("it expects {subject} to be {expected}, this process has no {subject}")),
+            Some(found) if found.expected != expected => {
+                return Some(format!("it expects {subject} to be {expected}, this process has {}", found.expected));
+            }
+            Some(_) => {}
+        }
+    }
+    let free = free_of(plan);
+    guards
+        .iter()
+        .find(|g| {
+            !free.contains(&g.subject) && !plan.guards.iter().any(|guard| plan.str(guard.subject) == g.subject)
+        })
+        .map(|g| format!("it does not know {} ({} in this process)", g.subject, g.expected))
+}
+
+/// The hyperparameters that a plan reads.
+fn free_of(plan: &Plan) -> Vec<String> {
+    plan.scalars
+        .iter()
+        .filter_map(|scalar| match scalar {
+            rote_plans::Scalar::Read { path } => Some(plan.str(*path).to_owned()),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Whether a stored plan is what was just recorded, bound numbers computed
+/// from today's hyperparameters. Gives the hyperparameters it reads.
+fn same_as_stored(stored: &Plan, recording: &Recording, parts: &Parts) -> Result<Vec<String>, String> {
+    if let Some(problem) = guards_differ(stored, &parts.guards) {
+        return Err(problem);
+    }
+    let mut failed = None;
+    let values = evaluate(&stored.scalars, |i| match stored.scalars[i] {
+        rote_plans::Scalar::Read { path } => parts.facts.float(stored.str(path)).unwrap_or_else(|error| {
+            failed.get_or_insert(error.to_string());
+            f64::NAN
+        }),
+        _ => f64::NAN,
+    });
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let mut plan = stored.clone();
+    for arg in &mut plan.args {
+        if let rote_plans::Arg::Scalar(scalar) = *arg {
+            *arg = rote_plans::Arg::Float(values[scalar as usize]);
+        }
+    }
+    let stored_recording =
+        Recording { sources: vec![String::new(); plan.instrs.len()], plan, floats: TracedFloats::default() };
+    compare(&stored_recording, recording).map_err(|refusal| refusal.reason)?;
+    Ok(free_of(stored))
+}
+
+/// Where a stored plan has bound numbers, in terms of a new recording.
+fn numbers_of(stored: &Plan, recording: &Recording) -> Vec<rote_tracer::compare::BoundNumber> {
+    let mut numbers = Vec::new();
+    for (i, (old, new)) in stored.args.iter().zip(&recording.plan.args).enumerate() {
+        if let (rote_plans::Arg::Scalar(_), rote_plans::Arg::Float(value)) = (old, new) {
+            if let Some(float) = recording.floats.explain(&recording.floats, *value, *value) {
+                numbers.push(rote_tracer::compare::BoundNumber { arg: i as u32, float });
+            }
+        }
+    }
+    numbers
+}
+
+impl From<ReplayError> for SessionError {
+    fn from(error: ReplayError) -> Self {
+        SessionError::Replay(error)
+    }
+}

@@ -1,0 +1,21 @@
+//! What a session counts.
+
+use hashbrown::HashMap;
+
+/// Counters of a captured function. A call is one of: a replay, a recording
+/// (which runs eagerly), or an eager call.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    /// Calls of the captured function.
+    pub calls: u64,
+    /// New plans that were recorded and kept.
+    pub recordings: u64,
+    /// Calls that were replayed.
+    pub replays: u64,
+    /// Calls that ran through full propagation because a guard missed.
+    pub fallbacks: u64,
+    /// Guard misses by what was looked at.
+    pub guard_misses: HashMap<String, u64>,
+    /// Why recordings were refused.
+    pub refusals: Vec<String>,
+}

@@ -1,0 +1,127 @@
+//! What the recorder is told: ops as they run, with plain local tensors.
+
+use rote_plans::{DType, Device};
+
+/// A local tensor as a framework shows it.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorEvent<'a> {
+    /// Identity of its storage; equal for tensors that share memory, never
+    /// used twice in a recording. 0: no tensor.
+    pub storage: u64,
+    /// Element type.
+    pub dtype: DType,
+    /// Device.
+    pub device: Device,
+    /// Shape in elements.
+    pub sizes: &'a [i64],
+    /// Strides in elements.
+    pub strides: &'a [i64],
+    /// Offset from the start of the storage, in elements of this dtype.
+    pub offset: i64,
+    /// Size of the storage in bytes.
+    pub storage_bytes: u64,
+    /// Conjugate and negative bits, which a plain view cannot express.
+    pub lazy_bits: u8,
+    /// Whether it has no strided storage at all (sparse and such).
+    pub opaque: bool,
+}
+
+impl TensorEvent<'_> {
+    /// Number of elements.
+    pub fn numel(&self) -> i64 {
+        self.sizes.iter().product()
+    }
+
+    /// Printed like `f32[4, 64]`.
+    pub fn describe(&self) -> String {
+        format!("{}{:?}", self.dtype, self.sizes)
+    }
+}
+
+/// An argument or result of an op.
+#[derive(Clone, Debug)]
+pub enum ArgEvent<'a> {
+    /// Nothing.
+    None,
+    /// A tensor.
+    Tensor(TensorEvent<'a>),
+    /// A list of tensors; storage 0 is an absent one.
+    Tensors(Vec<TensorEvent<'a>>),
+    /// A boolean.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A float.
+    Float(f64),
+    /// A complex number.
+    Complex(f64, f64),
+    /// A number where the schema wants a tensor.
+    Wrapped(Box<ArgEvent<'a>>),
+    /// A list of integers.
+    Ints(&'a [i64]),
+    /// A list of anything else.
+    List(Vec<ArgEvent<'a>>),
+    /// Text.
+    Str(&'a str),
+    /// An element type.
+    DType(DType),
+    /// A device.
+    Device(Device),
+    /// A layout number.
+    Layout(i8),
+    /// A memory format number.
+    MemoryFormat(i8),
+    /// Something that a plan cannot hold; its type.
+    Other(&'a str),
+}
+
+/// An argument with what the schema says of it.
+#[derive(Clone, Debug)]
+pub struct Argument<'a> {
+    /// The argument.
+    pub value: ArgEvent<'a>,
+    /// Whether the op writes to it.
+    pub written: bool,
+}
+
+/// One op, after it ran.
+#[derive(Clone, Debug)]
+pub struct OpEvent<'a> {
+    /// Name with namespace, for example `aten::mm`.
+    pub name: &'a str,
+    /// Overload, empty for the default one.
+    pub overload: &'a str,
+    /// Arguments in schema order, defaults filled in.
+    pub args: Vec<Argument<'a>>,
+    /// Results.
+    pub outs: Vec<ArgEvent<'a>>,
+    /// Whether it draws from a generator.
+    pub seeded: bool,
+    /// Whether it reads tensor data on the host, or its result's shape
+    /// depends on data.
+    pub data_dependent: bool,
+    /// Whether it changes the meta of an argument in place.
+    pub inplace_view: bool,
+    /// The user's source line, or empty.
+    pub source: &'a str,
+}
+
+/// A distributed tensor's spec, as a framework shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SpecEvent {
+    /// Device type of the mesh.
+    pub device_type: String,
+    /// Ranks per mesh dim.
+    pub mesh_shape: Vec<i64>,
+    /// Names of the mesh dims, empty when it has none.
+    pub mesh_dim_names: Vec<String>,
+    /// Global ranks in row-major order.
+    pub ranks: Vec<i64>,
+    /// One placement per mesh dim, in DTensor's short form: `R`, `S(0)`,
+    /// `_S(0, 2)`, `P(sum)`.
+    pub placements: Vec<String>,
+    /// Global shape.
+    pub shape: Vec<i64>,
+    /// Global strides.
+    pub strides: Vec<i64>,
+}

@@ -1,0 +1,175 @@
+//! Floats that Python computes from an optimizer's hyperparameters, followed
+//! while a step is recorded.
+
+use hashbrown::HashMap;
+use rote_plans::{NONE, Scalar};
+
+/// How a followed float came about. Operands are indices of earlier ones.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Origin {
+    /// Read from the state under this path.
+    Read(String),
+    /// A plain number that took part in the arithmetic.
+    Const(u64),
+    /// Negation.
+    Neg(u32),
+    /// Sum.
+    Add(u32, u32),
+    /// Difference.
+    Sub(u32, u32),
+    /// Product.
+    Mul(u32, u32),
+    /// Quotient.
+    Div(u32, u32),
+    /// Power.
+    Pow(u32, u32),
+}
+
+/// The floats followed in one recording, in the order they came about.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TracedFloats {
+    origins: Vec<Origin>,
+    values: Vec<f64>,
+    /// Hyperparameters whose value decided a branch, or left Python's floats.
+    pinned: Vec<u32>,
+}
+
+impl TracedFloats {
+    /// Adds a float; the same origin twice is one float.
+    pub fn add(&mut self, origin: Origin, value: f64) -> u32 {
+        if let Some(index) = self.origins.iter().position(|o| *o == origin) {
+            return index as u32;
+        }
+        self.origins.push(origin);
+        self.values.push(value);
+        self.origins.len() as u32 - 1
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.origins.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.origins.is_empty()
+    }
+
+    /// The program depends on more than the arithmetic of this float: it was
+    /// compared or converted.
+    pub fn pin(&mut self, index: u32) {
+        for read in self.reads(index) {
+            if !self.pinned.contains(&read) {
+                self.pinned.push(read);
+            }
+        }
+    }
+
+    /// The float that is `a` in this recording and `b` in `other`.
+    pub fn explain(&self, other: &TracedFloats, a: f64, b: f64) -> Option<u32> {
+        (0..self.origins.len().min(other.origins.len()))
+            .find(|&i| {
+                self.origins[i] == other.origins[i]
+                    && self.values[i].to_bits() == a.to_bits()
+                    && other.values[i].to_bits() == b.to_bits()
+            })
+            .map(|i| i as u32)
+    }
+
+    /// Paths of hyperparameters that differ from `other` and that nothing
+    /// pins, in either recording.
+    pub fn free(&self, other: &TracedFloats) -> Vec<String> {
+        self.origins
+            .iter()
+            .enumerate()
+            .filter_map(|(i, origin)| match origin {
+                Origin::Read(path) => Some((i, path)),
+                _ => None,
+            })
+            .filter(|&(i, path)| {
+                other.origins.get(i) == Some(&Origin::Read(path.clone()))
+                    && self.values[i].to_bits() != other.values[i].to_bits()
+                    && !self.pinned.contains(&(i as u32))
+                    && !other.pinned.contains(&(i as u32))
+            })
+            .map(|(_, path)| path.clone())
+            .collect()
+    }
+
+    /// Indices of the hyperparameters that a float depends on.
+    fn reads(&self, index: u32) -> Vec<u32> {
+        let mut found = Vec::new();
+        let mut open = vec![index];
+        while let Some(i) = open.pop() {
+            match self.origins[i as usize] {
+                Origin::Read(_) => found.push(i),
+                Origin::Const(_) => {}
+                Origin::Neg(a) => open.push(a),
+                Origin::Add(a, b) | Origin::Sub(a, b) | Origin::Mul(a, b) | Origin::Div(a, b) | Origin::Pow(a, b) => {
+                    open.extend([a, b]);
+                }
+            }
+        }
+        found
+    }
+
+    /// The scalars of a plan that computes `wanted`, and where each of them is
+    /// found. `path` interns a path.
+    pub fn scalars(&self, wanted: &[u32], mut path: impl FnMut(&str) -> u32) -> (Vec<Scalar>, HashMap<u32, u32>) {
+        let mut needed = vec![false; self.origins.len()];
+        for &index in wanted {
+            needed[index as usize] = true;
+        }
+        for i in (0..self.origins.len()).rev() {
+            if !needed[i] {
+                continue;
+            }
+            match self.origins[i] {
+                Origin::Read(_) | Origin::Const(_) => {}
+                Origin::Neg(a) => needed[a as usize] = true,
+                Origin::Add(a, b) | Origin::Sub(a, b) | Origin::Mul(a, b) | Origin::Div(a, b) | Origin::Pow(a, b) => {
+                    needed[a as usize] = true;
+                    needed[b as usize] = true;
+                }
+            }
+        }
+        let mut scalars = Vec::new();
+        let mut at: HashMap<u32, u32> = HashMap::new();
+        for (i, origin) in self.origins.iter().enumerate().filter(|&(i, _)| needed[i]) {
+            let of = |index: &u32| at.get(index).copied().unwrap_or(NONE);
+            let scalar = match origin {
+                Origin::Read(name) => Scalar::Read { path: path(name) },
+                Origin::Const(bits) => Scalar::Const(f64::from_bits(*bits)),
+                Origin::Neg(a) => Scalar::Neg(of(a)),
+                Origin::Add(a, b) => Scalar::Add(of(a), of(b)),
+                Origin::Sub(a, b) => Scalar::Sub(of(a), of(b)),
+                Origin::Mul(a, b) => Scalar::Mul(of(a), of(b)),
+                Origin::Div(a, b) => Scalar::Div(of(a), of(b)),
+                Origin::Pow(a, b) => Scalar::Pow(of(a), of(b)),
+            };
+            at.insert(i as u32, scalars.len() as u32);
+            scalars.push(scalar);
+        }
+        (scalars, at)
+    }
+}
+
+/// Computes the scalars of a plan. `read` gives a hyperparameter's value now.
+pub fn evaluate(scalars: &[Scalar], mut read: impl FnMut(usize) -> f64) -> Vec<f64> {
+    let mut values: Vec<f64> = Vec::with_capacity(scalars.len());
+    for (i, scalar) in scalars.iter().enumerate() {
+        let of = |index: u32| values[index as usize];
+        let value = match *scalar {
+            Scalar::Read { .. } => read(i),
+            Scalar::Const(value) => value,
+            Scalar::Neg(a) => -of(a),
+            Scalar::Add(a, b) => of(a) + of(b),
+            Scalar::Sub(a, b) => of(a) - of(b),
+            Scalar::Mul(a, b) => of(a) * of(b),
+            Scalar::Div(a, b) => of(a) / of(b),
+            Scalar::Pow(a, b) => of(a).powf(of(b)),
+        };
+        values.push(value);
+    }
+    values
+}
