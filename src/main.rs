@@ -1,3 +1,7 @@
 //! The `rote` command line.
 
-fn main() {}
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

@@ -1,0 +1,113 @@
+//! `rote show`: what a plan is.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use rote_plans::{PlanFile, describe};
+use serde_json::json;
+
+use super::{Found, Trouble, complain, find, open, problem};
+
+/// Print what a plan is: where it was recorded, what it binds and returns, its
+/// collectives by mesh dim, its memory and its guards.
+///
+/// Values are numbered (%0, %1, ...). A local tensor is written f32[4,8], with
+/// strides f32[8,8]{1,8} when it is not contiguous and an offset +16 into its
+/// storage. A distributed tensor is written with its placements, one per mesh
+/// dim: R replicated, S(0) sharded on dim 0, _S(0,2) a strided shard, P(sum)
+/// partial.
+#[derive(Debug, Args)]
+pub(super) struct Show {
+    /// A plan file (KEY/rank0.rote), or a plan store: its only plan, or a list of them
+    plan: PathBuf,
+    /// List the instructions, under the global ops that they come from
+    #[arg(long)]
+    ops: bool,
+    /// List the global ops with placements, redistributions and source lines
+    #[arg(long)]
+    strategies: bool,
+    /// Print all of it as JSON
+    #[arg(long, conflicts_with_all = ["ops", "strategies"])]
+    json: bool,
+}
+
+impl Show {
+    pub(super) fn run(&self, out: &mut impl Write) -> Result<u8, Trouble> {
+        let found = find(&self.plan)?;
+        match found.as_slice() {
+            [] => Err(Trouble::NoPlan {
+                path: self.plan.clone(),
+            }),
+            [only] => {
+                let file = open(&only.path)?;
+                self.show(&file, out)?;
+                Ok(0)
+            }
+            many => self.list(many, out),
+        }
+    }
+
+    fn show(&self, file: &PlanFile, out: &mut impl Write) -> Result<(), Trouble> {
+        let plan = file.plan();
+        if self.json {
+            serde_json::to_writer_pretty(&mut *out, &describe::json(plan))
+                .map_err(std::io::Error::from)?;
+            writeln!(out)?;
+            return Ok(());
+        }
+        if !self.ops && !self.strategies {
+            write!(out, "{}", describe::summary(plan))?;
+        }
+        if self.strategies {
+            write!(out, "{}", describe::strategies(plan))?;
+        }
+        if self.ops {
+            write!(out, "{}", describe::ops(plan))?;
+        }
+        Ok(())
+    }
+
+    /// One line for each plan of a store; those that do not open go to stderr.
+    fn list(&self, found: &[Found], out: &mut impl Write) -> Result<u8, Trouble> {
+        let mut code = 0;
+        let mut rows = Vec::new();
+        for Found { path, .. } in found {
+            let file = match PlanFile::open(path) {
+                Ok(file) => file,
+                Err(error) => {
+                    complain(&problem(path, &error));
+                    code = 1;
+                    continue;
+                }
+            };
+            let plan = file.plan();
+            let at = &plan.fingerprint;
+            if self.json {
+                rows.push(json!({
+                    "path": path.to_string_lossy(),
+                    "function": plan.function.as_str(),
+                    "rank": at.rank.to_native(),
+                    "world_size": at.world_size.to_native(),
+                    "instructions": plan.instrs.len(),
+                }));
+                continue;
+            }
+            writeln!(
+                out,
+                "{}  {}, rank {} of world size {}, {} instructions, {}",
+                path.display(),
+                describe::text(&plan.function),
+                at.rank,
+                at.world_size,
+                plan.instrs.len(),
+                describe::Bytes(file.as_bytes().len() as u64),
+            )?;
+        }
+        if self.json {
+            serde_json::to_writer_pretty(&mut *out, &rows).map_err(std::io::Error::from)?;
+            writeln!(out)?;
+        }
+        Ok(code)
+    }
+}
