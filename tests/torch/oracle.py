@@ -24,7 +24,8 @@ from torch.utils import _pytree as pytree
 ORACLE_ONLY = os.environ.get("ROTE_TEST_ORACLE_ONLY") == "1"
 
 Facts = dict[str, Any]
-Script = Callable[["Capture"], Generator[Any, None, Any]]
+Calls = Generator[Any, None, Any]
+Script = Callable[["Capture"], Calls]
 
 
 class Capture(Protocol):

@@ -12,6 +12,7 @@ import importlib
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 PRELOAD = ["torch", "torch.distributed.tensor.parallel", "torch.optim", "numpy"]
-GRACE_S = 10.0  # for the other ranks, once one rank has failed
+GRACE_S = 5.0  # for the other ranks, once one rank has failed
 START_S = 120.0
 
 
@@ -76,13 +77,15 @@ class Pool:
 
     def collect(self, what: str, timeout: float) -> list[Any]:
         answers: dict[int, tuple[str, Any]] = {}
-        deadline = time.monotonic() + timeout
+        begin = time.monotonic()
+        deadline = begin + timeout
         while len(answers) < self.world:
             pending = {c: r for r, c in enumerate(self.connections) if r not in answers}
             ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
             if not ready:
                 for rank in pending.values():
-                    answers[rank] = ("fail", f"no answer in {timeout:.0f} s from {what}")
+                    waited = time.monotonic() - begin
+                    answers[rank] = ("fail", f"no answer in {waited:.0f} s from {what}")
                     os.kill(self.processes[rank].pid, signal.SIGUSR1)  # prints its stacks
                 time.sleep(0.5)
             for connection in ready:
@@ -118,6 +121,7 @@ class Pool:
         for process in self.processes:
             process.kill()
             process.join()
+        shutil.rmtree(self.output)
 
 
 class Pools:

@@ -1,13 +1,13 @@
 """Returned tensors are fresh, inputs are written only where eager writes them,
 and whatever eager makes alias still does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from models import as_dtensor, inputs, mesh, mlp
-from oracle import Capture, Script, check_equal, facts, local_of, overlaps
+from oracle import Calls, Capture, Script, check_equal, facts, local_of, overlaps
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 
@@ -36,7 +36,7 @@ def trained(capture: Capture, returns: Callable[[nn.Module, Tensor, Tensor], Any
 
 @pytest.mark.ranks(2)
 def test_appended_losses_stay_distinct() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         _, step = trained(capture, lambda model, x, loss: (loss, model(x).detach()))
         kept = [step(x) for x in inputs(STEPS, 4, 8)]
         for loss, _ in kept:
@@ -48,7 +48,7 @@ def test_appended_losses_stay_distinct() -> None:
 
 @pytest.mark.ranks(2)
 def test_caller_may_overwrite_what_was_returned() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model, step = trained(capture, lambda model, x, loss: (loss, model(x).detach()))
         for x in inputs(STEPS, 4, 8):
             loss, out = step(x)
@@ -62,7 +62,7 @@ def test_caller_may_overwrite_what_was_returned() -> None:
 
 @pytest.mark.ranks(2)
 def test_inputs_are_not_written() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         _, step = trained(capture, lambda model, x, loss: loss)
         for x in inputs(STEPS, 4, 8):
             yield step(x), x, x._version
@@ -74,7 +74,7 @@ def test_inputs_are_not_written() -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", ["plain", "view", "dtensor"])
 def test_inputs_written_in_place(kind: str) -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         def step(x: Tensor) -> Tensor:
             x.mul_(2)
             x[1].add_(1)
@@ -113,7 +113,7 @@ RETURNS: dict[str, Callable[[nn.Module, Tensor, Tensor], Any]] = {
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("case", RETURNS)
 def test_outputs_alias_what_eager_aliases(case: str) -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model, step = trained(capture, RETURNS[case])
         kept = []
         for x in inputs(STEPS, 4, 8):
@@ -155,7 +155,7 @@ def identities(out: Any, x: Tensor, model: nn.Module) -> list[str]:
 
 @pytest.mark.ranks(2)
 def test_write_through_a_returned_view_reaches_the_parameter() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model, step = trained(capture, lambda model, x, loss: model.up.weight.detach())
         for x in inputs(STEPS, 4, 8):
             view = step(x)
@@ -168,7 +168,7 @@ def test_write_through_a_returned_view_reaches_the_parameter() -> None:
 
 @pytest.mark.ranks(2)
 def test_gradients_kept_by_the_caller_keep_their_values() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model, step = trained(capture, lambda model, x, loss: loss)
         kept = []
         for x in inputs(STEPS, 4, 8):
@@ -182,7 +182,7 @@ def test_gradients_kept_by_the_caller_keep_their_values() -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradient_objects_across_accumulation(set_to_none: bool) -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model = mlp(mesh(2))
 
         def micro_step(x: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ def test_gradient_objects_across_accumulation(set_to_none: bool) -> None:
 def test_overlapping_slices_at_changing_offsets() -> None:
     """Tokens and labels are usually windows of one long text, one apart."""
 
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         text = torch.randint(16, (1000,), generator=torch.Generator().manual_seed(3))
         table = as_dtensor(torch.randn(16, 16), mesh(2), Shard(1))
         table = nn.Parameter(table)
@@ -247,7 +247,7 @@ def test_overlapping_slices_at_changing_offsets() -> None:
 def test_offset_and_alignment_of_inputs_do_not_matter() -> None:
     """Views that start anywhere in their storage, at addresses of any alignment."""
 
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         whole = torch.randn(400, generator=torch.Generator().manual_seed(3))
         step = capture(lambda x: (x.view(4, 8) @ x.view(8, 4)).exp().sum(0))
         for i in range(STEPS):
@@ -261,7 +261,7 @@ def test_offset_and_alignment_of_inputs_do_not_matter() -> None:
 def test_memory_of_dead_inputs_is_not_read_again() -> None:
     """Inputs die between calls, and others come to lie where they lay."""
 
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         step = capture(lambda x, y: x @ y)
         for i, x in enumerate(inputs(STEPS, 16, 16)):
             y = torch.full((16, 16), float(i))
@@ -276,7 +276,7 @@ def test_memory_of_dead_inputs_is_not_read_again() -> None:
 def test_state_tensor_given_as_argument() -> None:
     """An argument that is also named state: writes show through both names."""
 
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         table = torch.zeros(4)
 
         def step(x: Tensor, into: Tensor) -> Tensor:
@@ -293,7 +293,7 @@ def test_state_tensor_given_as_argument() -> None:
 
 @pytest.mark.ranks(1)
 def test_strides_of_outputs_follow_eager() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         step = capture(lambda x: (x.t() + 1, x.t().contiguous(), x[:, ::2].exp(), x.mean()))
         for x in inputs(STEPS, 4, 8):
             yield step(x)

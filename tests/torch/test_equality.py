@@ -27,13 +27,12 @@ from models import (
     replicated,
     token_batches,
 )
-from oracle import Capture, check_equal
+from oracle import Calls, Capture, check_equal
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import loss_parallel
 
 STEPS = 26
-Calls = Iterator[Any]
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 
 fused_adamw = functools.partial(torch.optim.AdamW, lr=1e-2, fused=True)

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from models import Mlp, as_dtensor, column_then_row, mesh, mlp
-from oracle import ORACLE_ONLY, Capture, check_right, rote_capture
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, rote_capture
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 
@@ -34,7 +34,7 @@ class Guarded:
 
 
 def check_guard(build: Callable[[Capture], Guarded], *name: str) -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         case = build(capture)
         for _ in range(WARM):
             yield case.call()
@@ -428,7 +428,7 @@ def test_default_dtype() -> None:
 def test_more_shapes_than_variants() -> None:
     """Beyond `max_variants` the step stays eager for new keys, with one warning."""
 
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model, source = mlp(mesh(2)), Source()
         step = capture(lambda x: model(x).detach(), state={"model": model}, max_variants=2)
         for i in range(40):
@@ -774,7 +774,7 @@ OUTSIDE = [
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("change", OUTSIDE, ids=[change.__name__ for change in OUTSIDE])
 def test_change_from_outside_is_seen(change: Callable[[Outside], None]) -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model = column_then_row(Dropped(), mesh(2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         run = Outside(model, optimizer, Source())

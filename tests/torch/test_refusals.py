@@ -7,7 +7,7 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from models import Mlp, inputs, mesh, mlp
-from oracle import ORACLE_ONLY, Capture, check_right, eager, rote_capture, run
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, eager, rote_capture, run
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
@@ -32,7 +32,7 @@ def line_of(mark: str) -> str:
 
 
 def check_refused(
-    script: Callable[[Capture], Iterator[Any]], *words: str, at: str | None = None, remedy: str
+    script: Callable[[Capture], Calls], *words: str, at: str | None = None, remedy: str
 ) -> None:
     """`words` and `remedy` are regular expressions that the one warning must match."""
     with warnings.catch_warnings(record=True) as caught:
@@ -66,7 +66,7 @@ def check_refused(
 
 def small_training(
     capture: Capture, loss_of: Callable[[nn.Module, Tensor], Tensor], **options: Any
-) -> Iterator[Any]:
+) -> Calls:
     """SGD on a sharded MLP; only `loss_of` is refused."""
     model = mlp(mesh(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -107,7 +107,7 @@ def test_item_steers_python(kind: str) -> None:
 
 @pytest.mark.ranks(2)
 def test_float_from_a_step_counter_out_of_reach() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         counter = itertools.count(1)
 
         def loss_of(model: nn.Module, x: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def test_float_from_a_step_counter_out_of_reach() -> None:
 def test_float_from_the_optimizers_own_step_counter() -> None:
     """AdamW's default loop on a CPU turns its step tensor into a Python float."""
 
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model = mlp(mesh(2))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
@@ -159,7 +159,7 @@ class Counting:
         return loss.detach()
 
 
-def counting(capture: Capture, **options: Any) -> Iterator[Any]:
+def counting(capture: Capture, **options: Any) -> Calls:
     trainer = Counting()
     state = {"model": trainer.model, "optimizer": trainer.optimizer}
     step = capture(trainer.step, state=state, **options)
@@ -183,7 +183,7 @@ def test_ignored_counter_replays() -> None:
 
 @pytest.mark.ranks(1)
 def test_counter_changed_by_the_caller_at_every_call() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         count = 0
 
         def step(x: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ def test_counter_changed_by_the_caller_at_every_call() -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("made", ["torch_tensor", "from_numpy", "as_tensor_of_list"])
 def test_tensor_made_from_host_data(made: str) -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         host = np.random.default_rng(3)
 
         def loss_of(model: nn.Module, x: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ def test_result_written_outside_the_dispatcher(how: str) -> None:
 def test_memory_of_a_constant_written_outside_the_dispatcher() -> None:
     """Whatever Rote makes of it, a raw write into a recorded result must not be lost."""
 
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         def step(x: Tensor) -> Tensor:
             mask = torch.zeros(4)
             ctypes.memmove(mask.data_ptr(), x.data_ptr(), 16)
@@ -253,7 +253,7 @@ def test_memory_of_a_constant_written_outside_the_dispatcher() -> None:
 
 @pytest.mark.ranks(2)
 def test_state_that_no_name_reaches() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model, hidden = mlp(mesh(2)), torch.ones(7, 11)
 
         def step(x: Tensor) -> Tensor:
@@ -270,7 +270,7 @@ def test_state_that_no_name_reaches() -> None:
 
 @pytest.mark.ranks(2)
 def test_optimizer_left_out_of_state() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model = mlp(mesh(2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
@@ -305,7 +305,7 @@ def test_shape_that_depends_on_data() -> None:
 
 @pytest.mark.ranks(2)
 def test_ddp() -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model = DistributedDataParallel(Mlp())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -329,7 +329,7 @@ def test_ddp() -> None:
 def test_fsdp2() -> None:
     from torch.distributed.fsdp import fully_shard
 
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model = Mlp()
         for part in (model.up, model.down, model):
             fully_shard(part, mesh=mesh(2))
@@ -355,7 +355,7 @@ def test_fsdp2() -> None:
 def test_graph_that_outlives_the_step() -> None:
     """A loss returned with its graph, for the caller to run backward on."""
 
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         model = mlp(mesh(2))
         step = capture(lambda x: model(x).square().mean(), state={"model": model})
         for x in inputs(CALLS, 4, 8):
@@ -430,6 +430,19 @@ def python_branch(x: Tensor) -> Tensor:
     return x * 2 if x.sum() > 0 else x * 3
 
 
+def branch_on_tolist(x: Tensor) -> Tensor:
+    """`tolist` of a CPU tensor reads memory and dispatches no op."""
+    return x * 2 if x.tolist()[0] > 0 else x * 3
+
+
+def branch_on_numpy(x: Tensor) -> Tensor:
+    return x * 2 if x.numpy()[0] > 0 else x * 3
+
+
+def branch_on_equal(x: Tensor) -> Tensor:
+    return x * 2 if torch.equal(x.sign(), x.sign().abs()) else x * 3
+
+
 def repeated_random_shape(x: Tensor) -> Tensor:
     return x.repeat(random.randint(1, 3)).sum()
 
@@ -451,6 +464,9 @@ SOURCES = [
     item_comes_back,
     unused_item,
     python_branch,
+    branch_on_tolist,
+    branch_on_numpy,
+    branch_on_equal,
     repeated_random_shape,
     unique_values,
 ]
@@ -459,7 +475,7 @@ SOURCES = [
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("source", SOURCES, ids=[source.__name__ for source in SOURCES])
 def test_is_right_or_refused(source: Callable[[Tensor], Tensor]) -> None:
-    def script(capture: Capture) -> Iterator[Any]:
+    def script(capture: Capture) -> Calls:
         random.seed(1)
         np.random.seed(1)
         GENERATOR.manual_seed(1)
