@@ -254,4 +254,18 @@ mod tests {
         }
         assert!(Header::decode(&file).is_ok());
     }
+
+    /// An archived type that changes without a new version would be read as
+    /// something else than what was written.
+    #[test]
+    fn the_format_version_follows_the_layout() {
+        let archive = crate::sample::small().archive().expect("archived");
+        let hash = xxh3_64(&archive[HEADER_BYTES..]);
+        assert_eq!(
+            (FORMAT_VERSION, hash),
+            (1, 14_261_493_029_870_914_201),
+            "the archive of the sample plan has changed: if the data model did, raise \
+             FORMAT_VERSION (and docs/plan-format.md), then put the new hash here"
+        );
+    }
 }
