@@ -134,6 +134,17 @@ impl Facts {
         Ok(())
     }
 
+    /// Reads facts that were added after [`Facts::settle`]: what a step turned
+    /// out to use.
+    pub fn settle_added(&mut self) -> Result<(), ReplayError> {
+        let mut found = std::mem::take(&mut self.found);
+        let read = self.table.read(&mut found);
+        self.found = found;
+        read?;
+        self.expected.extend_from_slice(&self.found[self.expected.len()..]);
+        Ok(())
+    }
+
     /// The first fact that no longer holds; `free` hyperparameters may change.
     /// Values that are equal by content are accepted.
     pub fn difference(&mut self, free: &[String]) -> Result<Option<&Entry>, ReplayError> {

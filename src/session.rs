@@ -367,6 +367,7 @@ impl Session {
         if let Some(refusal) = active.refusal() {
             return Ok(Outcome::Refused(refusal.clone()));
         }
+        active.facts.settle_added()?;
         let changes = active.facts.changes()?;
         if !changes.is_empty() {
             let subject = |change: &String| change.split(" (").next().unwrap_or_default().to_owned();

@@ -242,6 +242,7 @@ class FactTable {
       Py_XDECREF(entry.container);
       Py_XDECREF(entry.key);
       Py_XDECREF(entry.held);
+      Py_XDECREF(entry.spec);
     }
   }
 
@@ -249,7 +250,7 @@ class FactTable {
   uint32_t add(uint32_t kind, PyObject* container, PyObject* key) {
     Py_XINCREF(container);
     Py_XINCREF(key);
-    entries_.push_back({static_cast<Kind>(kind), container, key, nullptr, static_cast<uint32_t>(words_)});
+    entries_.push_back({static_cast<Kind>(kind), container, key, nullptr, static_cast<uint32_t>(words_), nullptr, 0});
     uint32_t n = width(entries_.back());
     words_ += n;
     return n;
@@ -306,7 +307,20 @@ class FactTable {
     PyObject* key;
     PyObject* held;
     uint32_t start;
+    mutable PyObject* spec;         // the spec that was looked at last,
+    mutable uint64_t placements;    // and the number of its placements
   };
+
+  // A number for the placements of a DTensor; quick for a spec seen before.
+  static uint64_t placements(const Entry& entry, PyObject* dtensor) {
+    py::object spec = py::reinterpret_steal<py::object>(PyObject_GetAttr(dtensor, classes.spec_name));
+    if (!spec) throw py::error_already_set();
+    if (spec.ptr() != entry.spec) {
+      entry.placements = mix(interned.id(spec.attr("placements").ptr()), interned.id(spec.attr("mesh").ptr()));
+      Py_XSETREF(entry.spec, spec.release().ptr());
+    }
+    return entry.placements;
+  }
 
   const Entry& at(uint32_t index) const {
     auto it = std::upper_bound(entries_.begin(), entries_.end(), index,
@@ -403,12 +417,7 @@ class FactTable {
         out[2] = meta(local);
         out[3] = outer.requires_grad();
         out[4] = 0;
-        if (is_dtensor(entry.container)) {
-          PyObject* spec = PyObject_GetAttr(entry.container, classes.spec_name);
-          out[4] = address(spec);
-          Py_XDECREF(spec);
-          if (!spec) PyErr_Clear();
-        }
+        if (is_dtensor(entry.container)) out[4] = placements(entry, entry.container);
         return;
       }
       case kGradMeta: {  // whether there is one, and its meta when the plan reads it
@@ -421,8 +430,7 @@ class FactTable {
           at::Tensor local = local_tensor(wrapped);
           out[1] = mix(meta(local), local.has_storage() ? local.storage().nbytes() : 0);
           if (is_dtensor(wrapped)) {
-            py::object spec = py::reinterpret_steal<py::object>(PyObject_GetAttr(wrapped, classes.spec_name));
-            out[1] = mix(out[1], interned.id(spec.attr("placements").ptr()));
+            out[1] = mix(out[1], placements(entry, wrapped));
           }
           Py_DECREF(wrapped);
         }

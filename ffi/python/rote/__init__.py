@@ -1,0 +1,26 @@
+"""Rote: record a distributed training step once, replay it from a plan.
+
+    step = rote.capture(train_step, state={"model": model, "opt": opt})
+    for tokens, labels in loader:
+        loss = step(tokens, labels)  # records once, then replays
+"""
+
+from . import logging
+from ._capture import Captured, RecordingRefused, Stats, VerificationError, capture
+from ._native import LogCallback, lib
+
+__version__: str = lib.rote_version().decode()
+
+logging.configure()
+_log_callback = LogCallback(logging.deliver)  # held: the library calls it
+lib.rote_set_log(_log_callback)
+
+__all__ = [
+    "Captured",
+    "RecordingRefused",
+    "Stats",
+    "VerificationError",
+    "__version__",
+    "capture",
+    "logging",
+]

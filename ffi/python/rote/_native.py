@@ -1,0 +1,106 @@
+"""The C ABI of librote.so, by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_uint32, c_void_p, py_object
+from pathlib import Path
+from typing import Any
+
+REPLAYED, RECORD, EAGER = 0, 1, 2
+REFUSED = 1
+NO_INDEX = 0xFFFFFFFF
+
+LogCallback = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_char_p)
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "rote_version": (c_char_p, []),
+    "rote_last_error": (c_char_p, []),
+    "rote_set_log": (c_int, [LogCallback]),
+    "rote_bridge_source_count": (c_uint32, []),
+    "rote_bridge_source_name": (c_char_p, [c_uint32]),
+    "rote_bridge_source_text": (c_char_p, [c_uint32]),
+    "rote_load_bridge": (c_int, [c_char_p, py_object, py_object]),
+    "rote_session_new": (c_void_p, [c_char_p, c_char_p, c_uint32, c_uint32, c_char_p, c_uint32]),
+    "rote_session_free": (None, [c_void_p]),
+    "rote_session_call": (c_int, [c_void_p, py_object, py_object, POINTER(c_uint32), POINTER(c_void_p)]),
+    "rote_session_replay_last": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_void_p)]),
+    "rote_session_stats": (c_char_p, [c_void_p]),
+    "rote_session_explain": (c_char_p, [c_void_p]),
+    "rote_session_variant": (c_char_p, [c_void_p, c_uint32]),
+    "rote_mark_replayed": (c_int, [py_object]),
+    "rote_record_begin": (c_int, [c_void_p]),
+    "rote_record_leaf": (c_int, [c_void_p, c_char_p]),
+    "rote_record_spec": (c_int, [c_void_p, c_char_p, POINTER(c_uint32)]),
+    "rote_record_tensor": (c_int, [c_void_p, c_uint32, c_char_p, py_object, py_object, c_uint32, c_uint32]),
+    "rote_record_fact": (c_int, [c_void_p, c_uint32, py_object, py_object, c_uint32, c_char_p, c_char_p, c_int]),
+    "rote_record_guard": (c_int, [c_void_p, c_uint32, c_char_p, c_char_p]),
+    "rote_record_generator": (c_int, [c_void_p, c_uint32, c_int]),
+    "rote_record_ready": (c_int, [c_void_p]),
+    "rote_record_trust": (c_int, [c_void_p, POINTER(c_int)]),
+    "rote_record_op": (c_int, [c_void_p, py_object, py_object, py_object, py_object, c_char_p]),
+    "rote_record_random": (c_int, [c_void_p, c_char_p]),
+    "rote_record_rng": (c_int, [c_void_p, c_uint32, c_uint32, c_int, POINTER(c_uint32), c_char_p]),
+    "rote_record_global_begin": (c_int, [c_void_p, c_char_p, POINTER(c_uint32), c_uint32, c_char_p]),
+    "rote_record_global_end": (c_int, [c_void_p, POINTER(c_uint32), c_uint32]),
+    "rote_record_redistribute_begin": (c_int, [c_void_p, c_uint32, c_uint32, c_char_p]),
+    "rote_record_redistribute_end": (c_int, [c_void_p]),
+    "rote_record_float": (c_int, [c_void_p, c_uint32, c_uint32, c_uint32, c_double, c_char_p, POINTER(c_uint32)]),
+    "rote_record_pin": (c_int, [c_void_p, c_uint32]),
+    "rote_record_groups": (c_char_p, [c_void_p]),
+    "rote_record_group": (c_int, [c_void_p, c_char_p, POINTER(c_int64), c_uint32, c_char_p]),
+    "rote_record_output": (c_int, [c_void_p, c_char_p, py_object, c_uint32, c_int]),
+    "rote_record_grad": (c_int, [c_void_p, c_char_p, py_object, c_uint32]),
+    "rote_record_refuse": (c_int, [c_void_p, c_char_p, c_char_p, c_char_p, c_char_p]),
+    "rote_record_survivors": (c_int, [c_void_p, POINTER(c_uint32)]),
+    "rote_record_abort": (c_int, [c_void_p]),
+    "rote_record_finish": (c_char_p, [c_void_p, c_char_p]),
+    "rote_plan_check": (c_int, [c_char_p]),
+}
+
+
+def _load() -> ctypes.PyDLL:
+    path = os.environ.get("ROTE_LIBRARY") or str(Path(__file__).parent / "librote.so")
+    # PyDLL keeps the GIL: the library calls back into Python's C API.
+    library = ctypes.PyDLL(path)
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+lib: Any = _load()
+# `local` may be NULL, which py_object cannot say.
+record_no_grad: Any = ctypes.PYFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_uint32)(("rote_record_grad", lib))
+record_fact_without_key: Any = ctypes.PYFUNCTYPE(
+    c_int, c_void_p, c_uint32, py_object, c_void_p, c_uint32, c_char_p, c_char_p, c_int
+)(("rote_record_fact", lib))
+
+
+def error() -> str:
+    """What the last failed call has to say."""
+    return str(lib.rote_last_error().decode(errors="replace"))
+
+
+def check(status: int) -> int:
+    """Raises for a failed status; passes others on."""
+    if status < 0:
+        raise RuntimeError(f"rote: {error()}")
+    return status
+
+
+def take_object(slot: c_void_p) -> Any:
+    """The Python object in a slot that owns one reference to it."""
+    value = ctypes.cast(slot, py_object).value
+    ctypes.pythonapi.Py_DecRef(py_object(value))
+    return value
+
+
+def ids(numbers: list[int]) -> Any:
+    """An array of ids for the library."""
+    return (c_uint32 * len(numbers))(*numbers)
+
+
+__all__ = ["EAGER", "NO_INDEX", "RECORD", "REFUSED", "REPLAYED", "LogCallback", "byref", "c_uint32", "c_void_p"]

@@ -1,0 +1,350 @@
+"""Runs one call eagerly while the library records it.
+
+A dispatch mode sees every op: those on DTensors frame what follows, those on
+plain tensors are recorded. What never reaches the dispatcher is observed where
+it happens: generator state, host reads, redistributions, backward passes.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from ctypes import byref, c_uint32
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from ._native import NO_INDEX, REFUSED, check, ids, lib
+from ._specs import spec_text
+
+_TORCH = str(torch.__path__[0])
+_ROTE = __file__.rsplit("/", 1)[0]
+_STDLIB = str(types.__file__).rsplit("/", 1)[0]
+_user_code: dict[types.CodeType, bool] = {}
+_lines: dict[tuple[types.CodeType, int], bytes] = {}
+
+
+def _is_user_code(code: types.CodeType) -> bool:
+    name = code.co_filename
+    return not (
+        name.startswith((_TORCH, _ROTE, "<frozen"))
+        or (name.startswith(_STDLIB) and "site-packages" not in name)
+        or name == "<string>"
+    )
+
+
+def user_line() -> bytes:
+    """The innermost line of the user's own code, as ``file:line``."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        own = _user_code.get(code)
+        if own is None:
+            own = _user_code[code] = _is_user_code(code)
+        if own:
+            key = (code, frame.f_lineno)
+            line = _lines.get(key)
+            if line is None:
+                line = _lines[key] = f"{code.co_filename}:{frame.f_lineno}".encode()
+            return line
+        frame = frame.f_back
+    return b""
+
+
+class Specs:
+    """Numbers for specs in one recording."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._by_id: dict[int, int] = {}
+        self._by_text: dict[str, int] = {}
+        self._hold: list[Any] = []
+
+    def of(self, spec: Any) -> int:
+        """The number of a spec."""
+        number = self._by_id.get(id(spec))
+        if number is not None:
+            return number
+        text = spec_text(spec)
+        number = self._by_text.get(text)
+        if number is None:
+            index = c_uint32()
+            check(lib.rote_record_spec(self._session, text.encode(), byref(index)))
+            number = self._by_text[text] = index.value
+        self._hold.append(spec)
+        self._by_id[id(spec)] = number
+        return number
+
+    def of_tensor(self, tensor: Any) -> int:
+        """The number of a tensor's spec; NO_INDEX for a plain tensor."""
+        return self.of(tensor._spec) if isinstance(tensor, DTensor) else NO_INDEX
+
+    def of_all(self, values: Any) -> list[int]:
+        """The numbers of the specs of all tensors in nested tuples and lists."""
+        found: list[int] = []
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                found.append(self.of_tensor(value))
+            elif isinstance(value, list | tuple):
+                found.extend(self.of_all(value))
+        return found
+
+
+_LIFT = torch.ops.aten.lift_fresh.default
+
+
+def _constant(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
+    """The op that makes a constant of no dims anew at every replay."""
+    with _disable_current_modes():
+        value = torch._C.TensorBase.item(tensor)
+    return torch.ops.aten.scalar_tensor.default, (value,), {"dtype": tensor.dtype, "device": tensor.device}
+
+
+class _Recorder(TorchDispatchMode):
+    """Hands every op to the library."""
+
+    def __init__(self, session: Any, specs: Specs) -> None:
+        super().__init__()
+        self._session = session
+        self._specs = specs
+        self._enter_dtensor = False
+        self._random: dict[Any, bool] = {}
+        self.refused = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for kind in types:
+            if kind is torch.Tensor or kind is torch.nn.Parameter:
+                continue
+            if issubclass(kind, FakeTensor) or kind is AsyncCollectiveTensor:
+                return NotImplemented
+            if issubclass(kind, DTensor):
+                return self._global(func, args, kwargs)
+        if self.refused:
+            return func(*args, **kwargs)
+        random = self._random.get(func)
+        if random is None:
+            random = self._random[func] = torch.Tag.nondeterministic_seeded in func.tags
+        if random:
+            check(lib.rote_record_random(self._session, user_line()))
+        result = func(*args, **kwargs)
+        if func is _LIFT and args[0].dim() == 0 and not _is_user_code(sys._getframe(1).f_code):
+            # torch's own code makes a constant, as optimizers do; were it no
+            # constant, the next recording would differ.
+            func, args, kwargs = _constant(args[0])
+        status = check(lib.rote_record_op(self._session, func, args, kwargs, result, user_line()))
+        self.refused = status == REFUSED
+        return result
+
+    def _global(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._enter_dtensor:
+            self._enter_dtensor = False
+            return NotImplemented
+        inputs = self._specs.of_all(args)
+        if kwargs:
+            inputs += self._specs.of_all(kwargs.values())
+        check(
+            lib.rote_record_global_begin(
+                self._session, func._schema.name.encode(), ids(inputs), len(inputs), user_line()
+            )
+        )
+        result: Any = ()
+        try:
+            with self:
+                self._enter_dtensor = True
+                result = func(*args, **kwargs)
+            return result
+        finally:
+            self._enter_dtensor = False
+            outputs = self._specs.of_all(result if isinstance(result, list | tuple) else (result,))
+            check(lib.rote_record_global_end(self._session, ids(outputs), len(outputs)))
+
+
+_HOST_READS = ("tolist", "numpy")
+
+
+@contextmanager
+def _patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    own = vars(owner).get(name)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+
+class Watch:
+    """What a recording observes outside the dispatcher."""
+
+    def __init__(self, session: Any, specs: Specs) -> None:
+        self._session = session
+        self._specs = specs
+        self._states: list[tuple[torch.Tensor, int, tuple[int, int]]] = []
+        self._roots: list[Any] = []
+
+    def patches(self, stack: ExitStack) -> None:
+        """Enters every patch."""
+        for name in _HOST_READS:
+            stack.enter_context(_patched(torch.Tensor, name, self._host_read(name)))
+        stack.enter_context(_patched(torch.Tensor, "data_ptr", self._address()))
+        get, set_ = torch.get_rng_state, torch.set_rng_state
+        saved, restored = self._save(get, (0, -1)), self._restore(set_, (0, -1))
+        for owner in (torch, torch.random):
+            stack.enter_context(_patched(owner, "get_rng_state", saved))
+            stack.enter_context(_patched(owner, "set_rng_state", restored))
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            device = (1, torch.cuda.current_device())
+            for owner in (torch.cuda, torch.cuda.random):
+                stack.enter_context(_patched(owner, "get_rng_state", self._save(torch.cuda.get_rng_state, device)))
+                stack.enter_context(_patched(owner, "set_rng_state", self._restore(torch.cuda.set_rng_state, device)))
+        stack.enter_context(
+            _patched(torch.autograd, "_engine_run_backward", self._backward(torch.autograd._engine_run_backward))
+        )
+        import torch.distributed.tensor._api as api
+        import torch.distributed.tensor._dispatch as dispatch
+        import torch.distributed.tensor._redistribute as redistribute
+
+        for module in (api, dispatch, redistribute):
+            original = getattr(module, "redistribute_local_tensor", None)
+            if original is not None:
+                replacement = self._redistribute(original)
+                stack.enter_context(_patched(module, "redistribute_local_tensor", replacement))
+
+    def refuse(self, op: str, reason: str, remedy: str) -> None:
+        """Refuses the recording at the user's current line."""
+        lib.rote_record_refuse(self._session, op.encode(), user_line(), reason.encode(), remedy.encode())
+
+    def _host_read(self, name: str) -> Callable[..., Any]:
+        original = getattr(torch._C.TensorBase, name)
+        watch = self
+
+        def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            watch.refuse(
+                f"Tensor.{name}",
+                "reads a tensor on the host: what Python does with the values leaves no trace in a plan",
+                "return the tensor and read it outside the captured function",
+            )
+            return original(tensor, *args, **kwargs)
+
+        return read
+
+    def _address(self) -> Callable[..., Any]:
+        original = torch._C.TensorBase.data_ptr
+        watch = self
+
+        def data_ptr(tensor: torch.Tensor) -> int:
+            caller = sys._getframe(1).f_code
+            if _is_user_code(caller) or "triton" in caller.co_filename:
+                watch.refuse(
+                    "Tensor.data_ptr",
+                    "hands the address of a tensor to code outside the dispatcher, whose reads and writes leave no "
+                    "trace in a plan",
+                    "wrap the kernel as a custom op (torch.library.custom_op), or leave it outside the captured "
+                    "function",
+                )
+            return int(original(tensor))
+
+        return data_ptr
+
+    def _save(self, original: Callable[..., Any], device: tuple[int, int]) -> Callable[..., Any]:
+        def get_rng_state(*args: Any, **kwargs: Any) -> Any:
+            slot = c_uint32()
+            check(lib.rote_record_rng(self._session, 0, *device, byref(slot), user_line()))
+            with _disable_current_modes():
+                state = original(*args, **kwargs)
+            self._states.append((state, slot.value, device))
+            return state
+
+        return get_rng_state
+
+    def _restore(self, original: Callable[..., Any], device: tuple[int, int]) -> Callable[..., Any]:
+        def set_rng_state(state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            with _disable_current_modes():
+                slot = self._slot(state, device)
+                done = original(state, *args, **kwargs)
+            if slot is not None:  # else the next draw finds the generator moved, and refuses
+                number = c_uint32(slot)
+                check(lib.rote_record_rng(self._session, 1, *device, byref(number), user_line()))
+            return done
+
+        return set_rng_state
+
+    def _slot(self, state: torch.Tensor, device: tuple[int, int]) -> int | None:
+        for known, slot, of in reversed(self._states):
+            if of == device and known is state:
+                return slot
+        for known, slot, of in reversed(self._states):
+            if of == device and torch.equal(known.cpu(), state.cpu()):
+                return slot
+        return None
+
+    def _redistribute(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def redistribute_local_tensor(local: Any, current: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            begin, end = self._specs.of(current), self._specs.of(target)
+            check(lib.rote_record_redistribute_begin(self._session, begin, end, user_line()))
+            try:
+                return original(local, current, target, *args, **kwargs)
+            finally:
+                check(lib.rote_record_redistribute_end(self._session))
+
+        return redistribute_local_tensor
+
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            # (outputs, grads, keep_graph, create_graph, inputs, ...)
+            keeps_graph = kwargs.get("keep_graph", args[1] if len(args) > 1 else False)
+            inputs = kwargs.get("inputs", args[3] if len(args) > 3 else ())
+            if not keeps_graph and not inputs:
+                for tensor in t_outputs:
+                    node = getattr(tensor, "grad_fn", None)
+                    if node is not None:
+                        self._roots.append(node)
+            return original(t_outputs, *args, **kwargs)
+
+        return run
+
+    def used_up(self, node: Any) -> bool:
+        """Whether a backward pass of this recording has used a graph up."""
+        seen: set[Any] = set()
+        pending = list(self._roots)
+        while pending:
+            current = pending.pop()
+            if current in seen:
+                continue
+            seen.add(current)
+            pending.extend(following for following, _ in current.next_functions if following is not None)
+        return node in seen
+
+    def forget(self) -> None:
+        """Drops what was held for `used_up`."""
+        self._roots.clear()
+        self._states.clear()
+
+
+def run(session: Any, specs: Specs, watch: Watch, step: Callable[[], Any]) -> Any:
+    """Runs the step under every observer."""
+    recorder = _Recorder(session, specs)
+    with ExitStack() as stack:
+        watch.patches(stack)
+        stack.enter_context(recorder)
+        return step()
+
+
+def survivors(session: Any) -> int:
+    """How many tensors of the step something still holds."""
+    count = c_uint32()
+    check(lib.rote_record_survivors(session, byref(count)))
+    if count.value:
+        gc.collect()
+        check(lib.rote_record_survivors(session, byref(count)))
+    return int(count.value)

@@ -1,0 +1,142 @@
+"""The structure of a step's result, and how a replay gives it back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ._native import check, lib
+from ._specs import mesh_text
+
+
+class Unsupported(Exception):
+    """A result that a plan cannot give back."""
+
+
+def encode(result: Any, names: dict[int, str], outputs: list[torch.Tensor]) -> Any:
+    """The structure as docs/plan-format.md defines it. ``names`` are the
+    caller's own tensors by id; other tensors are appended to ``outputs``."""
+    if isinstance(result, torch.Tensor):
+        name = names.get(id(result))
+        if name is not None:
+            return {"b": name}
+        for i, other in enumerate(outputs):
+            if other is result:
+                return {"t": i}
+        outputs.append(result)
+        return {"t": len(outputs) - 1}
+    if isinstance(result, float) and not math.isfinite(result):
+        return {"f": "nan" if math.isnan(result) else ("inf" if result > 0 else "-inf")}
+    if result is None or type(result) in (bool, int, float, str):
+        return {"c": result}
+    if type(result) in (tuple, list):
+        return {type(result).__name__: [encode(item, names, outputs) for item in result]}
+    if type(result) is dict:
+        return {"dict": [[encode(k, names, outputs), encode(v, names, outputs)] for k, v in result.items()]}
+    raise Unsupported(type(result).__qualname__)
+
+
+def _decode(node: Any, tensors: list[Any], own: Callable[[str], Any]) -> Any:
+    ((kind, value),) = node.items()
+    if kind == "t":
+        return tensors[value]
+    if kind == "c":
+        return value
+    if kind == "f":
+        return float(value)
+    if kind == "b":
+        return own(value)
+    if kind == "tuple":
+        return tuple(_decode(item, tensors, own) for item in value)
+    if kind == "list":
+        return [_decode(item, tensors, own) for item in value]
+    return {_decode(k, tensors, own): _decode(v, tensors, own) for k, v in value}
+
+
+def spec_from_text(text: str, example_specs: list[Any]) -> Any:
+    """A DTensorSpec from its text, on a mesh of the state."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    *mesh, placements, shape, strides = text.split("|")
+    for spec in example_specs:
+        if mesh_text(spec.mesh) == "|".join(mesh):
+            break
+    else:
+        raise RuntimeError(f"rote: the plan uses a mesh {mesh} that no tensor of the state lies on")
+    parsed: list[Any] = []
+    for placement in placements.split(";"):
+        if placement == "R":
+            parsed.append(Replicate())
+        elif placement.startswith("S("):
+            parsed.append(Shard(int(placement[2:-1])))
+        elif placement.startswith("P("):
+            parsed.append(Partial(placement[2:-1]))
+        else:
+            raise RuntimeError(f"rote: a plan from a file cannot return a tensor placed {placement}")
+    sizes = torch.Size(int(x) for x in shape.split(",") if x)
+    stride = tuple(int(x) for x in strides.split(",") if x)
+    return DTensorSpec(spec.mesh, tuple(parsed), TensorMeta(sizes, stride, torch.float32))
+
+
+class Results:
+    """What one variant gives back: the result and the gradients it leaves."""
+
+    def __init__(
+        self,
+        structure: Any,
+        outputs: list[tuple[Any, bool]],
+        grads: list[tuple[str, Any, bool]],
+        own: Callable[[str], Any],
+    ) -> None:
+        """``outputs``: spec (or None) and requires_grad of each; ``grads``:
+        owner's path, spec (or None), and whether ``.grad`` becomes None."""
+        self._structure = structure
+        self._outputs = outputs
+        self._own = own
+        self._single = structure == {"t": 0} and len(outputs) == 1
+        self._grads = grads
+        self._owners: list[Any] | None = None
+        if all(not path.startswith(("args", "kwargs")) for path, _, _ in grads):
+            self._owners = [own(path) for path, _, _ in grads]
+
+    def deliver(self, locals_: list[torch.Tensor], own_argument: Callable[[str], Any]) -> Any:
+        """Puts gradients where eager leaves them and returns the result."""
+        at = len(self._outputs)
+        owners = self._owners
+        if owners is None:
+            owners = [self._find(path, own_argument) for path, _, _ in self._grads]
+        for owner, (_, spec, none) in zip(owners, self._grads, strict=True):
+            if none:
+                owner.grad = None
+                continue
+            local = locals_[at]
+            at += 1
+            owner.grad = local if spec is None else DTensor(local, spec, requires_grad=False)
+        tensors = [
+            self._wrap(local, spec, requires_grad)
+            for local, (spec, requires_grad) in zip(locals_, self._outputs, strict=False)
+        ]
+        if self._single:
+            return tensors[0]
+        return _decode(self._structure, tensors, lambda path: self._find(path, own_argument))
+
+    def _find(self, path: str, own_argument: Callable[[str], Any]) -> Any:
+        return own_argument(path) if path.startswith(("args", "kwargs")) else self._own(path)
+
+    @staticmethod
+    def _wrap(local: torch.Tensor, spec: Any, requires_grad: bool) -> torch.Tensor:
+        tensor = local if spec is None else DTensor(local, spec, requires_grad=False)
+        if requires_grad:
+            check(lib.rote_mark_replayed(tensor))
+        return tensor
+
+
+def to_json(structure: Any) -> bytes:
+    """The structure as the library takes it."""
+    return json.dumps(structure).encode()

@@ -1,0 +1,62 @@
+"""DTensor specs as text, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+_mesh_texts: dict[int, tuple[Any, str]] = {}
+
+
+def mesh_text(mesh: Any) -> str:
+    """A mesh as text: device type, shape, dim names, ranks."""
+    known = _mesh_texts.get(id(mesh))
+    if known is None:
+        with _disable_current_modes():
+            ranks = torch._C.TensorBase.tolist(mesh.mesh.flatten())
+        text = "|".join(
+            (
+                mesh.device_type,
+                ",".join(map(str, mesh.mesh.shape)),
+                ",".join(mesh.mesh_dim_names or ()),
+                ",".join(map(str, ranks)),
+            )
+        )
+        known = _mesh_texts[id(mesh)] = (mesh, text)  # the mesh is held: its id stays its own
+    return known[1]
+
+
+def spec_text(spec: Any) -> str:
+    """The form that the C ABI reads (``rote_record_spec``)."""
+    shape = spec.tensor_meta.shape if spec.tensor_meta is not None else ()
+    stride = spec.tensor_meta.stride if spec.tensor_meta is not None else ()
+    return "|".join(
+        (
+            mesh_text(spec.mesh),
+            ";".join(str(placement) for placement in spec.placements),
+            ",".join(map(str, shape)),
+            ",".join(map(str, stride)),
+        )
+    )
+
+
+def short_text(tensor: torch.Tensor) -> str:
+    """A tensor's meta for guards: global shape, dtype, device, placements."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    text = f"{dtype}{list(tensor.shape)} strides {list(tensor.stride()) if tensor.layout is torch.strided else '?'}"
+    text += f" on {tensor.device.type}"
+    if isinstance(tensor, DTensor):
+        spec = tensor._spec
+        names = ",".join(spec.mesh.mesh_dim_names or ())
+        mesh = f"{names}{list(spec.mesh.mesh.shape)}"
+        text += f" placed {','.join(str(p) for p in spec.placements)} on mesh {mesh}"
+    return text + (" requires grad" if tensor.requires_grad else "")
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The local tensor of a DTensor, the tensor itself otherwise."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,94 @@
+"""Names for what a step reads and writes: the tensors of ``state=``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass
+class State:
+    """The objects in ``state=``, flattened, with their paths."""
+
+    modules: list[tuple[str, nn.Module]] = field(default_factory=list)
+    optimizers: list[tuple[str, torch.optim.Optimizer]] = field(default_factory=list)
+    loose: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor of the state with its path; parameters first."""
+        names: dict[int, str] = {}
+        for path, module in self.modules:
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                full = f"{path}.{name}" if path else name
+                names.setdefault(id(parameter), name)
+                yield full, parameter
+            for name, buffer in module.named_buffers(remove_duplicate=False):
+                yield (f"{path}.{name}" if path else name), buffer
+        yield from self.loose
+        for path, optimizer in self.optimizers:
+            for i, group in enumerate(optimizer.param_groups):
+                for j, parameter in enumerate(group["params"]):
+                    yield f"{path}.param_groups[{i}]['params'][{j}]", parameter
+                for key, value in group.items():
+                    if isinstance(value, torch.Tensor):
+                        yield f"{path}.param_groups[{i}]['{key}']", value
+            for number, (owner, entries) in enumerate(optimizer.state.items()):
+                if not isinstance(entries, dict):
+                    continue
+                label = names.get(id(owner), str(number))
+                for key, value in entries.items():
+                    if isinstance(value, torch.Tensor):
+                        yield f"{path}.state[{label}].{key}", value
+
+
+def collect(state: Any) -> State:
+    """Flattens ``state=``: modules, optimizers, tensors, dicts and lists."""
+    found = State()
+    _collect(found, "", state)
+    return found
+
+
+def _collect(found: State, path: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, nn.Module):
+        found.modules.append((path or "module", value))
+    elif isinstance(value, torch.optim.Optimizer):
+        found.optimizers.append((path or "optimizer", value))
+    elif isinstance(value, torch.Tensor):
+        found.loose.append((path or "tensor", value))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _collect(found, f"{path}.{key}" if path else str(key), item)
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _collect(found, f"{path}[{i}]", item)
+    else:
+        raise TypeError(
+            f"state= holds a {type(value).__name__} at {path or 'its top'}; it takes modules, optimizers, tensors, "
+            "and dicts and lists of these"
+        )
+
+
+def unsupported(state: State) -> str | None:
+    """The name of a wrapper whose steps cannot be recorded yet."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    try:
+        from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    except ImportError:  # pragma: no cover - older torch
+        return None
+    for path, module in state.modules:
+        for name, inner in module.named_modules():
+            where = f"{path}.{name}" if name else path
+            if isinstance(inner, DistributedDataParallel):
+                return f"DistributedDataParallel at {where}"
+            if isinstance(inner, FSDPModule):
+                return f"FSDP2 (fully_shard) at {where}"
+            if isinstance(inner, FullyShardedDataParallel):
+                return f"FullyShardedDataParallel at {where}"
+    return None
