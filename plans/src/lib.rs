@@ -9,7 +9,7 @@
 //! | [`placement`], [`mesh`] | specs, placements, meshes, process groups |
 //! | [`strategy`] | what the sharding system decided, for people and tools |
 //! | [`pool`] | ids and ranges |
-//! | [`header`], [`file`] | the file: written whole or not at all, opened in place |
+//! | [`header`], [`mod@file`] | the file: written whole or not at all, opened in place |
 //! | [`check`] | what must hold between the tables |
 //! | [`store`] | a directory of plans, by guard key and rank |
 //! | [`describe`], [`diff`] | plans for people: text, JSON, differences in words |

@@ -95,7 +95,8 @@ impl Plan {
 }
 
 impl ArchivedPlan {
-    /// The text with this id.
+    /// The text with this id. Meaningful for a plan that has been opened by
+    /// [`crate::PlanFile`], which checks every id.
     pub fn str(&self, id: StrId) -> &str {
         &self.strings[id as usize]
     }

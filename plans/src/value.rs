@@ -121,6 +121,7 @@ pub struct Value {
     /// Bytes of storage that the root holds; 0 for views and bindings.
     pub storage_bytes: u64,
     /// The last instruction that reads the value, [`crate::NONE`] for values
-    /// that outlive the run (bindings, outputs).
+    /// that outlive the run (bindings, outputs, gradients) or that nothing
+    /// reads.
     pub last_use: InstrId,
 }
