@@ -274,6 +274,7 @@ class FactTable {
   // Whether the value behind word `index` equals the one held, by content.
   bool same(uint32_t index) const {
     const Entry& entry = at(index);
+    if (entry.kind >= kSize) return false;  // words are all there is to these
     py::object now = object(entry);
     if (!now || !entry.held) return false;
     if (now.ptr() == entry.held) return true;

@@ -167,7 +167,7 @@ class _Recorder(TorchDispatchMode):
             check(lib.rote_record_global_end(self._session, ids(outputs), len(outputs)))
 
 
-_HOST_READS = ("tolist", "numpy")
+_HOST_READS = ("tolist", "numpy", "__array__")
 
 
 @contextmanager
@@ -225,15 +225,16 @@ class Watch:
         lib.rote_record_refuse(self._session, op.encode(), user_line(), reason.encode(), remedy.encode())
 
     def _host_read(self, name: str) -> Callable[..., Any]:
-        original = getattr(torch._C.TensorBase, name)
+        original = getattr(torch.Tensor, name)
         watch = self
 
         def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            watch.refuse(
-                f"Tensor.{name}",
-                "reads a tensor on the host: what Python does with the values leaves no trace in a plan",
-                "return the tensor and read it outside the captured function",
-            )
+            if _is_user_code(sys._getframe(1).f_code):  # torch reads meshes and such
+                watch.refuse(
+                    f"Tensor.{name}",
+                    "reads a tensor on the host: what Python does with the values leaves no trace in a plan",
+                    "return the tensor and read it outside the captured function",
+                )
             return original(tensor, *args, **kwargs)
 
         return read
