@@ -60,17 +60,23 @@ typedef void (*RoteLogCallback)(int level, const char *target, const char *messa
 extern "C" {
 #endif // __cplusplus
 
+// ---- Statuses, errors and text across the border ----
+//
 // What the last failed call of this thread has to say.
 const char *rote_last_error(void);
 
 // The version of Rote, for example `0.1.0`.
 const char *rote_version(void);
 
+// ---- Messages for the host: `tracing` events, handed to a callback ----
+//
 // Sends messages to `callback` from now on. The first callback of a process
 // stays. It is called on the thread that made the call that has something to
 // say.
 int rote_set_log(RoteLogCallback callback);
 
+// ---- The bridge to PyTorch: its C++ sources, and loading what was built of them ----
+//
 // How many source files the bridge has.
 uint32_t rote_bridge_source_count(void);
 
@@ -83,16 +89,18 @@ const char *rote_bridge_source_text(uint32_t index);
 // Loads the bridge that was built at `path`, once per process. `dtensor` and
 // `async_collective_tensor` are torch's classes of these names.
 //
-// # Safety
+// Requires:
 // `path` must be a C string and name a bridge built from this library's
 // sources against the torch of this process; the objects must be classes; the
 // GIL must be held.
 int rote_load_bridge(const char *path, void *dtensor, void *async_collective_tensor);
 
+// ---- Sessions: calls, statistics, explanations ----
+//
 // A new session, or null on failure. `framework` names the framework and its
 // version (`torch 2.15.0`), `plans` the directory of the plan store.
 //
-// # Safety
+// Requires:
 // The texts must be C strings; the bridge must be loaded.
 RoteSession *rote_session_new(const char *function,
                               const char *framework,
@@ -103,7 +111,7 @@ RoteSession *rote_session_new(const char *function,
 
 // Frees a session.
 //
-// # Safety
+// Requires:
 // `session` must come from `rote_session_new`, or be null, and the GIL must
 // be held.
 void rote_session_free(RoteSession *session);
@@ -112,7 +120,7 @@ void rote_session_free(RoteSession *session);
 // `*results`, a new list of the local outputs and then the local gradients,
 // are set), `ROTE_RECORD` or `ROTE_EAGER`.
 //
-// # Safety
+// Requires:
 // `args` must be a tuple and `kwargs` a dict that live until the next call;
 // the GIL must be held.
 int rote_session_call(RoteSession *session,
@@ -123,27 +131,27 @@ int rote_session_call(RoteSession *session,
 
 // Replays the last call with the plan that `rote_record_trust` has bound.
 //
-// # Safety
+// Requires:
 // As `rote_session_call`.
 int rote_session_replay_last(RoteSession *session, uint32_t *variant, void **results);
 
 // Marks a tensor object as eager returns it after a step that went backward:
 // it requires grad, and its graph is used up.
 //
-// # Safety
+// Requires:
 // `tensor` must be a tensor object and the GIL held.
 int rote_mark_replayed(void *tensor);
 
 // The session's counters as JSON, or null on failure.
 //
-// # Safety
+// Requires:
 // `session` must come from `rote_session_new`.
 const char *rote_session_stats(RoteSession *session);
 
 // What was erased, by whom collectives were caused, guards, misses and
 // refusals, as text; or null on failure.
 //
-// # Safety
+// Requires:
 // `session` must come from `rote_session_new`.
 const char *rote_session_explain(RoteSession *session);
 
@@ -151,26 +159,28 @@ const char *rote_session_explain(RoteSession *session);
 // `result`, `outputs` and `grads` with their specs, and instruction `counts`
 // (local ops, views, collectives). Null when there is no such variant.
 //
-// # Safety
+// Requires:
 // `session` must come from `rote_session_new`.
 const char *rote_session_variant(RoteSession *session, uint32_t variant);
 
+// ---- Recording a step of a PyTorch program, op by op ----
+//
 // Begins to record the call that `rote_session_call` was asked about last.
 //
-// # Safety
+// Requires:
 // `session` must come from `rote_session_new`; the GIL must be held.
 int rote_record_begin(RoteSession *session);
 
 // Names the next leaf of the arguments, in flattened order.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_leaf(RoteSession *session, const char *name);
 
 // Registers a spec, `device|mesh shape|dim names|ranks|placements|shape|strides`
 // with commas inside and semicolons between placements.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_spec(RoteSession *session, const char *spec, uint32_t *index);
 
@@ -178,7 +188,7 @@ int rote_record_spec(RoteSession *session, const char *spec, uint32_t *index);
 // 2 gradient (then `object` and `leaf` are its owner's). `local` is the
 // local tensor.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_tensor(RoteSession *session,
                        uint32_t kind,
@@ -191,7 +201,7 @@ int rote_record_tensor(RoteSession *session,
 // Adds a fact that is checked at every call. `table_kind` is a kind of
 // `facts.h`; an empty `expected` keeps it out of the plan file.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_fact(RoteSession *session,
                      uint32_t table_kind,
@@ -204,7 +214,7 @@ int rote_record_fact(RoteSession *session,
 
 // Adds a guard that is known by its text: structure, arguments, modes, world.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_guard(RoteSession *session,
                       uint32_t kind,
@@ -213,27 +223,27 @@ int rote_record_guard(RoteSession *session,
 
 // Watches a device's default generator.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_generator(RoteSession *session, uint32_t device_kind, int32_t device_index);
 
 // All names and facts are known; the step is about to run.
 //
-// # Safety
+// Requires:
 // `session` must come from `rote_session_new`; the GIL must be held.
 int rote_record_ready(RoteSession *session);
 
 // Binds a stored plan made under the same guards instead of recording:
 // `*bound` is 1 when there was one, and the recording is over.
 //
-// # Safety
+// Requires:
 // `session` must come from `rote_session_new`; the GIL must be held.
 int rote_record_trust(RoteSession *session, int *bound);
 
 // Records an op that has run, with plain local tensors. Returns
 // `ROTE_REFUSED` when the recording is refused.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_op(RoteSession *session,
                    void *func,
@@ -244,14 +254,14 @@ int rote_record_op(RoteSession *session,
 
 // An op that draws random numbers is about to run.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_random(RoteSession *session, const char *source);
 
 // Records that a generator's state was saved (`action` 0, `*slot` is set)
 // or restored from `*slot` (1).
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_rng(RoteSession *session,
                     uint32_t action,
@@ -262,7 +272,7 @@ int rote_record_rng(RoteSession *session,
 
 // A global op begins; `inputs` are specs of its tensor arguments.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_global_begin(RoteSession *session,
                              const char *op,
@@ -272,13 +282,13 @@ int rote_record_global_begin(RoteSession *session,
 
 // The innermost global op has run; `outputs` are specs of its results.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_global_end(RoteSession *session, const uint32_t *outputs, uint32_t n);
 
 // A redistribution begins.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_redistribute_begin(RoteSession *session,
                                    uint32_t from,
@@ -287,14 +297,14 @@ int rote_record_redistribute_begin(RoteSession *session,
 
 // The innermost redistribution has run.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_redistribute_end(RoteSession *session);
 
 // Follows a float: `kind` 0 read from `path`, 1 constant, 2 negation of
 // `a`, 3 to 7 sum, difference, product, quotient and power of `a` and `b`.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_float(RoteSession *session,
                       uint32_t kind,
@@ -307,13 +317,13 @@ int rote_record_float(RoteSession *session,
 // A followed float was compared or converted: what it depends on must not
 // change.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_pin(RoteSession *session, uint32_t index);
 
 // Says which global ranks a process group has and what people call it.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_group(RoteSession *session,
                       const char *name,
@@ -323,7 +333,7 @@ int rote_record_group(RoteSession *session,
 
 // Names a tensor of the result; call in the order of the result's leaves.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_output(RoteSession *session,
                        const char *path,
@@ -334,13 +344,13 @@ int rote_record_output(RoteSession *session,
 // Says that the step left a new gradient in the `.grad` of the tensor at
 // `path`, or `None` when `local` is null.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_grad(RoteSession *session, const char *path, void *local, uint32_t spec);
 
 // Refuses the recording for a reason that the framework's side has seen.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_refuse(RoteSession *session,
                        const char *op,
@@ -351,20 +361,20 @@ int rote_record_refuse(RoteSession *session,
 // How many tensors the step made, did not return, and something still
 // holds.
 //
-// # Safety
+// Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_survivors(RoteSession *session, uint32_t *count);
 
 // Names of the process groups that recorded collectives use, a line each; or
 // null on failure.
 //
-// # Safety
+// Requires:
 // `session` must come from `rote_session_new`.
 const char *rote_record_groups(RoteSession *session);
 
 // The step failed: drops the recording.
 //
-// # Safety
+// Requires:
 // `session` must come from `rote_session_new`; the GIL must be held.
 int rote_record_abort(RoteSession *session);
 
@@ -373,14 +383,16 @@ int rote_record_abort(RoteSession *session);
 // (`dropped`, `candidate`, `kept`, `adopted`, `refused`), and `variant` or
 // `reason`; null on failure.
 //
-// # Safety
+// Requires:
 // `session` must come from `rote_session_new`, `result` be a C string, and
 // the GIL held.
 const char *rote_record_finish(RoteSession *session, const char *result);
 
+// ---- Opening and describing plan files ----
+//
 // Checks a plan file: 0 when it is whole and consistent.
 //
-// # Safety
+// Requires:
 // `path` must be a C string.
 int rote_plan_check(const char *path);
 

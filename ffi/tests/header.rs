@@ -20,7 +20,11 @@ fn the_header_is_fresh() {
         return;
     }
     let stale = fs::read_to_string(&path).unwrap_or_default();
-    let line = stale.lines().zip(fresh.lines()).take_while(|(old, new)| old == new).count();
+    let line = stale
+        .lines()
+        .zip(fresh.lines())
+        .take_while(|(old, new)| old == new)
+        .count();
     assert!(
         stale == fresh,
         "{} is stale from line {} on\n  there:  {}\n  should: {}\n\
@@ -33,38 +37,63 @@ fn the_header_is_fresh() {
 }
 
 fn generate() -> String {
-    let config = cbindgen::Config::from_file(Path::new(CRATE).join("cbindgen.toml")).expect("cbindgen.toml is read");
+    let config = cbindgen::Config::from_file(Path::new(CRATE).join("cbindgen.toml"))
+        .expect("cbindgen.toml is read");
     let mut builder = cbindgen::Builder::new().with_config(config);
     for module in MODULES {
         builder = builder.with_src(readable(module));
     }
     let mut header = Vec::new();
-    builder.generate().expect("the sources are parsed").write(&mut header);
+    builder
+        .generate()
+        .expect("the sources are parsed")
+        .write(&mut header);
     String::from_utf8(header).expect("UTF-8")
 }
 
-/// A copy of a module as cbindgen can read it: it sees no functions that a
-/// macro makes, so those of `recording_fn!` are written out.
+/// A copy of a module as cbindgen and a reader of C need it: the functions that
+/// `recording_fn!` makes written out (cbindgen sees none that a macro makes),
+/// and the subject of the module above its first function.
 fn readable(module: &str) -> PathBuf {
-    const CALL: &str = "recording_fn! {\n";
-    let source = fs::read_to_string(Path::new(CRATE).join("src").join(module).with_extension("rs")).expect("read");
-    let mut parts = source.split(CALL);
-    let mut written = parts.next().unwrap_or_default().to_owned();
+    let path = Path::new(CRATE).join("src").join(module);
+    let source = fs::read_to_string(path.with_extension("rs")).expect("read");
+    let subject = source.lines().next().unwrap_or_default();
+    let subject = subject.trim_start_matches("//! ").trim_end_matches('.');
+
+    let text = written_out(&source);
+    let function = text.find("\n#[unsafe(no_mangle)]").expect("a function");
+    let is_doc = |line: &&str| line.starts_with("///");
+    let docs: usize = text[..function]
+        .rsplit('\n')
+        .take_while(is_doc)
+        .map(|line| line.len() + 1)
+        .sum();
+    let (before, after) = text.split_at((function + 1).saturating_sub(docs));
+    let text = format!("{before}/// ---- {subject} ----\n///\n{after}");
+
+    let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join(module);
+    let copy = copy.with_extension("rs");
+    fs::write(&copy, text.replace("/// # Safety\n", "/// Requires:\n")).expect("written");
+    copy
+}
+
+fn written_out(source: &str) -> String {
+    let mut parts = source.split("recording_fn! {\n");
+    let mut text = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let (call, rest) = part.split_once("\n}\n").expect("the call ends");
-        let start = call.find("rote_").expect("a name");
-        let (docs, signature) = call.split_at(start);
-        let (name, arguments) = signature.split_once("(recording").expect("arguments");
-        let arguments = &arguments[..arguments.find(") {").expect("a body")];
+        let (docs, function) = call.split_at(call.find("rote_").expect("a name"));
+        let (name, arguments) = function.split_once("(recording").expect("arguments");
+        let (arguments, _) = arguments.split_once(") {").expect("a body");
         write!(
-            written,
-            "{docs}///\n/// # Safety\n/// Pointers must be live, texts C strings, and the GIL held.\n\
+            text,
+            "{docs}///\n/// # Safety\n\
+             /// Pointers must be live, texts C strings, and the GIL held.\n\
              #[unsafe(no_mangle)]\n\
-             pub unsafe extern \"C\" fn {name}(session: *mut RoteSession{arguments}) -> c_int {{}}\n{rest}"
+             pub unsafe extern \"C\" fn {name}(session: *mut RoteSession{arguments}) -> c_int {{}}\n\
+             {rest}"
         )
         .expect("written");
     }
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(module).with_extension("rs");
-    fs::write(&path, written).expect("written");
-    path
+    text
 }

@@ -1,0 +1,137 @@
+//! A C program meets `librote.so` through `include/rote.h`: it compiles without
+//! a warning, and wrong calls give errors, not crashes.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+
+#[path = "../../plans/tests/sample/mod.rs"]
+mod sample;
+
+const CRATE: &str = env!("CARGO_MANIFEST_DIR");
+const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
+
+#[test]
+fn a_c_program_runs_against_the_library() {
+    let directory = tempfile::tempdir_in(SCRATCH).expect("temporary directory");
+    let program = directory.path().join("c_abi");
+    let folder = library().parent().expect("a folder");
+    compile("CC", "cc", "c11")
+        .arg(format!(
+            "-DROTE_EXPECTED_VERSION=\"{}\"",
+            env!("CARGO_PKG_VERSION")
+        ))
+        .arg(Path::new(CRATE).join("tests/c_abi.c"))
+        .arg("-o")
+        .arg(&program)
+        .arg(library())
+        .arg(format!("-Wl,-rpath,{}", folder.display()))
+        .succeeds();
+
+    let (garbage, plan) = (
+        directory.path().join("garbage.rote"),
+        directory.path().join("plan.rote"),
+    );
+    fs::write(
+        &garbage,
+        "no plan, but longer than a header is: ".repeat(10),
+    )
+    .expect("written");
+    sample::small().write(&plan).expect("written");
+    Command::new(program)
+        .arg(directory.path().join("missing.rote"))
+        .args([garbage, plan])
+        .succeeds();
+}
+
+#[test]
+fn the_header_is_cpp_too() {
+    compile("CXX", "c++", "c++11")
+        .args(["-x", "c++", "-fsyntax-only"])
+        .arg(Path::new(CRATE).join("include/rote.h"))
+        .succeeds();
+}
+
+#[test]
+fn the_header_declares_exactly_what_the_library_exports() {
+    let symbols = Command::new("nm")
+        .args(["--dynamic", "--defined-only", "--format=just-symbols"])
+        .arg(library())
+        .succeeds();
+    let exported: BTreeSet<&str> = symbols.lines().collect();
+
+    let header = fs::read_to_string(Path::new(CRATE).join("include/rote.h")).expect("read");
+    let code: Vec<&str> = header.lines().filter(|l| !l.starts_with("//")).collect();
+    let code = code.join("\n");
+    let declared: BTreeSet<&str> = code
+        .split(|c: char| !c.is_alphanumeric() && c != '_' && c != '(')
+        .filter_map(|word| word.split_once('('))
+        .map(|(name, _)| name)
+        .filter(|name| name.starts_with("rote_"))
+        .collect();
+
+    assert_eq!(declared, exported);
+}
+
+/// The library, built as this test was.
+fn library() -> &'static Path {
+    static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo
+            .args(["build", "--package", "rote-ffi", "--lib"])
+            .args(["--message-format", "json-render-diagnostics"])
+            .arg("--target-dir")
+            .arg(Path::new(SCRATCH).parent().expect("the target folder"))
+            .current_dir(CRATE);
+        if !cfg!(debug_assertions) {
+            cargo.arg("--release");
+        }
+        let messages = cargo.succeeds();
+        let made = messages
+            .lines()
+            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+            .filter(|message| message["target"]["name"] == "rote")
+            .filter(|message| message["target"]["crate_types"][0] == "cdylib")
+            .find_map(|message| Some(message["filenames"][0].as_str()?.to_owned()));
+        PathBuf::from(made.expect("cargo names the library it built"))
+    });
+    &LIBRARY
+}
+
+fn compile(variable: &str, usual: &str, standard: &str) -> Command {
+    let mut command = Command::new(std::env::var_os(variable).unwrap_or_else(|| usual.into()));
+    command
+        .arg(format!("-std={standard}"))
+        .args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I"])
+        .arg(Path::new(CRATE).join("include"));
+    command
+}
+
+trait Succeeds {
+    /// Runs the command; its output, or a panic with all that it said.
+    fn succeeds(&mut self) -> String;
+}
+
+impl Succeeds for Command {
+    fn succeeds(&mut self) -> String {
+        let program = self.get_program().to_owned();
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = self
+            .output()
+            .unwrap_or_else(|error| panic!("{} does not run: {error}", name(&program)));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (out, err) = (text(&stdout), text(&stderr));
+        assert!(status.success(), "{}: {status}\n{out}{err}", name(&program));
+        out
+    }
+}
+
+fn name(program: &OsStr) -> String {
+    program.to_string_lossy().into_owned()
+}
