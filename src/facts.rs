@@ -75,6 +75,18 @@ pub struct Entry {
     pub gradient: bool,
 }
 
+/// What the words of a fact about a tensor say after the first two, which are
+/// its address (`facts.h`, `kTensorMeta`).
+const TENSOR_PARTS: [&str; 5] = ["", "", ".meta", ".requires_grad or hooks", ".placements"];
+
+impl Entry {
+    /// What the word at `index` looks at.
+    fn part(&self, index: usize) -> String {
+        let part = if self.width == TENSOR_PARTS.len() { TENSOR_PARTS[index - self.start] } else { "" };
+        format!("{}{part}", self.subject)
+    }
+}
+
 /// A table of facts with their names.
 #[derive(Debug)]
 pub struct Facts {
@@ -147,7 +159,7 @@ impl Facts {
 
     /// The first fact that no longer holds; `free` hyperparameters may change.
     /// Values that are equal by content are accepted.
-    pub fn difference(&mut self, free: &[String]) -> Result<Option<&Entry>, ReplayError> {
+    pub fn difference(&mut self, free: &[String]) -> Result<Option<String>, ReplayError> {
         let mut found = std::mem::take(&mut self.found);
         let read = self.table.read(&mut found);
         self.found = found;
@@ -159,7 +171,7 @@ impl Facts {
             let entry = &self.entries[at];
             let free = entry.hyperparameter && free.contains(&entry.subject);
             if !free && !self.table.same(word) {
-                return Ok(Some(&self.entries[at]));
+                return Ok(Some(entry.part(word)));
             }
             from = word + 1;
         }
@@ -190,11 +202,6 @@ impl Facts {
             }
         }
         Ok(changed)
-    }
-
-    /// What a fact sees now, as text.
-    pub fn text_now(&self, entry: &Entry) -> String {
-        self.table.text(entry.start, false)
     }
 
     /// A hyperparameter's value now.

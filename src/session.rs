@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 
 use hashbrown::{HashMap, HashSet};
-use rote_plans::{Fingerprint, Plan, PlanFile, PlanStore};
+use rote_plans::{Fingerprint, Guard, GuardKind, Plan, PlanFile, PlanStore};
 use rote_replay::ReplayError;
 use rote_replay::aten::sys::Object as PyObject;
 use rote_replay::aten::{Call, Object};
@@ -97,6 +97,7 @@ pub struct Session {
     unsteady: HashMap<String, u32>,
     scanned: bool,
     full: bool,
+    notice: Option<String>,
     missed: Option<String>,
     next_id: u32,
     state_storages: Vec<u64>,
@@ -120,6 +121,7 @@ impl Session {
             unsteady: HashMap::new(),
             scanned: false,
             full: false,
+            notice: None,
             missed: None,
             next_id: 0,
             state_storages: Vec::new(),
@@ -162,7 +164,7 @@ impl Session {
                     (word, call_subject(word, fact, &variant.leaves))
                 }
                 None => match variant.facts.difference(&variant.free)? {
-                    Some(entry) => (usize::MAX, entry.subject.clone()),
+                    Some(subject) => (usize::MAX, subject),
                     None => {
                         hit = Some(i);
                         break;
@@ -184,27 +186,44 @@ impl Session {
         if let Some((_, subject)) = best {
             self.stats.fallbacks += 1;
             *self.stats.guard_misses.entry(subject.clone()).or_insert(0) += 1;
-            tracing::debug!(target: "rote::guards", "{}: miss on {subject}", self.config.function);
             self.missed = Some(subject);
         }
         if refused || self.refused.len() >= self.config.max_variants {
+            self.log_eager_miss();
             return Ok(Next::Eager);
         }
         if self.variants.len() >= self.config.max_variants {
             if !self.full {
                 self.full = true;
-                tracing::warn!(
-                    target: "rote::guards",
-                    "{}: {} variants are recorded, which is the most allowed (max_variants); calls that match none of \
-                     them run eagerly (last miss: {})",
+                self.notice = Some(format!(
+                    "{} has {} variants, which is the most allowed (max_variants): calls that match none of them run \
+                     eagerly; the last miss was on {}",
                     self.config.function,
                     self.variants.len(),
                     self.missed.as_deref().unwrap_or("?")
-                );
+                ));
             }
+            self.log_eager_miss();
             return Ok(Next::Eager);
         }
         Ok(Next::Record)
+    }
+
+    /// Something to warn the user of, once.
+    pub fn take_notice(&mut self) -> Option<String> {
+        self.notice.take()
+    }
+
+    fn log_eager_miss(&self) {
+        if let Some(subject) = &self.missed {
+            let expected = self.variants.first().and_then(|variant| guard_on(&variant.guards, subject));
+            tracing::info!(
+                target: "rote::guards",
+                "{}: {subject}: expected {}, found another value; the call runs eagerly",
+                self.config.function,
+                expected.as_deref().unwrap_or("absent")
+            );
+        }
     }
 
     /// Begins to record the call that was handled last.
@@ -275,10 +294,12 @@ impl Session {
                     unsteady = None;
                     break;
                 }
-                Some(entry) if entry.kind == rote_plans::GuardKind::Host => {
-                    unsteady = Some((entry.subject.clone(), entry.text.clone()));
+                Some(subject) => {
+                    let entry = candidate.parts.facts.entries.iter().find(|entry| entry.subject == subject);
+                    if let Some(entry) = entry.filter(|entry| entry.kind == GuardKind::Host) {
+                        unsteady = Some((subject, entry.text.clone()));
+                    }
                 }
-                Some(_) => {}
             }
         }
         if active.variant.is_none() && active.candidate.is_none() {
@@ -498,18 +519,15 @@ impl Session {
         };
         let rank = self.config.fingerprint.rank;
         let mine: Vec<_> = files.iter().filter(|(_, of, _)| *of == rank).collect();
-        for (key, _, path) in &mine {
+        for (_, _, path) in &mine {
             if let Err(error) = PlanFile::open_for(path, &self.config.fingerprint) {
-                tracing::warn!(target: "rote::replay", "{}: stored plan {key}: {error}", self.config.function);
+                tracing::warn!(
+                    target: "rote::replay",
+                    "{}: stored plan {}: {error}; recording a new one",
+                    self.config.function,
+                    path.display()
+                );
             }
-        }
-        if mine.is_empty() && !files.is_empty() {
-            tracing::warn!(
-                target: "rote::replay",
-                "{}: the plan store {} has plans for other ranks, none for rank {rank}",
-                self.config.function,
-                self.store.directory().display()
-            );
         }
     }
 
@@ -547,17 +565,16 @@ fn changes_every_call(what: &str) -> Refusal {
     )
 }
 
-fn log_miss(function: &str, subject: &str, variants: &[Variant], recording: &ActiveRecording) {
+/// What the guard on a subject, or on what it is a part of, expects.
+fn guard_on(guards: &[GuardText], subject: &str) -> Option<String> {
     let stem = subject.rsplit_once('.').map_or(subject, |(stem, _)| stem);
-    let find = |guards: &[GuardText]| {
-        guards
-            .iter()
-            .find(|guard| guard.subject == subject)
-            .or_else(|| guards.iter().find(|guard| guard.subject == stem))
-            .map(|guard| guard.expected.clone())
-    };
-    let expected = variants.first().and_then(|variant| find(&variant.guards));
-    let found = find(&recording.guard_texts());
+    let find = |name: &str| guards.iter().find(|guard| guard.subject == name);
+    find(subject).or_else(|| find(stem)).map(|guard| guard.expected.clone())
+}
+
+fn log_miss(function: &str, subject: &str, variants: &[Variant], recording: &ActiveRecording) {
+    let expected = variants.first().and_then(|variant| guard_on(&variant.guards, subject));
+    let found = guard_on(&recording.guard_texts(), subject);
     tracing::info!(
         target: "rote::guards",
         "{function}: {subject}: expected {}, found {}",
@@ -581,7 +598,10 @@ pub fn guard_key(function: &str, guards: &[GuardText]) -> String {
 
 /// The first guard of a stored plan that does not hold, both sides named.
 fn guards_differ(plan: &Plan, guards: &[GuardText]) -> Option<String> {
-    for guard in &plan.guards {
+    // Another model says more than what follows from it.
+    let is_state = |guard: &&Guard| guard.kind == GuardKind::State;
+    let state = plan.guards.iter().filter(is_state);
+    for guard in state.chain(plan.guards.iter().filter(|guard| !is_state(guard))) {
         let (subject, expected) = (plan.str(guard.subject), plan.str(guard.expected));
         match guards.iter().find(|g| g.subject == subject) {
             None => return Some(format!("it expects {subject} to be {expected}, this process has no {subject}")),

@@ -102,8 +102,14 @@ impl Variant {
         parts: Parts,
     ) -> Result<Self, SessionError> {
         let plan = final_plan(&recording, &numbers, &parts.guards, &free);
-        let path = store.write(key, &plan)?;
-        let file = PlanFile::open(path)?;
+        let file = match store.write(key, &plan).and_then(PlanFile::open) {
+            Ok(file) => file,
+            Err(error) => {
+                // The plan itself is good: replay it from memory.
+                tracing::warn!(target: "rote::record", "plan {key} is not stored: {error}");
+                PlanFile::from_plan(&plan)?
+            }
+        };
         Self::bind(id, file, key, recording, numbers, free, parts)
     }
 

@@ -187,6 +187,17 @@ pub unsafe extern "C" fn rote_session_stats(session: *mut RoteSession) -> *const
     give_text(&json.to_string())
 }
 
+/// Something to warn the user of, once; null when there is nothing.
+///
+/// # Safety
+/// `session` must come from `rote_session_new`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_notice(session: *mut RoteSession) -> *const c_char {
+    // SAFETY: the caller vouches for the session.
+    let notice = unsafe { self::session(session) }.ok().and_then(|session| session.take_notice());
+    notice.map_or(std::ptr::null(), |notice| give_text(&notice))
+}
+
 /// What was erased, by whom collectives were caused, guards, misses and
 /// refusals, as text; or null on failure.
 ///

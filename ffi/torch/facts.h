@@ -74,6 +74,14 @@ inline at::Tensor local_tensor(PyObject* object) {
   return plain_tensor(object);
 }
 
+// Whether a tensor requires grad, and how many hooks wait for its gradient.
+inline uint64_t grad_flags(const at::Tensor& tensor) {
+  if (!torch::autograd::impl::get_autograd_meta(tensor)) return 0;
+  uint64_t hooks = torch::autograd::impl::hooks(tensor).size();
+  bool after = torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr;
+  return (tensor.requires_grad() ? 1 : 0) | (after ? 2 : 0) | hooks << 2;
+}
+
 // A value that can be compared by content: its equality is the value's own.
 inline bool comparable(PyObject* value) {
   return value == Py_None || PyBool_Check(value) || PyLong_Check(value) || PyFloat_Check(value) ||
@@ -154,9 +162,18 @@ class Call {
     add(leaf, kDTypeField, static_cast<uint64_t>(local.scalar_type()));
     add(leaf, kDeviceField, static_cast<uint64_t>(local.device().type()) << 8 |
                                 static_cast<uint8_t>(local.device().index()));
-    add(leaf, kRequiresGrad, outer.requires_grad());
+    add(leaf, kRequiresGrad, grad_flags(outer));
     add(leaf, kGraph, outer.grad_fn() != nullptr);
     add(leaf, kGradField, outer.requires_grad() && outer.is_leaf() && outer.grad().defined());
+    if (distributed) {
+      py::object spec = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, classes.spec_name));
+      if (!spec) throw py::error_already_set();
+      add(leaf, kMesh, interned.id(spec.attr("mesh").ptr()));
+      add(leaf, kPlacements, interned.id(spec.attr("placements").ptr()));
+      add(leaf, kGlobalShape, outer.dim());
+      for (int64_t size : outer.sizes()) add(leaf, kGlobalShape, size);
+      for (int64_t stride : outer.strides()) add(leaf, kGlobalStrides, stride);
+    }
     add(leaf, kShape, local.dim());
     for (int64_t size : local.sizes()) add(leaf, kShape, size);
     if (local.layout() != at::kStrided || !local.has_storage()) {
@@ -166,14 +183,6 @@ class Call {
     for (int64_t stride : local.strides()) add(leaf, kStrides, stride);
     add(leaf, kStorageFlags, (local.is_conj() ? 1 : 0) | (local.is_neg() ? 2 : 0));
     alias(leaf, local);
-    if (distributed) {
-      py::object spec = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, classes.spec_name));
-      if (!spec) throw py::error_already_set();
-      add(leaf, kMesh, interned.id(spec.attr("mesh").ptr()));
-      add(leaf, kPlacements, interned.id(spec.attr("placements").ptr()));
-      for (int64_t size : outer.sizes()) add(leaf, kGlobalShape, size);
-      for (int64_t stride : outer.strides()) add(leaf, kGlobalStrides, stride);
-    }
   }
 
   // Which earlier leaf or state tensor shares the storage, and how far apart
@@ -416,7 +425,7 @@ class FactTable {
         out[0] = local.has_storage() ? address(local.storage().unsafeGetStorageImpl()) : 0;
         out[1] = local.has_storage() ? address(local.unsafeGetTensorImpl()->data()) : 0;
         out[2] = meta(local);
-        out[3] = outer.requires_grad();
+        out[3] = grad_flags(outer);
         out[4] = 0;
         if (is_dtensor(entry.container)) out[4] = placements(entry, entry.container);
         return;

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
@@ -146,7 +147,9 @@ def facts(tree: Any, *, kept: bool = False) -> Facts:
             values[f"{path}.placements"] = tensor.placements
             values[f"{path}.mesh"] = tuple(tensor.device_mesh.shape)
         if kept:
-            values[f"{path}.type"] = type(tensor).__name__
+            # An AsyncCollectiveTensor is a plain tensor that nobody has waited for yet.
+            waited = isinstance(tensor, AsyncCollectiveTensor)
+            values[f"{path}.type"] = "Tensor" if waited else type(tensor).__name__
             values[f"{path}.requires_grad"] = tensor.requires_grad
             values[f"{path}.is_leaf"] = tensor.is_leaf
     if kept:

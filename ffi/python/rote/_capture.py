@@ -73,13 +73,21 @@ class Captured:
         max_variants: int,
         ignore: Sequence[str],
     ) -> None:
+        if not callable(fn):
+            raise TypeError(f"rote.capture takes a function, not a {type(fn).__name__}")
+        if verify < 0:
+            raise ValueError(f"verify= must not be negative, it is {verify}")
+        if max_variants < 1:
+            raise ValueError(f"max_variants= must be at least 1, it is {max_variants}")
+        if isinstance(ignore, str) or not all(isinstance(name, str) for name in ignore):
+            raise TypeError("ignore= takes a list of names")
         functools.update_wrapper(self, fn)
         self._fn = fn
         self._state = _state.collect(state)
         self._strict = strict
         self._verify = verify
         self._trust = trust_plans
-        self._ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+        self._ignore = tuple(ignore)
         self._max_variants = max_variants
         self._warned: set[str] = set()
         self._results: dict[int, _results.Results] = {}
@@ -109,6 +117,9 @@ class Captured:
         if status == REPLAYED:
             return self._deliver(args, kwargs)
         if check(status) == EAGER:
+            notice = lib.rote_session_notice(self._session)
+            if notice is not None:
+                warnings.warn(f"rote: {notice.decode()}", stacklevel=3)
             return self._fn(*args, **kwargs)
         return self._recorded(args, kwargs)
 
@@ -232,7 +243,7 @@ class Captured:
             raise RecordingRefused(reason)
         if reason not in self._warned:
             self._warned.add(reason)
-            warnings.warn(f"rote: the step stays eager: {reason}", stacklevel=4)
+            warnings.warn(f"rote: recording refused, the step stays eager: {reason}", stacklevel=5)
 
     # -- verification ---------------------------------------------------------------
 

@@ -27,6 +27,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_session_call": (c_int, [c_void_p, py_object, py_object, POINTER(c_uint32), POINTER(c_void_p)]),
     "rote_session_replay_last": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_void_p)]),
     "rote_session_stats": (c_char_p, [c_void_p]),
+    "rote_session_notice": (c_char_p, [c_void_p]),
     "rote_session_explain": (c_char_p, [c_void_p]),
     "rote_session_variant": (c_char_p, [c_void_p, c_uint32]),
     "rote_mark_replayed": (c_int, [py_object]),

@@ -102,6 +102,7 @@ class Walk:
         self.facts: list[Fact] = []
         self._ignore = ignore
         self._seen: set[int] = set()
+        self._classes: set[int] = set()
         self._codes: set[types.CodeType] = set()
         self._hold: list[Any] = []
         self._globals: dict[str, Any] | None = None  # of the captured function
@@ -146,6 +147,8 @@ class Walk:
     def tensor(self, path: str, tensor: torch.Tensor, text: str, reads_grad: bool) -> None:
         """Guards a tensor of the state by address and meta, and its ``.grad``."""
         self.facts.append(Fact(TENSOR_META, tensor, None, STATE, path, text))
+        for hook in (getattr(tensor, "_backward_hooks", None) or {}).values():
+            self._value(f"{path}.hooks", hook, 1)
         if tensor.requires_grad and tensor.is_leaf:
             grad = "no gradient" if tensor.grad is None else "a gradient"
             self.facts.append(Fact(GRAD_META, tensor, reads_grad, STATE, f"{path}.grad", grad))
@@ -292,18 +295,17 @@ class Walk:
     def _class(self, path: str, kind: type, depth: int) -> None:
         if _is_library(kind.__module__):
             return
-        for key, item in list(vars(kind).items()):
-            if key.startswith("__") or not plain(item):
-                continue
-            self._add(ATTRIBUTE, kind, key, HOST, f"{path}.{key}", item)
         self._methods(kind, depth)
 
     def _methods(self, kind: type, depth: int) -> None:
-        """What the methods of a class name: their globals and closures."""
+        """Plain attributes of a class, and what its methods name."""
         for base in kind.__mro__:
-            if _is_library(base.__module__) or not self._visit(base):
+            if _is_library(base.__module__) or id(base) in self._classes:
                 continue
-            for item in list(vars(base).values()):
+            self._classes.add(id(base))
+            for key, item in list(vars(base).items()):
+                if plain(item) and not key.startswith("__"):
+                    self._add(ATTRIBUTE, base, key, HOST, f"{base.__qualname__}.{key}", item)
                 function = item
                 if isinstance(item, staticmethod | classmethod):
                     function = item.__func__

@@ -123,8 +123,10 @@ class _Recorder(TorchDispatchMode):
         for kind in types:
             if kind is torch.Tensor or kind is torch.nn.Parameter:
                 continue
-            if issubclass(kind, FakeTensor) or kind is AsyncCollectiveTensor:
+            if kind is AsyncCollectiveTensor:
                 return NotImplemented
+            if issubclass(kind, FakeTensor):  # propagation asks for shapes
+                return func(*args, **kwargs)
             if issubclass(kind, DTensor):
                 return self._global(func, args, kwargs)
         if self.refused:
