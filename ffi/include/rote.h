@@ -148,6 +148,12 @@ int rote_mark_replayed(void *tensor);
 // `session` must come from `rote_session_new`.
 const char *rote_session_stats(RoteSession *session);
 
+// Something to warn the user of, once; null when there is nothing.
+//
+// Requires:
+// `session` must come from `rote_session_new`.
+const char *rote_session_notice(RoteSession *session);
+
 // What was erased, by whom collectives were caused, guards, misses and
 // refusals, as text; or null on failure.
 //

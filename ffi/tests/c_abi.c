@@ -75,6 +75,7 @@ static void nulls(void) {
     GIVES_NULL(rote_session_stats(NULL), no_session);
     GIVES_NULL(rote_session_explain(NULL), no_session);
     GIVES_NULL(rote_session_variant(NULL, 0), "variant");
+    CHECK(rote_session_notice(NULL) == NULL);
 
     FAILS(rote_record_begin(NULL), no_session);
     FAILS(rote_record_leaf(NULL, NULL), no_session);
