@@ -118,11 +118,6 @@ def local_ops(step: Step, batch: Batch) -> int:
     return ops.count
 
 
-def replayed_ops(step: Step) -> int | None:
-    """Instructions of the plan that `step` replays."""
-    return None  # filled in with the core
-
-
 def same_bits(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     """Whether two lists of tensors are equal bit for bit, on every rank."""
     local = [[t.to_local() if isinstance(t, DTensor) else t for t in ts] for ts in (ours, theirs)]
@@ -158,7 +153,7 @@ def main() -> int:
 
     equal_losses = same_bits(losses, twin_losses)
     equal_parameters = same_bits(list(model.parameters()), list(twin.parameters()))
-    eager_ops = local_ops(eager_step, data[0])
+    eager_ops, replayed = local_ops(eager_step, data[0]), step.plan_counts()
     if dist.get_rank() == 0:
         print_table(
             [
@@ -166,7 +161,8 @@ def main() -> int:
                 ("loss, first step", f"{losses[0]:.4f}", f"{twin_losses[0]:.4f}"),
                 ("loss, last step", f"{losses[-1]:.4f}", f"{twin_losses[-1]:.4f}"),
                 ("milliseconds per step (median)", f"{eager_ms:.1f}", f"{rote_ms:.1f}"),
-                ("ops per step", str(eager_ops), str(replayed_ops(step))),
+                ("ops per step", str(eager_ops), str(replayed["local"] + replayed["collectives"])),
+                ("views per step, without a kernel", "", str(replayed["views"])),
                 ("new recordings", "", str(step.stats.recordings)),
                 ("replays", "", str(step.stats.replays)),
                 ("fallbacks", "", str(step.stats.fallbacks)),

@@ -2,11 +2,16 @@
 
 use std::fmt::Write as _;
 
-use rote_plans::{ArchivedPlan, NONE, Plan};
+use rote_plans::describe::{self, Bytes};
+use rote_plans::instr::ArchivedInstr;
+use rote_plans::pool::ArchivedRange;
+use rote_plans::{ArchivedPlan, NONE};
 
 use crate::session::Session;
 
-/// The text of `explain()`.
+/// The text of `explain()`: counters, and for each plan what it erased, its
+/// collectives with their causes, the redistributions and the guards; then
+/// misses and refusals.
 pub fn explain(session: &Session) -> String {
     let mut out = String::new();
     let stats = session.stats();
@@ -20,12 +25,8 @@ pub fn explain(session: &Session) -> String {
         session.variants().len()
     );
     for variant in session.variants() {
-        let plan = variant.file.to_plan();
         let _ = writeln!(out, "\nplan {} ({} replays)", variant.key, variant.replays);
-        erased(&plan, &mut out);
-        collectives(&plan, &mut out);
-        redistributions(&plan, &mut out);
-        guards(&plan, &mut out);
+        describe_plan(variant.file.plan(), &mut out);
     }
     if !stats.guard_misses.is_empty() {
         let mut misses: Vec<_> = stats.guard_misses.iter().collect();
@@ -44,53 +45,66 @@ pub fn explain(session: &Session) -> String {
     out
 }
 
-/// How many instructions of each kind a plan has: local ops, views,
-/// collectives.
-pub fn counts(plan: &ArchivedPlan) -> (usize, usize, usize) {
-    use rote_plans::instr::ArchivedInstr;
-    let count = |wanted: fn(&ArchivedInstr) -> bool| plan.instrs.iter().filter(|i| wanted(i)).count();
-    (
-        count(|i| matches!(i, ArchivedInstr::Local { .. })),
-        count(|i| matches!(i, ArchivedInstr::View { .. })),
-        count(|i| matches!(i, ArchivedInstr::Collective(_))),
-    )
-}
-
-fn erased(plan: &Plan, out: &mut String) {
-    use rote_plans::Instr;
-    let count = |wanted: fn(&Instr) -> bool| plan.instrs.iter().filter(|i| wanted(i)).count();
+fn describe_plan(plan: &ArchivedPlan, out: &mut String) {
+    let instructions = describe::instructions(plan);
     let _ = writeln!(
         out,
         "  {} global ops, their sharding propagation and dispatch, became {} local ops, {} views and {} collectives",
         plan.strategies.len(),
-        count(|i| matches!(i, Instr::Local { .. })),
-        count(|i| matches!(i, Instr::View { .. })),
-        count(|i| matches!(i, Instr::Collective(_))),
+        instructions.local,
+        instructions.views,
+        instructions.collectives,
     );
-    let written = plan.bindings.iter().filter(|binding| binding.written).count();
     let _ = writeln!(
         out,
-        "  reads {} bindings, writes {written} of them, returns {} tensors, leaves {} gradients",
+        "  reads {} bindings, writes {} of them, returns {} tensors, leaves {} gradients",
         plan.bindings.len(),
+        plan.bindings.iter().filter(|binding| binding.written).count(),
         plan.outputs.len(),
         plan.grads.iter().filter(|grad| grad.value != NONE).count()
     );
+    global_ops(plan, out);
+    collectives(plan, out);
+    redistributions(plan, out);
+    guards(plan, out);
 }
 
-fn collectives(plan: &Plan, out: &mut String) {
+/// Global ops by name, most frequent first.
+fn global_ops(plan: &ArchivedPlan, out: &mut String) {
+    let mut names: Vec<(&str, usize)> = Vec::new();
+    for strategy in plan.strategies.iter() {
+        let name = plan.str(strategy.op.to_native());
+        match names.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, times)) => *times += 1,
+            None => names.push((name, 1)),
+        }
+    }
+    names.sort_by_key(|&(_, times)| std::cmp::Reverse(times));
+    if !names.is_empty() {
+        let list: Vec<String> = names.iter().map(|(name, times)| format!("{name} x{times}")).collect();
+        let _ = writeln!(out, "  global ops: {}", list.join(", "));
+    }
+}
+
+fn covers(range: &ArchivedRange, instr: usize) -> bool {
+    range.indices().contains(&instr)
+}
+
+/// Collectives by kind, group and cause.
+fn collectives(plan: &ArchivedPlan, out: &mut String) {
     let mut rows: Vec<(String, usize, u64)> = Vec::new();
     for (i, instr) in plan.instrs.iter().enumerate() {
-        let rote_plans::Instr::Collective(c) = instr else { continue };
-        let strategy = plan.strategies.iter().find(|s| s.instrs.indices().contains(&i));
-        let cause = strategy.map_or_else(
-            || {
-                let redistribution = plan.redistributions.iter().find(|r| r.instrs.indices().contains(&i));
-                redistribution.map_or_else(|| "called by the step".to_owned(), |r| format!("redistribute at {}", plan.str(r.source)))
-            },
-            |s| format!("{} at {}", plan.str(s.op), plan.str(s.source)),
-        );
-        let name = format!("{:?} on {}: {cause}", c.kind, plan.str(plan.groups[c.group as usize].label));
-        let bytes = rote_tracer::finish::collective_bytes(plan, i as u32);
+        let ArchivedInstr::Collective(c) = instr else { continue };
+        let strategy = plan.strategies.iter().find(|s| covers(&s.instrs, i));
+        let redistribution = plan.redistributions.iter().find(|r| covers(&r.instrs, i));
+        let cause = match (strategy, redistribution) {
+            (Some(s), _) => format!("{} at {}", plan.str(s.op.to_native()), plan.str(s.source.to_native())),
+            (None, Some(r)) => format!("redistribute at {}", plan.str(r.source.to_native())),
+            (None, None) => "the step itself".to_owned(),
+        };
+        let group = plan.str(plan.groups[c.group.to_native() as usize].label.to_native());
+        let name = format!("{} on {group}: {cause}", describe::collective_kind(c.kind));
+        let bytes = describe::tensor_bytes(plan, &plan.values[c.input.to_native() as usize]);
         match rows.iter_mut().find(|row| row.0 == name) {
             Some(row) => {
                 row.1 += 1;
@@ -104,53 +118,47 @@ fn collectives(plan: &Plan, out: &mut String) {
     }
     let _ = writeln!(out, "  collectives (times, bytes sent by this rank)");
     for (name, times, bytes) in rows {
-        let _ = writeln!(out, "    {times:>4} {bytes:>10}  {name}");
+        let _ = writeln!(out, "    {times:>4} {:>10}  {name}", Bytes(bytes));
     }
 }
 
-fn redistributions(plan: &Plan, out: &mut String) {
-    if plan.redistributions.is_empty() {
+/// Redistributions that moved data, alike ones together.
+fn redistributions(plan: &ArchivedPlan, out: &mut String) {
+    let mut rows: Vec<(String, usize, u64)> = Vec::new();
+    for r in plan.redistributions.iter().filter(|r| r.bytes != 0) {
+        let name = format!(
+            "{} -> {} at {}",
+            describe::placements(plan, r.from.to_native()),
+            describe::placements(plan, r.to.to_native()),
+            plan.str(r.source.to_native())
+        );
+        match rows.iter_mut().find(|row| row.0 == name) {
+            Some(row) => {
+                row.1 += 1;
+                row.2 += r.bytes.to_native();
+            }
+            None => rows.push((name, 1, r.bytes.to_native())),
+        }
+    }
+    if rows.is_empty() {
         return;
     }
-    let _ = writeln!(out, "  redistributions (bytes sent by this rank)");
-    for r in &plan.redistributions {
-        let _ = writeln!(
-            out,
-            "    {:>10}  {} -> {} at {}",
-            r.bytes,
-            placements(plan, r.from),
-            placements(plan, r.to),
-            plan.str(r.source)
-        );
+    let _ = writeln!(out, "  redistributions (times, bytes sent by this rank)");
+    for (name, times, bytes) in rows {
+        let _ = writeln!(out, "    {times:>4} {:>10}  {name}", Bytes(bytes));
     }
 }
 
-fn placements(plan: &Plan, spec: u32) -> String {
-    use rote_plans::Placement;
-    let Some(spec) = plan.specs.get(spec as usize) else { return "plain".to_owned() };
-    let parts: Vec<String> = plan.placements[spec.placements.indices()]
-        .iter()
-        .map(|placement| match placement {
-            Placement::Replicate => "R".to_owned(),
-            Placement::Shard { dim } => format!("S({dim})"),
-            Placement::StridedShard { dim, split_factor } => format!("_S({dim}, {split_factor})"),
-            Placement::Partial { op } => format!("P({})", format!("{op:?}").to_lowercase()),
-            Placement::Other { text } => plan.str(*text).to_owned(),
-        })
-        .collect();
-    format!("{:?} {}", plan.dims(spec.shape), parts.join(","))
-}
-
-fn guards(plan: &Plan, out: &mut String) {
-    use rote_plans::GuardKind;
-    let count = |kind: GuardKind| plan.guards.iter().filter(|guard| guard.kind == kind).count();
+fn guards(plan: &ArchivedPlan, out: &mut String) {
+    use rote_plans::binding::ArchivedGuardKind as Kind;
+    let count = |kinds: &[Kind]| plan.guards.iter().filter(|guard| kinds.contains(&guard.kind)).count();
     let _ = writeln!(
         out,
         "  guards: {} on arguments, {} on state, {} on host values, {} on modes, {} on the world",
-        count(GuardKind::Argument) + count(GuardKind::Structure),
-        count(GuardKind::State),
-        count(GuardKind::Host),
-        count(GuardKind::Mode),
-        count(GuardKind::World)
+        count(&[Kind::Argument, Kind::Structure]),
+        count(&[Kind::State]),
+        count(&[Kind::Host]),
+        count(&[Kind::Mode]),
+        count(&[Kind::World])
     );
 }

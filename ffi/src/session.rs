@@ -3,7 +3,9 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
 
-use rote::plans::{Fingerprint, NONE, Plan};
+use rote::plans::describe;
+use rote::plans::pool::ArchivedRange;
+use rote::plans::{ArchivedPlan, Fingerprint, NONE};
 use rote::replay::aten::{Bridge, Object};
 use rote::{Config, Next, Session};
 
@@ -229,55 +231,65 @@ pub unsafe extern "C" fn rote_session_variant(session: *mut RoteSession, variant
         set_error("there is no such variant");
         return std::ptr::null();
     };
-    let plan = variant.file.to_plan();
-    let (local, views, collectives) = rote::explain::counts(variant.file.plan());
+    let plan = variant.file.plan();
+    let counts = describe::instructions(plan);
     let outputs: Vec<_> = plan
         .outputs
         .iter()
-        .map(|o| serde_json::json!({"path": plan.str(o.path), "spec": spec(&plan, o.spec), "requires_grad": o.requires_grad}))
+        .map(|output| {
+            serde_json::json!({
+                "path": plan.str(output.path.to_native()),
+                "spec": spec(plan, output.spec.to_native()),
+                "requires_grad": output.requires_grad,
+            })
+        })
         .collect();
     let grads: Vec<_> = plan
         .grads
         .iter()
-        .map(|g| serde_json::json!({"path": plan.str(g.path), "spec": spec(&plan, g.spec), "none": g.value == NONE}))
+        .map(|grad| {
+            serde_json::json!({
+                "path": plan.str(grad.path.to_native()),
+                "spec": spec(plan, grad.spec.to_native()),
+                "none": grad.value == NONE,
+            })
+        })
         .collect();
     let json = serde_json::json!({
         "key": variant.key,
         "result": serde_json::from_str::<serde_json::Value>(&plan.result).unwrap_or_default(),
         "outputs": outputs,
         "grads": grads,
-        "counts": {"local": local, "views": views, "collectives": collectives},
-        "instructions": plan.instrs.len(),
-        "guards": plan.guards.len(),
+        "counts": {"local": counts.local, "views": counts.views, "collectives": counts.collectives},
     });
     give_text(&json.to_string())
 }
 
 /// A spec in the form that `rote_record_spec` reads, or null for a plain tensor.
-fn spec(plan: &Plan, index: u32) -> serde_json::Value {
-    use rote::plans::Placement;
-    let Some(spec) = plan.specs.get(index as usize) else { return serde_json::Value::Null };
-    let mesh = &plan.meshes[spec.mesh as usize];
-    let join = |dims: &[i64]| dims.iter().map(i64::to_string).collect::<Vec<_>>().join(",");
-    let names: Vec<&str> = plan.ids(mesh.dim_names).iter().map(|&id| plan.str(id)).collect();
+fn spec(plan: &ArchivedPlan, index: u32) -> serde_json::Value {
+    if index == NONE {
+        return serde_json::Value::Null;
+    }
+    let spec = &plan.specs[index as usize];
+    let mesh = &plan.meshes[spec.mesh.to_native() as usize];
+    let join = |range: ArchivedRange| {
+        let dims = &plan.dims[range.indices()];
+        dims.iter().map(|dim| dim.to_native().to_string()).collect::<Vec<_>>().join(",")
+    };
+    let names: Vec<&str> =
+        plan.ids[mesh.dim_names.indices()].iter().map(|id| plan.str(id.to_native())).collect();
     let placements: Vec<String> = plan.placements[spec.placements.indices()]
         .iter()
-        .map(|placement| match placement {
-            Placement::Replicate => "R".to_owned(),
-            Placement::Shard { dim } => format!("S({dim})"),
-            Placement::StridedShard { dim, split_factor } => format!("_S({dim}, {split_factor})"),
-            Placement::Partial { op } => format!("P({})", format!("{op:?}").to_lowercase()),
-            Placement::Other { text } => plan.str(*text).to_owned(),
-        })
+        .map(|placement| describe::placement(plan, *placement).to_string())
         .collect();
     serde_json::Value::String(format!(
         "{}|{}|{}|{}|{}|{}|{}",
-        plan.str(mesh.device_type),
-        join(plan.dims(mesh.shape)),
+        plan.str(mesh.device_type.to_native()),
+        join(mesh.shape),
         names.join(","),
-        join(plan.dims(mesh.ranks)),
+        join(mesh.ranks),
         placements.join(";"),
-        join(plan.dims(spec.shape)),
-        join(plan.dims(spec.strides))
+        join(spec.shape),
+        join(spec.strides)
     ))
 }

@@ -289,10 +289,15 @@ def test_frozen_parameter() -> None:
     def build(capture: Capture) -> Guarded:
         model, source = mlp(mesh(2)), Source()
         step = simple_step(capture, model)
+
+        def unfreeze() -> None:
+            weight = model.up.weight.requires_grad_(True)
+            weight.grad = weight.detach().clone()  # the old condition: there is a gradient
+
         return Guarded(
             lambda: (step(source(4, 8)), [p.grad for p in model.parameters()]),
             lambda: model.up.weight.requires_grad_(False),
-            lambda: model.up.weight.requires_grad_(True),
+            unfreeze,
             model,
         )
 
@@ -355,7 +360,28 @@ def in_context(enter: Callable[[], Any], name: str) -> None:
 
 @pytest.mark.ranks(2)
 def test_autocast() -> None:
-    in_context(lambda: torch.autocast("cpu", torch.bfloat16), "autocast")
+    in_context(lambda: torch.autocast("cpu", torch.bfloat16, cache_enabled=False), "autocast")
+
+
+@pytest.mark.ranks(2)
+def test_autocast_that_keeps_casts_between_calls() -> None:
+    """The casts of parameters outlive the call: eager, and right."""
+
+    def script(capture: Capture) -> Calls:
+        model, source = mlp(mesh(2)), Source()
+        step = simple_step(capture, model)
+        for i in range(12):
+            with torch.autocast("cpu", torch.bfloat16, enabled=i >= 6):
+                yield step(source(4, 8))
+                yield step(source(4, 8))
+        return model
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = check_right(script)
+    if not ORACLE_ONLY:
+        assert found.steps[0].stats.replays >= 8, found.steps[0].stats
+        assert any("cache_enabled=False" in str(warning.message) for warning in caught)
 
 
 @pytest.mark.ranks(2)

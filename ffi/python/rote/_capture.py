@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import tempfile
 import threading
 import warnings
@@ -92,10 +93,9 @@ class Captured:
         self._warned: set[str] = set()
         self._results: dict[int, _results.Results] = {}
         self._arguments: tuple[Any, Any] = ((), {})
-        self._temporary: Any = None
         if plans is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="rote-plans-")
-            plans = self._temporary.name
+            plans = tempfile.mkdtemp(prefix="rote-plans-")
+            weakref.finalize(self, shutil.rmtree, plans, ignore_errors=True)
         self._plans = str(plans)
         self._session: Any = None
         self._lock = threading.RLock()
@@ -281,6 +281,8 @@ class _Recording:
         self._replaced: list[tuple[dict[str, Any], str, float, float]] = []
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._grad_specs: list[tuple[str, Any, bool]] = []
+        autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+        self._casts_outlive_the_call = autocast and torch.is_autocast_cache_enabled()
 
     def prepare(self) -> None:
         """Names tensors, collects facts, and tells the library that the step
@@ -404,7 +406,12 @@ class _Recording:
     def own(self) -> Callable[[str], Any]:
         """Finds the state's tensors by path."""
         tensors = dict(reversed(self.tensors))
-        return lambda path: tensors[path]
+
+        def find(path: str) -> Any:
+            found = tensors.get(path)
+            return tensors[path.removesuffix(".grad")].grad if found is None else found
+
+        return find
 
     def finish(self, result: Any) -> dict[str, Any]:
         """Hands results and gradients to the library and ends the recording."""
@@ -413,6 +420,9 @@ class _Recording:
         for path, leaf in self.leaves:
             if isinstance(leaf, torch.Tensor):
                 names.setdefault(id(leaf), path)
+        for path, tensor, before in self._grads:
+            if tensor.grad is not None and tensor.grad is not before:
+                names[id(tensor.grad)] = f"{path}.grad"
         outputs: list[torch.Tensor] = []
         try:
             structure = _results.encode(result, names, outputs)
@@ -445,7 +455,13 @@ class _Recording:
         for name in lib.rote_record_groups(session).decode().split("\n"):
             if name:
                 self._group(name)
-        _record.survivors(session)
+        if _record.survivors(session) and self._casts_outlive_the_call:
+            self._watch.refuse(
+                "",
+                "runs under torch.autocast that was entered outside of it: autocast keeps the casts of parameters "
+                "until its context ends, and a replay would not see them",
+                "enter torch.autocast inside the captured function, or pass it cache_enabled=False",
+            )
         text = lib.rote_record_finish(session, _results.to_json(structure))
         if text is None:
             raise RuntimeError(f"rote: {error()}")

@@ -127,7 +127,9 @@ class Results:
         return _decode(self._structure, tensors, lambda path: self._find(path, own_argument))
 
     def _find(self, path: str, own_argument: Callable[[str], Any]) -> Any:
-        return own_argument(path) if path.startswith(("args", "kwargs")) else self._own(path)
+        if not path.startswith(("args", "kwargs")):
+            return self._own(path)
+        return own_argument(path.removesuffix(".grad")).grad if path.endswith(".grad") else own_argument(path)
 
     @staticmethod
     def _wrap(local: torch.Tensor, spec: Any, requires_grad: bool) -> torch.Tensor:

@@ -21,6 +21,8 @@ pub use figures::{
     CollectiveTotal, Instructions, Memory, collectives, instructions, memory, tensor_bytes,
 };
 pub use json::json;
-pub use notation::{Bytes, arg, instr, placements, scalar, spec, tensor, text};
+pub use notation::{
+    Bytes, arg, collective_kind, instr, placement, placements, scalar, spec, tensor, text,
+};
 pub(crate) use notation::{binding_kind, guard_kind};
 pub use sections::{ops, strategies, summary};

@@ -122,7 +122,7 @@ pub fn tensor(plan: &ArchivedPlan, id: u32) -> impl Display {
 }
 
 /// One placement as DTensor prints it: `R`, `S(0)`, `_S(0,2)`, `P(sum)`.
-fn placement(plan: &ArchivedPlan, placement: ArchivedPlacement) -> impl Display {
+pub fn placement(plan: &ArchivedPlan, placement: ArchivedPlacement) -> impl Display {
     written(move |f| match placement {
         ArchivedPlacement::Replicate => f.write_str("R"),
         ArchivedPlacement::Shard { dim } => write!(f, "S({dim})"),
@@ -348,7 +348,8 @@ fn write_collective(
     write!(f, ") over {}", text(label))
 }
 
-pub(crate) fn collective_kind(kind: ArchivedCollectiveKind) -> &'static str {
+/// The name of a kind of collective, for example `all_reduce`.
+pub fn collective_kind(kind: ArchivedCollectiveKind) -> &'static str {
     match kind {
         ArchivedCollectiveKind::AllReduce => "all_reduce",
         ArchivedCollectiveKind::AllGather => "all_gather",
