@@ -62,9 +62,7 @@ from llama_model import Llama, LlamaConfig, parallelize
 
 RANKS = 8
 BATCH, SEQUENCE = 2, 32
-CONFIG = LlamaConfig(
-    vocab=256, layers=4, width=64, heads=8, kv_heads=8, feed_forward=128, max_sequence=SEQUENCE
-)
+CONFIG = LlamaConfig(vocab=256, layers=4, width=64, heads=8, kv_heads=8, feed_forward=128, max_sequence=SEQUENCE)
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -169,11 +167,7 @@ class GatherVocabulary(torch.autograd.Function):
         batch, sequence, part = x.shape
         out = x.new_empty(RANKS * batch, sequence, part)
         dist.all_gather_into_tensor(out, x)
-        return (
-            out.view(RANKS, batch, sequence, part)
-            .permute(1, 2, 0, 3)
-            .reshape(batch, sequence, RANKS * part)
-        )
+        return out.view(RANKS, batch, sequence, part).permute(1, 2, 0, 3).reshape(batch, sequence, RANKS * part)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -247,9 +241,7 @@ def works(func: Any) -> bool:
 def signature(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
     """Calls of equal signature cost the same and are measured once."""
     leaves, _ = tree_flatten((args, kwargs))
-    return func, *(
-        (x.dtype, x.shape, x.stride()) if isinstance(x, Tensor) else repr(x) for x in leaves
-    )
+    return func, *((x.dtype, x.shape, x.stride()) if isinstance(x, Tensor) else repr(x) for x in leaves)
 
 
 def build_kernel_time(directory: Path) -> Any:
@@ -336,9 +328,7 @@ def collective_microseconds(func: Any, x: Tensor) -> float:
     return max(0.0, whole - nothing)
 
 
-def floor_milliseconds(
-    kernel_time: Any, step: Step, batch: tuple[Tensor, Tensor]
-) -> tuple[float, dict[str, Any]]:
+def floor_milliseconds(kernel_time: Any, step: Step, batch: tuple[Tensor, Tensor]) -> tuple[float, dict[str, Any]]:
     with Recorder() as recorder:
         step(*batch)
     calls = {signature(*call): call for call in recorder.calls if works(call[0])}
@@ -458,9 +448,7 @@ def print_table(result: dict[str, Any]) -> None:
         print(f"{name:<26} does not run: {reason}")
     if "rote" in rows:
         bound = rows["rote"]["erased_share_floor_zero"]
-        print(
-            f"\nerased by rote: {rows['rote']['erased_share']:.1%} (with a floor of 0: {bound:.1%})"
-        )
+        print(f"\nerased by rote: {rows['rote']['erased_share']:.1%} (with a floor of 0: {bound:.1%})")
         calls = ", ".join(f"{ms / eager:.1f}" for ms in result["recording_ms"])
         print(f"calls before the first replay, in eager steps: {calls}")
 
@@ -486,9 +474,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("target/bench"), help="output directory")
     parser.add_argument("--rounds", type=int, default=40, help="rounds of 4 steps of each row")
     arguments = parser.parse_args()

@@ -46,9 +46,7 @@ def finished(step: Step, synchronize: Callable[[], None]) -> Step:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("target/bench"), help="output directory")
     parser.add_argument("--rounds", type=int, default=40, help="rounds of 4 steps of each row")
@@ -84,9 +82,7 @@ def main() -> None:
     print(f"\n{'':<26}{'ms':>8}{'eager /':>10}   losses")
     for name, row in measured.items():
         row["losses"] = same_as(losses["eager DTensor"], losses[name])
-        print(
-            f"{name:<26}{row['median_ms']:8.2f}{eager / row['median_ms']:9.1f}x   {row['losses']}"
-        )
+        print(f"{name:<26}{row['median_ms']:8.2f}{eager / row['median_ms']:9.1f}x   {row['losses']}")
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else arguments.device
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / f"overhead-{arguments.device}.json"

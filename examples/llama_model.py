@@ -67,10 +67,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, sequence, _ = x.shape
         # -1: as many heads as this rank's shard of the weights has.
-        q, k, v = (
-            w(x).view(batch, sequence, -1, self.head_dim).transpose(1, 2)
-            for w in (self.wq, self.wk, self.wv)
-        )
+        q, k, v = (w(x).view(batch, sequence, -1, self.head_dim).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         cos, sin = self.cos[:sequence], self.sin[:sequence]
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.queries_per_kv > 1:

@@ -38,9 +38,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", default="target/demo/plans", help="plan store directory")
     parser.add_argument("--steps", type=int, default=60, help="training steps of each run")
     parser.add_argument("--batch", type=int, default=8, help="sequences in a batch")

@@ -38,7 +38,10 @@ pub unsafe fn tensor<'a>(tensor: &sys::Tensor) -> TensorEvent<'a> {
     TensorEvent {
         storage: tensor.storage,
         dtype: DType(tensor.dtype),
-        device: Device { kind: tensor.device_kind, index: tensor.device_index },
+        device: Device {
+            kind: tensor.device_kind,
+            index: tensor.device_index,
+        },
         // SAFETY: the caller vouches for the pointers.
         sizes: unsafe { slice(tensor.sizes, ndim) },
         // SAFETY: as above; null for tensors without strides.
@@ -60,17 +63,30 @@ unsafe fn arg<'a>(arg: &sys::Arg) -> ArgEvent<'a> {
     unsafe {
         match arg.tag {
             tag::TENSOR => ArgEvent::Tensor(tensor(&*payload.tensors)),
-            tag::TENSORS => ArgEvent::Tensors(slice(payload.tensors, len).iter().map(|t| tensor(t)).collect()),
+            tag::TENSORS => ArgEvent::Tensors(
+                slice(payload.tensors, len)
+                    .iter()
+                    .map(|t| tensor(t))
+                    .collect(),
+            ),
             tag::BOOL => ArgEvent::Bool(payload.i != 0),
             tag::INT => ArgEvent::Int(payload.i),
             tag::FLOAT => ArgEvent::Float(payload.f),
             tag::COMPLEX => ArgEvent::Complex(payload.c[0], payload.c[1]),
             tag::WRAPPED => ArgEvent::Wrapped(Box::new(self::arg(&*payload.list))),
             tag::INTS => ArgEvent::Ints(slice(payload.ints, len)),
-            tag::LIST => ArgEvent::List(slice(payload.list, len).iter().map(|a| self::arg(a)).collect()),
+            tag::LIST => ArgEvent::List(
+                slice(payload.list, len)
+                    .iter()
+                    .map(|a| self::arg(a))
+                    .collect(),
+            ),
             tag::STR => ArgEvent::Str(text(payload.s)),
             tag::DTYPE => ArgEvent::DType(DType(payload.i as u8)),
-            tag::DEVICE => ArgEvent::Device(Device { kind: (payload.i >> 8) as u8, index: payload.i as u8 as i8 }),
+            tag::DEVICE => ArgEvent::Device(Device {
+                kind: (payload.i >> 8) as u8,
+                index: payload.i as u8 as i8,
+            }),
             tag::LAYOUT => ArgEvent::Layout(payload.i as i8),
             tag::MEMORY_FORMAT => ArgEvent::MemoryFormat(payload.i as i8),
             tag::OTHER => ArgEvent::Other(text(payload.s)),
@@ -91,9 +107,15 @@ pub unsafe fn op<'a>(op: &sys::Op, source: &'a str) -> OpEvent<'a> {
             overload: text(op.overload),
             args: slice(op.args, op.nargs as usize)
                 .iter()
-                .map(|a| Argument { value: arg(a), written: a.written != 0 })
+                .map(|a| Argument {
+                    value: arg(a),
+                    written: a.written != 0,
+                })
                 .collect(),
-            outs: slice(op.outs, op.nouts as usize).iter().map(|a| arg(a)).collect(),
+            outs: slice(op.outs, op.nouts as usize)
+                .iter()
+                .map(|a| arg(a))
+                .collect(),
             seeded: op.flags & sys::SEEDED != 0,
             data_dependent: op.flags & sys::DATA_DEPENDENT != 0,
             inplace_view: op.flags & sys::INPLACE_VIEW != 0,

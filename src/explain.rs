@@ -59,7 +59,10 @@ fn describe_plan(plan: &ArchivedPlan, out: &mut String) {
         out,
         "  reads {} bindings, writes {} of them, returns {} tensors, leaves {} gradients",
         plan.bindings.len(),
-        plan.bindings.iter().filter(|binding| binding.written).count(),
+        plan.bindings
+            .iter()
+            .filter(|binding| binding.written)
+            .count(),
         plan.outputs.len(),
         plan.grads.iter().filter(|grad| grad.value != NONE).count()
     );
@@ -81,7 +84,10 @@ fn global_ops(plan: &ArchivedPlan, out: &mut String) {
     }
     names.sort_by_key(|&(_, times)| std::cmp::Reverse(times));
     if !names.is_empty() {
-        let list: Vec<String> = names.iter().map(|(name, times)| format!("{name} x{times}")).collect();
+        let list: Vec<String> = names
+            .iter()
+            .map(|(name, times)| format!("{name} x{times}"))
+            .collect();
         let _ = writeln!(out, "  global ops: {}", list.join(", "));
     }
 }
@@ -94,11 +100,17 @@ fn covers(range: &ArchivedRange, instr: usize) -> bool {
 fn collectives(plan: &ArchivedPlan, out: &mut String) {
     let mut rows: Vec<(String, usize, u64)> = Vec::new();
     for (i, instr) in plan.instrs.iter().enumerate() {
-        let ArchivedInstr::Collective(c) = instr else { continue };
+        let ArchivedInstr::Collective(c) = instr else {
+            continue;
+        };
         let strategy = plan.strategies.iter().find(|s| covers(&s.instrs, i));
         let redistribution = plan.redistributions.iter().find(|r| covers(&r.instrs, i));
         let cause = match (strategy, redistribution) {
-            (Some(s), _) => format!("{} at {}", plan.str(s.op.to_native()), plan.str(s.source.to_native())),
+            (Some(s), _) => format!(
+                "{} at {}",
+                plan.str(s.op.to_native()),
+                plan.str(s.source.to_native())
+            ),
             (None, Some(r)) => format!("redistribute at {}", plan.str(r.source.to_native())),
             (None, None) => "the step itself".to_owned(),
         };
@@ -151,7 +163,12 @@ fn redistributions(plan: &ArchivedPlan, out: &mut String) {
 
 fn guards(plan: &ArchivedPlan, out: &mut String) {
     use rote_plans::binding::ArchivedGuardKind as Kind;
-    let count = |kinds: &[Kind]| plan.guards.iter().filter(|guard| kinds.contains(&guard.kind)).count();
+    let count = |kinds: &[Kind]| {
+        plan.guards
+            .iter()
+            .filter(|guard| kinds.contains(&guard.kind))
+            .count()
+    };
     let _ = writeln!(
         out,
         "  guards: {} on arguments, {} on state, {} on host values, {} on modes, {} on the world",

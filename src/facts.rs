@@ -1,9 +1,9 @@
 //! The facts behind a recording: how each of them is called, and what it was.
 
 use rote_plans::GuardKind;
-use rote_replay::aten::sys::{Fact, Object as PyObject};
-use rote_replay::aten::FactTable;
 use rote_replay::ReplayError;
+use rote_replay::aten::FactTable;
+use rote_replay::aten::sys::{Fact, Object as PyObject};
 
 /// Global modes, in the order in which the bridge reads them (`facts.h`).
 pub const MODES: [&str; 8] = [
@@ -48,8 +48,12 @@ pub fn call_subject(index: usize, fact: Option<&Fact>, leaves: &[String]) -> Str
     if let Some(mode) = MODES.get(index - 1) {
         return (*mode).to_owned();
     }
-    let Some(fact) = fact else { return "args structure".to_owned() };
-    let leaf = leaves.get(fact.leaf as usize).map_or("args", String::as_str);
+    let Some(fact) = fact else {
+        return "args structure".to_owned();
+    };
+    let leaf = leaves
+        .get(fact.leaf as usize)
+        .map_or("args", String::as_str);
     match FIELDS.get(fact.field as usize).copied().unwrap_or("?") {
         "" => leaf.to_owned(),
         field => format!("{leaf}.{field}"),
@@ -82,7 +86,11 @@ const TENSOR_PARTS: [&str; 5] = ["", "", ".meta", ".requires_grad or hooks", ".p
 impl Entry {
     /// What the word at `index` looks at.
     fn part(&self, index: usize) -> String {
-        let part = if self.width == TENSOR_PARTS.len() { TENSOR_PARTS[index - self.start] } else { "" };
+        let part = if self.width == TENSOR_PARTS.len() {
+            TENSOR_PARTS[index - self.start]
+        } else {
+            ""
+        };
         format!("{}{part}", self.subject)
     }
 }
@@ -105,7 +113,12 @@ impl Facts {
     /// No facts.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
-        Facts { table: FactTable::new(), entries: Vec::new(), expected: Vec::new(), found: Vec::new() }
+        Facts {
+            table: FactTable::new(),
+            entries: Vec::new(),
+            expected: Vec::new(),
+            found: Vec::new(),
+        }
     }
 
     /// Adds a fact.
@@ -153,7 +166,8 @@ impl Facts {
         let read = self.table.read(&mut found);
         self.found = found;
         read?;
-        self.expected.extend_from_slice(&self.found[self.expected.len()..]);
+        self.expected
+            .extend_from_slice(&self.found[self.expected.len()..]);
         Ok(())
     }
 
@@ -165,7 +179,9 @@ impl Facts {
         self.found = found;
         read?;
         let mut from = 0;
-        while let Some(offset) = rote_replay::first_difference(&self.expected[from..], &self.found[from..]) {
+        while let Some(offset) =
+            rote_replay::first_difference(&self.expected[from..], &self.found[from..])
+        {
             let word = from + offset;
             let at = self.entries.partition_point(|entry| entry.start <= word) - 1;
             let entry = &self.entries[at];
@@ -192,7 +208,10 @@ impl Facts {
             let differs = (entry.start..entry.start + entry.width)
                 .any(|word| self.expected[word] != self.found[word] && !self.table.same(word));
             if differs {
-                let (before, now) = (self.table.text(entry.start, true), self.table.text(entry.start, false));
+                let (before, now) = (
+                    self.table.text(entry.start, true),
+                    self.table.text(entry.start, false),
+                );
                 let change = if before.is_empty() || before == now {
                     entry.subject.clone()
                 } else {
@@ -206,15 +225,24 @@ impl Facts {
 
     /// A hyperparameter's value now.
     pub fn float(&self, path: &str) -> Result<f64, ReplayError> {
-        match self.entries.iter().find(|entry| entry.hyperparameter && entry.subject == path) {
+        match self
+            .entries
+            .iter()
+            .find(|entry| entry.hyperparameter && entry.subject == path)
+        {
             Some(entry) => self.table.float(entry.start),
-            None => Err(ReplayError::Bind(format!("hyperparameter {path} is not in the state"))),
+            None => Err(ReplayError::Bind(format!(
+                "hyperparameter {path} is not in the state"
+            ))),
         }
     }
 
     /// The word of a hyperparameter, to read it at every replay.
     pub fn float_word(&self, path: &str) -> Option<usize> {
-        self.entries.iter().find(|entry| entry.hyperparameter && entry.subject == path).map(|entry| entry.start)
+        self.entries
+            .iter()
+            .find(|entry| entry.hyperparameter && entry.subject == path)
+            .map(|entry| entry.start)
     }
 
     /// The float behind a word, now.

@@ -65,7 +65,12 @@ pub struct ActiveRecording {
 
 impl ActiveRecording {
     /// Begins a recording for a call with these facts.
-    pub fn new(fingerprint: Fingerprint, function: &str, words: Vec<u64>, word_facts: Vec<Fact>) -> Self {
+    pub fn new(
+        fingerprint: Fingerprint,
+        function: &str,
+        words: Vec<u64>,
+        word_facts: Vec<Fact>,
+    ) -> Self {
         ActiveRecording {
             bridge: aten::Recording::new(),
             recorder: Recorder::new(fingerprint, function),
@@ -113,7 +118,10 @@ impl ActiveRecording {
     }
 
     fn specs_at(&self, specs: &[u32]) -> Vec<Option<SpecEvent>> {
-        specs.iter().map(|&i| self.specs.get(i as usize).cloned()).collect()
+        specs
+            .iter()
+            .map(|&i| self.specs.get(i as usize).cloned())
+            .collect()
     }
 
     /// Names a tensor. `local` is the local tensor, `object` what is bound
@@ -138,7 +146,13 @@ impl ActiveRecording {
         let storage = event.storage;
         // SAFETY: the caller vouches for the object.
         let object = leaf.is_none().then(|| unsafe { Object::hold(object) });
-        self.named.push(Named { kind, path: path.to_owned(), object, leaf, storage });
+        self.named.push(Named {
+            kind,
+            path: path.to_owned(),
+            object,
+            leaf,
+            storage,
+        });
         Ok(())
     }
 
@@ -156,7 +170,9 @@ impl ActiveRecording {
                 let refusal = Refusal::op(
                     "a random generator",
                     source,
-                    format!("the {device} generator's state was set or advanced outside of recorded ops"),
+                    format!(
+                        "the {device} generator's state was set or advanced outside of recorded ops"
+                    ),
                     "seed outside the captured function; inside it, save and restore states with torch.get_rng_state \
                      and torch.set_rng_state",
                 );
@@ -167,8 +183,16 @@ impl ActiveRecording {
     }
 
     /// A save must see the state that recorded draws have left.
-    pub fn check_generators_before_save(&mut self, action: u32, source: &str) -> Result<(), ReplayError> {
-        if action == 0 { self.check_generators(source) } else { Ok(()) }
+    pub fn check_generators_before_save(
+        &mut self,
+        action: u32,
+        source: &str,
+    ) -> Result<(), ReplayError> {
+        if action == 0 {
+            self.check_generators(source)
+        } else {
+            Ok(())
+        }
     }
 
     fn settle_generators(&mut self) -> Result<(), ReplayError> {
@@ -277,7 +301,10 @@ impl ActiveRecording {
         let spec = self.spec_at(spec);
         // SAFETY: as in `name_tensor`.
         let event = unsafe { events::tensor(self.bridge.tensor(local)?) };
-        if let Err(refusal) = self.recorder.output(path, &event, spec.as_ref(), requires_grad) {
+        if let Err(refusal) = self
+            .recorder
+            .output(path, &event, spec.as_ref(), requires_grad)
+        {
             self.refuse(refusal);
         }
         Ok(())
@@ -287,7 +314,12 @@ impl ActiveRecording {
     ///
     /// # Safety
     /// As [`ActiveRecording::output`].
-    pub unsafe fn grad(&mut self, path: &str, local: Option<PyObject>, spec: Option<u32>) -> Result<(), ReplayError> {
+    pub unsafe fn grad(
+        &mut self,
+        path: &str,
+        local: Option<PyObject>,
+        spec: Option<u32>,
+    ) -> Result<(), ReplayError> {
         let spec = self.spec_at(spec);
         let event = match local {
             // SAFETY: as in `name_tensor`.
@@ -316,12 +348,17 @@ impl ActiveRecording {
 
     /// All guards, as text, facts included.
     pub fn guard_texts(&self) -> Vec<GuardText> {
-        let facts = self.facts.entries.iter().filter(|entry| !entry.text.is_empty()).map(|entry| GuardText {
-            kind: entry.kind,
-            subject: entry.subject.clone(),
-            expected: entry.text.clone(),
-            hyperparameter: entry.hyperparameter,
-        });
+        let facts = self
+            .facts
+            .entries
+            .iter()
+            .filter(|entry| !entry.text.is_empty())
+            .map(|entry| GuardText {
+                kind: entry.kind,
+                subject: entry.subject.clone(),
+                expected: entry.text.clone(),
+                hyperparameter: entry.hyperparameter,
+            });
         self.guards.iter().cloned().chain(facts).collect()
     }
 
@@ -330,7 +367,11 @@ impl ActiveRecording {
         let guards = self.guard_texts();
         let (plan, sources) = self.recorder.finish(result);
         (
-            Recording { plan, sources, floats: self.floats },
+            Recording {
+                plan,
+                sources,
+                floats: self.floats,
+            },
             Parts {
                 facts: self.facts,
                 named: self.named,

@@ -216,7 +216,10 @@ impl Session {
 
     fn log_eager_miss(&self) {
         if let Some(subject) = &self.missed {
-            let expected = self.variants.first().and_then(|variant| guard_on(&variant.guards, subject));
+            let expected = self
+                .variants
+                .first()
+                .and_then(|variant| guard_on(&variant.guards, subject));
             tracing::info!(
                 target: "rote::guards",
                 "{}: {subject}: expected {}, found another value; the call runs eagerly",
@@ -230,10 +233,22 @@ impl Session {
     pub fn begin(&mut self) -> &mut ActiveRecording {
         // The facts are still those of the last call; collect() owns them.
         let (words, facts) = self.call.last();
-        let recording =
-            ActiveRecording::new(self.config.fingerprint.clone(), &self.config.function, words, facts);
+        let recording = ActiveRecording::new(
+            self.config.fingerprint.clone(),
+            &self.config.function,
+            words,
+            facts,
+        );
         let missed = self.missed.take();
-        &mut self.active.insert(Active { recording, variant: None, candidate: None, missed }).recording
+        &mut self
+            .active
+            .insert(Active {
+                recording,
+                variant: None,
+                candidate: None,
+                missed,
+            })
+            .recording
     }
 
     /// The recording in progress.
@@ -248,7 +263,9 @@ impl Session {
 
     /// All names and facts are known; the step is about to run.
     pub fn ready(&mut self) -> Result<(), SessionError> {
-        let Some(active) = self.active.as_mut() else { return Ok(()) };
+        let Some(active) = self.active.as_mut() else {
+            return Ok(());
+        };
         active.recording.facts.settle()?;
         let storages: Vec<u64> = active
             .recording
@@ -267,7 +284,12 @@ impl Session {
             active.recording.word_facts = facts;
         }
         if let Some(subject) = &active.missed {
-            log_miss(&self.config.function, subject, &self.variants, &active.recording);
+            log_miss(
+                &self.config.function,
+                subject,
+                &self.variants,
+                &active.recording,
+            );
         }
         let all: Vec<String> = active
             .recording
@@ -278,7 +300,9 @@ impl Session {
             .map(|entry| entry.subject.clone())
             .collect();
         for (i, variant) in self.variants.iter_mut().enumerate() {
-            if variant.call.words() == active.recording.words && variant.facts.difference(&all)?.is_none() {
+            if variant.call.words() == active.recording.words
+                && variant.facts.difference(&all)?.is_none()
+            {
                 active.variant = Some(i);
                 break;
             }
@@ -295,7 +319,12 @@ impl Session {
                     break;
                 }
                 Some(subject) => {
-                    let entry = candidate.parts.facts.entries.iter().find(|entry| entry.subject == subject);
+                    let entry = candidate
+                        .parts
+                        .facts
+                        .entries
+                        .iter()
+                        .find(|entry| entry.subject == subject);
                     if let Some(entry) = entry.filter(|entry| entry.kind == GuardKind::Host) {
                         unsteady = Some((subject, entry.text.clone()));
                     }
@@ -307,7 +336,9 @@ impl Session {
                 let times = self.unsteady.entry(subject.clone()).or_insert(0);
                 *times += 1;
                 if *times >= 2 {
-                    active.recording.refuse(changes_every_call(&format!("{subject} (once {was})")));
+                    active
+                        .recording
+                        .refuse(changes_every_call(&format!("{subject} (once {was})")));
                 }
             }
         } else {
@@ -320,7 +351,9 @@ impl Session {
     /// the same guards. The call can then be replayed.
     pub fn trust(&mut self) -> Result<bool, SessionError> {
         self.scan();
-        let Some(active) = self.active.take() else { return Ok(false) };
+        let Some(active) = self.active.take() else {
+            return Ok(false);
+        };
         let guards = active.recording.guard_texts();
         let key = guard_key(&self.config.function, &guards);
         let Some(file) = self.stored(&key) else {
@@ -334,7 +367,11 @@ impl Session {
             return Ok(false);
         }
         let free = free_of(&plan);
-        let recording = Recording { plan, sources: Vec::new(), floats: TracedFloats::default() };
+        let recording = Recording {
+            plan,
+            sources: Vec::new(),
+            floats: TracedFloats::default(),
+        };
         let parts = active.recording.into_parts();
         let variant = Variant::bind(self.next_id, file, &key, recording, Vec::new(), free, parts)?;
         self.next_id += 1;
@@ -345,7 +382,9 @@ impl Session {
 
     /// Replays the call that was handled last with the newest variant.
     pub fn replay_last(&mut self) -> Result<Next, SessionError> {
-        let Some(variant) = self.variants.first_mut() else { return Ok(Next::Eager) };
+        let Some(variant) = self.variants.first_mut() else {
+            return Ok(Next::Eager);
+        };
         let results = variant.replay(&self.call)?;
         self.stats.replays += 1;
         Ok(Next::Replayed(variant.id, results))
@@ -354,7 +393,13 @@ impl Session {
     /// Ends the recording of a step that ran to its end. `result` is the
     /// structure of the result as JSON; `None` for one a plan cannot give back.
     pub fn finish(&mut self, result: &str) -> Result<Outcome, SessionError> {
-        let Some(Active { mut recording, variant, candidate, .. }) = self.active.take() else {
+        let Some(Active {
+            mut recording,
+            variant,
+            candidate,
+            ..
+        }) = self.active.take()
+        else {
             return Err(SessionError::NoRecording);
         };
         self.scan();
@@ -391,20 +436,30 @@ impl Session {
         active.facts.settle_added()?;
         let changes = active.facts.changes()?;
         if !changes.is_empty() {
-            let subject = |change: &String| change.split(" (").next().unwrap_or_default().to_owned();
+            let subject =
+                |change: &String| change.split(" (").next().unwrap_or_default().to_owned();
             let subjects: Vec<String> = changes.iter().map(subject).collect();
-            let again = changes.iter().find(|change| self.last_changes.contains(&subject(change)));
+            let again = changes
+                .iter()
+                .find(|change| self.last_changes.contains(&subject(change)));
             if let Some(change) = again {
                 return Ok(Outcome::Refused(changes_every_call(change)));
             }
             self.last_changes = subjects;
-            return Ok(Outcome::Dropped(format!("the step changed {}", changes.join(", "))));
+            return Ok(Outcome::Dropped(format!(
+                "the step changed {}",
+                changes.join(", ")
+            )));
         }
         self.last_changes.clear();
         let survivors = active.survivors();
         if !survivors.is_empty() {
             let some: Vec<&str> = survivors.iter().take(3).map(String::as_str).collect();
-            let what = format!("{} tensors that outlive the call, among them {}", survivors.len(), some.join("; "));
+            let what = format!(
+                "{} tensors that outlive the call, among them {}",
+                survivors.len(),
+                some.join("; ")
+            );
             if self.drops + 1 >= MAX_DROPS {
                 return Err(SessionError::Refused(Refusal::step(
                     format!("keeps {what}, at every call"),
@@ -420,7 +475,8 @@ impl Session {
             return self.generalize(i, &key, recording, parts);
         }
         if let Some(i) = candidate {
-            let numbers = compare(&self.candidates[i].recording, &recording).map_err(SessionError::Refused)?;
+            let numbers = compare(&self.candidates[i].recording, &recording)
+                .map_err(SessionError::Refused)?;
             let free = recording.floats.free(&self.candidates[i].recording.floats);
             self.candidates.remove(i);
             return self.keep(&key, recording, numbers, free, parts);
@@ -535,14 +591,24 @@ impl Session {
     fn stored(&self, key: &str) -> Option<PlanFile> {
         let path = self.store.path(key, self.config.fingerprint.rank).ok()?;
         // What is wrong with a file was said when the store was scanned.
-        path.exists().then(|| PlanFile::open_for(&path, &self.config.fingerprint).ok()).flatten()
+        path.exists()
+            .then(|| PlanFile::open_for(&path, &self.config.fingerprint).ok())
+            .flatten()
     }
 
     /// Says why stored plans of this function do not apply.
     fn explain_strangers(&self, guards: &[GuardText]) {
         let rank = self.config.fingerprint.rank;
-        for (key, _, path) in self.store.files().unwrap_or_default().iter().filter(|(_, of, _)| *of == rank) {
-            let Ok(file) = PlanFile::open_for(path, &self.config.fingerprint) else { continue };
+        for (key, _, path) in self
+            .store
+            .files()
+            .unwrap_or_default()
+            .iter()
+            .filter(|(_, of, _)| *of == rank)
+        {
+            let Ok(file) = PlanFile::open_for(path, &self.config.fingerprint) else {
+                continue;
+            };
             let plan = file.to_plan();
             if plan.function != self.config.function {
                 continue;
@@ -560,7 +626,9 @@ impl Session {
 
 fn changes_every_call(what: &str) -> Refusal {
     Refusal::step(
-        format!("changes the host value {what} at every call: a replay would not, or would miss every time"),
+        format!(
+            "changes the host value {what} at every call: a replay would not, or would miss every time"
+        ),
         "pass it as an argument, make it a tensor, or, if it does not matter, name it in ignore=",
     )
 }
@@ -569,11 +637,15 @@ fn changes_every_call(what: &str) -> Refusal {
 fn guard_on(guards: &[GuardText], subject: &str) -> Option<String> {
     let stem = subject.rsplit_once('.').map_or(subject, |(stem, _)| stem);
     let find = |name: &str| guards.iter().find(|guard| guard.subject == name);
-    find(subject).or_else(|| find(stem)).map(|guard| guard.expected.clone())
+    find(subject)
+        .or_else(|| find(stem))
+        .map(|guard| guard.expected.clone())
 }
 
 fn log_miss(function: &str, subject: &str, variants: &[Variant], recording: &ActiveRecording) {
-    let expected = variants.first().and_then(|variant| guard_on(&variant.guards, subject));
+    let expected = variants
+        .first()
+        .and_then(|variant| guard_on(&variant.guards, subject));
     let found = guard_on(&recording.guard_texts(), subject);
     tracing::info!(
         target: "rote::guards",
@@ -604,9 +676,16 @@ fn guards_differ(plan: &Plan, guards: &[GuardText]) -> Option<String> {
     for guard in state.chain(plan.guards.iter().filter(|guard| !is_state(guard))) {
         let (subject, expected) = (plan.str(guard.subject), plan.str(guard.expected));
         match guards.iter().find(|g| g.subject == subject) {
-            None => return Some(format!("it expects {subject} to be {expected}, this process has no {subject}")),
+            None => {
+                return Some(format!(
+                    "it expects {subject} to be {expected}, this process has no {subject}"
+                ));
+            }
             Some(found) if found.expected != expected => {
-                return Some(format!("it expects {subject} to be {expected}, this process has {}", found.expected));
+                return Some(format!(
+                    "it expects {subject} to be {expected}, this process has {}",
+                    found.expected
+                ));
             }
             Some(_) => {}
         }
@@ -615,9 +694,18 @@ fn guards_differ(plan: &Plan, guards: &[GuardText]) -> Option<String> {
     guards
         .iter()
         .find(|g| {
-            !free.contains(&g.subject) && !plan.guards.iter().any(|guard| plan.str(guard.subject) == g.subject)
+            !free.contains(&g.subject)
+                && !plan
+                    .guards
+                    .iter()
+                    .any(|guard| plan.str(guard.subject) == g.subject)
         })
-        .map(|g| format!("it does not know {} ({} in this process)", g.subject, g.expected))
+        .map(|g| {
+            format!(
+                "it does not know {} ({} in this process)",
+                g.subject, g.expected
+            )
+        })
 }
 
 /// The hyperparameters that a plan reads.
@@ -633,16 +721,22 @@ fn free_of(plan: &Plan) -> Vec<String> {
 
 /// Whether a stored plan is what was just recorded, bound numbers computed
 /// from today's hyperparameters. Gives the hyperparameters it reads.
-fn same_as_stored(stored: &Plan, recording: &Recording, parts: &Parts) -> Result<Vec<String>, String> {
+fn same_as_stored(
+    stored: &Plan,
+    recording: &Recording,
+    parts: &Parts,
+) -> Result<Vec<String>, String> {
     if let Some(problem) = guards_differ(stored, &parts.guards) {
         return Err(problem);
     }
     let mut failed = None;
     let values = evaluate(&stored.scalars, |i| match stored.scalars[i] {
-        rote_plans::Scalar::Read { path } => parts.facts.float(stored.str(path)).unwrap_or_else(|error| {
-            failed.get_or_insert(error.to_string());
-            f64::NAN
-        }),
+        rote_plans::Scalar::Read { path } => {
+            parts.facts.float(stored.str(path)).unwrap_or_else(|error| {
+                failed.get_or_insert(error.to_string());
+                f64::NAN
+            })
+        }
         _ => f64::NAN,
     });
     if let Some(error) = failed {
@@ -654,8 +748,11 @@ fn same_as_stored(stored: &Plan, recording: &Recording, parts: &Parts) -> Result
             *arg = rote_plans::Arg::Float(values[scalar as usize]);
         }
     }
-    let stored_recording =
-        Recording { sources: vec![String::new(); plan.instrs.len()], plan, floats: TracedFloats::default() };
+    let stored_recording = Recording {
+        sources: vec![String::new(); plan.instrs.len()],
+        plan,
+        floats: TracedFloats::default(),
+    };
     compare(&stored_recording, recording).map_err(|refusal| refusal.reason)?;
     Ok(free_of(stored))
 }
@@ -666,7 +763,10 @@ fn numbers_of(stored: &Plan, recording: &Recording) -> Vec<rote_tracer::compare:
     for (i, (old, new)) in stored.args.iter().zip(&recording.plan.args).enumerate() {
         if let (rote_plans::Arg::Scalar(_), rote_plans::Arg::Float(value)) = (old, new) {
             if let Some(float) = recording.floats.explain(&recording.floats, *value, *value) {
-                numbers.push(rote_tracer::compare::BoundNumber { arg: i as u32, float });
+                numbers.push(rote_tracer::compare::BoundNumber {
+                    arg: i as u32,
+                    float,
+                });
             }
         }
     }

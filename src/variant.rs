@@ -132,12 +132,23 @@ impl Variant {
         for (binding, &(kind, slot)) in plan.bindings.iter().zip(bound.bindings()) {
             let path = plan.str(binding.path.to_native());
             let Some(at) = named.iter().position(|n| n.kind == kind && n.path == path) else {
-                return Err(ReplayError::Bind(format!("the plan binds {path}, which this process does not have")).into());
+                return Err(ReplayError::Bind(format!(
+                    "the plan binds {path}, which this process does not have"
+                ))
+                .into());
             };
             let entry = &mut named[at];
             match (kind, entry.leaf) {
-                (BindingKind::Arg, Some(leaf)) => args.push(ArgBinding { slot, leaf, grad: false }),
-                (BindingKind::Grad, Some(leaf)) => args.push(ArgBinding { slot, leaf, grad: true }),
+                (BindingKind::Arg, Some(leaf)) => args.push(ArgBinding {
+                    slot,
+                    leaf,
+                    grad: false,
+                }),
+                (BindingKind::Grad, Some(leaf)) => args.push(ArgBinding {
+                    slot,
+                    leaf,
+                    grad: true,
+                }),
                 (_, _) => {
                     let Some(object) = entry.object.take() else {
                         return Err(ReplayError::Bind(format!("{path} is bound twice")).into());
@@ -158,7 +169,9 @@ impl Variant {
             if let Scalar::Read { path } = scalar {
                 let path = plan.str(*path);
                 *word = parts.facts.float_word(path).ok_or_else(|| {
-                    ReplayError::Bind(format!("the plan reads {path}, which this process does not have"))
+                    ReplayError::Bind(format!(
+                        "the plan reads {path}, which this process does not have"
+                    ))
                 })?;
             }
         }
@@ -190,10 +203,12 @@ impl Variant {
         if !self.scalars.is_empty() {
             let mut failed = None;
             let values = evaluate(&self.scalars, |i| {
-                self.facts.float_at(self.scalar_words[i]).unwrap_or_else(|error| {
-                    failed.get_or_insert(error);
-                    f64::NAN
-                })
+                self.facts
+                    .float_at(self.scalar_words[i])
+                    .unwrap_or_else(|error| {
+                        failed.get_or_insert(error);
+                        f64::NAN
+                    })
             });
             if let Some(error) = failed {
                 return Err(error);
@@ -203,7 +218,11 @@ impl Variant {
         for arg in &self.args {
             // SAFETY: the leaf belongs to the caller's live arguments, and its
             // type was guarded.
-            unsafe { self.bound.program().bind(arg.slot, call.leaf(arg.leaf), arg.grad)? };
+            unsafe {
+                self.bound
+                    .program()
+                    .bind(arg.slot, call.leaf(arg.leaf), arg.grad)?
+            };
         }
         for (slot, owner) in &self.grads {
             // SAFETY: the owner is held.

@@ -26,13 +26,17 @@ pub extern "C" fn rote_bridge_source_count() -> u32 {
 /// The name of source file `index`, or null. File 0 is the one to compile.
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_bridge_source_name(index: u32) -> *const c_char {
-    SOURCES.get(index as usize).map_or(std::ptr::null(), |source| give_text(source.0))
+    SOURCES
+        .get(index as usize)
+        .map_or(std::ptr::null(), |source| give_text(source.0))
 }
 
 /// The text of source file `index`, or null.
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_bridge_source_text(index: u32) -> *const c_char {
-    SOURCES.get(index as usize).map_or(std::ptr::null(), |source| give_text(source.1))
+    SOURCES
+        .get(index as usize)
+        .map_or(std::ptr::null(), |source| give_text(source.1))
 }
 
 /// Loads the bridge that was built at `path`, once per process. `dtensor` and
@@ -52,7 +56,8 @@ pub unsafe extern "C" fn rote_load_bridge(
         // SAFETY: the caller vouches for all of it.
         unsafe {
             let path = Path::new(text(path)?);
-            Bridge::load(path, dtensor, async_collective_tensor).map_err(|error| error.to_string())?;
+            Bridge::load(path, dtensor, async_collective_tensor)
+                .map_err(|error| error.to_string())?;
         }
         Ok(ROTE_OK)
     })

@@ -12,7 +12,8 @@ use crate::status::{ROTE_OK, c_string};
 /// Takes a message: level (10 debug, 20 info, 30 warning, 40 error, as in
 /// Python's `logging`), target (`rote::guards`, `rote::record`,
 /// `rote::replay`) and text.
-pub type RoteLogCallback = unsafe extern "C" fn(level: c_int, target: *const c_char, message: *const c_char);
+pub type RoteLogCallback =
+    unsafe extern "C" fn(level: c_int, target: *const c_char, message: *const c_char);
 
 static CALLBACK: OnceLock<RoteLogCallback> = OnceLock::new();
 
@@ -55,7 +56,9 @@ impl Subscriber for Forward {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let Some(callback) = CALLBACK.get() else { return };
+        let Some(callback) = CALLBACK.get() else {
+            return;
+        };
         let level = match *event.metadata().level() {
             Level::ERROR => 40,
             Level::WARN => 30,

@@ -21,7 +21,9 @@ pub const ROTE_NO_INDEX: u32 = u32::MAX;
 /// As [`session`].
 unsafe fn active<'a>(pointer: *mut RoteSession) -> Result<&'a mut ActiveRecording, String> {
     // SAFETY: the caller vouches for the session.
-    unsafe { session(pointer)? }.active().ok_or_else(|| "no recording is in progress".to_owned())
+    unsafe { session(pointer)? }
+        .active()
+        .ok_or_else(|| "no recording is in progress".to_owned())
 }
 
 fn optional(index: u32) -> Option<u32> {
@@ -52,10 +54,16 @@ fn guard_kind(kind: u32) -> Result<GuardKind, String> {
 fn parse_spec(text: &str) -> Option<SpecEvent> {
     let mut parts = text.split('|');
     let dims = |text: &str| -> Option<Vec<i64>> {
-        text.split(',').filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect()
+        text.split(',')
+            .filter(|part| !part.is_empty())
+            .map(|part| part.parse().ok())
+            .collect()
     };
     let list = |text: &str, by: char| -> Vec<String> {
-        text.split(by).filter(|part| !part.is_empty()).map(str::to_owned).collect()
+        text.split(by)
+            .filter(|part| !part.is_empty())
+            .map(str::to_owned)
+            .collect()
     };
     Some(SpecEvent {
         device_type: parts.next()?.to_owned(),
@@ -177,7 +185,9 @@ recording_fn! {
 pub unsafe extern "C" fn rote_record_ready(session: *mut RoteSession) -> c_int {
     guarded(|| -> Result<c_int, String> {
         // SAFETY: the caller vouches for the session.
-        unsafe { self::session(session)? }.ready().map_err(|error| error.to_string())?;
+        unsafe { self::session(session)? }
+            .ready()
+            .map_err(|error| error.to_string())?;
         Ok(ROTE_OK)
     })
 }
@@ -192,7 +202,11 @@ pub unsafe extern "C" fn rote_record_trust(session: *mut RoteSession, bound: *mu
     guarded(|| -> Result<c_int, String> {
         // SAFETY: the caller vouches for the pointers.
         unsafe {
-            *bound = c_int::from(self::session(session)?.trust().map_err(|error| error.to_string())?);
+            *bound = c_int::from(
+                self::session(session)?
+                    .trust()
+                    .map_err(|error| error.to_string())?,
+            );
         }
         Ok(ROTE_OK)
     })
@@ -391,17 +405,25 @@ pub unsafe extern "C" fn rote_record_abort(session: *mut RoteSession) -> c_int {
 /// `session` must come from `rote_session_new`, `result` be a C string, and
 /// the GIL held.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_finish(session: *mut RoteSession, result: *const c_char) -> *const c_char {
+pub unsafe extern "C" fn rote_record_finish(
+    session: *mut RoteSession,
+    result: *const c_char,
+) -> *const c_char {
     let mut out = std::ptr::null();
     guarded(|| -> Result<c_int, String> {
         // SAFETY: the caller vouches for session and text.
-        let outcome = unsafe { self::session(session)?.finish(text(result)?) }.map_err(|error| error.to_string())?;
+        let outcome = unsafe { self::session(session)?.finish(text(result)?) }
+            .map_err(|error| error.to_string())?;
         let json = match outcome {
             Outcome::Dropped(why) => serde_json::json!({"outcome": "dropped", "reason": why}),
             Outcome::Candidate => serde_json::json!({"outcome": "candidate"}),
             Outcome::Kept(variant) => serde_json::json!({"outcome": "kept", "variant": variant}),
-            Outcome::Adopted(variant) => serde_json::json!({"outcome": "adopted", "variant": variant}),
-            Outcome::Refused(refusal) => serde_json::json!({"outcome": "refused", "reason": refusal.to_string()}),
+            Outcome::Adopted(variant) => {
+                serde_json::json!({"outcome": "adopted", "variant": variant})
+            }
+            Outcome::Refused(refusal) => {
+                serde_json::json!({"outcome": "refused", "reason": refusal.to_string()})
+            }
         };
         out = give_text(&json.to_string());
         Ok(ROTE_OK)

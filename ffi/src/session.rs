@@ -55,7 +55,8 @@ pub unsafe extern "C" fn rote_session_new(
             return Err("the bridge is not loaded: call rote_load_bridge first".to_owned());
         }
         // SAFETY: the caller vouches for the texts.
-        let (function, framework, plans) = unsafe { (text(function)?, text(framework)?, text(plans)?) };
+        let (function, framework, plans) =
+            unsafe { (text(function)?, text(framework)?, text(plans)?) };
         let config = Config {
             function: function.to_owned(),
             fingerprint: Fingerprint {
@@ -123,7 +124,8 @@ pub unsafe extern "C" fn rote_session_call(
 ) -> c_int {
     guarded(|| -> Result<c_int, String> {
         // SAFETY: the caller vouches for session and objects.
-        let next = unsafe { self::session(session)?.call(args, kwargs) }.map_err(|error| error.to_string())?;
+        let next = unsafe { self::session(session)?.call(args, kwargs) }
+            .map_err(|error| error.to_string())?;
         Ok(deliver(next, variant, results))
     })
 }
@@ -140,7 +142,8 @@ pub unsafe extern "C" fn rote_session_replay_last(
 ) -> c_int {
     guarded(|| -> Result<c_int, String> {
         // SAFETY: the caller vouches for the session.
-        let next = unsafe { self::session(session)?.replay_last() }.map_err(|error| error.to_string())?;
+        let next =
+            unsafe { self::session(session)?.replay_last() }.map_err(|error| error.to_string())?;
         Ok(deliver(next, variant, results))
     })
 }
@@ -155,7 +158,9 @@ pub unsafe extern "C" fn rote_mark_replayed(tensor: *mut c_void) -> c_int {
     guarded(|| -> Result<c_int, String> {
         // SAFETY: the caller vouches for the object.
         let tensor = unsafe { Object::hold(tensor) };
-        Bridge::get().mark_replayed(&tensor).map_err(|error| error.to_string())?;
+        Bridge::get()
+            .mark_replayed(&tensor)
+            .map_err(|error| error.to_string())?;
         Ok(ROTE_OK)
     })
 }
@@ -175,8 +180,11 @@ pub unsafe extern "C" fn rote_session_stats(session: *mut RoteSession) -> *const
         }
     };
     let stats = session.stats();
-    let misses: serde_json::Map<String, serde_json::Value> =
-        stats.guard_misses.iter().map(|(subject, times)| (subject.clone(), (*times).into())).collect();
+    let misses: serde_json::Map<String, serde_json::Value> = stats
+        .guard_misses
+        .iter()
+        .map(|(subject, times)| (subject.clone(), (*times).into()))
+        .collect();
     let json = serde_json::json!({
         "calls": stats.calls,
         "recordings": stats.recordings,
@@ -196,7 +204,9 @@ pub unsafe extern "C" fn rote_session_stats(session: *mut RoteSession) -> *const
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_session_notice(session: *mut RoteSession) -> *const c_char {
     // SAFETY: the caller vouches for the session.
-    let notice = unsafe { self::session(session) }.ok().and_then(|session| session.take_notice());
+    let notice = unsafe { self::session(session) }
+        .ok()
+        .and_then(|session| session.take_notice());
     notice.map_or(std::ptr::null(), |notice| give_text(&notice))
 }
 
@@ -224,9 +234,14 @@ pub unsafe extern "C" fn rote_session_explain(session: *mut RoteSession) -> *con
 /// # Safety
 /// `session` must come from `rote_session_new`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_session_variant(session: *mut RoteSession, variant: u32) -> *const c_char {
+pub unsafe extern "C" fn rote_session_variant(
+    session: *mut RoteSession,
+    variant: u32,
+) -> *const c_char {
     // SAFETY: the caller vouches for the session.
-    let found = unsafe { self::session(session) }.ok().and_then(|session| session.variant(variant));
+    let found = unsafe { self::session(session) }
+        .ok()
+        .and_then(|session| session.variant(variant));
     let Some(variant) = found else {
         set_error("there is no such variant");
         return std::ptr::null();
@@ -274,10 +289,15 @@ fn spec(plan: &ArchivedPlan, index: u32) -> serde_json::Value {
     let mesh = &plan.meshes[spec.mesh.to_native() as usize];
     let join = |range: ArchivedRange| {
         let dims = &plan.dims[range.indices()];
-        dims.iter().map(|dim| dim.to_native().to_string()).collect::<Vec<_>>().join(",")
+        dims.iter()
+            .map(|dim| dim.to_native().to_string())
+            .collect::<Vec<_>>()
+            .join(",")
     };
-    let names: Vec<&str> =
-        plan.ids[mesh.dim_names.indices()].iter().map(|id| plan.str(id.to_native())).collect();
+    let names: Vec<&str> = plan.ids[mesh.dim_names.indices()]
+        .iter()
+        .map(|id| plan.str(id.to_native()))
+        .collect();
     let placements: Vec<String> = plan.placements[spec.placements.indices()]
         .iter()
         .map(|placement| describe::placement(plan, *placement).to_string())

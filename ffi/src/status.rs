@@ -60,7 +60,9 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, String> {
         return Ok("");
     }
     // SAFETY: the caller vouches for the string.
-    unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| "text is not UTF-8".to_owned())
+    unsafe { CStr::from_ptr(text) }
+        .to_str()
+        .map_err(|_| "text is not UTF-8".to_owned())
 }
 
 /// Numbers that a caller passed.

@@ -70,7 +70,11 @@ pub struct Executor {
 
 impl Executor {
     /// Runs every step in order; stops at the first that fails.
-    pub fn run(&self, backend: &impl Backend, communicator: &impl Communicator) -> Result<(), ReplayError> {
+    pub fn run(
+        &self,
+        backend: &impl Backend,
+        communicator: &impl Communicator,
+    ) -> Result<(), ReplayError> {
         for (i, step) in self.steps.iter().enumerate() {
             let done = match *step {
                 Step::Local(op) => backend.local(op),

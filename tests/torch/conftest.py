@@ -38,9 +38,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = pyfuncitem._fixtureinfo.argnames
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    pyfuncitem.config.stash[POOLS].run(
-        *marker.args, pyfuncitem.function, arguments, **marker.kwargs
-    )
+    pyfuncitem.config.stash[POOLS].run(*marker.args, pyfuncitem.function, arguments, **marker.kwargs)
     return True
 
 

@@ -192,9 +192,7 @@ def llama(
                 "attention.wv": ColwiseParallel(**local),
                 "attention.wo": RowwiseParallel(output_layouts=Shard(1), **local),
                 "ffn_norm": SequenceParallel(),
-                "feed_forward": PrepareModuleInput(
-                    input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
-                ),
+                "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
                 "feed_forward.w1": ColwiseParallel(**local),
                 "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1), **local),
                 "feed_forward.w3": ColwiseParallel(**local),

@@ -147,9 +147,7 @@ class Pools:
             if pool.broken:
                 self.restart(world)
 
-    def kill_during(
-        self, world: int, case: Callable[..., Any], kwargs: dict[str, Any], after: float
-    ) -> None:
+    def kill_during(self, world: int, case: Callable[..., Any], kwargs: dict[str, Any], after: float) -> None:
         """Starts a case and sends its processes SIGKILL `after` seconds later."""
         pool = self.pools.get(world) or Pool(world)
         self.pools[world] = pool

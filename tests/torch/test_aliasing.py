@@ -148,9 +148,7 @@ def identities(out: Any, x: Tensor, model: nn.Module) -> list[str]:
         for name, tensor in named(x, model).items()
         if leaf is tensor
     ]
-    return held + [
-        f"out{i} is out{j}" for i, a in enumerate(found) for j, b in enumerate(found[:i]) if a is b
-    ]
+    return held + [f"out{i} is out{j}" for i, a in enumerate(found) for j, b in enumerate(found[:i]) if a is b]
 
 
 @pytest.mark.ranks(2)
@@ -199,13 +197,7 @@ def test_gradient_objects_across_accumulation(set_to_none: bool) -> None:
                 loss,
                 after,
                 [a is b for a, b in zip(after, before, strict=True)],
-                overlaps(
-                    {
-                        str(i): gradient
-                        for i, gradient in enumerate([*before, *after])
-                        if gradient is not None
-                    }
-                ),
+                overlaps({str(i): gradient for i, gradient in enumerate([*before, *after]) if gradient is not None}),
             )
             if i % 3 == 2:
                 model.zero_grad(set_to_none=set_to_none)

@@ -65,9 +65,7 @@ def train(
     return state
 
 
-def check_llama(
-    sizes: Sizes, world: int, optimizer: MakeOptimizer = fused_adamw, **how: Any
-) -> None:
+def check_llama(sizes: Sizes, world: int, optimizer: MakeOptimizer = fused_adamw, **how: Any) -> None:
     def script(capture: Capture) -> Calls:
         model = llama(sizes, mesh(world))
         batches = token_batches(sizes, STEPS)
@@ -286,9 +284,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "sgd_nesterov_decay": functools.partial(sgd, nesterov=True, weight_decay=0.1),
     "adamw_fused": fused_adamw,
     "adamw_fused_amsgrad": functools.partial(fused_adamw, amsgrad=True),
-    "adamw_capturable": functools.partial(
-        torch.optim.AdamW, lr=1e-2, foreach=True, capturable=True
-    ),
+    "adamw_capturable": functools.partial(torch.optim.AdamW, lr=1e-2, foreach=True, capturable=True),
 }
 
 

@@ -54,9 +54,7 @@ def check_guard(build: Callable[[Capture], Guarded], *name: str) -> None:
     assert warm.replays >= 10, warm
     assert missed.replays == warm.replays, missed
     assert missed.fallbacks == warm.fallbacks + 1, missed
-    new = {
-        key for key, count in missed.guard_misses.items() if count > warm.guard_misses.get(key, 0)
-    }
+    new = {key for key, count in missed.guard_misses.items() if count > warm.guard_misses.get(key, 0)}
     assert any(all(part in key for part in name) for key in new), (name, new)
     assert changed.replays > missed.replays, "the new variant is replayed too"
     assert stats[-1].replays == changed.replays + BACK, stats[-1]
@@ -395,9 +393,7 @@ def test_autocast_dtype() -> None:
             with torch.autocast("cpu", dtype[-1]):
                 return step(a, b)
 
-        return Guarded(
-            once, lambda: dtype.append(torch.float16), lambda: dtype.append(torch.bfloat16)
-        )
+        return Guarded(once, lambda: dtype.append(torch.float16), lambda: dtype.append(torch.bfloat16))
 
     check_guard(build, "autocast")
 
@@ -697,9 +693,7 @@ def test_entry_of_a_list() -> None:
     def build(capture: Capture) -> Guarded:
         source, scales = Source(), [2.0, 3.0]
         step = capture(lambda x: sum(x * scale for scale in scales))
-        return Guarded(
-            lambda: step(source(4)), lambda: scales.append(4.0), lambda: scales.pop() and None
-        )
+        return Guarded(lambda: step(source(4)), lambda: scales.append(4.0), lambda: scales.pop() and None)
 
     check_guard(build, "scales")
 

@@ -168,9 +168,7 @@ def test_empty_and_scalar_tensors() -> None:
 
 
 @pytest.mark.ranks(1)
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
-)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_dtypes(dtype: torch.dtype) -> None:
     def script(capture: Capture) -> Calls:
         step = capture(lambda x: (x.to(torch.float32) * 2, x.clone(), (x != 0).sum()))

@@ -41,9 +41,7 @@ def logged() -> Iterator[list[tuple[str, str]]]:
         logger.setLevel(level)
 
 
-def train(
-    store: Path, width: int = 8, scale: float = 1.0, dims: tuple[int, ...] = (), **options: Any
-) -> Report:
+def train(store: Path, width: int = 8, scale: float = 1.0, dims: tuple[int, ...] = (), **options: Any) -> Report:
     """One process's share of a run with a plan store, checked against eager."""
 
     def script(capture: Capture) -> Calls:
@@ -163,9 +161,7 @@ DAMAGES = [truncate, flip_bit, flip_header_bit, foreign, empty, other_format, lo
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=[damage.__name__ for damage in DAMAGES])
-def test_a_damaged_file_is_recorded_again(
-    pools: Pools, tmp_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
+def test_a_damaged_file_is_recorded_again(pools: Pools, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     """Only rank 0's files are damaged; rank 1 finds its own whole, and neither hangs."""
     record(pools, tmp_path)
     for path in tmp_path.glob("*/rank0.rote"):

@@ -31,9 +31,7 @@ def line_of(mark: str) -> str:
     raise LookupError(mark)
 
 
-def check_refused(
-    script: Callable[[Capture], Calls], *words: str, at: str | None = None, remedy: str
-) -> None:
+def check_refused(script: Callable[[Capture], Calls], *words: str, at: str | None = None, remedy: str) -> None:
     """`words` and `remedy` are regular expressions that the one warning must match."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -64,9 +62,7 @@ def check_refused(
         raise AssertionError("strict=True did not raise")
 
 
-def small_training(
-    capture: Capture, loss_of: Callable[[nn.Module, Tensor], Tensor], **options: Any
-) -> Calls:
+def small_training(capture: Capture, loss_of: Callable[[nn.Module, Tensor], Tensor], **options: Any) -> Calls:
     """SGD on a sharded MLP; only `loss_of` is refused."""
     model = mlp(mesh(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -139,9 +135,7 @@ def test_float_from_the_optimizers_own_step_counter() -> None:
             yield step(x)
         return state
 
-    check_refused(
-        script, "aten::_local_scalar_dense", at="bias correction", remedy="fused|capturable"
-    )
+    check_refused(script, "aten::_local_scalar_dense", at="bias correction", remedy="fused|capturable")
 
 
 class Counting:

@@ -33,13 +33,17 @@ pub struct BoundNumber {
 /// hyperparameters come back; anything else is a refusal that names the op.
 pub fn compare(a: &Recording, b: &Recording) -> Result<Vec<BoundNumber>, Refusal> {
     let mut bound = Vec::new();
-    let same_shape = a.plan.instrs.len() == b.plan.instrs.len() && a.plan.args.len() == b.plan.args.len();
+    let same_shape =
+        a.plan.instrs.len() == b.plan.instrs.len() && a.plan.args.len() == b.plan.args.len();
     if same_shape {
         for (i, (x, y)) in a.plan.args.iter().zip(&b.plan.args).enumerate() {
             if let (Arg::Float(x), Arg::Float(y)) = (x, y) {
                 if x.to_bits() != y.to_bits() {
                     if let Some(float) = a.floats.explain(&b.floats, *x, *y) {
-                        bound.push(BoundNumber { arg: i as u32, float });
+                        bound.push(BoundNumber {
+                            arg: i as u32,
+                            float,
+                        });
                     }
                 }
             }
@@ -64,7 +68,10 @@ pub fn compare(a: &Recording, b: &Recording) -> Result<Vec<BoundNumber>, Refusal
     }
     if a.plan.result != b.plan.result {
         return Err(Refusal::step(
-            format!("returned {} in one call and {} in the next", a.plan.result, b.plan.result),
+            format!(
+                "returned {} in one call and {} in the next",
+                a.plan.result, b.plan.result
+            ),
             "return tensors; Python values must not change between calls",
         ));
     }
@@ -81,7 +88,11 @@ fn differs(a: &Recording, instr: usize, x: &Instr, left: &str, right: &str) -> R
     let op = match x {
         Instr::Local { op, .. } => a.plan.str(*op).to_owned(),
         Instr::Collective(c) => format!("{:?}", c.kind),
-        other => format!("{other:?}").split(' ').next().unwrap_or_default().to_owned(),
+        other => format!("{other:?}")
+            .split(' ')
+            .next()
+            .unwrap_or_default()
+            .to_owned(),
     };
     Refusal::op(
         &op,
@@ -100,7 +111,12 @@ fn render(plan: &Plan, instr: &Instr, is_bound: &impl Fn(u32) -> bool) -> String
     use std::fmt::Write as _;
     let mut out = String::new();
     match instr {
-        Instr::Local { op, overload, args, outs } => {
+        Instr::Local {
+            op,
+            overload,
+            args,
+            outs,
+        } => {
             let _ = write!(out, "{}", plan.str(*op));
             if *overload != u32::MAX && !plan.str(*overload).is_empty() {
                 let _ = write!(out, ".{}", plan.str(*overload));
@@ -193,13 +209,23 @@ fn render_arg(plan: &Plan, index: u32, is_bound: &impl Fn(u32) -> bool, out: &mu
 fn tables_differ(a: &Plan, b: &Plan) -> Option<&'static str> {
     let text = |plan: &Plan, id: u32| plan.str(id).to_owned();
     let bindings = |plan: &Plan| -> Vec<_> {
-        plan.bindings.iter().map(|x| (x.kind, text(plan, x.path), x.value, x.written)).collect()
+        plan.bindings
+            .iter()
+            .map(|x| (x.kind, text(plan, x.path), x.value, x.written))
+            .collect()
     };
     let outputs = |plan: &Plan| -> Vec<_> {
-        plan.outputs.iter().map(|x| (text(plan, x.path), x.value, x.spec, x.requires_grad)).collect()
+        plan.outputs
+            .iter()
+            .map(|x| (text(plan, x.path), x.value, x.spec, x.requires_grad))
+            .collect()
     };
-    let grads =
-        |plan: &Plan| -> Vec<_> { plan.grads.iter().map(|x| (text(plan, x.path), x.value, x.spec)).collect() };
+    let grads = |plan: &Plan| -> Vec<_> {
+        plan.grads
+            .iter()
+            .map(|x| (text(plan, x.path), x.value, x.spec))
+            .collect()
+    };
     if bindings(a) != bindings(b) {
         return Some("bindings (tensors of the state that are read or written)");
     }

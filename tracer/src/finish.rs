@@ -8,7 +8,12 @@ use rote_plans::{Arg, Def, Instr, InstrId, NONE, Plan, Range, ValueId};
 pub fn finish(mut plan: Plan, sources: Vec<String>) -> (Plan, Vec<String>) {
     let last = last_uses(&plan);
     let mut outlives = vec![false; plan.values.len()];
-    for value in plan.outputs.iter().map(|o| o.value).chain(plan.grads.iter().map(|g| g.value)) {
+    for value in plan
+        .outputs
+        .iter()
+        .map(|o| o.value)
+        .chain(plan.grads.iter().map(|g| g.value))
+    {
         if value != NONE {
             outlives[value as usize] = true;
         }
@@ -58,7 +63,10 @@ pub fn finish(mut plan: Plan, sources: Vec<String>) -> (Plan, Vec<String>) {
     let shift = |range: &mut Range| {
         let start = moved[range.start as usize];
         let end = moved[(range.start + range.len) as usize];
-        *range = Range { start, len: end - start };
+        *range = Range {
+            start,
+            len: end - start,
+        };
     };
     for strategy in &mut plan.strategies {
         shift(&mut strategy.instrs);
@@ -83,7 +91,12 @@ fn last_uses(plan: &Plan) -> Vec<Option<InstrId>> {
         for_each_value(plan, instr, |value| last[value as usize] = Some(i as u32));
     }
     let mut outlives = vec![false; plan.values.len()];
-    for value in plan.outputs.iter().map(|o| o.value).chain(plan.grads.iter().map(|g| g.value)) {
+    for value in plan
+        .outputs
+        .iter()
+        .map(|o| o.value)
+        .chain(plan.grads.iter().map(|g| g.value))
+    {
         if value != NONE {
             outlives[value as usize] = true;
         }
@@ -215,10 +228,8 @@ pub fn for_each_out(plan: &Plan, instr: &Instr, mut visit: impl FnMut(ValueId)) 
             }
         }
         Instr::View { out, .. } => visit(*out),
-        Instr::Collective(collective) => {
-            if collective.output != collective.input {
-                visit(collective.output);
-            }
+        Instr::Collective(collective) if collective.output != collective.input => {
+            visit(collective.output);
         }
         _ => {}
     }

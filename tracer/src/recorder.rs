@@ -8,8 +8,9 @@
 
 use hashbrown::HashMap;
 use rote_plans::{
-    Arg, Binding, BindingKind, Collective, CollectiveKind, Def, Device, Fingerprint, GradResult, Guard, GuardKind,
-    Instr, InstrId, NONE, Output, Plan, Range, Redistribution, RngAction, Strategy, Value, ValueId,
+    Arg, Binding, BindingKind, Collective, CollectiveKind, Def, Device, Fingerprint, GradResult,
+    Guard, GuardKind, Instr, InstrId, NONE, Output, Plan, Range, Redistribution, RngAction,
+    Strategy, Value, ValueId,
 };
 
 use crate::event::{ArgEvent, Argument, OpEvent, SpecEvent, TensorEvent};
@@ -55,7 +56,6 @@ struct Geometry {
     strides: Vec<i64>,
 }
 
-
 /// Records one run of a step.
 #[derive(Debug, Default)]
 pub struct Recorder {
@@ -85,7 +85,10 @@ const ALLOCATORS: &[&str] = &[
 
 /// Ops that look only at the meta of their tensor argument.
 fn reads_meta_only(name: &str) -> bool {
-    name.ends_with("_like") || name.starts_with("aten::new_") || name == "aten::bernoulli" || name == "aten::expand"
+    name.ends_with("_like")
+        || name.starts_with("aten::new_")
+        || name == "aten::bernoulli"
+        || name == "aten::expand"
 }
 
 impl Recorder {
@@ -106,21 +109,25 @@ impl Recorder {
         tensor: &TensorEvent<'_>,
         spec: Option<&SpecEvent>,
     ) {
-        let Some(bytes) = tensor.dtype.bytes() else { return };
+        let Some(bytes) = tensor.dtype.bytes() else {
+            return;
+        };
         if tensor.opaque || tensor.storage == 0 || self.roots.contains_key(&tensor.storage) {
             return;
         }
-        self.candidates.entry(tensor.storage).or_insert_with(|| Candidate {
-            kind,
-            path: path.to_owned(),
-            spec: spec.cloned(),
-            dtype: tensor.dtype,
-            device: tensor.device,
-            sizes: tensor.sizes.to_vec(),
-            strides: tensor.strides.to_vec(),
-            start_bytes: tensor.offset * bytes as i64,
-            lazy_bits: tensor.lazy_bits,
-        });
+        self.candidates
+            .entry(tensor.storage)
+            .or_insert_with(|| Candidate {
+                kind,
+                path: path.to_owned(),
+                spec: spec.cloned(),
+                dtype: tensor.dtype,
+                device: tensor.device,
+                sizes: tensor.sizes.to_vec(),
+                strides: tensor.strides.to_vec(),
+                start_bytes: tensor.offset * bytes as i64,
+                lazy_bits: tensor.lazy_bits,
+            });
     }
 
     /// How many instructions there are so far.
@@ -142,11 +149,17 @@ impl Recorder {
         self.check(op)?;
         self.check_tensors(op)?;
         let fresh = self.has_fresh_output(op);
-        let writes = op.args.iter().any(|arg| arg.written && has_tensor(&arg.value));
+        let writes = op
+            .args
+            .iter()
+            .any(|arg| arg.written && has_tensor(&arg.value));
         if op.name == "_c10d_functional::wait_tensor" {
             return self.wait(op);
         }
-        if !writes && !fresh && has_tensors(&op.outs) && (namespace == "aten" || namespace == "prims" || is_wrapper(op))
+        if !writes
+            && !fresh
+            && has_tensors(&op.outs)
+            && (namespace == "aten" || namespace == "prims" || is_wrapper(op))
         {
             return self.views(op);
         }
@@ -159,24 +172,33 @@ impl Recorder {
         self.local(op)
     }
 
-    fn refuse<T>(op: &OpEvent<'_>, reason: impl Into<String>, remedy: impl Into<String>) -> Result<T, Refusal> {
+    fn refuse<T>(
+        op: &OpEvent<'_>,
+        reason: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Result<T, Refusal> {
         Err(Refusal::op(op.name, op.source, reason, remedy))
     }
 
     /// Refuses ops that a plan can never hold.
     fn check(&self, op: &OpEvent<'_>) -> Result<(), Refusal> {
-        if op.name == "aten::_local_scalar_dense" || op.name == "aten::equal" || op.name == "aten::is_nonzero" {
+        if op.name == "aten::_local_scalar_dense"
+            || op.name == "aten::equal"
+            || op.name == "aten::is_nonzero"
+        {
             return Self::refuse(
                 op,
                 "reads a tensor on the host (.item(), float(), bool(), print()): what Python does with the value \
                  leaves no trace in a plan",
                 "return the tensor and read it outside the captured function, or keep the decision on the device \
-                 (torch.where)",
+                 (torch.where); for optimizers, fused=True or capturable=True keep their step counters in tensors",
             );
         }
         let indexes_by_integers = op.name == "aten::index"
             && !op.args.iter().skip(1).any(|arg| match &arg.value {
-                ArgEvent::Tensors(list) => list.iter().any(|t| t.storage != 0 && matches!(t.dtype.0, 0 | 11)),
+                ArgEvent::Tensors(list) => list
+                    .iter()
+                    .any(|t| t.storage != 0 && matches!(t.dtype.0, 0 | 11)),
                 _ => false,
             });
         if op.data_dependent && !indexes_by_integers {
@@ -227,12 +249,18 @@ impl Recorder {
                 if tensor.opaque || tensor.dtype.bytes().is_none() {
                     return Self::refuse(
                         op,
-                        format!("argument {i} ({}) is not a plain strided tensor", tensor.describe()),
+                        format!(
+                            "argument {i} ({}) is not a plain strided tensor",
+                            tensor.describe()
+                        ),
                         "convert it to a strided tensor of a supported dtype",
                     );
                 }
                 if !self.roots.contains_key(&tensor.storage) && !self.bind(tensor.storage) {
-                    if matches!(op.name, "aten::lift_fresh" | "aten::lift" | "aten::lift_fresh_copy") {
+                    if matches!(
+                        op.name,
+                        "aten::lift_fresh" | "aten::lift" | "aten::lift_fresh_copy"
+                    ) {
                         return Self::refuse(
                             op,
                             format!(
@@ -271,7 +299,10 @@ impl Recorder {
                     if let Some(binding) = root.binding {
                         self.tables.plan.bindings[binding as usize].written = true;
                     }
-                } else if root.uninitialized && tensor.numel() > 0 && !reads_meta_only(op.name) && !self.only_views(op)
+                } else if root.uninitialized
+                    && tensor.numel() > 0
+                    && !reads_meta_only(op.name)
+                    && !self.only_views(op)
                 {
                     return Self::refuse(
                         op,
@@ -291,7 +322,9 @@ impl Recorder {
 
     /// Makes a candidate a binding. False when the storage has no name.
     fn bind(&mut self, storage: u64) -> bool {
-        let Some(candidate) = self.candidates.remove(&storage) else { return false };
+        let Some(candidate) = self.candidates.remove(&storage) else {
+            return false;
+        };
         let index = self.tables.plan.bindings.len() as u32;
         let value = self.push_value(
             candidate.dtype,
@@ -306,7 +339,13 @@ impl Recorder {
         );
         let path = self.tables.str(&candidate.path);
         let spec = self.tables.optional_spec(candidate.spec.as_ref());
-        self.tables.plan.bindings.push(Binding { kind: candidate.kind, path, value, spec, written: false });
+        self.tables.plan.bindings.push(Binding {
+            kind: candidate.kind,
+            path,
+            value,
+            spec,
+            written: false,
+        });
         self.geometries.insert(
             Geometry {
                 root: value,
@@ -416,17 +455,31 @@ impl Recorder {
             0,
             tensor.storage,
         );
-        self.push_instr(Instr::View { base: root.value, out }, source);
+        self.push_instr(
+            Instr::View {
+                base: root.value,
+                out,
+            },
+            source,
+        );
         self.geometries.insert(geometry, out);
         Some(out)
     }
 
-    fn known_value(&mut self, op: &OpEvent<'_>, i: usize, tensor: &TensorEvent<'_>) -> Result<ValueId, Refusal> {
+    fn known_value(
+        &mut self,
+        op: &OpEvent<'_>,
+        i: usize,
+        tensor: &TensorEvent<'_>,
+    ) -> Result<ValueId, Refusal> {
         match self.value(tensor, op.source) {
             Some(value) => Ok(value),
             None => Self::refuse(
                 op,
-                format!("argument {i} ({}) is a lazily conjugated or negated view, or starts inside an element", tensor.describe()),
+                format!(
+                    "argument {i} ({}) is a lazily conjugated or negated view, or starts inside an element",
+                    tensor.describe()
+                ),
                 "call resolve_conj(), resolve_neg() or contiguous() on it",
             ),
         }
@@ -442,14 +495,15 @@ impl Recorder {
     }
 
     fn only_views(&self, op: &OpEvent<'_>) -> bool {
-        has_tensors(&op.outs) && !self.has_fresh_output(op) && !op.args.iter().any(|arg| arg.written)
+        has_tensors(&op.outs)
+            && !self.has_fresh_output(op)
+            && !op.args.iter().any(|arg| arg.written)
     }
 
     fn has_fresh_output(&self, op: &OpEvent<'_>) -> bool {
-        op.outs
-            .iter()
-            .flat_map(tensors)
-            .any(|t| !self.roots.contains_key(&t.storage) && !self.candidates.contains_key(&t.storage))
+        op.outs.iter().flat_map(tensors).any(|t| {
+            !self.roots.contains_key(&t.storage) && !self.candidates.contains_key(&t.storage)
+        })
     }
 
     /// The value of a new storage.
@@ -503,14 +557,20 @@ impl Recorder {
         let mut later = Vec::new();
         for out in &op.outs {
             match out {
-                ArgEvent::Tensor(tensor) => outs.push(self.out(op, tensor, instr, uninitialized, &mut later)?),
+                ArgEvent::Tensor(tensor) => {
+                    outs.push(self.out(op, tensor, instr, uninitialized, &mut later)?)
+                }
                 ArgEvent::Tensors(list) if op.outs.len() == 1 => {
                     for tensor in list {
                         outs.push(self.out(op, tensor, instr, uninitialized, &mut later)?);
                     }
                 }
                 ArgEvent::Tensors(_) => {
-                    return Self::refuse(op, "returns a list among other results", "leave it outside the captured function");
+                    return Self::refuse(
+                        op,
+                        "returns a list among other results",
+                        "leave it outside the captured function",
+                    );
                 }
                 _ => outs.push(NONE),
             }
@@ -518,7 +578,15 @@ impl Recorder {
         let outs = self.tables.ids(&outs);
         let name = self.tables.str(op.name);
         let overload = self.tables.str(op.overload);
-        self.push_instr(Instr::Local { op: name, overload, args, outs }, op.source);
+        self.push_instr(
+            Instr::Local {
+                op: name,
+                overload,
+                args,
+                outs,
+            },
+            op.source,
+        );
         for tensor in later {
             self.value(&tensor, op.source);
         }
@@ -541,7 +609,10 @@ impl Recorder {
         if tensor.opaque || tensor.dtype.bytes().is_none() {
             return Self::refuse(
                 op,
-                format!("makes a tensor ({}) that is not plain and strided", tensor.describe()),
+                format!(
+                    "makes a tensor ({}) that is not plain and strided",
+                    tensor.describe()
+                ),
                 "convert it to a strided tensor of a supported dtype inside the op",
             );
         }
@@ -586,7 +657,11 @@ impl Recorder {
             ArgEvent::Tensors(list) => {
                 let mut ids = Vec::with_capacity(list.len());
                 for tensor in list {
-                    ids.push(if tensor.storage == 0 { NONE } else { self.known_value(op, i, tensor)? });
+                    ids.push(if tensor.storage == 0 {
+                        NONE
+                    } else {
+                        self.known_value(op, i, tensor)?
+                    });
                 }
                 Arg::Values(self.tables.ids(&ids))
             }
@@ -625,12 +700,19 @@ impl Recorder {
     fn push_args(&mut self, args: &[Arg]) -> Range {
         let start = self.tables.plan.args.len() as u32;
         self.tables.plan.args.extend_from_slice(args);
-        Range { start, len: args.len() as u32 }
+        Range {
+            start,
+            len: args.len() as u32,
+        }
     }
 
     fn collective(&mut self, op: &OpEvent<'_>, kind: CollectiveKind) -> Result<(), Refusal> {
-        let ArgEvent::Tensor(input) = &op.args[0].value else { return self.local(op) };
-        let [ArgEvent::Tensor(output)] = op.outs.as_slice() else { return self.local(op) };
+        let ArgEvent::Tensor(input) = &op.args[0].value else {
+            return self.local(op);
+        };
+        let [ArgEvent::Tensor(output)] = op.outs.as_slice() else {
+            return self.local(op);
+        };
         let text = |i: usize| match op.args.get(i).map(|arg| &arg.value) {
             Some(ArgEvent::Str(text)) => Some(*text),
             _ => None,
@@ -639,12 +721,16 @@ impl Recorder {
             Some(ArgEvent::Ints(list)) => list.to_vec(),
             _ => Vec::new(),
         };
-        let Some(group) = text(op.args.len() - 1) else { return self.local(op) };
+        let Some(group) = text(op.args.len() - 1) else {
+            return self.local(op);
+        };
         let reduce = match kind {
-            CollectiveKind::AllReduce | CollectiveKind::ReduceScatter => match text(1).and_then(parse_reduce) {
-                Some(reduce) => Some(reduce),
-                None => return self.local(op),
-            },
+            CollectiveKind::AllReduce | CollectiveKind::ReduceScatter => {
+                match text(1).and_then(parse_reduce) {
+                    Some(reduce) => Some(reduce),
+                    None => return self.local(op),
+                }
+            }
             _ => None,
         };
         let root = match (kind, op.args.get(1).map(|arg| &arg.value)) {
@@ -677,9 +763,14 @@ impl Recorder {
     }
 
     fn wait(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
-        let Some(ArgEvent::Tensor(tensor)) = op.args.first().map(|arg| &arg.value) else { return Ok(()) };
+        let Some(ArgEvent::Tensor(tensor)) = op.args.first().map(|arg| &arg.value) else {
+            return Ok(());
+        };
         let root = self.roots[&tensor.storage].value;
-        let waited = [Some(root), self.value(tensor, op.source)].into_iter().flatten().find(|v| self.pending.remove(v).is_some());
+        let waited = [Some(root), self.value(tensor, op.source)]
+            .into_iter()
+            .flatten()
+            .find(|v| self.pending.remove(v).is_some());
         match waited {
             Some(value) => {
                 self.push_instr(Instr::Wait { value }, op.source);
@@ -694,7 +785,9 @@ impl Recorder {
     fn made_by_functional_op(&self, root: ValueId) -> bool {
         match self.tables.plan.values[root as usize].def {
             Def::Instr(instr) => match self.tables.plan.instrs.get(instr as usize) {
-                Some(Instr::Local { op, .. }) => self.tables.plan.str(*op).starts_with("_c10d_functional"),
+                Some(Instr::Local { op, .. }) => {
+                    self.tables.plan.str(*op).starts_with("_c10d_functional")
+                }
                 _ => false,
             },
             Def::Binding(_) | Def::Constant(_) => false,
@@ -703,26 +796,48 @@ impl Recorder {
 
     /// Records a change of generator state outside the dispatcher. Returns the
     /// slot that a save fills.
-    pub fn rng(&mut self, action: RngAction, device: Device, slot: Option<u32>, source: &str) -> u32 {
+    pub fn rng(
+        &mut self,
+        action: RngAction,
+        device: Device,
+        slot: Option<u32>,
+        source: &str,
+    ) -> u32 {
         let slot = slot.unwrap_or_else(|| {
             self.rng_slots += 1;
             self.rng_slots - 1
         });
-        self.push_instr(Instr::Rng { action, device, slot }, source);
+        self.push_instr(
+            Instr::Rng {
+                action,
+                device,
+                slot,
+            },
+            source,
+        );
         slot
     }
 
     /// A global op begins: what follows until [`Recorder::global_end`] is what
     /// it became.
     pub fn global_begin(&mut self, op: &str, inputs: &[Option<SpecEvent>], source: &str) {
-        let inputs: Vec<u32> = inputs.iter().map(|spec| self.tables.optional_spec(spec.as_ref())).collect();
+        let inputs: Vec<u32> = inputs
+            .iter()
+            .map(|spec| self.tables.optional_spec(spec.as_ref()))
+            .collect();
         let strategy = Strategy {
             op: self.tables.str(op),
             source: self.tables.str(source),
             inputs: self.tables.ids(&inputs),
             outputs: Range::default(),
-            instrs: Range { start: self.next_instr(), len: 0 },
-            redistributions: Range { start: self.tables.plan.redistributions.len() as u32, len: 0 },
+            instrs: Range {
+                start: self.next_instr(),
+                len: 0,
+            },
+            redistributions: Range {
+                start: self.tables.plan.redistributions.len() as u32,
+                len: 0,
+            },
         };
         let index = self.tables.plan.strategies.len() as u32;
         self.tables.plan.strategies.push(strategy);
@@ -731,14 +846,22 @@ impl Recorder {
 
     /// The innermost global op has run.
     pub fn global_end(&mut self, outputs: &[Option<SpecEvent>]) {
-        let Some((index, start)) = self.open_global.pop() else { return };
-        let outputs: Vec<u32> = outputs.iter().map(|spec| self.tables.optional_spec(spec.as_ref())).collect();
+        let Some((index, start)) = self.open_global.pop() else {
+            return;
+        };
+        let outputs: Vec<u32> = outputs
+            .iter()
+            .map(|spec| self.tables.optional_spec(spec.as_ref()))
+            .collect();
         let outputs = self.tables.ids(&outputs);
         let end = self.next_instr();
         let redistributions = self.tables.plan.redistributions.len() as u32;
         let strategy = &mut self.tables.plan.strategies[index as usize];
         strategy.outputs = outputs;
-        strategy.instrs = Range { start, len: end - start };
+        strategy.instrs = Range {
+            start,
+            len: end - start,
+        };
         strategy.redistributions.len = redistributions - strategy.redistributions.start;
     }
 
@@ -749,18 +872,28 @@ impl Recorder {
             to: self.tables.spec(to),
             source: self.tables.str(source),
             bytes: 0,
-            instrs: Range { start: self.next_instr(), len: 0 },
+            instrs: Range {
+                start: self.next_instr(),
+                len: 0,
+            },
         };
-        self.open_redistribution.push(self.tables.plan.redistributions.len() as u32);
+        self.open_redistribution
+            .push(self.tables.plan.redistributions.len() as u32);
         self.tables.plan.redistributions.push(entry);
     }
 
     /// The innermost redistribution has run.
     pub fn redistribute_end(&mut self) {
-        let Some(index) = self.open_redistribution.pop() else { return };
+        let Some(index) = self.open_redistribution.pop() else {
+            return;
+        };
         let end = self.next_instr();
-        let start = self.tables.plan.redistributions[index as usize].instrs.start;
-        let bytes = (start..end).map(|i| finish::collective_bytes(&self.tables.plan, i)).sum();
+        let start = self.tables.plan.redistributions[index as usize]
+            .instrs
+            .start;
+        let bytes = (start..end)
+            .map(|i| finish::collective_bytes(&self.tables.plan, i))
+            .sum();
         let entry = &mut self.tables.plan.redistributions[index as usize];
         entry.instrs.len = end - start;
         entry.bytes = bytes;
@@ -769,7 +902,10 @@ impl Recorder {
     /// Names of the process groups that the recorded collectives use.
     pub fn group_names(&self) -> Vec<String> {
         let plan = &self.tables.plan;
-        plan.groups.iter().map(|group| plan.str(group.name).to_owned()).collect()
+        plan.groups
+            .iter()
+            .map(|group| plan.str(group.name).to_owned())
+            .collect()
     }
 
     /// Says which ranks a group has and what people call it.
@@ -788,7 +924,12 @@ impl Recorder {
         let value = self.result(path, tensor)?;
         let path = self.tables.str(path);
         let spec = self.tables.optional_spec(spec);
-        self.tables.plan.outputs.push(Output { path, value, spec, requires_grad });
+        self.tables.plan.outputs.push(Output {
+            path,
+            value,
+            spec,
+            requires_grad,
+        });
         Ok(())
     }
 
@@ -804,7 +945,10 @@ impl Recorder {
             Some((tensor, spec)) => (self.result(path, tensor)?, self.tables.optional_spec(spec)),
         };
         let path = self.tables.str(path);
-        self.tables.plan.grads.push(GradResult { path, value, spec });
+        self.tables
+            .plan
+            .grads
+            .push(GradResult { path, value, spec });
         Ok(())
     }
 
@@ -820,7 +964,10 @@ impl Recorder {
         }
         self.value(tensor, "").ok_or_else(|| {
             Refusal::step(
-                format!("leaves a tensor in {path} ({}) that no recorded op made", tensor.describe()),
+                format!(
+                    "leaves a tensor in {path} ({}) that no recorded op made",
+                    tensor.describe()
+                ),
                 "return tensors that the step computes with torch ops",
             )
         })
@@ -830,8 +977,17 @@ impl Recorder {
     /// them is alive after the call, and is no result, was kept somewhere.
     pub fn made(&self) -> Vec<(u64, String)> {
         let plan = &self.tables.plan;
-        let mut kept: Vec<ValueId> = plan.outputs.iter().map(|o| plan.values[o.value as usize].root).collect();
-        kept.extend(plan.grads.iter().filter(|g| g.value != NONE).map(|g| plan.values[g.value as usize].root));
+        let mut kept: Vec<ValueId> = plan
+            .outputs
+            .iter()
+            .map(|o| plan.values[o.value as usize].root)
+            .collect();
+        kept.extend(
+            plan.grads
+                .iter()
+                .filter(|g| g.value != NONE)
+                .map(|g| plan.values[g.value as usize].root),
+        );
         self.roots
             .iter()
             .filter(|(_, root)| root.binding.is_none() && !kept.contains(&root.value))
@@ -860,7 +1016,11 @@ impl Recorder {
     pub fn guard(&mut self, kind: GuardKind, subject: &str, expected: &str) {
         let subject = self.tables.str(subject);
         let expected = self.tables.str(expected);
-        self.tables.plan.guards.push(Guard { kind, subject, expected });
+        self.tables.plan.guards.push(Guard {
+            kind,
+            subject,
+            expected,
+        });
     }
 
     /// The plan, with last uses and frees, and the source line of each
@@ -868,7 +1028,11 @@ impl Recorder {
     pub fn finish(mut self, result: &str) -> (Plan, Vec<String>) {
         self.tables.plan.result = result.to_owned();
         self.tables.plan.rng_slots = self.rng_slots;
-        let sources: Vec<String> = self.sources.iter().map(|&id| self.tables.plan.str(id).to_owned()).collect();
+        let sources: Vec<String> = self
+            .sources
+            .iter()
+            .map(|&id| self.tables.plan.str(id).to_owned())
+            .collect();
         finish::finish(self.tables.plan, sources)
     }
 }
@@ -892,8 +1056,12 @@ fn has_tensors(args: &[ArgEvent<'_>]) -> bool {
 
 /// Ops on meta tensors are shape arithmetic of the framework, not work.
 fn touches_meta(op: &OpEvent<'_>) -> bool {
-    let args = op.args.iter().flat_map(|arg: &Argument<'_>| tensors(&arg.value));
-    args.chain(op.outs.iter().flat_map(tensors)).any(|t| t.device.kind == 14)
+    let args = op
+        .args
+        .iter()
+        .flat_map(|arg: &Argument<'_>| tensors(&arg.value));
+    args.chain(op.outs.iter().flat_map(tensors))
+        .any(|t| t.device.kind == 14)
 }
 
 fn is_wrapper(op: &OpEvent<'_>) -> bool {
@@ -911,7 +1079,9 @@ fn other<'a>(arg: &ArgEvent<'a>) -> Option<&'a str> {
 
 fn collective_kind(op: &OpEvent<'_>) -> Option<CollectiveKind> {
     Some(match op.name {
-        "_c10d_functional::all_reduce" | "_c10d_functional::all_reduce_" => CollectiveKind::AllReduce,
+        "_c10d_functional::all_reduce" | "_c10d_functional::all_reduce_" => {
+            CollectiveKind::AllReduce
+        }
         "_c10d_functional::all_gather_into_tensor" => CollectiveKind::AllGather,
         "_c10d_functional::reduce_scatter_tensor" => CollectiveKind::ReduceScatter,
         "_c10d_functional::all_to_all_single" => CollectiveKind::AllToAll,

@@ -18,7 +18,12 @@ pub struct Refusal {
 
 impl Refusal {
     /// A refusal of an op.
-    pub fn op(op: &str, source: &str, reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+    pub fn op(
+        op: &str,
+        source: &str,
+        reason: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
         Refusal {
             op: op.to_owned(),
             source_line: source.to_owned(),
@@ -33,10 +38,18 @@ impl Refusal {
     }
 
     fn subject(&self) -> String {
-        if self.op.is_empty() { "the step".to_owned() } else { self.op.clone() }
+        if self.op.is_empty() {
+            "the step".to_owned()
+        } else {
+            self.op.clone()
+        }
     }
 
     fn place(&self) -> String {
-        if self.source_line.is_empty() { String::new() } else { format!(" at {}", self.source_line) }
+        if self.source_line.is_empty() {
+            String::new()
+        } else {
+            format!(" at {}", self.source_line)
+        }
     }
 }

@@ -105,7 +105,11 @@ impl TracedFloats {
                 Origin::Read(_) => found.push(i),
                 Origin::Const(_) => {}
                 Origin::Neg(a) => open.push(a),
-                Origin::Add(a, b) | Origin::Sub(a, b) | Origin::Mul(a, b) | Origin::Div(a, b) | Origin::Pow(a, b) => {
+                Origin::Add(a, b)
+                | Origin::Sub(a, b)
+                | Origin::Mul(a, b)
+                | Origin::Div(a, b)
+                | Origin::Pow(a, b) => {
                     open.extend([a, b]);
                 }
             }
@@ -115,7 +119,11 @@ impl TracedFloats {
 
     /// The scalars of a plan that computes `wanted`, and where each of them is
     /// found. `path` interns a path.
-    pub fn scalars(&self, wanted: &[u32], mut path: impl FnMut(&str) -> u32) -> (Vec<Scalar>, HashMap<u32, u32>) {
+    pub fn scalars(
+        &self,
+        wanted: &[u32],
+        mut path: impl FnMut(&str) -> u32,
+    ) -> (Vec<Scalar>, HashMap<u32, u32>) {
         let mut needed = vec![false; self.origins.len()];
         for &index in wanted {
             needed[index as usize] = true;
@@ -127,7 +135,11 @@ impl TracedFloats {
             match self.origins[i] {
                 Origin::Read(_) | Origin::Const(_) => {}
                 Origin::Neg(a) => needed[a as usize] = true,
-                Origin::Add(a, b) | Origin::Sub(a, b) | Origin::Mul(a, b) | Origin::Div(a, b) | Origin::Pow(a, b) => {
+                Origin::Add(a, b)
+                | Origin::Sub(a, b)
+                | Origin::Mul(a, b)
+                | Origin::Div(a, b)
+                | Origin::Pow(a, b) => {
                     needed[a as usize] = true;
                     needed[b as usize] = true;
                 }

@@ -34,7 +34,10 @@ impl Tables {
         if let Some(&range) = self.dims.get(dims) {
             return range;
         }
-        let range = Range { start: self.plan.dims.len() as u32, len: dims.len() as u32 };
+        let range = Range {
+            start: self.plan.dims.len() as u32,
+            len: dims.len() as u32,
+        };
         self.plan.dims.extend_from_slice(dims);
         self.dims.insert(dims.to_vec(), range);
         range
@@ -42,7 +45,10 @@ impl Tables {
 
     /// A list of ids.
     pub fn ids(&mut self, ids: &[u32]) -> Range {
-        let range = Range { start: self.plan.ids.len() as u32, len: ids.len() as u32 };
+        let range = Range {
+            start: self.plan.ids.len() as u32,
+            len: ids.len() as u32,
+        };
         self.plan.ids.extend_from_slice(ids);
         range
     }
@@ -52,7 +58,11 @@ impl Tables {
         if let Some(&index) = self.specs.get(spec) {
             return index;
         }
-        let names: Vec<StrId> = spec.mesh_dim_names.iter().map(|name| self.str(name)).collect();
+        let names: Vec<StrId> = spec
+            .mesh_dim_names
+            .iter()
+            .map(|name| self.str(name))
+            .collect();
         let mesh = Mesh {
             device_type: self.str(&spec.device_type),
             shape: self.dims(&spec.mesh_shape),
@@ -75,12 +85,19 @@ impl Tables {
                 index
             }
         };
-        let placements: Vec<Placement> = spec.placements.iter().map(|text| self.placement(text)).collect();
+        let placements: Vec<Placement> = spec
+            .placements
+            .iter()
+            .map(|text| self.placement(text))
+            .collect();
         let start = self.plan.placements.len() as u32;
         self.plan.placements.extend_from_slice(&placements);
         let entry = Spec {
             mesh,
-            placements: Range { start, len: placements.len() as u32 },
+            placements: Range {
+                start,
+                len: placements.len() as u32,
+            },
             shape: self.dims(&spec.shape),
             strides: self.dims(&spec.strides),
         };
@@ -104,7 +121,11 @@ impl Tables {
         let id = self.str(name);
         let index = self.plan.groups.len() as u32;
         let ranks = self.dims(&[]);
-        self.plan.groups.push(Group { name: id, ranks, label: id });
+        self.plan.groups.push(Group {
+            name: id,
+            ranks,
+            label: id,
+        });
         self.groups.insert(name.to_owned(), index);
         index
     }
@@ -117,7 +138,9 @@ impl Tables {
     }
 
     fn placement(&mut self, text: &str) -> Placement {
-        parse_placement(text).unwrap_or_else(|| Placement::Other { text: self.str(text) })
+        parse_placement(text).unwrap_or_else(|| Placement::Other {
+            text: self.str(text),
+        })
     }
 }
 
@@ -129,7 +152,9 @@ fn parse_placement(text: &str) -> Option<Placement> {
     let (head, rest) = text.split_once('(')?;
     let inside = rest.strip_suffix(')')?;
     match head {
-        "S" => Some(Placement::Shard { dim: inside.parse().ok()? }),
+        "S" => Some(Placement::Shard {
+            dim: inside.parse().ok()?,
+        }),
         "_S" => {
             let (dim, split_factor) = inside.split_once(',')?;
             Some(Placement::StridedShard {

@@ -1,8 +1,8 @@
 """Rote: record a distributed training step once, replay it from a plan.
 
-    step = rote.capture(train_step, state={"model": model, "opt": opt})
-    for tokens, labels in loader:
-        loss = step(tokens, labels)  # records once, then replays
+step = rote.capture(train_step, state={"model": model, "opt": opt})
+for tokens, labels in loader:
+    loss = step(tokens, labels)  # records once, then replays
 """
 
 from . import logging

@@ -24,9 +24,7 @@ _loaded = False
 
 def _sources() -> dict[str, str]:
     count = lib.rote_bridge_source_count()
-    return {
-        lib.rote_bridge_source_name(i).decode(): lib.rote_bridge_source_text(i).decode() for i in range(count)
-    }
+    return {lib.rote_bridge_source_name(i).decode(): lib.rote_bridge_source_text(i).decode() for i in range(count)}
 
 
 def cache_directory() -> Path:
@@ -49,7 +47,11 @@ def _compiler() -> str:
 
 def _command(compiler: str, source: Path, output: Path) -> list[str]:
     root = Path(torch.__file__).parent
-    include = [root / "include", root / "include/torch/csrc/api/include", Path(sysconfig.get_paths()["include"])]
+    include = [
+        root / "include",
+        root / "include/torch/csrc/api/include",
+        Path(sysconfig.get_paths()["include"]),
+    ]
     standard = "c++20" if tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 12) else "c++17"
     return [
         *compiler.split(),
@@ -77,7 +79,13 @@ def build() -> Path:
     """The built bridge for this torch, compiled if it is not cached."""
     sources = _sources()
     digest = hashlib.sha256()
-    for part in (torch.__version__, sys.version, torch.__file__, *sources.keys(), *sources.values()):
+    for part in (
+        torch.__version__,
+        sys.version,
+        torch.__file__,
+        *sources.keys(),
+        *sources.values(),
+    ):
         digest.update(part.encode() + b"\0")
     version = torch.__version__.replace("+", "-")
     directory = cache_directory() / f"bridge-torch-{version}-{digest.hexdigest()[:16]}"

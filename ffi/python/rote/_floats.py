@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import byref, c_uint32
-from typing import Any
+from typing import Any, cast
 
 from ._native import check, lib
 
@@ -36,7 +36,7 @@ class TracedFloat(float):
     _index: int
 
     def __neg__(self) -> float:
-        return _derive(self, _NEG, float.__neg__(self), self, None)
+        return cast(float, _derive(self, _NEG, float.__neg__(self), self, None))
 
     def __pos__(self) -> float:
         return self
@@ -112,9 +112,32 @@ for _name, _kind in (("add", _ADD), ("sub", _SUB), ("mul", _MUL), ("truediv", _D
         _full = f"__{_prefix}{_name}__"
         setattr(TracedFloat, _full, _binary(_full, _kind))
 # What the program does with these may depend on the value itself.
-for _name in (
-    "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __bool__ __int__ __float__ __abs__ __floordiv__ __rfloordiv__ "
-    "__mod__ __rmod__ __divmod__ __rdivmod__ __round__ __trunc__ __floor__ __ceil__ __hash__ __str__ __format__ "
-    "is_integer hex as_integer_ratio"
-).split():
+for _name in [
+    "__eq__",
+    "__ne__",
+    "__lt__",
+    "__le__",
+    "__gt__",
+    "__ge__",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__abs__",
+    "__floordiv__",
+    "__rfloordiv__",
+    "__mod__",
+    "__rmod__",
+    "__divmod__",
+    "__rdivmod__",
+    "__round__",
+    "__trunc__",
+    "__floor__",
+    "__ceil__",
+    "__hash__",
+    "__str__",
+    "__format__",
+    "is_integer",
+    "hex",
+    "as_integer_ratio",
+]:
     setattr(TracedFloat, _name, _pinning(_name))

@@ -24,7 +24,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_load_bridge": (c_int, [c_char_p, py_object, py_object]),
     "rote_session_new": (c_void_p, [c_char_p, c_char_p, c_uint32, c_uint32, c_char_p, c_uint32]),
     "rote_session_free": (None, [c_void_p]),
-    "rote_session_call": (c_int, [c_void_p, py_object, py_object, POINTER(c_uint32), POINTER(c_void_p)]),
+    "rote_session_call": (
+        c_int,
+        [c_void_p, py_object, py_object, POINTER(c_uint32), POINTER(c_void_p)],
+    ),
     "rote_session_replay_last": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_void_p)]),
     "rote_session_stats": (c_char_p, [c_void_p]),
     "rote_session_notice": (c_char_p, [c_void_p]),
@@ -34,8 +37,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_begin": (c_int, [c_void_p]),
     "rote_record_leaf": (c_int, [c_void_p, c_char_p]),
     "rote_record_spec": (c_int, [c_void_p, c_char_p, POINTER(c_uint32)]),
-    "rote_record_tensor": (c_int, [c_void_p, c_uint32, c_char_p, py_object, py_object, c_uint32, c_uint32]),
-    "rote_record_fact": (c_int, [c_void_p, c_uint32, py_object, py_object, c_uint32, c_char_p, c_char_p, c_int]),
+    "rote_record_tensor": (
+        c_int,
+        [c_void_p, c_uint32, c_char_p, py_object, py_object, c_uint32, c_uint32],
+    ),
+    "rote_record_fact": (
+        c_int,
+        [c_void_p, c_uint32, py_object, py_object, c_uint32, c_char_p, c_char_p, c_int],
+    ),
     "rote_record_guard": (c_int, [c_void_p, c_uint32, c_char_p, c_char_p]),
     "rote_record_generator": (c_int, [c_void_p, c_uint32, c_int]),
     "rote_record_ready": (c_int, [c_void_p]),
@@ -43,11 +52,17 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_op": (c_int, [c_void_p, py_object, py_object, py_object, py_object, c_char_p]),
     "rote_record_random": (c_int, [c_void_p, c_char_p]),
     "rote_record_rng": (c_int, [c_void_p, c_uint32, c_uint32, c_int, POINTER(c_uint32), c_char_p]),
-    "rote_record_global_begin": (c_int, [c_void_p, c_char_p, POINTER(c_uint32), c_uint32, c_char_p]),
+    "rote_record_global_begin": (
+        c_int,
+        [c_void_p, c_char_p, POINTER(c_uint32), c_uint32, c_char_p],
+    ),
     "rote_record_global_end": (c_int, [c_void_p, POINTER(c_uint32), c_uint32]),
     "rote_record_redistribute_begin": (c_int, [c_void_p, c_uint32, c_uint32, c_char_p]),
     "rote_record_redistribute_end": (c_int, [c_void_p]),
-    "rote_record_float": (c_int, [c_void_p, c_uint32, c_uint32, c_uint32, c_double, c_char_p, POINTER(c_uint32)]),
+    "rote_record_float": (
+        c_int,
+        [c_void_p, c_uint32, c_uint32, c_uint32, c_double, c_char_p, POINTER(c_uint32)],
+    ),
     "rote_record_pin": (c_int, [c_void_p, c_uint32]),
     "rote_record_groups": (c_char_p, [c_void_p]),
     "rote_record_group": (c_int, [c_void_p, c_char_p, POINTER(c_int64), c_uint32, c_char_p]),
@@ -104,4 +119,14 @@ def ids(numbers: list[int]) -> Any:
     return (c_uint32 * len(numbers))(*numbers)
 
 
-__all__ = ["EAGER", "NO_INDEX", "RECORD", "REFUSED", "REPLAYED", "LogCallback", "byref", "c_uint32", "c_void_p"]
+__all__ = [
+    "EAGER",
+    "NO_INDEX",
+    "RECORD",
+    "REFUSED",
+    "REPLAYED",
+    "LogCallback",
+    "byref",
+    "c_uint32",
+    "c_void_p",
+]

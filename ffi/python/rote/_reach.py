@@ -29,7 +29,19 @@ DICT_ITEM, LIST_ITEM, CELL, ATTRIBUTE, SIZE, TENSOR_META, GRAD_META, GROUP = ran
 # Kinds of guards, as GuardKind numbers them.
 STATE, HOST, WORLD = 2, 3, 5
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.Size)
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    enum.Enum,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+)
 _LIBRARY_ROOTS = ("torch", "numpy", "rote", "typing", "builtins")
 _OPAQUE_MODULES = (
     "torch.distributed",
@@ -113,7 +125,14 @@ class Walk:
         """Guards an optimizer: hyperparameters, parameters and state."""
         self._visit(optimizer.param_groups)
         self._visit(optimizer.state)
-        self._add(SIZE, optimizer.param_groups, None, STATE, f"{path}.param_groups", optimizer.param_groups)
+        self._add(
+            SIZE,
+            optimizer.param_groups,
+            None,
+            STATE,
+            f"{path}.param_groups",
+            optimizer.param_groups,
+        )
         for i, group in enumerate(optimizer.param_groups):
             self._visit(group)
             self._add(LIST_ITEM, optimizer.param_groups, i, STATE, f"{path}.param_groups[{i}]", group)
@@ -261,7 +280,7 @@ class Walk:
                     self._add(DICT_ITEM, value, name, STATE, f"{path}.{name}", item, "")
                     if isinstance(item, nn.Module):
                         self._value(f"{path}.{name}", item, depth)  # children are no hop
-            elif isinstance(value, dict) and key.endswith("_hooks") or key.startswith("_backward"):
+            elif (isinstance(value, dict) and key.endswith("_hooks")) or key.startswith("_backward"):
                 if hasattr(value, "__len__"):
                     self._add(SIZE, value, None, HOST, subject, value)
                 if isinstance(value, dict):
@@ -333,15 +352,11 @@ class Walk:
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             self._callable(path, wrapped, depth)
-        if _is_library(function.__module__) or function.__code__ in self._codes:
-            # Of a library's own function only the closure can be the user's.
-            if not _is_library(function.__module__) or not function.__closure__:
-                self._closure(function, depth)
-                return
-        self._codes.add(function.__code__)
-        self._closure(function, depth)
-        if _is_library(function.__module__):
+        library = _is_library(function.__module__)
+        self._closure(function, depth)  # even of a library's function, it may be the user's
+        if library or function.__code__ in self._codes:
             return
+        self._codes.add(function.__code__)
         for i, item in enumerate(function.__defaults__ or ()):
             self._value(f"{function.__qualname__}.__defaults__[{i}]", item, depth + 1)
         if function.__kwdefaults__:
@@ -415,5 +430,3 @@ def _names(code: types.CodeType) -> tuple[tuple[str, set[str]], ...]:
                 attributes.add(instruction.argval)
         pending.extend(const for const in current.co_consts if isinstance(const, types.CodeType))
     return tuple((name, attributes) for name in dict.fromkeys(found))
-
-

@@ -106,7 +106,11 @@ def _constant(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
     """The op that makes a constant of no dims anew at every replay."""
     with _disable_current_modes():
         value = torch._C.TensorBase.item(tensor)
-    return torch.ops.aten.scalar_tensor.default, (value,), {"dtype": tensor.dtype, "device": tensor.device}
+    return (
+        torch.ops.aten.scalar_tensor.default,
+        (value,),
+        {"dtype": tensor.dtype, "device": tensor.device},
+    )
 
 
 class _Recorder(TorchDispatchMode):
@@ -119,6 +123,10 @@ class _Recorder(TorchDispatchMode):
         self._enter_dtensor = False
         self._random: dict[Any, bool] = {}
         self.refused = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing compiles a step that is being recorded: spare every op the check
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -212,7 +220,11 @@ class Watch:
                 stack.enter_context(_patched(owner, "get_rng_state", self._save(torch.cuda.get_rng_state, device)))
                 stack.enter_context(_patched(owner, "set_rng_state", self._restore(torch.cuda.set_rng_state, device)))
         stack.enter_context(
-            _patched(torch.autograd, "_engine_run_backward", self._backward(torch.autograd._engine_run_backward))
+            _patched(
+                torch.autograd,
+                "_engine_run_backward",
+                self._backward(vars(torch.autograd)["_engine_run_backward"]),
+            )
         )
         import torch.distributed.tensor._api as api
         import torch.distributed.tensor._dispatch as dispatch
@@ -345,11 +357,13 @@ def run(session: Any, specs: Specs, watch: Watch, step: Callable[[], Any]) -> An
         return step()
 
 
-def survivors(session: Any) -> int:
-    """How many tensors of the step something still holds."""
+def survivors(session: Any, thorough: bool) -> int:
+    """How many tensors of the step something still holds. Cycles that the step
+    left behind are collected first; ``thorough`` collects old ones too, which
+    takes long."""
     count = c_uint32()
     check(lib.rote_record_survivors(session, byref(count)))
     if count.value:
-        gc.collect()
+        gc.collect() if thorough else gc.collect(1)
         check(lib.rote_record_survivors(session, byref(count)))
     return int(count.value)

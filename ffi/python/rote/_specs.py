@@ -8,7 +8,6 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-
 _mesh_texts: dict[int, tuple[Any, str]] = {}
 
 

@@ -77,8 +77,10 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal bit for bit: NaN equals the same NaN, 0.0 is not -0.0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) if a.dim() else torch.equal(
-        a.reshape(1).view(torch.uint8), b.reshape(1).view(torch.uint8)
+    return (
+        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+        if a.dim()
+        else torch.equal(a.reshape(1).view(torch.uint8), b.reshape(1).view(torch.uint8))
     )
 
 

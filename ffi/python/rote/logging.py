@@ -27,7 +27,11 @@ def configure(names: str | None = None) -> None:
         root.addHandler(handler)
         root.propagate = True
     if unknown:
-        root.warning("ROTE_LOG: no logger named %s; there are %s", ", ".join(sorted(unknown)), ", ".join(_TARGETS))
+        root.warning(
+            "ROTE_LOG: no logger named %s; there are %s",
+            ", ".join(sorted(unknown)),
+            ", ".join(_TARGETS),
+        )
     root.setLevel(logging.WARNING)
     for name in _TARGETS:
         logger = logging.getLogger(f"rote.{name}")

@@ -64,7 +64,12 @@ fn c_string(text: &str) -> Result<CString, ReplayError> {
 }
 
 fn simple(tag: u8, payload: Payload) -> sys::Arg {
-    sys::Arg { tag, written: 0, len: 0, payload }
+    sys::Arg {
+        tag,
+        written: 0,
+        len: 0,
+        payload,
+    }
 }
 
 fn integer(tag: u8, i: i64) -> sys::Arg {
@@ -72,18 +77,35 @@ fn integer(tag: u8, i: i64) -> sys::Arg {
 }
 
 fn ints_of(plan: &ArchivedPlan, range: rote_plans::pool::ArchivedRange) -> Box<[i64]> {
-    plan.dims[range.indices()].iter().map(|dim| dim.to_native()).collect()
+    plan.dims[range.indices()]
+        .iter()
+        .map(|dim| dim.to_native())
+        .collect()
 }
 
 impl Arena {
     fn ints(&mut self, tag: u8, ints: Box<[i64]>) -> sys::Arg {
-        let arg = sys::Arg { tag, written: 0, len: ints.len() as u32, payload: Payload { ints: ints.as_ptr() } };
+        let arg = sys::Arg {
+            tag,
+            written: 0,
+            len: ints.len() as u32,
+            payload: Payload {
+                ints: ints.as_ptr(),
+            },
+        };
         self.ints.push(ints);
         arg
     }
 
     fn list(&mut self, tag: u8, list: Box<[sys::Arg]>) -> sys::Arg {
-        let arg = sys::Arg { tag, written: 0, len: list.len() as u32, payload: Payload { list: list.as_ptr() } };
+        let arg = sys::Arg {
+            tag,
+            written: 0,
+            len: list.len() as u32,
+            payload: Payload {
+                list: list.as_ptr(),
+            },
+        };
         self.lists.push(list);
         arg
     }
@@ -95,16 +117,30 @@ impl Arena {
             ArchivedArg::Values(range) => {
                 let ids = plan.ids[range.indices()]
                     .iter()
-                    .map(|id| if id.to_native() == NONE { -1 } else { i64::from(id.to_native()) })
+                    .map(|id| {
+                        if id.to_native() == NONE {
+                            -1
+                        } else {
+                            i64::from(id.to_native())
+                        }
+                    })
                     .collect();
                 self.ints(tag::VALUES, ids)
             }
             ArchivedArg::Bool(value) => integer(tag::BOOL, i64::from(*value)),
             ArchivedArg::Int(value) => integer(tag::INT, value.to_native()),
-            ArchivedArg::Float(value) => simple(tag::FLOAT, Payload { f: value.to_native() }),
-            ArchivedArg::Complex(re, im) => {
-                simple(tag::COMPLEX, Payload { c: [re.to_native(), im.to_native()] })
-            }
+            ArchivedArg::Float(value) => simple(
+                tag::FLOAT,
+                Payload {
+                    f: value.to_native(),
+                },
+            ),
+            ArchivedArg::Complex(re, im) => simple(
+                tag::COMPLEX,
+                Payload {
+                    c: [re.to_native(), im.to_native()],
+                },
+            ),
             ArchivedArg::Scalar(_) => simple(tag::FLOAT, Payload { f: 0.0 }),
             ArchivedArg::Wrapped(inner) => {
                 let inner = self.arg(plan, &plan.args[inner.to_native() as usize])?;
@@ -125,9 +161,10 @@ impl Arena {
                 arg
             }
             ArchivedArg::DType(dtype) => integer(tag::DTYPE, i64::from(dtype.0)),
-            ArchivedArg::Device(device) => {
-                integer(tag::DEVICE, i64::from(device.kind) << 8 | i64::from(device.index as u8))
-            }
+            ArchivedArg::Device(device) => integer(
+                tag::DEVICE,
+                i64::from(device.kind) << 8 | i64::from(device.index as u8),
+            ),
             ArchivedArg::Layout(layout) => integer(tag::LAYOUT, i64::from(*layout)),
             ArchivedArg::MemoryFormat(format) => integer(tag::MEMORY_FORMAT, i64::from(*format)),
         })
@@ -135,8 +172,21 @@ impl Arena {
 }
 
 /// The places of bound numbers in one argument.
-fn number_sites(plan: &ArchivedPlan, op: u32, arg_index: u32, arg: &ArchivedArg, sites: &mut Vec<NumberSite>) {
-    let mut site = |element, scalar: u32| sites.push(NumberSite { op, arg: arg_index, element, scalar });
+fn number_sites(
+    plan: &ArchivedPlan,
+    op: u32,
+    arg_index: u32,
+    arg: &ArchivedArg,
+    sites: &mut Vec<NumberSite>,
+) {
+    let mut site = |element, scalar: u32| {
+        sites.push(NumberSite {
+            op,
+            arg: arg_index,
+            element,
+            scalar,
+        })
+    };
     match arg {
         ArchivedArg::Scalar(scalar) => site(None, scalar.to_native()),
         ArchivedArg::Wrapped(inner) => {
@@ -157,7 +207,9 @@ fn number_sites(plan: &ArchivedPlan, op: u32, arg_index: u32, arg: &ArchivedArg,
 
 fn native_scalar(scalar: &ArchivedScalar) -> Scalar {
     match scalar {
-        ArchivedScalar::Read { path } => Scalar::Read { path: path.to_native() },
+        ArchivedScalar::Read { path } => Scalar::Read {
+            path: path.to_native(),
+        },
         ArchivedScalar::Const(value) => Scalar::Const(value.to_native()),
         ArchivedScalar::Neg(a) => Scalar::Neg(a.to_native()),
         ArchivedScalar::Add(a, b) => Scalar::Add(a.to_native(), b.to_native()),
@@ -177,7 +229,12 @@ impl BoundPlan {
         let mut numbers = Vec::new();
         for instr in plan.instrs.iter() {
             let step = match instr {
-                ArchivedInstr::Local { op, overload, args, outs } => {
+                ArchivedInstr::Local {
+                    op,
+                    overload,
+                    args,
+                    outs,
+                } => {
                     let mut arena = Arena::default();
                     let mut prepared = Vec::with_capacity(args.indices().len());
                     for arg in &plan.args[args.indices()] {
@@ -185,7 +242,13 @@ impl BoundPlan {
                     }
                     let outs: Vec<i64> = plan.ids[outs.indices()]
                         .iter()
-                        .map(|id| if id.to_native() == NONE { -1 } else { i64::from(id.to_native()) })
+                        .map(|id| {
+                            if id.to_native() == NONE {
+                                -1
+                            } else {
+                                i64::from(id.to_native())
+                            }
+                        })
                         .collect();
                     let name = c_string(plan.str(op.to_native()))?;
                     let overload = c_string(plan.str(overload.to_native()))?;
@@ -233,7 +296,9 @@ impl BoundPlan {
                     Step::View(index)
                 }
                 ArchivedInstr::Collective(c) => {
-                    let group = c_string(plan.str(plan.groups[c.group.to_native() as usize].name.to_native()))?;
+                    let group = c_string(
+                        plan.str(plan.groups[c.group.to_native() as usize].name.to_native()),
+                    )?;
                     let shape = ints_of(plan, plan.values[c.output.to_native() as usize].shape);
                     let input_splits = ints_of(plan, c.input_splits);
                     let output_splits = ints_of(plan, c.output_splits);
@@ -261,12 +326,19 @@ impl BoundPlan {
                 }
                 ArchivedInstr::Wait { value } => Step::Wait(value.to_native()),
                 ArchivedInstr::Free { value } => Step::Free(value.to_native()),
-                ArchivedInstr::Rng { action, device, slot } => {
+                ArchivedInstr::Rng {
+                    action,
+                    device,
+                    slot,
+                } => {
                     let action = match action {
                         ArchivedRngAction::Save => RngAction::Save,
                         ArchivedRngAction::Restore => RngAction::Restore,
                     };
-                    let device = Device { kind: device.kind, index: device.index };
+                    let device = Device {
+                        kind: device.kind,
+                        index: device.index,
+                    };
                     executor.rng.push((action, device, slot.to_native()));
                     Step::Rng(executor.rng.len() as u32 - 1)
                 }
@@ -286,9 +358,14 @@ impl BoundPlan {
                 (kind, binding.value.to_native())
             })
             .collect();
-        let state: Vec<u32> =
-            bindings.iter().filter(|(kind, _)| *kind == BindingKind::State).map(|&(_, slot)| slot).collect();
-        let transient = (0..plan.values.len() as u32).filter(|value| !state.contains(value)).collect();
+        let state: Vec<u32> = bindings
+            .iter()
+            .filter(|(kind, _)| *kind == BindingKind::State)
+            .map(|&(_, slot)| slot)
+            .collect();
+        let transient = (0..plan.values.len() as u32)
+            .filter(|value| !state.contains(value))
+            .collect();
         let written = plan
             .bindings
             .iter()
@@ -297,7 +374,11 @@ impl BoundPlan {
             .collect();
         let mut results: Vec<(u32, bool)> = Vec::new();
         let outputs = plan.outputs.iter().map(|output| output.value.to_native());
-        let grads = plan.grads.iter().map(|grad| grad.value.to_native()).filter(|&value| value != NONE);
+        let grads = plan
+            .grads
+            .iter()
+            .map(|grad| grad.value.to_native())
+            .filter(|&value| value != NONE);
         for value in outputs.chain(grads) {
             let bound = matches!(plan.values[value as usize].def, ArchivedDef::Binding(_));
             let fresh = !bound && results.iter().all(|&(other, _)| other != value);
@@ -314,7 +395,11 @@ impl BoundPlan {
             written,
             results,
             outputs: plan.outputs.len(),
-            marked: plan.outputs.iter().map(|output| output.requires_grad).collect(),
+            marked: plan
+                .outputs
+                .iter()
+                .map(|output| output.requires_grad)
+                .collect(),
             bindings,
         })
     }
@@ -340,7 +425,8 @@ impl BoundPlan {
         for (site, last) in self.numbers.iter().zip(&mut self.last_numbers) {
             let value = values[site.scalar as usize];
             if value.to_bits() != last.to_bits() {
-                self.program.number(site.op, site.arg, site.element, value)?;
+                self.program
+                    .number(site.op, site.arg, site.element, value)?;
                 *last = value;
             }
         }
@@ -359,7 +445,10 @@ impl BoundPlan {
 
     /// Outputs, then gradients, as Python tensors.
     pub fn results(&self) -> Result<Vec<super::bridge::Object>, ReplayError> {
-        self.results.iter().map(|&(value, fresh)| self.program.output(value, fresh)).collect()
+        self.results
+            .iter()
+            .map(|&(value, fresh)| self.program.output(value, fresh))
+            .collect()
     }
 
     /// How many of the results are outputs, and which of them require grad.

@@ -64,11 +64,16 @@ impl Bridge {
             return Ok(());
         }
         // SAFETY: the caller vouches for the file.
-        let library = unsafe { libloading::Library::new(path) }
-            .map_err(|error| ReplayError::Bridge(format!("cannot load the bridge {}: {error}", path.display())))?;
+        let library = unsafe { libloading::Library::new(path) }.map_err(|error| {
+            ReplayError::Bridge(format!(
+                "cannot load the bridge {}: {error}",
+                path.display()
+            ))
+        })?;
         // SAFETY: as above; the library is kept beside its functions.
-        let functions = unsafe { Functions::resolve(&library) }
-            .map_err(|error| ReplayError::Bridge(format!("{} is not a bridge: {error}", path.display())))?;
+        let functions = unsafe { Functions::resolve(&library) }.map_err(|error| {
+            ReplayError::Bridge(format!("{} is not a bridge: {error}", path.display()))
+        })?;
         // SAFETY: a function of the bridge, called as it is declared.
         let abi = unsafe { (functions.abi)() };
         if abi != sys::ABI_VERSION {
@@ -78,7 +83,10 @@ impl Bridge {
                 sys::ABI_VERSION
             )));
         }
-        let bridge = Bridge { functions, _library: library };
+        let bridge = Bridge {
+            functions,
+            _library: library,
+        };
         // SAFETY: the caller vouches for the classes.
         bridge.check(unsafe { (bridge.functions.init)(dtensor, async_collective_tensor) })?;
         let _ = BRIDGE.set(bridge);
@@ -95,7 +103,9 @@ impl Bridge {
     /// # Panics
     /// When it is not loaded: nothing that needs it can exist before.
     pub fn get() -> &'static Bridge {
-        BRIDGE.get().expect("the bridge is loaded before it is used")
+        BRIDGE
+            .get()
+            .expect("the bridge is loaded before it is used")
     }
 
     pub(super) fn functions(&self) -> &Functions {
@@ -104,17 +114,25 @@ impl Bridge {
 
     fn message(&self) -> String {
         // SAFETY: the bridge returns a text that lives until its next call.
-        unsafe { CStr::from_ptr((self.functions.error)()) }.to_string_lossy().into_owned()
+        unsafe { CStr::from_ptr((self.functions.error)()) }
+            .to_string_lossy()
+            .into_owned()
     }
 
     pub(super) fn check(&self, status: c_int) -> Result<(), ReplayError> {
-        if status == 0 { Ok(()) } else { Err(ReplayError::Bridge(self.message())) }
+        if status == 0 {
+            Ok(())
+        } else {
+            Err(ReplayError::Bridge(self.message()))
+        }
     }
 
     /// The version of torch that the bridge was built against.
     pub fn torch_version(&self) -> String {
         // SAFETY: a constant text.
-        unsafe { CStr::from_ptr((self.functions.torch)()) }.to_string_lossy().into_owned()
+        unsafe { CStr::from_ptr((self.functions.torch)()) }
+            .to_string_lossy()
+            .into_owned()
     }
 
     /// A digest of the state of a device's default generator.
@@ -173,7 +191,9 @@ impl Recording {
         let mut op = std::ptr::null();
         let bridge = Bridge::get();
         // SAFETY: the caller vouches for the objects.
-        bridge.check(unsafe { (bridge.functions.describe_op)(self.0, func, args, kwargs, result, &mut op) })?;
+        bridge.check(unsafe {
+            (bridge.functions.describe_op)(self.0, func, args, kwargs, result, &mut op)
+        })?;
         // SAFETY: on success the bridge points at its own description, which
         // lives until the next call on this recording.
         Ok(unsafe { &*op })
@@ -221,14 +241,21 @@ impl Call {
     pub fn new() -> Self {
         // SAFETY: makes an object that `drop` frees.
         let call = unsafe { (Bridge::get().functions.call_new)() };
-        Call { call, words: Vec::new(), facts: Vec::new(), arguments: (std::ptr::null_mut(), std::ptr::null_mut()) }
+        Call {
+            call,
+            words: Vec::new(),
+            facts: Vec::new(),
+            arguments: (std::ptr::null_mut(), std::ptr::null_mut()),
+        }
     }
 
     /// The storages of the state, to see arguments that alias it.
     pub fn set_state(&mut self, storages: &[u64]) -> Result<(), ReplayError> {
         let bridge = Bridge::get();
         // SAFETY: pointer and length of a slice.
-        bridge.check(unsafe { (bridge.functions.call_state)(self.call, storages.as_ptr(), storages.len() as u32) })
+        bridge.check(unsafe {
+            (bridge.functions.call_state)(self.call, storages.as_ptr(), storages.len() as u32)
+        })
     }
 
     /// Flattens and reads the arguments.
@@ -250,7 +277,10 @@ impl Call {
         // SAFETY: on success the arrays have `n` entries and live until the
         // next call; there is always at least the structure word.
         let (words, facts) = unsafe {
-            (std::slice::from_raw_parts(words, n as usize), std::slice::from_raw_parts(facts, n as usize))
+            (
+                std::slice::from_raw_parts(words, n as usize),
+                std::slice::from_raw_parts(facts, n as usize),
+            )
         };
         self.words.clear();
         self.words.extend_from_slice(words);
@@ -298,7 +328,8 @@ impl FactTable {
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
         // SAFETY: makes an object that `drop` frees.
-        FactTable { table: unsafe { (Bridge::get().functions.table_new)() }, words: 0 }
+        let table = unsafe { (Bridge::get().functions.table_new)() };
+        FactTable { table, words: 0 }
     }
 
     /// Adds a fact of a kind that `facts.h` names; returns its first word and
@@ -316,7 +347,9 @@ impl FactTable {
         let bridge = Bridge::get();
         let mut width = 0;
         // SAFETY: the caller vouches for the objects.
-        bridge.check(unsafe { (bridge.functions.table_add)(self.table, kind, container, key, &mut width) })?;
+        bridge.check(unsafe {
+            (bridge.functions.table_add)(self.table, kind, container, key, &mut width)
+        })?;
         let start = self.words;
         self.words += width as usize;
         Ok((start, width as usize))
@@ -354,9 +387,15 @@ impl FactTable {
     /// What a word sees, as text: when it was held, or now.
     pub fn text(&self, word: usize, held: bool) -> String {
         // SAFETY: the bridge returns a text that lives until its next call.
-        unsafe { CStr::from_ptr((Bridge::get().functions.table_text)(self.table, word as u32, held as c_int)) }
-            .to_string_lossy()
-            .into_owned()
+        unsafe {
+            CStr::from_ptr((Bridge::get().functions.table_text)(
+                self.table,
+                word as u32,
+                held as c_int,
+            ))
+        }
+        .to_string_lossy()
+        .into_owned()
     }
 
     /// The float behind a word, now.
@@ -364,7 +403,8 @@ impl FactTable {
         let bridge = Bridge::get();
         let mut out = 0.0;
         // SAFETY: writes one float.
-        bridge.check(unsafe { (bridge.functions.read_float)(self.table, word as u32, &mut out) })?;
+        bridge
+            .check(unsafe { (bridge.functions.read_float)(self.table, word as u32, &mut out) })?;
         Ok(out)
     }
 }
@@ -386,21 +426,37 @@ impl AtenProgram {
         let bridge = Bridge::get();
         // SAFETY: makes an object that `drop` frees.
         let program = unsafe { (bridge.functions.program_new)(values, rng_slots) };
-        if program.is_null() { Err(ReplayError::Bridge(bridge.message())) } else { Ok(AtenProgram(program)) }
+        if program.is_null() {
+            Err(ReplayError::Bridge(bridge.message()))
+        } else {
+            Ok(AtenProgram(program))
+        }
     }
 
     /// Binds a tensor, or its `.grad`, to a slot.
     ///
     /// # Safety
     /// `tensor` must be a live tensor object.
-    pub unsafe fn bind(&self, value: u32, tensor: sys::Object, grad: bool) -> Result<(), ReplayError> {
+    pub unsafe fn bind(
+        &self,
+        value: u32,
+        tensor: sys::Object,
+        grad: bool,
+    ) -> Result<(), ReplayError> {
         let bridge = Bridge::get();
         // SAFETY: the caller vouches for the object.
-        bridge.check(unsafe { (bridge.functions.program_bind)(self.0, value, tensor, grad as c_int) })
+        bridge
+            .check(unsafe { (bridge.functions.program_bind)(self.0, value, tensor, grad as c_int) })
     }
 
     /// Sets a number among an op's arguments. `element`: its place in a list.
-    pub fn number(&self, op: u32, arg: u32, element: Option<u32>, value: f64) -> Result<(), ReplayError> {
+    pub fn number(
+        &self,
+        op: u32,
+        arg: u32,
+        element: Option<u32>,
+        value: f64,
+    ) -> Result<(), ReplayError> {
         let bridge = Bridge::get();
         let element = element.map_or(-1, i64::from);
         // SAFETY: an op of this program.
@@ -411,7 +467,9 @@ impl AtenProgram {
     pub fn clear(&self, values: &[u32]) -> Result<(), ReplayError> {
         let bridge = Bridge::get();
         // SAFETY: pointer and length of a slice.
-        bridge.check(unsafe { (bridge.functions.program_clear)(self.0, values.as_ptr(), values.len() as u32) })
+        bridge.check(unsafe {
+            (bridge.functions.program_clear)(self.0, values.as_ptr(), values.len() as u32)
+        })
     }
 
     /// Says that a slot's tensor was written, as autograd counts it.
@@ -427,7 +485,11 @@ impl AtenProgram {
         let bridge = Bridge::get();
         // SAFETY: a slot of this program; the result is a new reference.
         let object = unsafe { (bridge.functions.program_output)(self.0, value, fresh as c_int) };
-        if object.is_null() { Err(ReplayError::Bridge(bridge.message())) } else { Ok(Object(object)) }
+        if object.is_null() {
+            Err(ReplayError::Bridge(bridge.message()))
+        } else {
+            Ok(Object(object))
+        }
     }
 
     /// Runs an executor's steps, with the GIL released.
@@ -444,7 +506,11 @@ impl AtenProgram {
             c_int::from(context.result.is_err())
         }
         let bridge = Bridge::get();
-        let mut context = Context { program: self, executor, result: Ok(()) };
+        let mut context = Context {
+            program: self,
+            executor,
+            result: Ok(()),
+        };
         // SAFETY: `body` takes the context by this type and does not unwind:
         // the executor indexes only what binding has checked.
         let status = unsafe { (bridge.functions.run)(self.0, body, (&raw mut context).cast()) };
@@ -453,7 +519,11 @@ impl AtenProgram {
     }
 
     fn done(status: c_int) -> Result<(), String> {
-        if status == 0 { Ok(()) } else { Err(Bridge::get().message()) }
+        if status == 0 {
+            Ok(())
+        } else {
+            Err(Bridge::get().message())
+        }
     }
 }
 
@@ -475,10 +545,21 @@ impl Backend for AtenProgram {
         Self::done(unsafe { (Bridge::get().functions.run_view)(self.0, view) })
     }
 
-    fn rng(&self, action: rote_plans::RngAction, device: rote_plans::Device, slot: u32) -> Result<(), String> {
+    fn rng(
+        &self,
+        action: rote_plans::RngAction,
+        device: rote_plans::Device,
+        slot: u32,
+    ) -> Result<(), String> {
         // SAFETY: plain numbers; the bridge checks the slot.
         Self::done(unsafe {
-            (Bridge::get().functions.run_rng)(self.0, action as u32, device.kind, device.index, slot)
+            (Bridge::get().functions.run_rng)(
+                self.0,
+                action as u32,
+                device.kind,
+                device.index,
+                slot,
+            )
         })
     }
 
