@@ -17,8 +17,7 @@ PACKAGE := ffi/python/rote
 # Two stamps: the pinned packages, and the installed rote wheel.
 DEPS := .venv/.stamp-requirements
 ROTE := .venv/.stamp-rote
-BRIDGE := $(wildcard ffi/torch/*.cpp ffi/torch/*.h)
-SOURCES := pyproject.toml Cargo.toml Cargo.lock README.md $(BRIDGE) \
+SOURCES := pyproject.toml Cargo.toml Cargo.lock README.md $(wildcard ffi/torch/*) \
 	$(shell find plans tracer replay ffi src -name '*.rs' -o -name 'Cargo.toml' -o -name 'cbindgen.toml') \
 	$(shell find $(PACKAGE) -name '*.py' -o -name '*.pyi' -o -name 'py.typed')
 
@@ -50,7 +49,7 @@ lint: setup
 
 clean:
 	cargo clean
-	rm -rf target $(PACKAGE)/librote.so $(PACKAGE)/*.cpp $(PACKAGE)/*.h $(ROTE)
+	rm -rf target $(PACKAGE)/librote.so $(ROTE)
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 
 $(DEPS): requirements.txt
@@ -63,8 +62,7 @@ $(DEPS): requirements.txt
 
 $(ROTE): $(DEPS) $(SOURCES)
 	cargo build --release --workspace
-	rm -f $(PACKAGE)/*.cpp $(PACKAGE)/*.h
-	cp $(TARGET)/release/librote.so $(BRIDGE) $(PACKAGE)/
+	cp $(TARGET)/release/librote.so $(PACKAGE)/
 	rm -rf $(TARGET)/wheels
 	$(BIN)/maturin build --quiet --release --interpreter $(BIN)/python --out $(TARGET)/wheels
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(TARGET)/wheels/rote-*.whl

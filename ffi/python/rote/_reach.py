@@ -12,6 +12,7 @@ from __future__ import annotations
 import dis
 import enum
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Iterator
@@ -110,14 +111,16 @@ def describe(value: Any) -> str:
 class Walk:
     """One walk over everything in reach."""
 
-    def __init__(self, ignore: tuple[str, ...]) -> None:
+    def __init__(self, function: Any, ignore: tuple[str, ...]) -> None:
         self.facts: list[Fact] = []
         self._ignore = ignore
         self._seen: set[int] = set()
         self._classes: set[int] = set()
         self._codes: set[types.CodeType] = set()
         self._hold: list[Any] = []
-        self._globals: dict[str, Any] | None = None  # of the captured function
+        while isinstance(function, functools.partial):
+            function = function.func
+        self._globals = getattr(inspect.unwrap(function), "__globals__", None)  # named without their module
 
     # -- entry points ---------------------------------------------------------
 
@@ -362,8 +365,6 @@ class Walk:
         if function.__kwdefaults__:
             self._value(f"{function.__qualname__}.__kwdefaults__", function.__kwdefaults__, depth + 1)
         own = function.__globals__
-        if self._globals is None:
-            self._globals = own
         place = "" if own is self._globals else f"{function.__module__}."
         for name, attributes in _names(function.__code__):
             if name not in own:
@@ -386,9 +387,10 @@ class Walk:
                 item = cell.cell_contents
             except ValueError:  # not filled yet
                 continue
-            subject = f"closure['{name}']"
-            if id(cell) in self._seen:
+            if id(cell) in self._seen or name == "__class__":
                 continue
+            place = "" if function.__globals__ is self._globals else f"{function.__qualname__}."
+            subject = f"{place}closure['{name}']"
             self._seen.add(id(cell))
             self._hold.append(cell)
             if self._add(CELL, cell, None, HOST, subject, item):

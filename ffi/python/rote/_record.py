@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -362,7 +363,11 @@ def survivors(session: Any, thorough: bool) -> int:
     left behind are collected first; ``thorough`` collects old ones too, which
     takes long."""
     count = c_uint32()
-    check(lib.rote_record_survivors(session, byref(count)))
+    for _ in range(5):
+        check(lib.rote_record_survivors(session, byref(count)))
+        if not count.value:
+            return 0
+        time.sleep(0.002)  # a gloo thread may still hold what it has just sent
     if count.value:
         gc.collect() if thorough else gc.collect(1)
         check(lib.rote_record_survivors(session, byref(count)))

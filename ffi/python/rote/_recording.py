@@ -64,7 +64,7 @@ class Recording:
             check(lib.rote_record_leaf(session, path.encode()))
         self._guard(_STRUCTURE, "args structure", structure)
         self._modes()
-        walk = _reach.Walk(self._captured._ignore)
+        walk = _reach.Walk(self._captured._fn, self._captured._ignore)
         seen: set[int] = set()
         for path, tensor in self.tensors:
             if id(tensor) in seen:
