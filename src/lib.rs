@@ -8,6 +8,7 @@
 //! | [`facts`] | what guards look at, and how it is called |
 //! | [`explain`] | what was erased, as text for people |
 //! | [`events`] | from the bridge's structs to the recorder's events |
+//! | [`stored`] | stored plans: their names, and whether one applies |
 //! | [`stats`] | counters |
 
 pub mod events;
@@ -16,6 +17,7 @@ pub mod facts;
 pub mod recording;
 pub mod session;
 pub mod stats;
+pub mod stored;
 pub mod variant;
 
 pub use rote_plans as plans;
@@ -31,8 +33,8 @@ pub enum SessionError {
     #[error(transparent)]
     Plan(#[from] rote_plans::PlanError),
     /// Binding or running a plan.
-    #[error("{0}")]
-    Replay(rote_replay::ReplayError),
+    #[error(transparent)]
+    Replay(#[from] rote_replay::ReplayError),
     /// A step that cannot be replayed.
     #[error("{0}")]
     Refused(rote_tracer::Refusal),

@@ -8,18 +8,18 @@
 use std::path::PathBuf;
 
 use hashbrown::{HashMap, HashSet};
-use rote_plans::{Fingerprint, Guard, GuardKind, Plan, PlanFile, PlanStore};
-use rote_replay::ReplayError;
+use rote_plans::{Fingerprint, GuardKind};
 use rote_replay::aten::sys::Object as PyObject;
 use rote_replay::aten::{Call, Object};
 use rote_tracer::Refusal;
 use rote_tracer::compare::{Recording, compare};
-use rote_tracer::scalars::{TracedFloats, evaluate};
+use rote_tracer::scalars::TracedFloats;
 
 use crate::SessionError;
 use crate::facts::{DISPATCH_MODES_WORD, call_subject};
 use crate::recording::{ActiveRecording, GuardText, Parts};
 use crate::stats::Stats;
+use crate::stored::{StoredPlans, free_of, guard_key, guards_differ, numbers_of, same_as_stored};
 use crate::variant::Variant;
 
 /// What a session is made of.
@@ -85,7 +85,7 @@ const MAX_DROPS: u32 = 4;
 #[derive(Debug)]
 pub struct Session {
     config: Config,
-    store: PlanStore,
+    stored: StoredPlans,
     call: Call,
     variants: Vec<Variant>,
     candidates: Vec<Candidate>,
@@ -95,7 +95,6 @@ pub struct Session {
     drops: u32,
     last_changes: Vec<String>,
     unsteady: HashMap<String, u32>,
-    scanned: bool,
     full: bool,
     notice: Option<String>,
     missed: Option<String>,
@@ -106,10 +105,10 @@ pub struct Session {
 impl Session {
     /// A session with nothing recorded. The bridge must be loaded.
     pub fn new(config: Config) -> Result<Self, SessionError> {
-        let store = PlanStore::open(&config.plans)?;
+        let stored = StoredPlans::open(&config)?;
         Ok(Session {
             config,
-            store,
+            stored,
             call: Call::new(),
             variants: Vec::new(),
             candidates: Vec::new(),
@@ -119,7 +118,6 @@ impl Session {
             drops: 0,
             last_changes: Vec::new(),
             unsteady: HashMap::new(),
-            scanned: false,
             full: false,
             notice: None,
             missed: None,
@@ -350,13 +348,13 @@ impl Session {
     /// Binds a plan of the store without recording, when one was made under
     /// the same guards. The call can then be replayed.
     pub fn trust(&mut self) -> Result<bool, SessionError> {
-        self.scan();
+        self.stored.scan();
         let Some(active) = self.active.take() else {
             return Ok(false);
         };
         let guards = active.recording.guard_texts();
         let key = guard_key(&self.config.function, &guards);
-        let Some(file) = self.stored(&key) else {
+        let Some(file) = self.stored.find(&key) else {
             self.active = Some(active);
             return Ok(false);
         };
@@ -402,7 +400,7 @@ impl Session {
         else {
             return Err(SessionError::NoRecording);
         };
-        self.scan();
+        self.stored.scan();
         recording.check_generators("")?;
         let words = recording.words.clone();
         let outcome = match self.judge(recording, variant, candidate, result) {
@@ -481,7 +479,7 @@ impl Session {
             self.candidates.remove(i);
             return self.keep(&key, recording, numbers, free, parts);
         }
-        if let Some(file) = self.stored(&key) {
+        if let Some(file) = self.stored.find(&key) {
             match same_as_stored(&file.to_plan(), &recording, &parts) {
                 Ok(free) => {
                     tracing::info!(target: "rote::record", "{}: stored plan {key} is the same", self.config.function);
@@ -499,7 +497,7 @@ impl Session {
                 ),
             }
         } else if self.variants.is_empty() && self.candidates.is_empty() {
-            self.explain_strangers(&parts.guards);
+            self.stored.explain_strangers(&parts.guards);
         }
         if self.candidates.len() >= self.config.max_variants {
             self.candidates.remove(0);
@@ -543,7 +541,15 @@ impl Session {
         parts: Parts,
     ) -> Result<Outcome, SessionError> {
         let id = self.next_id();
-        let variant = Variant::keep(id, &self.store, key, recording, numbers, free, parts)?;
+        let variant = Variant::keep(
+            id,
+            self.stored.store(),
+            key,
+            recording,
+            numbers,
+            free,
+            parts,
+        )?;
         tracing::info!(
             target: "rote::record",
             "{}: plan {key} recorded, {} instructions, {} guards",
@@ -559,68 +565,6 @@ impl Session {
     fn next_id(&mut self) -> u32 {
         self.next_id += 1;
         self.next_id - 1
-    }
-
-    /// Opens every plan of this rank once and says which cannot be used here.
-    fn scan(&mut self) {
-        if std::mem::replace(&mut self.scanned, true) {
-            return;
-        }
-        let files = match self.store.files() {
-            Ok(files) => files,
-            Err(error) => {
-                tracing::warn!(target: "rote::replay", "{}: {error}", self.config.function);
-                return;
-            }
-        };
-        let rank = self.config.fingerprint.rank;
-        let mine: Vec<_> = files.iter().filter(|(_, of, _)| *of == rank).collect();
-        for (_, _, path) in &mine {
-            if let Err(error) = PlanFile::open_for(path, &self.config.fingerprint) {
-                tracing::warn!(
-                    target: "rote::replay",
-                    "{}: stored plan {}: {error}; recording a new one",
-                    self.config.function,
-                    path.display()
-                );
-            }
-        }
-    }
-
-    /// The stored plan under this key, if there is one for this process.
-    fn stored(&self, key: &str) -> Option<PlanFile> {
-        let path = self.store.path(key, self.config.fingerprint.rank).ok()?;
-        // What is wrong with a file was said when the store was scanned.
-        path.exists()
-            .then(|| PlanFile::open_for(&path, &self.config.fingerprint).ok())
-            .flatten()
-    }
-
-    /// Says why stored plans of this function do not apply.
-    fn explain_strangers(&self, guards: &[GuardText]) {
-        let rank = self.config.fingerprint.rank;
-        for (key, _, path) in self
-            .store
-            .files()
-            .unwrap_or_default()
-            .iter()
-            .filter(|(_, of, _)| *of == rank)
-        {
-            let Ok(file) = PlanFile::open_for(path, &self.config.fingerprint) else {
-                continue;
-            };
-            let plan = file.to_plan();
-            if plan.function != self.config.function {
-                continue;
-            }
-            if let Some(problem) = guards_differ(&plan, guards) {
-                tracing::warn!(
-                    target: "rote::replay",
-                    "{}: stored plan {key} does not apply: {problem}; recording a new one",
-                    self.config.function
-                );
-            }
-        }
     }
 }
 
@@ -653,126 +597,4 @@ fn log_miss(function: &str, subject: &str, variants: &[Variant], recording: &Act
         expected.as_deref().unwrap_or("absent"),
         found.as_deref().unwrap_or("absent")
     );
-}
-
-/// The name under which plans with these guards are stored: 128 bits of XXH3
-/// over the function and every guard, hyperparameters apart.
-pub fn guard_key(function: &str, guards: &[GuardText]) -> String {
-    let mut text = function.to_owned();
-    for guard in guards.iter().filter(|guard| !guard.hyperparameter) {
-        text.push('\n');
-        text.push_str(&guard.subject);
-        text.push('\0');
-        text.push_str(&guard.expected);
-    }
-    format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes()))
-}
-
-/// The first guard of a stored plan that does not hold, both sides named.
-fn guards_differ(plan: &Plan, guards: &[GuardText]) -> Option<String> {
-    // Another model says more than what follows from it.
-    let is_state = |guard: &&Guard| guard.kind == GuardKind::State;
-    let state = plan.guards.iter().filter(is_state);
-    for guard in state.chain(plan.guards.iter().filter(|guard| !is_state(guard))) {
-        let (subject, expected) = (plan.str(guard.subject), plan.str(guard.expected));
-        let mut found = guards.iter().filter(|found| found.subject == subject).peekable();
-        let Some(first) = found.peek().map(|found| found.expected.clone()) else {
-            return Some(format!(
-                "it expects {subject} to be {expected}, this process has no {subject}"
-            ));
-        };
-        // Two objects may go by one name, as closures of two functions do.
-        if !found.any(|found| found.expected == expected) {
-            return Some(format!(
-                "it expects {subject} to be {expected}, this process has {first}"
-            ));
-        }
-    }
-    let free = free_of(plan);
-    guards
-        .iter()
-        .find(|g| {
-            !free.contains(&g.subject)
-                && !plan
-                    .guards
-                    .iter()
-                    .any(|guard| plan.str(guard.subject) == g.subject)
-        })
-        .map(|g| {
-            format!(
-                "it does not know {} ({} in this process)",
-                g.subject, g.expected
-            )
-        })
-}
-
-/// The hyperparameters that a plan reads.
-fn free_of(plan: &Plan) -> Vec<String> {
-    plan.scalars
-        .iter()
-        .filter_map(|scalar| match scalar {
-            rote_plans::Scalar::Read { path } => Some(plan.str(*path).to_owned()),
-            _ => None,
-        })
-        .collect()
-}
-
-/// Whether a stored plan is what was just recorded, bound numbers computed
-/// from today's hyperparameters. Gives the hyperparameters it reads.
-fn same_as_stored(
-    stored: &Plan,
-    recording: &Recording,
-    parts: &Parts,
-) -> Result<Vec<String>, String> {
-    if let Some(problem) = guards_differ(stored, &parts.guards) {
-        return Err(problem);
-    }
-    let mut failed = None;
-    let values = evaluate(&stored.scalars, |i| match stored.scalars[i] {
-        rote_plans::Scalar::Read { path } => {
-            parts.facts.float(stored.str(path)).unwrap_or_else(|error| {
-                failed.get_or_insert(error.to_string());
-                f64::NAN
-            })
-        }
-        _ => f64::NAN,
-    });
-    if let Some(error) = failed {
-        return Err(error);
-    }
-    let mut plan = stored.clone();
-    for arg in &mut plan.args {
-        if let rote_plans::Arg::Scalar(scalar) = *arg {
-            *arg = rote_plans::Arg::Float(values[scalar as usize]);
-        }
-    }
-    let stored_recording = Recording {
-        sources: vec![String::new(); plan.instrs.len()],
-        plan,
-        floats: TracedFloats::default(),
-    };
-    compare(&stored_recording, recording).map_err(|refusal| refusal.reason)?;
-    Ok(free_of(stored))
-}
-
-/// Where a stored plan has bound numbers, in terms of a new recording.
-fn numbers_of(stored: &Plan, recording: &Recording) -> Vec<rote_tracer::compare::BoundNumber> {
-    let mut numbers = Vec::new();
-    for (i, (old, new)) in stored.args.iter().zip(&recording.plan.args).enumerate() {
-        if let (rote_plans::Arg::Scalar(_), rote_plans::Arg::Float(value)) = (old, new) {
-            if let Some(float) = recording.floats.explain(&recording.floats, *value, *value) {
-                numbers.push(rote_tracer::compare::BoundNumber {
-                    arg: i as u32,
-                    float,
-                });
-            }
-        }
-    }
-    numbers
-}
-
-impl From<ReplayError> for SessionError {
-    fn from(error: ReplayError) -> Self {
-        SessionError::Replay(error)
-    }
 }

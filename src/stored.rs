@@ -1,0 +1,215 @@
+//! Stored plans: the name they go by, and whether one applies.
+
+use rote_plans::{
+    Arg, Fingerprint, Guard, GuardKind, Plan, PlanError, PlanFile, PlanStore, Scalar,
+};
+use rote_tracer::compare::{BoundNumber, Recording, compare};
+use rote_tracer::scalars::{TracedFloats, evaluate};
+
+use crate::recording::{GuardText, Parts};
+use crate::session::Config;
+
+/// The plan store, as one captured function of one process sees it.
+#[derive(Debug)]
+pub struct StoredPlans {
+    store: PlanStore,
+    function: String,
+    fingerprint: Fingerprint,
+    scanned: bool,
+}
+
+impl StoredPlans {
+    /// Opens the store, making its directory if need be.
+    pub fn open(config: &Config) -> Result<Self, PlanError> {
+        Ok(StoredPlans {
+            store: PlanStore::open(&config.plans)?,
+            function: config.function.clone(),
+            fingerprint: config.fingerprint.clone(),
+            scanned: false,
+        })
+    }
+
+    /// The store itself.
+    pub fn store(&self) -> &PlanStore {
+        &self.store
+    }
+
+    /// Opens every plan of this rank once and says which cannot be used here.
+    pub fn scan(&mut self) {
+        if std::mem::replace(&mut self.scanned, true) {
+            return;
+        }
+        let files = match self.store.files() {
+            Ok(files) => files,
+            Err(error) => {
+                tracing::warn!(target: "rote::replay", "{}: {error}", self.function);
+                return;
+            }
+        };
+        let rank = self.fingerprint.rank;
+        let mine: Vec<_> = files.iter().filter(|(_, of, _)| *of == rank).collect();
+        for (_, _, path) in &mine {
+            if let Err(error) = PlanFile::open_for(path, &self.fingerprint) {
+                tracing::warn!(
+                    target: "rote::replay",
+                    "{}: stored plan {}: {error}; recording a new one",
+                    self.function,
+                    path.display()
+                );
+            }
+        }
+    }
+
+    /// The stored plan under this key, if there is one for this process.
+    pub fn find(&self, key: &str) -> Option<PlanFile> {
+        let path = self.store.path(key, self.fingerprint.rank).ok()?;
+        // What is wrong with a file was said when the store was scanned.
+        path.exists()
+            .then(|| PlanFile::open_for(&path, &self.fingerprint).ok())
+            .flatten()
+    }
+
+    /// Says why stored plans of this function do not apply.
+    pub fn explain_strangers(&self, guards: &[GuardText]) {
+        let rank = self.fingerprint.rank;
+        for (key, _, path) in self
+            .store
+            .files()
+            .unwrap_or_default()
+            .iter()
+            .filter(|(_, of, _)| *of == rank)
+        {
+            let Ok(file) = PlanFile::open_for(path, &self.fingerprint) else {
+                continue;
+            };
+            let plan = file.to_plan();
+            if plan.function != self.function {
+                continue;
+            }
+            if let Some(problem) = guards_differ(&plan, guards) {
+                tracing::warn!(
+                    target: "rote::replay",
+                    "{}: stored plan {key} does not apply: {problem}; recording a new one",
+                    self.function
+                );
+            }
+        }
+    }
+}
+
+/// The name under which plans with these guards are stored: 128 bits of XXH3
+/// over the function and every guard, hyperparameters apart.
+pub fn guard_key(function: &str, guards: &[GuardText]) -> String {
+    let mut text = function.to_owned();
+    for guard in guards.iter().filter(|guard| !guard.hyperparameter) {
+        text.push('\n');
+        text.push_str(&guard.subject);
+        text.push('\0');
+        text.push_str(&guard.expected);
+    }
+    format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes()))
+}
+
+/// The first guard of a stored plan that does not hold, both sides named.
+pub fn guards_differ(plan: &Plan, guards: &[GuardText]) -> Option<String> {
+    // Another model says more than what follows from it.
+    let is_state = |guard: &&Guard| guard.kind == GuardKind::State;
+    let state = plan.guards.iter().filter(is_state);
+    for guard in state.chain(plan.guards.iter().filter(|guard| !is_state(guard))) {
+        let (subject, expected) = (plan.str(guard.subject), plan.str(guard.expected));
+        let mut found = guards
+            .iter()
+            .filter(|found| found.subject == subject)
+            .peekable();
+        let Some(first) = found.peek().map(|found| found.expected.clone()) else {
+            return Some(format!(
+                "it expects {subject} to be {expected}, this process has no {subject}"
+            ));
+        };
+        // Two objects may go by one name, as closures of two functions do.
+        if !found.any(|found| found.expected == expected) {
+            return Some(format!(
+                "it expects {subject} to be {expected}, this process has {first}"
+            ));
+        }
+    }
+    let free = free_of(plan);
+    guards
+        .iter()
+        .find(|g| {
+            !free.contains(&g.subject)
+                && !plan
+                    .guards
+                    .iter()
+                    .any(|guard| plan.str(guard.subject) == g.subject)
+        })
+        .map(|g| {
+            format!(
+                "it does not know {} ({} in this process)",
+                g.subject, g.expected
+            )
+        })
+}
+
+/// The hyperparameters that a plan reads.
+pub fn free_of(plan: &Plan) -> Vec<String> {
+    plan.scalars
+        .iter()
+        .filter_map(|scalar| match scalar {
+            Scalar::Read { path } => Some(plan.str(*path).to_owned()),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Whether a stored plan is what was just recorded, bound numbers computed
+/// from today's hyperparameters. Gives the hyperparameters it reads.
+pub fn same_as_stored(
+    stored: &Plan,
+    recording: &Recording,
+    parts: &Parts,
+) -> Result<Vec<String>, String> {
+    if let Some(problem) = guards_differ(stored, &parts.guards) {
+        return Err(problem);
+    }
+    let mut failed = None;
+    let values = evaluate(&stored.scalars, |i| match stored.scalars[i] {
+        Scalar::Read { path } => parts.facts.float(stored.str(path)).unwrap_or_else(|error| {
+            failed.get_or_insert(error.to_string());
+            f64::NAN
+        }),
+        _ => f64::NAN,
+    });
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let mut plan = stored.clone();
+    for arg in &mut plan.args {
+        if let Arg::Scalar(scalar) = *arg {
+            *arg = Arg::Float(values[scalar as usize]);
+        }
+    }
+    let stored_recording = Recording {
+        sources: vec![String::new(); plan.instrs.len()],
+        plan,
+        floats: TracedFloats::default(),
+    };
+    compare(&stored_recording, recording).map_err(|refusal| refusal.reason)?;
+    Ok(free_of(stored))
+}
+
+/// Where a stored plan has bound numbers, in terms of a new recording.
+pub fn numbers_of(stored: &Plan, recording: &Recording) -> Vec<BoundNumber> {
+    let mut numbers = Vec::new();
+    for (i, (old, new)) in stored.args.iter().zip(&recording.plan.args).enumerate() {
+        if let (Arg::Scalar(_), Arg::Float(value)) = (old, new) {
+            if let Some(float) = recording.floats.explain(&recording.floats, *value, *value) {
+                numbers.push(BoundNumber {
+                    arg: i as u32,
+                    float,
+                });
+            }
+        }
+    }
+    numbers
+}
