@@ -212,24 +212,29 @@ class Captured:
         return result
 
     def _trusted(self, recording: Recording, args: Any, kwargs: Any) -> Any:
+        """Replays a stored plan that has just been bound, unrecorded."""
         recording.close()
-        status = lib.rote_session_replay_last(self._session, byref(self._variant), byref(self._slot))
-        check(status)
+        check(lib.rote_session_replay_last(self._session, byref(self._variant), byref(self._slot)))
         variant = self._variant.value
         plan = json.loads(lib.rote_session_variant(self._session, variant))
-        specs = [t._spec for _, t in recording.tensors if isinstance(t, DTensor)]
-        specs += [t._spec for _, t in recording.leaves if isinstance(t, DTensor)]
+        examples = [t._spec for _, t in [*recording.tensors, *recording.leaves] if isinstance(t, DTensor)]
+        locals_ = take_object(self._slot)
 
-        def spec(text: str | None) -> Any:
-            return None if text is None else _results.spec_from_text(text, specs)
+        def spec(text: str | None, local: torch.Tensor) -> Any:
+            return None if text is None else _results.StoredSpec(text, examples).of(local)
 
-        self._results[variant] = _results.Results(
+        left = iter(locals_)
+        results = _results.Results(
             plan["result"],
-            [(spec(o["spec"]), o["requires_grad"]) for o in plan["outputs"]],
-            [(g["path"], spec(g["spec"]), g["none"]) for g in plan["grads"]],
+            [(spec(output["spec"], next(left)), output["requires_grad"]) for output in plan["outputs"]],
+            [
+                (grad["path"], None if grad["none"] else spec(grad["spec"], next(left)), grad["none"])
+                for grad in plan["grads"]
+            ],
             recording.own(),
         )
-        return self._deliver(args, kwargs)
+        self._results[variant] = results
+        return results.deliver(locals_, lambda path: self._argument(path, args, kwargs))
 
     def _refused(self, reason: str) -> None:
         if self._strict:

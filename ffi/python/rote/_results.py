@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from ._native import check, lib
 from ._specs import mesh_text
@@ -58,30 +60,38 @@ def _decode(node: Any, tensors: list[Any], own: Callable[[str], Any]) -> Any:
     return {_decode(k, tensors, own): _decode(v, tensors, own) for k, v in value}
 
 
-def spec_from_text(text: str, example_specs: list[Any]) -> Any:
-    """A DTensorSpec from its text, on a mesh of the state."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+class StoredSpec:
+    """A spec of a plan file, on a mesh of this process."""
 
-    *mesh, placements, shape, strides = text.split("|")
-    for spec in example_specs:
-        if mesh_text(spec.mesh) == "|".join(mesh):
-            break
-    else:
-        raise RuntimeError(f"rote: the plan uses a mesh {mesh} that no tensor of the state lies on")
-    parsed: list[Any] = []
-    for placement in placements.split(";"):
-        if placement == "R":
-            parsed.append(Replicate())
-        elif placement.startswith("S("):
-            parsed.append(Shard(int(placement[2:-1])))
-        elif placement.startswith("P("):
-            parsed.append(Partial(placement[2:-1]))
-        else:
-            raise RuntimeError(f"rote: a plan from a file cannot return a tensor placed {placement}")
-    sizes = torch.Size(int(x) for x in shape.split(",") if x)
-    stride = tuple(int(x) for x in strides.split(",") if x)
-    return DTensorSpec(spec.mesh, tuple(parsed), TensorMeta(sizes, stride, torch.float32))
+    def __init__(self, text: str, example_specs: list[Any]) -> None:
+        """``example_specs`` are specs of the caller's tensors: their meshes are
+        the ones that a result can lie on. Raises :class:`Unsupported`."""
+        *mesh, placements, shape, strides = text.split("|")
+        found = next((spec.mesh for spec in example_specs if mesh_text(spec.mesh) == "|".join(mesh)), None)
+        if found is None:
+            raise Unsupported(f"a tensor on the mesh {'|'.join(mesh)}, which no tensor of the state lies on")
+        self._mesh = found
+        self._placements = tuple(_placement(text) for text in placements.split(";"))
+        self._shape = torch.Size(int(size) for size in shape.split(",") if size)
+        self._strides = tuple(int(stride) for stride in strides.split(",") if stride)
+
+    def of(self, local: torch.Tensor) -> Any:
+        """The spec of a DTensor with this local tensor."""
+        return DTensorSpec(self._mesh, self._placements, TensorMeta(self._shape, self._strides, local.dtype))
+
+
+def _placement(text: str) -> Any:
+    kind, _, inside = text.partition("(")
+    if text == "R":
+        return Replicate()
+    if kind == "S":
+        return Shard(int(inside[:-1]))
+    if kind == "_S":
+        dim, split_factor = inside[:-1].split(",")
+        return _StridedShard(int(dim), split_factor=int(split_factor))
+    if kind == "P":
+        return Partial(inside[:-1])
+    raise Unsupported(f"a tensor placed {text}")
 
 
 class Results:
