@@ -106,6 +106,22 @@ pub struct Facts {
     found: Vec<u64>,
 }
 
+/// A fact to add to a table.
+#[derive(Clone, Copy, Debug)]
+pub struct NewFact<'a> {
+    /// What the bridge reads (`facts.h`, `FactTable::Kind`).
+    pub table_kind: u32,
+    /// What kind of guard it is.
+    pub kind: GuardKind,
+    /// What it looks at.
+    pub subject: &'a str,
+    /// What it sees now, as text that holds in another process too; empty for
+    /// what a plan file does not tell.
+    pub text: &'a str,
+    /// Whether it is a hyperparameter of an optimizer.
+    pub hyperparameter: bool,
+}
+
 /// The kind of a fact about a tensor's gradient (`facts.h`).
 const GRADIENT_META: u32 = 6;
 
@@ -125,27 +141,22 @@ impl Facts {
     ///
     /// # Safety
     /// As [`FactTable::add`].
-    #[allow(clippy::too_many_arguments)]
     pub unsafe fn add(
         &mut self,
-        table_kind: u32,
+        fact: NewFact<'_>,
         container: PyObject,
         key: PyObject,
-        kind: GuardKind,
-        subject: &str,
-        text: &str,
-        hyperparameter: bool,
     ) -> Result<(), ReplayError> {
         // SAFETY: the caller vouches for the objects.
-        let (start, width) = unsafe { self.table.add(table_kind, container, key)? };
+        let (start, width) = unsafe { self.table.add(fact.table_kind, container, key)? };
         self.entries.push(Entry {
             start,
             width,
-            kind,
-            subject: subject.to_owned(),
-            text: text.to_owned(),
-            hyperparameter,
-            gradient: table_kind == GRADIENT_META,
+            kind: fact.kind,
+            subject: fact.subject.to_owned(),
+            text: fact.text.to_owned(),
+            hyperparameter: fact.hyperparameter,
+            gradient: fact.table_kind == GRADIENT_META,
         });
         Ok(())
     }

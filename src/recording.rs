@@ -6,7 +6,7 @@ use rote_replay::ReplayError;
 use rote_replay::aten::sys::{Fact, Object as PyObject};
 use rote_replay::aten::{self, Bridge, Object};
 use rote_tracer::compare::Recording;
-use rote_tracer::scalars::{Origin, TracedFloats};
+use rote_tracer::scalars::{Origin, TracedFloats, UnknownFloat};
 use rote_tracer::{Recorder, Refusal, SpecEvent};
 
 use crate::events;
@@ -25,6 +25,19 @@ pub struct Named {
     pub leaf: Option<u32>,
     /// Its storage.
     pub storage: u64,
+}
+
+/// How a tensor is named.
+#[derive(Clone, Copy, Debug)]
+pub struct NewTensor<'a> {
+    /// Whose it is.
+    pub kind: BindingKind,
+    /// Its path; of a gradient, the path of its owner.
+    pub path: &'a str,
+    /// The number of its spec, `None` for a plain tensor.
+    pub spec: Option<u32>,
+    /// Which leaf of the arguments it is, for arguments and their gradients.
+    pub leaf: Option<u32>,
 }
 
 /// A guard, as text.
@@ -131,13 +144,16 @@ impl ActiveRecording {
     /// Both must be live tensor objects.
     pub unsafe fn name_tensor(
         &mut self,
-        kind: BindingKind,
-        path: &str,
+        tensor: NewTensor<'_>,
         object: PyObject,
         local: PyObject,
-        spec: Option<u32>,
-        leaf: Option<u32>,
     ) -> Result<(), ReplayError> {
+        let NewTensor {
+            kind,
+            path,
+            spec,
+            leaf,
+        } = tensor;
         let spec = self.spec_at(spec);
         // SAFETY: the caller vouches for the tensor; the event is used before
         // the bridge's next call.
@@ -180,19 +196,6 @@ impl ActiveRecording {
             }
         }
         Ok(())
-    }
-
-    /// A save must see the state that recorded draws have left.
-    pub fn check_generators_before_save(
-        &mut self,
-        action: u32,
-        source: &str,
-    ) -> Result<(), ReplayError> {
-        if action == 0 {
-            self.check_generators(source)
-        } else {
-            Ok(())
-        }
     }
 
     fn settle_generators(&mut self) -> Result<(), ReplayError> {
@@ -268,13 +271,13 @@ impl ActiveRecording {
     }
 
     /// Follows a float. Returns its number.
-    pub fn float(&mut self, origin: Origin, value: f64) -> u32 {
+    pub fn float(&mut self, origin: Origin, value: f64) -> Result<u32, UnknownFloat> {
         self.floats.add(origin, value)
     }
 
     /// A followed float was compared or converted.
-    pub fn pin_float(&mut self, index: u32) {
-        self.floats.pin(index);
+    pub fn pin_float(&mut self, index: u32) -> Result<(), UnknownFloat> {
+        self.floats.pin(index)
     }
 
     /// The process groups that recorded collectives use.

@@ -11,6 +11,7 @@ use hashbrown::{HashMap, HashSet};
 use rote_plans::{Fingerprint, GuardKind};
 use rote_replay::aten::sys::Object as PyObject;
 use rote_replay::aten::{Call, Object};
+use rote_replay::first_difference;
 use rote_tracer::Refusal;
 use rote_tracer::compare::{Recording, compare};
 use rote_tracer::scalars::TracedFloats;
@@ -96,6 +97,8 @@ pub struct Session {
     last_changes: Vec<String>,
     unsteady: HashMap<String, u32>,
     full: bool,
+    /// Recordings since the last one that was confirmed.
+    unconfirmed: usize,
     notice: Option<String>,
     missed: Option<String>,
     next_id: u32,
@@ -119,6 +122,7 @@ impl Session {
             last_changes: Vec::new(),
             unsteady: HashMap::new(),
             full: false,
+            unconfirmed: 0,
             notice: None,
             missed: None,
             next_id: 0,
@@ -190,21 +194,40 @@ impl Session {
             self.log_eager_miss();
             return Ok(Next::Eager);
         }
-        if self.variants.len() >= self.config.max_variants {
+        if let Some(why) = self.no_room() {
             if !self.full {
                 self.full = true;
-                self.notice = Some(format!(
-                    "{} has {} variants, which is the most allowed (max_variants): calls that match none of them run \
-                     eagerly; the last miss was on {}",
-                    self.config.function,
-                    self.variants.len(),
-                    self.missed.as_deref().unwrap_or("?")
-                ));
+                self.notice = Some(format!("{}: {why}", self.config.function));
             }
             self.log_eager_miss();
             return Ok(Next::Eager);
         }
         Ok(Next::Record)
+    }
+
+    /// Why nothing more is recorded, if so.
+    fn no_room(&self) -> Option<String> {
+        let most = self.config.max_variants;
+        if self.variants.len() >= most {
+            return Some(format!(
+                "{most} variants are recorded, which is the most allowed (max_variants): calls that match none of \
+                 them run eagerly; the last miss was on {}",
+                self.missed.as_deref().unwrap_or("?")
+            ));
+        }
+        (self.unconfirmed >= most).then(|| {
+            let mut latest = self.candidates.iter().rev().map(|candidate| &candidate.parts);
+            let changing = match (latest.next(), latest.next()) {
+                (Some(last), Some(before)) => first_difference(&before.words, &last.words)
+                    .map(|word| call_subject(word, last.word_facts.get(word), &last.leaves)),
+                _ => None,
+            };
+            format!(
+                "{most} recordings in a row were made under different guards, so that none could be confirmed \
+                 (max_variants): further calls run eagerly; what changes is {}",
+                changing.as_deref().unwrap_or("a host value")
+            )
+        })
     }
 
     /// Something to warn the user of, once.
@@ -488,6 +511,7 @@ impl Session {
                     let numbers = numbers_of(&stored, &recording);
                     let variant = Variant::bind(id, file, &key, recording, numbers, free, parts)?;
                     self.variants.insert(0, variant);
+                    self.unconfirmed = 0;
                     return Ok(Outcome::Adopted(id));
                 }
                 Err(difference) => tracing::warn!(
@@ -502,6 +526,7 @@ impl Session {
         if self.candidates.len() >= self.config.max_variants {
             self.candidates.remove(0);
         }
+        self.unconfirmed += 1;
         self.candidates.push(Candidate { recording, parts });
         Ok(Outcome::Candidate)
     }
@@ -558,6 +583,7 @@ impl Session {
             variant.file.plan().guards.len()
         );
         self.variants.insert(0, variant);
+        self.unconfirmed = 0;
         self.stats.recordings += 1;
         Ok(Outcome::Kept(id))
     }

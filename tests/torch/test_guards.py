@@ -815,3 +815,23 @@ def test_change_from_outside_is_seen(change: Callable[[Outside], None]) -> None:
 
     found = check_right(script, rote_capture)
     assert ORACLE_ONLY or found.stats[9][0].replays > 0, found.stats[9]
+
+
+@pytest.mark.ranks(1)
+def test_argument_that_is_new_at_every_call() -> None:
+    """It could never be confirmed: eager in the end, with one warning that names it."""
+
+    def script(capture: Capture) -> Calls:
+        source = Source()
+        step = capture(lambda x, number: x * number, max_variants=3)
+        for i in range(20):
+            yield step(source(4), i)
+        return None
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = check_right(script)
+    if not ORACLE_ONLY:
+        assert found.steps[0].stats.replays == 0, found.steps[0].stats
+        ours = [str(w.message) for w in caught if "max_variants" in str(w.message)]
+        assert len(ours) == 1 and "args[1]" in ours[0], [str(w.message) for w in caught]
