@@ -48,6 +48,33 @@
 // Stands for "no spec", "no leaf" or "no slot".
 #define ROTE_NO_INDEX UINT32_MAX
 
+// Kind of binding: an argument of the captured function.
+#define ROTE_BINDING_ARG 0
+
+// Kind of binding: a tensor of the captured state.
+#define ROTE_BINDING_STATE 1
+
+// Kind of binding: the gradient of one of these.
+#define ROTE_BINDING_GRAD 2
+
+// Kind of guard: the pytree structure of the arguments.
+#define ROTE_GUARD_STRUCTURE 0
+
+// Kind of guard: meta of a tensor argument, or the value of another one.
+#define ROTE_GUARD_ARGUMENT 1
+
+// Kind of guard: a tensor of the state.
+#define ROTE_GUARD_STATE 2
+
+// Kind of guard: a Python value that the function can reach.
+#define ROTE_GUARD_HOST 3
+
+// Kind of guard: a global mode (grad mode, autocast, determinism, ...).
+#define ROTE_GUARD_MODE 4
+
+// Kind of guard: world size and group membership.
+#define ROTE_GUARD_WORLD 5
+
 // One captured function. Used by one thread at a time, with the GIL held.
 typedef struct RoteSession RoteSession;
 
@@ -71,8 +98,8 @@ const char *rote_version(void);
 // ---- Messages for the host: `tracing` events, handed to a callback ----
 //
 // Sends messages to `callback` from now on. The first callback of a process
-// stays. It is called on the thread that made the call that has something to
-// say.
+// stays; null is an error. It is called on the thread that made the call that
+// has something to say.
 int rote_set_log(RoteLogCallback callback);
 
 // ---- The bridge to PyTorch: its C++ sources, and loading what was built of them ----
@@ -161,9 +188,12 @@ const char *rote_session_notice(RoteSession *session);
 // `session` must come from `rote_session_new`.
 const char *rote_session_explain(RoteSession *session);
 
-// What a variant gives back, as JSON: the file's `path`, the structure of the
-// `result`, `outputs` and `grads` with their specs, and instruction `counts`
-// (local ops, views, collectives). Null when there is no such variant.
+// A variant as JSON: its guard `key`, the structure of the `result`
+// (docs/plan-format.md), `outputs` (`path`, `spec`, `requires_grad`) and
+// `grads` (`path`, `spec`, `none`: whether `.grad` becomes `None`) in the order
+// of the replay's results, and instruction `counts` (`local`, `views`,
+// `collectives`). A spec has the form that `rote_record_spec` reads, and is
+// null for a plain tensor. Null when there is no such variant.
 //
 // Requires:
 // `session` must come from `rote_session_new`.
@@ -183,16 +213,21 @@ int rote_record_begin(RoteSession *session);
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_leaf(RoteSession *session, const char *name);
 
-// Registers a spec, `device|mesh shape|dim names|ranks|placements|shape|strides`
-// with commas inside and semicolons between placements.
+// Registers a spec and sets `*index` to its number. A spec is
+// `device|mesh shape|dim names|ranks|placements|shape|strides`, with commas
+// inside and semicolons between placements, for example
+// `cpu|2,4|dp,tp|0,1,2,3,4,5,6,7|R;S(0)|64,32|32,1`. Placements are `R`, `S(dim)`,
+// `_S(dim, split factor)` and `P(sum)` or another reduction.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_spec(RoteSession *session, const char *spec, uint32_t *index);
 
-// Names a tensor that exists before the step. `kind`: 0 argument, 1 state,
-// 2 gradient (then `object` and `leaf` are its owner's). `local` is the
-// local tensor.
+// Names a tensor that exists before the step. `kind` is a kind of binding
+// (`ROTE_BINDING_ARG`, ...), `object` what is bound at a replay, of a gradient
+// its owner; `local` is the local tensor, `spec` the number of its spec, or
+// `ROTE_NO_INDEX` for a plain tensor. `leaf` says which leaf of the arguments
+// `object` is; `ROTE_NO_INDEX` for state.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
@@ -204,8 +239,15 @@ int rote_record_tensor(RoteSession *session,
                        uint32_t spec,
                        uint32_t leaf);
 
-// Adds a fact that is checked at every call. `table_kind` is a kind of
-// `facts.h`; an empty `expected` keeps it out of the plan file.
+// Adds a fact that is checked at every call. `table_kind` says what
+// `container` and `key` are: 0 a dict and a key, 1 a list and an index, 2 a
+// cell of a closure, 3 an object and an attribute's name, 4 a list or dict whose
+// size is the fact, 5 a tensor of the state, 6 the owner of a gradient, 7 a
+// process group's name; `key` is null where the kind has none. `kind` is a kind
+// of guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text
+// that holds in another process too; an empty one keeps the fact out of the
+// plan file. `hyperparameter`, if not 0, lets the value become a scalar
+// binding.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
@@ -219,6 +261,7 @@ int rote_record_fact(RoteSession *session,
                      int hyperparameter);
 
 // Adds a guard that is known by its text: structure, arguments, modes, world.
+// `kind` is a kind of guard (`ROTE_GUARD_STRUCTURE`, ...).
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
@@ -227,7 +270,8 @@ int rote_record_guard(RoteSession *session,
                       const char *subject,
                       const char *expected);
 
-// Watches a device's default generator.
+// Watches a device's default generator. `device_kind` is PyTorch's
+// `DeviceType` number (0 cpu, 1 cuda), `device_index` -1 for the current one.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
@@ -240,7 +284,7 @@ int rote_record_generator(RoteSession *session, uint32_t device_kind, int32_t de
 int rote_record_ready(RoteSession *session);
 
 // Binds a stored plan made under the same guards instead of recording:
-// `*bound` is 1 when there was one, and the recording is over.
+// `*bound` is 1 when there was one, and the recording is over; else 0.
 //
 // Requires:
 // `session` must come from `rote_session_new`; the GIL must be held.
@@ -264,8 +308,9 @@ int rote_record_op(RoteSession *session,
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_random(RoteSession *session, const char *source);
 
-// Records that a generator's state was saved (`action` 0, `*slot` is set)
-// or restored from `*slot` (1).
+// Records that a generator's state was saved (`action` 0, `*slot` is set) or
+// restored from `*slot` (`action` 1). The device is named as in
+// `rote_record_generator`.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
@@ -276,7 +321,8 @@ int rote_record_rng(RoteSession *session,
                     uint32_t *slot,
                     const char *source);
 
-// A global op begins; `inputs` are specs of its tensor arguments.
+// A global op begins; `inputs` are the numbers of the specs of its `n` tensor
+// arguments.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
@@ -286,13 +332,14 @@ int rote_record_global_begin(RoteSession *session,
                              uint32_t n,
                              const char *source);
 
-// The innermost global op has run; `outputs` are specs of its results.
+// The innermost global op has run; `outputs` are the numbers of the specs of
+// its `n` tensor results.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_global_end(RoteSession *session, const uint32_t *outputs, uint32_t n);
 
-// A redistribution begins.
+// A redistribution between two registered specs begins.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
@@ -307,8 +354,9 @@ int rote_record_redistribute_begin(RoteSession *session,
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_redistribute_end(RoteSession *session);
 
-// Follows a float: `kind` 0 read from `path`, 1 constant, 2 negation of
-// `a`, 3 to 7 sum, difference, product, quotient and power of `a` and `b`.
+// Follows a float and sets `*index` to its number. `kind`: 0 read from
+// `path`, 1 constant, 2 negation of `a`, 3 to 7 sum, difference, product,
+// quotient and power of `a` and `b`, which are numbers of followed floats.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
@@ -354,7 +402,8 @@ int rote_record_output(RoteSession *session,
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_grad(RoteSession *session, const char *path, void *local, uint32_t spec);
 
-// Refuses the recording for a reason that the framework's side has seen.
+// Refuses the recording for a reason that the framework's side has seen; the
+// first reason counts. Returns `ROTE_REFUSED`.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
@@ -364,8 +413,8 @@ int rote_record_refuse(RoteSession *session,
                        const char *reason,
                        const char *remedy);
 
-// How many tensors the step made, did not return, and something still
-// holds.
+// Sets `*count` to how many tensors the step made, did not return, and
+// something still holds.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.

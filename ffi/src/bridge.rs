@@ -52,12 +52,11 @@ pub unsafe extern "C" fn rote_load_bridge(
     dtensor: *mut c_void,
     async_collective_tensor: *mut c_void,
 ) -> c_int {
-    guarded(|| -> Result<c_int, String> {
+    guarded(|| {
         // SAFETY: the caller vouches for all of it.
         unsafe {
             let path = Path::new(text(path)?);
-            Bridge::load(path, dtensor, async_collective_tensor)
-                .map_err(|error| error.to_string())?;
+            Bridge::load(path, dtensor, async_collective_tensor)?;
         }
         Ok(ROTE_OK)
     })

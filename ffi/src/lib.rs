@@ -19,4 +19,5 @@ pub mod log;
 pub mod plan;
 pub mod record;
 pub mod session;
+mod spec;
 pub mod status;

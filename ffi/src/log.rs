@@ -7,26 +7,31 @@ use std::sync::OnceLock;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-use crate::status::{ROTE_OK, c_string};
+use crate::status::{ROTE_OK, c_string, guarded};
 
 /// Takes a message: level (10 debug, 20 info, 30 warning, 40 error, as in
 /// Python's `logging`), target (`rote::guards`, `rote::record`,
 /// `rote::replay`) and text.
 pub type RoteLogCallback =
-    unsafe extern "C" fn(level: c_int, target: *const c_char, message: *const c_char);
+    Option<unsafe extern "C" fn(level: c_int, target: *const c_char, message: *const c_char)>;
 
 static CALLBACK: OnceLock<RoteLogCallback> = OnceLock::new();
 
 /// Sends messages to `callback` from now on. The first callback of a process
-/// stays. It is called on the thread that made the call that has something to
-/// say.
+/// stays; null is an error. It is called on the thread that made the call that
+/// has something to say.
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_set_log(callback: RoteLogCallback) -> c_int {
-    if CALLBACK.set(callback).is_ok() {
-        // Another subscriber may be installed by a Rust host; it then has the messages.
-        let _ = tracing::subscriber::set_global_default(Forward);
-    }
-    ROTE_OK
+    guarded(|| {
+        if callback.is_none() {
+            return Err("`callback` is null".into());
+        }
+        if CALLBACK.set(callback).is_ok() {
+            // Another subscriber may be installed by a Rust host; it then has the messages.
+            let _ = tracing::subscriber::set_global_default(Forward);
+        }
+        Ok(ROTE_OK)
+    })
 }
 
 struct Forward;
@@ -56,7 +61,7 @@ impl Subscriber for Forward {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let Some(callback) = CALLBACK.get() else {
+        let Some(callback) = CALLBACK.get().copied().flatten() else {
             return;
         };
         let level = match *event.metadata().level() {

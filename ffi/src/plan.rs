@@ -12,10 +12,10 @@ use crate::status::{ROTE_OK, guarded, text};
 /// `path` must be a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_plan_check(path: *const c_char) -> c_int {
-    guarded(|| -> Result<c_int, String> {
+    guarded(|| {
         // SAFETY: the caller vouches for the text.
         let path = unsafe { text(path)? };
-        PlanFile::open(path).map_err(|error| error.to_string())?;
+        PlanFile::open(path)?;
         Ok(ROTE_OK)
     })
 }

@@ -3,19 +3,46 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use rote::Outcome;
-use rote::plans::{BindingKind, Device, GuardKind, RngAction};
-use rote::recording::ActiveRecording;
+use rote::facts::NewFact;
+use rote::plans::{BindingKind, GuardKind, RngAction};
+use rote::recording::{ActiveRecording, NewTensor};
+use rote::tracer::Refusal;
 use rote::tracer::scalars::Origin;
-use rote::tracer::{Refusal, SpecEvent};
 
 use crate::session::{RoteSession, session};
-use crate::status::{ROTE_OK, give_text, guarded, set_error, slice, text};
+use crate::spec;
+use crate::status::{
+    Answer, ROTE_OK, device, give_text, guarded, object, out, set_error, slice, text,
+};
 
 /// The recording has been refused: further ops need not be reported.
 pub const ROTE_REFUSED: c_int = 1;
 
 /// Stands for "no spec", "no leaf" or "no slot".
 pub const ROTE_NO_INDEX: u32 = u32::MAX;
+
+/// Kind of binding: an argument of the captured function.
+pub const ROTE_BINDING_ARG: u32 = 0;
+/// Kind of binding: a tensor of the captured state.
+pub const ROTE_BINDING_STATE: u32 = 1;
+/// Kind of binding: the gradient of one of these.
+pub const ROTE_BINDING_GRAD: u32 = 2;
+
+/// Kind of guard: the pytree structure of the arguments.
+pub const ROTE_GUARD_STRUCTURE: u32 = 0;
+/// Kind of guard: meta of a tensor argument, or the value of another one.
+pub const ROTE_GUARD_ARGUMENT: u32 = 1;
+/// Kind of guard: a tensor of the state.
+pub const ROTE_GUARD_STATE: u32 = 2;
+/// Kind of guard: a Python value that the function can reach.
+pub const ROTE_GUARD_HOST: u32 = 3;
+/// Kind of guard: a global mode (grad mode, autocast, determinism, ...).
+pub const ROTE_GUARD_MODE: u32 = 4;
+/// Kind of guard: world size and group membership.
+pub const ROTE_GUARD_WORLD: u32 = 5;
+
+/// How many kinds of facts the bridge reads (`FactTable::Kind` in `facts.h`).
+const FACT_KINDS: u32 = 8;
 
 /// # Safety
 /// As [`session`].
@@ -26,71 +53,41 @@ unsafe fn active<'a>(pointer: *mut RoteSession) -> Result<&'a mut ActiveRecordin
         .ok_or_else(|| "no recording is in progress".to_owned())
 }
 
+/// Runs `body` on the recording in progress.
+///
+/// # Safety
+/// As [`session`].
+unsafe fn record(
+    session: *mut RoteSession,
+    body: impl FnOnce(&mut ActiveRecording) -> Answer,
+) -> c_int {
+    // SAFETY: the caller vouches for the session.
+    guarded(|| body(unsafe { active(session)? }))
+}
+
 fn optional(index: u32) -> Option<u32> {
     (index != ROTE_NO_INDEX).then_some(index)
 }
 
-fn binding_kind(kind: u32) -> Result<BindingKind, String> {
+pub(crate) fn binding_kind(kind: u32) -> Result<BindingKind, String> {
     match kind {
-        0 => Ok(BindingKind::Arg),
-        1 => Ok(BindingKind::State),
-        2 => Ok(BindingKind::Grad),
-        _ => Err(format!("{kind} is no kind of binding")),
+        ROTE_BINDING_ARG => Ok(BindingKind::Arg),
+        ROTE_BINDING_STATE => Ok(BindingKind::State),
+        ROTE_BINDING_GRAD => Ok(BindingKind::Grad),
+        _ => Err(format!("{kind} is no kind of binding, expected 0 to 2")),
     }
 }
 
 fn guard_kind(kind: u32) -> Result<GuardKind, String> {
     match kind {
-        0 => Ok(GuardKind::Structure),
-        1 => Ok(GuardKind::Argument),
-        2 => Ok(GuardKind::State),
-        3 => Ok(GuardKind::Host),
-        4 => Ok(GuardKind::Mode),
-        5 => Ok(GuardKind::World),
-        _ => Err(format!("{kind} is no kind of guard")),
+        ROTE_GUARD_STRUCTURE => Ok(GuardKind::Structure),
+        ROTE_GUARD_ARGUMENT => Ok(GuardKind::Argument),
+        ROTE_GUARD_STATE => Ok(GuardKind::State),
+        ROTE_GUARD_HOST => Ok(GuardKind::Host),
+        ROTE_GUARD_MODE => Ok(GuardKind::Mode),
+        ROTE_GUARD_WORLD => Ok(GuardKind::World),
+        _ => Err(format!("{kind} is no kind of guard, expected 0 to 5")),
     }
-}
-
-fn parse_spec(text: &str) -> Option<SpecEvent> {
-    let mut parts = text.split('|');
-    let dims = |text: &str| -> Option<Vec<i64>> {
-        text.split(',')
-            .filter(|part| !part.is_empty())
-            .map(|part| part.parse().ok())
-            .collect()
-    };
-    let list = |text: &str, by: char| -> Vec<String> {
-        text.split(by)
-            .filter(|part| !part.is_empty())
-            .map(str::to_owned)
-            .collect()
-    };
-    Some(SpecEvent {
-        device_type: parts.next()?.to_owned(),
-        mesh_shape: dims(parts.next()?)?,
-        mesh_dim_names: list(parts.next()?, ','),
-        ranks: dims(parts.next()?)?,
-        placements: list(parts.next()?, ';'),
-        shape: dims(parts.next()?)?,
-        strides: dims(parts.next()?)?,
-    })
-}
-
-macro_rules! recording_fn {
-    ($(#[$doc:meta])* $name:ident($recording:ident $(, $arg:ident: $ty:ty)*) $body:block) => {
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// Pointers must be live, texts C strings, and the GIL held.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(session: *mut RoteSession $(, $arg: $ty)*) -> c_int {
-            guarded(|| -> Result<c_int, String> {
-                // SAFETY: the caller vouches for the session.
-                let $recording = unsafe { active(session)? };
-                $body
-            })
-        }
-    };
 }
 
 /// Begins to record the call that `rote_session_call` was asked about last.
@@ -99,81 +96,175 @@ macro_rules! recording_fn {
 /// `session` must come from `rote_session_new`; the GIL must be held.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_begin(session: *mut RoteSession) -> c_int {
-    guarded(|| -> Result<c_int, String> {
+    guarded(|| {
         // SAFETY: the caller vouches for the session.
         unsafe { self::session(session)? }.begin();
         Ok(ROTE_OK)
     })
 }
 
-recording_fn! {
-    /// Names the next leaf of the arguments, in flattened order.
-    rote_record_leaf(recording, name: *const c_char) {
-        // SAFETY: the caller vouches for the text.
-        recording.leaves.push(unsafe { text(name)? }.to_owned());
-        Ok(ROTE_OK)
+/// Names the next leaf of the arguments, in flattened order.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_leaf(session: *mut RoteSession, name: *const c_char) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.leaves.push(text(name)?.to_owned());
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// Registers a spec, `device|mesh shape|dim names|ranks|placements|shape|strides`
-    /// with commas inside and semicolons between placements.
-    rote_record_spec(recording, spec: *const c_char, index: *mut u32) {
-        // SAFETY: the caller vouches for the pointers.
-        unsafe {
-            let text = text(spec)?;
-            let spec = parse_spec(text).ok_or_else(|| format!("{text} is not a spec"))?;
-            *index = recording.spec(spec);
-        }
-        Ok(ROTE_OK)
+/// Registers a spec and sets `*index` to its number. A spec is
+/// `device|mesh shape|dim names|ranks|placements|shape|strides`, with commas
+/// inside and semicolons between placements, for example
+/// `cpu|2,4|dp,tp|0,1,2,3,4,5,6,7|R;S(0)|64,32|32,1`. Placements are `R`, `S(dim)`,
+/// `_S(dim, split factor)` and `P(sum)` or another reduction.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_spec(
+    session: *mut RoteSession,
+    spec: *const c_char,
+    index: *mut u32,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            let index = out(index, "index")?;
+            index.set(recording.spec(spec::parse(text(spec)?)?));
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// Names a tensor that exists before the step. `kind`: 0 argument, 1 state,
-    /// 2 gradient (then `object` and `leaf` are its owner's). `local` is the
-    /// local tensor.
-    rote_record_tensor(recording, kind: u32, path: *const c_char, object: *mut c_void, local: *mut c_void, spec: u32, leaf: u32) {
-        // SAFETY: the caller vouches for the objects.
-        unsafe {
-            recording
-                .name_tensor(binding_kind(kind)?, text(path)?, object, local, optional(spec), optional(leaf))
-                .map_err(|error| error.to_string())?;
-        }
-        Ok(ROTE_OK)
+/// Names a tensor that exists before the step. `kind` is a kind of binding
+/// (`ROTE_BINDING_ARG`, ...), `object` what is bound at a replay, of a gradient
+/// its owner; `local` is the local tensor, `spec` the number of its spec, or
+/// `ROTE_NO_INDEX` for a plain tensor. `leaf` says which leaf of the arguments
+/// `object` is; `ROTE_NO_INDEX` for state.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_tensor(
+    session: *mut RoteSession,
+    kind: u32,
+    path: *const c_char,
+    object: *mut c_void,
+    local: *mut c_void,
+    spec: u32,
+    leaf: u32,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            let tensor = NewTensor {
+                kind: binding_kind(kind)?,
+                path: text(path)?,
+                spec: optional(spec),
+                leaf: optional(leaf),
+            };
+            recording.name_tensor(
+                tensor,
+                self::object(object, "object")?,
+                self::object(local, "local")?,
+            )?;
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// Adds a fact that is checked at every call. `table_kind` is a kind of
-    /// `facts.h`; an empty `expected` keeps it out of the plan file.
-    rote_record_fact(recording, table_kind: u32, container: *mut c_void, key: *mut c_void, kind: u32, subject: *const c_char, expected: *const c_char, hyperparameter: c_int) {
-        // SAFETY: the caller vouches for the objects.
-        unsafe {
+/// Adds a fact that is checked at every call. `table_kind` says what
+/// `container` and `key` are: 0 a dict and a key, 1 a list and an index, 2 a
+/// cell of a closure, 3 an object and an attribute's name, 4 a list or dict whose
+/// size is the fact, 5 a tensor of the state, 6 the owner of a gradient, 7 a
+/// process group's name; `key` is null where the kind has none. `kind` is a kind
+/// of guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text
+/// that holds in another process too; an empty one keeps the fact out of the
+/// plan file. `hyperparameter`, if not 0, lets the value become a scalar
+/// binding.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_fact(
+    session: *mut RoteSession,
+    table_kind: u32,
+    container: *mut c_void,
+    key: *mut c_void,
+    kind: u32,
+    subject: *const c_char,
+    expected: *const c_char,
+    hyperparameter: c_int,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            if table_kind >= FACT_KINDS {
+                return Err(format!(
+                    "{table_kind} is no kind of fact, expected 0 to {}",
+                    FACT_KINDS - 1
+                )
+                .into());
+            }
+            let fact = NewFact {
+                table_kind,
+                kind: guard_kind(kind)?,
+                subject: text(subject)?,
+                text: text(expected)?,
+                hyperparameter: hyperparameter != 0,
+            };
             recording
                 .facts
-                .add(table_kind, container, key, guard_kind(kind)?, text(subject)?, text(expected)?, hyperparameter != 0)
-                .map_err(|error| error.to_string())?;
-        }
-        Ok(ROTE_OK)
+                .add(fact, object(container, "container")?, key)?;
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// Adds a guard that is known by its text: structure, arguments, modes, world.
-    rote_record_guard(recording, kind: u32, subject: *const c_char, expected: *const c_char) {
-        // SAFETY: the caller vouches for the texts.
-        unsafe { recording.guard(guard_kind(kind)?, text(subject)?, text(expected)?) };
-        Ok(ROTE_OK)
+/// Adds a guard that is known by its text: structure, arguments, modes, world.
+/// `kind` is a kind of guard (`ROTE_GUARD_STRUCTURE`, ...).
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_guard(
+    session: *mut RoteSession,
+    kind: u32,
+    subject: *const c_char,
+    expected: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.guard(guard_kind(kind)?, text(subject)?, text(expected)?);
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// Watches a device's default generator.
-    rote_record_generator(recording, device_kind: u32, device_index: i32) {
-        let device = Device { kind: device_kind as u8, index: device_index as i8 };
-        recording.watch_generator(device).map_err(|error| error.to_string())?;
-        Ok(ROTE_OK)
+/// Watches a device's default generator. `device_kind` is PyTorch's
+/// `DeviceType` number (0 cpu, 1 cuda), `device_index` -1 for the current one.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_generator(
+    session: *mut RoteSession,
+    device_kind: u32,
+    device_index: i32,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.watch_generator(device(device_kind, device_index)?)?;
+            Ok(ROTE_OK)
+        })
     }
 }
 
@@ -183,111 +274,216 @@ recording_fn! {
 /// `session` must come from `rote_session_new`; the GIL must be held.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_ready(session: *mut RoteSession) -> c_int {
-    guarded(|| -> Result<c_int, String> {
+    guarded(|| {
         // SAFETY: the caller vouches for the session.
-        unsafe { self::session(session)? }
-            .ready()
-            .map_err(|error| error.to_string())?;
+        unsafe { self::session(session)? }.ready()?;
         Ok(ROTE_OK)
     })
 }
 
 /// Binds a stored plan made under the same guards instead of recording:
-/// `*bound` is 1 when there was one, and the recording is over.
+/// `*bound` is 1 when there was one, and the recording is over; else 0.
 ///
 /// # Safety
 /// `session` must come from `rote_session_new`; the GIL must be held.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_trust(session: *mut RoteSession, bound: *mut c_int) -> c_int {
-    guarded(|| -> Result<c_int, String> {
+    guarded(|| {
         // SAFETY: the caller vouches for the pointers.
-        unsafe {
-            *bound = c_int::from(
-                self::session(session)?
-                    .trust()
-                    .map_err(|error| error.to_string())?,
-            );
-        }
+        let (session, bound) = unsafe { (self::session(session)?, out(bound, "bound")?) };
+        bound.set(c_int::from(session.trust()?));
         Ok(ROTE_OK)
     })
 }
 
-recording_fn! {
-    /// Records an op that has run, with plain local tensors. Returns
-    /// `ROTE_REFUSED` when the recording is refused.
-    rote_record_op(recording, func: *mut c_void, args: *mut c_void, kwargs: *mut c_void, result: *mut c_void, source: *const c_char) {
-        // SAFETY: the caller vouches for the objects.
-        unsafe { recording.op(func, args, kwargs, result, text(source)?) }.map_err(|error| error.to_string())?;
-        Ok(if recording.refusal().is_some() { ROTE_REFUSED } else { ROTE_OK })
+/// Records an op that has run, with plain local tensors. Returns
+/// `ROTE_REFUSED` when the recording is refused.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_op(
+    session: *mut RoteSession,
+    func: *mut c_void,
+    args: *mut c_void,
+    kwargs: *mut c_void,
+    result: *mut c_void,
+    source: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.op(
+                object(func, "func")?,
+                object(args, "args")?,
+                kwargs,
+                object(result, "result")?,
+                text(source)?,
+            )?;
+            Ok(if recording.refusal().is_some() {
+                ROTE_REFUSED
+            } else {
+                ROTE_OK
+            })
+        })
     }
 }
 
-recording_fn! {
-    /// An op that draws random numbers is about to run.
-    rote_record_random(recording, source: *const c_char) {
-        // SAFETY: the caller vouches for the text.
-        recording.check_generators(unsafe { text(source)? }).map_err(|error| error.to_string())?;
-        Ok(ROTE_OK)
+/// An op that draws random numbers is about to run.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_random(
+    session: *mut RoteSession,
+    source: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.check_generators(text(source)?)?;
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// Records that a generator's state was saved (`action` 0, `*slot` is set)
-    /// or restored from `*slot` (1).
-    rote_record_rng(recording, action: u32, device_kind: u32, device_index: i32, slot: *mut u32, source: *const c_char) {
-        let device = Device { kind: device_kind as u8, index: device_index as i8 };
-        // SAFETY: the caller vouches for the pointers.
-        unsafe {
-            let source = text(source)?;
-            recording.check_generators_before_save(action, source).map_err(|error| error.to_string())?;
-            let (action, known) = if action == 0 { (RngAction::Save, None) } else { (RngAction::Restore, Some(*slot)) };
-            *slot = recording.rng(action, device, known, source).map_err(|error| error.to_string())?;
-        }
-        Ok(ROTE_OK)
+/// Records that a generator's state was saved (`action` 0, `*slot` is set) or
+/// restored from `*slot` (`action` 1). The device is named as in
+/// `rote_record_generator`.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_rng(
+    session: *mut RoteSession,
+    action: u32,
+    device_kind: u32,
+    device_index: i32,
+    slot: *mut u32,
+    source: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            let slot = out(slot, "slot")?;
+            let (device, source) = (device(device_kind, device_index)?, text(source)?);
+            let known = match action {
+                0 => {
+                    // A save must see the state that recorded draws have left.
+                    recording.check_generators(source)?;
+                    None
+                }
+                1 => Some(slot.get()),
+                _ => return Err(format!("{action} is no generator action, expected 0 or 1").into()),
+            };
+            let action = if action == 0 {
+                RngAction::Save
+            } else {
+                RngAction::Restore
+            };
+            slot.set(recording.rng(action, device, known, source)?);
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// A global op begins; `inputs` are specs of its tensor arguments.
-    rote_record_global_begin(recording, op: *const c_char, inputs: *const u32, n: u32, source: *const c_char) {
-        // SAFETY: the caller vouches for the pointers.
-        unsafe { recording.global_begin(text(op)?, slice(inputs, n), text(source)?) };
-        Ok(ROTE_OK)
+/// A global op begins; `inputs` are the numbers of the specs of its `n` tensor
+/// arguments.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_global_begin(
+    session: *mut RoteSession,
+    op: *const c_char,
+    inputs: *const u32,
+    n: u32,
+    source: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.global_begin(text(op)?, slice(inputs, n)?, text(source)?);
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// The innermost global op has run; `outputs` are specs of its results.
-    rote_record_global_end(recording, outputs: *const u32, n: u32) {
-        // SAFETY: the caller vouches for the pointer.
-        recording.global_end(unsafe { slice(outputs, n) });
-        Ok(ROTE_OK)
+/// The innermost global op has run; `outputs` are the numbers of the specs of
+/// its `n` tensor results.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_global_end(
+    session: *mut RoteSession,
+    outputs: *const u32,
+    n: u32,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.global_end(slice(outputs, n)?);
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// A redistribution begins.
-    rote_record_redistribute_begin(recording, from: u32, to: u32, source: *const c_char) {
-        // SAFETY: the caller vouches for the text.
-        recording.redistribute_begin(from, to, unsafe { text(source)? });
-        Ok(ROTE_OK)
+/// A redistribution between two registered specs begins.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_redistribute_begin(
+    session: *mut RoteSession,
+    from: u32,
+    to: u32,
+    source: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.redistribute_begin(from, to, text(source)?);
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// The innermost redistribution has run.
-    rote_record_redistribute_end(recording) {
-        recording.redistribute_end();
-        Ok(ROTE_OK)
+/// The innermost redistribution has run.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_redistribute_end(session: *mut RoteSession) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.redistribute_end();
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// Follows a float: `kind` 0 read from `path`, 1 constant, 2 negation of
-    /// `a`, 3 to 7 sum, difference, product, quotient and power of `a` and `b`.
-    rote_record_float(recording, kind: u32, a: u32, b: u32, value: f64, path: *const c_char, index: *mut u32) {
-        // SAFETY: the caller vouches for the pointers.
-        unsafe {
+/// Follows a float and sets `*index` to its number. `kind`: 0 read from
+/// `path`, 1 constant, 2 negation of `a`, 3 to 7 sum, difference, product,
+/// quotient and power of `a` and `b`, which are numbers of followed floats.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_float(
+    session: *mut RoteSession,
+    kind: u32,
+    a: u32,
+    b: u32,
+    value: f64,
+    path: *const c_char,
+    index: *mut u32,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            let index = out(index, "index")?;
             let origin = match kind {
                 0 => Origin::Read(text(path)?.to_owned()),
                 1 => Origin::Const(value.to_bits()),
@@ -297,72 +493,146 @@ recording_fn! {
                 5 => Origin::Mul(a, b),
                 6 => Origin::Div(a, b),
                 7 => Origin::Pow(a, b),
-                _ => return Err(format!("{kind} is no kind of float")),
+                _ => return Err(format!("{kind} is no kind of float, expected 0 to 7").into()),
             };
-            *index = recording.float(origin, value);
-        }
-        Ok(ROTE_OK)
+            index.set(recording.float(origin, value)?);
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// A followed float was compared or converted: what it depends on must not
-    /// change.
-    rote_record_pin(recording, index: u32) {
-        recording.pin_float(index);
-        Ok(ROTE_OK)
+/// A followed float was compared or converted: what it depends on must not
+/// change.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_pin(session: *mut RoteSession, index: u32) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.pin_float(index)?;
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// Says which global ranks a process group has and what people call it.
-    rote_record_group(recording, name: *const c_char, ranks: *const i64, n: u32, label: *const c_char) {
-        // SAFETY: the caller vouches for the pointers.
-        unsafe { recording.describe_group(text(name)?, slice(ranks, n), text(label)?) };
-        Ok(ROTE_OK)
+/// Says which global ranks a process group has and what people call it.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_group(
+    session: *mut RoteSession,
+    name: *const c_char,
+    ranks: *const i64,
+    n: u32,
+    label: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.describe_group(text(name)?, slice(ranks, n)?, text(label)?);
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// Names a tensor of the result; call in the order of the result's leaves.
-    rote_record_output(recording, path: *const c_char, local: *mut c_void, spec: u32, requires_grad: c_int) {
-        // SAFETY: the caller vouches for the objects.
-        unsafe {
-            recording
-                .output(text(path)?, local, optional(spec), requires_grad != 0)
-                .map_err(|error| error.to_string())?;
-        }
-        Ok(ROTE_OK)
+/// Names a tensor of the result; call in the order of the result's leaves.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_output(
+    session: *mut RoteSession,
+    path: *const c_char,
+    local: *mut c_void,
+    spec: u32,
+    requires_grad: c_int,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.output(
+                text(path)?,
+                object(local, "local")?,
+                optional(spec),
+                requires_grad != 0,
+            )?;
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// Says that the step left a new gradient in the `.grad` of the tensor at
-    /// `path`, or `None` when `local` is null.
-    rote_record_grad(recording, path: *const c_char, local: *mut c_void, spec: u32) {
-        let local = (!local.is_null()).then_some(local);
-        // SAFETY: the caller vouches for the objects.
-        unsafe { recording.grad(text(path)?, local, optional(spec)) }.map_err(|error| error.to_string())?;
-        Ok(ROTE_OK)
+/// Says that the step left a new gradient in the `.grad` of the tensor at
+/// `path`, or `None` when `local` is null.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_grad(
+    session: *mut RoteSession,
+    path: *const c_char,
+    local: *mut c_void,
+    spec: u32,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.grad(
+                text(path)?,
+                (!local.is_null()).then_some(local),
+                optional(spec),
+            )?;
+            Ok(ROTE_OK)
+        })
     }
 }
 
-recording_fn! {
-    /// Refuses the recording for a reason that the framework's side has seen.
-    rote_record_refuse(recording, op: *const c_char, source: *const c_char, reason: *const c_char, remedy: *const c_char) {
-        // SAFETY: the caller vouches for the texts.
-        unsafe { recording.refuse(Refusal::op(text(op)?, text(source)?, text(reason)?, text(remedy)?)) };
-        Ok(ROTE_REFUSED)
+/// Refuses the recording for a reason that the framework's side has seen; the
+/// first reason counts. Returns `ROTE_REFUSED`.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_refuse(
+    session: *mut RoteSession,
+    op: *const c_char,
+    source: *const c_char,
+    reason: *const c_char,
+    remedy: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.refuse(Refusal::op(
+                text(op)?,
+                text(source)?,
+                text(reason)?,
+                text(remedy)?,
+            ));
+            Ok(ROTE_REFUSED)
+        })
     }
 }
 
-recording_fn! {
-    /// How many tensors the step made, did not return, and something still
-    /// holds.
-    rote_record_survivors(recording, count: *mut u32) {
-        // SAFETY: the caller vouches for the pointer.
-        unsafe { *count = recording.survivors().len() as u32 };
-        Ok(ROTE_OK)
+/// Sets `*count` to how many tensors the step made, did not return, and
+/// something still holds.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_survivors(
+    session: *mut RoteSession,
+    count: *mut u32,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            let count = out(count, "count")?;
+            count.set(recording.survivors().len() as u32);
+            Ok(ROTE_OK)
+        })
     }
 }
 
@@ -389,7 +659,7 @@ pub unsafe extern "C" fn rote_record_groups(session: *mut RoteSession) -> *const
 /// `session` must come from `rote_session_new`; the GIL must be held.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_abort(session: *mut RoteSession) -> c_int {
-    guarded(|| -> Result<c_int, String> {
+    guarded(|| {
         // SAFETY: the caller vouches for the session.
         unsafe { self::session(session)? }.abort();
         Ok(ROTE_OK)
@@ -410,10 +680,9 @@ pub unsafe extern "C" fn rote_record_finish(
     result: *const c_char,
 ) -> *const c_char {
     let mut out = std::ptr::null();
-    guarded(|| -> Result<c_int, String> {
+    guarded(|| {
         // SAFETY: the caller vouches for session and text.
-        let outcome = unsafe { self::session(session)?.finish(text(result)?) }
-            .map_err(|error| error.to_string())?;
+        let outcome = unsafe { self::session(session)?.finish(text(result)?)? };
         let json = match outcome {
             Outcome::Dropped(why) => serde_json::json!({"outcome": "dropped", "reason": why}),
             Outcome::Candidate => serde_json::json!({"outcome": "candidate"}),

@@ -4,12 +4,12 @@ use std::ffi::{c_char, c_int, c_void};
 use std::path::PathBuf;
 
 use rote::plans::describe;
-use rote::plans::pool::ArchivedRange;
-use rote::plans::{ArchivedPlan, Fingerprint, NONE};
+use rote::plans::{Fingerprint, NONE};
 use rote::replay::aten::{Bridge, Object};
 use rote::{Config, Next, Session};
 
-use crate::status::{ROTE_OK, give_text, guarded, set_error, text};
+use crate::spec;
+use crate::status::{Out, ROTE_OK, give_text, guarded, object, out, set_error, text};
 
 /// The call was replayed.
 pub const ROTE_REPLAYED: c_int = 0;
@@ -17,6 +17,8 @@ pub const ROTE_REPLAYED: c_int = 0;
 pub const ROTE_RECORD: c_int = 1;
 /// Run the call eagerly.
 pub const ROTE_EAGER: c_int = 2;
+
+const NO_BRIDGE: &str = "the bridge is not loaded: call rote_load_bridge first";
 
 /// One captured function. Used by one thread at a time, with the GIL held.
 pub struct RoteSession {
@@ -50,9 +52,9 @@ pub unsafe extern "C" fn rote_session_new(
     max_variants: u32,
 ) -> *mut RoteSession {
     let mut out = std::ptr::null_mut();
-    guarded(|| -> Result<c_int, String> {
+    guarded(|| {
         if !Bridge::is_loaded() {
-            return Err("the bridge is not loaded: call rote_load_bridge first".to_owned());
+            return Err(NO_BRIDGE.into());
         }
         // SAFETY: the caller vouches for the texts.
         let (function, framework, plans) =
@@ -68,7 +70,7 @@ pub unsafe extern "C" fn rote_session_new(
             plans: PathBuf::from(plans),
             max_variants: max_variants as usize,
         };
-        let session = Session::new(config).map_err(|error| error.to_string())?;
+        let session = Session::new(config)?;
         out = Box::into_raw(Box::new(RoteSession { session }));
         Ok(ROTE_OK)
     });
@@ -83,7 +85,7 @@ pub unsafe extern "C" fn rote_session_new(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_session_free(session: *mut RoteSession) {
     if !session.is_null() {
-        guarded(|| -> Result<c_int, String> {
+        guarded(|| {
             // SAFETY: made by `rote_session_new`, freed once.
             drop(unsafe { Box::from_raw(session) });
             Ok(ROTE_OK)
@@ -91,19 +93,35 @@ pub unsafe extern "C" fn rote_session_free(session: *mut RoteSession) {
     }
 }
 
-fn deliver(next: Next, variant: *mut u32, results: *mut *mut c_void) -> c_int {
-    match next {
-        Next::Replayed(id, objects) => {
-            let list = Bridge::get().list(objects);
-            // SAFETY: the caller of the ABI passed places to write to.
-            unsafe {
-                *variant = id;
-                *results = list;
-            }
-            ROTE_REPLAYED
+/// Where a replay's results go.
+struct Delivery {
+    variant: Out<u32>,
+    results: Out<*mut c_void>,
+}
+
+impl Delivery {
+    /// # Safety
+    /// The places must be null, or valid for as long as the result is used.
+    unsafe fn to(variant: *mut u32, results: *mut *mut c_void) -> Result<Self, String> {
+        // SAFETY: the caller vouches for the places.
+        unsafe {
+            Ok(Delivery {
+                variant: out(variant, "variant")?,
+                results: out(results, "results")?,
+            })
         }
-        Next::Record => ROTE_RECORD,
-        Next::Eager => ROTE_EAGER,
+    }
+
+    fn deliver(&self, next: Next) -> c_int {
+        match next {
+            Next::Replayed(id, objects) => {
+                self.variant.set(id);
+                self.results.set(Bridge::get().list(objects));
+                ROTE_REPLAYED
+            }
+            Next::Record => ROTE_RECORD,
+            Next::Eager => ROTE_EAGER,
+        }
     }
 }
 
@@ -122,11 +140,14 @@ pub unsafe extern "C" fn rote_session_call(
     variant: *mut u32,
     results: *mut *mut c_void,
 ) -> c_int {
-    guarded(|| -> Result<c_int, String> {
-        // SAFETY: the caller vouches for session and objects.
-        let next = unsafe { self::session(session)?.call(args, kwargs) }
-            .map_err(|error| error.to_string())?;
-        Ok(deliver(next, variant, results))
+    guarded(|| {
+        // SAFETY: the caller vouches for session, objects and places.
+        unsafe {
+            let session = self::session(session)?;
+            let delivery = Delivery::to(variant, results)?;
+            let (args, kwargs) = (object(args, "args")?, object(kwargs, "kwargs")?);
+            Ok(delivery.deliver(session.call(args, kwargs)?))
+        }
     })
 }
 
@@ -140,11 +161,13 @@ pub unsafe extern "C" fn rote_session_replay_last(
     variant: *mut u32,
     results: *mut *mut c_void,
 ) -> c_int {
-    guarded(|| -> Result<c_int, String> {
-        // SAFETY: the caller vouches for the session.
-        let next =
-            unsafe { self::session(session)?.replay_last() }.map_err(|error| error.to_string())?;
-        Ok(deliver(next, variant, results))
+    guarded(|| {
+        // SAFETY: the caller vouches for session and places.
+        unsafe {
+            let session = self::session(session)?;
+            let delivery = Delivery::to(variant, results)?;
+            Ok(delivery.deliver(session.replay_last()?))
+        }
     })
 }
 
@@ -155,12 +178,13 @@ pub unsafe extern "C" fn rote_session_replay_last(
 /// `tensor` must be a tensor object and the GIL held.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_mark_replayed(tensor: *mut c_void) -> c_int {
-    guarded(|| -> Result<c_int, String> {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
         // SAFETY: the caller vouches for the object.
-        let tensor = unsafe { Object::hold(tensor) };
-        Bridge::get()
-            .mark_replayed(&tensor)
-            .map_err(|error| error.to_string())?;
+        let tensor = unsafe { Object::hold(object(tensor, "tensor")?) };
+        Bridge::get().mark_replayed(&tensor)?;
         Ok(ROTE_OK)
     })
 }
@@ -227,9 +251,12 @@ pub unsafe extern "C" fn rote_session_explain(session: *mut RoteSession) -> *con
     }
 }
 
-/// What a variant gives back, as JSON: the file's `path`, the structure of the
-/// `result`, `outputs` and `grads` with their specs, and instruction `counts`
-/// (local ops, views, collectives). Null when there is no such variant.
+/// A variant as JSON: its guard `key`, the structure of the `result`
+/// (docs/plan-format.md), `outputs` (`path`, `spec`, `requires_grad`) and
+/// `grads` (`path`, `spec`, `none`: whether `.grad` becomes `None`) in the order
+/// of the replay's results, and instruction `counts` (`local`, `views`,
+/// `collectives`). A spec has the form that `rote_record_spec` reads, and is
+/// null for a plain tensor. Null when there is no such variant.
 ///
 /// # Safety
 /// `session` must come from `rote_session_new`.
@@ -254,7 +281,7 @@ pub unsafe extern "C" fn rote_session_variant(
         .map(|output| {
             serde_json::json!({
                 "path": plan.str(output.path.to_native()),
-                "spec": spec(plan, output.spec.to_native()),
+                "spec": spec::write(plan, output.spec.to_native()),
                 "requires_grad": output.requires_grad,
             })
         })
@@ -265,7 +292,7 @@ pub unsafe extern "C" fn rote_session_variant(
         .map(|grad| {
             serde_json::json!({
                 "path": plan.str(grad.path.to_native()),
-                "spec": spec(plan, grad.spec.to_native()),
+                "spec": spec::write(plan, grad.spec.to_native()),
                 "none": grad.value == NONE,
             })
         })
@@ -278,38 +305,4 @@ pub unsafe extern "C" fn rote_session_variant(
         "counts": {"local": counts.local, "views": counts.views, "collectives": counts.collectives},
     });
     give_text(&json.to_string())
-}
-
-/// A spec in the form that `rote_record_spec` reads, or null for a plain tensor.
-fn spec(plan: &ArchivedPlan, index: u32) -> serde_json::Value {
-    if index == NONE {
-        return serde_json::Value::Null;
-    }
-    let spec = &plan.specs[index as usize];
-    let mesh = &plan.meshes[spec.mesh.to_native() as usize];
-    let join = |range: ArchivedRange| {
-        let dims = &plan.dims[range.indices()];
-        dims.iter()
-            .map(|dim| dim.to_native().to_string())
-            .collect::<Vec<_>>()
-            .join(",")
-    };
-    let names: Vec<&str> = plan.ids[mesh.dim_names.indices()]
-        .iter()
-        .map(|id| plan.str(id.to_native()))
-        .collect();
-    let placements: Vec<String> = plan.placements[spec.placements.indices()]
-        .iter()
-        .map(|placement| describe::placement(plan, *placement).to_string())
-        .collect();
-    serde_json::Value::String(format!(
-        "{}|{}|{}|{}|{}|{}|{}",
-        plan.str(mesh.device_type.to_native()),
-        join(mesh.shape),
-        names.join(","),
-        join(mesh.ranks),
-        placements.join(";"),
-        join(spec.shape),
-        join(spec.strides)
-    ))
 }

@@ -1,8 +1,11 @@
 //! Statuses, errors and text across the border.
 
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+
+use rote::plans::Device;
 
 /// Success.
 pub const ROTE_OK: c_int = 0;
@@ -31,8 +34,11 @@ pub(crate) fn give_text(text: &str) -> *const c_char {
     })
 }
 
+/// What a function of the ABI has to answer: a status, or what went wrong.
+pub(crate) type Answer = Result<c_int, Box<dyn std::error::Error>>;
+
 /// Runs `body`; errors and panics become a status and a message.
-pub(crate) fn guarded<E: std::fmt::Display>(body: impl FnOnce() -> Result<c_int, E>) -> c_int {
+pub(crate) fn guarded(body: impl FnOnce() -> Answer) -> c_int {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(status)) => status,
         Ok(Err(error)) => {
@@ -68,13 +74,59 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, String> {
 /// Numbers that a caller passed.
 ///
 /// # Safety
-/// `start` must point at `len` entries, or `len` must be 0.
-pub(crate) unsafe fn slice<'a, T>(start: *const T, len: u32) -> &'a [T] {
-    if len == 0 || start.is_null() {
-        return &[];
+/// `start` must be null or point at `len` entries.
+pub(crate) unsafe fn slice<'a, T>(start: *const T, len: u32) -> Result<&'a [T], String> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if start.is_null() {
+        return Err(format!("a list of {len} entries is null"));
     }
     // SAFETY: the caller vouches for the array.
-    unsafe { std::slice::from_raw_parts(start, len as usize) }
+    Ok(unsafe { std::slice::from_raw_parts(start, len as usize) })
+}
+
+/// A place of the caller's, to read from and write to.
+pub(crate) struct Out<T>(NonNull<T>);
+
+/// The place that a caller passed as `name`.
+///
+/// # Safety
+/// `place` must be null, or valid for as long as the result is used.
+pub(crate) unsafe fn out<T>(place: *mut T, name: &str) -> Result<Out<T>, String> {
+    NonNull::new(place)
+        .map(Out)
+        .ok_or_else(|| format!("`{name}` is null"))
+}
+
+impl<T: Copy> Out<T> {
+    /// Writes to the place.
+    pub(crate) fn set(&self, value: T) {
+        // SAFETY: not null, and valid as `out`'s caller vouched.
+        unsafe { self.0.write(value) };
+    }
+
+    /// Reads what the caller has put there.
+    pub(crate) fn get(&self) -> T {
+        // SAFETY: as in `set`.
+        unsafe { self.0.read() }
+    }
+}
+
+/// An object that a caller passed as `name`.
+pub(crate) fn object(object: *mut c_void, name: &str) -> Result<*mut c_void, String> {
+    if object.is_null() {
+        return Err(format!("`{name}` is null"));
+    }
+    Ok(object)
+}
+
+/// A device by PyTorch's `DeviceType` number and its index, or -1.
+pub(crate) fn device(kind: u32, index: i32) -> Result<Device, String> {
+    match (u8::try_from(kind), i8::try_from(index)) {
+        (Ok(kind), Ok(index)) => Ok(Device { kind, index }),
+        _ => Err(format!("{kind}:{index} is no device")),
+    }
 }
 
 /// What the last failed call of this thread has to say.

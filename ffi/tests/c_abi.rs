@@ -41,10 +41,16 @@ fn a_c_program_runs_against_the_library() {
     )
     .expect("written");
     sample::small().write(&plan).expect("written");
-    Command::new(program)
+    let run = Command::new(program)
         .arg(directory.path().join("missing.rote"))
-        .args([garbage, plan])
-        .succeeds();
+        .args([garbage, plan, stub_bridge(directory.path())])
+        .arg(directory.path().join("plans"))
+        .output()
+        .expect("the program runs");
+    let said = [run.stdout, run.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(run.status.success(), "{}: {said}", run.status);
+    assert_eq!(said, "", "no wrong call makes the library print");
 }
 
 #[test]
@@ -74,6 +80,18 @@ fn the_header_declares_exactly_what_the_library_exports() {
         .collect();
 
     assert_eq!(declared, exported);
+}
+
+/// A bridge that has every function and does nothing.
+fn stub_bridge(directory: &Path) -> PathBuf {
+    let bridge = directory.join("stub_bridge.so");
+    compile("CC", "cc", "c11")
+        .args(["-shared", "-fPIC"])
+        .arg(Path::new(CRATE).join("tests/stub_bridge.c"))
+        .arg("-o")
+        .arg(&bridge)
+        .succeeds();
+    bridge
 }
 
 /// The library, built as this test was.

@@ -1,7 +1,6 @@
 //! `include/rote.h` says what the library has: it is generated from `src/`, and
 //! whoever changes one changes the other.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -51,16 +50,18 @@ fn generate() -> String {
     String::from_utf8(header).expect("UTF-8")
 }
 
-/// A copy of a module as cbindgen and a reader of C need it: the functions that
-/// `recording_fn!` makes written out (cbindgen sees none that a macro makes),
-/// and the subject of the module above its first function.
+/// A copy of a module as a reader of C needs it: the subject of the module above
+/// its first function, and what Rust calls safety called by what it is.
 fn readable(module: &str) -> PathBuf {
     let path = Path::new(CRATE).join("src").join(module);
     let source = fs::read_to_string(path.with_extension("rs")).expect("read");
     let subject = source.lines().next().unwrap_or_default();
-    let subject = subject.trim_start_matches("//! ").trim_end_matches('.');
+    let subject = subject
+        .trim_start_matches("//! ")
+        .trim_end_matches('.')
+        .to_owned();
 
-    let text = written_out(&source);
+    let text = source;
     let function = text.find("\n#[unsafe(no_mangle)]").expect("a function");
     let is_doc = |line: &&str| line.starts_with("///");
     let docs: usize = text[..function]
@@ -75,25 +76,4 @@ fn readable(module: &str) -> PathBuf {
     let copy = copy.with_extension("rs");
     fs::write(&copy, text.replace("/// # Safety\n", "/// Requires:\n")).expect("written");
     copy
-}
-
-fn written_out(source: &str) -> String {
-    let mut parts = source.split("recording_fn! {\n");
-    let mut text = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let (call, rest) = part.split_once("\n}\n").expect("the call ends");
-        let (docs, function) = call.split_at(call.find("rote_").expect("a name"));
-        let (name, arguments) = function.split_once("(recording").expect("arguments");
-        let (arguments, _) = arguments.split_once(") {").expect("a body");
-        write!(
-            text,
-            "{docs}///\n/// # Safety\n\
-             /// Pointers must be live, texts C strings, and the GIL held.\n\
-             #[unsafe(no_mangle)]\n\
-             pub unsafe extern \"C\" fn {name}(session: *mut RoteSession{arguments}) -> c_int {{}}\n\
-             {rest}"
-        )
-        .expect("written");
-    }
-    text
 }

@@ -25,6 +25,32 @@ pub enum Origin {
     Pow(u32, u32),
 }
 
+impl Origin {
+    /// Indices of the floats it is computed from.
+    fn operands(&self) -> impl Iterator<Item = u32> {
+        let (a, b) = match *self {
+            Origin::Read(_) | Origin::Const(_) => (None, None),
+            Origin::Neg(a) => (Some(a), None),
+            Origin::Add(a, b)
+            | Origin::Sub(a, b)
+            | Origin::Mul(a, b)
+            | Origin::Div(a, b)
+            | Origin::Pow(a, b) => (Some(a), Some(b)),
+        };
+        a.into_iter().chain(b)
+    }
+}
+
+/// A float is said to follow from one that is not followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("float {index} is not followed: there are {known} so far")]
+pub struct UnknownFloat {
+    /// The operand.
+    pub index: u32,
+    /// How many floats are followed.
+    pub known: usize,
+}
+
 /// The floats followed in one recording, in the order they came about.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TracedFloats {
@@ -35,14 +61,24 @@ pub struct TracedFloats {
 }
 
 impl TracedFloats {
-    /// Adds a float; the same origin twice is one float.
-    pub fn add(&mut self, origin: Origin, value: f64) -> u32 {
+    /// Adds a float; the same origin twice is one float. Returns its index.
+    pub fn add(&mut self, origin: Origin, value: f64) -> Result<u32, UnknownFloat> {
         if let Some(index) = self.origins.iter().position(|o| *o == origin) {
-            return index as u32;
+            return Ok(index as u32);
         }
+        origin.operands().try_for_each(|index| self.known(index))?;
         self.origins.push(origin);
         self.values.push(value);
-        self.origins.len() as u32 - 1
+        Ok(self.origins.len() as u32 - 1)
+    }
+
+    fn known(&self, index: u32) -> Result<(), UnknownFloat> {
+        let known = self.origins.len();
+        if (index as usize) < known {
+            Ok(())
+        } else {
+            Err(UnknownFloat { index, known })
+        }
     }
 
     /// How many there are.
@@ -57,12 +93,14 @@ impl TracedFloats {
 
     /// The program depends on more than the arithmetic of this float: it was
     /// compared or converted.
-    pub fn pin(&mut self, index: u32) {
+    pub fn pin(&mut self, index: u32) -> Result<(), UnknownFloat> {
+        self.known(index)?;
         for read in self.reads(index) {
             if !self.pinned.contains(&read) {
                 self.pinned.push(read);
             }
         }
+        Ok(())
     }
 
     /// The float that is `a` in this recording and `b` in `other`.
@@ -101,18 +139,11 @@ impl TracedFloats {
         let mut found = Vec::new();
         let mut open = vec![index];
         while let Some(i) = open.pop() {
-            match self.origins[i as usize] {
-                Origin::Read(_) => found.push(i),
-                Origin::Const(_) => {}
-                Origin::Neg(a) => open.push(a),
-                Origin::Add(a, b)
-                | Origin::Sub(a, b)
-                | Origin::Mul(a, b)
-                | Origin::Div(a, b)
-                | Origin::Pow(a, b) => {
-                    open.extend([a, b]);
-                }
+            let origin = &self.origins[i as usize];
+            if let Origin::Read(_) = origin {
+                found.push(i);
             }
+            open.extend(origin.operands());
         }
         found
     }
@@ -132,17 +163,8 @@ impl TracedFloats {
             if !needed[i] {
                 continue;
             }
-            match self.origins[i] {
-                Origin::Read(_) | Origin::Const(_) => {}
-                Origin::Neg(a) => needed[a as usize] = true,
-                Origin::Add(a, b)
-                | Origin::Sub(a, b)
-                | Origin::Mul(a, b)
-                | Origin::Div(a, b)
-                | Origin::Pow(a, b) => {
-                    needed[a as usize] = true;
-                    needed[b as usize] = true;
-                }
+            for operand in self.origins[i].operands() {
+                needed[operand as usize] = true;
             }
         }
         let mut scalars = Vec::new();

@@ -1,0 +1,52 @@
+// A bridge without PyTorch: every function of replay/src/aten/sys.rs, none of
+// which does anything. It lets sessions exist, to see what wrong calls do.
+
+unsigned rote_bridge_abi(void) { return 1; }
+const char *rote_bridge_error(void) { return "the stub fails"; }
+const char *rote_bridge_torch(void) { return "stub"; }
+const char *rote_bridge_table_text(void) { return ""; }
+
+#define STUB(name) \
+    void *rote_bridge_##name(void) { return 0; }
+
+STUB(init)
+STUB(recording_new)
+STUB(recording_free)
+STUB(describe_op)
+STUB(describe_tensor)
+STUB(storage_alive)
+STUB(rng_digest)
+STUB(call_new)
+STUB(call_free)
+STUB(call_state)
+STUB(call_collect)
+STUB(call_leaf)
+STUB(table_new)
+STUB(table_free)
+STUB(table_add)
+STUB(table_read)
+STUB(table_hold)
+STUB(table_same)
+STUB(read_float)
+STUB(program_new)
+STUB(program_free)
+STUB(program_op)
+STUB(program_view)
+STUB(program_collective)
+STUB(program_bind)
+STUB(program_number)
+STUB(program_clear)
+STUB(program_bump)
+STUB(program_output)
+STUB(mark_replayed)
+STUB(run)
+STUB(run_op)
+STUB(run_view)
+STUB(run_collective)
+STUB(run_wait)
+STUB(run_rng)
+STUB(run_free)
+STUB(list_new)
+STUB(list_set)
+STUB(incref)
+STUB(decref)
