@@ -1,0 +1,170 @@
+//! What is refused: ops that a plan cannot hold, and tensors that it could only
+//! read stale.
+
+use super::{Recorder, tensors};
+use crate::event::{ArgEvent, OpEvent};
+use crate::refusal::Refusal;
+
+/// Ops that look only at the meta of their tensor argument.
+fn reads_meta_only(name: &str) -> bool {
+    name.ends_with("_like")
+        || name.starts_with("aten::new_")
+        || name == "aten::bernoulli"
+        || name == "aten::expand"
+}
+
+impl Recorder {
+    /// Refuses ops that a plan can never hold.
+    pub(super) fn check(&self, op: &OpEvent<'_>) -> Result<(), Refusal> {
+        if op.name == "aten::_local_scalar_dense"
+            || op.name == "aten::equal"
+            || op.name == "aten::is_nonzero"
+        {
+            return Self::refuse(
+                op,
+                "reads a tensor on the host (.item(), float(), bool(), print()): what Python does with the value \
+                 leaves no trace in a plan",
+                "return the tensor and read it outside the captured function, or keep the decision on the device \
+                 (torch.where); for optimizers, fused=True or capturable=True keep their step counters in tensors",
+            );
+        }
+        let indexes_by_integers = op.name == "aten::index"
+            && !op.args.iter().skip(1).any(|arg| match &arg.value {
+                ArgEvent::Tensors(list) => list
+                    .iter()
+                    .any(|t| t.storage != 0 && matches!(t.dtype.0, 0 | 11)),
+                _ => false,
+            });
+        if op.data_dependent && !indexes_by_integers {
+            return Self::refuse(
+                op,
+                "makes a result whose shape or value on the host depends on tensor data",
+                "use a form with a fixed shape (masks with torch.where, topk, masked_fill), or leave this part \
+                 outside the captured function",
+            );
+        }
+        if op.inplace_view {
+            return Self::refuse(
+                op,
+                "changes the shape or strides of an existing tensor in place",
+                "use the out-of-place form of the op (without the trailing underscore)",
+            );
+        }
+        if matches!(op.name, "aten::resize_" | "aten::resize_as_" | "aten::set_") {
+            return Self::refuse(
+                op,
+                "changes the storage of an existing tensor",
+                "allocate tensors with their final size",
+            );
+        }
+        if op.name.starts_with("c10d::") {
+            return Self::refuse(
+                op,
+                "calls a process group directly",
+                "use torch.distributed._functional_collectives, or DTensor, inside the captured function",
+            );
+        }
+        for (i, arg) in op.args.iter().enumerate() {
+            if let Some(kind) = unfit(&arg.value) {
+                return Self::refuse(
+                    op,
+                    format!("argument {i} is a {kind}, which a plan cannot hold"),
+                    "leave this call outside the captured function",
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses tensors that the plan could only read stale.
+    pub(super) fn check_tensors(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
+        for (i, arg) in op.args.iter().enumerate() {
+            for tensor in tensors(&arg.value) {
+                if tensor.opaque || tensor.dtype.bytes().is_none() {
+                    return Self::refuse(
+                        op,
+                        format!(
+                            "argument {i} ({}) is not a plain strided tensor",
+                            tensor.describe()
+                        ),
+                        "convert it to a strided tensor of a supported dtype",
+                    );
+                }
+                if !self.roots.contains_key(&tensor.storage) && !self.bind(tensor.storage) {
+                    if matches!(
+                        op.name,
+                        "aten::lift_fresh" | "aten::lift" | "aten::lift_fresh_copy"
+                    ) {
+                        return Self::refuse(
+                            op,
+                            format!(
+                                "makes a tensor ({}) from host data inside the step (torch.tensor, torch.from_numpy): \
+                                 a replay would reuse the old data",
+                                tensor.describe()
+                            ),
+                            "pass the data as an argument, register it as a buffer, or make it with torch.full or \
+                             torch.arange",
+                        );
+                    }
+                    return Self::refuse(
+                        op,
+                        format!(
+                            "argument {i} ({}) is a tensor that no name in state= reaches and no recorded op made",
+                            tensor.describe()
+                        ),
+                        "name it in state=, pass it as an argument, or make it inside the step with torch ops",
+                    );
+                }
+                let root = self.roots[&tensor.storage];
+                if root.storage_bytes != tensor.storage_bytes && root.binding.is_none() {
+                    return Self::refuse(
+                        op,
+                        format!(
+                            "the storage of argument {i} changed its size from {} to {} bytes",
+                            root.storage_bytes, tensor.storage_bytes
+                        ),
+                        "allocate tensors with their final size",
+                    );
+                }
+                if arg.written {
+                    if let Some(root) = self.roots.get_mut(&tensor.storage) {
+                        root.uninitialized = false;
+                    }
+                    if let Some(binding) = root.binding {
+                        self.tables.plan.bindings[binding as usize].written = true;
+                    }
+                } else if root.uninitialized
+                    && tensor.numel() > 0
+                    && !reads_meta_only(op.name)
+                    && !self.only_views(op)
+                {
+                    return Self::refuse(
+                        op,
+                        format!(
+                            "argument {i} ({}) comes from an empty() that no recorded op wrote to: it was written \
+                             outside the dispatcher (a raw kernel launch, numpy, ctypes)",
+                            tensor.describe()
+                        ),
+                        "wrap the kernel as a custom op (torch.library.custom_op), or leave it outside the captured \
+                         function",
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What in an argument a plan cannot hold.
+fn unfit<'a>(arg: &ArgEvent<'a>) -> Option<&'a str> {
+    let inside = |inner: &ArgEvent<'a>| match inner {
+        ArgEvent::Tensor(_) | ArgEvent::Tensors(_) => Some("list of tensors and other things"),
+        other => unfit(other),
+    };
+    match arg {
+        ArgEvent::Other(kind) => Some(kind),
+        ArgEvent::Wrapped(inner) => inside(inner),
+        ArgEvent::List(list) => list.iter().find_map(inside),
+        _ => None,
+    }
+}

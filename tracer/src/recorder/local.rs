@@ -1,0 +1,179 @@
+//! Local ops: their arguments and results.
+
+use rote_plans::{Arg, Instr, NONE, Range, ValueId};
+
+use super::Recorder;
+use crate::event::{ArgEvent, OpEvent, TensorEvent};
+use crate::refusal::Refusal;
+
+/// Ops that allocate without writing.
+const ALLOCATORS: &[&str] = &[
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::empty_like",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::empty_permuted",
+    "aten::empty_quantized",
+];
+
+impl Recorder {
+    /// The value of argument `i`, a tensor that the plan knows.
+    pub(super) fn known_value(
+        &mut self,
+        op: &OpEvent<'_>,
+        i: usize,
+        tensor: &TensorEvent<'_>,
+    ) -> Result<ValueId, Refusal> {
+        match self.value(tensor, op.source) {
+            Some(value) => Ok(value),
+            None => Self::refuse(
+                op,
+                format!(
+                    "argument {i} ({}) is a lazily conjugated or negated view, or starts inside an element",
+                    tensor.describe()
+                ),
+                "call resolve_conj(), resolve_neg() or contiguous() on it",
+            ),
+        }
+    }
+
+    /// Records an op as it is.
+    pub(super) fn local(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
+        let mut args = Vec::with_capacity(op.args.len());
+        for (i, arg) in op.args.iter().enumerate() {
+            args.push(self.arg(op, i, &arg.value)?);
+        }
+        let args = self.push_args(&args);
+        let mut outs = Vec::new();
+        let mut later = Vec::new();
+        for out in &op.outs {
+            match out {
+                ArgEvent::Tensor(tensor) => outs.push(self.out(op, tensor, &mut later)?),
+                ArgEvent::Tensors(list) if op.outs.len() == 1 => {
+                    for tensor in list {
+                        outs.push(self.out(op, tensor, &mut later)?);
+                    }
+                }
+                ArgEvent::Tensors(_) => {
+                    return Self::refuse(
+                        op,
+                        "returns a list among other results",
+                        "leave it outside the captured function",
+                    );
+                }
+                _ => outs.push(NONE),
+            }
+        }
+        let instr = Instr::Local {
+            op: self.tables.str(op.name),
+            overload: self.tables.str(op.overload),
+            args,
+            outs: self.tables.ids(&outs),
+        };
+        self.push_instr(instr, op.source);
+        for tensor in later {
+            self.value(&tensor, op.source);
+        }
+        Ok(())
+    }
+
+    /// The id under which the next instruction keeps a result. Results on known
+    /// storages are views, bound after the op (`later`), unless only the op can
+    /// make them.
+    fn out<'a>(
+        &mut self,
+        op: &OpEvent<'_>,
+        tensor: &TensorEvent<'a>,
+        later: &mut Vec<TensorEvent<'a>>,
+    ) -> Result<ValueId, Refusal> {
+        if tensor.storage == 0 && !tensor.opaque {
+            return Ok(NONE);
+        }
+        if tensor.opaque || tensor.dtype.bytes().is_none() {
+            return Self::refuse(
+                op,
+                format!(
+                    "makes a tensor ({}) that is not plain and strided",
+                    tensor.describe()
+                ),
+                "convert it to a strided tensor of a supported dtype inside the op",
+            );
+        }
+        match self.geometry(tensor) {
+            None if self.roots.contains_key(&tensor.storage) => Self::refuse(
+                op,
+                "makes a view that starts inside an element",
+                "copy the tensor before viewing it as another dtype",
+            ),
+            None => {
+                let uninitialized = ALLOCATORS.contains(&op.name);
+                Ok(self.fresh(tensor, self.next_instr(), uninitialized))
+            }
+            Some((_, geometry)) if self.geometries.contains_key(&geometry) => Ok(NONE),
+            Some((root, _)) if root.lazy_bits == tensor.lazy_bits => {
+                later.push(*tensor);
+                Ok(NONE)
+            }
+            Some((_, geometry)) => Ok(self.push_view(tensor, geometry)),
+        }
+    }
+
+    /// Nested arguments go into the pool before the argument that holds them.
+    fn arg(&mut self, op: &OpEvent<'_>, i: usize, arg: &ArgEvent<'_>) -> Result<Arg, Refusal> {
+        Ok(match arg {
+            ArgEvent::None => Arg::None,
+            ArgEvent::Tensor(tensor) if tensor.storage == 0 => Arg::None,
+            ArgEvent::Tensor(tensor) => Arg::Value(self.known_value(op, i, tensor)?),
+            ArgEvent::Tensors(list) => {
+                let mut ids = Vec::with_capacity(list.len());
+                for tensor in list {
+                    ids.push(if tensor.storage == 0 {
+                        NONE
+                    } else {
+                        self.known_value(op, i, tensor)?
+                    });
+                }
+                Arg::Values(self.tables.ids(&ids))
+            }
+            ArgEvent::Bool(value) => Arg::Bool(*value),
+            ArgEvent::Int(value) => Arg::Int(*value),
+            ArgEvent::Float(value) => Arg::Float(*value),
+            ArgEvent::Complex(re, im) => Arg::Complex(*re, *im),
+            ArgEvent::Wrapped(inner) => {
+                let inner = self.arg(op, i, inner)?;
+                let range = self.push_args(&[inner]);
+                Arg::Wrapped(range.start)
+            }
+            ArgEvent::Ints(list) => Arg::Ints(self.tables.dims(list)),
+            ArgEvent::List(list) => {
+                let mut items = Vec::with_capacity(list.len());
+                for item in list {
+                    items.push(self.arg(op, i, item)?);
+                }
+                Arg::List(self.push_args(&items))
+            }
+            ArgEvent::Str(text) => Arg::Str(self.tables.str(text)),
+            ArgEvent::DType(dtype) => Arg::DType(*dtype),
+            ArgEvent::Device(device) => Arg::Device(*device),
+            ArgEvent::Layout(layout) => Arg::Layout(*layout),
+            ArgEvent::MemoryFormat(format) => Arg::MemoryFormat(*format),
+            ArgEvent::Other(kind) => {
+                return Self::refuse(
+                    op,
+                    format!("argument {i} holds a {kind}, which a plan cannot hold"),
+                    "leave this call outside the captured function",
+                );
+            }
+        })
+    }
+
+    fn push_args(&mut self, args: &[Arg]) -> Range {
+        let start = self.tables.plan.args.len() as u32;
+        self.tables.plan.args.extend_from_slice(args);
+        Range {
+            start,
+            len: args.len() as u32,
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The recorder: a stream of ops in, a plan out.
+//!
+//! Identity is the storage. A tensor that shares the storage of a known one is
+//! a view of it, whatever made it, so view ops leave no instruction behind:
+//! a view is bound from its root by shape, strides and offset where it is
+//! first needed. A storage that nobody named and no recorded op made is
+//! refused: replaying would read it stale.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `checks` | what is refused |
+//! | `roots` | storages that the plan knows, and the values that look at them |
+//! | `local` | local ops: their arguments and results |
+//! | `collectives` | collectives, and the waits for them |
+//! | `strategies` | global ops and redistributions |
+//! | `results` | what the step leaves behind |
+
+mod checks;
+mod collectives;
+mod local;
+mod results;
+mod roots;
+mod strategies;
+
+use hashbrown::{HashMap, HashSet};
+use rote_plans::{
+    Device, Fingerprint, Guard, GuardKind, Instr, InstrId, Plan, RngAction, StrId, ValueId,
+};
+
+use crate::event::{ArgEvent, OpEvent, TensorEvent};
+use crate::finish;
+use crate::refusal::Refusal;
+use crate::tables::Tables;
+use roots::{Candidate, Geometry, Root};
+
+/// Records one run of a step.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    tables: Tables,
+    /// Tensors that have a name and that nothing has used yet, by storage.
+    candidates: HashMap<u64, Candidate>,
+    /// Storages that the plan knows.
+    roots: HashMap<u64, Root>,
+    geometries: HashMap<Geometry, ValueId>,
+    /// Outputs of collectives that were started and not yet waited for.
+    pending: HashSet<ValueId>,
+    /// The user's source line of each instruction.
+    sources: Vec<StrId>,
+    /// Global ops that are under way, as indices of strategies.
+    open_strategies: Vec<u32>,
+    open_redistributions: Vec<u32>,
+}
+
+impl Recorder {
+    /// A recorder for one run of `function` in the process `fingerprint`.
+    pub fn new(fingerprint: Fingerprint, function: &str) -> Self {
+        let mut recorder = Recorder::default();
+        recorder.tables.plan.fingerprint = fingerprint;
+        recorder.tables.plan.function = function.to_owned();
+        recorder
+    }
+
+    /// How many instructions there are so far.
+    pub fn len(&self) -> usize {
+        self.tables.plan.instrs.len()
+    }
+
+    /// Whether nothing was recorded yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Records an op that has just run.
+    pub fn op(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
+        let namespace = op.name.split("::").next().unwrap_or_default();
+        if namespace == "profiler" || op.name == "aten::detach_" || touches_meta(op) {
+            return Ok(());
+        }
+        self.check(op)?;
+        self.check_tensors(op)?;
+        let fresh = self.has_fresh_output(op);
+        let writes = op
+            .args
+            .iter()
+            .any(|arg| arg.written && has_tensor(&arg.value));
+        if op.name == "_c10d_functional::wait_tensor" {
+            return self.wait(op);
+        }
+        if !writes
+            && !fresh
+            && has_tensors(&op.outs)
+            && (namespace == "aten" || namespace == "prims" || is_wrapper(op))
+        {
+            return self.views(op);
+        }
+        if !writes && !has_tensors(&op.outs) && !op.name.contains("assert") {
+            return Ok(()); // asks for meta only: sizes, strides, ...
+        }
+        if !self.collective(op)? {
+            self.local(op)?;
+        }
+        Ok(())
+    }
+
+    fn refuse<T>(
+        op: &OpEvent<'_>,
+        reason: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Result<T, Refusal> {
+        Err(Refusal::op(op.name, op.source, reason, remedy))
+    }
+
+    fn push_instr(&mut self, instr: Instr, source: &str) {
+        self.tables.plan.instrs.push(instr);
+        let source = self.tables.str(source);
+        self.sources.push(source);
+    }
+
+    fn next_instr(&self) -> InstrId {
+        self.tables.plan.instrs.len() as InstrId
+    }
+
+    /// An op that only made views of known tensors.
+    fn views(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
+        let mut lazy = false;
+        for tensor in op.outs.iter().flat_map(tensors) {
+            lazy |= self.value(tensor, op.source).is_none();
+        }
+        if lazy { self.local(op) } else { Ok(()) }
+    }
+
+    fn only_views(&self, op: &OpEvent<'_>) -> bool {
+        has_tensors(&op.outs)
+            && !self.has_fresh_output(op)
+            && !op.args.iter().any(|arg| arg.written)
+    }
+
+    fn has_fresh_output(&self, op: &OpEvent<'_>) -> bool {
+        op.outs.iter().flat_map(tensors).any(|t| {
+            !self.roots.contains_key(&t.storage) && !self.candidates.contains_key(&t.storage)
+        })
+    }
+
+    /// Records a change of generator state outside the dispatcher. Returns the
+    /// slot that a save fills.
+    pub fn rng(
+        &mut self,
+        action: RngAction,
+        device: Device,
+        slot: Option<u32>,
+        source: &str,
+    ) -> u32 {
+        let slots = &mut self.tables.plan.rng_slots;
+        let slot = slot.unwrap_or_else(|| {
+            *slots += 1;
+            *slots - 1
+        });
+        self.push_instr(
+            Instr::Rng {
+                action,
+                device,
+                slot,
+            },
+            source,
+        );
+        slot
+    }
+
+    /// Names of the process groups that the recorded collectives use.
+    pub fn group_names(&self) -> Vec<String> {
+        let plan = &self.tables.plan;
+        plan.groups
+            .iter()
+            .map(|group| plan.str(group.name).to_owned())
+            .collect()
+    }
+
+    /// Says which ranks a group has and what people call it.
+    pub fn describe_group(&mut self, name: &str, ranks: &[i64], label: &str) {
+        self.tables.describe_group(name, ranks, label);
+    }
+
+    /// Adds a guard.
+    pub fn guard(&mut self, kind: GuardKind, subject: &str, expected: &str) {
+        let subject = self.tables.str(subject);
+        let expected = self.tables.str(expected);
+        self.tables.plan.guards.push(Guard {
+            kind,
+            subject,
+            expected,
+        });
+    }
+
+    /// The plan, with last uses and frees, and the source line of each
+    /// instruction. `result` is the structure of the result as JSON.
+    pub fn finish(mut self, result: &str) -> (Plan, Vec<String>) {
+        self.tables.plan.result = result.to_owned();
+        let sources: Vec<String> = self
+            .sources
+            .iter()
+            .map(|&id| self.tables.plan.str(id).to_owned())
+            .collect();
+        finish::finish(self.tables.plan, sources)
+    }
+}
+
+fn tensors<'e, 'a>(arg: &'e ArgEvent<'a>) -> impl Iterator<Item = &'e TensorEvent<'a>> {
+    let list: &'e [TensorEvent<'a>] = match arg {
+        ArgEvent::Tensor(tensor) => std::slice::from_ref(tensor),
+        ArgEvent::Tensors(list) => list,
+        _ => &[],
+    };
+    list.iter().filter(|t| t.storage != 0 || t.opaque)
+}
+
+fn has_tensor(arg: &ArgEvent<'_>) -> bool {
+    tensors(arg).next().is_some()
+}
+
+fn has_tensors(args: &[ArgEvent<'_>]) -> bool {
+    args.iter().any(has_tensor)
+}
+
+/// Ops on meta tensors are shape arithmetic of the framework, not work.
+fn touches_meta(op: &OpEvent<'_>) -> bool {
+    let args = op.args.iter().flat_map(|arg| tensors(&arg.value));
+    args.chain(op.outs.iter().flat_map(tensors))
+        .any(|t| t.device.kind == 14)
+}
+
+fn is_wrapper(op: &OpEvent<'_>) -> bool {
+    op.name == "_c10d_functional::_wrap_tensor_autograd"
+}
