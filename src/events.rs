@@ -1,7 +1,8 @@
-//! From the bridge's structs to what the recorder takes.
+//! From the C structs of ops to what the recorder takes.
 
 use std::ffi::{CStr, c_char};
 
+use rote_plans::check::MAX_ARG_DEPTH;
 use rote_plans::{DType, Device};
 use rote_replay::aten::sys::{self, tag};
 use rote_tracer::{ArgEvent, Argument, OpEvent, TensorEvent};
@@ -26,6 +27,100 @@ unsafe fn slice<'a, T>(start: *const T, len: usize) -> &'a [T] {
     }
     // SAFETY: the caller vouches for the array.
     unsafe { std::slice::from_raw_parts(start, len) }
+}
+
+/// Why a described op cannot be read, if so: it comes from a program that may
+/// be wrong, not from the bridge.
+///
+/// # Safety
+/// Pointers of the description must be null or live, lists as long as they say.
+pub unsafe fn op_problem(op: &sys::Op) -> Option<String> {
+    // SAFETY: the caller vouches for the pointers.
+    unsafe {
+        if op.name.is_null() || CStr::from_ptr(op.name).is_empty() {
+            return Some("the op has no name".to_owned());
+        }
+        if !is_text(op.name) || !is_text(op.overload) {
+            return Some("the op's name is not UTF-8".to_owned());
+        }
+        for (what, list, len) in [
+            ("argument", op.args, op.nargs),
+            ("result", op.outs, op.nouts),
+        ] {
+            if list.is_null() && len > 0 {
+                return Some(format!("{}: the list of {what}s is null", text(op.name)));
+            }
+            for (i, arg) in slice(list, len as usize).iter().enumerate() {
+                if let Some(problem) = arg_problem(arg, 0) {
+                    return Some(format!("{}: {what} {i} {problem}", text(op.name)));
+                }
+            }
+        }
+    }
+    None
+}
+
+/// # Safety
+/// As [`op_problem`].
+unsafe fn arg_problem(arg: &sys::Arg, depth: u32) -> Option<String> {
+    let payload = &arg.payload;
+    // SAFETY: the tag says which member of the union is set, and the caller
+    // vouches for the pointers in it.
+    unsafe {
+        let null = match arg.tag {
+            tag::TENSOR => payload.tensors.is_null(),
+            tag::TENSORS => arg.len > 0 && payload.tensors.is_null(),
+            tag::INTS => arg.len > 0 && payload.ints.is_null(),
+            tag::WRAPPED => payload.list.is_null(),
+            tag::LIST => arg.len > 0 && payload.list.is_null(),
+            _ => false,
+        };
+        if null {
+            return Some("is null".to_owned());
+        }
+        match arg.tag {
+            tag::TENSOR => tensor_problem(&*payload.tensors),
+            tag::TENSORS => slice(payload.tensors, arg.len as usize)
+                .iter()
+                .find_map(|tensor| tensor_problem(tensor)),
+            tag::WRAPPED | tag::LIST if depth == MAX_ARG_DEPTH => {
+                Some(format!("nests more than {MAX_ARG_DEPTH} deep"))
+            }
+            tag::WRAPPED => arg_problem(&*payload.list, depth + 1),
+            tag::LIST => slice(payload.list, arg.len as usize)
+                .iter()
+                .find_map(|inner| arg_problem(inner, depth + 1)),
+            tag::STR | tag::OTHER => {
+                (!is_text(payload.s)).then(|| "is text that is not UTF-8".to_owned())
+            }
+            tag::DTYPE | tag::LAYOUT | tag::MEMORY_FORMAT => (!(0..128).contains(&payload.i))
+                .then(|| format!("is {}, which stands for nothing", payload.i)),
+            tag::DEVICE => (!(0..1 << 16).contains(&payload.i))
+                .then(|| format!("is {}, which is no device", payload.i)),
+            tag::NONE | tag::BOOL | tag::INT | tag::FLOAT | tag::COMPLEX | tag::INTS => None,
+            tag => Some(format!("has the tag {tag}, which stands for nothing")),
+        }
+    }
+}
+
+/// Why a described tensor cannot be read, if so.
+///
+/// # Safety
+/// As [`op_problem`].
+pub unsafe fn tensor_problem(tensor: &sys::Tensor) -> Option<String> {
+    let strided = tensor.storage != 0 && tensor.flags & sys::NO_STORAGE == 0;
+    if strided && tensor.ndim > 0 && (tensor.sizes.is_null() || tensor.strides.is_null()) {
+        return Some("has no sizes or no strides".to_owned());
+    }
+    // SAFETY: the caller vouches for the pointers.
+    unsafe { self::tensor(tensor) }.problem()
+}
+
+/// # Safety
+/// As [`text`].
+unsafe fn is_text(text: *const c_char) -> bool {
+    // SAFETY: the caller vouches for the string.
+    text.is_null() || unsafe { CStr::from_ptr(text) }.to_str().is_ok()
 }
 
 /// A tensor that the bridge described.

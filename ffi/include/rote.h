@@ -12,7 +12,8 @@
 // calling thread's next call; text that is passed in is copied.
 //
 // Handles are opaque. Each has one function that makes it and one that frees
-// it: `rote_session_new`, `rote_session_free`.
+// it: `rote_session_new` and `rote_session_free`, `rote_recorder_new` and
+// `rote_recorder_free`.
 //
 // Python objects are passed as `void *` (a `PyObject *`), so that this header
 // needs no Python. They are borrowed, except where a new reference is
@@ -75,6 +76,75 @@
 // Kind of guard: world size and group membership.
 #define ROTE_GUARD_WORLD 5
 
+// Tensor flag: lazily conjugated.
+#define ROTE_TENSOR_CONJ 1
+
+// Tensor flag: lazily negated.
+#define ROTE_TENSOR_NEG 2
+
+// Tensor flag: no strided storage (sparse and such).
+#define ROTE_TENSOR_NO_STORAGE 4
+
+// Op flag: draws from a generator.
+#define ROTE_OP_SEEDED 1
+
+// Op flag: reads tensor data on the host, or its result's shape depends on it.
+#define ROTE_OP_DATA_DEPENDENT 2
+
+// Op flag: changes the meta of an argument in place.
+#define ROTE_OP_INPLACE_VIEW 4
+
+// Argument tag: none given.
+#define ROTE_ARG_NONE 0
+
+// Argument tag: a tensor, `tensors[0]`.
+#define ROTE_ARG_TENSOR 1
+
+// Argument tag: tensors, `tensors[0..len]`; storage 0 is an absent one.
+#define ROTE_ARG_TENSORS 2
+
+// Argument tag: a boolean, `i`.
+#define ROTE_ARG_BOOL 3
+
+// Argument tag: an integer, `i`.
+#define ROTE_ARG_INT 4
+
+// Argument tag: a float, `f`.
+#define ROTE_ARG_FLOAT 5
+
+// Argument tag: a complex number, `c`.
+#define ROTE_ARG_COMPLEX 6
+
+// Argument tag: a number where the schema wants a tensor, `list[0]`.
+#define ROTE_ARG_WRAPPED 7
+
+// Argument tag: integers, `ints[0..len]`.
+#define ROTE_ARG_INTS 8
+
+// Argument tag: a list of anything else, `list[0..len]`.
+#define ROTE_ARG_LIST 9
+
+// Argument tag: text, `s`.
+#define ROTE_ARG_STR 10
+
+// Argument tag: an element type, `i`.
+#define ROTE_ARG_DTYPE 11
+
+// Argument tag: a device, `i`: kind << 8 | (index & 0xff).
+#define ROTE_ARG_DEVICE 12
+
+// Argument tag: PyTorch's `Layout` number, `i`.
+#define ROTE_ARG_LAYOUT 13
+
+// Argument tag: PyTorch's `MemoryFormat` number, `i`.
+#define ROTE_ARG_MEMORY_FORMAT 14
+
+// Argument tag: something that a plan cannot hold; its type, `s`.
+#define ROTE_ARG_OTHER 15
+
+// One run of a step, recorded op by op. Used by one thread at a time.
+typedef struct RoteRecorder RoteRecorder;
+
 // One captured function. Used by one thread at a time, with the GIL held.
 typedef struct RoteSession RoteSession;
 
@@ -83,13 +153,86 @@ typedef struct RoteSession RoteSession;
 // `rote::replay`) and text.
 typedef void (*RoteLogCallback)(int level, const char *target, const char *message);
 
+// A local tensor.
+typedef struct RoteTensor {
+    // Identity of its storage: equal for tensors that share memory, never used
+    // twice in a recording. 0: no tensor.
+    uint64_t storage;
+    // Shape, `ndim` entries.
+    const int64_t *sizes;
+    // Strides in elements, `ndim` entries.
+    const int64_t *strides;
+    // Offset from the start of the storage, in elements.
+    int64_t offset;
+    // Size of the storage in bytes.
+    uint64_t storage_bytes;
+    // Number of dims.
+    uint32_t ndim;
+    // Element type: PyTorch's `ScalarType` number (6 is f32, 15 bf16, 4 i64).
+    uint8_t dtype;
+    // PyTorch's `DeviceType` number (0 cpu, 1 cuda).
+    uint8_t device_kind;
+    // Index of the device, -1 for the current one.
+    int8_t device_index;
+    // Tensor flags.
+    uint8_t flags;
+} RoteTensor;
+
+// The value of an argument or result.
+typedef union RotePayload {
+    // Integers and what is numbered.
+    int64_t i;
+    // Floats.
+    double f;
+    // Complex numbers: real and imaginary part.
+    double c[2];
+    // Text.
+    const char *s;
+    // Tensors.
+    const struct RoteTensor *tensors;
+    // Integers.
+    const int64_t *ints;
+    // Nested arguments.
+    const struct RoteArg *list;
+} RotePayload;
+
+// An argument or result of an op.
+typedef struct RoteArg {
+    // Which member of `payload` is set.
+    uint8_t tag;
+    // Whether the op writes to this argument.
+    uint8_t written;
+    // How many entries a list has.
+    uint32_t len;
+    // The value.
+    union RotePayload payload;
+} RoteArg;
+
+// An op that has run, on plain local tensors.
+typedef struct RoteOp {
+    // Name with namespace, for example `aten::mm`.
+    const char *name;
+    // Overload, empty for the default one.
+    const char *overload;
+    // Arguments in the order of the op's schema, defaults filled in.
+    const struct RoteArg *args;
+    // Results.
+    const struct RoteArg *outs;
+    // Number of arguments.
+    uint32_t nargs;
+    // Number of results.
+    uint32_t nouts;
+    // Op flags.
+    uint32_t flags;
+} RoteOp;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
 
 // ---- Statuses, errors and text across the border ----
 //
-// What the last failed call of this thread has to say.
+// What this thread's last call that failed, or was refused, has to say.
 const char *rote_last_error(void);
 
 // The version of Rote, for example `0.1.0`.
@@ -129,19 +272,19 @@ int rote_load_bridge(const char *path, void *dtensor, void *async_collective_ten
 //
 // Requires:
 // The texts must be C strings; the bridge must be loaded.
-RoteSession *rote_session_new(const char *function,
-                              const char *framework,
-                              uint32_t world_size,
-                              uint32_t rank,
-                              const char *plans,
-                              uint32_t max_variants);
+struct RoteSession *rote_session_new(const char *function,
+                                     const char *framework,
+                                     uint32_t world_size,
+                                     uint32_t rank,
+                                     const char *plans,
+                                     uint32_t max_variants);
 
 // Frees a session.
 //
 // Requires:
 // `session` must come from `rote_session_new`, or be null, and the GIL must
 // be held.
-void rote_session_free(RoteSession *session);
+void rote_session_free(struct RoteSession *session);
 
 // Handles a call of the captured function: `ROTE_REPLAYED` (`*variant` and
 // `*results`, a new list of the local outputs and then the local gradients,
@@ -150,7 +293,7 @@ void rote_session_free(RoteSession *session);
 // Requires:
 // `args` must be a tuple and `kwargs` a dict that live until the next call;
 // the GIL must be held.
-int rote_session_call(RoteSession *session,
+int rote_session_call(struct RoteSession *session,
                       void *args,
                       void *kwargs,
                       uint32_t *variant,
@@ -160,7 +303,7 @@ int rote_session_call(RoteSession *session,
 //
 // Requires:
 // As `rote_session_call`.
-int rote_session_replay_last(RoteSession *session, uint32_t *variant, void **results);
+int rote_session_replay_last(struct RoteSession *session, uint32_t *variant, void **results);
 
 // Marks a tensor object as eager returns it after a step that went backward:
 // it requires grad, and its graph is used up.
@@ -173,20 +316,20 @@ int rote_mark_replayed(void *tensor);
 //
 // Requires:
 // `session` must come from `rote_session_new`.
-const char *rote_session_stats(RoteSession *session);
+const char *rote_session_stats(struct RoteSession *session);
 
 // Something to warn the user of, once; null when there is nothing.
 //
 // Requires:
 // `session` must come from `rote_session_new`.
-const char *rote_session_notice(RoteSession *session);
+const char *rote_session_notice(struct RoteSession *session);
 
 // What was erased, by whom collectives were caused, guards, misses and
 // refusals, as text; or null on failure.
 //
 // Requires:
 // `session` must come from `rote_session_new`.
-const char *rote_session_explain(RoteSession *session);
+const char *rote_session_explain(struct RoteSession *session);
 
 // A variant as JSON: its guard `key`, the structure of the `result`
 // (docs/plan-format.md), `outputs` (`path`, `spec`, `requires_grad`) and
@@ -197,7 +340,7 @@ const char *rote_session_explain(RoteSession *session);
 //
 // Requires:
 // `session` must come from `rote_session_new`.
-const char *rote_session_variant(RoteSession *session, uint32_t variant);
+const char *rote_session_variant(struct RoteSession *session, uint32_t variant);
 
 // ---- Recording a step of a PyTorch program, op by op ----
 //
@@ -205,13 +348,13 @@ const char *rote_session_variant(RoteSession *session, uint32_t variant);
 //
 // Requires:
 // `session` must come from `rote_session_new`; the GIL must be held.
-int rote_record_begin(RoteSession *session);
+int rote_record_begin(struct RoteSession *session);
 
 // Names the next leaf of the arguments, in flattened order.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_leaf(RoteSession *session, const char *name);
+int rote_record_leaf(struct RoteSession *session, const char *name);
 
 // Registers a spec and sets `*index` to its number. A spec is
 // `device|mesh shape|dim names|ranks|placements|shape|strides`, with commas
@@ -221,7 +364,7 @@ int rote_record_leaf(RoteSession *session, const char *name);
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_spec(RoteSession *session, const char *spec, uint32_t *index);
+int rote_record_spec(struct RoteSession *session, const char *spec, uint32_t *index);
 
 // Names a tensor that exists before the step. `kind` is a kind of binding
 // (`ROTE_BINDING_ARG`, ...), `object` what is bound at a replay, of a gradient
@@ -231,7 +374,7 @@ int rote_record_spec(RoteSession *session, const char *spec, uint32_t *index);
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_tensor(RoteSession *session,
+int rote_record_tensor(struct RoteSession *session,
                        uint32_t kind,
                        const char *path,
                        void *object,
@@ -251,7 +394,7 @@ int rote_record_tensor(RoteSession *session,
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_fact(RoteSession *session,
+int rote_record_fact(struct RoteSession *session,
                      uint32_t table_kind,
                      void *container,
                      void *key,
@@ -265,7 +408,7 @@ int rote_record_fact(RoteSession *session,
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_guard(RoteSession *session,
+int rote_record_guard(struct RoteSession *session,
                       uint32_t kind,
                       const char *subject,
                       const char *expected);
@@ -275,27 +418,27 @@ int rote_record_guard(RoteSession *session,
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_generator(RoteSession *session, uint32_t device_kind, int32_t device_index);
+int rote_record_generator(struct RoteSession *session, uint32_t device_kind, int32_t device_index);
 
 // All names and facts are known; the step is about to run.
 //
 // Requires:
 // `session` must come from `rote_session_new`; the GIL must be held.
-int rote_record_ready(RoteSession *session);
+int rote_record_ready(struct RoteSession *session);
 
 // Binds a stored plan made under the same guards instead of recording:
 // `*bound` is 1 when there was one, and the recording is over; else 0.
 //
 // Requires:
 // `session` must come from `rote_session_new`; the GIL must be held.
-int rote_record_trust(RoteSession *session, int *bound);
+int rote_record_trust(struct RoteSession *session, int *bound);
 
 // Records an op that has run, with plain local tensors. Returns
 // `ROTE_REFUSED` when the recording is refused.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_op(RoteSession *session,
+int rote_record_op(struct RoteSession *session,
                    void *func,
                    void *args,
                    void *kwargs,
@@ -306,7 +449,7 @@ int rote_record_op(RoteSession *session,
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_random(RoteSession *session, const char *source);
+int rote_record_random(struct RoteSession *session, const char *source);
 
 // Records that a generator's state was saved (`action` 0, `*slot` is set) or
 // restored from `*slot` (`action` 1). The device is named as in
@@ -314,7 +457,7 @@ int rote_record_random(RoteSession *session, const char *source);
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_rng(RoteSession *session,
+int rote_record_rng(struct RoteSession *session,
                     uint32_t action,
                     uint32_t device_kind,
                     int32_t device_index,
@@ -326,7 +469,7 @@ int rote_record_rng(RoteSession *session,
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_global_begin(RoteSession *session,
+int rote_record_global_begin(struct RoteSession *session,
                              const char *op,
                              const uint32_t *inputs,
                              uint32_t n,
@@ -337,13 +480,13 @@ int rote_record_global_begin(RoteSession *session,
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_global_end(RoteSession *session, const uint32_t *outputs, uint32_t n);
+int rote_record_global_end(struct RoteSession *session, const uint32_t *outputs, uint32_t n);
 
 // A redistribution between two registered specs begins.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_redistribute_begin(RoteSession *session,
+int rote_record_redistribute_begin(struct RoteSession *session,
                                    uint32_t from,
                                    uint32_t to,
                                    const char *source);
@@ -352,7 +495,7 @@ int rote_record_redistribute_begin(RoteSession *session,
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_redistribute_end(RoteSession *session);
+int rote_record_redistribute_end(struct RoteSession *session);
 
 // Follows a float and sets `*index` to its number. `kind`: 0 read from
 // `path`, 1 constant, 2 negation of `a`, 3 to 7 sum, difference, product,
@@ -360,7 +503,7 @@ int rote_record_redistribute_end(RoteSession *session);
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_float(RoteSession *session,
+int rote_record_float(struct RoteSession *session,
                       uint32_t kind,
                       uint32_t a,
                       uint32_t b,
@@ -373,13 +516,13 @@ int rote_record_float(RoteSession *session,
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_pin(RoteSession *session, uint32_t index);
+int rote_record_pin(struct RoteSession *session, uint32_t index);
 
 // Says which global ranks a process group has and what people call it.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_group(RoteSession *session,
+int rote_record_group(struct RoteSession *session,
                       const char *name,
                       const int64_t *ranks,
                       uint32_t n,
@@ -389,7 +532,7 @@ int rote_record_group(RoteSession *session,
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_output(RoteSession *session,
+int rote_record_output(struct RoteSession *session,
                        const char *path,
                        void *local,
                        uint32_t spec,
@@ -400,14 +543,14 @@ int rote_record_output(RoteSession *session,
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_grad(RoteSession *session, const char *path, void *local, uint32_t spec);
+int rote_record_grad(struct RoteSession *session, const char *path, void *local, uint32_t spec);
 
 // Refuses the recording for a reason that the framework's side has seen; the
 // first reason counts. Returns `ROTE_REFUSED`.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_refuse(RoteSession *session,
+int rote_record_refuse(struct RoteSession *session,
                        const char *op,
                        const char *source,
                        const char *reason,
@@ -418,20 +561,20 @@ int rote_record_refuse(RoteSession *session,
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_survivors(RoteSession *session, uint32_t *count);
+int rote_record_survivors(struct RoteSession *session, uint32_t *count);
 
 // Names of the process groups that recorded collectives use, a line each; or
 // null on failure.
 //
 // Requires:
 // `session` must come from `rote_session_new`.
-const char *rote_record_groups(RoteSession *session);
+const char *rote_record_groups(struct RoteSession *session);
 
 // The step failed: drops the recording.
 //
 // Requires:
 // `session` must come from `rote_session_new`; the GIL must be held.
-int rote_record_abort(RoteSession *session);
+int rote_record_abort(struct RoteSession *session);
 
 // Ends the recording. `result` is the structure of the result as JSON
 // (docs/plan-format.md). Returns what became of it as JSON with `outcome`
@@ -441,7 +584,82 @@ int rote_record_abort(RoteSession *session);
 // Requires:
 // `session` must come from `rote_session_new`, `result` be a C string, and
 // the GIL held.
-const char *rote_record_finish(RoteSession *session, const char *result);
+const char *rote_record_finish(struct RoteSession *session, const char *result);
+
+// ---- Recording ops of any program: no Python, no PyTorch ----
+//
+// Begins to record one run of `function`; null on failure. `framework` names
+// the program that runs the ops, and its version.
+//
+// What is recorded is a stream of ops on local tensors. Every tensor that an
+// op reads is named before (`rote_recorder_name_tensor`) or the result of an
+// op. Collectives are the ops of `_c10d_functional` by name, each followed by
+// its `_c10d_functional::wait_tensor`.
+//
+// Requires:
+// The texts must be C strings.
+struct RoteRecorder *rote_recorder_new(const char *function,
+                                       const char *framework,
+                                       uint32_t world_size,
+                                       uint32_t rank);
+
+// Frees a recorder.
+//
+// Requires:
+// `recorder` must come from `rote_recorder_new`, or be null.
+void rote_recorder_free(struct RoteRecorder *recorder);
+
+// Names a tensor that exists before the step; the first name of a storage
+// counts. `kind` is a kind of binding (`ROTE_BINDING_ARG`, ...), `spec` has the
+// form that `rote_record_spec` reads, or is null for a plain tensor.
+//
+// Requires:
+// Pointers must be null or live, texts C strings.
+int rote_recorder_name_tensor(struct RoteRecorder *recorder,
+                              uint32_t kind,
+                              const char *path,
+                              const struct RoteTensor *tensor,
+                              const char *spec);
+
+// Records an op that has run. `source` is the user's source line, `file:line`,
+// or null. Returns `ROTE_REFUSED` when a replay of the step could not be proven
+// right: `rote_last_error()` names the op, the reason and the remedy, the run
+// goes on without Rote, and later calls of this recorder say the same.
+//
+// Requires:
+// Pointers must be null or live, texts C strings, lists as long as they say.
+int rote_recorder_op(struct RoteRecorder *recorder, const struct RoteOp *op, const char *source);
+
+// Names a tensor of the result, in the order of the result's leaves. Returns
+// `ROTE_REFUSED` as `rote_recorder_op` does.
+//
+// Requires:
+// As `rote_recorder_name_tensor`.
+int rote_recorder_output(struct RoteRecorder *recorder,
+                         const char *path,
+                         const struct RoteTensor *tensor,
+                         const char *spec);
+
+// Says which `n` global ranks a process group has and what people call it.
+// Every group that a recorded collective names needs it.
+//
+// Requires:
+// `ranks` must point at `n` entries, and the texts be C strings.
+int rote_recorder_group(struct RoteRecorder *recorder,
+                        const char *name,
+                        const int64_t *ranks,
+                        uint32_t n,
+                        const char *label);
+
+// Ends the recording and writes the plan to `path`, whole or not at all.
+// `result` is the structure of the result as JSON (docs/plan-format.md); when
+// null, the result is a tuple of the outputs. Returns `ROTE_REFUSED`, and writes
+// nothing, when the recording was refused. The recorder is then only to be
+// freed.
+//
+// Requires:
+// `recorder` must come from `rote_recorder_new`, the texts be C strings.
+int rote_recorder_finish(struct RoteRecorder *recorder, const char *result, const char *path);
 
 // ---- Opening and describing plan files ----
 //

@@ -11,13 +11,15 @@
 //! | [`log`] | messages for the host |
 //! | [`bridge`] | the bridge to PyTorch: its sources, loading it |
 //! | [`session`] | sessions: calls, statistics, explanations |
-//! | [`record`] | recording a step, op by op |
+//! | [`record`] | recording a step of a PyTorch program, op by op |
+//! | [`recorder`] | recording ops of any program, without Python |
 //! | [`plan`] | opening and describing plan files |
 
 pub mod bridge;
 pub mod log;
 pub mod plan;
 pub mod record;
+pub mod recorder;
 pub mod session;
 mod spec;
 pub mod status;

@@ -35,6 +35,14 @@ pub(crate) fn parse(text: &str) -> Result<SpecEvent, String> {
     read().ok_or_else(|| format!("{text:?} is not a spec"))
 }
 
+/// Reads a spec; none from the empty text.
+pub(crate) fn optional(text: &str) -> Result<Option<SpecEvent>, String> {
+    match text {
+        "" => Ok(None),
+        text => parse(text).map(Some),
+    }
+}
+
 /// Writes a spec of a plan; `None` for a plain tensor.
 pub(crate) fn write(plan: &ArchivedPlan, index: u32) -> Option<String> {
     if index == NONE {

@@ -129,7 +129,7 @@ pub(crate) fn device(kind: u32, index: i32) -> Result<Device, String> {
     }
 }
 
-/// What the last failed call of this thread has to say.
+/// What this thread's last call that failed, or was refused, has to say.
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_last_error() -> *const c_char {
     LAST_ERROR.with(|last| last.borrow().as_ptr())

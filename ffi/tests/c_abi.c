@@ -1,9 +1,9 @@
 // Rote from C: what works without PyTorch, and what happens to wrong calls.
 //
-//     c_abi MISSING GARBAGE PLAN BRIDGE STORE
+//     c_abi MISSING GARBAGE PLAN BRIDGE STORE RECORDED
 //
 // Paths: no file, a file that is no plan, a valid plan, a bridge that does
-// nothing (stub_bridge.c), and a directory for plans.
+// nothing (stub_bridge.c), a directory for plans, and where to write one.
 
 #include <rote.h>
 #include <stdio.h>
@@ -174,8 +174,123 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     rote_session_free(session);
 }
 
+#define F32 6
+#define ROWS 4
+#define COLUMNS 8
+
+// A contiguous f32 tensor of 4 x 8 that fills a storage.
+static RoteTensor tensor(uint64_t storage) {
+    static const int64_t sizes[] = {ROWS, COLUMNS}, strides[] = {COLUMNS, 1};
+    RoteTensor tensor = {.storage = storage, .sizes = sizes, .strides = strides, .ndim = 2};
+    tensor.storage_bytes = ROWS * COLUMNS * sizeof(float);
+    tensor.dtype = F32;
+    tensor.device_index = -1;
+    return tensor;
+}
+
+static RoteArg argument(const RoteTensor *tensor) {
+    RoteArg arg = {.tag = ROTE_ARG_TENSOR, .len = 1};
+    arg.payload.tensors = tensor;
+    return arg;
+}
+
+static RoteArg words(const char *words) {
+    RoteArg arg = {.tag = ROTE_ARG_STR};
+    arg.payload.s = words;
+    return arg;
+}
+
+static int op(RoteRecorder *recorder, const char *name, const RoteArg *args, uint32_t nargs,
+              const RoteTensor *result, const char *source) {
+    RoteArg out = argument(result);
+    RoteOp op = {.name = name, .overload = "", .args = args, .outs = &out};
+    op.nargs = nargs;
+    op.nouts = 1;
+    return rote_recorder_op(recorder, &op, source);
+}
+
+// relu(all_reduce(x * w)): three ops, and the wait for the collective.
+static void record(const char *path) {
+    RoteTensor x = tensor(1), w = tensor(2), product = tensor(3), sum = tensor(4), y = tensor(5);
+    const int64_t ranks[] = {0, 1};
+    const char *spec = "cpu|2|tp|0,1|S(0)|8,8|8,1";
+    RoteArg factors[] = {argument(&x), argument(&w)};
+    RoteArg reduced[] = {argument(&product), words("sum"), words("0")};
+    RoteArg waited[] = {argument(&sum)}, last[] = {argument(&sum)};
+
+    RoteRecorder *recorder = rote_recorder_new("step.c:step", "c 1", 2, 1);
+    CHECK(recorder != NULL);
+    CHECK(rote_recorder_name_tensor(recorder, ROTE_BINDING_ARG, "x", &x, spec) == ROTE_OK);
+    CHECK(rote_recorder_name_tensor(recorder, ROTE_BINDING_STATE, "w", &w, NULL) == ROTE_OK);
+    CHECK(op(recorder, "aten::mul", factors, 2, &product, "step.c:1") == ROTE_OK);
+    CHECK(op(recorder, "_c10d_functional::all_reduce", reduced, 3, &sum, "step.c:2") == ROTE_OK);
+    CHECK(op(recorder, "_c10d_functional::wait_tensor", waited, 1, &sum, "step.c:2") == ROTE_OK);
+    CHECK(op(recorder, "aten::relu", last, 1, &y, "step.c:3") == ROTE_OK);
+    CHECK(rote_recorder_output(recorder, "result", &y, spec) == ROTE_OK);
+    CHECK(rote_recorder_group(recorder, "0", ranks, 2, "tp") == ROTE_OK);
+    CHECK(rote_recorder_finish(recorder, "{\"t\": 0}", path) == ROTE_OK);
+    CHECK(rote_plan_check(path) == ROTE_OK);
+    FAILS(rote_recorder_finish(recorder, NULL, path), "the recording is over");
+    FAILS(op(recorder, "aten::relu", last, 1, &y, ""), "the recording is over");
+    rote_recorder_free(recorder);
+}
+
+// What cannot be proven right is refused, with the op, the line and the remedy.
+static void refusals(const char *missing) {
+    RoteTensor x = tensor(1), stranger = tensor(9), y = tensor(5);
+    RoteArg known[] = {argument(&x)}, unknown[] = {argument(&stranger)};
+
+    RoteRecorder *recorder = rote_recorder_new("f", "c 1", 1, 0);
+    CHECK(rote_recorder_name_tensor(recorder, ROTE_BINDING_ARG, "x", &x, NULL) == ROTE_OK);
+    CHECK(op(recorder, "aten::relu", unknown, 1, &y, "step.c:7") == ROTE_REFUSED);
+    CHECK(said("aten::relu at step.c:7") && said("argument 0") && said("remedy"));
+    distract();
+    CHECK(op(recorder, "aten::relu", known, 1, &y, "step.c:8") == ROTE_REFUSED);
+    CHECK(said("step.c:7"));
+    CHECK(rote_recorder_finish(recorder, NULL, missing) == ROTE_REFUSED);
+    FAILS(rote_plan_check(missing), "No such file");
+    rote_recorder_free(recorder);
+}
+
+static void wrong_recordings(const char *missing) {
+    RoteTensor x = tensor(1), y = tensor(5), long_one = tensor(6), shapeless = tensor(7);
+    RoteArg args[] = {argument(&x), words("sum"), words("0")}, bad = argument(NULL);
+    RoteOp nameless = {.args = args, .nargs = 1};
+    long_one.offset = 1;
+    shapeless.sizes = NULL;
+
+    GIVES_NULL(rote_recorder_new("f", "c 1", 2, 2), "rank 2 is not below");
+    FAILS(rote_recorder_op(NULL, &nameless, ""), "the recorder is null");
+    FAILS(rote_recorder_finish(NULL, NULL, missing), "the recorder is null");
+    rote_recorder_free(NULL);
+
+    RoteRecorder *recorder = rote_recorder_new("f", "c 1", 1, 0);
+    FAILS(rote_recorder_op(recorder, NULL, ""), "the op is null");
+    FAILS(rote_recorder_op(recorder, &nameless, ""), "no name");
+    FAILS(op(recorder, "aten::relu", NULL, 1, &y, ""), "the list of arguments is null");
+    FAILS(op(recorder, "aten::relu", &bad, 1, &y, ""), "argument 0 is null");
+    bad.tag = ROTE_ARG_LIST, bad.len = 1, bad.payload.list = &bad;
+    FAILS(op(recorder, "aten::relu", &bad, 1, &y, ""), "nests more than 8 deep");
+    bad.tag = 99;
+    FAILS(op(recorder, "aten::relu", &bad, 1, &y, ""), "the tag 99");
+    FAILS(op(recorder, "aten::relu", args, 1, &long_one, ""), "bytes 4 to 132 of a storage of 128");
+    FAILS(op(recorder, "aten::relu", args, 1, &shapeless, ""), "no sizes");
+    FAILS(rote_recorder_name_tensor(recorder, 0, "x", NULL, NULL), "the tensor x is null");
+    FAILS(rote_recorder_name_tensor(recorder, 3, "x", &x, NULL), "no kind of binding");
+    FAILS(rote_recorder_name_tensor(recorder, 0, "x", &x, "S(0)"), "is not a spec");
+    FAILS(rote_recorder_output(recorder, "x", NULL, NULL), "the tensor x is null");
+    FAILS(rote_recorder_group(recorder, "0", NULL, 2, "tp"), "is null");
+
+    // A group without ranks: nothing is written.
+    CHECK(rote_recorder_name_tensor(recorder, 0, "x", &x, NULL) == ROTE_OK);
+    CHECK(op(recorder, "_c10d_functional::all_reduce", args, 3, &y, "") == ROTE_OK);
+    FAILS(rote_recorder_finish(recorder, NULL, missing), "no member");
+    FAILS(rote_plan_check(missing), "No such file");
+    rote_recorder_free(recorder);
+}
+
 int main(int argc, char **argv) {
-    if (argc != 6) {
+    if (argc != 7) {
         return 2;
     }
     CHECK(strlen(rote_last_error()) == 0);
@@ -185,5 +300,8 @@ int main(int argc, char **argv) {
     logging();
     nulls();
     nulls_in_a_session(argv[4], argv[5]);
+    record(argv[6]);
+    refusals(argv[1]);
+    wrong_recordings(argv[1]);
     return failures != 0;
 }

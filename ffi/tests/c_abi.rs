@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
+use rote_plans::{Binding, BindingKind, Instr, NONE, Plan, PlanFile};
+
 #[path = "../../plans/tests/sample/mod.rs"]
 mod sample;
 
@@ -31,6 +33,7 @@ fn a_c_program_runs_against_the_library() {
         .arg(format!("-Wl,-rpath,{}", folder.display()))
         .succeeds();
 
+    let recorded = directory.path().join("recorded.rote");
     let (garbage, plan) = (
         directory.path().join("garbage.rote"),
         directory.path().join("plan.rote"),
@@ -45,12 +48,43 @@ fn a_c_program_runs_against_the_library() {
         .arg(directory.path().join("missing.rote"))
         .args([garbage, plan, stub_bridge(directory.path())])
         .arg(directory.path().join("plans"))
+        .arg(&recorded)
         .output()
         .expect("the program runs");
     let said = [run.stdout, run.stderr].concat();
     let said = String::from_utf8_lossy(&said);
     assert!(run.status.success(), "{}: {said}", run.status);
     assert_eq!(said, "", "no wrong call makes the library print");
+
+    let plan = PlanFile::open(recorded).expect("opens").to_plan();
+    let program: Vec<String> = plan
+        .instrs
+        .iter()
+        .map(|instr| brief(&plan, instr))
+        .collect();
+    // x, w, x * w, its sum over the ranks, relu of that.
+    let expected = [
+        "aten::mul %2",
+        "AllReduce %2 %3",
+        "free %2",
+        "wait %3",
+        "aten::relu %4",
+        "free %3",
+    ];
+    assert_eq!(program, expected);
+    let binding = |binding: &Binding| (binding.kind, plan.str(binding.path), binding.spec != NONE);
+    let bindings: Vec<_> = plan.bindings.iter().map(binding).collect();
+    assert_eq!(
+        bindings,
+        [
+            (BindingKind::Arg, "x", true),
+            (BindingKind::State, "w", false)
+        ]
+    );
+    assert_eq!(plan.outputs[0].value, 4);
+    assert_eq!(plan.result, r#"{"t": 0}"#);
+    assert_eq!(plan.dims(plan.groups[0].ranks), [0, 1]);
+    assert_eq!(plan.fingerprint.rank, 1);
 }
 
 #[test]
@@ -80,6 +114,17 @@ fn the_header_declares_exactly_what_the_library_exports() {
         .collect();
 
     assert_eq!(declared, exported);
+}
+
+/// An instruction in few words.
+fn brief(plan: &Plan, instr: &Instr) -> String {
+    match instr {
+        Instr::Local { op, outs, .. } => format!("{} %{}", plan.str(*op), plan.ids(*outs)[0]),
+        Instr::Collective(c) => format!("{:?} %{} %{}", c.kind, c.input, c.output),
+        Instr::Wait { value } => format!("wait %{value}"),
+        Instr::Free { value } => format!("free %{value}"),
+        other => format!("{other:?}"),
+    }
 }
 
 /// A bridge that has every function and does nothing.

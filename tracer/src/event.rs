@@ -32,6 +32,43 @@ impl TensorEvent<'_> {
         self.sizes.iter().product()
     }
 
+    /// What makes no sense about the description, if anything: a framework's
+    /// own tensors need no such check.
+    pub fn problem(&self) -> Option<String> {
+        if self.opaque || self.storage == 0 {
+            return None;
+        }
+        if self.sizes.len() != self.strides.len() {
+            return Some(format!(
+                "has {} sizes and {} strides",
+                self.sizes.len(),
+                self.strides.len()
+            ));
+        }
+        let counted = self
+            .sizes
+            .iter()
+            .try_fold(1_i64, |numel, &size| numel.checked_mul(size));
+        if counted.is_none() || self.sizes.iter().any(|&size| size < 0) {
+            return Some(format!("has the impossible shape {:?}", self.sizes));
+        }
+        let element = i128::from(self.dtype.bytes()?);
+        let (mut from, mut to) = (i128::from(self.offset), i128::from(self.offset));
+        for (&size, &stride) in self.sizes.iter().zip(self.strides) {
+            let step = i128::from(size - 1) * i128::from(stride);
+            *(if step < 0 { &mut from } else { &mut to }) += step;
+        }
+        (counted != Some(0) && (from < 0 || (to + 1) * element > i128::from(self.storage_bytes)))
+            .then(|| {
+                format!(
+                    "reaches bytes {} to {} of a storage of {} bytes",
+                    from * element,
+                    (to + 1) * element,
+                    self.storage_bytes
+                )
+            })
+    }
+
     /// Printed like `f32[4, 64]`.
     pub fn describe(&self) -> String {
         format!("{}{:?}", self.dtype, self.sizes)

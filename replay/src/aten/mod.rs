@@ -2,12 +2,14 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`op`] | ops as they run, in C structs |
 //! | [`sys`] | the C ABI of the bridge (`ffi/torch/`) |
 //! | [`bridge`] | the loaded bridge, and safe owners of what it makes |
 //! | [`bind`] | a plan file's instructions, handed to the bridge |
 
 pub mod bind;
 pub mod bridge;
+pub mod op;
 #[allow(missing_docs)]
 pub mod sys;
 

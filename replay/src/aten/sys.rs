@@ -2,98 +2,15 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+pub use super::op::{
+    Arg, CONJ, DATA_DEPENDENT, INPLACE_VIEW, NEG, NO_STORAGE, Op, Payload, SEEDED, Tensor, tag,
+};
+
 /// Both sides must say the same number.
 pub const ABI_VERSION: u32 = 1;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
-
-/// `rote::Tensor`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Tensor {
-    pub storage: u64,
-    pub sizes: *const i64,
-    pub strides: *const i64,
-    pub offset: i64,
-    pub storage_bytes: u64,
-    pub ndim: u32,
-    pub dtype: u8,
-    pub device_kind: u8,
-    pub device_index: i8,
-    pub flags: u8,
-}
-
-/// Tensor flag: lazily conjugated.
-pub const CONJ: u8 = 1;
-/// Tensor flag: lazily negated.
-pub const NEG: u8 = 2;
-/// Tensor flag: no strided storage.
-pub const NO_STORAGE: u8 = 4;
-
-/// `rote::Tag`.
-pub mod tag {
-    pub const NONE: u8 = 0;
-    pub const TENSOR: u8 = 1;
-    pub const TENSORS: u8 = 2;
-    pub const BOOL: u8 = 3;
-    pub const INT: u8 = 4;
-    pub const FLOAT: u8 = 5;
-    pub const COMPLEX: u8 = 6;
-    pub const WRAPPED: u8 = 7;
-    pub const INTS: u8 = 8;
-    pub const LIST: u8 = 9;
-    pub const STR: u8 = 10;
-    pub const DTYPE: u8 = 11;
-    pub const DEVICE: u8 = 12;
-    pub const LAYOUT: u8 = 13;
-    pub const MEMORY_FORMAT: u8 = 14;
-    pub const OTHER: u8 = 15;
-    pub const VALUE: u8 = 16;
-    pub const VALUES: u8 = 17;
-}
-
-/// The union in `rote::Arg`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub union Payload {
-    pub i: i64,
-    pub f: f64,
-    pub c: [f64; 2],
-    pub s: *const c_char,
-    pub tensors: *const Tensor,
-    pub ints: *const i64,
-    pub list: *const Arg,
-}
-
-/// `rote::Arg`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Arg {
-    pub tag: u8,
-    pub written: u8,
-    pub len: u32,
-    pub payload: Payload,
-}
-
-/// Op flag: draws from a generator.
-pub const SEEDED: u32 = 1;
-/// Op flag: data dependent.
-pub const DATA_DEPENDENT: u32 = 2;
-/// Op flag: changes meta in place.
-pub const INPLACE_VIEW: u32 = 4;
-
-/// `rote::Op`.
-#[repr(C)]
-pub struct Op {
-    pub name: *const c_char,
-    pub overload: *const c_char,
-    pub args: *const Arg,
-    pub outs: *const Arg,
-    pub nargs: u32,
-    pub nouts: u32,
-    pub flags: u32,
-}
 
 /// `rote::Fact`.
 #[repr(C)]
