@@ -21,3 +21,6 @@ pub mod tables;
 pub use event::{ArgEvent, Argument, OpEvent, SpecEvent, TensorEvent};
 pub use recorder::Recorder;
 pub use refusal::Refusal;
+
+#[cfg(test)]
+mod sample;

@@ -21,6 +21,8 @@ mod local;
 mod results;
 mod roots;
 mod strategies;
+#[cfg(test)]
+mod tests;
 
 use hashbrown::{HashMap, HashSet};
 use rote_plans::{
