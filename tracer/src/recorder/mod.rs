@@ -18,6 +18,8 @@
 mod checks;
 mod collectives;
 mod local;
+#[cfg(test)]
+mod random;
 mod results;
 mod roots;
 mod strategies;
