@@ -4,7 +4,7 @@
 //! schedule) shows as a difference: it is bound when it is explained by a
 //! hyperparameter, and refused otherwise.
 
-use rote_plans::{Arg, Instr, Plan};
+use rote_plans::{Arg, Binding, GradResult, Instr, Output, Placement, Plan};
 
 use crate::refusal::Refusal;
 use crate::scalars::TracedFloats;
@@ -14,7 +14,7 @@ use crate::scalars::TracedFloats;
 pub struct Recording {
     /// The plan, with every number as it was in this run.
     pub plan: Plan,
-    /// The user's source line of each instruction.
+    /// The user's source line of each instruction; empty for a plan from a file.
     pub sources: Vec<String>,
     /// Floats computed from hyperparameters.
     pub floats: TracedFloats,
@@ -96,7 +96,7 @@ fn differs(a: &Recording, instr: usize, x: &Instr, left: &str, right: &str) -> R
     };
     Refusal::op(
         &op,
-        &a.sources[instr],
+        a.sources.get(instr).map_or("", String::as_str),
         format!(
             "differs between two calls in a row: `{left}` and then `{right}`: a number that Python computes anew \
              (a step counter, a schedule) would be frozen"
@@ -207,24 +207,26 @@ fn render_arg(plan: &Plan, index: u32, is_bound: &impl Fn(u32) -> bool, out: &mu
 }
 
 fn tables_differ(a: &Plan, b: &Plan) -> Option<&'static str> {
-    let text = |plan: &Plan, id: u32| plan.str(id).to_owned();
     let bindings = |plan: &Plan| -> Vec<_> {
-        plan.bindings
-            .iter()
-            .map(|x| (x.kind, text(plan, x.path), x.value, x.written))
-            .collect()
+        let row = |x: &Binding| {
+            let (path, spec) = (plan.str(x.path).to_owned(), spec_text(plan, x.spec));
+            (x.kind, path, x.value, spec, x.written)
+        };
+        plan.bindings.iter().map(row).collect()
     };
     let outputs = |plan: &Plan| -> Vec<_> {
-        plan.outputs
-            .iter()
-            .map(|x| (text(plan, x.path), x.value, x.spec, x.requires_grad))
-            .collect()
+        let row = |x: &Output| {
+            let (path, spec) = (plan.str(x.path).to_owned(), spec_text(plan, x.spec));
+            (path, x.value, spec, x.requires_grad)
+        };
+        plan.outputs.iter().map(row).collect()
     };
     let grads = |plan: &Plan| -> Vec<_> {
-        plan.grads
-            .iter()
-            .map(|x| (text(plan, x.path), x.value, x.spec))
-            .collect()
+        let row = |x: &GradResult| {
+            let (path, spec) = (plan.str(x.path).to_owned(), spec_text(plan, x.spec));
+            (path, x.value, spec)
+        };
+        plan.grads.iter().map(row).collect()
     };
     if bindings(a) != bindings(b) {
         return Some("bindings (tensors of the state that are read or written)");
@@ -236,4 +238,201 @@ fn tables_differ(a: &Plan, b: &Plan) -> Option<&'static str> {
         return Some("gradients");
     }
     (a.rng_slots != b.rng_slots).then_some("generator states")
+}
+
+/// A spec as text, so that equal text means an equal spec: the same number may
+/// stand for different ones in two plans.
+fn spec_text(plan: &Plan, index: u32) -> String {
+    let Some(spec) = plan.specs.get(index as usize) else {
+        return String::new();
+    };
+    let mesh = &plan.meshes[spec.mesh as usize];
+    let names: Vec<&str> = plan
+        .ids(mesh.dim_names)
+        .iter()
+        .map(|&id| plan.str(id))
+        .collect();
+    let placements: Vec<String> = plan.placements[spec.placements.indices()]
+        .iter()
+        .map(|placement| match placement {
+            Placement::Other { text } => plan.str(*text).to_owned(),
+            known => format!("{known:?}"),
+        })
+        .collect();
+    format!(
+        "{} {:?} {names:?} {:?} {placements:?} {:?} {:?}",
+        plan.str(mesh.device_type),
+        plan.dims(mesh.shape),
+        plan.dims(mesh.ranks),
+        plan.dims(spec.shape),
+        plan.dims(spec.strides)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{ArgEvent, OpEvent};
+    use crate::sample::*;
+    use crate::scalars::Origin;
+
+    /// A step that multiplies its argument by a number.
+    fn scaled(by: f64, floats: TracedFloats) -> Recording {
+        let (x, y) = (tensor(1, &[4]), tensor(2, &[4]));
+        let mut mul = op("aten::mul", &[&x], &[&y]);
+        mul.args.push(read(ArgEvent::Float(by)));
+        recording(&[mul], &[&x], &[&y], floats)
+    }
+
+    fn recording(
+        ops: &[OpEvent<'_>],
+        args: &[&Tensor],
+        outputs: &[&Tensor],
+        floats: TracedFloats,
+    ) -> Recording {
+        let mut recorder = recorder(args);
+        record(&mut recorder, ops);
+        let (plan, sources) = finish(recorder, outputs);
+        Recording {
+            plan,
+            sources,
+            floats,
+        }
+    }
+
+    /// `-lr`, as an optimizer computes it.
+    fn negated(lr: f64) -> TracedFloats {
+        let mut floats = TracedFloats::default();
+        let read = floats
+            .add(Origin::Read("opt.lr".to_owned()), lr)
+            .expect("known");
+        floats.add(Origin::Neg(read), -lr).expect("known");
+        floats
+    }
+
+    #[test]
+    fn equal_recordings_bind_nothing() {
+        let (a, b) = (scaled(0.5, negated(0.1)), scaled(0.5, negated(0.1)));
+        assert_eq!(compare(&a, &b), Ok(vec![]));
+    }
+
+    #[test]
+    fn a_float_that_a_hyperparameter_explains_is_bound() {
+        let (a, b) = (scaled(-0.1, negated(0.1)), scaled(-0.2, negated(0.2)));
+        assert_eq!(compare(&a, &b), Ok(vec![BoundNumber { arg: 1, float: 1 }]));
+        assert_eq!(a.plan.args[1], Arg::Float(-0.1));
+    }
+
+    #[test]
+    fn a_float_that_nothing_explains_is_refused_with_both_values() {
+        for (floats, later) in [
+            (TracedFloats::default(), TracedFloats::default()),
+            (negated(0.1), negated(0.3)), // -0.2 is not the second -lr
+        ] {
+            let refusal =
+                compare(&scaled(-0.1, floats), &scaled(-0.2, later)).expect_err("refused");
+            assert_eq!(refusal.op, "aten::mul");
+            assert_eq!(refusal.source_line, "train.py:1");
+            assert!(refusal.reason.contains("-0.1") && refusal.reason.contains("-0.2"));
+        }
+    }
+
+    #[test]
+    fn floats_are_compared_by_their_bits() {
+        let step = |by| scaled(by, TracedFloats::default());
+        assert!(compare(&step(f64::NAN), &step(f64::NAN)).is_ok());
+        assert!(compare(&step(0.0), &step(-0.0)).is_err());
+        assert!(compare(&step(1.0), &step(1.0 + f64::EPSILON)).is_err());
+        let other_nan = f64::from_bits(f64::NAN.to_bits() ^ 1);
+        assert!(compare(&step(f64::NAN), &step(other_nan)).is_err());
+    }
+
+    #[test]
+    fn another_number_of_instructions_is_refused() {
+        let (x, y, z) = (tensor(1, &[4]), tensor(2, &[4]), tensor(3, &[4]));
+        let step = |ops: &[OpEvent<'_>], out: &Tensor| {
+            recording(ops, &[&x], &[out], TracedFloats::default())
+        };
+        let once = [op("aten::relu", &[&x], &[&y])];
+        let twice = [
+            op("aten::relu", &[&x], &[&y]),
+            op("aten::exp", &[&x], &[&z]),
+        ];
+        let refusal = compare(&step(&once, &y), &step(&twice, &y)).expect_err("refused");
+        // The second plan frees what it does not return.
+        assert!(
+            refusal.reason.contains("1 instructions in one call and 3"),
+            "{refusal}"
+        );
+    }
+
+    #[test]
+    fn another_op_is_refused_by_name() {
+        let (x, y) = (tensor(1, &[4]), tensor(2, &[4]));
+        let step = |name| {
+            recording(
+                &[op(name, &[&x], &[&y])],
+                &[&x],
+                &[&y],
+                TracedFloats::default(),
+            )
+        };
+        let refusal = compare(&step("aten::relu"), &step("aten::exp")).expect_err("refused");
+        assert!(refusal.reason.contains("aten::relu") && refusal.reason.contains("aten::exp"));
+    }
+
+    #[test]
+    fn a_plan_from_a_file_has_no_source_lines_to_name() {
+        let mut stored = scaled(0.1, TracedFloats::default());
+        stored.sources.clear();
+        let refusal = compare(&stored, &scaled(0.2, TracedFloats::default())).expect_err("refused");
+        assert_eq!(refusal.source_line, "");
+    }
+
+    #[test]
+    fn results_that_differ_in_their_placements_are_refused() {
+        let step = |placement: &str| {
+            let (x, y) = (tensor(1, &[4]), tensor(2, &[4]));
+            let mut recorder = recorder(&[&x]);
+            record(&mut recorder, &[op("aten::relu", &[&x], &[&y])]);
+            let spec = spec(placement);
+            recorder
+                .output("result", &y.event(), Some(&spec), false)
+                .expect("known");
+            let (plan, sources) = finish(recorder, &[]);
+            let floats = TracedFloats::default();
+            Recording {
+                plan,
+                sources,
+                floats,
+            }
+        };
+        assert_eq!(compare(&step("S(0)"), &step("S(0)")), Ok(vec![]));
+        for (a, b) in [("S(0)", "R"), ("S(0)", "S(1)"), ("Mine(1)", "Mine(2)")] {
+            let refusal = compare(&step(a), &step(b)).expect_err("refused");
+            assert!(refusal.reason.contains("different results"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn writing_to_another_tensor_of_the_state_is_refused() {
+        let (x, w) = (tensor(1, &[4]), tensor(2, &[4]));
+        let step = |target: &Tensor, from: &Tensor| {
+            let mut recorder = recorder(&[&x, &w]);
+            let both = op("aten::sym_size", &[&x, &w], &[]); // binds them in this order
+            record(
+                &mut recorder,
+                &[both, in_place("aten::copy_", target, &[from])],
+            );
+            let (plan, sources) = finish(recorder, &[]);
+            let floats = TracedFloats::default();
+            Recording {
+                plan,
+                sources,
+                floats,
+            }
+        };
+        assert!(compare(&step(&x, &w), &step(&x, &w)).is_ok());
+        assert!(compare(&step(&x, &w), &step(&w, &x)).is_err());
+    }
 }
