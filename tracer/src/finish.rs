@@ -6,21 +6,8 @@ use rote_plans::{Arg, Def, Instr, InstrId, NONE, Plan, Range, ValueId};
 /// Drops dead views, computes last uses and inserts frees. `sources` holds the
 /// source line of each instruction and is returned in the new order.
 pub fn finish(mut plan: Plan, sources: Vec<String>) -> (Plan, Vec<String>) {
-    let last = last_uses(&plan);
-    let mut outlives = vec![false; plan.values.len()];
-    for value in plan
-        .outputs
-        .iter()
-        .map(|o| o.value)
-        .chain(plan.grads.iter().map(|g| g.value))
-    {
-        if value != NONE {
-            outlives[value as usize] = true;
-        }
-    }
-    for binding in &plan.bindings {
-        outlives[binding.value as usize] = true;
-    }
+    let outlives = outlives(&plan);
+    let last = last_uses(&plan, &outlives);
 
     let old = std::mem::take(&mut plan.instrs);
     let mut moved = vec![0u32; old.len() + 1];
@@ -79,35 +66,34 @@ pub fn finish(mut plan: Plan, sources: Vec<String>) -> (Plan, Vec<String>) {
     (plan, new_sources)
 }
 
-/// The last instruction that reads each value.
-fn last_uses(plan: &Plan) -> Vec<Option<InstrId>> {
-    let mut last = vec![None; plan.values.len()];
-    for (i, instr) in plan.instrs.iter().enumerate() {
-        if let Instr::View { out, base } = instr {
-            // A dead view does not keep its base: settle views in reverse below.
-            let _ = (out, base);
-            continue;
-        }
-        for_each_value(plan, instr, |value| last[value as usize] = Some(i as u32));
-    }
+/// Which values are there after the run: bindings, outputs, gradients.
+fn outlives(plan: &Plan) -> Vec<bool> {
     let mut outlives = vec![false; plan.values.len()];
-    for value in plan
-        .outputs
-        .iter()
-        .map(|o| o.value)
-        .chain(plan.grads.iter().map(|g| g.value))
-    {
+    let bindings = plan.bindings.iter().map(|binding| binding.value);
+    let outputs = plan.outputs.iter().map(|output| output.value);
+    let grads = plan.grads.iter().map(|grad| grad.value);
+    for value in bindings.chain(outputs).chain(grads) {
         if value != NONE {
             outlives[value as usize] = true;
         }
     }
+    outlives
+}
+
+/// The last instruction that reads each value. A view that nothing reads does
+/// not count as a reader of its base.
+fn last_uses(plan: &Plan, outlives: &[bool]) -> Vec<Option<InstrId>> {
+    let mut last: Vec<Option<InstrId>> = vec![None; plan.values.len()];
     for (i, instr) in plan.instrs.iter().enumerate().rev() {
-        if let Instr::View { base, out } = instr {
-            if last[*out as usize].is_some() || outlives[*out as usize] {
-                let entry = &mut last[*base as usize];
-                *entry = Some(entry.map_or(i as u32, |at| at.max(i as u32)));
+        if let Instr::View { out, .. } = instr {
+            // What reads the view comes after it, and has been seen.
+            if last[*out as usize].is_none() && !outlives[*out as usize] {
+                continue;
             }
         }
+        for_each_value(plan, instr, |value| {
+            last[value as usize].get_or_insert(i as InstrId);
+        });
     }
     last
 }
@@ -244,5 +230,91 @@ pub fn collective_bytes(plan: &Plan, instr: InstrId) -> u64 {
             numel as u64 * value.dtype.bytes().unwrap_or(0)
         }
         _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::{finish, *};
+
+    #[test]
+    fn values_are_freed_after_their_last_use_and_name_it() {
+        let [x, a, b, y] = [1, 2, 3, 4].map(|storage| tensor(storage, &[4]));
+        let mut recorder = recorder(&[&x]);
+        record(
+            &mut recorder,
+            &[
+                op("aten::relu", &[&x], &[&a]),
+                op("aten::exp", &[&a], &[&b]),
+                op("aten::add", &[&a, &b], &[&y]),
+                op("aten::neg", &[&y], &[&tensor(5, &[4])]), // made and never read
+            ],
+        );
+        let (plan, sources) = finish(recorder, &[&y]);
+        assert_eq!(
+            program(&plan),
+            [
+                "relu %0 > %1",
+                "exp %1 > %2",
+                "add %1 %2 > %3",
+                "free %1",
+                "free %2",
+                "neg %3 > %4",
+                "free %4"
+            ]
+        );
+        let last: Vec<InstrId> = plan.values.iter().map(|value| value.last_use).collect();
+        assert_eq!(last, [NONE, 2, 2, NONE, NONE]);
+        assert_eq!(plan.values[4].def, Def::Instr(5));
+        assert_eq!(sources.len(), 7, "a free has the line of what it follows");
+    }
+
+    #[test]
+    fn a_chain_of_dead_views_keeps_nothing_alive() {
+        let (x, a, y) = (tensor(1, &[4]), tensor(2, &[4]), tensor(3, &[4]));
+        let half = a.view(&[2], &[1], 0);
+        let mut recorder = recorder(&[&x]);
+        record(
+            &mut recorder,
+            &[
+                op("aten::relu", &[&x], &[&a]),
+                op("aten::exp", &[&a], &[&y]),
+                op("aten::slice", &[&a], &[&half]),
+                op("aten::slice", &[&half], &[&a.view(&[1], &[1], 1)]),
+            ],
+        );
+        let (plan, _) = finish(recorder, &[&y]);
+        assert_eq!(program(&plan), ["relu %0 > %1", "exp %1 > %2", "free %1"]);
+    }
+
+    #[test]
+    fn a_returned_view_keeps_itself_not_the_value_it_looks_at() {
+        let (x, a) = (tensor(1, &[4]), tensor(2, &[4]));
+        let half = a.view(&[2], &[1], 2);
+        let mut recorder = recorder(&[&x]);
+        record(&mut recorder, &[op("aten::relu", &[&x], &[&a])]);
+        let (plan, _) = finish(recorder, &[&half]);
+        assert_eq!(
+            program(&plan),
+            ["relu %0 > %1", "view %1 > %2", "free %1"],
+            "a view keeps its root's storage"
+        );
+    }
+
+    #[test]
+    fn bytes_of_a_collective_are_what_this_rank_puts_in() {
+        let (x, y) = (tensor(1, &[4, 2]), tensor(2, &[8, 2]));
+        let mut recorder = recorder(&[&x]);
+        let two = crate::event::ArgEvent::Int(2);
+        let gather = "_c10d_functional::all_gather_into_tensor";
+        record(
+            &mut recorder,
+            &[collective(gather, &x, vec![two], &y), wait(&y)],
+        );
+        let (plan, _) = finish(recorder, &[&y]);
+        assert_eq!(collective_bytes(&plan, 0), 4 * 2 * 4);
+        assert_eq!(collective_bytes(&plan, 1), 0, "a wait moves nothing");
+        assert_eq!(collective_bytes(&plan, 99), 0);
     }
 }
