@@ -70,4 +70,28 @@ mod tests {
         assert_eq!(first_difference(&expected[..33], &expected), Some(33));
         assert_eq!(first_difference(&[], &[]), None);
     }
+
+    #[test]
+    fn differences_are_those_of_a_plain_search() {
+        // Every length around a block, and every pair of places in it.
+        for len in 0..36 {
+            let expected: Vec<u64> = (0..len).map(|i| i * 0x9e37_79b9).collect();
+            for at in 0..len as usize {
+                let mut found = expected.clone();
+                found[at] = found[at].wrapping_add(1 << 63);
+                found[len as usize - 1] ^= 2;
+                let plain = expected.iter().zip(&found).position(|(a, b)| a != b);
+                assert_eq!(first_difference(&expected, &found), plain);
+            }
+        }
+    }
+
+    #[test]
+    fn an_accepted_word_no_longer_differs() {
+        let mut expected = Expected::new(vec![1, 2, 3]);
+        assert_eq!(expected.difference(&[1, 9, 8]), Some(1));
+        expected.accept(1, 9);
+        assert_eq!(expected.difference(&[1, 9, 8]), Some(2));
+        assert_eq!(expected.words(), [1, 9, 3]);
+    }
 }

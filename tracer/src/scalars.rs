@@ -207,3 +207,130 @@ pub fn evaluate(scalars: &[Scalar], mut read: impl FnMut(usize) -> f64) -> Vec<f
     }
     values
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// AdamW's step size, `-lr / (1 - beta ** t)`, and what it is made of.
+    fn step_size(lr: f64, beta: f64, t: f64) -> (TracedFloats, u32, f64) {
+        let mut floats = TracedFloats::default();
+        let mut add = |origin, value| floats.add(origin, value).expect("known");
+        let lr_read = add(Origin::Read("opt.lr".to_owned()), lr);
+        let beta_read = add(Origin::Read("opt.beta".to_owned()), beta);
+        let t_const = add(Origin::Const(t.to_bits()), t);
+        let power = add(Origin::Pow(beta_read, t_const), beta.powf(t));
+        let one = add(Origin::Const(1_f64.to_bits()), 1.0);
+        let correction = add(Origin::Sub(one, power), 1.0 - beta.powf(t));
+        let negated = add(Origin::Neg(lr_read), -lr);
+        let value = -lr / (1.0 - beta.powf(t));
+        let size = add(Origin::Div(negated, correction), value);
+        (floats, size, value)
+    }
+
+    /// Evaluates what a plan would hold for one followed float.
+    fn replayed(floats: &TracedFloats, wanted: u32, now: impl Fn(&str) -> f64) -> (usize, f64) {
+        let mut paths: Vec<String> = Vec::new();
+        let (scalars, at) = floats.scalars(&[wanted], |path| {
+            paths.push(path.to_owned());
+            paths.len() as u32 - 1
+        });
+        let values = evaluate(&scalars, |i| match scalars[i] {
+            Scalar::Read { path } => now(&paths[path as usize]),
+            _ => unreachable!("only what is read is asked for"),
+        });
+        (scalars.len(), values[at[&wanted] as usize])
+    }
+
+    #[test]
+    fn replayed_arithmetic_is_that_of_plain_floats() {
+        let (floats, size, recorded) = step_size(0.1, 0.9, 3.0);
+        let (_, same) = replayed(
+            &floats,
+            size,
+            |path| if path == "opt.lr" { 0.1 } else { 0.9 },
+        );
+        assert_eq!(same.to_bits(), recorded.to_bits());
+        let (_, now) = replayed(
+            &floats,
+            size,
+            |path| if path == "opt.lr" { 0.025 } else { 0.8 },
+        );
+        let expected = -0.025 / (1.0 - 0.8_f64.powf(3.0));
+        assert_eq!(now.to_bits(), expected.to_bits());
+    }
+
+    #[test]
+    fn every_operation_is_the_one_it_says() {
+        let (a, b) = (0.3_f64, -7.25_f64);
+        for (make, expected) in [
+            (Origin::Add as fn(u32, u32) -> Origin, a + b),
+            (Origin::Sub, a - b),
+            (Origin::Mul, a * b),
+            (Origin::Div, a / b),
+            (Origin::Pow, a.powf(b)),
+        ] {
+            let mut floats = TracedFloats::default();
+            let x = floats
+                .add(Origin::Read("a".to_owned()), 0.0)
+                .expect("known");
+            let y = floats
+                .add(Origin::Read("b".to_owned()), 0.0)
+                .expect("known");
+            let out = floats.add(make(x, y), 0.0).expect("known");
+            let (_, value) = replayed(&floats, out, |path| if path == "a" { a } else { b });
+            assert_eq!(value.to_bits(), expected.to_bits(), "{:?}", make(0, 1));
+        }
+    }
+
+    #[test]
+    fn a_plan_holds_only_what_it_needs() {
+        let (floats, _, _) = step_size(0.1, 0.9, 3.0);
+        let negated = 6; // -lr
+        assert_eq!(replayed(&floats, negated, |_| 0.5), (2, -0.5));
+    }
+
+    #[test]
+    fn the_same_origin_is_one_float() {
+        let mut floats = TracedFloats::default();
+        let read = || Origin::Read("opt.lr".to_owned());
+        assert_eq!(floats.add(read(), 0.1), Ok(0));
+        assert_eq!(floats.add(Origin::Neg(0), -0.1), Ok(1));
+        assert_eq!(floats.add(read(), 0.1), Ok(0));
+        assert_eq!(floats.len(), 2);
+    }
+
+    #[test]
+    fn a_float_follows_only_from_floats_that_are_followed() {
+        let mut floats = TracedFloats::default();
+        let unknown = Err(UnknownFloat { index: 0, known: 0 });
+        assert_eq!(floats.add(Origin::Neg(0), 1.0), unknown);
+        assert!(floats.pin(0).is_err());
+        assert!(floats.is_empty());
+    }
+
+    #[test]
+    fn a_changed_hyperparameter_is_free_unless_something_looked_at_it() {
+        let changed = || (step_size(0.1, 0.9, 3.0).0, step_size(0.2, 0.9, 3.0).0);
+        let (a, b) = changed();
+        assert_eq!(a.free(&b), ["opt.lr"], "beta stayed the same");
+        // `if step_size < ...` in either run: what it depends on decides.
+        let (mut a, b) = changed();
+        a.pin(7).expect("known");
+        assert!(a.free(&b).is_empty());
+        let (a, mut b) = changed();
+        b.pin(0).expect("known");
+        assert!(a.free(&b).is_empty());
+        let (mut a, b) = changed();
+        a.pin(1).expect("known"); // beta alone
+        assert_eq!(a.free(&b), ["opt.lr"]);
+    }
+
+    #[test]
+    fn a_float_is_explained_by_its_value_in_both_runs() {
+        let ((a, size, x), (b, _, y)) = (step_size(0.1, 0.9, 3.0), step_size(0.2, 0.9, 3.0));
+        assert_eq!(a.explain(&b, x, y), Some(size));
+        assert_eq!(a.explain(&b, x, x), None);
+        assert_eq!(a.explain(&b, -0.1, -0.2), Some(6));
+    }
+}
