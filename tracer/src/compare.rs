@@ -321,6 +321,9 @@ mod tests {
         let (a, b) = (scaled(-0.1, negated(0.1)), scaled(-0.2, negated(0.2)));
         assert_eq!(compare(&a, &b), Ok(vec![BoundNumber { arg: 1, float: 1 }]));
         assert_eq!(a.plan.args[1], Arg::Float(-0.1));
+        // Zeros of either sign are equal, and not the same.
+        let (a, b) = (scaled(-0.0, negated(0.0)), scaled(0.0, negated(-0.0)));
+        assert_eq!(compare(&a, &b), Ok(vec![BoundNumber { arg: 1, float: 1 }]));
     }
 
     #[test]

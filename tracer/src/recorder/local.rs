@@ -46,13 +46,12 @@ impl Recorder {
         }
         let args = self.push_args(&args);
         let mut outs = Vec::new();
-        let mut later = Vec::new();
         for out in &op.outs {
             match out {
-                ArgEvent::Tensor(tensor) => outs.push(self.out(op, tensor, &mut later)?),
+                ArgEvent::Tensor(tensor) => outs.push(self.out(op, tensor)?),
                 ArgEvent::Tensors(list) if op.outs.len() == 1 => {
                     for tensor in list {
-                        outs.push(self.out(op, tensor, &mut later)?);
+                        outs.push(self.out(op, tensor)?);
                     }
                 }
                 ArgEvent::Tensors(_) => {
@@ -72,21 +71,13 @@ impl Recorder {
             outs: self.tables.ids(&outs),
         };
         self.push_instr(instr, op.source);
-        for tensor in later {
-            self.value(&tensor, op.source);
-        }
         Ok(())
     }
 
     /// The id under which the next instruction keeps a result. Results on known
-    /// storages are views, bound after the op (`later`), unless only the op can
-    /// make them.
-    fn out<'a>(
-        &mut self,
-        op: &OpEvent<'_>,
-        tensor: &TensorEvent<'a>,
-        later: &mut Vec<TensorEvent<'a>>,
-    ) -> Result<ValueId, Refusal> {
+    /// storages are views, bound where they are first needed, unless only the op
+    /// can make them.
+    fn out(&mut self, op: &OpEvent<'_>, tensor: &TensorEvent<'_>) -> Result<ValueId, Refusal> {
         if tensor.storage == 0 && !tensor.opaque {
             return Ok(NONE);
         }
@@ -110,9 +101,10 @@ impl Recorder {
                 let uninitialized = ALLOCATORS.contains(&op.name);
                 Ok(self.fresh(tensor, self.next_instr(), uninitialized))
             }
-            Some((_, geometry)) if self.geometries.contains_key(&geometry) => Ok(NONE),
-            Some((root, _)) if root.lazy_bits == tensor.lazy_bits => {
-                later.push(*tensor);
+            Some((root, geometry))
+                if root.lazy_bits == tensor.lazy_bits
+                    || self.geometries.contains_key(&geometry) =>
+            {
                 Ok(NONE)
             }
             Some((_, geometry)) => Ok(self.push_view(tensor, geometry)),
