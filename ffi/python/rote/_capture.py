@@ -30,6 +30,8 @@ from ._native import (
 )
 from ._recording import Recording, flatten
 
+_recording = threading.RLock()
+
 
 class RecordingRefused(RuntimeError):
     """A step cannot be replayed: the op, the source line and the remedy."""
@@ -191,6 +193,14 @@ class Captured:
     # -- recording ----------------------------------------------------------------
 
     def _recorded(self, args: Any, kwargs: Any) -> Any:
+        if not _recording.acquire(blocking=False):  # by another thread: what is observed is the process's
+            return self._fn(*args, **kwargs)
+        try:
+            return self._record(args, kwargs)
+        finally:
+            _recording.release()
+
+    def _record(self, args: Any, kwargs: Any) -> Any:
         session = self._session
         check(lib.rote_record_begin(session))
         recording = Recording(self, args, kwargs)
