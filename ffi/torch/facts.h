@@ -244,7 +244,15 @@ inline void Call::modes() {
 // cells, attributes, sizes, and the tensors of the state.
 class FactTable {
  public:
-  enum Kind : uint32_t { kDictItem, kListItem, kCell, kAttribute, kSize, kTensorMeta, kGradMeta, kGroup };
+  enum Kind : uint32_t {
+    kDictItem, kListItem, kCell, kAttribute, kSize, kTensorMeta, kGradMeta, kGroup,
+    // Other things about an object itself than its size: asked for as kSize with one of these as the key.
+    kItems,       // which keys, members or items a container has, in its order
+    kFunction,    // the code, defaults and keyword defaults of a function
+    kBuffer,      // the bytes behind an array
+    kTypeOf,      // the class of an object
+    kContextVar,  // the value of a context variable
+  };
 
   ~FactTable() {
     for (Entry& entry : entries_) {
@@ -257,6 +265,11 @@ class FactTable {
 
   // Returns how many words the fact adds.
   uint32_t add(uint32_t kind, PyObject* container, PyObject* key) {
+    if (kind == kSize && key && PyLong_CheckExact(key)) {
+      kind = static_cast<uint32_t>(PyLong_AsUnsignedLong(key));
+      TORCH_CHECK(kind >= kItems && kind <= kContextVar, kind, " is no aspect of an object");
+      key = nullptr;
+    }
     Py_XINCREF(container);
     Py_XINCREF(key);
     entries_.push_back({static_cast<Kind>(kind), container, key, nullptr, static_cast<uint32_t>(words_), nullptr, 0});
@@ -283,7 +296,8 @@ class FactTable {
   // Whether the value behind word `index` equals the one held, by content.
   bool same(uint32_t index) const {
     const Entry& entry = at(index);
-    if (entry.kind >= kSize) return false;  // words are all there is to these
+    bool words_are_all = entry.kind >= kSize && entry.kind != kItems && entry.kind != kContextVar;
+    if (words_are_all) return false;
     py::object now = object(entry);
     if (!now || !entry.held) return false;
     if (now.ptr() == entry.held) return true;
@@ -301,6 +315,7 @@ class FactTable {
   std::string text(uint32_t index, bool held) const {
     const Entry& entry = at(index);
     if (entry.kind == kSize) return held ? "" : std::to_string(PyObject_Size(entry.container));
+    if (entry.kind >= kItems && entry.kind != kContextVar) return "";
     py::object value = held ? py::reinterpret_borrow<py::object>(entry.held) : object(entry);
     if (!value) return "absent";
     if (entry.kind == kTensorMeta || entry.kind == kGradMeta) return "";
@@ -341,7 +356,43 @@ class FactTable {
   static uint32_t width(const Entry& entry) {
     if (entry.kind == kTensorMeta) return 5;
     if (entry.kind == kGradMeta) return 2;
+    if (entry.kind == kFunction) return 3;
     return 1;
+  }
+
+  // A number for what a container holds, by identity: keys alone of a dict.
+  static uint64_t items(PyObject* container) {
+    uint64_t hash = 0x4954;
+    if (PyDict_Check(container)) {
+      PyObject *key, *value;
+      Py_ssize_t position = 0;
+      while (PyDict_Next(container, &position, &key, &value)) hash = mix(hash, address(key));
+    } else if (PyList_Check(container)) {
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(container); ++i) hash = mix(hash, address(PyList_GET_ITEM(container, i)));
+    } else {
+      py::object all = py::reinterpret_steal<py::object>(PySequence_Tuple(container));
+      if (!all) {
+        PyErr_Clear();
+        return 0;
+      }
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(all.ptr()); ++i)
+        hash = mix(hash, address(PyTuple_GET_ITEM(all.ptr(), i)));
+    }
+    return hash;
+  }
+
+  static uint64_t bytes(PyObject* array) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(array, &view, PyBUF_FULL_RO) != 0) {
+      PyErr_Clear();
+      return 0;
+    }
+    std::vector<uint64_t> words(view.len / 8 + 1);
+    if (PyBuffer_ToContiguous(words.data(), &view, view.len, 'C') != 0) PyErr_Clear();
+    uint64_t hash = mix(0x4255, view.len);
+    for (uint64_t word : words) hash = mix(hash, word);
+    PyBuffer_Release(&view);
+    return hash;
   }
 
   static bool equal(PyObject* a, PyObject* b) {
@@ -386,6 +437,23 @@ class FactTable {
         py::object value = py::reinterpret_steal<py::object>(PyObject_GetAttr(entry.container, entry.key));
         if (!value) PyErr_Clear();
         return value;
+      }
+      case kItems: {
+        py::object all = py::reinterpret_steal<py::object>(PySequence_Tuple(entry.container));
+        if (!all) PyErr_Clear();
+        return all;
+      }
+      case kFunction: {
+        auto part = [](PyObject* object) { return py::reinterpret_borrow<py::object>(object ? object : Py_None); };
+        return py::make_tuple(part(PyFunction_GetCode(entry.container)), part(PyFunction_GetDefaults(entry.container)),
+                              part(PyFunction_GetKwDefaults(entry.container)));
+      }
+      case kTypeOf:
+        return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(entry.container)));
+      case kContextVar: {
+        PyObject* value = nullptr;
+        if (PyContextVar_Get(entry.container, nullptr, &value) < 0) PyErr_Clear();
+        return py::reinterpret_steal<py::object>(value);
       }
       default:
         return py::reinterpret_borrow<py::object>(entry.container);
@@ -453,6 +521,20 @@ class FactTable {
                      : 0;
         return;
       }
+      case kItems:
+        out[0] = items(entry.container);
+        return;
+      case kFunction:
+        out[0] = address(PyFunction_GetCode(entry.container));
+        out[1] = address(PyFunction_GetDefaults(entry.container));
+        out[2] = address(PyFunction_GetKwDefaults(entry.container));
+        return;
+      case kBuffer:
+        out[0] = bytes(entry.container);
+        return;
+      case kTypeOf:
+        out[0] = address(Py_TYPE(entry.container));
+        return;
       default:
         out[0] = address(object(entry).ptr());
     }

@@ -7,7 +7,10 @@ it happens: generator state, host reads, redistributions, backward passes.
 
 from __future__ import annotations
 
+import builtins
 import gc
+import pickle
+import random
 import sys
 import time
 import types
@@ -204,12 +207,16 @@ class Watch:
         self._specs = specs
         self._states: list[tuple[torch.Tensor, int, tuple[int, int]]] = []
         self._roots: list[Any] = []
+        self._moving: list[tuple[str, Callable[[], Any], Any]] = []
+        self.iterators: list[Any] = []
 
     def patches(self, stack: ExitStack) -> None:
         """Enters every patch."""
         for name in _HOST_READS:
             stack.enter_context(_patched(torch.Tensor, name, self._host_read(name)))
         stack.enter_context(_patched(torch.Tensor, "data_ptr", self._address()))
+        if self.iterators:
+            stack.enter_context(_patched(builtins, "next", self._next()))
         get, set_ = torch.get_rng_state, torch.set_rng_state
         saved, restored = self._save(get, (0, -1)), self._restore(set_, (0, -1))
         for owner in (torch, torch.random):
@@ -240,6 +247,40 @@ class Watch:
     def refuse(self, op: str, reason: str, remedy: str) -> None:
         """Refuses the recording at the user's current line."""
         lib.rote_record_refuse(self._session, op.encode(), user_line(), reason.encode(), remedy.encode())
+
+    def moving(self, generators: list[tuple[str, Callable[[], Any]]]) -> None:
+        """Notes where generators of random numbers stand that are not torch's."""
+        found = [("random", random.getstate), *generators]
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            found.append(("numpy.random", lambda: pickle.dumps(numpy.random.get_state())))
+        self._moving = [(name, state, state()) for name, state in found]
+
+    def check_moving(self) -> None:
+        """Refuses when the step drew from one of them."""
+        for name, state, before in self._moving:
+            if state() != before:
+                self.refuse(
+                    name,
+                    "draws random numbers on the host: what Python does with them leaves no trace in a plan",
+                    "draw with torch, or outside the captured function, and pass the result as an argument",
+                )
+        self._moving = []
+
+    def _next(self) -> Callable[..., Any]:
+        original = builtins.next
+        outlive = {id(iterator) for iterator in self.iterators}
+
+        def next_(iterator: Any, *default: Any) -> Any:
+            if id(iterator) in outlive:
+                self.refuse(
+                    "next",
+                    f"advances a {type(iterator).__name__} that outlives the step: a replay would not",
+                    "call next() outside the captured function and pass the result as an argument",
+                )
+            return original(iterator, *default)
+
+        return next_
 
     def _host_read(self, name: str) -> Callable[..., Any]:
         original = getattr(torch.Tensor, name)

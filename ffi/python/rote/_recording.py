@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from . import _floats, _reach, _record, _results, _state
@@ -20,6 +21,8 @@ from ._specs import local_of, short_text
 if TYPE_CHECKING:
     from ._capture import Captured
 
+# Tensors that a replay can return; what nobody waited for yet, it returns waited for.
+_KINDS = (torch.Tensor, DTensor, AsyncCollectiveTensor)
 _ARG, _STATE, _GRAD = range(3)
 _STRUCTURE, _ARGUMENT, _, _, _MODE, _WORLD = range(6)
 
@@ -101,7 +104,9 @@ class Recording:
         for path, leaf in self.leaves:
             if not isinstance(leaf, torch.Tensor):
                 walk.value(path, leaf)
-        self._facts(walk.facts)
+        self._facts(walk.finish())
+        self._watch.iterators = walk.iterators
+        self._watch.moving(walk.moving)
         unsupported = _state.unsupported(state)
         if unsupported is not None:
             self._watch.refuse(
@@ -160,7 +165,7 @@ class Recording:
                 fact.expected.encode(),
                 fact.hyperparameter,
             )
-            if fact.key is None:
+            if fact.key is None and fact.kind != _reach.DICT_ITEM:  # there it is a key
                 status = add_alone(session, fact.kind, fact.container, None, fact.guard, subject, expected, hyper)
             else:
                 status = add(
@@ -223,6 +228,12 @@ class Recording:
             )
         output_specs = []
         for i, tensor in enumerate(outputs):
+            if type(tensor) not in _KINDS:
+                self._watch.refuse(
+                    "",
+                    f"returns a {type(tensor).__qualname__}, a subclass of Tensor that a plan cannot give back",
+                    "return a plain tensor: tensor.as_subclass(torch.Tensor)",
+                )
             if tensor.requires_grad and (tensor.grad_fn is None or not self._watch.used_up(tensor.grad_fn)):
                 self._watch.refuse(
                     "",
@@ -235,6 +246,7 @@ class Recording:
             local = local_of(tensor)
             spec = self._specs.of_tensor(tensor)
             check(lib.rote_record_output(session, f"result[{i}]".encode(), local, spec, tensor.requires_grad))
+        self._watch.check_moving()
         self._watch.forget()
         for path, tensor, before in self._grads:
             self._finish_grad(path, tensor, before)
