@@ -127,7 +127,7 @@ const GRADIENT_META: u32 = 6;
 
 impl Facts {
     /// No facts.
-    #[allow(clippy::new_without_default)]
+    #[allow(clippy::new_without_default, reason = "it needs a loaded bridge")]
     pub fn new() -> Self {
         Facts {
             table: FactTable::new(),

@@ -170,7 +170,7 @@ pub struct Recording(*mut c_void);
 
 impl Recording {
     /// A new recording.
-    #[allow(clippy::new_without_default)]
+    #[allow(clippy::new_without_default, reason = "it needs a loaded bridge")]
     pub fn new() -> Self {
         // SAFETY: makes an object that `drop` frees.
         Recording(unsafe { (Bridge::get().functions.recording_new)() })
@@ -237,7 +237,7 @@ pub struct Call {
 
 impl Call {
     /// A collector, to be used for every call of a session.
-    #[allow(clippy::new_without_default)]
+    #[allow(clippy::new_without_default, reason = "it needs a loaded bridge")]
     pub fn new() -> Self {
         // SAFETY: makes an object that `drop` frees.
         let call = unsafe { (Bridge::get().functions.call_new)() };
@@ -325,7 +325,7 @@ pub struct FactTable {
 
 impl FactTable {
     /// An empty table.
-    #[allow(clippy::new_without_default)]
+    #[allow(clippy::new_without_default, reason = "it needs a loaded bridge")]
     pub fn new() -> Self {
         // SAFETY: makes an object that `drop` frees.
         let table = unsafe { (Bridge::get().functions.table_new)() };
@@ -386,25 +386,24 @@ impl FactTable {
 
     /// What a word sees, as text: when it was held, or now.
     pub fn text(&self, word: usize, held: bool) -> String {
-        // SAFETY: the bridge returns a text that lives until its next call.
-        unsafe {
+        // SAFETY: a word of this table; the text lives until the bridge's next call.
+        let text = unsafe {
             CStr::from_ptr((Bridge::get().functions.table_text)(
                 self.table,
                 word as u32,
                 held as c_int,
             ))
-        }
-        .to_string_lossy()
-        .into_owned()
+        };
+        text.to_string_lossy().into_owned()
     }
 
     /// The float behind a word, now.
     pub fn float(&self, word: usize) -> Result<f64, ReplayError> {
         let bridge = Bridge::get();
         let mut out = 0.0;
-        // SAFETY: writes one float.
-        bridge
-            .check(unsafe { (bridge.functions.read_float)(self.table, word as u32, &mut out) })?;
+        // SAFETY: a word of this table; writes one float.
+        let status = unsafe { (bridge.functions.read_float)(self.table, word as u32, &mut out) };
+        bridge.check(status)?;
         Ok(out)
     }
 }
