@@ -162,3 +162,40 @@ pub struct SpecEvent {
     /// Global strides.
     pub strides: Vec<i64>,
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::sample::{Tensor, tensor};
+
+    #[test]
+    fn a_description_must_fit_its_storage() {
+        let x = tensor(1, &[4, 8]); // 128 bytes
+        let problem = |tensor: &Tensor| tensor.event().problem().unwrap_or_default();
+        for fits in [
+            x.clone(),
+            x.view(&[8, 4], &[1, 8], 0),
+            x.view(&[8], &[1], 24),
+            x.view(&[8], &[-1], 7),
+            x.view(&[1 << 40], &[0], 31),       // expanded
+            x.view(&[0, 1 << 40], &[1, 1], 99), // nothing to reach
+            x.view(&[], &[], 31),
+        ] {
+            assert_eq!(problem(&fits), "");
+        }
+        for (wrong, says) in [
+            (
+                x.view(&[8], &[1], 25),
+                "bytes 100 to 132 of a storage of 128",
+            ),
+            (x.view(&[8], &[-1], 6), "bytes -4 to 28"),
+            (x.view(&[], &[], 32), "bytes 128 to 132"),
+            (x.view(&[2], &[i64::MAX], 0), "of a storage of 128"),
+            (x.view(&[4, 8], &[1], 0), "2 sizes and 1 strides"),
+            (x.view(&[-1], &[1], 0), "impossible shape [-1]"),
+            (x.view(&[1 << 40, 1 << 40], &[0, 0], 0), "impossible shape"),
+        ] {
+            let problem = problem(&wrong);
+            assert!(problem.contains(says), "{problem:?} says {says:?}");
+        }
+    }
+}

@@ -575,6 +575,93 @@ fn strategies_cover_what_their_op_became_frees_included() {
 }
 
 #[test]
+fn arguments_of_every_kind_keep_their_value() {
+    let (x, y) = (tensor(1, &[4]), tensor(2, &[4]));
+    let absent = Tensor {
+        storage: 0,
+        ..tensor(0, &[])
+    };
+    let mut event = op("custom::op", &[&x], &[&y]);
+    event.args.extend(
+        [
+            ArgEvent::None,
+            absent.arg(),
+            ArgEvent::Tensors(vec![x.event(), absent.event()]),
+            ArgEvent::Bool(true),
+            ArgEvent::Int(-3),
+            ArgEvent::Float(0.5),
+            ArgEvent::Complex(1.0, -2.0),
+            ArgEvent::Wrapped(Box::new(ArgEvent::Float(2.5))),
+            ArgEvent::Ints(&[7, 8]),
+            ArgEvent::List(vec![
+                ArgEvent::List(vec![ArgEvent::Int(1)]),
+                ArgEvent::Str("a"),
+            ]),
+            ArgEvent::DType(F64),
+            ArgEvent::Device(Device { kind: 1, index: 3 }),
+            ArgEvent::Layout(2),
+            ArgEvent::MemoryFormat(1),
+        ]
+        .map(read),
+    );
+    let mut recorder = recorder(&[&x]);
+    record(&mut recorder, &[event]);
+    let (plan, _) = finish(recorder, &[&y]);
+    let rote_plans::Instr::Local { args, .. } = plan.instrs[0] else {
+        panic!("a local op");
+    };
+    let written: Vec<String> = plan.args[args.indices()]
+        .iter()
+        .map(|&arg| spelled(&plan, arg))
+        .collect();
+    assert_eq!(
+        written,
+        [
+            "%0",
+            "None",
+            "None",
+            "[%0, none]",
+            "Bool(true)",
+            "Int(-3)",
+            "Float(0.5)",
+            "Complex(1.0, -2.0)",
+            "wrapped Float(2.5)",
+            "[7, 8]",
+            "((Int(1)), a)",
+            "DType(DType(7))",
+            "Device(Device { kind: 1, index: 3 })",
+            "Layout(2)",
+            "MemoryFormat(1)",
+        ]
+    );
+}
+
+/// An argument, with what it refers to.
+fn spelled(plan: &rote_plans::Plan, arg: rote_plans::Arg) -> String {
+    use rote_plans::Arg;
+    match arg {
+        Arg::Value(value) => format!("%{value}"),
+        Arg::Values(range) => {
+            let name = |&id: &u32| match id {
+                NONE => "none".to_owned(),
+                id => format!("%{id}"),
+            };
+            let names: Vec<String> = plan.ids(range).iter().map(name).collect();
+            format!("[{}]", names.join(", "))
+        }
+        Arg::Wrapped(inner) => format!("wrapped {}", spelled(plan, plan.args[inner as usize])),
+        Arg::Ints(range) => format!("{:?}", plan.dims(range)),
+        Arg::List(range) => {
+            let inner = plan.args[range.indices()].iter();
+            let inner: Vec<String> = inner.map(|&arg| spelled(plan, arg)).collect();
+            format!("({})", inner.join(", "))
+        }
+        Arg::Str(text) => plan.str(text).to_owned(),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
 fn generator_states_are_saved_into_slots() {
     let cpu = Device { kind: 0, index: -1 };
     let mut recorder = recorder(&[]);
