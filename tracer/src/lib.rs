@@ -9,10 +9,12 @@
 //! | [`scalars`] | floats computed from hyperparameters |
 //! | [`tables`] | building a plan's pools |
 //! | [`finish`] | last uses and frees |
+//! | [`propagation`] | sharding propagation: placements, collectives, cost |
 
 pub mod compare;
 pub mod event;
 pub mod finish;
+pub mod propagation;
 pub mod recorder;
 pub mod refusal;
 pub mod scalars;

@@ -1,0 +1,116 @@
+//! What a collective costs.
+//!
+//! Latency plus bytes over bandwidth, per mesh dim, for ring algorithms: the
+//! model of PyTorch's planner (`torch/distributed/tensor/_collective_utils.py`),
+//! so that costs of the two can be compared. Give measured numbers where there
+//! are any.
+
+use std::fmt;
+
+use super::spec::Mesh;
+
+/// Microseconds before any collective moves data.
+const START_US: f64 = 6.6;
+/// What an all-to-all costs on top: PyTorch prefers an all-gather when close.
+const ALL_TO_ALL_US: f64 = 1.0;
+
+/// The links of one mesh dim.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Microseconds per hop.
+    pub latency_us: f64,
+    /// GiB per second.
+    pub bandwidth: f64,
+}
+
+/// The links of a mesh.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Topology {
+    links: Vec<Link>,
+}
+
+/// One operation between two placements on one mesh dim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Every rank gets all pieces.
+    AllGather,
+    /// Every rank gets its piece of the reduction.
+    ReduceScatter,
+    /// Every rank gets the whole reduction.
+    AllReduce,
+    /// Every rank swaps pieces of one dim for pieces of another.
+    AllToAll,
+    /// Every rank keeps its piece of what it has; nothing is sent.
+    Chunk,
+    /// All but one rank of a sum drop what they have, a mean or an extremum
+    /// keeps it; nothing is sent.
+    Partition,
+}
+
+impl Kind {
+    /// The word for it: `all_gather`, `reduce_scatter`, ...
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::AllGather => "all_gather",
+            Kind::ReduceScatter => "reduce_scatter",
+            Kind::AllReduce => "all_reduce",
+            Kind::AllToAll => "all_to_all",
+            Kind::Chunk => "chunk",
+            Kind::Partition => "partition",
+        }
+    }
+
+    /// Whether it sends nothing.
+    pub fn is_local(self) -> bool {
+        matches!(self, Kind::Chunk | Kind::Partition)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Topology {
+    /// Links of one node: 0.6 us a hop, 87.7 GiB/s.
+    pub fn one_node(mesh: &Mesh) -> Self {
+        let link = Link {
+            latency_us: 0.6,
+            bandwidth: 87.7,
+        };
+        Topology {
+            links: vec![link; mesh.sizes().len()],
+        }
+    }
+
+    /// Links as measured, one per mesh dim; a mesh dim without one, or whose
+    /// numbers are not finite and positive, keeps those of
+    /// [`Topology::one_node`].
+    pub fn measured(mesh: &Mesh, links: &[Link]) -> Self {
+        let mut topology = Topology::one_node(mesh);
+        for (link, given) in topology.links.iter_mut().zip(links) {
+            let fine = |x: f64| x.is_finite() && x > 0.0;
+            if fine(given.latency_us) && fine(given.bandwidth) {
+                *link = *given;
+            }
+        }
+        topology
+    }
+
+    /// Microseconds of one operation over `ranks` ranks of a mesh dim, of which
+    /// each holds `local` bytes before.
+    pub(super) fn us(&self, kind: Kind, mesh_dim: usize, ranks: u32, local: f64) -> f64 {
+        let link = self.links[mesh_dim];
+        let ranks = f64::from(ranks);
+        let (hops, bytes, more) = match kind {
+            Kind::Chunk | Kind::Partition => return 0.0,
+            Kind::AllGather => (ranks - 1.0, local * ranks, 0.0),
+            Kind::ReduceScatter => (ranks - 1.0, local, 0.0),
+            Kind::AllReduce => (2.0 * (ranks - 1.0), local, 0.0),
+            Kind::AllToAll => (ranks - 1.0, local, ALL_TO_ALL_US),
+        };
+        let gib = bytes / (1024.0 * 1024.0 * 1024.0);
+        START_US + more + hops * link.latency_us + gib * hops / ranks / link.bandwidth * 1e6
+    }
+}

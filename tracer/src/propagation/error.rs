@@ -1,0 +1,95 @@
+//! What can be wrong with a question about propagation.
+
+/// Why an op could not be propagated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PropagationError {
+    /// A text is not in the notation.
+    #[error("cannot read {found:?}: expected {expected}")]
+    Notation {
+        /// What was expected there.
+        expected: String,
+        /// The text found.
+        found: String,
+    },
+    /// The mesh cannot be used.
+    #[error("mesh {mesh}: expected {expected}")]
+    Mesh {
+        /// The mesh as given.
+        mesh: String,
+        /// What a mesh must be.
+        expected: &'static str,
+    },
+    /// No rule is registered under this name.
+    #[error("{op}: no sharding rule is registered for this op")]
+    UnknownOp {
+        /// The op.
+        op: String,
+    },
+    /// A second rule for one op.
+    #[error("{op}: a sharding rule is registered already")]
+    Duplicate {
+        /// The op.
+        op: String,
+    },
+    /// Too few arguments, or too many.
+    #[error("{op}: expected {expected} arguments, found {found}")]
+    Arity {
+        /// The op.
+        op: String,
+        /// How many it takes.
+        expected: String,
+        /// How many came.
+        found: usize,
+    },
+    /// An argument is not what the op takes there.
+    #[error("{op}: argument {argument}: expected {expected}, found {found}")]
+    Argument {
+        /// The op.
+        op: String,
+        /// Position of the argument, from 0.
+        argument: usize,
+        /// What the op takes there.
+        expected: String,
+        /// What came.
+        found: String,
+    },
+    /// Every strategy would move a tensor that must stay where it is.
+    #[error(
+        "{op}: argument {argument} is written in place and cannot be redistributed: \
+         expected placements that a strategy keeps, found {found}"
+    )]
+    InPlace {
+        /// The op.
+        op: String,
+        /// Position of the written argument.
+        argument: usize,
+        /// Its placements.
+        found: String,
+    },
+    /// A search would be too large.
+    #[error("{op}: expected at most {limit} {what}, found {found}")]
+    TooLarge {
+        /// The op.
+        op: String,
+        /// What there is too much of.
+        what: &'static str,
+        /// How many are taken.
+        limit: usize,
+        /// How many there are.
+        found: usize,
+    },
+}
+
+impl PropagationError {
+    pub(super) fn notation(found: &str, expected: impl Into<String>) -> Self {
+        let mut found: String = found.chars().take(80).collect();
+        if found.is_empty() {
+            found = "nothing".into();
+        }
+        PropagationError::Notation {
+            expected: expected.into(),
+            found,
+        }
+    }
+}

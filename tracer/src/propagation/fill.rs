@@ -1,0 +1,314 @@
+//! Filling a rule's sharding placeholders with the shard types of its inputs.
+
+use super::error::PropagationError;
+use super::layout::smallest;
+use super::placement::Placement;
+use super::redistribute::State;
+use super::rule::{Need, Query, Rule, Slot};
+use super::spec::{MAX_MESH_DIMS, Spec, TensorMeta};
+
+/// The most strategies of one op on one mesh dim.
+const MAX_ROWS: usize = 128;
+/// The most different placements.
+const MAX_PLACEMENTS: usize = 250;
+
+/// One filled strategy: placements as indices into [`Filled::table`].
+struct Row {
+    strategy: usize,
+    outputs: Vec<u8>,
+    inputs: Vec<u8>,
+}
+
+/// A set of rows per mesh dim, as bits.
+pub(super) type Masks = [u128; MAX_MESH_DIMS];
+
+/// The strategies of an op on one mesh dim, filled.
+pub(super) struct Filled<'a> {
+    pub(super) table: Vec<Placement>,
+    pub(super) metas: Vec<&'a TensorMeta>,
+    pub(super) sources: Vec<State>,
+    pub(super) sizes: &'a [u32],
+    rule: &'a Rule,
+    rows: Vec<Row>,
+}
+
+impl<'a> Filled<'a> {
+    pub(super) fn new(
+        query: &Query<'_>,
+        rule: &'a Rule,
+        inputs: &[(&'a Spec, &'a TensorMeta)],
+        sizes: &'a [u32],
+    ) -> Result<Self, PropagationError> {
+        let mut filled = Filled {
+            table: Vec::with_capacity(16),
+            metas: inputs.iter().map(|i| i.1).collect(),
+            sources: Vec::with_capacity(inputs.len()),
+            sizes,
+            rule,
+            rows: Vec::with_capacity(16),
+        };
+        filled.table.push(Placement::Replicate);
+        // The shard types of the inputs: 1 is the plain one.
+        let mut types: Vec<u32> = Vec::with_capacity(2);
+        for (spec, _) in inputs {
+            let mut state = State::default();
+            for (code, p) in state.iter_mut().zip(&spec.placements) {
+                *code = filled.code(*p);
+                if let Placement::Shard { .. } | Placement::StridedShard { .. } = p {
+                    let kind = match p {
+                        Placement::StridedShard { split_factor, .. } => *split_factor,
+                        _ => 0,
+                    };
+                    if !types.contains(&kind) {
+                        types.push(kind);
+                    }
+                }
+            }
+            filled.sources.push(state);
+        }
+        types.sort_unstable();
+        for (strategy, (outputs, inputs)) in rule.strategies().enumerate() {
+            let slots = || outputs.iter().chain(inputs);
+            let flat = slots().any(|s| matches!(s, Slot::Flattened { .. }));
+            let open = slots().any(|s| matches!(s, Slot::Shard(..)));
+            let types: &[u32] = match (flat, open) {
+                (true, _) | (_, false) => &[0],
+                _ => &types,
+            };
+            for kind in types {
+                let mut codes = |slots: &[Slot]| -> Vec<u8> {
+                    slots.iter().map(|s| filled.code(fill(*s, *kind))).collect()
+                };
+                let (outputs, inputs) = (codes(outputs), codes(inputs));
+                filled.rows.push(Row {
+                    strategy,
+                    outputs,
+                    inputs,
+                });
+            }
+            let (rows, table) = (filled.rows.len(), filled.table.len());
+            for (what, limit, found) in [
+                ("strategies", MAX_ROWS, rows),
+                ("placements", MAX_PLACEMENTS, table),
+            ] {
+                if found > limit {
+                    return Err(PropagationError::TooLarge {
+                        op: query.op.into(),
+                        what,
+                        limit,
+                        found,
+                    });
+                }
+            }
+        }
+        Ok(filled)
+    }
+
+    fn code(&mut self, placement: Placement) -> u8 {
+        let at = self.table.iter().position(|p| *p == placement);
+        at.unwrap_or_else(|| {
+            self.table.push(placement);
+            self.table.len() - 1
+        }) as u8
+    }
+
+    /// Moves strategies that change replicated inputs behind those that do not.
+    pub(super) fn prefer_unchanged(&mut self, replicated: &[bool]) {
+        self.rows.sort_by_key(|row| {
+            let inputs = row.inputs.iter().zip(replicated);
+            inputs.filter(|(code, wild)| **wild && **code != 0).count()
+        });
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The placement codes that strategies take for an input.
+    pub(super) fn allowed(&self, input: usize) -> Vec<u8> {
+        let mut codes = vec![0];
+        for row in &self.rows {
+            if !codes.contains(&row.inputs[input]) {
+                codes.push(row.inputs[input]);
+            }
+        }
+        codes.sort_unstable();
+        codes
+    }
+
+    /// Which strategies each mesh dim can use when an input lies so.
+    pub(super) fn masks(&self, input: usize, state: &State) -> Masks {
+        let mut masks = Masks::default();
+        for (bit, row) in self.rows.iter().enumerate() {
+            for (mask, code) in masks.iter_mut().zip(state).take(self.sizes.len()) {
+                if row.inputs[input] == *code {
+                    *mask |= 1 << bit;
+                }
+            }
+        }
+        masks
+    }
+
+    /// The strategies whose output lies as a tensor that is written does.
+    pub(super) fn writes(&self, state: &State) -> Masks {
+        let mut masks = Masks::default();
+        for (bit, row) in self.rows.iter().enumerate() {
+            for (mask, code) in masks.iter_mut().zip(state).take(self.sizes.len()) {
+                if row.outputs.iter().all(|o| o == code) {
+                    *mask |= 1 << bit;
+                }
+            }
+        }
+        masks
+    }
+
+    /// What a row per mesh dim makes of the inputs; `None` when a shard lacks
+    /// what its strategy needs.
+    pub(super) fn targets(&self, rows: &[usize]) -> Option<Vec<State>> {
+        let mut targets = vec![State::default(); self.metas.len()];
+        for (m, row) in rows.iter().enumerate() {
+            for (target, code) in targets.iter_mut().zip(&self.rows[*row].inputs) {
+                target[m] = *code;
+            }
+        }
+        (rows.iter().enumerate())
+            .all(|(m, row)| self.holds(m, &self.rows[*row], &targets))
+            .then_some(targets)
+    }
+
+    fn placements(&self, state: &State) -> Vec<Placement> {
+        (state.iter().take(self.sizes.len()))
+            .map(|c| self.table[usize::from(*c)])
+            .collect()
+    }
+
+    fn holds(&self, m: usize, row: &Row, targets: &[State]) -> bool {
+        let Some((outputs, inputs)) = self.rule.strategies().nth(row.strategy) else {
+            return false;
+        };
+        let place = |input: usize, l: usize| self.table[usize::from(targets[input][l])];
+        for slot in outputs {
+            if let Slot::Flattened { leading, .. } = slot {
+                let splits = |p: Placement| {
+                    p.sharded()
+                        .is_some_and(|s| (leading.0..leading.1).contains(&s.0))
+                };
+                if (0..m).any(|l| splits(place(0, l))) {
+                    return false;
+                }
+            }
+        }
+        inputs.iter().enumerate().all(|(i, slot)| match *slot {
+            Slot::Shard(dim, Need::Divides(whole)) => {
+                let shards =
+                    (0..self.sizes.len()).try_fold(1_u64, |n, l| match place(i, l).sharded() {
+                        Some((d, blocks)) if d == dim => n
+                            .checked_mul(u64::from(self.sizes[l]))?
+                            .checked_mul(u64::from(blocks)),
+                        _ => Some(n),
+                    });
+                shards.is_some_and(|n| whole % n == 0)
+            }
+            Slot::Shard(dim, Need::Filled) => {
+                let placements = self.placements(&targets[i]);
+                let size = self.metas[i].shape[dim as usize];
+                smallest(size, dim, &placements, self.sizes) > 0
+            }
+            Slot::Flattened { dim, .. } => {
+                (0..m).all(|l| {
+                    let left = place(i, l);
+                    left == place(i, m) || left.sharded().is_none_or(|s| s.0 != dim)
+                }) && {
+                    let whole = self.metas[i].shape[dim as usize];
+                    let blocks = place(i, m).sharded().map_or(1, |s| u64::from(s.1));
+                    let ranks = self.sizes.iter().fold(1_u64, |n, s| n * u64::from(*s));
+                    let pieces = blocks.checked_mul(ranks);
+                    pieces.is_some_and(|n| whole % n == 0) || self.even(i, &targets[i], dim)
+                }
+            }
+            _ => true,
+        })
+    }
+
+    /// Whether the shards of a dim divide it.
+    fn even(&self, input: usize, state: &State, dim: u32) -> bool {
+        let mut pieces = Some(1_u64);
+        let mut most = 1_u64;
+        for (l, p) in self.placements(state).into_iter().enumerate() {
+            if let Some((d, blocks)) = p.sharded() {
+                if d == dim {
+                    pieces = pieces.and_then(|n| n.checked_mul(u64::from(self.sizes[l])));
+                    most = most.max(u64::from(blocks));
+                }
+            }
+        }
+        let whole = self.metas[input].shape[dim as usize];
+        let pieces = pieces.and_then(|n| n.checked_mul(most));
+        pieces.is_some_and(|n| whole % n == 0)
+    }
+
+    /// The first row per mesh dim, in order, whose needs hold for all mesh dims
+    /// together; with the inputs' states.
+    pub(super) fn choose(
+        &self,
+        masks: &Masks,
+        accept: impl Fn(&[State]) -> bool,
+    ) -> Option<(Vec<usize>, Vec<State>)> {
+        let n = self.sizes.len();
+        let mut left = *masks;
+        let mut rows = Vec::with_capacity(n);
+        // Needs rarely fail: a few tries, as an odometer.
+        for _ in 0..256 {
+            while rows.len() < n {
+                let mask = left[rows.len()];
+                if mask == 0 {
+                    left[rows.len()] = masks[rows.len()];
+                    let m = rows.len().checked_sub(1)?;
+                    rows.pop();
+                    left[m] &= left[m] - 1;
+                } else {
+                    rows.push(mask.trailing_zeros() as usize);
+                }
+            }
+            if let Some(targets) = self.targets(&rows) {
+                if accept(&targets) {
+                    return Some((rows, targets));
+                }
+            }
+            rows.pop();
+            left[n - 1] &= left[n - 1] - 1;
+        }
+        None
+    }
+
+    /// The specs of the outputs that a row per mesh dim gives.
+    pub(super) fn outputs(&self, rows: &[usize]) -> Vec<Spec> {
+        (self.rule.outputs.iter().enumerate())
+            .map(|(o, meta)| Spec {
+                meta: Some(meta.clone()),
+                placements: (rows.iter())
+                    .map(|row| self.table[usize::from(self.rows[*row].outputs[o])])
+                    .collect(),
+            })
+            .collect()
+    }
+
+    /// A state as placements.
+    pub(super) fn shown(&self, state: &State) -> Vec<Placement> {
+        self.placements(state)
+    }
+}
+
+/// A slot's placement, with the shard type that stands for 0 or a split factor.
+fn fill(slot: Slot, kind: u32) -> Placement {
+    match (slot, kind) {
+        (Slot::Fixed(placement), _) => placement,
+        (Slot::Shard(dim, _), 0) => Placement::Shard { dim },
+        (Slot::Shard(dim, _), split_factor) => Placement::StridedShard { dim, split_factor },
+        (Slot::Flattened { dim, blocks: 1, .. }, _) => Placement::Shard { dim },
+        (Slot::Flattened { dim, blocks, .. }, _) => Placement::StridedShard {
+            dim,
+            split_factor: blocks,
+        },
+    }
+}

@@ -1,0 +1,39 @@
+//! Sharding propagation: which placements an op takes and gives, and what has
+//! to move first.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`placement`] | how one mesh dim holds a tensor |
+//! | [`layout`] | which global index each local index stands for |
+//! | [`spec`] | meshes, specs and their notations |
+//! | [`notation`] | the notation of other arguments |
+//! | [`rule`] | strategies on one mesh dim, and the registry of ops |
+//! | [`rules`] | the tables of rules |
+//! | [`fill`] | sharding placeholders filled with the inputs' shard types |
+//! | [`cost`] | what a collective costs |
+//! | [`redistribute`] | the cheapest way between two specs |
+//! | [`search`] | the cheapest strategies on a mesh |
+//! | [`error`] | what can be wrong with a question |
+
+pub mod cost;
+pub mod error;
+mod fill;
+pub mod layout;
+mod notation;
+pub mod placement;
+pub mod redistribute;
+pub mod rule;
+mod rules;
+pub mod search;
+pub mod spec;
+#[cfg(test)]
+mod tests;
+
+pub use cost::{Kind, Link, Topology};
+pub use error::PropagationError;
+pub use layout::Layout;
+pub use placement::{PartialOp, Placement};
+pub use redistribute::{Step, plan};
+pub use rule::{Arg, Query, Registry, Rule};
+pub use search::{Input, Propagation, candidates, propagate, standard_rules};
+pub use spec::{Mesh, Spec, TensorMeta, partition_spec, written};

@@ -1,0 +1,185 @@
+//! Placements: how one mesh dim holds a tensor.
+//!
+//! These are [`rote_plans::Placement`]'s four kinds and the masked partial of
+//! an embedding whose vocabulary is sharded, which a plan keeps as text.
+
+use std::fmt;
+
+use rote_plans::ReduceOp;
+
+use super::error::PropagationError;
+
+/// How one mesh dim holds a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Placement {
+    /// Every rank of the mesh dim holds the whole tensor. Written `R`.
+    Replicate,
+    /// The tensor dim is split over the ranks as `torch.chunk` splits: pieces
+    /// of the rounded-up size, the last ones smaller or empty. Written `S(0)`.
+    Shard {
+        /// The tensor dim, counted from the front.
+        dim: u32,
+    },
+    /// Each of `split_factor` blocks of the tensor dim is split over the ranks,
+    /// and a rank holds its piece of every block. Written `_S(0,2)`.
+    StridedShard {
+        /// The tensor dim, counted from the front.
+        dim: u32,
+        /// How many blocks the dim has.
+        split_factor: u32,
+    },
+    /// Every rank holds a summand (or factor, ...) of the tensor. Written
+    /// `P(sum)`.
+    Partial(PartialOp),
+}
+
+/// How the ranks' tensors of a partial placement combine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PartialOp {
+    /// Element-wise sum.
+    Sum,
+    /// Element-wise mean over the ranks.
+    Avg,
+    /// Element-wise maximum.
+    Max,
+    /// Element-wise minimum.
+    Min,
+    /// Element-wise product.
+    Product,
+    /// Sum, where a rank's rows are zero if it does not hold their part of the
+    /// vocabulary.
+    Mask,
+}
+
+const OPS: [(PartialOp, &str); 6] = [
+    (PartialOp::Sum, "sum"),
+    (PartialOp::Avg, "avg"),
+    (PartialOp::Max, "max"),
+    (PartialOp::Min, "min"),
+    (PartialOp::Product, "product"),
+    (PartialOp::Mask, "mask"),
+];
+
+impl PartialOp {
+    /// The name inside `P(...)`.
+    pub fn name(self) -> &'static str {
+        OPS[self as usize].1
+    }
+
+    /// The reduction that its collectives apply.
+    pub fn reduce_op(self) -> ReduceOp {
+        match self {
+            PartialOp::Sum | PartialOp::Mask => ReduceOp::Sum,
+            PartialOp::Avg => ReduceOp::Avg,
+            PartialOp::Max => ReduceOp::Max,
+            PartialOp::Min => ReduceOp::Min,
+            PartialOp::Product => ReduceOp::Product,
+        }
+    }
+}
+
+impl Placement {
+    /// The tensor dim that this placement splits, and into how many blocks it
+    /// was split before.
+    pub fn sharded(self) -> Option<(u32, u32)> {
+        match self {
+            Placement::Shard { dim } => Some((dim, 1)),
+            Placement::StridedShard { dim, split_factor } => Some((dim, split_factor)),
+            _ => None,
+        }
+    }
+
+    /// Reads the notation that [`Placement`] prints.
+    ///
+    /// # Errors
+    ///
+    /// [`PropagationError::Notation`] for anything else.
+    pub fn parse(text: &str) -> Result<Self, PropagationError> {
+        let text = text.trim();
+        let wrong = || {
+            PropagationError::notation(text, "a placement: R, S(dim), _S(dim,split_factor), P(op)")
+        };
+        if text == "R" {
+            return Ok(Placement::Replicate);
+        }
+        let (head, rest) = text.split_once('(').ok_or_else(wrong)?;
+        let inside = rest.strip_suffix(')').ok_or_else(wrong)?;
+        let number = |t: &str| t.trim().parse::<u32>().map_err(|_| wrong());
+        match head.trim() {
+            "S" => Ok(Placement::Shard {
+                dim: number(inside)?,
+            }),
+            "_S" => {
+                let (dim, split_factor) = inside.split_once(',').ok_or_else(wrong)?;
+                Ok(Placement::StridedShard {
+                    dim: number(dim)?,
+                    split_factor: number(split_factor)?,
+                })
+            }
+            "P" => {
+                let found = OPS.iter().find(|(_, name)| *name == inside.trim());
+                found
+                    .map(|(op, _)| Placement::Partial(*op))
+                    .ok_or_else(wrong)
+            }
+            _ => Err(wrong()),
+        }
+    }
+
+    /// The placement of a plan, unless the plan has only a text for it.
+    pub fn from_plan(placement: rote_plans::Placement) -> Option<Self> {
+        Some(match placement {
+            rote_plans::Placement::Replicate => Placement::Replicate,
+            rote_plans::Placement::Shard { dim } => Placement::Shard { dim },
+            rote_plans::Placement::StridedShard { dim, split_factor } => {
+                Placement::StridedShard { dim, split_factor }
+            }
+            rote_plans::Placement::Partial { op } => Placement::Partial(match op {
+                ReduceOp::Sum => PartialOp::Sum,
+                ReduceOp::Avg => PartialOp::Avg,
+                ReduceOp::Max => PartialOp::Max,
+                ReduceOp::Min => PartialOp::Min,
+                ReduceOp::Product => PartialOp::Product,
+            }),
+            rote_plans::Placement::Other { .. } => return None,
+        })
+    }
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Placement::Replicate => f.write_str("R"),
+            Placement::Shard { dim } => write!(f, "S({dim})"),
+            Placement::StridedShard { dim, split_factor } => write!(f, "_S({dim},{split_factor})"),
+            Placement::Partial(op) => write!(f, "P({})", op.name()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn what_is_printed_reads_back() {
+        for text in [
+            "R",
+            "S(0)",
+            "S(3)",
+            "_S(1,4)",
+            "P(sum)",
+            "P(avg)",
+            "P(product)",
+            "P(mask)",
+        ] {
+            assert_eq!(Placement::parse(text).unwrap().to_string(), text);
+        }
+        for text in [
+            "", "r", "S", "S()", "S(-1)", "_S(1)", "P", "P(x)", "S(1", "S(1))",
+        ] {
+            assert!(Placement::parse(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,430 @@
+//! Redistribution: the cheapest sequence of one-mesh-dim operations between two
+//! specs.
+//!
+//! A state is one placement per mesh dim. Placements apply from left to right,
+//! so of several mesh dims that split one tensor dim only the rightmost can be
+//! gathered or split further, except for a strided shard whose blocks are
+//! exactly the shards to its right: that one is the innermost piece of the data
+//! and goes first. Search is by Dijkstra's algorithm, costs then order of
+//! discovery deciding, so every rank finds the same sequence.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use hashbrown::HashMap;
+
+use super::cost::{Kind, Topology};
+use super::layout::smallest;
+use super::placement::Placement;
+use super::spec::{MAX_MESH_DIMS, TensorMeta};
+
+/// One operation of a redistribution.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// Which.
+    pub kind: Kind,
+    /// On which mesh dim.
+    pub mesh_dim: usize,
+    /// The placement of that mesh dim before.
+    pub from: Placement,
+    /// The placement of that mesh dim after.
+    pub to: Placement,
+    /// Bytes that a rank sends, padding included.
+    pub bytes: u64,
+    /// Of these, bytes that only even out shards of different sizes.
+    pub padding: u64,
+    /// Estimated time.
+    pub cost_us: f64,
+}
+
+/// A placement per mesh dim, as indices into a table of placements.
+pub(super) type State = [u8; MAX_MESH_DIMS];
+
+/// How many states a search may finish.
+const MAX_STATES: usize = 20_000;
+
+#[derive(Clone, Copy)]
+struct Node {
+    cost: f64,
+    before: State,
+    done: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+struct Entry {
+    cost: f64,
+    steps: u32,
+    number: u32,
+    state: State,
+}
+
+impl Eq for Entry {}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // The heap gives out its greatest.
+        (other.cost.total_cmp(&self.cost))
+            .then(other.steps.cmp(&self.steps))
+            .then(other.number.cmp(&self.number))
+    }
+}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// The specs that a tensor can be brought into, cheapest first.
+pub(super) struct Reach<'a> {
+    sizes: &'a [u32],
+    topology: &'a Topology,
+    meta: &'a TensorMeta,
+    table: &'a [Placement],
+    allowed: Vec<u8>,
+    source: State,
+    nodes: HashMap<State, Node>,
+    heap: BinaryHeap<Entry>,
+    number: u32,
+    finished: usize,
+}
+
+impl<'a> Reach<'a> {
+    /// From `source`, through and to the placements `allowed`, which are
+    /// indices into `table`; index 0 must be [`Placement::Replicate`].
+    pub(super) fn new(
+        sizes: &'a [u32],
+        topology: &'a Topology,
+        meta: &'a TensorMeta,
+        table: &'a [Placement],
+        allowed: Vec<u8>,
+        source: State,
+    ) -> Self {
+        let node = Node {
+            cost: 0.0,
+            before: source,
+            done: false,
+        };
+        let entry = Entry {
+            cost: 0.0,
+            steps: 0,
+            number: 0,
+            state: source,
+        };
+        Reach {
+            sizes,
+            topology,
+            meta,
+            table,
+            allowed,
+            source,
+            nodes: HashMap::from_iter([(source, node)]),
+            heap: BinaryHeap::from(vec![entry]),
+            number: 1,
+            finished: 0,
+        }
+    }
+
+    /// The cost of the state that [`Reach::next`] would give, or infinity.
+    pub(super) fn next_cost(&mut self) -> f64 {
+        while let Some(entry) = self.heap.peek() {
+            if !self.nodes[&entry.state].done {
+                return entry.cost;
+            }
+            self.heap.pop();
+        }
+        f64::INFINITY
+    }
+
+    /// The next state in order of cost, and its cost.
+    pub(super) fn next(&mut self) -> Option<(State, f64)> {
+        while let Some(entry) = self.heap.pop() {
+            let node = self.nodes.get_mut(&entry.state)?;
+            if std::mem::replace(&mut node.done, true) {
+                continue;
+            }
+            self.finished += 1;
+            if self.finished > MAX_STATES {
+                self.heap.clear();
+                return None;
+            }
+            self.expand(&entry);
+            return Some((entry.state, entry.cost));
+        }
+        None
+    }
+
+    fn expand(&mut self, entry: &Entry) {
+        let state = entry.state;
+        let mut shards = 1_u64;
+        for (m, n) in self.sizes.iter().enumerate() {
+            if self.placement(&state, m).sharded().is_some() {
+                shards *= u64::from(*n);
+            }
+        }
+        let local = self.meta.bytes() as f64 / shards as f64;
+        // Tensor dims that mesh dims to the right split, as bits.
+        let mut right = 0_u64;
+        for m in (0..self.sizes.len()).rev() {
+            let from = self.placement(&state, m);
+            if self.sizes[m] > 1 || from != Placement::Replicate {
+                self.leave(entry, m, from, right, local);
+            }
+            if let Some((dim, _)) = from.sharded() {
+                right |= 1 << dim;
+            }
+        }
+    }
+
+    fn leave(&mut self, entry: &Entry, m: usize, from: Placement, right: u64, local: f64) {
+        let state = &entry.state;
+        if from.sharded().is_some() && !self.innermost(state, m, from, right) {
+            return;
+        }
+        for at in 0..self.allowed.len() {
+            let code = self.allowed[at];
+            let to = self.table[usize::from(code)];
+            let Some(kind) = transition(from, to) else {
+                continue;
+            };
+            if kind == Kind::Partition && self.source[m] != 0 {
+                // What was a shard or another partial has no way there.
+                continue;
+            }
+            if to.sharded().is_some() && !self.splits(state, m, to, right) {
+                continue;
+            }
+            let cost = entry.cost + self.topology.us(kind, m, self.sizes[m], local);
+            let mut next = *state;
+            next[m] = code;
+            let known = self.nodes.get(&next);
+            if known.is_some_and(|k| k.done || k.cost <= cost) {
+                continue;
+            }
+            let node = Node {
+                cost,
+                before: *state,
+                done: false,
+            };
+            self.nodes.insert(next, node);
+            self.heap.push(Entry {
+                cost,
+                steps: entry.steps + 1,
+                number: self.number,
+                state: next,
+            });
+            self.number += 1;
+        }
+    }
+
+    fn placement(&self, state: &State, m: usize) -> Placement {
+        self.table[usize::from(state[m])]
+    }
+
+    /// Whether the shard of mesh dim `m` is the last split of its tensor dim.
+    fn innermost(&self, state: &State, m: usize, shard: Placement, right: u64) -> bool {
+        let Some((dim, blocks)) = shard.sharded() else {
+            return false;
+        };
+        if right & (1 << dim) == 0 {
+            return true;
+        }
+        let mut product = 1_u64;
+        for later in m + 1..self.sizes.len() {
+            match self.placement(state, later).sharded() {
+                Some((d, 1)) if d == dim => product *= u64::from(self.sizes[later]),
+                Some((d, _)) if d == dim => return false,
+                _ => {}
+            }
+        }
+        let pieces = product.saturating_mul(u64::from(self.sizes[m]));
+        // Left of `m` too, or the blocks would not be those of the whole dim.
+        let whole = (0..m).all(|l| {
+            self.placement(state, l)
+                .sharded()
+                .is_none_or(|s| s.0 != dim)
+        });
+        product == u64::from(blocks) && whole && self.meta.shape[dim as usize] % pieces == 0
+    }
+
+    /// Whether mesh dim `m` may split what it holds into `shard`.
+    fn splits(&self, state: &State, m: usize, shard: Placement, right: u64) -> bool {
+        let Some((dim, blocks)) = shard.sharded() else {
+            return false;
+        };
+        let Some(size) = self.meta.shape.get(dim as usize) else {
+            return false;
+        };
+        let mut pieces = u64::from(blocks).saturating_mul(u64::from(self.sizes[m]));
+        for (l, n) in self.sizes.iter().enumerate() {
+            if l != m
+                && self
+                    .placement(state, l)
+                    .sharded()
+                    .is_some_and(|s| s.0 == dim)
+            {
+                pieces = pieces.saturating_mul(u64::from(*n));
+            }
+        }
+        // No rank is given nothing: as PyTorch, which never shards that far.
+        if *size < pieces {
+            return false;
+        }
+        right & (1 << dim) == 0 || self.innermost(state, m, shard, right)
+    }
+
+    /// The operations that lead to a state that was given out.
+    pub(super) fn steps(&self, mut state: State) -> Vec<Step> {
+        let mut steps = Vec::new();
+        while let Some(node) = self.nodes.get(&state) {
+            if node.before == state {
+                break;
+            }
+            if let Some(step) = self.step(node.before, state) {
+                steps.push(step);
+            }
+            state = node.before;
+        }
+        steps.reverse();
+        steps
+    }
+
+    fn step(&self, before: State, after: State) -> Option<Step> {
+        let m = (0..self.sizes.len()).find(|m| before[*m] != after[*m])?;
+        let (from, to) = (self.placement(&before, m), self.placement(&after, m));
+        let kind = transition(from, to)?;
+        let ranks = u64::from(self.sizes[m]);
+        // Collectives take pieces of one size: that of the first rank.
+        let large = self.largest(&before);
+        let (sent, exact) = match kind {
+            Kind::AllGather => (
+                large.saturating_mul(ranks - 1),
+                self.least(&before) * (ranks - 1),
+            ),
+            Kind::AllReduce => {
+                let sent = u128::from(large) * 2 * u128::from(ranks - 1) / u128::from(ranks);
+                let sent = u64::try_from(sent).unwrap_or(u64::MAX);
+                (sent, sent)
+            }
+            Kind::ReduceScatter | Kind::AllToAll => {
+                let piece = self.split_piece(&before, m, to);
+                let sent = piece.saturating_mul(ranks - 1);
+                let whole = large - large.div_ceil(ranks).min(large);
+                (sent, whole.min(sent))
+            }
+            Kind::Chunk | Kind::Partition => (0, 0),
+        };
+        let mut shards = 1.0;
+        for (l, n) in self.sizes.iter().enumerate() {
+            if self.placement(&before, l).sharded().is_some() {
+                shards *= f64::from(*n);
+            }
+        }
+        Some(Step {
+            kind,
+            mesh_dim: m,
+            from,
+            to,
+            bytes: sent,
+            padding: sent.saturating_sub(exact),
+            cost_us: self
+                .topology
+                .us(kind, m, self.sizes[m], self.meta.bytes() as f64 / shards),
+        })
+    }
+
+    /// Bytes of the first rank, which holds the most.
+    fn largest(&self, state: &State) -> u64 {
+        self.local(|dim, size| {
+            let mut left = size;
+            for (m, n) in self.sizes.iter().enumerate() {
+                if let Some((d, blocks)) = self.placement(state, m).sharded() {
+                    if d as usize == dim {
+                        left = largest_piece(left, u64::from(*n), u64::from(blocks));
+                    }
+                }
+            }
+            left
+        })
+    }
+
+    /// Bytes of the last rank, which holds the least.
+    fn least(&self, state: &State) -> u64 {
+        let placements: Vec<_> = (0..self.sizes.len())
+            .map(|m| self.placement(state, m))
+            .collect();
+        self.local(|dim, size| smallest(size, dim as u32, &placements, self.sizes))
+    }
+
+    /// Bytes of one of the pieces that mesh dim `m` splits its tensor into.
+    fn split_piece(&self, state: &State, m: usize, to: Placement) -> u64 {
+        let mut after = *state;
+        let code = self.table.iter().position(|p| *p == to).unwrap_or(0);
+        after[m] = code as u8;
+        let piece = self.largest(&after);
+        let split = self.placement(state, m).sharded().is_some();
+        if split {
+            piece.div_ceil(u64::from(self.sizes[m]))
+        } else {
+            piece
+        }
+    }
+
+    fn local(&self, size: impl Fn(usize, u64) -> u64) -> u64 {
+        let width = self.meta.dtype.bytes().unwrap_or(1);
+        let dims = self.meta.shape.iter().enumerate();
+        dims.fold(width, |n, (dim, all)| n.saturating_mul(size(dim, *all)))
+    }
+}
+
+fn largest_piece(size: u64, ranks: u64, blocks: u64) -> u64 {
+    let block = size.div_ceil(blocks).max(1);
+    size / block * block.div_ceil(ranks) + (size % block).div_ceil(ranks)
+}
+
+/// The operation that leads from one placement of a mesh dim to another.
+fn transition(from: Placement, to: Placement) -> Option<Kind> {
+    use Placement::{Partial, Replicate};
+    match (from, to) {
+        _ if from == to => None,
+        (Replicate, Partial(_)) => Some(Kind::Partition),
+        (_, Partial(_)) => None,
+        (Replicate, _) => Some(Kind::Chunk),
+        (Partial(_), Replicate) => Some(Kind::AllReduce),
+        (Partial(_), _) => Some(Kind::ReduceScatter),
+        (_, Replicate) => Some(Kind::AllGather),
+        (_, _) => Some(Kind::AllToAll),
+    }
+}
+
+/// The cheapest way from one list of placements to another and its cost in
+/// microseconds; `None` when there is none, as from a shard to a partial.
+pub fn plan(
+    meta: &TensorMeta,
+    sizes: &[u32],
+    topology: &Topology,
+    from: &[Placement],
+    to: &[Placement],
+) -> Option<(Vec<Step>, f64)> {
+    let mut table = vec![Placement::Replicate];
+    let mut state = |placements: &[Placement]| {
+        let mut state = State::default();
+        for (at, p) in state.iter_mut().zip(placements) {
+            let code = table.iter().position(|q| q == p).unwrap_or(table.len());
+            if code == table.len() {
+                table.push(*p);
+            }
+            *at = code as u8;
+        }
+        state
+    };
+    let (source, target) = (state(from), state(to));
+    let allowed = (0..table.len() as u8).collect();
+    let mut reach = Reach::new(sizes, topology, meta, &table, allowed, source);
+    while let Some((state, cost)) = reach.next() {
+        if state == target {
+            return Some((reach.steps(state), cost));
+        }
+    }
+    None
+}

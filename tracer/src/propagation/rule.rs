@@ -1,0 +1,436 @@
+//! Rules: for one op, which placements of its inputs and outputs on one mesh
+//! dim are correct.
+//!
+//! A rule knows nothing of cost or of meshes. Where a strategy shards, it holds
+//! a sharding placeholder, which the search fills with the shard types that the
+//! inputs really have. The form is that of PyTorch's single-dim strategies
+//! (`torch/distributed/tensor/_ops/single_dim_strategy.py`).
+
+use hashbrown::HashMap;
+use rote_plans::DType;
+
+use super::error::PropagationError;
+use super::placement::{PartialOp, Placement};
+use super::rules;
+use super::spec::{Spec, TensorMeta};
+
+/// One argument of an op, in the order of its schema.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arg {
+    /// A distributed tensor.
+    Tensor(Spec),
+    /// A list of distributed tensors.
+    Tensors(Vec<Spec>),
+    /// An integer.
+    Int(i64),
+    /// A list of integers; of truth values as 0 and 1.
+    Ints(Vec<i64>),
+    /// A truth value.
+    Bool(bool),
+    /// A floating point number.
+    Float(f64),
+    /// An element type.
+    DType(DType),
+    /// Not given.
+    None,
+}
+
+/// An op with its arguments.
+#[derive(Clone, Copy, Debug)]
+pub struct Query<'a> {
+    /// Name and overload, for example `aten::sum.dim_IntList`; the default
+    /// overload has no suffix.
+    pub op: &'a str,
+    /// Its arguments.
+    pub args: &'a [Arg],
+}
+
+impl<'a> Query<'a> {
+    /// The tensors among the arguments, with the position of each.
+    pub fn inputs(&self) -> impl Iterator<Item = (usize, &'a Spec)> {
+        self.args.iter().enumerate().flat_map(|(i, arg)| {
+            let specs: &[Spec] = match arg {
+                Arg::Tensor(spec) => std::slice::from_ref(spec),
+                Arg::Tensors(specs) => specs,
+                _ => &[],
+            };
+            specs.iter().map(move |s| (i, s))
+        })
+    }
+
+    /// The error that an argument is not what the op takes there.
+    pub fn wrong(
+        &self,
+        argument: usize,
+        expected: impl Into<String>,
+        found: impl Into<String>,
+    ) -> PropagationError {
+        PropagationError::Argument {
+            op: self.op.into(),
+            argument,
+            expected: expected.into(),
+            found: found.into(),
+        }
+    }
+
+    /// Checks the number of arguments.
+    pub fn arity(&self, least: usize, most: usize) -> Result<(), PropagationError> {
+        let found = self.args.len();
+        if (least..=most).contains(&found) {
+            return Ok(());
+        }
+        Err(PropagationError::Arity {
+            op: self.op.into(),
+            expected: match (least, most) {
+                (a, b) if a == b => a.to_string(),
+                (a, usize::MAX) => format!("at least {a}"),
+                (a, b) => format!("{a} to {b}"),
+            },
+            found,
+        })
+    }
+
+    fn found(&self, i: usize) -> String {
+        match self.args.get(i) {
+            None => "no argument".into(),
+            Some(Arg::Tensor(s)) => format!("tensor {s}"),
+            Some(Arg::Tensors(_)) => "a list of tensors".into(),
+            Some(Arg::Int(n)) => n.to_string(),
+            Some(Arg::Ints(n)) => format!("{n:?}"),
+            Some(Arg::Bool(b)) => b.to_string(),
+            Some(Arg::Float(x)) => x.to_string(),
+            Some(Arg::DType(d)) => d.to_string(),
+            Some(Arg::None) => "none".into(),
+        }
+    }
+
+    /// The meta of the tensor at a position.
+    pub fn tensor(&self, i: usize) -> Result<&'a TensorMeta, PropagationError> {
+        match self.args.get(i) {
+            Some(Arg::Tensor(spec)) => self.meta(i, spec),
+            _ => Err(self.wrong(i, "a tensor", self.found(i))),
+        }
+    }
+
+    /// The meta of the tensor at a position, if there is one.
+    pub fn optional_tensor(&self, i: usize) -> Result<Option<&'a TensorMeta>, PropagationError> {
+        match self.args.get(i) {
+            None | Some(Arg::None) => Ok(None),
+            _ => self.tensor(i).map(Some),
+        }
+    }
+
+    /// The metas of the list of tensors at a position, which is not empty.
+    pub fn tensors(&self, i: usize) -> Result<Vec<&'a TensorMeta>, PropagationError> {
+        match self.args.get(i) {
+            Some(Arg::Tensors(specs)) if !specs.is_empty() => {
+                specs.iter().map(|s| self.meta(i, s)).collect()
+            }
+            _ => Err(self.wrong(i, "a list of at least one tensor", self.found(i))),
+        }
+    }
+
+    fn meta(&self, i: usize, spec: &'a Spec) -> Result<&'a TensorMeta, PropagationError> {
+        let meta = spec.meta.as_ref();
+        meta.ok_or_else(|| self.wrong(i, "a tensor whose meta is known", "a tensor without meta"))
+    }
+
+    /// The integer at a position, or a default.
+    pub fn int(&self, i: usize, default: Option<i64>) -> Result<i64, PropagationError> {
+        match (self.args.get(i), default) {
+            (Some(Arg::Int(n)), _) => Ok(*n),
+            (None | Some(Arg::None), Some(n)) => Ok(n),
+            _ => Err(self.wrong(i, "an integer", self.found(i))),
+        }
+    }
+
+    /// The truth value at a position, false by default.
+    pub fn flag(&self, i: usize) -> Result<bool, PropagationError> {
+        match self.args.get(i) {
+            None | Some(Arg::None) => Ok(false),
+            Some(Arg::Bool(b)) => Ok(*b),
+            Some(Arg::Int(n @ (0 | 1))) => Ok(*n == 1),
+            _ => Err(self.wrong(i, "true or false", self.found(i))),
+        }
+    }
+
+    /// The integers at a position, if given; a single one counts as a list.
+    pub fn ints(&self, i: usize) -> Result<Option<&'a [i64]>, PropagationError> {
+        match self.args.get(i) {
+            None | Some(Arg::None) => Ok(None),
+            Some(Arg::Ints(n)) => Ok(Some(n)),
+            Some(Arg::Int(n)) => Ok(Some(std::slice::from_ref(n))),
+            _ => Err(self.wrong(i, "a list of integers", self.found(i))),
+        }
+    }
+
+    /// The list of integers at a position.
+    pub fn list(&self, i: usize) -> Result<&'a [i64], PropagationError> {
+        self.ints(i)?
+            .ok_or_else(|| self.wrong(i, "a list of integers", self.found(i)))
+    }
+
+    /// A tensor dim, counted from the front.
+    pub fn wrap(&self, i: usize, dim: i64, ndim: usize) -> Result<usize, PropagationError> {
+        let rank = ndim.max(1) as i64;
+        if (-rank..rank).contains(&dim) {
+            return Ok(dim.rem_euclid(rank) as usize);
+        }
+        Err(self.wrong(
+            i,
+            format!("a dim from {} to {}", -rank, rank - 1),
+            dim.to_string(),
+        ))
+    }
+
+    /// The tensor dim at a position.
+    pub fn dim(
+        &self,
+        i: usize,
+        default: Option<i64>,
+        ndim: usize,
+    ) -> Result<usize, PropagationError> {
+        self.wrap(i, self.int(i, default)?, ndim)
+    }
+}
+
+/// What a shard needs of its tensor dim, besides the placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Nothing: shards may be uneven or empty.
+    Nothing,
+    /// No rank's shard may be empty.
+    Filled,
+    /// The number of shards must divide this number.
+    Divides(u64),
+}
+
+/// One position of a strategy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// This placement.
+    Fixed(Placement),
+    /// A sharding placeholder: any shard type, on this tensor dim.
+    Shard(u32, Need),
+    /// A dim flattened behind others: a strided shard of tensor dim `dim` with
+    /// as many blocks as the leading dims have elements. Correct while no mesh
+    /// dim further left splits the leading dims, which would have fewer blocks.
+    Flattened {
+        /// The tensor dim of the flat tensor.
+        dim: u32,
+        /// The product of the leading dims.
+        blocks: u32,
+        /// The leading dims, from and up to, in the only input.
+        leading: (u32, u32),
+    },
+}
+
+/// `Fixed(Replicate)`.
+pub const R: Slot = Slot::Fixed(Placement::Replicate);
+
+/// A placeholder without needs.
+pub fn shard(dim: usize) -> Slot {
+    Slot::Shard(dim as u32, Need::Nothing)
+}
+
+/// A fixed partial.
+pub const fn partial(op: PartialOp) -> Slot {
+    Slot::Fixed(Placement::Partial(op))
+}
+
+/// The strategies of one op on one mesh dim, for given tensor metas. The
+/// strategy that replicates everything is always the first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// Metas of the outputs.
+    pub outputs: Vec<TensorMeta>,
+    slots: Vec<Slot>,
+    width: usize,
+}
+
+impl Rule {
+    /// The rule that only replicates.
+    pub fn new(outputs: Vec<TensorMeta>, inputs: usize) -> Self {
+        let width = outputs.len() + inputs;
+        let mut slots = Vec::with_capacity(width * 10);
+        slots.resize(width, R);
+        Rule {
+            outputs,
+            slots,
+            width,
+        }
+    }
+
+    /// Adds a strategy: the outputs' slots, then the inputs'.
+    ///
+    /// # Panics
+    ///
+    /// When the number of slots is not that of outputs and inputs.
+    pub fn add(&mut self, slots: impl IntoIterator<Item = Slot>) {
+        self.slots.extend(slots);
+        assert_eq!(self.slots.len() % self.width.max(1), 0, "strategy width");
+    }
+
+    /// Adds partials that pass from the first input to every output.
+    pub fn pass(&mut self, ops: &[PartialOp]) {
+        for op in ops {
+            self.add(std::iter::repeat_n(partial(*op), self.width));
+        }
+    }
+
+    /// The strategies, each with the outputs' slots first.
+    pub fn strategies(&self) -> impl Iterator<Item = (&[Slot], &[Slot])> {
+        let outputs = self.outputs.len();
+        self.slots
+            .chunks_exact(self.width.max(1))
+            .map(move |s| s.split_at(outputs))
+    }
+
+    /// How many tensors the op takes.
+    pub fn inputs(&self) -> usize {
+        self.width - self.outputs.len()
+    }
+
+    /// Adds an input that must lie as the first output does (`out=`).
+    pub(super) fn add_out(&mut self) {
+        let old = self.width;
+        self.width += 1;
+        self.slots = self
+            .slots
+            .chunks_exact(old)
+            .flat_map(|s| s.iter().copied().chain([s[0]]))
+            .collect();
+    }
+}
+
+/// How the rule of an op is made from its arguments.
+pub type RuleFn = fn(&Query<'_>) -> Result<Rule, PropagationError>;
+
+/// Which form of an op a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// It makes new tensors, or views.
+    Functional,
+    /// It writes its first argument.
+    InPlace,
+    /// It writes its last argument.
+    Out,
+}
+
+/// The rules by op name.
+#[derive(Clone, Debug, Default)]
+pub struct Registry {
+    rules: HashMap<String, Maker>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Maker {
+    Table(rules::Family),
+    Function(RuleFn),
+}
+
+impl Registry {
+    /// A registry with Rote's own rules.
+    ///
+    /// # Errors
+    ///
+    /// [`PropagationError::Duplicate`] when a table names an op twice.
+    pub fn standard() -> Result<Self, PropagationError> {
+        let mut registry = Registry::default();
+        for (op, family) in rules::all() {
+            registry.insert(op, Maker::Table(family))?;
+        }
+        Ok(registry)
+    }
+
+    /// Adds the rule of one op.
+    ///
+    /// # Errors
+    ///
+    /// [`PropagationError::Duplicate`] when the op has a rule.
+    pub fn register(&mut self, op: &str, rule: RuleFn) -> Result<(), PropagationError> {
+        self.insert(op, Maker::Function(rule))
+    }
+
+    fn insert(&mut self, op: &str, maker: Maker) -> Result<(), PropagationError> {
+        if self.rules.contains_key(op) {
+            return Err(PropagationError::Duplicate { op: op.into() });
+        }
+        self.rules.insert(op.into(), maker);
+        Ok(())
+    }
+
+    /// The registered names, sorted. In-place and `out=` forms follow from
+    /// them.
+    pub fn ops(&self) -> Vec<&str> {
+        let mut ops: Vec<_> = self.rules.keys().map(String::as_str).collect();
+        ops.sort_unstable();
+        ops
+    }
+
+    /// The rule of an op for these arguments.
+    pub(super) fn rule(&self, query: &Query<'_>) -> Result<(Rule, Form), PropagationError> {
+        let (maker, form) = self
+            .find(query.op)
+            .ok_or_else(|| PropagationError::UnknownOp {
+                op: query.op.into(),
+            })?;
+        if form != Form::Out {
+            return Ok((maker.rule(query)?, form));
+        }
+        let Some((Arg::Tensor(_), rest)) = query.args.split_last() else {
+            let last = query.args.len().saturating_sub(1);
+            return Err(query.wrong(last, "the tensor for out=", query.found(last)));
+        };
+        query.tensor(rest.len())?;
+        let mut rule = maker.rule(&Query {
+            op: query.op,
+            args: rest,
+        })?;
+        if rule.outputs.len() != 1 {
+            return Err(PropagationError::UnknownOp {
+                op: query.op.into(),
+            });
+        }
+        rule.add_out();
+        Ok((rule, form))
+    }
+
+    fn find(&self, op: &str) -> Option<(Maker, Form)> {
+        let functional = op.strip_suffix(".default").unwrap_or(op);
+        if let Some(maker) = self.rules.get(functional) {
+            return Some((*maker, Form::Functional));
+        }
+        let (name, overload) = functional.split_once('.').unwrap_or((functional, ""));
+        let tries = |name: &str, overloads: &[&str]| {
+            overloads.iter().find_map(|overload| {
+                let key = match *overload {
+                    "" => name.to_owned(),
+                    overload => format!("{name}.{overload}"),
+                };
+                self.rules.get(&key).copied()
+            })
+        };
+        if let Some(base) = name.strip_suffix('_').filter(|n| !n.ends_with(':')) {
+            return tries(base, &[overload]).map(|m| (m, Form::InPlace));
+        }
+        if let Some(overload) = overload.strip_suffix("out") {
+            let overload = overload.trim_end_matches('_');
+            let overloads = [overload, "Tensor", "dim", "dim_IntList"];
+            return tries(name, &overloads).map(|m| (m, Form::Out));
+        }
+        if overload.is_empty() {
+            return tries(name, &["Tensor", "int"]).map(|m| (m, Form::Functional));
+        }
+        None
+    }
+}
+
+impl Maker {
+    fn rule(self, query: &Query<'_>) -> Result<Rule, PropagationError> {
+        match self {
+            Maker::Table(family) => family.rule(query),
+            Maker::Function(make) => make(query),
+        }
+    }
+}

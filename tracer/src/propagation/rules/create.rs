@@ -1,0 +1,111 @@
+//! Copies, which keep what they are given, and factories, whose values do not
+//! depend on any tensor (`_ops/_tensor_ops.py`).
+
+use super::super::error::PropagationError;
+use super::super::placement::PartialOp;
+use super::super::rule::{Arg, Query, R, Rule, partial, shard};
+use super::super::spec::TensorMeta;
+use super::MOVED;
+use rote_plans::DType;
+
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) enum Kind {
+    /// The values of the input.
+    Copy,
+    /// The values of the input in the dtype at position 1.
+    Cast,
+    /// New values in the input's shape.
+    Like,
+    /// New values in the shape at position 1; `filled` says that they mean
+    /// something.
+    New { filled: bool },
+    /// No tensor at all: the shape at position 0.
+    Factory,
+}
+
+pub(super) const OPS: &[(&str, Kind)] = &[
+    ("aten::clone", Kind::Copy),
+    ("aten::contiguous", Kind::Copy),
+    ("aten::detach", Kind::Copy),
+    ("aten::alias", Kind::Copy),
+    ("aten::fill.Scalar", Kind::Copy),
+    ("aten::zero", Kind::Copy),
+    ("aten::empty_like", Kind::Copy),
+    ("aten::_to_copy", Kind::Cast),
+    ("aten::ones_like", Kind::Like),
+    ("aten::zeros_like", Kind::Like),
+    ("aten::full_like", Kind::Like),
+    ("aten::rand_like", Kind::Like),
+    ("aten::randn_like", Kind::Like),
+    ("aten::new_empty", Kind::New { filled: false }),
+    ("aten::new_full", Kind::New { filled: true }),
+    ("aten::new_ones", Kind::New { filled: true }),
+    ("aten::new_zeros", Kind::New { filled: true }),
+    ("aten::zeros", Kind::Factory),
+    ("aten::ones", Kind::Factory),
+    ("aten::full", Kind::Factory),
+    ("aten::empty.memory_format", Kind::Factory),
+];
+
+pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationError> {
+    if let Kind::Factory = kind {
+        query.arity(1, 3)?;
+        let dtype = dtype(query).unwrap_or(DType(6));
+        let shape = shape(query, 0)?;
+        return Ok(Rule::new(vec![TensorMeta { dtype, shape }], 0));
+    }
+    query.arity(1, 4)?;
+    let input = query.tensor(0)?;
+    let mut output = input.clone();
+    output.dtype = dtype(query).unwrap_or(input.dtype);
+    if let Kind::New { .. } = kind {
+        output.shape = shape(query, 1)?;
+    }
+    let same_shape = output.shape == input.shape;
+    let to = output.dtype;
+    let mut rule = Rule::new(vec![output], 1);
+    for dim in 0..input.shape.len() {
+        let output = if same_shape { shard(dim) } else { R };
+        rule.add([output, shard(dim)]);
+    }
+    for op in MOVED {
+        let keeps = match kind {
+            Kind::Copy => true,
+            Kind::Cast => {
+                if !commutes(op, input.dtype, to) {
+                    continue;
+                }
+                true
+            }
+            Kind::New { filled } => !filled && same_shape,
+            Kind::Like | Kind::Factory => false,
+        };
+        rule.add([if keeps { partial(op) } else { R }, partial(op)]);
+    }
+    Ok(rule)
+}
+
+/// Whether casting the pieces and then combining them is casting the whole.
+fn commutes(op: PartialOp, from: DType, to: DType) -> bool {
+    let floating = |d: DType| matches!(d.0, 5..=10 | 15 | 23..=26 | 44);
+    if from == to {
+        return true;
+    }
+    if to == DType(11) {
+        return false;
+    }
+    matches!(op, PartialOp::Max | PartialOp::Min) || !floating(from) || floating(to)
+}
+
+fn dtype(query: &Query<'_>) -> Option<DType> {
+    query.args.iter().find_map(|arg| match arg {
+        Arg::DType(dtype) => Some(*dtype),
+        _ => None,
+    })
+}
+
+fn shape(query: &Query<'_>, at: usize) -> Result<Vec<u64>, PropagationError> {
+    let wanted = query.list(at)?;
+    let sizes: Result<Vec<u64>, _> = wanted.iter().map(|s| u64::try_from(*s)).collect();
+    sizes.map_err(|_| query.wrong(at, "a shape", format!("{wanted:?}")))
+}

@@ -1,0 +1,82 @@
+//! The rules, as tables of op names by family.
+//!
+//! | module | ops |
+//! |---|---|
+//! | [`einsum`] | matrix products, from their equation |
+//! | [`pointwise`] | element-wise ops, with the partials that pass |
+//! | [`reduction`] | sums, means, extrema |
+//! | [`normalize`] | softmax, scans and norms: whole along some dims |
+//! | [`view`] | views, from a map of dims |
+//! | [`pieces`] | cat, split, slice, select, embedding |
+//! | [`create`] | copies and factories |
+
+pub(super) mod create;
+pub(super) mod einsum;
+pub(super) mod normalize;
+pub(super) mod pieces;
+pub(super) mod pointwise;
+pub(super) mod reduction;
+pub(super) mod view;
+
+use super::error::PropagationError;
+use super::placement::PartialOp;
+use super::rule::{Query, Rule};
+
+/// Partials that pass through ops which only move elements.
+pub(super) const MOVED: [PartialOp; 5] = [
+    PartialOp::Sum,
+    PartialOp::Avg,
+    PartialOp::Max,
+    PartialOp::Min,
+    PartialOp::Product,
+];
+
+/// A family of ops, with what tells its members apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Family {
+    Einsum(einsum::Product),
+    Pointwise(pointwise::Pass),
+    Reduction(reduction::Kind),
+    Normalize(normalize::Kind),
+    View(view::Kind),
+    Pieces(pieces::Kind),
+    Create(create::Kind),
+}
+
+impl Family {
+    pub(super) fn rule(self, query: &Query<'_>) -> Result<Rule, PropagationError> {
+        match self {
+            Family::Einsum(product) => einsum::rule(product, query),
+            Family::Pointwise(pass) => pointwise::rule(pass, query),
+            Family::Reduction(kind) => reduction::rule(kind, query),
+            Family::Normalize(kind) => normalize::rule(kind, query),
+            Family::View(kind) => view::rule(kind, query),
+            Family::Pieces(kind) => pieces::rule(kind, query),
+            Family::Create(kind) => create::rule(kind, query),
+        }
+    }
+}
+
+/// Every op of the tables.
+pub(super) fn all() -> impl Iterator<Item = (&'static str, Family)> {
+    let einsum = einsum::OPS.iter().map(|(op, k)| (*op, Family::Einsum(*k)));
+    let pointwise = pointwise::OPS
+        .iter()
+        .flat_map(|(pass, ops)| ops.iter().map(|op| (*op, Family::Pointwise(*pass))));
+    let reduction = reduction::OPS
+        .iter()
+        .map(|(op, k)| (*op, Family::Reduction(*k)));
+    let normalize = normalize::OPS
+        .iter()
+        .map(|(op, k)| (*op, Family::Normalize(*k)));
+    let view = view::OPS.iter().map(|(op, k)| (*op, Family::View(*k)));
+    let pieces = pieces::OPS.iter().map(|(op, k)| (*op, Family::Pieces(*k)));
+    let create = create::OPS.iter().map(|(op, k)| (*op, Family::Create(*k)));
+    einsum
+        .chain(pointwise)
+        .chain(reduction)
+        .chain(normalize)
+        .chain(view)
+        .chain(pieces)
+        .chain(create)
+}

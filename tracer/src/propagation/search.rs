@@ -1,0 +1,454 @@
+//! Expansion to a mesh: the cheapest strategies that fit together.
+//!
+//! When the inputs lie as a strategy of every mesh dim wants, that is the
+//! answer. Otherwise each input that must move is searched on its own, cheapest
+//! placements first ([`Reach`]); whatever a search finds is joined with what
+//! the others found, and the first combination that nothing cheaper can follow
+//! wins. Replicated inputs need no search: every placement that a strategy wants
+//! of them is a local chunk away.
+
+use std::sync::OnceLock;
+
+use super::cost::Topology;
+use super::error::PropagationError;
+use super::fill::{Filled, Masks};
+use super::placement::Placement;
+use super::redistribute::{Reach, State, Step, plan};
+use super::rule::{Form, Query, Registry, Rule};
+use super::spec::{MAX_TENSOR_DIMS, Mesh, Spec, TensorMeta, written};
+
+/// What became of one input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Input {
+    /// Its placements before the op.
+    pub from: Vec<Placement>,
+    /// The placements that the op takes it in.
+    pub to: Vec<Placement>,
+    /// The way there.
+    pub steps: Vec<Step>,
+    /// Estimated time of these steps.
+    pub cost_us: f64,
+}
+
+/// A way to run an op on a mesh.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Propagation {
+    /// The tensors among the arguments, in order; those of lists one by one.
+    pub inputs: Vec<Input>,
+    /// The outputs, with meta.
+    pub outputs: Vec<Spec>,
+    /// Estimated time of all redistributions, in microseconds.
+    pub cost_us: f64,
+}
+
+/// Rote's own rules, made once.
+///
+/// # Errors
+///
+/// [`PropagationError::Duplicate`] when the tables name an op twice.
+pub fn standard_rules() -> Result<&'static Registry, PropagationError> {
+    static RULES: OnceLock<Result<Registry, PropagationError>> = OnceLock::new();
+    let rules = RULES.get_or_init(Registry::standard);
+    rules.as_ref().map_err(Clone::clone)
+}
+
+/// A question whose specs are known to be sound.
+struct Checked<'a> {
+    rule: Rule,
+    inputs: Vec<(&'a Spec, &'a TensorMeta)>,
+    /// The input that is written, and its argument.
+    pinned: Option<(usize, usize)>,
+}
+
+fn check<'a>(
+    rules: &Registry,
+    query: &Query<'a>,
+    mesh: &Mesh,
+) -> Result<Checked<'a>, PropagationError> {
+    let dims = mesh.sizes().len();
+    let mut inputs = Vec::with_capacity(4);
+    for (i, spec) in query.inputs() {
+        let Some(meta) = &spec.meta else {
+            return Err(query.wrong(i, "a tensor whose meta is known", "a tensor without meta"));
+        };
+        if spec.placements.len() != dims {
+            let expected = format!("{dims} placements, one per mesh dim of {mesh}");
+            let found = format!("{}: {}", spec.placements.len(), written(&spec.placements));
+            return Err(query.wrong(i, expected, found));
+        }
+        let ndim = meta.shape.len();
+        if ndim > MAX_TENSOR_DIMS {
+            let expected = format!("at most {MAX_TENSOR_DIMS} dims");
+            return Err(query.wrong(i, expected, ndim.to_string()));
+        }
+        let bytes = meta.shape.iter().try_fold(16_u64, |n, d| n.checked_mul(*d));
+        // Zero hides an overflow of the other dims, which views would meet.
+        let others =
+            (meta.shape.iter().filter(|d| **d > 0)).try_fold(16_u64, |n, d| n.checked_mul(*d));
+        if bytes.is_none() || others.is_none() || others > Some(1 << 62) {
+            return Err(query.wrong(i, "a tensor of fewer than 2^58 elements", meta.to_string()));
+        }
+        for placement in &spec.placements {
+            match placement.sharded() {
+                Some((dim, _)) if dim as usize >= ndim => {
+                    let expected = format!("shard dims below {ndim}, the dims of {meta}");
+                    return Err(query.wrong(i, expected, placement.to_string()));
+                }
+                Some((_, 0)) => {
+                    let expected = "split factors from 1";
+                    return Err(query.wrong(i, expected, placement.to_string()));
+                }
+                _ => {}
+            }
+        }
+        inputs.push((spec, meta));
+    }
+    let (rule, form) = rules.rule(query)?;
+    if rule.inputs() != inputs.len() {
+        return Err(PropagationError::Arity {
+            op: query.op.into(),
+            expected: format!("{} tensors among the", rule.inputs()),
+            found: inputs.len(),
+        });
+    }
+    let pinned = match form {
+        Form::Functional => None,
+        Form::InPlace => Some((0, 0)),
+        Form::Out => Some((inputs.len() - 1, query.args.len() - 1)),
+    };
+    Ok(Checked {
+        rule,
+        inputs,
+        pinned,
+    })
+}
+
+/// The cheapest way to run an op whose inputs lie as they do.
+///
+/// # Errors
+///
+/// An error that names op, argument, expected and found.
+pub fn propagate(
+    rules: &Registry,
+    query: &Query<'_>,
+    mesh: &Mesh,
+    topology: &Topology,
+) -> Result<Propagation, PropagationError> {
+    let checked = check(rules, query, mesh)?;
+    let mut filled = Filled::new(query, &checked.rule, &checked.inputs, mesh.sizes())?;
+    if let Some(found) = in_place(&filled, &checked) {
+        return Ok(found);
+    }
+    Search::new(&mut filled, &checked, topology)
+        .run()
+        .ok_or_else(|| stuck(query, &checked))
+}
+
+fn stuck(query: &Query<'_>, checked: &Checked<'_>) -> PropagationError {
+    match checked.pinned {
+        Some((input, argument)) => PropagationError::InPlace {
+            op: query.op.into(),
+            argument,
+            found: checked.inputs[input].0.to_string(),
+        },
+        None => query.wrong(0, "placements within reach of a strategy", "none in reach"),
+    }
+}
+
+/// The answer when nothing has to move.
+fn in_place(filled: &Filled<'_>, checked: &Checked<'_>) -> Option<Propagation> {
+    let mut masks = [u128::MAX >> (128 - filled.rows()); super::spec::MAX_MESH_DIMS];
+    for (i, source) in filled.sources.iter().enumerate() {
+        narrow(&mut masks, &filled.masks(i, source));
+    }
+    if let Some((input, _)) = checked.pinned {
+        narrow(&mut masks, &filled.writes(&filled.sources[input]));
+    }
+    let (rows, _) = filled.choose(&masks, |_| true)?;
+    let inputs = (checked.inputs.iter())
+        .map(|(spec, _)| Input {
+            from: spec.placements.clone(),
+            to: spec.placements.clone(),
+            steps: Vec::new(),
+            cost_us: 0.0,
+        })
+        .collect();
+    Some(Propagation {
+        inputs,
+        outputs: filled.outputs(&rows),
+        cost_us: 0.0,
+    })
+}
+
+fn narrow(masks: &mut Masks, by: &Masks) {
+    masks.iter_mut().zip(by).for_each(|(m, b)| *m &= b);
+}
+
+/// An input that may move.
+struct Live<'a> {
+    input: usize,
+    reach: Reach<'a>,
+    found: Vec<(State, f64, Masks)>,
+}
+
+struct Search<'s, 'a> {
+    filled: &'s Filled<'a>,
+    base: Masks,
+    replicated: Vec<bool>,
+    live: Vec<Live<'s>>,
+    topology: &'s Topology,
+    best: f64,
+    answer: Option<(Vec<usize>, Vec<State>)>,
+}
+
+impl<'s, 'a> Search<'s, 'a> {
+    fn new(filled: &'s mut Filled<'a>, checked: &Checked<'a>, topology: &'s Topology) -> Self {
+        let pinned = checked.pinned.map(|p| p.0);
+        let replicated: Vec<bool> = (filled.sources.iter().enumerate())
+            .map(|(i, s)| pinned != Some(i) && *s == State::default())
+            .collect();
+        filled.prefer_unchanged(&replicated);
+        let filled: &'s Filled<'a> = filled;
+        let mut base = [u128::MAX >> (128 - filled.rows()); super::spec::MAX_MESH_DIMS];
+        let mut live = Vec::new();
+        for (i, source) in filled.sources.iter().enumerate() {
+            if pinned == Some(i) {
+                narrow(&mut base, &filled.masks(i, source));
+                narrow(&mut base, &filled.writes(source));
+            } else if !replicated[i] {
+                let reach = Reach::new(
+                    filled.sizes,
+                    topology,
+                    filled.metas[i],
+                    &filled.table,
+                    filled.allowed(i),
+                    *source,
+                );
+                live.push(Live {
+                    input: i,
+                    reach,
+                    found: Vec::new(),
+                });
+            }
+        }
+        Search {
+            filled,
+            base,
+            replicated,
+            live,
+            topology,
+            best: f64::INFINITY,
+            answer: None,
+        }
+    }
+
+    fn run(mut self) -> Option<Propagation> {
+        if self.live.is_empty() {
+            let base = self.base;
+            self.offer(&base, 0.0);
+        }
+        loop {
+            let next = (self.live.iter_mut().enumerate())
+                .map(|(at, l)| (l.reach.next_cost(), at))
+                .min_by(|a, b| a.0.total_cmp(&b.0));
+            let Some((cost, at)) = next else { break };
+            if cost >= self.best || cost.is_infinite() {
+                break;
+            }
+            let live = &mut self.live[at];
+            let Some((state, cost)) = live.reach.next() else {
+                break;
+            };
+            let masks = self.filled.masks(live.input, &state);
+            let mut fits = self.base;
+            narrow(&mut fits, &masks);
+            if fits[..self.filled.sizes.len()].contains(&0) {
+                continue;
+            }
+            live.found.push((state, cost, masks));
+            self.join(0, at, &fits, cost);
+        }
+        let (rows, targets) = self.answer.take()?;
+        self.report(&rows, &targets)
+    }
+
+    /// Joins what input `new` just found with what the inputs from `at` on
+    /// found before.
+    fn join(&mut self, at: usize, new: usize, masks: &Masks, cost: f64) {
+        if at == self.live.len() {
+            self.offer(masks, cost);
+            return;
+        }
+        if at == new {
+            self.join(at + 1, new, masks, cost);
+            return;
+        }
+        for i in 0..self.live[at].found.len() {
+            let (_, more, other) = &self.live[at].found[i];
+            let total = cost + more;
+            if total >= self.best {
+                break;
+            }
+            let mut both = *masks;
+            narrow(&mut both, other);
+            if !both[..self.filled.sizes.len()].contains(&0) {
+                self.join(at + 1, new, &both, total);
+            }
+        }
+    }
+
+    fn offer(&mut self, masks: &Masks, cost: f64) {
+        if cost >= self.best {
+            return;
+        }
+        let accept = |targets: &[State]| {
+            (0..targets.len()).all(|i| !self.replicated[i] || self.chunks(i, &targets[i]))
+        };
+        if let Some(answer) = self.filled.choose(masks, accept) {
+            self.best = cost;
+            self.answer = Some(answer);
+        }
+    }
+
+    /// Whether a replicated input has enough elements for its shards.
+    fn chunks(&self, input: usize, target: &State) -> bool {
+        let shape = &self.filled.metas[input].shape;
+        let placements = self.filled.shown(target);
+        (0..placements.len()).all(|m| {
+            let Some((dim, blocks)) = placements[m].sharded() else {
+                return true;
+            };
+            let mut pieces = u64::from(blocks);
+            for (p, n) in placements.iter().zip(self.filled.sizes) {
+                if p.sharded().is_some_and(|s| s.0 == dim) {
+                    pieces = pieces.saturating_mul(u64::from(*n));
+                }
+            }
+            shape[dim as usize] >= pieces
+        })
+    }
+
+    fn report(&self, rows: &[usize], targets: &[State]) -> Option<Propagation> {
+        let mut inputs = Vec::with_capacity(targets.len());
+        for (i, target) in targets.iter().enumerate() {
+            let from = self.filled.shown(&self.filled.sources[i]);
+            let to = self.filled.shown(target);
+            let live = self.live.iter().find(|l| l.input == i);
+            let (steps, cost_us) = match live {
+                Some(live) => {
+                    let found = live.found.iter().find(|f| f.0 == *target)?;
+                    (live.reach.steps(*target), found.1)
+                }
+                None if from == to => (Vec::new(), 0.0),
+                None => {
+                    let meta = self.filled.metas[i];
+                    plan(meta, self.filled.sizes, self.topology, &from, &to)?
+                }
+            };
+            inputs.push(Input {
+                from,
+                to,
+                steps,
+                cost_us,
+            });
+        }
+        Some(Propagation {
+            cost_us: inputs.iter().map(|i| i.cost_us).sum(),
+            inputs,
+            outputs: self.filled.outputs(rows),
+        })
+    }
+}
+
+/// Every way to run an op, cheapest first: full enumeration, for people who ask
+/// what else there is and for tests of [`propagate`].
+///
+/// # Errors
+///
+/// As [`propagate`], and [`PropagationError::TooLarge`] for more than 50,000
+/// combinations.
+pub fn candidates(
+    rules: &Registry,
+    query: &Query<'_>,
+    mesh: &Mesh,
+    topology: &Topology,
+) -> Result<Vec<Propagation>, PropagationError> {
+    const LIMIT: usize = 50_000;
+    let checked = check(rules, query, mesh)?;
+    let filled = Filled::new(query, &checked.rule, &checked.inputs, mesh.sizes())?;
+    let dims = mesh.sizes().len() as u32;
+    let total = filled.rows().checked_pow(dims).unwrap_or(usize::MAX);
+    if total > LIMIT {
+        return Err(PropagationError::TooLarge {
+            op: query.op.into(),
+            what: "combinations of strategies",
+            limit: LIMIT,
+            found: total,
+        });
+    }
+    let mut reaches = Vec::new();
+    for (i, source) in filled.sources.iter().enumerate() {
+        let allowed = filled.allowed(i);
+        let meta = filled.metas[i];
+        let table = &filled.table;
+        let mut reach = Reach::new(mesh.sizes(), topology, meta, table, allowed, *source);
+        let mut costs = hashbrown::HashMap::new();
+        while let Some((state, cost)) = reach.next() {
+            costs.insert(state, cost);
+        }
+        reaches.push((reach, costs));
+    }
+    let mut all: Vec<(Vec<State>, Propagation)> = Vec::new();
+    for number in 0..total {
+        let mut left = number;
+        let rows: Vec<usize> = (0..dims)
+            .map(|_| {
+                let row = left % filled.rows();
+                left /= filled.rows();
+                row
+            })
+            .collect();
+        let Some(targets) = filled.targets(&rows) else {
+            continue;
+        };
+        let outputs = filled.outputs(&rows);
+        if let Some((input, _)) = checked.pinned {
+            let own = &checked.inputs[input].0.placements;
+            if targets[input] != filled.sources[input]
+                || outputs.iter().any(|o| o.placements != *own)
+            {
+                continue;
+            }
+        }
+        if all.iter().any(|(known, _)| *known == targets) {
+            continue;
+        }
+        let inputs: Option<Vec<Input>> = (reaches.iter().zip(&targets).enumerate())
+            .map(|(i, ((reach, costs), target))| {
+                Some(Input {
+                    from: checked.inputs[i].0.placements.clone(),
+                    to: filled.shown(target),
+                    cost_us: *costs.get(target)?,
+                    steps: reach.steps(*target),
+                })
+            })
+            .collect();
+        if let Some(inputs) = inputs {
+            let cost_us = inputs.iter().map(|i| i.cost_us).sum();
+            let found = Propagation {
+                inputs,
+                outputs,
+                cost_us,
+            };
+            all.push((targets, found));
+        }
+    }
+    let mut all: Vec<_> = all.into_iter().map(|a| a.1).collect();
+    all.sort_by(|a, b| {
+        let steps = |p: &Propagation| p.inputs.iter().map(|i| i.steps.len()).sum::<usize>();
+        a.cost_us
+            .total_cmp(&b.cost_us)
+            .then(steps(a).cmp(&steps(b)))
+    });
+    Ok(all)
+}
