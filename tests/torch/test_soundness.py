@@ -18,6 +18,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -542,3 +543,67 @@ def test_threads_that_record_at_once_leave_torch_as_it_was() -> None:
     done.set()
     thread.join(10)
     assert (torch.get_rng_state, vars(torch.Tensor).get("numpy")) == before
+
+
+def pops_from_a_batch(batch: dict[str, Tensor]) -> Tensor:
+    y = batch.pop("y")
+    return batch["x"] * y
+
+
+def writes_to_a_batch(batch: dict[str, Tensor]) -> Tensor:
+    batch["z"] = batch["x"]
+    return batch["x"] * batch["y"]
+
+
+def asks_for_a_gradient(batch: dict[str, Tensor]) -> Tensor:
+    batch["x"].requires_grad_(True)
+    return batch["x"].detach() * batch["y"]
+
+
+def leaves_grad_mode_off(batch: dict[str, Tensor]) -> Tensor:
+    torch.set_grad_enabled(False)
+    return batch["x"] * batch["y"]
+
+
+def returns_the_batch(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return batch
+
+
+@pytest.mark.parametrize(
+    "step",
+    [pops_from_a_batch, writes_to_a_batch, asks_for_a_gradient, leaves_grad_mode_off, returns_the_batch],
+    ids=lambda step: step.__name__,
+)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_what_a_step_leaves_behind_is_left_behind(step: Callable[[dict[str, Tensor]], Any]) -> None:
+    def script(capture: Capture) -> Calls:
+        captured = capture(step)
+        for i in range(6):
+            batch = {"x": torch.full((4,), float(i)), "y": torch.ones(4)}
+            result = captured(batch)
+            yield {"same": result is batch, "batch": dict(batch), "grads": torch.is_grad_enabled()}
+            yield {"requires": {name: tensor.requires_grad for name, tensor in batch.items()}}
+            torch.set_grad_enabled(True)
+        return {}
+
+    check_right(script)
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+def test_gradients_that_are_one_tensor_stay_one() -> None:
+    def script(capture: Capture) -> Calls:
+        a, b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+        def share(x: Tensor) -> Tensor:
+            (a * x).sum().backward()
+            b.grad = a.grad
+            return x * 1
+
+        step = capture(share, state=[a, b])
+        for _ in range(6):
+            yield step(torch.ones(4))
+            yield a.grad is b.grad
+            a.grad = b.grad = None
+        return {}
+
+    check_right(script)

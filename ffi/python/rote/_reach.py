@@ -160,7 +160,7 @@ class Walk:
     def __init__(self, function: Any, ignore: tuple[str, ...]) -> None:
         self.facts: list[Fact] = []
         self._ignore = ignore
-        self._seen: set[int] = set()
+        self.seen: set[int] = set()
         self._classes: set[int] = set()
         self._codes: set[types.CodeType] = set()
         self._hold: list[Any] = []
@@ -296,9 +296,9 @@ class Walk:
         self._later.append(lambda: self._value(path, value, depth))
 
     def _visit(self, value: Any) -> bool:
-        if id(value) in self._seen:
+        if id(value) in self.seen:
             return False
-        self._seen.add(id(value))
+        self.seen.add(id(value))
         self._hold.append(value)
         return True
 
@@ -582,7 +582,7 @@ class Walk:
 
     def _closure(self, function: types.FunctionType, depth: int) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if id(cell) in self._seen or name == "__class__":
+            if id(cell) in self.seen or name == "__class__":
                 continue
             try:
                 item = cell.cell_contents
@@ -590,7 +590,7 @@ class Walk:
                 item = _ABSENT
             place = "" if function.__globals__ is self._globals else f"{function.__qualname__}."
             subject = f"{place}closure['{name}']"
-            self._seen.add(id(cell))
+            self.seen.add(id(cell))
             self._hold.append(cell)
             if self._add(CELL, cell, None, HOST, subject, item) and item is not _ABSENT:
                 self._soon(subject, item, depth + 1)

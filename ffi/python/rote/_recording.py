@@ -39,6 +39,14 @@ def flatten(path: str, value: Any, leaves: list[tuple[str, Any]]) -> str:
     return "tensor" if isinstance(value, torch.Tensor) else "*"
 
 
+def _containers(value: Any, found: set[int]) -> None:
+    """The identities of all containers in arguments."""
+    if type(value) in (tuple, list, dict):
+        found.add(id(value))
+        for item in value.values() if type(value) is dict else value:
+            _containers(item, found)
+
+
 class Recording:
     """One call that is recorded."""
 
@@ -66,7 +74,12 @@ class Recording:
         for path, _ in self.leaves:
             check(lib.rote_record_leaf(session, path.encode()))
         self._guard(_STRUCTURE, "args structure", structure)
-        self._modes()
+        self._before = self._shape_of_arguments()
+        self._modes_before = self._modes()
+        for subject, text in self._modes_before:
+            self._guard(_MODE, subject, text)
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        self._guard(_WORLD, "world size", str(world))
         walk = _reach.Walk(self._captured._fn, self._captured._ignore)
         seen: set[int] = set()
         for path, tensor in self.tensors:
@@ -105,6 +118,8 @@ class Recording:
             if not isinstance(leaf, torch.Tensor):
                 walk.value(path, leaf)
         self._facts(walk.finish())
+        self._outlives = walk.seen
+        _containers((self._args, self._kwargs), self._outlives)
         self._watch.iterators = walk.iterators
         self._watch.moving(walk.moving)
         unsupported = _state.unsupported(state)
@@ -130,21 +145,41 @@ class Recording:
     def _guard(self, kind: int, subject: str, text: str) -> None:
         check(lib.rote_record_guard(self._session, kind, subject.encode(), text.encode()))
 
-    def _modes(self) -> None:
+    @staticmethod
+    def _modes() -> list[tuple[str, str]]:
         autocast = [
             f"{kind} {torch.get_autocast_dtype(kind)}" for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
         ]
-        for subject, text in (
-            ("grad_mode", torch.is_grad_enabled()),
-            ("inference_mode", torch.is_inference_mode_enabled()),
+        return [
+            ("grad_mode", str(torch.is_grad_enabled())),
+            ("inference_mode", str(torch.is_inference_mode_enabled())),
             ("autocast", ", ".join(autocast) or "off"),
-            ("deterministic", torch.are_deterministic_algorithms_enabled()),
-            ("default_dtype", torch.get_default_dtype()),
+            ("deterministic", str(torch.are_deterministic_algorithms_enabled())),
+            ("default_dtype", str(torch.get_default_dtype())),
             ("float32_matmul_precision", torch.get_float32_matmul_precision()),
-        ):
-            self._guard(_MODE, subject, str(text))
-        world = dist.get_world_size() if dist.is_initialized() else 1
-        self._guard(_WORLD, "world size", str(world))
+        ]
+
+    def _shape_of_arguments(self) -> list[Any]:
+        leaves: list[tuple[str, Any]] = []
+        text = flatten("args", self._args, leaves) + flatten("kwargs", self._kwargs, leaves)
+        facts = [(path, id(leaf), isinstance(leaf, torch.Tensor) and leaf.requires_grad) for path, leaf in leaves]
+        return [text, *facts]
+
+    def _check_left(self) -> None:
+        """Refuses a step that leaves its arguments or global modes changed."""
+        if self._shape_of_arguments() != self._before:
+            self._watch.refuse(
+                "",
+                "changes the lists, dicts or requires_grad of its arguments: a replay would not",
+                "change a copy inside the captured function, or the arguments outside of it",
+            )
+        for (subject, before), (_, after) in zip(self._modes_before, self._modes(), strict=True):
+            if before != after:
+                self._watch.refuse(
+                    "",
+                    f"leaves {subject} at {after}, it was {before} before: a replay would not change it",
+                    "change it outside the captured function, or for a while with a context manager",
+                )
 
     def _name(self, kind: int, path: str, owner: torch.Tensor, tensor: torch.Tensor, leaf: int) -> None:
         spec = self._specs.of_tensor(tensor)
@@ -209,16 +244,24 @@ class Recording:
     def finish(self, result: Any) -> dict[str, Any]:
         """Hands results and gradients to the library and ends the recording."""
         session = self._session
+        self._check_left()
         names = {id(tensor): path for path, tensor in reversed(self.tensors)}
         for path, leaf in self.leaves:
             if isinstance(leaf, torch.Tensor):
                 names.setdefault(id(leaf), path)
+        old = {id(before) for _, _, before in self._grads}
         for path, tensor, before in self._grads:
             if tensor.grad is not None and tensor.grad is not before:
+                if id(tensor.grad) in names or id(tensor.grad) in old:
+                    self._watch.refuse(
+                        "",
+                        f"makes {path}.grad the very tensor that is something else already",
+                        "give each tensor a gradient of its own: other.grad = gradient.clone()",
+                    )
                 names[id(tensor.grad)] = f"{path}.grad"
         outputs: list[torch.Tensor] = []
         try:
-            structure = _results.encode(result, names, outputs)
+            structure = _results.encode(result, names, outputs, self._outlives)
         except _results.Unsupported as problem:
             structure = {"c": None}
             self._watch.refuse(

@@ -20,9 +20,10 @@ class Unsupported(Exception):
     """A result that a plan cannot give back."""
 
 
-def encode(result: Any, names: dict[int, str], outputs: list[torch.Tensor]) -> Any:
+def encode(result: Any, names: dict[int, str], outputs: list[torch.Tensor], outlives: set[int]) -> Any:
     """The structure as docs/plan-format.md defines it. ``names`` are the
-    caller's own tensors by id; other tensors are appended to ``outputs``."""
+    caller's own tensors by id; other tensors are appended to ``outputs``.
+    ``outlives`` are objects from before the step, by id."""
     if isinstance(result, torch.Tensor):
         name = names.get(id(result))
         if name is not None:
@@ -36,10 +37,16 @@ def encode(result: Any, names: dict[int, str], outputs: list[torch.Tensor]) -> A
         return {"f": "nan" if math.isnan(result) else ("inf" if result > 0 else "-inf")}
     if result is None or type(result) in (bool, int, float, str):
         return {"c": result}
+    if type(result) in (list, dict) and id(result) in outlives:
+        raise Unsupported(f"{type(result).__qualname__} that is older than the step")
     if type(result) in (tuple, list):
-        return {type(result).__name__: [encode(item, names, outputs) for item in result]}
+        return {type(result).__name__: [encode(item, names, outputs, outlives) for item in result]}
     if type(result) is dict:
-        return {"dict": [[encode(k, names, outputs), encode(v, names, outputs)] for k, v in result.items()]}
+        return {
+            "dict": [
+                [encode(k, names, outputs, outlives), encode(v, names, outputs, outlives)] for k, v in result.items()
+            ]
+        }
     raise Unsupported(type(result).__qualname__)
 
 
