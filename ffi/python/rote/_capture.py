@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import shutil
 import tempfile
@@ -195,9 +196,13 @@ class Captured:
     def _recorded(self, args: Any, kwargs: Any) -> Any:
         if not _recording.acquire(blocking=False):  # by another thread: what is observed is the process's
             return self._fn(*args, **kwargs)
+        collects = gc.isenabled()
+        gc.disable()  # a recording allocates enough to set off collections, which take as long as many steps
         try:
             return self._record(args, kwargs)
         finally:
+            if collects:
+                gc.enable()
             _recording.release()
 
     def _record(self, args: Any, kwargs: Any) -> Any:
