@@ -1,5 +1,6 @@
 //! A variant: a plan, bound, with the facts under which it may run.
 
+use hashbrown::HashMap;
 use rote_plans::{Arg, BindingKind, Guard, PlanFile, PlanStore, Scalar, StrId};
 use rote_replay::aten::sys::Fact;
 use rote_replay::aten::{BoundPlan, Call, Object};
@@ -63,14 +64,15 @@ pub fn final_plan(
     let mut plan = recording.plan.clone();
     let wanted: Vec<u32> = numbers.iter().map(|number| number.float).collect();
     let mut strings = std::mem::take(&mut plan.strings);
+    let mut ids: HashMap<String, StrId> = (0..)
+        .zip(&strings)
+        .map(|(id, text)| (text.clone(), id))
+        .collect();
     let mut intern = |text: &str| -> StrId {
-        match strings.iter().position(|s| s == text) {
-            Some(id) => id as StrId,
-            None => {
-                strings.push(text.to_owned());
-                strings.len() as StrId - 1
-            }
-        }
+        *ids.entry_ref(text).or_insert_with(|| {
+            strings.push(text.to_owned());
+            strings.len() as StrId - 1
+        })
     };
     let (scalars, at) = recording.floats.scalars(&wanted, &mut intern);
     for number in numbers {
