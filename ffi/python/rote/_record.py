@@ -404,11 +404,11 @@ def survivors(session: Any, thorough: bool) -> int:
     left behind are collected first; ``thorough`` collects old ones too, which
     takes long."""
     count = c_uint32()
-    for _ in range(5):
+    for _ in range(3):
         check(lib.rote_record_survivors(session, byref(count)))
         if not count.value:
             return 0
-        time.sleep(0.002)  # a gloo thread may still hold what it has just sent
+        time.sleep(0.001)  # a gloo thread may still hold what it has just sent
     if count.value:
         gc.collect() if thorough else gc.collect(1)
         check(lib.rote_record_survivors(session, byref(count)))
