@@ -138,12 +138,39 @@ impl<'a> Filled<'a> {
 
     /// Which strategies each mesh dim can use when an input lies so.
     pub(super) fn masks(&self, input: usize, state: &State) -> Masks {
+        self.masks_of(state, |row, m| self.rows[row].inputs[input] == state[m])
+    }
+
+    /// The same, with partials also of mesh dims that are replicated and were.
+    pub(super) fn masks_with_partitions(&self, input: usize, state: &State) -> Masks {
+        self.masks_of(state, |row, m| {
+            let code = self.rows[row].inputs[input];
+            let free = state[m] == 0 && self.sources[input][m] == 0;
+            code == state[m] || free && self.is_partial(code)
+        })
+    }
+
+    fn is_partial(&self, code: u8) -> bool {
+        matches!(self.table[usize::from(code)], Placement::Partial(_))
+    }
+
+    /// A target without the partials that were made of replicated mesh dims.
+    pub(super) fn before_partitions(&self, input: usize, target: &State) -> State {
+        let mut state = *target;
+        for (code, source) in state.iter_mut().zip(&self.sources[input]) {
+            if *source == 0 && self.is_partial(*code) {
+                *code = 0;
+            }
+        }
+        state
+    }
+
+    fn masks_of(&self, state: &State, takes: impl Fn(usize, usize) -> bool) -> Masks {
         let mut masks = Masks::default();
-        for (bit, row) in self.rows.iter().enumerate() {
-            for (mask, code) in masks.iter_mut().zip(state).take(self.sizes.len()) {
-                if row.inputs[input] == *code {
-                    *mask |= 1 << bit;
-                }
+        let dims = self.sizes.len().min(state.len());
+        for (m, mask) in masks.iter_mut().enumerate().take(dims) {
+            for row in 0..self.rows.len() {
+                *mask |= u128::from(takes(row, m)) << row;
             }
         }
         masks
@@ -214,37 +241,29 @@ impl<'a> Filled<'a> {
                 let size = self.metas[i].shape[dim as usize];
                 smallest(size, dim, &placements, self.sizes) > 0
             }
-            Slot::Flattened { dim, .. } => {
-                (0..m).all(|l| {
+            Slot::Flattened { dim, need, .. } => {
+                let whole = (0..m).all(|l| {
                     let left = place(i, l);
                     left == place(i, m) || left.sharded().is_none_or(|s| s.0 != dim)
-                }) && {
-                    let whole = self.metas[i].shape[dim as usize];
-                    let blocks = place(i, m).sharded().map_or(1, |s| u64::from(s.1));
-                    let ranks = self.sizes.iter().fold(1_u64, |n, s| n * u64::from(*s));
-                    let pieces = blocks.checked_mul(ranks);
-                    pieces.is_some_and(|n| whole % n == 0) || self.even(i, &targets[i], dim)
-                }
+                });
+                whole && self.divides(need, dim, &targets[i])
             }
             _ => true,
         })
     }
 
-    /// Whether the shards of a dim divide it.
-    fn even(&self, input: usize, state: &State, dim: u32) -> bool {
-        let mut pieces = Some(1_u64);
-        let mut most = 1_u64;
-        for (l, p) in self.placements(state).into_iter().enumerate() {
-            if let Some((d, blocks)) = p.sharded() {
-                if d == dim {
-                    pieces = pieces.and_then(|n| n.checked_mul(u64::from(self.sizes[l])));
-                    most = most.max(u64::from(blocks));
-                }
+    /// Whether as many ranks as share a flattened dim divide what they must.
+    fn divides(&self, need: Need, dim: u32, state: &State) -> bool {
+        let Need::Divides(whole) = need else {
+            return true;
+        };
+        let mut ranks = 1;
+        for (placement, n) in self.placements(state).iter().zip(self.sizes) {
+            if placement.sharded().is_some_and(|s| s.0 == dim) {
+                ranks *= u64::from(*n);
             }
         }
-        let whole = self.metas[input].shape[dim as usize];
-        let pieces = pieces.and_then(|n| n.checked_mul(most));
-        pieces.is_some_and(|n| whole % n == 0)
+        whole % ranks == 0
     }
 
     /// The first row per mesh dim, in order, whose needs hold for all mesh dims

@@ -31,10 +31,26 @@ pub struct Step {
     pub to: Placement,
     /// Bytes that a rank sends, padding included.
     pub bytes: u64,
-    /// Of these, bytes that only even out shards of different sizes.
+    /// Of these, bytes that only even out shards of different sizes, on the rank
+    /// that holds the least.
     pub padding: u64,
     /// Estimated time.
     pub cost_us: f64,
+}
+
+impl Step {
+    /// Making a partial of a replicated mesh dim.
+    pub(super) fn partition(mesh_dim: usize, to: Placement) -> Self {
+        Step {
+            kind: Kind::Partition,
+            mesh_dim,
+            from: Placement::Replicate,
+            to,
+            bytes: 0,
+            padding: 0,
+            cost_us: 0.0,
+        }
+    }
 }
 
 /// A placement per mesh dim, as indices into a table of placements.
@@ -83,6 +99,7 @@ pub(super) struct Reach<'a> {
     table: &'a [Placement],
     allowed: Vec<u8>,
     source: State,
+    partitions: bool,
     nodes: HashMap<State, Node>,
     heap: BinaryHeap<Entry>,
     number: u32,
@@ -118,11 +135,19 @@ impl<'a> Reach<'a> {
             table,
             allowed,
             source,
+            partitions: true,
             nodes: HashMap::from_iter([(source, node)]),
             heap: BinaryHeap::from(vec![entry]),
             number: 1,
             finished: 0,
         }
+    }
+
+    /// Leaves out making partials of replicated mesh dims, which is free at any
+    /// time and makes nothing else cheaper.
+    pub(super) fn without_partitions(mut self) -> Self {
+        self.partitions = false;
+        self
     }
 
     /// The cost of the state that [`Reach::next`] would give, or infinity.
@@ -187,7 +212,7 @@ impl<'a> Reach<'a> {
             let Some(kind) = transition(from, to) else {
                 continue;
             };
-            if kind == Kind::Partition && self.source[m] != 0 {
+            if kind == Kind::Partition && (self.source[m] != 0 || !self.partitions) {
                 // What was a shard or another partial has no way there.
                 continue;
             }

@@ -222,6 +222,8 @@ pub enum Slot {
         blocks: u32,
         /// The leading dims, from and up to, in the only input.
         leading: (u32, u32),
+        /// What the shard needs, where this is an input's slot.
+        need: Need,
     },
 }
 

@@ -223,7 +223,8 @@ impl<'s, 'a> Search<'s, 'a> {
                     &filled.table,
                     filled.allowed(i),
                     *source,
-                );
+                )
+                .without_partitions();
                 live.push(Live {
                     input: i,
                     reach,
@@ -259,7 +260,7 @@ impl<'s, 'a> Search<'s, 'a> {
             let Some((state, cost)) = live.reach.next() else {
                 break;
             };
-            let masks = self.filled.masks(live.input, &state);
+            let masks = self.filled.masks_with_partitions(live.input, &state);
             let mut fits = self.base;
             narrow(&mut fits, &masks);
             if fits[..self.filled.sizes.len()].contains(&0) {
@@ -336,8 +337,12 @@ impl<'s, 'a> Search<'s, 'a> {
             let live = self.live.iter().find(|l| l.input == i);
             let (steps, cost_us) = match live {
                 Some(live) => {
-                    let found = live.found.iter().find(|f| f.0 == *target)?;
-                    (live.reach.steps(*target), found.1)
+                    let before = self.filled.before_partitions(i, target);
+                    let found = live.found.iter().find(|f| f.0 == before)?;
+                    let mut steps = live.reach.steps(before);
+                    let partial = (0..to.len()).filter(|m| before[*m] != target[*m]);
+                    steps.extend(partial.map(|m| Step::partition(m, to[m])));
+                    (steps, found.1)
                 }
                 None if from == to => (Vec::new(), 0.0),
                 None => {

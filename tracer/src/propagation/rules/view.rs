@@ -253,13 +253,15 @@ fn reshape(input: &TensorMeta, shape: Vec<u64>) -> Result<Rule, PropagationError
         if outs.len() == 1 {
             let mut blocks = from[i];
             for (dim, size) in from.iter().enumerate().take(ins.end).skip(i + 1) {
+                let need = uneven_if_last(from, dim, ins.end);
                 if let (Ok(blocks), true) = (u32::try_from(blocks), *size != 1) {
                     let flat = Slot::Flattened {
                         dim: o as u32,
                         blocks,
                         leading: (first, dim as u32),
+                        need,
                     };
-                    rule.add([flat, Slot::Shard(dim as u32, Need::Divides(*size))]);
+                    rule.add([flat, Slot::Shard(dim as u32, need)]);
                 }
                 blocks = blocks.saturating_mul(*size);
             }
@@ -267,13 +269,15 @@ fn reshape(input: &TensorMeta, shape: Vec<u64>) -> Result<Rule, PropagationError
         if ins.len() == 1 {
             let mut blocks = to[o];
             for (dim, size) in to.iter().enumerate().take(outs.end).skip(o + 1) {
+                let need = uneven_if_last(&to, dim, outs.end);
                 if let (Ok(blocks), true) = (u32::try_from(blocks), *size != 1) {
                     let flat = Slot::Flattened {
                         dim: i as u32,
                         blocks,
                         leading: (first, first),
+                        need,
                     };
-                    rule.add([Slot::Shard(dim as u32, Need::Divides(*size)), flat]);
+                    rule.add([shard(dim), flat]);
                 }
                 blocks = blocks.saturating_mul(*size);
             }
@@ -281,6 +285,16 @@ fn reshape(input: &TensorMeta, shape: Vec<u64>) -> Result<Rule, PropagationError
     }
     rule.pass(&MOVED);
     Ok(rule)
+}
+
+/// A block of a strided shard that is one dim splits as that dim does; one that
+/// is several dims only does if the shards divide the first.
+fn uneven_if_last(shape: &[u64], dim: usize, end: usize) -> Need {
+    if shape[dim + 1..end].iter().all(|s| *s == 1) {
+        Need::Nothing
+    } else {
+        Need::Divides(shape[dim])
+    }
 }
 
 fn gcd(a: u64, b: u64) -> u64 {
