@@ -2,6 +2,7 @@
 
 mod check;
 mod diff;
+mod propagate;
 mod show;
 
 use std::io::{self, ErrorKind, Write};
@@ -11,7 +12,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use rote_plans::{PlanError, PlanFile, PlanStore};
 
-/// Looks at the plans that Rote records.
+/// Looks at the plans that Rote records, and at what ops do to placements.
 #[derive(Debug, Parser)]
 #[command(name = "rote", version, propagate_version = true)]
 struct Cli {
@@ -24,6 +25,7 @@ enum Command {
     Show(show::Show),
     Check(check::Check),
     Diff(diff::Diff),
+    Propagate(propagate::Propagate),
 }
 
 /// Reads the arguments, runs the command and says how it went.
@@ -33,6 +35,7 @@ pub fn main() -> ExitCode {
         Command::Show(show) => (show.run(&mut out), 1),
         Command::Check(check) => (check.run(&mut out), 1),
         Command::Diff(diff) => (diff.run(&mut out), 2),
+        Command::Propagate(propagate) => (propagate.run(&mut out), 1),
     };
     match ran.and_then(|code| {
         out.flush()?;

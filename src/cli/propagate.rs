@@ -1,0 +1,260 @@
+//! `rote propagate`: what an op would do with distributed tensors.
+
+use std::io::{self, BufRead, Write};
+use std::time::Instant;
+
+use clap::Args;
+use rote_tracer::propagation::{
+    Arg, Link, Mesh, Propagation, PropagationError, Query, Topology, candidates, partition_spec,
+    propagate, standard_rules, written,
+};
+use serde_json::{Value, json};
+
+use super::{Trouble, complain};
+
+/// Print how an op runs on distributed tensors: the placements it takes its
+/// inputs in, the collectives that bring them there, and its outputs.
+///
+/// Arguments are those of the op's schema, in order. A tensor is written with
+/// its placements, one per mesh dim, as f32[64,32] @ S(0),R, or by tensor dim,
+/// as f32[64,32] @ PartitionSpec('dp', None); a list of tensors stands in braces
+/// with semicolons between. R is replicated, S(0) sharded on dim 0, _S(0,2) a
+/// strided shard, P(sum) partial. Other arguments: 1, [1,2], true, bf16, none.
+#[derive(Debug, Args)]
+pub(super) struct Propagate {
+    /// The op, for example aten::mm or aten::sum.dim_IntList
+    #[arg(required_unless_present = "batch")]
+    op: Option<String>,
+    /// The op's arguments
+    #[arg(allow_negative_numbers = true)]
+    args: Vec<String>,
+    /// The mesh, for example dp=8,tp=2
+    #[arg(long, required_unless_present = "batch")]
+    mesh: Option<String>,
+    /// List all candidates, cheapest first
+    #[arg(long)]
+    all: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Answer questions from stdin, one JSON object per line: {"op": "aten::mm",
+    /// "mesh": "dp=8,tp=2", "args": ["f32[64,32] @ S(0),R", ...]}, with "links":
+    /// [[us per hop, GiB/s], ...] per mesh dim if measured
+    #[arg(long, requires = "json", conflicts_with_all = ["op", "mesh", "all"])]
+    batch: bool,
+}
+
+impl Propagate {
+    pub(super) fn run(&self, out: &mut impl Write) -> Result<u8, Trouble> {
+        let (Some(op), Some(mesh)) = (&self.op, &self.mesh) else {
+            return batch(out);
+        };
+        match self.answer(op, mesh, out) {
+            Ok(()) => Ok(0),
+            Err(Failed::Question(error)) => {
+                if self.json {
+                    writeln!(out, "{}", json!({"error": error.to_string()}))?;
+                } else {
+                    complain(&error.to_string());
+                }
+                Ok(1)
+            }
+            Err(Failed::Output(error)) => Err(error.into()),
+        }
+    }
+
+    fn answer(&self, op: &str, mesh: &str, out: &mut impl Write) -> Result<(), Failed> {
+        let mesh = Mesh::parse(mesh)?;
+        let args = self
+            .args
+            .iter()
+            .map(|a| Arg::parse(a, &mesh))
+            .collect::<Result<Vec<_>, _>>()?;
+        let query = Query { op, args: &args };
+        let topology = Topology::one_node(&mesh);
+        let rules = standard_rules()?;
+        let start = Instant::now();
+        let found = if self.all {
+            candidates(rules, &query, &mesh, &topology)?
+        } else {
+            vec![propagate(rules, &query, &mesh, &topology)?]
+        };
+        let taken = start.elapsed();
+        if self.json {
+            let rows: Vec<_> = found.iter().map(|p| described(p, &mesh)).collect();
+            let time = taken.as_nanos() as u64;
+            let answer = if self.all {
+                json!({"op": op, "candidates": rows, "time_ns": time})
+            } else {
+                let mut row = rows.into_iter().next().unwrap_or_default();
+                row["op"] = op.into();
+                row["time_ns"] = time.into();
+                row
+            };
+            serde_json::to_writer_pretty(&mut *out, &answer).map_err(io::Error::from)?;
+            writeln!(out)?;
+            return Ok(());
+        }
+        for (i, propagation) in found.iter().enumerate() {
+            if self.all {
+                writeln!(out, "candidate {}", i + 1)?;
+            }
+            print(propagation, &query, &mesh, out)?;
+        }
+        writeln!(out, "time       {:.1} us", taken.as_secs_f64() * 1e6)?;
+        Ok(())
+    }
+}
+
+enum Failed {
+    Question(PropagationError),
+    Output(io::Error),
+}
+
+impl From<PropagationError> for Failed {
+    fn from(error: PropagationError) -> Self {
+        Failed::Question(error)
+    }
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Failed::Output(error)
+    }
+}
+
+fn print(p: &Propagation, query: &Query<'_>, mesh: &Mesh, out: &mut impl Write) -> io::Result<()> {
+    let inputs = p.inputs.iter().zip(query.inputs());
+    for (i, (input, (argument, spec))) in inputs.enumerate() {
+        let meta = spec.meta.as_ref();
+        let shown = meta.map_or_else(String::new, ToString::to_string);
+        write!(out, "input {i}    {shown} @ {}", written(&input.from))?;
+        if input.from != input.to {
+            write!(out, "  ->  {}", written(&input.to))?;
+        }
+        if argument != i {
+            write!(out, "  (argument {argument})")?;
+        }
+        writeln!(out)?;
+        for step in &input.steps {
+            let mut line = format!(
+                "  {:<8} {} {} -> {}",
+                mesh.names()[step.mesh_dim],
+                step.kind,
+                step.from,
+                step.to
+            );
+            if !step.kind.is_local() {
+                line += &format!(", {} B per rank, {:.1} us", step.bytes, step.cost_us);
+            }
+            if step.padding > 0 {
+                line += &format!(", {} B of it padding", step.padding);
+            }
+            writeln!(out, "{line}")?;
+        }
+    }
+    for (i, spec) in p.outputs.iter().enumerate() {
+        write!(out, "output {i}   {spec}")?;
+        let ndim = spec.meta.as_ref().map_or(0, |m| m.shape.len());
+        match partition_spec(&spec.placements, mesh, ndim) {
+            Some(text) => writeln!(out, "  {text}")?,
+            None => writeln!(out)?,
+        }
+    }
+    writeln!(out, "cost       {:.1} us", p.cost_us)
+}
+
+fn described(p: &Propagation, mesh: &Mesh) -> Value {
+    let inputs: Vec<_> = p
+        .inputs
+        .iter()
+        .map(|input| {
+            let steps: Vec<_> = input
+                .steps
+                .iter()
+                .map(|s| {
+                    json!({
+                        "kind": s.kind.name(),
+                        "mesh_dim": mesh.names()[s.mesh_dim],
+                        "from": s.from.to_string(),
+                        "to": s.to.to_string(),
+                        "bytes": s.bytes,
+                        "padding": s.padding,
+                        "cost_us": s.cost_us,
+                    })
+                })
+                .collect();
+            json!({
+                "from": texts(&input.from),
+                "to": texts(&input.to),
+                "steps": steps,
+                "cost_us": input.cost_us,
+            })
+        })
+        .collect();
+    let outputs: Vec<_> = p
+        .outputs
+        .iter()
+        .map(|spec| {
+            json!({
+                "dtype": spec.meta.as_ref().map(|m| m.dtype.to_string()),
+                "shape": spec.meta.as_ref().map(|m| m.shape.clone()),
+                "placements": texts(&spec.placements),
+            })
+        })
+        .collect();
+    json!({"inputs": inputs, "outputs": outputs, "cost_us": p.cost_us})
+}
+
+fn texts(placements: &[rote_tracer::propagation::Placement]) -> Vec<String> {
+    placements.iter().map(ToString::to_string).collect()
+}
+
+fn batch(out: &mut impl Write) -> Result<u8, Trouble> {
+    for line in io::stdin().lock().lines() {
+        let line = line?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let answer = match question(&line) {
+            Ok(answer) => answer,
+            Err(error) => json!({"error": error.to_string()}),
+        };
+        writeln!(out, "{answer}")?;
+        out.flush()?;
+    }
+    Ok(0)
+}
+
+fn question(line: &str) -> Result<Value, PropagationError> {
+    let wrong = |expected: &str| PropagationError::Notation {
+        expected: expected.into(),
+        found: line.chars().take(80).collect(),
+    };
+    let value: Value = serde_json::from_str(line).map_err(|_| wrong("a JSON object"))?;
+    let text = |key: &str| value.get(key).and_then(Value::as_str);
+    let op = text("op").ok_or_else(|| wrong("\"op\", a string"))?;
+    let mesh = Mesh::parse(text("mesh").ok_or_else(|| wrong("\"mesh\", a string"))?)?;
+    let args = value.get("args").and_then(Value::as_array);
+    let args = args
+        .ok_or_else(|| wrong("\"args\", a list of strings"))?
+        .iter()
+        .map(|a| Arg::parse(a.as_str().unwrap_or_default(), &mesh))
+        .collect::<Result<Vec<_>, _>>()?;
+    let links: Vec<Link> = (value.get("links").and_then(Value::as_array))
+        .into_iter()
+        .flatten()
+        .map(|pair| Link {
+            latency_us: pair[0].as_f64().unwrap_or_default(),
+            bandwidth: pair[1].as_f64().unwrap_or_default(),
+        })
+        .collect();
+    let topology = Topology::measured(&mesh, &links);
+    let query = Query { op, args: &args };
+    let start = Instant::now();
+    let found = propagate(standard_rules()?, &query, &mesh, &topology)?;
+    let time = start.elapsed().as_nanos() as u64;
+    let mut answer = described(&found, &mesh);
+    answer["time_ns"] = time.into();
+    Ok(answer)
+}

@@ -1,0 +1,127 @@
+//! `rote propagate`, as a person at a terminal meets it.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+/// Exit status, standard output, standard error.
+fn said(args: &[&str], stdin: &str) -> (Option<i32>, String, String) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rote"))
+        .arg("propagate")
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("rote runs");
+    let mut pipe = child.stdin.take().expect("a pipe");
+    // A command that reads nothing may be gone already.
+    let _ = pipe.write_all(stdin.as_bytes());
+    drop(pipe);
+    let output = child.wait_with_output().expect("rote ends");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+#[test]
+fn inputs_that_match_move_nothing() {
+    let (code, out, err) = said(
+        &[
+            "aten::mm",
+            "--mesh",
+            "dp=8,tp=2",
+            "f32[64,32] @ S(0),R",
+            "f32[32,128] @ R,S(1)",
+        ],
+        "",
+    );
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    let lines: Vec<_> = out.lines().collect();
+    assert_eq!(
+        lines[..4],
+        [
+            "input 0    f32[64,32] @ S(0),R",
+            "input 1    f32[32,128] @ R,S(1)",
+            "output 0   f32[64,128] @ S(0),S(1)  PartitionSpec('dp', 'tp')",
+            "cost       0.0 us",
+        ]
+    );
+    assert!(lines[4].starts_with("time "), "{out}");
+}
+
+#[test]
+fn collectives_come_with_their_bytes() {
+    let args = [
+        "aten::mm",
+        "--mesh",
+        "tp=4",
+        "f32[64,32] @ S(0)",
+        "f32[32,128] @ S(1)",
+    ];
+    let (code, out, _) = said(&args, "");
+    assert_eq!(code, Some(0));
+    // 64 x 32 floats over 4 ranks: each sends its 2,048 bytes to 3 others.
+    let step = "  tp       all_gather S(0) -> R, 6144 B per rank, 8.5 us";
+    assert!(out.lines().any(|l| l == step), "{out}");
+    let (code, out, _) = said(&[&args[..], &["--json"]].concat(), "");
+    assert_eq!(code, Some(0));
+    let json: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(json["inputs"][0]["steps"][0]["bytes"], 6144);
+    assert_eq!(json["outputs"][0]["placements"][0], "S(1)");
+    let (code, out, _) = said(&[&args[..], &["--all", "--json"]].concat(), "");
+    assert_eq!(code, Some(0));
+    let json: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    let costs: Vec<f64> = (json["candidates"].as_array().expect("a list").iter())
+        .map(|c| c["cost_us"].as_f64().expect("a cost"))
+        .collect();
+    assert!(costs.len() > 3 && costs.is_sorted(), "{costs:?}");
+}
+
+#[test]
+fn errors_name_op_argument_expected_and_found() {
+    for (args, message) in [
+        (
+            vec!["aten::mm", "--mesh", "tp=2", "f32[4,4]"],
+            "aten::mm: expected 2 arguments, found 1\n",
+        ),
+        (
+            vec!["aten::relu", "--mesh", "tp=2", "f32[4,4] @ S(2)"],
+            "aten::relu: argument 0: expected shard dims below 2, the dims of f32[4,4], found \
+             S(2)\n",
+        ),
+        (
+            vec!["aten::relu", "--mesh", "dp=2,tp=2", "f32[4,4] @ S(0)"],
+            "aten::relu: argument 0: expected 2 placements, one per mesh dim of dp=2,tp=2, found \
+             1: S(0)\n",
+        ),
+        (
+            vec!["aten::relu", "--mesh", "tp", "f32[4,4]"],
+            "cannot read \"tp\": expected a mesh such as dp=8,tp=2\n",
+        ),
+    ] {
+        let (code, out, err) = said(&args, "");
+        assert_eq!((code, out.as_str(), err.as_str()), (Some(1), "", message));
+    }
+}
+
+#[test]
+fn a_batch_answers_line_by_line() {
+    let questions = concat!(
+        r#"{"op": "aten::relu", "mesh": "tp=2", "args": ["f32[4] @ P(max)"]}"#,
+        "\nnonsense\n",
+        r#"{"op": "aten::sum.dim_IntList", "mesh": "2", "args": ["f32[4,6] @ S(0)", "[0]", "true"]}"#,
+    );
+    let (code, out, err) = said(&["--batch", "--json"], questions);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    let answers: Vec<serde_json::Value> = (out.lines())
+        .map(|l| serde_json::from_str(l).expect("JSON"))
+        .collect();
+    assert_eq!(answers.len(), 3);
+    assert_eq!(answers[0]["outputs"][0]["placements"][0], "P(max)");
+    assert!(answers[1]["error"].is_string());
+    assert_eq!(answers[2]["outputs"][0]["placements"][0], "P(sum)");
+    assert_eq!(answers[2]["outputs"][0]["shape"], serde_json::json!([1, 6]));
+}
