@@ -16,6 +16,8 @@
 //! | [`error`] | what can be wrong with a question |
 
 pub mod cost;
+#[cfg(test)]
+mod data_tests;
 pub mod error;
 mod fill;
 pub mod layout;
