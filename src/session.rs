@@ -79,6 +79,9 @@ struct Active {
     missed: Option<String>,
 }
 
+/// How many recordings in a row may differ from the one before.
+const MAX_DIFFERING: u32 = 3;
+
 /// How often a recording may be dropped in a row.
 const MAX_DROPS: u32 = 4;
 
@@ -99,6 +102,8 @@ pub struct Session {
     full: bool,
     /// Recordings since the last one that was confirmed.
     unconfirmed: usize,
+    /// Recordings in a row that differed from the one before.
+    differing: u32,
     notice: Option<String>,
     missed: Option<String>,
     next_id: u32,
@@ -123,6 +128,7 @@ impl Session {
             unsteady: HashMap::new(),
             full: false,
             unconfirmed: 0,
+            differing: 0,
             notice: None,
             missed: None,
             next_id: 0,
@@ -496,13 +502,19 @@ impl Session {
             return self.generalize(i, &key, recording, parts);
         }
         if let Some(i) = candidate {
-            let numbers = compare(&self.candidates[i].recording, &recording)
-                .map_err(SessionError::Refused)?;
+            let numbers = match compare(&self.candidates[i].recording, &recording) {
+                Ok(numbers) => numbers,
+                Err(refusal) => {
+                    self.candidates[i] = Candidate { recording, parts };
+                    return self.differs(refusal);
+                }
+            };
             let free = recording.floats.free(&self.candidates[i].recording.floats);
             self.candidates.remove(i);
             return self.keep(&key, recording, numbers, free, parts);
         }
-        if let Some(file) = self.stored.find(&key) {
+        let ours = self.variants.iter().any(|variant| variant.key == key);
+        if let Some(file) = self.stored.find(&key).filter(|_| !ours) {
             match same_as_stored(&file.to_plan(), &recording, &parts) {
                 Ok(free) => {
                     tracing::info!(target: "rote::record", "{}: stored plan {key} is the same", self.config.function);
@@ -512,6 +524,7 @@ impl Session {
                     let variant = Variant::bind(id, file, &key, recording, numbers, free, parts)?;
                     self.variants.insert(0, variant);
                     self.unconfirmed = 0;
+                    self.differing = 0;
                     return Ok(Outcome::Adopted(id));
                 }
                 Err(difference) => tracing::warn!(
@@ -531,6 +544,17 @@ impl Session {
         Ok(Outcome::Candidate)
     }
 
+    /// Two recordings under the same guards differ. Once it may be chance:
+    /// autograd clones a gradient that a collective's thread still holds, and
+    /// steals it otherwise.
+    fn differs(&mut self, refusal: Refusal) -> Result<Outcome, SessionError> {
+        self.differing += 1;
+        if self.differing >= MAX_DIFFERING {
+            return Ok(Outcome::Refused(refusal));
+        }
+        Ok(Outcome::Dropped(refusal.to_string()))
+    }
+
     /// A variant missed because hyperparameters changed: bind the numbers that
     /// follow them.
     fn generalize(
@@ -541,7 +565,10 @@ impl Session {
         parts: Parts,
     ) -> Result<Outcome, SessionError> {
         let old = &self.variants[i];
-        let found = compare(&old.recording, &recording).map_err(SessionError::Refused)?;
+        let found = match compare(&old.recording, &recording) {
+            Ok(found) => found,
+            Err(refusal) => return self.differs(refusal),
+        };
         let mut numbers: Vec<_> = old.numbers.iter().copied().chain(found).collect();
         numbers.sort_unstable();
         numbers.dedup_by_key(|number| number.arg);
@@ -584,6 +611,7 @@ impl Session {
         );
         self.variants.insert(0, variant);
         self.unconfirmed = 0;
+        self.differing = 0;
         self.stats.recordings += 1;
         Ok(Outcome::Kept(id))
     }

@@ -386,8 +386,9 @@ int rote_record_tensor(struct RoteSession *session,
 // `container` and `key` are: 0 a dict and a key, 1 a list and an index, 2 a
 // cell of a closure, 3 an object and an attribute's name, 4 a list or dict whose
 // size is the fact, 5 a tensor of the state, 6 the owner of a gradient, 7 a
-// process group's name; `key` is null where the kind has none. `kind` is a kind
-// of guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text
+// process group's name, 8 a container whose entries are, 9 a function, 10 an
+// object with a buffer, 11 one whose class counts, 12 a context variable; `key`
+// is null where the kind has none. `kind` is a kind of guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text
 // that holds in another process too; an empty one keeps the fact out of the
 // plan file. `hyperparameter`, if not 0, lets the value become a scalar
 // binding.

@@ -42,7 +42,7 @@ pub const ROTE_GUARD_MODE: u32 = 4;
 pub const ROTE_GUARD_WORLD: u32 = 5;
 
 /// How many kinds of facts the bridge reads (`FactTable::Kind` in `facts.h`).
-const FACT_KINDS: u32 = 8;
+const FACT_KINDS: u32 = 13;
 
 /// # Safety
 /// As [`session`].
@@ -183,8 +183,9 @@ pub unsafe extern "C" fn rote_record_tensor(
 /// `container` and `key` are: 0 a dict and a key, 1 a list and an index, 2 a
 /// cell of a closure, 3 an object and an attribute's name, 4 a list or dict whose
 /// size is the fact, 5 a tensor of the state, 6 the owner of a gradient, 7 a
-/// process group's name; `key` is null where the kind has none. `kind` is a kind
-/// of guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text
+/// process group's name, 8 a container whose entries are, 9 a function, 10 an
+/// object with a buffer, 11 one whose class counts, 12 a context variable; `key`
+/// is null where the kind has none. `kind` is a kind of guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text
 /// that holds in another process too; an empty one keeps the fact out of the
 /// plan file. `hyperparameter`, if not 0, lets the value become a scalar
 /// binding.

@@ -60,6 +60,8 @@ EXPORT int rote_bridge_init(PyObject* dtensor, PyObject* async_collective_tensor
     classes.local_tensor_name = PyUnicode_InternFromString("_local_tensor");
     classes.spec_name = PyUnicode_InternFromString("_spec");
     classes.elem_name = PyUnicode_InternFromString("elem");
+    classes.local_tensor_offset = slot_offset(dtensor, classes.local_tensor_name);
+    classes.spec_offset = slot_offset(dtensor, classes.spec_name);
   });
 }
 

@@ -10,6 +10,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <structmember.h>
+
 #include "abi.h"
 
 namespace rote {
@@ -21,6 +23,8 @@ struct Classes {
   PyObject* local_tensor_name = nullptr;  // "_local_tensor"
   PyObject* spec_name = nullptr;          // "_spec"
   PyObject* elem_name = nullptr;          // "elem"
+  Py_ssize_t local_tensor_offset = 0;     // where a DTensor keeps them, when they are slots
+  Py_ssize_t spec_offset = 0;
 };
 inline Classes classes;
 
@@ -34,6 +38,25 @@ inline at::Tensor plain_tensor(PyObject* object) {
   }
   if (!THPVariable_Check(object)) return at::Tensor();
   return THPVariable_Unpack(object);
+}
+
+// Where objects of a class keep a slot; 0 when the attribute is no slot.
+inline Py_ssize_t slot_offset(PyObject* kind, PyObject* name) {
+  py::object descriptor = py::reinterpret_steal<py::object>(PyObject_GetAttr(kind, name));
+  if (!descriptor) throw py::error_already_set();
+  if (Py_TYPE(descriptor.ptr()) != &PyMemberDescr_Type) return 0;
+  return reinterpret_cast<PyMemberDescrObject*>(descriptor.ptr())->d_member->offset;
+}
+
+// An attribute of a DTensor, borrowed; `keep` holds it where it is no slot.
+inline PyObject* dtensor_attribute(PyObject* dtensor, Py_ssize_t offset, PyObject* name, py::object& keep) {
+  if (offset) {
+    PyObject* value = *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(dtensor) + offset);
+    if (value) return value;
+  }
+  keep = py::reinterpret_steal<py::object>(PyObject_GetAttr(dtensor, name));
+  if (!keep) throw py::error_already_set();
+  return keep.ptr();
 }
 
 // One recording: the storages it has seen, held weakly so that no address is

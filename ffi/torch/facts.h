@@ -67,9 +67,8 @@ inline bool is_dtensor(PyObject* object) {
 // The local tensor of a DTensor, the plain tensor otherwise.
 inline at::Tensor local_tensor(PyObject* object) {
   if (is_dtensor(object)) {
-    py::object local = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, classes.local_tensor_name));
-    if (!local) throw py::error_already_set();
-    return plain_tensor(local.ptr());
+    py::object keep;
+    return plain_tensor(dtensor_attribute(object, classes.local_tensor_offset, classes.local_tensor_name, keep));
   }
   return plain_tensor(object);
 }
@@ -246,7 +245,7 @@ class FactTable {
  public:
   enum Kind : uint32_t {
     kDictItem, kListItem, kCell, kAttribute, kSize, kTensorMeta, kGradMeta, kGroup,
-    // Other things about an object itself than its size: asked for as kSize with one of these as the key.
+    // Other things about an object itself than its size.
     kItems,       // which keys, members or items a container has, in its order
     kFunction,    // the code, defaults and keyword defaults of a function
     kBuffer,      // the bytes behind an array
@@ -265,11 +264,7 @@ class FactTable {
 
   // Returns how many words the fact adds.
   uint32_t add(uint32_t kind, PyObject* container, PyObject* key) {
-    if (kind == kSize && key && PyLong_CheckExact(key)) {
-      kind = static_cast<uint32_t>(PyLong_AsUnsignedLong(key));
-      TORCH_CHECK(kind >= kItems && kind <= kContextVar, kind, " is no aspect of an object");
-      key = nullptr;
-    }
+    TORCH_CHECK(kind <= kContextVar, kind, " is no kind of fact");
     Py_XINCREF(container);
     Py_XINCREF(key);
     entries_.push_back({static_cast<Kind>(kind), container, key, nullptr, static_cast<uint32_t>(words_), nullptr, 0});
@@ -338,11 +333,12 @@ class FactTable {
 
   // A number for the placements of a DTensor; quick for a spec seen before.
   static uint64_t placements(const Entry& entry, PyObject* dtensor) {
-    py::object spec = py::reinterpret_steal<py::object>(PyObject_GetAttr(dtensor, classes.spec_name));
-    if (!spec) throw py::error_already_set();
-    if (spec.ptr() != entry.spec) {
-      entry.placements = mix(interned.id(spec.attr("placements").ptr()), interned.id(spec.attr("mesh").ptr()));
-      Py_XSETREF(entry.spec, spec.release().ptr());
+    py::object keep;
+    PyObject* spec = dtensor_attribute(dtensor, classes.spec_offset, classes.spec_name, keep);
+    if (spec != entry.spec) {
+      auto now = py::reinterpret_borrow<py::object>(spec);
+      entry.placements = mix(interned.id(now.attr("placements").ptr()), interned.id(now.attr("mesh").ptr()));
+      Py_XSETREF(entry.spec, now.release().ptr());
     }
     return entry.placements;
   }
@@ -489,13 +485,20 @@ class FactTable {
       }
       case kTensorMeta: {  // local storage, data, meta; requires_grad; spec
         const at::Tensor& outer = THPVariable_Unpack(entry.container);
-        at::Tensor local = local_tensor(entry.container);
-        out[0] = local.has_storage() ? address(local.storage().unsafeGetStorageImpl()) : 0;
-        out[1] = local.has_storage() ? address(local.unsafeGetTensorImpl()->data()) : 0;
+        bool distributed = is_dtensor(entry.container);
+        py::object keep;
+        PyObject* inner = distributed ? dtensor_attribute(entry.container, classes.local_tensor_offset,
+                                                          classes.local_tensor_name, keep)
+                                      : entry.container;
+        bool plain = reinterpret_cast<PyObject*>(Py_TYPE(inner)) != classes.async_collective_tensor;
+        at::Tensor waited = plain ? at::Tensor() : plain_tensor(inner);
+        const at::Tensor& local = plain ? THPVariable_Unpack(inner) : waited;
+        const bool stored = local.has_storage();
+        out[0] = stored ? address(local.storage().unsafeGetStorageImpl()) : 0;
+        out[1] = stored ? address(local.unsafeGetTensorImpl()->data()) : 0;
         out[2] = meta(local);
         out[3] = grad_flags(outer);
-        out[4] = 0;
-        if (is_dtensor(entry.container)) out[4] = placements(entry, entry.container);
+        out[4] = distributed ? placements(entry, entry.container) : 0;
         return;
       }
       case kGradMeta: {  // whether there is one, and its meta when the plan reads it

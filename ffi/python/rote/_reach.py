@@ -40,7 +40,7 @@ HUGE = 65536
 
 # Kinds of facts, as facts.h numbers them.
 DICT_ITEM, LIST_ITEM, CELL, ATTRIBUTE, SIZE, TENSOR_META, GRAD_META, GROUP = range(8)
-# Things about an object itself: facts of kind SIZE with one of these as the key.
+# Other things about an object itself than its size.
 ITEMS, FUNCTION, BUFFER, TYPE_OF, CONTEXT_VAR = range(8, 13)
 # Kinds of guards, as GuardKind numbers them.
 STATE, HOST, WORLD = 2, 3, 5
@@ -336,8 +336,6 @@ class Walk:
             text, subject = _digest(kind, value) if text is None else text, f"{_PARTS[kind]}({subject})"
         elif text is None:
             text = describe(value)
-        if kind > GROUP:
-            kind, key = SIZE, kind
         self.facts.append(Fact(kind, container, key, guard, subject, text, hyperparameter))
         return True
 
