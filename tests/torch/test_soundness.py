@@ -607,3 +607,22 @@ def test_gradients_that_are_one_tensor_stay_one() -> None:
         return {}
 
     check_right(script)
+
+
+def test_op_that_returns_nothing_is_run_at_every_replay() -> None:
+    seen: list[float] = []
+
+    @torch.library.custom_op("rote_tests::note", mutates_args=())
+    def note(x: Tensor) -> None:
+        seen.append(x.sum().item())
+
+    def step(x: Tensor) -> Tensor:
+        torch.ops.rote_tests.note(x)
+        return x * 2
+
+    captured = rote_capture(step)
+    for i in range(8):
+        captured(torch.full((4,), float(i)))
+    assert seen == [4.0 * i for i in range(8)]
+    if not ORACLE_ONLY:
+        assert captured.stats.replays > 0

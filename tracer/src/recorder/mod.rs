@@ -82,6 +82,7 @@ impl Recorder {
         }
         self.check(op)?;
         self.check_tensors(op)?;
+        let of_torch = namespace == "aten" || namespace == "prims";
         let fresh = self.has_fresh_output(op);
         let writes = op
             .args
@@ -90,15 +91,11 @@ impl Recorder {
         if op.name == "_c10d_functional::wait_tensor" {
             return self.wait(op);
         }
-        if !writes
-            && !fresh
-            && has_tensors(&op.outs)
-            && (namespace == "aten" || namespace == "prims" || is_wrapper(op))
-        {
+        if !writes && !fresh && has_tensors(&op.outs) && (of_torch || is_wrapper(op)) {
             return self.views(op);
         }
-        if !writes && !has_tensors(&op.outs) && !op.name.contains("assert") {
-            return Ok(()); // asks for meta only: sizes, strides, ...
+        if of_torch && !writes && !has_tensors(&op.outs) && !op.name.contains("assert") {
+            return Ok(()); // asks for meta only: sizes, strides, ...; another's op may act
         }
         if !self.collective(op)? {
             self.local(op)?;
