@@ -514,17 +514,16 @@ impl Session {
             return self.keep(&key, recording, numbers, free, parts);
         }
         let ours = self.variants.iter().any(|variant| variant.key == key);
-        if let Some(file) = self.stored.find(&key).filter(|_| !ours) {
-            match same_as_stored(&file.to_plan(), &recording, &parts) {
+        let stored = if ours { None } else { self.stored.find(&key) };
+        if let Some(file) = stored {
+            let plan = file.to_plan();
+            match same_as_stored(&plan, &recording, &parts) {
                 Ok(free) => {
                     tracing::info!(target: "rote::record", "{}: stored plan {key} is the same", self.config.function);
                     let id = self.next_id();
-                    let stored = file.to_plan();
-                    let numbers = numbers_of(&stored, &recording);
+                    let numbers = numbers_of(&plan, &recording);
                     let variant = Variant::bind(id, file, &key, recording, numbers, free, parts)?;
-                    self.variants.insert(0, variant);
-                    self.unconfirmed = 0;
-                    self.differing = 0;
+                    self.add(variant);
                     return Ok(Outcome::Adopted(id));
                 }
                 Err(difference) => tracing::warn!(
@@ -609,11 +608,16 @@ impl Session {
             variant.file.plan().instrs.len(),
             variant.file.plan().guards.len()
         );
+        self.add(variant);
+        self.stats.recordings += 1;
+        Ok(Outcome::Kept(id))
+    }
+
+    /// A recording was confirmed: its variant is the first to be tried.
+    fn add(&mut self, variant: Variant) {
         self.variants.insert(0, variant);
         self.unconfirmed = 0;
         self.differing = 0;
-        self.stats.recordings += 1;
-        Ok(Outcome::Kept(id))
     }
 
     fn next_id(&mut self) -> u32 {
