@@ -10,6 +10,7 @@
 //! | [`tables`] | building a plan's pools |
 //! | [`finish`] | last uses and frees |
 //! | [`propagation`] | sharding propagation: placements, collectives, cost |
+//! | [`samples`] | a few calls of every op that has a rule |
 
 pub mod compare;
 pub mod event;
@@ -17,6 +18,7 @@ pub mod finish;
 pub mod propagation;
 pub mod recorder;
 pub mod refusal;
+pub mod samples;
 pub mod scalars;
 pub mod tables;
 

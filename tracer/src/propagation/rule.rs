@@ -19,8 +19,8 @@ use super::spec::{Spec, TensorMeta};
 pub enum Arg {
     /// A distributed tensor.
     Tensor(Spec),
-    /// A list of distributed tensors.
-    Tensors(Vec<Spec>),
+    /// A list of distributed tensors; where the schema says so, some absent.
+    Tensors(Vec<Option<Spec>>),
     /// An integer.
     Int(i64),
     /// A list of integers; of truth values as 0 and 1.
@@ -29,6 +29,10 @@ pub enum Arg {
     Bool(bool),
     /// A floating point number.
     Float(f64),
+    /// A list of floating point numbers.
+    Floats(Vec<f64>),
+    /// A word, such as the mode of a reduction.
+    Text(String),
     /// An element type.
     DType(DType),
     /// Not given.
@@ -49,12 +53,13 @@ impl<'a> Query<'a> {
     /// The tensors among the arguments, with the position of each.
     pub fn inputs(&self) -> impl Iterator<Item = (usize, &'a Spec)> {
         self.args.iter().enumerate().flat_map(|(i, arg)| {
-            let specs: &[Spec] = match arg {
-                Arg::Tensor(spec) => std::slice::from_ref(spec),
-                Arg::Tensors(specs) => specs,
-                _ => &[],
+            let (one, list): (_, &[Option<Spec>]) = match arg {
+                Arg::Tensor(spec) => (Some(spec), &[]),
+                Arg::Tensors(specs) => (None, specs),
+                _ => (None, &[]),
             };
-            specs.iter().map(move |s| (i, s))
+            let specs = one.into_iter().chain(list.iter().flatten());
+            specs.map(move |s| (i, s))
         })
     }
 
@@ -99,6 +104,8 @@ impl<'a> Query<'a> {
             Some(Arg::Ints(n)) => format!("{n:?}"),
             Some(Arg::Bool(b)) => b.to_string(),
             Some(Arg::Float(x)) => x.to_string(),
+            Some(Arg::Floats(x)) => format!("{x:?}"),
+            Some(Arg::Text(text)) => format!("{text:?}"),
             Some(Arg::DType(d)) => d.to_string(),
             Some(Arg::None) => "none".into(),
         }
@@ -123,11 +130,30 @@ impl<'a> Query<'a> {
     /// The metas of the list of tensors at a position, which is not empty.
     pub fn tensors(&self, i: usize) -> Result<Vec<&'a TensorMeta>, PropagationError> {
         match self.args.get(i) {
-            Some(Arg::Tensors(specs)) if !specs.is_empty() => {
-                specs.iter().map(|s| self.meta(i, s)).collect()
-            }
+            Some(Arg::Tensors(specs)) if !specs.is_empty() => specs
+                .iter()
+                .map(|s| match s {
+                    Some(spec) => self.meta(i, spec),
+                    None => Err(self.wrong(i, "a list of tensors", "a list with an absent one")),
+                })
+                .collect(),
             _ => Err(self.wrong(i, "a list of at least one tensor", self.found(i))),
         }
+    }
+
+    /// The metas of the list of tensors at a position, some of which may be
+    /// absent.
+    pub fn optional_tensors(
+        &self,
+        i: usize,
+    ) -> Result<Vec<Option<&'a TensorMeta>>, PropagationError> {
+        let Some(Arg::Tensors(specs)) = self.args.get(i) else {
+            return Err(self.wrong(i, "a list of tensors", self.found(i)));
+        };
+        let metas = specs
+            .iter()
+            .map(|s| s.as_ref().map(|s| self.meta(i, s)).transpose());
+        metas.collect()
     }
 
     fn meta(&self, i: usize, spec: &'a Spec) -> Result<&'a TensorMeta, PropagationError> {
@@ -141,6 +167,25 @@ impl<'a> Query<'a> {
             (Some(Arg::Int(n)), _) => Ok(*n),
             (None | Some(Arg::None), Some(n)) => Ok(n),
             _ => Err(self.wrong(i, "an integer", self.found(i))),
+        }
+    }
+
+    /// The number at a position, or a default.
+    pub fn float(&self, i: usize, default: Option<f64>) -> Result<f64, PropagationError> {
+        match (self.args.get(i), default) {
+            (Some(Arg::Float(x)), _) => Ok(*x),
+            (Some(Arg::Int(n)), _) => Ok(*n as f64),
+            (None | Some(Arg::None), Some(x)) => Ok(x),
+            _ => Err(self.wrong(i, "a number", self.found(i))),
+        }
+    }
+
+    /// The word at a position, or a default.
+    pub fn text(&self, i: usize, default: &'a str) -> Result<&'a str, PropagationError> {
+        match self.args.get(i) {
+            None | Some(Arg::None) => Ok(default),
+            Some(Arg::Text(text)) => Ok(text),
+            _ => Err(self.wrong(i, "a word in quotes", self.found(i))),
         }
     }
 
