@@ -1,12 +1,13 @@
 //! Propagating one op: inputs that match (the promise is below 2 us on a 1-D
 //! mesh and 10 us on a 5-D one), and inputs that must be redistributed (below
-//! 50 us on a 3-D mesh and 250 us on a 5-D one).
+//! 50 us on a 3-D mesh and 250 us on a 5-D one); and questions asked before
+//! (below 100 ns).
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use rote_tracer::propagation::{Arg, Mesh, Query, Topology, propagate, standard_rules};
+use rote_tracer::propagation::{Arg, Mesh, Propagator, Query, Topology, propagate, standard_rules};
 
 struct Case {
     name: &'static str,
@@ -97,5 +98,36 @@ fn propagation(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, propagation);
+fn cached(c: &mut Criterion) {
+    let rules = standard_rules().expect("rules");
+    let mut group = c.benchmark_group("cached");
+    for case in CASES.iter().filter(|c| !c.moves) {
+        let mesh = Mesh::parse(case.mesh).expect("mesh");
+        let topology = Topology::one_node(&mesh);
+        let args = case.args.map(|a| Arg::parse(a, &mesh).expect("argument"));
+        let mut propagator = Propagator::new(rules, mesh, topology);
+        // Not the only decision in the cache, and not the arguments it keeps.
+        for other in CASES.iter().filter(|c| c.mesh == case.mesh) {
+            let args = (other.args).map(|a| Arg::parse(a, propagator.mesh()).expect("argument"));
+            let query = Query {
+                op: other.op,
+                args: &args,
+            };
+            propagator.propagate(&query).expect("propagated");
+        }
+        let query = Query {
+            op: case.op,
+            args: &args,
+        };
+        group.bench_function(case.name, |b| {
+            b.iter(|| {
+                let found = propagator.propagate(black_box(&query));
+                black_box(found.is_ok());
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, propagation, cached);
 criterion_main!(benches);

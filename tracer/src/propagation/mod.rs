@@ -13,8 +13,10 @@
 //! | [`cost`] | what a collective costs |
 //! | [`redistribute`] | the cheapest way between two specs |
 //! | [`search`] | the cheapest strategies on a mesh |
+//! | [`propagator`] | registry, mesh and options together, with a cache |
 //! | [`error`] | what can be wrong with a question |
 
+mod cache;
 pub mod cost;
 #[cfg(test)]
 mod data_tests;
@@ -23,6 +25,7 @@ mod fill;
 pub mod layout;
 mod notation;
 pub mod placement;
+pub mod propagator;
 pub mod redistribute;
 pub mod rule;
 mod rules;
@@ -35,6 +38,7 @@ pub use cost::{Kind, Link, Topology};
 pub use error::PropagationError;
 pub use layout::Layout;
 pub use placement::{PartialOp, Placement};
+pub use propagator::Propagator;
 pub use redistribute::{Step, plan};
 pub use rule::{Arg, Query, Registry, Rule};
 pub use search::{Input, Propagation, candidates, propagate, standard_rules};

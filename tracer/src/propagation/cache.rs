@@ -1,0 +1,189 @@
+//! Decisions that were made before: a bounded map from op and arguments.
+//!
+//! A hit costs a hash of the question and one comparison with the question that
+//! was kept, and allocates nothing. When the cache is full, the first decision
+//! that was not asked for since the clock's hand last passed makes room.
+
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+use super::placement::Placement;
+use super::rule::{Arg, Query};
+use super::search::Propagation;
+use super::spec::Spec;
+
+#[derive(Debug)]
+struct Entry {
+    hash: u64,
+    op: Box<str>,
+    args: Box<[Arg]>,
+    decision: Arc<Propagation>,
+    used: bool,
+}
+
+/// The decisions of one mesh, topology and registry, which are therefore no part
+/// of a question.
+#[derive(Debug)]
+pub(super) struct Cache {
+    hashing: DefaultHashBuilder,
+    /// Positions in `entries`.
+    index: HashTable<usize>,
+    entries: Vec<Entry>,
+    limit: usize,
+    hand: usize,
+}
+
+impl Cache {
+    pub(super) fn new(limit: usize) -> Self {
+        Cache {
+            hashing: DefaultHashBuilder::default(),
+            index: HashTable::new(),
+            entries: Vec::new(),
+            limit: limit.max(1),
+            hand: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The hash of a question, for [`Cache::find`] and [`Cache::keep`].
+    pub(super) fn hash(&self, query: &Query<'_>) -> u64 {
+        let mut hasher = self.hashing.build_hasher();
+        hasher.write(query.op.as_bytes());
+        for arg in query.args {
+            hash_arg(arg, &mut hasher);
+        }
+        hasher.finish()
+    }
+
+    /// The position of a question's decision.
+    pub(super) fn find(&mut self, hash: u64, query: &Query<'_>) -> Option<usize> {
+        let entries = &mut self.entries;
+        let found = self.index.find(hash, |at| asks(&entries[*at], query));
+        let at = *found?;
+        entries[at].used = true;
+        Some(at)
+    }
+
+    pub(super) fn decision(&self, at: usize) -> &Arc<Propagation> {
+        &self.entries[at].decision
+    }
+
+    /// Keeps the decision of a question that was not found; gives its position.
+    pub(super) fn keep(&mut self, hash: u64, query: &Query<'_>, decision: Propagation) -> usize {
+        let entry = Entry {
+            hash,
+            op: query.op.into(),
+            args: query.args.into(),
+            decision: Arc::new(decision),
+            used: false,
+        };
+        let at = if self.entries.len() < self.limit {
+            self.entries.push(entry);
+            self.entries.len() - 1
+        } else {
+            let at = self.oldest();
+            let gone = self.entries[at].hash;
+            if let Ok(found) = self.index.find_entry(gone, |known| *known == at) {
+                found.remove();
+            }
+            self.entries[at] = entry;
+            at
+        };
+        let entries = &self.entries;
+        self.index.insert_unique(hash, at, |at| entries[*at].hash);
+        at
+    }
+
+    fn oldest(&mut self) -> usize {
+        loop {
+            let at = self.hand;
+            self.hand = (at + 1) % self.entries.len();
+            if !std::mem::replace(&mut self.entries[at].used, false) {
+                return at;
+            }
+        }
+    }
+}
+
+fn asks(entry: &Entry, query: &Query<'_>) -> bool {
+    *entry.op == *query.op
+        && entry.args.len() == query.args.len()
+        && entry.args.iter().zip(query.args).all(|(a, b)| same(a, b))
+}
+
+/// Equality under which a number that is no number is itself, and the zeros
+/// differ.
+fn same(a: &Arg, b: &Arg) -> bool {
+    match (a, b) {
+        (Arg::Float(a), Arg::Float(b)) => a.to_bits() == b.to_bits(),
+        (Arg::Floats(a), Arg::Floats(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+        }
+        _ => a == b,
+    }
+}
+
+fn hash_arg(arg: &Arg, hasher: &mut impl Hasher) {
+    // A word per argument says which kind it is and how long.
+    let mut head = |kind: u64, length: usize| hasher.write_u64(kind << 56 | length as u64);
+    match arg {
+        Arg::None => head(0, 0),
+        Arg::Bool(b) => head(1, usize::from(*b)),
+        Arg::DType(dtype) => head(2, usize::from(dtype.0)),
+        Arg::Int(n) => {
+            head(3, 0);
+            hasher.write_i64(*n);
+        }
+        Arg::Float(x) => {
+            head(4, 0);
+            hasher.write_u64(x.to_bits());
+        }
+        Arg::Ints(list) => {
+            head(5, list.len());
+            list.iter().for_each(|n| hasher.write_i64(*n));
+        }
+        Arg::Floats(list) => {
+            head(6, list.len());
+            list.iter().for_each(|x| hasher.write_u64(x.to_bits()));
+        }
+        Arg::Text(text) => {
+            head(7, text.len());
+            hasher.write(text.as_bytes());
+        }
+        Arg::Tensor(spec) => {
+            head(8, 0);
+            hash_spec(spec, hasher);
+        }
+        Arg::Tensors(specs) => {
+            head(9, specs.len());
+            for spec in specs {
+                hasher.write_u64(u64::from(spec.is_some()));
+                if let Some(spec) = spec {
+                    hash_spec(spec, hasher);
+                }
+            }
+        }
+    }
+}
+
+fn hash_spec(spec: &Spec, hasher: &mut impl Hasher) {
+    if let Some(meta) = &spec.meta {
+        hasher.write_u64(u64::from(meta.dtype.0) << 32 | meta.shape.len() as u64);
+        meta.shape.iter().for_each(|n| hasher.write_u64(*n));
+    }
+    for placement in &spec.placements {
+        hasher.write_u64(match *placement {
+            Placement::Replicate => 0,
+            Placement::Shard { dim } => 1 << 62 | u64::from(dim),
+            Placement::StridedShard { dim, split_factor } => {
+                2 << 62 | u64::from(dim) << 32 | u64::from(split_factor)
+            }
+            Placement::Partial(op) => 3 << 62 | op as u64,
+        });
+    }
+}
