@@ -176,12 +176,13 @@ impl<'a> Filled<'a> {
         masks
     }
 
-    /// The strategies whose output lies as a tensor that is written does.
-    pub(super) fn writes(&self, state: &State) -> Masks {
+    /// The strategies one of whose outputs lies as the tensor does that it is
+    /// written to.
+    pub(super) fn writes(&self, output: usize, state: &State) -> Masks {
         let mut masks = Masks::default();
         for (bit, row) in self.rows.iter().enumerate() {
             for (mask, code) in masks.iter_mut().zip(state).take(self.sizes.len()) {
-                if row.outputs.iter().all(|o| o == code) {
+                if row.outputs[output] == *code {
                     *mask |= 1 << bit;
                 }
             }

@@ -7,7 +7,8 @@
 //! | [`layout`] | which global index each local index stands for |
 //! | [`spec`] | meshes, specs and their notations |
 //! | [`notation`] | the notation of other arguments |
-//! | [`rule`] | strategies on one mesh dim, and the registry of ops |
+//! | [`rule`] | strategies on one mesh dim |
+//! | [`registry`] | the registry of ops, with their in-place and `out=` forms |
 //! | [`rules`] | the tables of rules |
 //! | [`fill`] | sharding placeholders filled with the inputs' shard types |
 //! | [`cost`] | what a collective costs |
@@ -27,6 +28,7 @@ mod notation;
 pub mod placement;
 pub mod propagator;
 pub mod redistribute;
+pub mod registry;
 pub mod rule;
 mod rules;
 pub mod search;
@@ -40,6 +42,7 @@ pub use layout::Layout;
 pub use placement::{PartialOp, Placement};
 pub use propagator::Propagator;
 pub use redistribute::{Step, plan};
-pub use rule::{Arg, Query, Registry, Rule};
+pub use registry::Registry;
+pub use rule::{Arg, Query, Rule};
 pub use search::{Input, Propagation, candidates, propagate, standard_rules};
 pub use spec::{Mesh, Spec, TensorMeta, partition_spec, written};

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::cache::Cache;
 use super::cost::Topology;
 use super::error::PropagationError;
-use super::rule::{Query, Registry};
+use super::registry::Registry;
+use super::rule::Query;
 use super::search::{Propagation, propagate};
 use super::spec::Mesh;
 

@@ -6,12 +6,10 @@
 //! inputs really have. The form is that of PyTorch's single-dim strategies
 //! (`torch/distributed/tensor/_ops/single_dim_strategy.py`).
 
-use hashbrown::HashMap;
 use rote_plans::DType;
 
 use super::error::PropagationError;
 use super::placement::{PartialOp, Placement};
-use super::rules;
 use super::spec::{Spec, TensorMeta};
 
 /// One argument of an op, in the order of its schema.
@@ -95,7 +93,7 @@ impl<'a> Query<'a> {
         })
     }
 
-    fn found(&self, i: usize) -> String {
+    pub(super) fn found(&self, i: usize) -> String {
         match self.args.get(i) {
             None => "no argument".into(),
             Some(Arg::Tensor(s)) => format!("tensor {s}"),
@@ -338,146 +336,17 @@ impl Rule {
         self.width - self.outputs.len()
     }
 
-    /// Adds an input that must lie as the first output does (`out=`).
-    pub(super) fn add_out(&mut self) {
-        let old = self.width;
-        self.width += 1;
+    /// Adds an input per output, which must lie as that output does (`out=`).
+    pub(super) fn add_outs(&mut self) {
+        let (old, outputs) = (self.width, self.outputs.len());
+        self.width += outputs;
         self.slots = self
             .slots
-            .chunks_exact(old)
-            .flat_map(|s| s.iter().copied().chain([s[0]]))
+            .chunks_exact(old.max(1))
+            .flat_map(|s| s.iter().chain(&s[..outputs]).copied())
             .collect();
     }
 }
 
 /// How the rule of an op is made from its arguments.
 pub type RuleFn = fn(&Query<'_>) -> Result<Rule, PropagationError>;
-
-/// Which form of an op a name stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// It makes new tensors, or views.
-    Functional,
-    /// It writes its first argument.
-    InPlace,
-    /// It writes its last argument.
-    Out,
-}
-
-/// The rules by op name.
-#[derive(Clone, Debug, Default)]
-pub struct Registry {
-    rules: HashMap<String, Maker>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Maker {
-    Table(rules::Family),
-    Function(RuleFn),
-}
-
-impl Registry {
-    /// A registry with Rote's own rules.
-    ///
-    /// # Errors
-    ///
-    /// [`PropagationError::Duplicate`] when a table names an op twice.
-    pub fn standard() -> Result<Self, PropagationError> {
-        let mut registry = Registry::default();
-        for (op, family) in rules::all() {
-            registry.insert(op, Maker::Table(family))?;
-        }
-        Ok(registry)
-    }
-
-    /// Adds the rule of one op.
-    ///
-    /// # Errors
-    ///
-    /// [`PropagationError::Duplicate`] when the op has a rule.
-    pub fn register(&mut self, op: &str, rule: RuleFn) -> Result<(), PropagationError> {
-        self.insert(op, Maker::Function(rule))
-    }
-
-    fn insert(&mut self, op: &str, maker: Maker) -> Result<(), PropagationError> {
-        if self.rules.contains_key(op) {
-            return Err(PropagationError::Duplicate { op: op.into() });
-        }
-        self.rules.insert(op.into(), maker);
-        Ok(())
-    }
-
-    /// The registered names, sorted. In-place and `out=` forms follow from
-    /// them.
-    pub fn ops(&self) -> Vec<&str> {
-        let mut ops: Vec<_> = self.rules.keys().map(String::as_str).collect();
-        ops.sort_unstable();
-        ops
-    }
-
-    /// The rule of an op for these arguments.
-    pub(super) fn rule(&self, query: &Query<'_>) -> Result<(Rule, Form), PropagationError> {
-        let (maker, form) = self
-            .find(query.op)
-            .ok_or_else(|| PropagationError::UnknownOp {
-                op: query.op.into(),
-            })?;
-        if form != Form::Out {
-            return Ok((maker.rule(query)?, form));
-        }
-        let Some((Arg::Tensor(_), rest)) = query.args.split_last() else {
-            let last = query.args.len().saturating_sub(1);
-            return Err(query.wrong(last, "the tensor for out=", query.found(last)));
-        };
-        query.tensor(rest.len())?;
-        let mut rule = maker.rule(&Query {
-            op: query.op,
-            args: rest,
-        })?;
-        if rule.outputs.len() != 1 {
-            return Err(PropagationError::UnknownOp {
-                op: query.op.into(),
-            });
-        }
-        rule.add_out();
-        Ok((rule, form))
-    }
-
-    fn find(&self, op: &str) -> Option<(Maker, Form)> {
-        let functional = op.strip_suffix(".default").unwrap_or(op);
-        if let Some(maker) = self.rules.get(functional) {
-            return Some((*maker, Form::Functional));
-        }
-        let (name, overload) = functional.split_once('.').unwrap_or((functional, ""));
-        let tries = |name: &str, overloads: &[&str]| {
-            overloads.iter().find_map(|overload| {
-                let key = match *overload {
-                    "" => name.to_owned(),
-                    overload => format!("{name}.{overload}"),
-                };
-                self.rules.get(&key).copied()
-            })
-        };
-        if let Some(base) = name.strip_suffix('_').filter(|n| !n.ends_with(':')) {
-            return tries(base, &[overload]).map(|m| (m, Form::InPlace));
-        }
-        if let Some(overload) = overload.strip_suffix("out") {
-            let overload = overload.trim_end_matches('_');
-            let overloads = [overload, "Tensor", "dim", "dim_IntList"];
-            return tries(name, &overloads).map(|m| (m, Form::Out));
-        }
-        if overload.is_empty() {
-            return tries(name, &["Tensor", "int"]).map(|m| (m, Form::Functional));
-        }
-        None
-    }
-}
-
-impl Maker {
-    fn rule(self, query: &Query<'_>) -> Result<Rule, PropagationError> {
-        match self {
-            Maker::Table(family) => family.rule(query),
-            Maker::Function(make) => make(query),
-        }
-    }
-}

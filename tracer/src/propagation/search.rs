@@ -14,7 +14,8 @@ use super::error::PropagationError;
 use super::fill::{Filled, Masks};
 use super::placement::Placement;
 use super::redistribute::{Reach, State, Step, plan};
-use super::rule::{Form, Query, Registry, Rule};
+use super::registry::{Registry, Written};
+use super::rule::{Query, Rule};
 use super::spec::{MAX_TENSOR_DIMS, Mesh, Spec, TensorMeta, written};
 
 /// What became of one input.
@@ -56,8 +57,8 @@ pub fn standard_rules() -> Result<&'static Registry, PropagationError> {
 struct Checked<'a> {
     rule: Rule,
     inputs: Vec<(&'a Spec, &'a TensorMeta)>,
-    /// The input that is written, and its argument.
-    pinned: Option<(usize, usize)>,
+    /// The inputs that are written.
+    written: Vec<Written>,
 }
 
 fn check<'a>(
@@ -103,7 +104,7 @@ fn check<'a>(
         }
         inputs.push((spec, meta));
     }
-    let (rule, form) = rules.rule(query)?;
+    let (rule, written) = rules.rule(query)?;
     if rule.inputs() != inputs.len() {
         return Err(PropagationError::Arity {
             op: query.op.into(),
@@ -111,15 +112,10 @@ fn check<'a>(
             found: inputs.len(),
         });
     }
-    let pinned = match form {
-        Form::Functional => None,
-        Form::InPlace => Some((0, 0)),
-        Form::Out => Some((inputs.len() - 1, query.args.len() - 1)),
-    };
     Ok(Checked {
         rule,
         inputs,
-        pinned,
+        written,
     })
 }
 
@@ -145,11 +141,11 @@ pub fn propagate(
 }
 
 fn stuck(query: &Query<'_>, checked: &Checked<'_>) -> PropagationError {
-    match checked.pinned {
-        Some((input, argument)) => PropagationError::InPlace {
+    match checked.written.first() {
+        Some(written) => PropagationError::InPlace {
             op: query.op.into(),
-            argument,
-            found: checked.inputs[input].0.to_string(),
+            argument: written.argument,
+            found: checked.inputs[written.input].0.to_string(),
         },
         None => query.wrong(0, "placements within reach of a strategy", "none in reach"),
     }
@@ -161,8 +157,11 @@ fn in_place(filled: &Filled<'_>, checked: &Checked<'_>) -> Option<Propagation> {
     for (i, source) in filled.sources.iter().enumerate() {
         narrow(&mut masks, &filled.masks(i, source));
     }
-    if let Some((input, _)) = checked.pinned {
-        narrow(&mut masks, &filled.writes(&filled.sources[input]));
+    for w in &checked.written {
+        narrow(
+            &mut masks,
+            &filled.writes(w.output, &filled.sources[w.input]),
+        );
     }
     let (rows, _) = filled.choose(&masks, |_| true)?;
     let inputs = (checked.inputs.iter())
@@ -203,18 +202,18 @@ struct Search<'s, 'a> {
 
 impl<'s, 'a> Search<'s, 'a> {
     fn new(filled: &'s mut Filled<'a>, checked: &Checked<'a>, topology: &'s Topology) -> Self {
-        let pinned = checked.pinned.map(|p| p.0);
+        let written = |i: usize| checked.written.iter().find(|w| w.input == i);
         let replicated: Vec<bool> = (filled.sources.iter().enumerate())
-            .map(|(i, s)| pinned != Some(i) && *s == State::default())
+            .map(|(i, s)| written(i).is_none() && *s == State::default())
             .collect();
         filled.prefer_unchanged(&replicated);
         let filled: &'s Filled<'a> = filled;
         let mut base = [u128::MAX >> (128 - filled.rows()); super::spec::MAX_MESH_DIMS];
         let mut live = Vec::new();
         for (i, source) in filled.sources.iter().enumerate() {
-            if pinned == Some(i) {
+            if let Some(written) = written(i) {
                 narrow(&mut base, &filled.masks(i, source));
-                narrow(&mut base, &filled.writes(source));
+                narrow(&mut base, &filled.writes(written.output, source));
             } else if !replicated[i] {
                 let reach = Reach::new(
                     filled.sizes,
@@ -417,13 +416,12 @@ pub fn candidates(
             continue;
         };
         let outputs = filled.outputs(&rows);
-        if let Some((input, _)) = checked.pinned {
-            let own = &checked.inputs[input].0.placements;
-            if targets[input] != filled.sources[input]
-                || outputs.iter().any(|o| o.placements != *own)
-            {
-                continue;
-            }
+        let moves = |w: &Written| {
+            targets[w.input] != filled.sources[w.input]
+                || outputs[w.output].placements != checked.inputs[w.input].0.placements
+        };
+        if checked.written.iter().any(moves) {
+            continue;
         }
         if all.iter().any(|(known, _)| *known == targets) {
             continue;

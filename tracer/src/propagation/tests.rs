@@ -410,3 +410,22 @@ fn random_questions_never_panic() {
     }
     assert!(answered > 1_500, "{answered}");
 }
+
+#[test]
+fn out_forms_with_several_outputs_pin_each_of_them() {
+    let out = |values: &str, indices: &str| {
+        let args = ["f32[8,4] @ S(0)", "1", "false", values, indices];
+        ask("aten::max.dim_max", "d=2", &args)
+    };
+    assert!(out("f32[8] @ S(0)", "i64[8] @ S(0)").is_ok());
+    assert!(out("f32[8] @ S(0)", "i64[8] @ R").is_err());
+    assert!(out("f32[8] @ R", "i64[8] @ S(0)").is_err());
+}
+
+#[test]
+fn in_place_results_have_the_shape_of_what_is_written() {
+    let error = ask("aten::add_.Tensor", "d=2", &["f32[4]", "f32[3,4]"]).unwrap_err();
+    assert!(error.to_string().contains("[3, 4]"), "{error}");
+    let kept = ask("aten::cumsum_", "d=2", &["i32[4,6] @ S(0)", "1"]).unwrap();
+    assert_eq!(kept.outputs[0].to_string(), "i32[4,6] @ S(0)");
+}
