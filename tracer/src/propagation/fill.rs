@@ -33,11 +33,23 @@ pub(super) struct Filled<'a> {
 }
 
 impl<'a> Filled<'a> {
+    /// Filled with the shard types of the inputs' placements.
     pub(super) fn new(
         query: &Query<'_>,
         rule: &'a Rule,
         inputs: &[(&'a Spec, &'a TensorMeta)],
         sizes: &'a [u32],
+    ) -> Result<Self, PropagationError> {
+        Self::with_types(query, rule, inputs, sizes, &[])
+    }
+
+    /// Filled with more shard types: 0 for the plain one, or a split factor.
+    pub(super) fn with_types(
+        query: &Query<'_>,
+        rule: &'a Rule,
+        inputs: &[(&'a Spec, &'a TensorMeta)],
+        sizes: &'a [u32],
+        more: &[u32],
     ) -> Result<Self, PropagationError> {
         let mut filled = Filled {
             table: Vec::with_capacity(16),
@@ -49,7 +61,8 @@ impl<'a> Filled<'a> {
         };
         filled.table.push(Placement::Replicate);
         // The shard types of the inputs: 1 is the plain one.
-        let mut types: Vec<u32> = Vec::with_capacity(2);
+        let mut types = Vec::with_capacity(2 + more.len());
+        types.extend_from_slice(more);
         for (spec, _) in inputs {
             let mut state = State::default();
             for (code, p) in state.iter_mut().zip(&spec.placements) {

@@ -15,6 +15,8 @@
 //! | [`redistribute`] | the cheapest way between two specs |
 //! | [`search`] | the cheapest strategies on a mesh |
 //! | [`propagator`] | registry, mesh and options together, with a cache |
+//! | [`strategies`] | every combination that the rules claim |
+//! | [`local`] | the arguments of the local op |
 //! | [`error`] | what can be wrong with a question |
 
 mod cache;
@@ -24,6 +26,7 @@ mod data_tests;
 pub mod error;
 mod fill;
 pub mod layout;
+pub mod local;
 mod notation;
 pub mod placement;
 pub mod propagator;
@@ -33,12 +36,14 @@ pub mod rule;
 mod rules;
 pub mod search;
 pub mod spec;
+pub mod strategies;
 #[cfg(test)]
 mod tests;
 
 pub use cost::{Kind, Link, Topology};
 pub use error::PropagationError;
 pub use layout::Layout;
+pub use local::{LocalOp, Lookup, local_op};
 pub use placement::{PartialOp, Placement};
 pub use propagator::Propagator;
 pub use redistribute::{Step, plan};
@@ -46,3 +51,4 @@ pub use registry::Registry;
 pub use rule::{Arg, Query, Rule};
 pub use search::{Input, Propagation, candidates, propagate, standard_rules};
 pub use spec::{Mesh, Spec, TensorMeta, partition_spec, written};
+pub use strategies::{Claims, Strategy, claims};

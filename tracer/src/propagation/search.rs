@@ -54,14 +54,14 @@ pub fn standard_rules() -> Result<&'static Registry, PropagationError> {
 }
 
 /// A question whose specs are known to be sound.
-struct Checked<'a> {
-    rule: Rule,
-    inputs: Vec<(&'a Spec, &'a TensorMeta)>,
+pub(super) struct Checked<'a> {
+    pub(super) rule: Rule,
+    pub(super) inputs: Vec<(&'a Spec, &'a TensorMeta)>,
     /// The inputs that are written.
-    written: Vec<Written>,
+    pub(super) written: Vec<Written>,
 }
 
-fn check<'a>(
+pub(super) fn check<'a>(
     rules: &Registry,
     query: &Query<'a>,
     mesh: &Mesh,

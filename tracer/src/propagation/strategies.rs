@@ -1,0 +1,104 @@
+//! Every placement combination that the rules claim for an op on a mesh, without
+//! search or cost: what the truth table holds against arithmetic.
+
+use super::error::PropagationError;
+use super::fill::Filled;
+use super::placement::Placement;
+use super::registry::Registry;
+use super::rule::Query;
+use super::search::check;
+use super::spec::{Mesh, Spec};
+
+/// The most combinations that are listed.
+const LIMIT: usize = 200_000;
+
+/// One combination of placements that the rules call correct.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Strategy {
+    /// Placements of each input, one per mesh dim.
+    pub inputs: Vec<Vec<Placement>>,
+    /// Placements of each output, one per mesh dim.
+    pub outputs: Vec<Vec<Placement>>,
+}
+
+/// What the rules say of one op.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claims {
+    /// The outputs, replicated.
+    pub outputs: Vec<Spec>,
+    /// The inputs that the op writes, each with the output that it becomes and
+    /// must lie as.
+    pub written: Vec<(usize, usize)>,
+    /// The combinations, each once, in the order of the rules.
+    pub strategies: Vec<Strategy>,
+    /// How many combinations of strategies, one per mesh dim, are not among
+    /// them because a shard lacks what one of its strategies needs.
+    pub unfit: usize,
+}
+
+/// The combinations that the rules claim, with plain shards and with strided
+/// ones of the given split factors. The placements of the inputs do not matter.
+///
+/// # Errors
+///
+/// As [`super::propagate`], and [`PropagationError::TooLarge`] for more than
+/// 200,000 combinations.
+pub fn claims(
+    rules: &Registry,
+    query: &Query<'_>,
+    mesh: &Mesh,
+    split_factors: &[u32],
+) -> Result<Claims, PropagationError> {
+    let checked = check(rules, query, mesh)?;
+    let mut types = vec![0];
+    types.extend_from_slice(split_factors);
+    let filled = Filled::with_types(query, &checked.rule, &checked.inputs, mesh.sizes(), &types)?;
+    let dims = mesh.sizes().len();
+    let total = filled.rows().checked_pow(dims as u32).unwrap_or(usize::MAX);
+    if total > LIMIT {
+        return Err(PropagationError::TooLarge {
+            op: query.op.into(),
+            what: "combinations of strategies",
+            limit: LIMIT,
+            found: total,
+        });
+    }
+    let written: Vec<_> = (checked.written.iter())
+        .map(|w| (w.input, w.output))
+        .collect();
+    let mut claims = Claims {
+        outputs: (checked.rule.outputs.iter())
+            .map(|meta| Spec {
+                meta: Some(meta.clone()),
+                placements: vec![Placement::Replicate; dims],
+            })
+            .collect(),
+        written,
+        strategies: Vec::new(),
+        unfit: 0,
+    };
+    let mut known = hashbrown::HashSet::new();
+    for number in 0..total {
+        let mut left = number;
+        let mut rows = vec![0; dims];
+        for row in rows.iter_mut().rev() {
+            *row = left % filled.rows();
+            left /= filled.rows();
+        }
+        let Some(targets) = filled.targets(&rows) else {
+            claims.unfit += 1;
+            continue;
+        };
+        let outputs = filled.outputs(&rows).into_iter();
+        let strategy = Strategy {
+            inputs: targets.iter().map(|t| filled.shown(t)).collect(),
+            outputs: outputs.map(|o| o.placements).collect(),
+        };
+        let mut written = claims.written.iter();
+        let stays = written.all(|(i, o)| strategy.inputs[*i] == strategy.outputs[*o]);
+        if stays && known.insert(strategy.clone()) {
+            claims.strategies.push(strategy);
+        }
+    }
+    Ok(claims)
+}
