@@ -115,6 +115,10 @@ pub enum Instr {
         /// for a result that is not a tensor or that nothing reads, and an
         /// id that is also an argument for an in-place result.
         outs: Range,
+        /// Arguments that it writes in place, a range of [`crate::Plan::ids`].
+        writes: Range,
+        /// Whether it draws random numbers.
+        seeded: bool,
     },
     /// Look at a root's storage through another shape, strides, offset or dtype.
     View {

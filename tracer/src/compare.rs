@@ -130,6 +130,8 @@ fn render(plan: &Plan, instr: &Instr, is_bound: &impl Fn(u32) -> bool) -> String
             overload,
             args,
             outs,
+            writes,
+            seeded,
         } => {
             let _ = write!(out, "{}", plan.str(*op));
             if *overload != u32::MAX && !plan.str(*overload).is_empty() {
@@ -143,6 +145,8 @@ fn render(plan: &Plan, instr: &Instr, is_bound: &impl Fn(u32) -> bool) -> String
                 render_arg(plan, index as u32, is_bound, &mut out);
             }
             let _ = write!(out, ") -> {:?}", plan.ids(*outs));
+            let _ = write!(out, " writes {:?}", plan.ids(*writes));
+            out.push_str(if *seeded { " random" } else { "" });
             for &id in plan.ids(*outs).iter().filter(|&&id| id != u32::MAX) {
                 let value = &plan.values[id as usize];
                 let _ = write!(out, " {}{:?}", value.dtype, plan.dims(value.shape));

@@ -140,7 +140,7 @@ fn drop_dead_values(plan: &mut Plan) {
     }
     for instr in &mut plan.instrs {
         match instr {
-            Instr::Local { outs, .. } => ranges.push(*outs),
+            Instr::Local { outs, writes, .. } => ranges.extend([*outs, *writes]),
             Instr::View { base, out } => {
                 new(base);
                 new(out);

@@ -79,6 +79,7 @@ impl Checker<'_> {
     /// One pass over the program, which knows of some of the values whether
     /// they have been freed.
     fn pass(&self, instrs: &[ArchivedInstr], freed: &mut Flags) -> Result<(), Fault> {
+        let plan = self.plan;
         let mut defined = 0_u64;
         for (index, instr) in instrs.iter().enumerate() {
             let now = index as u32;
@@ -88,10 +89,16 @@ impl Checker<'_> {
                     overload,
                     args,
                     outs,
+                    writes,
+                    seeded: _,
                 } => {
                     self.text(op.to_native(), || at("instrs", index, "op"))?;
                     self.text(overload.to_native(), || at("instrs", index, "overload"))?;
                     self.args(now, *args, freed, 0)?;
+                    let place = || at("instrs", index, "writes");
+                    for value in self.list(*writes, "ids", &plan.ids, place)? {
+                        self.used(now, value.to_native(), "writes", freed)?;
+                    }
                     defined += self.outs(now, *outs, freed)?;
                 }
                 ArchivedInstr::View { base, out } => {

@@ -257,6 +257,7 @@ pub fn instr(plan: &ArchivedPlan, index: u32) -> impl Display {
             overload,
             args,
             outs,
+            ..
         } => {
             let outs = &plan.ids[outs.indices()];
             if outs.iter().any(|out| *out != NONE) {

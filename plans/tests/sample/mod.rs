@@ -131,13 +131,20 @@ impl Builder {
     }
 
     pub fn local(&mut self, op: &str, args: &[Arg], outs: &[ValueId]) {
+        let written: Vec<ValueId> = match args.first() {
+            Some(Arg::Value(first)) if op.ends_with('_') => vec![*first],
+            _ => Vec::new(),
+        };
         let (op, overload) = (self.text(op), self.text(""));
         let (args, outs) = (self.args(args), self.ids(outs));
+        let writes = self.ids(&written);
         self.plan.instrs.push(Instr::Local {
             op,
             overload,
             args,
             outs,
+            writes,
+            seeded: false,
         });
     }
 

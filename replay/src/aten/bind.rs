@@ -234,6 +234,7 @@ impl BoundPlan {
                     overload,
                     args,
                     outs,
+                    ..
                 } => {
                     let mut arena = Arena::default();
                     let mut prepared = Vec::with_capacity(args.indices().len());

@@ -2,7 +2,7 @@
 
 use rote_plans::{Arg, Instr, NONE, Range, ValueId};
 
-use super::Recorder;
+use super::{Recorder, tensors};
 use crate::event::{ArgEvent, OpEvent, TensorEvent};
 use crate::refusal::Refusal;
 
@@ -41,8 +41,14 @@ impl Recorder {
     /// Records an op as it is.
     pub(super) fn local(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
         let mut args = Vec::with_capacity(op.args.len());
+        let mut writes = Vec::new();
         for (i, arg) in op.args.iter().enumerate() {
             args.push(self.arg(op, i, &arg.value)?);
+            if arg.written {
+                for tensor in tensors(&arg.value) {
+                    writes.push(self.known_value(op, i, tensor)?);
+                }
+            }
         }
         let args = self.push_args(&args);
         let mut outs = Vec::new();
@@ -69,6 +75,8 @@ impl Recorder {
             overload: self.tables.str(op.overload),
             args,
             outs: self.tables.ids(&outs),
+            writes: self.tables.ids(&writes),
+            seeded: op.seeded,
         };
         self.push_instr(instr, op.source);
         Ok(())
