@@ -14,6 +14,7 @@
 //! | [`cost`] | what a collective costs |
 //! | [`redistribute`] | the cheapest way between two specs |
 //! | [`search`] | the cheapest strategies on a mesh |
+//! | [`strict`] | partials that would be reduced silently |
 //! | [`propagator`] | registry, mesh and options together, with a cache |
 //! | [`strategies`] | every combination that the rules claim |
 //! | [`local`] | the arguments of the local op |
@@ -25,6 +26,8 @@ pub mod cost;
 mod data_tests;
 pub mod error;
 mod fill;
+#[cfg(test)]
+mod hostile_tests;
 pub mod layout;
 pub mod local;
 mod notation;
@@ -37,6 +40,7 @@ mod rules;
 pub mod search;
 pub mod spec;
 pub mod strategies;
+pub mod strict;
 #[cfg(test)]
 mod tests;
 
@@ -52,3 +56,4 @@ pub use rule::{Arg, Query, Rule};
 pub use search::{Input, Propagation, candidates, propagate, standard_rules};
 pub use spec::{Mesh, Spec, TensorMeta, partition_spec, written};
 pub use strategies::{Claims, Strategy, claims};
+pub use strict::check_partials;

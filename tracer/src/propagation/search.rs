@@ -153,7 +153,7 @@ fn stuck(query: &Query<'_>, checked: &Checked<'_>) -> PropagationError {
 
 /// The answer when nothing has to move.
 fn in_place(filled: &Filled<'_>, checked: &Checked<'_>) -> Option<Propagation> {
-    let mut masks = [u128::MAX >> (128 - filled.rows()); super::spec::MAX_MESH_DIMS];
+    let mut masks = filled.every();
     for (i, source) in filled.sources.iter().enumerate() {
         narrow(&mut masks, &filled.masks(i, source));
     }
@@ -208,7 +208,7 @@ impl<'s, 'a> Search<'s, 'a> {
             .collect();
         filled.prefer_unchanged(&replicated);
         let filled: &'s Filled<'a> = filled;
-        let mut base = [u128::MAX >> (128 - filled.rows()); super::spec::MAX_MESH_DIMS];
+        let mut base = filled.every();
         let mut live = Vec::new();
         for (i, source) in filled.sources.iter().enumerate() {
             if let Some(written) = written(i) {
