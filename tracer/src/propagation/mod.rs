@@ -14,6 +14,7 @@
 //! | [`cost`] | what a collective costs |
 //! | [`redistribute`] | the cheapest way between two specs |
 //! | [`search`] | the cheapest strategies on a mesh |
+//! | [`descent`] | an answer when that search would take too long |
 //! | [`strict`] | partials that would be reduced silently |
 //! | [`propagator`] | registry, mesh and options together, with a cache |
 //! | [`strategies`] | every combination that the rules claim |
@@ -24,6 +25,7 @@ mod cache;
 pub mod cost;
 #[cfg(test)]
 mod data_tests;
+mod descent;
 pub mod error;
 mod fill;
 #[cfg(test)]
