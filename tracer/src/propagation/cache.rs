@@ -46,10 +46,6 @@ impl Cache {
         }
     }
 
-    pub(super) fn clear(&mut self) {
-        *self = Cache::new(self.limit);
-    }
-
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }

@@ -8,14 +8,13 @@
 //! | [`spec`] | meshes, specs and their notations |
 //! | [`notation`] | the notation of other arguments |
 //! | [`rule`] | strategies on one mesh dim |
-//! | [`registry`] | the registry of ops, with their in-place and `out=` forms |
+//! | [`forms`] | which op an in-place or `out=` name is a form of |
+//! | [`registry`] | the registry of ops |
 //! | [`rules`] | the tables of rules |
 //! | [`fill`] | sharding placeholders filled with the inputs' shard types |
 //! | [`cost`] | what a collective costs |
 //! | [`redistribute`] | the cheapest way between two specs |
 //! | [`search`] | the cheapest strategies on a mesh |
-//! | [`descent`] | an answer when that search would take too long |
-//! | [`strict`] | partials that would be reduced silently |
 //! | [`propagator`] | registry, mesh and options together, with a cache |
 //! | [`strategies`] | every combination that the rules claim |
 //! | [`local`] | the arguments of the local op |
@@ -25,15 +24,14 @@ mod cache;
 pub mod cost;
 #[cfg(test)]
 mod data_tests;
-mod descent;
 pub mod error;
 mod fill;
-#[cfg(test)]
-mod hostile_tests;
+pub mod forms;
 pub mod layout;
 pub mod local;
 mod notation;
 pub mod placement;
+mod promote;
 pub mod propagator;
 pub mod redistribute;
 pub mod registry;
@@ -42,12 +40,12 @@ mod rules;
 pub mod search;
 pub mod spec;
 pub mod strategies;
-pub mod strict;
 #[cfg(test)]
 mod tests;
 
 pub use cost::{Kind, Link, Topology};
 pub use error::PropagationError;
+pub use forms::Form;
 pub use layout::Layout;
 pub use local::{LocalOp, Lookup, local_op};
 pub use placement::{PartialOp, Placement};
@@ -58,4 +56,3 @@ pub use rule::{Arg, Query, Rule};
 pub use search::{Input, Propagation, candidates, propagate, standard_rules};
 pub use spec::{Mesh, Spec, TensorMeta, partition_spec, written};
 pub use strategies::{Claims, Strategy, claims};
-pub use strict::check_partials;

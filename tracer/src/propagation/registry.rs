@@ -4,20 +4,10 @@
 use hashbrown::HashMap;
 
 use super::error::PropagationError;
+use super::forms::{self, Form};
 use super::rule::{Arg, Query, Rule, RuleFn};
 use super::rules;
 use super::spec::TensorMeta;
-
-/// Which form of an op a name stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// It makes new tensors, or views.
-    Functional,
-    /// It writes its first argument, a tensor or a list of tensors.
-    InPlace,
-    /// It writes its last arguments, one per output.
-    Out,
-}
 
 /// A tensor that is written, and so stays where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,41 +19,6 @@ pub(super) struct Written {
     /// The output that it becomes.
     pub(super) output: usize,
 }
-
-/// `out=` overloads whose names do not say which op they are a form of.
-#[rustfmt::skip]
-const OUT: &[(&str, &str)] = &[
-    ("aten::_linalg_det.result", "aten::_linalg_det"),
-    ("aten::_linalg_eigh.eigenvalues", "aten::_linalg_eigh"),
-    ("aten::_linalg_slogdet.sign", "aten::_linalg_slogdet"),
-    ("aten::_linalg_solve_ex.result", "aten::_linalg_solve_ex"),
-    ("aten::_linalg_svd.U", "aten::_linalg_svd"),
-    ("aten::all.all_out", "aten::all"),
-    ("aten::all.out", "aten::all.dim"),
-    ("aten::any.all_out", "aten::any"),
-    ("aten::any.out", "aten::any.dim"),
-    ("aten::geqrf.a", "aten::geqrf"),
-    ("aten::kthvalue.values", "aten::kthvalue"),
-    ("aten::linalg_cholesky_ex.L", "aten::linalg_cholesky_ex"),
-    ("aten::linalg_inv_ex.inverse", "aten::linalg_inv_ex"),
-    ("aten::max.dim_max", "aten::max.dim"),
-    ("aten::max.out", "aten::max.other"),
-    ("aten::max.unary_out", "aten::max"),
-    ("aten::mean.dtype_out", "aten::mean"),
-    ("aten::mean.out", "aten::mean.dim"),
-    ("aten::median.dim_values", "aten::median.dim"),
-    ("aten::min.dim_min", "aten::min.dim"),
-    ("aten::min.out", "aten::min.other"),
-    ("aten::min.unary_out", "aten::min"),
-    ("aten::mode.values", "aten::mode"),
-    ("aten::nanmedian.dim_values", "aten::nanmedian.dim"),
-    ("aten::prod.int_out", "aten::prod.dim_int"),
-    ("aten::sort.values", "aten::sort"),
-    ("aten::sort.values_stable", "aten::sort.stable"),
-    ("aten::sum.IntList_out", "aten::sum.dim_IntList"),
-    ("aten::topk.values", "aten::topk"),
-    ("aten::triangular_solve.X", "aten::triangular_solve"),
-];
 
 /// More outputs than any op with an `out=` form has.
 const MAX_OUTS: usize = 8;
@@ -90,6 +45,9 @@ impl Registry {
         let mut registry = Registry::default();
         for (op, family) in rules::all() {
             registry.insert(op, Maker::Table(family))?;
+        }
+        for (op, family) in rules::element_wise() {
+            registry.insert(&op, Maker::Table(family))?;
         }
         Ok(registry)
     }
@@ -134,35 +92,18 @@ impl Registry {
     }
 
     fn find(&self, op: &str) -> Option<(Maker, Form)> {
-        let functional = op.strip_suffix(".default").unwrap_or(op);
-        if let Some(maker) = self.rules.get(functional) {
+        if let Some(maker) = self.rules.get(op) {
             return Some((*maker, Form::Functional));
         }
-        if let Some((_, base)) = OUT.iter().find(|o| o.0 == op) {
-            return self.rules.get(*base).map(|m| (*m, Form::Out));
-        }
-        let (name, overload) = functional.split_once('.').unwrap_or((functional, ""));
-        let tries = |name: &str, overloads: &[&str]| {
-            overloads.iter().find_map(|overload| {
-                let key = match *overload {
-                    "" => name.to_owned(),
-                    overload => format!("{name}.{overload}"),
-                };
-                self.rules.get(&key).copied()
-            })
-        };
-        if let Some(base) = name.strip_suffix('_').filter(|n| !n.ends_with(':')) {
-            return tries(base, &[overload]).map(|m| (m, Form::InPlace));
-        }
-        if let Some(overload) = overload.strip_suffix("out") {
-            let overload = overload.trim_end_matches('_');
-            let overloads = [overload, "Tensor", "dim", "dim_IntList"];
-            return tries(name, &overloads).map(|m| (m, Form::Out));
-        }
-        if overload.is_empty() {
-            return tries(name, &["Tensor", "int"]).map(|m| (m, Form::Functional));
-        }
-        None
+        self.base(op)
+            .and_then(|(base, form)| Some((*self.rules.get(&base)?, form)))
+    }
+
+    /// The registered op that a name stands for, and as which form of it.
+    pub fn base(&self, op: &str) -> Option<(String, Form)> {
+        forms::bases(op)
+            .into_iter()
+            .find(|b| self.rules.contains_key(&b.0))
     }
 }
 

@@ -19,7 +19,11 @@
 use crate::propagation::{Arg, Mesh, PropagationError};
 
 /// The tables by family of ops.
-const TABLES: &[(&str, &str)] = &[("einsum", include_str!("einsum.txt"))];
+const TABLES: &[(&str, &str)] = &[
+    ("einsum", include_str!("einsum.txt")),
+    ("pointwise", include_str!("pointwise.txt")),
+    ("pointwise_in_place", include_str!("pointwise_in_place.txt")),
+];
 
 /// What the values of a tensor must be, for the op to make sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +149,7 @@ pub fn all() -> Result<Vec<Sample>, String> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
+    use crate::propagation::{Query, Topology, propagate, standard_rules};
 
     #[test]
     fn a_line_gives_arguments_and_values() {
@@ -162,6 +167,22 @@ mod tests {
                 .unwrap()
                 .is_err()
         );
+    }
+
+    #[test]
+    fn every_line_propagates() {
+        let mesh = Mesh::parse("2").unwrap();
+        let topology = Topology::one_node(&mesh);
+        for sample in all().unwrap() {
+            let args = sample.replicated(&mesh).unwrap();
+            let query = Query {
+                op: &sample.op,
+                args: &args,
+            };
+            let found = propagate(standard_rules().unwrap(), &query, &mesh, &topology);
+            let at = format!("{}.txt:{}: {found:?}", sample.family, sample.line);
+            assert!(found.is_ok_and(|f| f.cost_us == 0.0), "{at}");
+        }
     }
 
     #[test]

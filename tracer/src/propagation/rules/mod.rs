@@ -35,7 +35,7 @@ pub(super) const MOVED: [PartialOp; 5] = [
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Family {
     Einsum(einsum::Product),
-    Pointwise(pointwise::Pass),
+    Pointwise(pointwise::Kind),
     Reduction(reduction::Kind),
     Normalize(normalize::Kind),
     View(view::Kind),
@@ -47,7 +47,7 @@ impl Family {
     pub(super) fn rule(self, query: &Query<'_>) -> Result<Rule, PropagationError> {
         match self {
             Family::Einsum(product) => einsum::rule(product, query),
-            Family::Pointwise(pass) => pointwise::rule(pass, query),
+            Family::Pointwise(kind) => pointwise::rule(kind, query),
             Family::Reduction(kind) => reduction::rule(kind, query),
             Family::Normalize(kind) => normalize::rule(kind, query),
             Family::View(kind) => view::rule(kind, query),
@@ -57,12 +57,14 @@ impl Family {
     }
 }
 
-/// Every op of the tables.
+/// The element-wise ops, whose table is by overloads.
+pub(super) fn element_wise() -> impl Iterator<Item = (String, Family)> {
+    pointwise::ops().map(|(op, kind)| (op, Family::Pointwise(kind)))
+}
+
+/// Every op of the other tables.
 pub(super) fn all() -> impl Iterator<Item = (&'static str, Family)> {
     let einsum = einsum::OPS.iter().map(|(op, k)| (*op, Family::Einsum(*k)));
-    let pointwise = pointwise::OPS
-        .iter()
-        .flat_map(|(pass, ops)| ops.iter().map(|op| (*op, Family::Pointwise(*pass))));
     let reduction = reduction::OPS
         .iter()
         .map(|(op, k)| (*op, Family::Reduction(*k)));
@@ -73,7 +75,6 @@ pub(super) fn all() -> impl Iterator<Item = (&'static str, Family)> {
     let pieces = pieces::OPS.iter().map(|(op, k)| (*op, Family::Pieces(*k)));
     let create = create::OPS.iter().map(|(op, k)| (*op, Family::Create(*k)));
     einsum
-        .chain(pointwise)
         .chain(reduction)
         .chain(normalize)
         .chain(view)
