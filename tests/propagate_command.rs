@@ -108,6 +108,21 @@ fn errors_name_op_argument_expected_and_found() {
 }
 
 #[test]
+fn strict_refuses_what_would_be_reduced_silently() {
+    let args = ["aten::gelu", "--mesh", "tp=2", "f32[4] @ P(sum)"];
+    let (code, out, _) = said(&args, "");
+    assert_eq!(code, Some(0));
+    assert!(out.contains("all_reduce P(sum) -> R"), "{out}");
+    let (code, out, err) = said(&[&args[..], &["--strict"]].concat(), "");
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert_eq!(
+        err,
+        "aten::gelu: argument 0: expected no partial on mesh dim tp that has to be reduced \
+         before the op, found f32[4] @ P(sum)\n"
+    );
+}
+
+#[test]
 fn a_batch_answers_line_by_line() {
     let questions = concat!(
         r#"{"op": "aten::relu", "mesh": "tp=2", "args": ["f32[4] @ P(max)"]}"#,

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use clap::Args;
 use rote_tracer::propagation::{
-    Arg, Link, Mesh, Propagation, PropagationError, Query, Topology, candidates, partition_spec,
-    propagate, standard_rules, written,
+    Arg, Link, Mesh, Propagation, PropagationError, Query, Topology, candidates, check_partials,
+    partition_spec, propagate, standard_rules, written,
 };
 use serde_json::{Value, json};
 
@@ -34,6 +34,9 @@ pub(super) struct Propagate {
     /// List all candidates, cheapest first
     #[arg(long)]
     all: bool,
+    /// Refuse a partial input that has to be reduced before the op
+    #[arg(long)]
+    strict: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -47,7 +50,7 @@ pub(super) struct Propagate {
 impl Propagate {
     pub(super) fn run(&self, out: &mut impl Write) -> Result<u8, Trouble> {
         let (Some(op), Some(mesh)) = (&self.op, &self.mesh) else {
-            return batch(out);
+            return batch(self.strict, out);
         };
         match self.answer(op, mesh, out) {
             Ok(()) => Ok(0),
@@ -73,6 +76,9 @@ impl Propagate {
         let query = Query { op, args: &args };
         let topology = Topology::one_node(&mesh);
         let rules = standard_rules()?;
+        if self.strict {
+            check_partials(rules, &query, &mesh)?;
+        }
         let start = Instant::now();
         let found = if self.all {
             candidates(rules, &query, &mesh, &topology)?
@@ -210,13 +216,13 @@ fn texts(placements: &[rote_tracer::propagation::Placement]) -> Vec<String> {
     placements.iter().map(ToString::to_string).collect()
 }
 
-fn batch(out: &mut impl Write) -> Result<u8, Trouble> {
+fn batch(strict: bool, out: &mut impl Write) -> Result<u8, Trouble> {
     for line in io::stdin().lock().lines() {
         let line = line?;
         if line.trim().is_empty() {
             continue;
         }
-        let answer = match question(&line) {
+        let answer = match question(&line, strict) {
             Ok(answer) => answer,
             Err(error) => json!({"error": error.to_string()}),
         };
@@ -226,7 +232,7 @@ fn batch(out: &mut impl Write) -> Result<u8, Trouble> {
     Ok(0)
 }
 
-fn question(line: &str) -> Result<Value, PropagationError> {
+fn question(line: &str, strict: bool) -> Result<Value, PropagationError> {
     let wrong = |expected: &str| PropagationError::Notation {
         expected: expected.into(),
         found: line.chars().take(80).collect(),
@@ -251,8 +257,12 @@ fn question(line: &str) -> Result<Value, PropagationError> {
         .collect();
     let topology = Topology::measured(&mesh, &links);
     let query = Query { op, args: &args };
+    let rules = standard_rules()?;
+    if strict {
+        check_partials(rules, &query, &mesh)?;
+    }
     let start = Instant::now();
-    let found = propagate(standard_rules()?, &query, &mesh, &topology)?;
+    let found = propagate(rules, &query, &mesh, &topology)?;
     let time = start.elapsed().as_nanos() as u64;
     let mut answer = described(&found, &mesh);
     answer["time_ns"] = time.into();

@@ -46,6 +46,10 @@ impl Cache {
         }
     }
 
+    pub(super) fn clear(&mut self) {
+        *self = Cache::new(self.limit);
+    }
+
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }

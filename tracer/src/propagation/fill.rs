@@ -137,6 +137,11 @@ impl<'a> Filled<'a> {
         self.rows.len()
     }
 
+    /// Every strategy on every mesh dim.
+    pub(super) fn every(&self) -> Masks {
+        [u128::MAX >> (MAX_ROWS - self.rows.len()); MAX_MESH_DIMS]
+    }
+
     /// The placement codes that strategies take for an input.
     pub(super) fn allowed(&self, input: usize) -> Vec<u8> {
         let mut codes = vec![0];

@@ -15,6 +15,8 @@
 //! | [`cost`] | what a collective costs |
 //! | [`redistribute`] | the cheapest way between two specs |
 //! | [`search`] | the cheapest strategies on a mesh |
+//! | [`descent`] | an answer when that search would take too long |
+//! | [`strict`] | partials that would be reduced silently |
 //! | [`propagator`] | registry, mesh and options together, with a cache |
 //! | [`strategies`] | every combination that the rules claim |
 //! | [`local`] | the arguments of the local op |
@@ -24,9 +26,12 @@ mod cache;
 pub mod cost;
 #[cfg(test)]
 mod data_tests;
+mod descent;
 pub mod error;
 mod fill;
 pub mod forms;
+#[cfg(test)]
+mod hostile_tests;
 pub mod layout;
 pub mod local;
 mod notation;
@@ -40,6 +45,7 @@ mod rules;
 pub mod search;
 pub mod spec;
 pub mod strategies;
+pub mod strict;
 #[cfg(test)]
 mod tests;
 
@@ -56,3 +62,4 @@ pub use rule::{Arg, Query, Rule};
 pub use search::{Input, Propagation, candidates, propagate, standard_rules};
 pub use spec::{Mesh, Spec, TensorMeta, partition_spec, written};
 pub use strategies::{Claims, Strategy, claims};
+pub use strict::check_partials;

@@ -10,6 +10,7 @@ use super::registry::Registry;
 use super::rule::Query;
 use super::search::{Propagation, propagate};
 use super::spec::Mesh;
+use super::strict::check_partials;
 
 /// How many decisions are kept, if nothing else is said.
 const KEPT: usize = 4096;
@@ -33,6 +34,7 @@ pub struct Propagator<'r> {
     rules: &'r Registry,
     mesh: Mesh,
     topology: Topology,
+    strict: bool,
     cache: Cache,
 }
 
@@ -43,8 +45,18 @@ impl<'r> Propagator<'r> {
             rules,
             mesh,
             topology,
+            strict: false,
             cache: Cache::new(KEPT),
         }
+    }
+
+    /// Makes it an error when a partial input has to be reduced because of the
+    /// op ([`check_partials`]).
+    pub fn strict(mut self) -> Self {
+        self.strict = true;
+        // What was kept was not checked.
+        self.cache.clear();
+        self
     }
 
     /// Keeps up to `limit` decisions instead, at least one.
@@ -68,12 +80,16 @@ impl<'r> Propagator<'r> {
     ///
     /// # Errors
     ///
-    /// As [`propagate`]. Errors are not kept.
+    /// As [`propagate`], and as [`check_partials`] if strict. Errors are not
+    /// kept.
     pub fn propagate(&mut self, query: &Query<'_>) -> Result<&Arc<Propagation>, PropagationError> {
         let hash = self.cache.hash(query);
         let at = match self.cache.find(hash, query) {
             Some(at) => at,
             None => {
+                if self.strict {
+                    check_partials(self.rules, query, &self.mesh)?;
+                }
                 let decision = propagate(self.rules, query, &self.mesh, &self.topology)?;
                 self.cache.keep(hash, query, decision)
             }
@@ -153,6 +169,19 @@ mod tests {
             assert!(Arc::ptr_eq(&often, &again), "{n}");
             assert!(p.kept() <= 8);
         }
+    }
+
+    #[test]
+    fn a_strict_propagator_reduces_nothing_silently() {
+        let mut p = propagator("2");
+        let args = [Arg::parse("f32[4] @ P(sum)", p.mesh()).unwrap()];
+        let query = Query {
+            op: "aten::gelu",
+            args: &args,
+        };
+        assert_eq!(p.propagate(&query).unwrap().inputs[0].steps.len(), 1);
+        let error = p.strict().propagate(&query).unwrap_err();
+        assert!(error.to_string().starts_with("aten::gelu: argument 0: "));
     }
 
     #[test]

@@ -201,6 +201,51 @@ impl<'a> Reach<'a> {
         }
     }
 
+    /// The cost of bringing one mesh dim of a state into a placement, if one
+    /// operation does.
+    pub(super) fn change(&self, state: &State, m: usize, code: u8) -> Option<f64> {
+        let (from, to) = (self.placement(state, m), self.table[usize::from(code)]);
+        let kind = transition(from, to)?;
+        if kind == Kind::Partition && self.source[m] != 0 {
+            return None;
+        }
+        let (mut right, mut shards) = (0_u64, 1.0);
+        for (l, n) in self.sizes.iter().enumerate() {
+            if let Some((dim, _)) = self.placement(state, l).sharded() {
+                shards *= f64::from(*n);
+                if l > m {
+                    right |= 1 << dim;
+                }
+            }
+        }
+        if from.sharded().is_some() && !self.innermost(state, m, from, right)
+            || to.sharded().is_some() && !self.splits(state, m, to, right)
+        {
+            return None;
+        }
+        let local = self.meta.bytes() as f64 / shards;
+        Some(self.topology.us(kind, m, self.sizes[m], local))
+    }
+
+    /// Whether a mesh dim left of `m` would split the same tensor dim later.
+    pub(super) fn waits(&self, now: &State, target: &State, m: usize) -> bool {
+        let dim = |l: usize| self.placement(target, l).sharded().map(|s| s.0);
+        dim(m).is_some() && (0..m).any(|l| now[l] != target[l] && dim(l) == dim(m))
+    }
+
+    pub(super) fn source(&self) -> State {
+        self.source
+    }
+
+    pub(super) fn mesh_dims(&self) -> usize {
+        self.sizes.len()
+    }
+
+    /// How many states were given out.
+    pub(super) fn finished(&self) -> usize {
+        self.finished
+    }
+
     fn leave(&mut self, entry: &Entry, m: usize, from: Placement, right: u64, local: f64) {
         let state = &entry.state;
         if from.sharded().is_some() && !self.innermost(state, m, from, right) {
@@ -314,7 +359,7 @@ impl<'a> Reach<'a> {
         steps
     }
 
-    fn step(&self, before: State, after: State) -> Option<Step> {
+    pub(super) fn step(&self, before: State, after: State) -> Option<Step> {
         let m = (0..self.sizes.len()).find(|m| before[*m] != after[*m])?;
         let (from, to) = (self.placement(&before, m), self.placement(&after, m));
         let kind = transition(from, to)?;

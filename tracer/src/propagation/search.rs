@@ -5,11 +5,13 @@
 //! placements first ([`Reach`]); whatever a search finds is joined with what
 //! the others found, and the first combination that nothing cheaper can follow
 //! wins. Replicated inputs need no search: every placement that a strategy wants
-//! of them is a local chunk away.
+//! of them is a local chunk away. A search that takes too long ends in a
+//! [`Descent`].
 
 use std::sync::OnceLock;
 
 use super::cost::Topology;
+use super::descent::Descent;
 use super::error::PropagationError;
 use super::fill::{Filled, Masks};
 use super::placement::Placement;
@@ -17,6 +19,11 @@ use super::redistribute::{Reach, State, Step, plan};
 use super::registry::{Registry, Written};
 use super::rule::{Query, Rule};
 use super::spec::{MAX_TENSOR_DIMS, Mesh, Spec, TensorMeta, written};
+
+/// How many specs the inputs are brought into, and how many combinations of
+/// these are looked at, before a search gives way to a descent.
+const MAX_STATES: usize = 8_000;
+const MAX_JOINS: usize = 1_000_000;
 
 /// What became of one input.
 #[derive(Clone, Debug, PartialEq)]
@@ -153,7 +160,7 @@ fn stuck(query: &Query<'_>, checked: &Checked<'_>) -> PropagationError {
 
 /// The answer when nothing has to move.
 fn in_place(filled: &Filled<'_>, checked: &Checked<'_>) -> Option<Propagation> {
-    let mut masks = [u128::MAX >> (128 - filled.rows()); super::spec::MAX_MESH_DIMS];
+    let mut masks = filled.every();
     for (i, source) in filled.sources.iter().enumerate() {
         narrow(&mut masks, &filled.masks(i, source));
     }
@@ -197,6 +204,8 @@ struct Search<'s, 'a> {
     live: Vec<Live<'s>>,
     topology: &'s Topology,
     best: f64,
+    /// How many combinations of what inputs found were looked at.
+    joined: usize,
     answer: Option<(Vec<usize>, Vec<State>)>,
 }
 
@@ -208,7 +217,7 @@ impl<'s, 'a> Search<'s, 'a> {
             .collect();
         filled.prefer_unchanged(&replicated);
         let filled: &'s Filled<'a> = filled;
-        let mut base = [u128::MAX >> (128 - filled.rows()); super::spec::MAX_MESH_DIMS];
+        let mut base = filled.every();
         let mut live = Vec::new();
         for (i, source) in filled.sources.iter().enumerate() {
             if let Some(written) = written(i) {
@@ -238,6 +247,7 @@ impl<'s, 'a> Search<'s, 'a> {
             live,
             topology,
             best: f64::INFINITY,
+            joined: 0,
             answer: None,
         }
     }
@@ -247,7 +257,13 @@ impl<'s, 'a> Search<'s, 'a> {
             let base = self.base;
             self.offer(&base, 0.0);
         }
+        let mut ended = true;
         loop {
+            let states: usize = self.live.iter().map(|l| l.reach.finished()).sum();
+            if states > MAX_STATES || self.joined > MAX_JOINS {
+                ended = false;
+                break;
+            }
             let next = (self.live.iter_mut().enumerate())
                 .map(|(at, l)| (l.reach.next_cost(), at))
                 .min_by(|a, b| a.0.total_cmp(&b.0));
@@ -257,6 +273,7 @@ impl<'s, 'a> Search<'s, 'a> {
             }
             let live = &mut self.live[at];
             let Some((state, cost)) = live.reach.next() else {
+                ended = false;
                 break;
             };
             let masks = self.filled.masks_with_partitions(live.input, &state);
@@ -268,8 +285,47 @@ impl<'s, 'a> Search<'s, 'a> {
             live.found.push((state, cost, masks));
             self.join(0, at, &fits, cost);
         }
-        let (rows, targets) = self.answer.take()?;
-        self.report(&rows, &targets)
+        let answer = self.answer.take();
+        let found = answer.as_ref().and_then(|a| self.report(&a.0, &a.1));
+        if ended && found.is_some() {
+            return found;
+        }
+        let other = self.descend(answer.map(|a| a.0));
+        let cost = |p: &Option<Propagation>| p.as_ref().map_or(f64::INFINITY, |p| p.cost_us);
+        if cost(&other) < cost(&found) {
+            other
+        } else {
+            found
+        }
+    }
+
+    /// The answer by descent, when this search did not end.
+    fn descend(&self, start: Option<Vec<usize>>) -> Option<Propagation> {
+        let reach = |i: usize| {
+            let f = self.filled;
+            let (meta, source) = (f.metas[i], f.sources[i]);
+            Reach::new(f.sizes, self.topology, meta, &f.table, f.allowed(i), source)
+        };
+        let descent = Descent {
+            filled: self.filled,
+            reaches: (0..self.filled.metas.len()).map(reach).collect(),
+            base: self.base,
+        };
+        let (rows, targets, ways) = descent.run(start)?;
+        let inputs = targets.iter().zip(ways).enumerate();
+        let inputs: Vec<_> = inputs
+            .map(|(i, (target, (steps, cost_us)))| Input {
+                from: self.filled.shown(&self.filled.sources[i]),
+                to: self.filled.shown(target),
+                steps,
+                cost_us,
+            })
+            .collect();
+        Some(Propagation {
+            cost_us: inputs.iter().map(|i| i.cost_us).sum(),
+            inputs,
+            outputs: self.filled.outputs(&rows),
+        })
     }
 
     /// Joins what input `new` just found with what the inputs from `at` on
@@ -286,7 +342,8 @@ impl<'s, 'a> Search<'s, 'a> {
         for i in 0..self.live[at].found.len() {
             let (_, more, other) = &self.live[at].found[i];
             let total = cost + more;
-            if total >= self.best {
+            self.joined += 1;
+            if total >= self.best || self.joined > MAX_JOINS {
                 break;
             }
             let mut both = *masks;
@@ -402,7 +459,8 @@ pub fn candidates(
         }
         reaches.push((reach, costs));
     }
-    let mut all: Vec<(Vec<State>, Propagation)> = Vec::new();
+    let mut known = hashbrown::HashSet::new();
+    let mut all: Vec<Propagation> = Vec::new();
     for number in 0..total {
         let mut left = number;
         let rows: Vec<usize> = (0..dims)
@@ -423,7 +481,7 @@ pub fn candidates(
         if checked.written.iter().any(moves) {
             continue;
         }
-        if all.iter().any(|(known, _)| *known == targets) {
+        if !known.insert(targets.clone()) {
             continue;
         }
         let inputs: Option<Vec<Input>> = (reaches.iter().zip(&targets).enumerate())
@@ -443,10 +501,9 @@ pub fn candidates(
                 outputs,
                 cost_us,
             };
-            all.push((targets, found));
+            all.push(found);
         }
     }
-    let mut all: Vec<_> = all.into_iter().map(|a| a.1).collect();
     all.sort_by(|a, b| {
         let steps = |p: &Propagation| p.inputs.iter().map(|i| i.steps.len()).sum::<usize>();
         a.cost_us

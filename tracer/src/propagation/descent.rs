@@ -1,0 +1,137 @@
+//! The answer when a search would take too long: many inputs, many mesh dims,
+//! placements without any order.
+//!
+//! From the best combination of strategies that is known, the strategy of one
+//! mesh dim at a time is changed for the one that costs least, until nothing
+//! gets cheaper. Costs are those of a simple way between two specs, which
+//! exists whenever there is any: change what can be changed at once, else
+//! replicate from the right. Time is bounded; the answer is correct, and
+//! may cost more than the best one.
+
+use super::fill::{Filled, Masks};
+use super::redistribute::{Reach, State, Step};
+
+/// How often all mesh dims are gone through.
+const ROUNDS: usize = 4;
+
+pub(super) struct Descent<'s, 'a> {
+    pub(super) filled: &'s Filled<'a>,
+    /// Per input, the way from where it lies.
+    pub(super) reaches: Vec<Reach<'s>>,
+    /// The strategies that each mesh dim may use.
+    pub(super) base: Masks,
+}
+
+/// A way, and its cost.
+type Way = (Vec<Step>, f64);
+
+impl Descent<'_, '_> {
+    /// Strategies per mesh dim, the inputs' states and the ways there.
+    pub(super) fn run(
+        &self,
+        start: Option<Vec<usize>>,
+    ) -> Option<(Vec<usize>, Vec<State>, Vec<Way>)> {
+        let mut rows = match start {
+            Some(rows) => rows,
+            None => self.filled.choose(&self.base, |_| true)?.0,
+        };
+        let mut best = self.cost(&rows);
+        for _ in 0..ROUNDS {
+            let before = best;
+            for m in 0..rows.len() {
+                for row in 0..self.filled.rows() {
+                    let old = std::mem::replace(&mut rows[m], row);
+                    let cost = match self.base[m] >> row & 1 {
+                        1 => self.cost(&rows),
+                        _ => f64::INFINITY,
+                    };
+                    if cost < best {
+                        best = cost;
+                    } else {
+                        rows[m] = old;
+                    }
+                }
+            }
+            if best == before {
+                break;
+            }
+        }
+        let targets = self.filled.targets(&rows)?;
+        let ways = (self.reaches.iter().zip(&targets))
+            .map(|(reach, target)| reach.simple_way(target))
+            .collect::<Option<Vec<_>>>()?;
+        Some((rows, targets, ways))
+    }
+
+    fn cost(&self, rows: &[usize]) -> f64 {
+        let Some(targets) = self.filled.targets(rows) else {
+            return f64::INFINITY;
+        };
+        let costs = (self.reaches.iter().zip(&targets))
+            .map(|(reach, target)| reach.simple_cost(target).unwrap_or(f64::INFINITY));
+        costs.sum()
+    }
+}
+
+impl Reach<'_> {
+    /// The cost of [`Reach::simple_way`].
+    fn simple_cost(&self, target: &State) -> Option<f64> {
+        let mut total = 0.0;
+        self.simple(target, |before, m, code| {
+            total += self.change(before, m, code)?;
+            Some(())
+        })?;
+        Some(total)
+    }
+
+    /// A way to a state that need not be the cheapest; `None` when there is
+    /// none, as from a shard to a partial.
+    pub(super) fn simple_way(&self, target: &State) -> Option<Way> {
+        let (mut steps, mut total) = (Vec::new(), 0.0);
+        self.simple(target, |before, m, code| {
+            total += self.change(before, m, code)?;
+            let mut after = *before;
+            after[m] = code;
+            steps.push(self.step(*before, after)?);
+            Some(())
+        })?;
+        Some((steps, total))
+    }
+
+    fn simple(
+        &self,
+        target: &State,
+        mut each: impl FnMut(&State, usize, u8) -> Option<()>,
+    ) -> Option<()> {
+        let mut now = self.source();
+        let dims = self.mesh_dims();
+        let mut apply = |now: &mut State, m: usize, code: u8| -> Option<()> {
+            each(now, m, code)?;
+            now[m] = code;
+            Some(())
+        };
+        // Every round brings a mesh dim home or replicates one; what was
+        // replicated is brought home at once or stays until all others are.
+        let mut gathered = [false; super::spec::MAX_MESH_DIMS];
+        loop {
+            let direct = (0..dims).find(|m| {
+                now[*m] != target[*m]
+                    && !self.waits(&now, target, *m)
+                    && self.change(&now, *m, target[*m]).is_some()
+            });
+            if let Some(m) = direct {
+                apply(&mut now, m, target[m])?;
+                continue;
+            }
+            if now == *target {
+                return Some(());
+            }
+            let away = (0..dims)
+                .rev()
+                .find(|m| now[*m] != 0 && !gathered[*m] && self.change(&now, *m, 0).is_some());
+            let m = away?;
+            gathered[m] = true;
+            apply(&mut now, m, 0)?;
+        }
+    }
+}
