@@ -20,9 +20,14 @@ use crate::propagation::{Arg, Mesh, PropagationError};
 
 /// The tables by family of ops.
 const TABLES: &[(&str, &str)] = &[
+    ("create", include_str!("create.txt")),
     ("einsum", include_str!("einsum.txt")),
+    ("normalize", include_str!("normalize.txt")),
+    ("pieces", include_str!("pieces.txt")),
     ("pointwise", include_str!("pointwise.txt")),
     ("pointwise_in_place", include_str!("pointwise_in_place.txt")),
+    ("reduction", include_str!("reduction.txt")),
+    ("view", include_str!("view.txt")),
 ];
 
 /// What the values of a tensor must be, for the op to make sense.

@@ -1,0 +1,180 @@
+"""The two engines' answers to the same questions, by class."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+import torch
+
+from . import dtensor, engine, judge, questions
+from .dtensor import Answer
+from .engine import Question
+from .pieces import Unmade
+from .samples import Sample
+
+SAME = "same"
+# Answers that differ for a reason that docs/propagation.md gives.
+EXPLAINED = (
+    "ours costs no more",
+    "DTensor refuses",
+    "DTensor has no price",
+    "in place on a partial",
+    "empty shards of an extremum",
+    "fewer elements than ranks",
+    "both refuse",
+)
+UNEXPLAINED = "unexplained"
+
+
+@dataclass
+class Difference:
+    """A question that the engines answer differently."""
+
+    kind: str
+    op: str
+    line: str
+    ours: Answer
+    theirs: Answer
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.line}\n    ours   {shown(self.ours)}\n    theirs {shown(self.theirs)}"
+
+
+def shown(answer: Answer) -> str:
+    if answer.error is not None:
+        return answer.error.splitlines()[0][:200] if answer.error else "an error"
+    listed = [" ".join(",".join(p) for p in part) for part in (answer.to, answer.outputs)]
+    return f"{listed[0]} -> {listed[1]}  {answer.cost:.2f} us  {' '.join(answer.steps)}"
+
+
+@dataclass
+class Tally:
+    """What came of some questions."""
+
+    classes: Counter[tuple[int, str]] = field(default_factory=Counter)
+    judged: int = 0
+    unjudged: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+
+    def add(self, other: "Tally") -> None:
+        self.classes.update(other.classes)
+        self.judged += other.judged
+        self.unjudged.update(other.unjudged)
+        self.wrong += other.wrong
+        self.differences += other.differences
+
+    def count(self, dims: int | None = None, kind: str | None = None) -> int:
+        chosen = (n for (d, k), n in self.classes.items() if dims in (None, d) and kind in (None, k))
+        return sum(chosen)
+
+    def table(self) -> str:
+        """Counts by class and number of mesh dims, as docs/propagation.md has them."""
+        dims = sorted({d for d, _ in self.classes})
+        rows = [("class", *(f"{d}-D" for d in dims))]
+        for kind in (SAME, *EXPLAINED, UNEXPLAINED):
+            if self.count(kind=kind):
+                rows.append((kind, *(f"{self.count(d, kind):,}" for d in dims)))
+        rows.append(("all", *(f"{self.count(d):,}" for d in dims)))
+        rows.append(("identity", *(f"{self.count(d, SAME) / max(1, self.count(d)):.1%}" for d in dims)))
+        wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [" | ".join(cell.ljust(w) for cell, w in zip(row, wide, strict=True)) for row in rows]
+        skipped = ", ".join(f"{n} {why}" for why, n in self.unjudged.most_common())
+        return "\n".join([*lines, f"{self.judged:,} strategies judged by arithmetic; not judged: {skipped or 'none'}"])
+
+
+def kind(question: Question, ours: Answer, theirs: Answer) -> str:
+    """The class of a pair of answers."""
+    sample, placements, sizes = question
+    name = sample.op.overloadpacket.__name__
+    if ours.error is not None:
+        if theirs.error is not None:
+            return "both refuse"
+        # A shard made partial in place: DTensor's own cost for it is infinite.
+        return "in place on a partial" if math.isinf(theirs.cost) else UNEXPLAINED
+    if theirs.error is not None:
+        return "DTensor refuses"
+    # The indices of an embedding carry its mask in DTensor's rule.
+    to = [tuple(p.replace("P(mask)", "R") for p in ps) for ps in theirs.to]
+    if (ours.to, ours.outputs) == (to, theirs.outputs):
+        return SAME
+    if math.isinf(theirs.cost):
+        return "DTensor has no price"
+    if ours.cost <= theirs.cost + 1e-6:
+        return "ours costs no more"
+    if dtensor.cost(sample, placements, ours.to, sizes) <= theirs.cost + 1e-6:
+        return "ours costs no more"
+    if name in {"max", "min", "amax", "amin"}:
+        return "empty shards of an extremum"
+    if name in {"stack", "embedding"}:
+        return "fewer elements than ranks"
+    return UNEXPLAINED
+
+
+def compare(asked: list[Question]) -> Tally:
+    """Asks both engines, and judges what Rote chose."""
+    dtensor.start()
+    tally = Tally()
+    judged: set[tuple] = set()
+    for question, ours in zip(asked, engine.ask(asked), strict=True):
+        sample, placements, sizes = question
+        line = engine.written(question)
+        theirs = dtensor.ask(sample, placements, sizes)
+        found = kind(question, ours, theirs)
+        tally.classes[len(sizes), found] += 1
+        if found != SAME:
+            tally.differences.append(Difference(found, sample.name, line, ours, theirs))
+        key = (sample.name, sample.words, tuple(ours.to), tuple(ours.outputs), sizes)
+        if ours.error is not None or key in judged:
+            continue
+        judged.add(key)
+        try:
+            trouble = judge.is_right(sample, ours.to, ours.outputs, sizes)
+            tally.judged += 1
+        except Unmade as reason:
+            tally.unjudged[str(reason)] += 1
+            continue
+        if trouble is not None:
+            tally.wrong.append(f"{line}\n    ours   {shown(ours)}\n    {trouble}")
+    return tally
+
+
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def compare_all(samples: Iterable[Sample], most: int, larger: int, meshes: Iterable[tuple[int, ...]] = ()) -> Tally:
+    """Compares on two processes: up to `most` questions per sample and mesh of
+    one dim, and `larger` questions in all on meshes of several dims."""
+    asked = list(chosen(list(samples), most, larger, tuple(meshes)))
+    size = max(1, min(200, -(-len(asked) // 2)))
+    # Samples lie in turn, so that the parts take the same time.
+    parts = [asked[at : at + size] for at in range(0, len(asked), size)]
+    tally = Tally()
+    workers = 1 if len(parts) == 1 else int(os.environ.get("ROTE_TEST_PROCESSES", "2"))
+    if workers == 1:
+        for part in parts:
+            tally.add(compare(part))
+        return tally
+    with ProcessPoolExecutor(workers, get_context("spawn"), one_thread) as pool:
+        for result in pool.map(compare, parts):
+            tally.add(result)
+    return tally
+
+
+def chosen(samples: list[Sample], most: int, larger: int, meshes: tuple[tuple[int, ...], ...]) -> Iterator[Question]:
+    """The questions."""
+    several = [m for m in meshes if len(m) > 1] or list(questions.LARGER_MESHES)
+    for sizes in [m for m in meshes if len(m) == 1] or (() if meshes else questions.MESHES):
+        for sample in samples:
+            yield from questions.every(sample, sizes, most)
+    if larger and (not meshes or any(len(m) > 1 for m in meshes)):
+        each = -(-larger // max(1, len(samples)))
+        for at, sample in enumerate(samples):
+            for turn in range(each):
+                sizes = several[(at + turn) % len(several)]
+                yield from list(questions.drawn(sample, sizes, turn + 1))[turn:]
