@@ -7,10 +7,12 @@ use rote_plans::instr::ArchivedInstr;
 use rote_plans::pool::ArchivedRange;
 use rote_plans::{ArchivedPlan, NONE};
 
+use crate::opinion;
 use crate::session::Session;
 
 /// The text of `explain()`: counters, and for each plan what it erased, its
-/// collectives with their causes, the redistributions and the guards; then
+/// collectives with their causes, the redistributions, the second opinion on them
+/// and the guards; then
 /// misses and refusals.
 pub fn explain(session: &Session) -> String {
     let mut out = String::new();
@@ -69,6 +71,7 @@ fn describe_plan(plan: &ArchivedPlan, out: &mut String) {
     global_ops(plan, out);
     collectives(plan, out);
     redistributions(plan, out);
+    out.push_str(&opinion::section(plan));
     guards(plan, out);
 }
 
@@ -128,7 +131,7 @@ fn collectives(plan: &ArchivedPlan, out: &mut String) {
     if rows.is_empty() {
         return;
     }
-    let _ = writeln!(out, "  collectives (times, bytes sent by this rank)");
+    let _ = writeln!(out, "  collectives (times, bytes put in by this rank)");
     for (name, times, bytes) in rows {
         let _ = writeln!(out, "    {times:>4} {:>10}  {name}", Bytes(bytes));
     }
@@ -155,7 +158,7 @@ fn redistributions(plan: &ArchivedPlan, out: &mut String) {
     if rows.is_empty() {
         return;
     }
-    let _ = writeln!(out, "  redistributions (times, bytes sent by this rank)");
+    let _ = writeln!(out, "  redistributions (times, bytes put in by this rank)");
     for (name, times, bytes) in rows {
         let _ = writeln!(out, "    {times:>4} {:>10}  {name}", Bytes(bytes));
     }

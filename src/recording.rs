@@ -252,6 +252,11 @@ impl ActiveRecording {
         self.recorder.global_begin(op, &inputs, source);
     }
 
+    /// Says all arguments of the innermost global op.
+    pub fn global_args(&mut self, args: &str) {
+        self.recorder.global_args(args.lines());
+    }
+
     /// The innermost global op has run.
     pub fn global_end(&mut self, outputs: &[u32]) {
         let outputs = self.specs_at(outputs);

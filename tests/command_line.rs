@@ -66,6 +66,9 @@ fn show_says_what_a_plan_is() {
         "  state      %1 model.weight: f32[8,8], S(1) of [8,16], written",
         "  tp         all_reduce sum          1 call       128 B",
         "  argument   args[0].shape is (4, 8)",
+        // An all-reduce of 128 B among 2 ranks: each sends 128 B.
+        "       1      128 B  aten::mm at train.py:12: DTensor moved P(sum) -> R (out P(sum)): 128 B; \
+         cheapest keeps R; S(1) (out S(1)): 0 B",
     ] {
         assert!(out.lines().any(|l| l == line), "{line}\n{out}");
     }
@@ -78,7 +81,7 @@ fn show_says_what_a_plan_is() {
     let (code, out, _) = said(&["show", &plan, "--strategies"]);
     assert_eq!(code, Some(0));
     assert!(
-        out.contains("train.py:12  aten::mm.default  (-; S(1)) -> (P(sum))"),
+        out.contains("train.py:12  aten::mm  (-; S(1)) -> (P(sum))"),
         "{out}"
     );
     let (code, out, _) = said(&["show", &plan, "--json"]);
@@ -86,6 +89,12 @@ fn show_says_what_a_plan_is() {
     let json: serde_json::Value = serde_json::from_str(&out).expect("JSON");
     assert_eq!(json["fingerprint"]["framework"], "torch 2.15.0");
     assert_eq!(json["ops"].as_array().map(Vec::len), Some(10));
+    let opinion = &json["second_opinion"][0];
+    assert_eq!(
+        (&opinion["bytes"], &opinion["saved"]),
+        (&128.into(), &128.into())
+    );
+    assert_eq!(opinion["cheapest"]["outputs"][0], "S(1)");
 }
 
 #[test]

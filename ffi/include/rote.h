@@ -465,7 +465,8 @@ int rote_record_rng(struct RoteSession *session,
                     uint32_t *slot,
                     const char *source);
 
-// A global op begins; `inputs` are the numbers of the specs of its `n` tensor
+// A global op begins; `op` has its overload unless that is the default one
+// (`aten::sum.dim_IntList`, `aten::mm`), `inputs` are the numbers of the specs of its `n` tensor
 // arguments.
 //
 // Requires:
@@ -475,6 +476,16 @@ int rote_record_global_begin(struct RoteSession *session,
                              const uint32_t *inputs,
                              uint32_t n,
                              const char *source);
+
+// Says all arguments of the innermost global op, in schema order, a line each,
+// in the notation of `rote propagate`: `f32[64,32] @ S(0),R`, `{f32[4] @ R; none}`,
+// `1`, `[1,2]`, `true`, `bf16`, `'text'`, `none`. Defaults at the end may be left
+// out. `rote_session_explain` then says whether what is redistributed for the
+// op need have been.
+//
+// Requires:
+// Pointers must be live, texts C strings, and the GIL held.
+int rote_record_global_args(struct RoteSession *session, const char *args);
 
 // The innermost global op has run; `outputs` are the numbers of the specs of
 // its `n` tensor results.

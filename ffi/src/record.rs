@@ -388,7 +388,8 @@ pub unsafe extern "C" fn rote_record_rng(
     }
 }
 
-/// A global op begins; `inputs` are the numbers of the specs of its `n` tensor
+/// A global op begins; `op` has its overload unless that is the default one
+/// (`aten::sum.dim_IntList`, `aten::mm`), `inputs` are the numbers of the specs of its `n` tensor
 /// arguments.
 ///
 /// # Safety
@@ -405,6 +406,28 @@ pub unsafe extern "C" fn rote_record_global_begin(
     unsafe {
         record(session, |recording| {
             recording.global_begin(text(op)?, slice(inputs, n)?, text(source)?);
+            Ok(ROTE_OK)
+        })
+    }
+}
+
+/// Says all arguments of the innermost global op, in schema order, a line each,
+/// in the notation of `rote propagate`: `f32[64,32] @ S(0),R`, `{f32[4] @ R; none}`,
+/// `1`, `[1,2]`, `true`, `bf16`, `'text'`, `none`. Defaults at the end may be left
+/// out. `rote_session_explain` then says whether what is redistributed for the
+/// op need have been.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_global_args(
+    session: *mut RoteSession,
+    args: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.global_args(text(args)?);
             Ok(ROTE_OK)
         })
     }

@@ -496,7 +496,7 @@ mod tests {
             ),
             (
                 |p| p.strategies.clear(),
-                "global ops: A has 0..1 where B has nothing\n  A: train.py:12  aten::mm.default  \
+                "global ops: A has 0..1 where B has nothing\n  A: train.py:12  aten::mm  \
                  (-; S(1)) -> (P(sum)), redistributes P(sum) -> R of [4,8]",
             ),
             (

@@ -9,10 +9,15 @@ use crate::pool::{Range, StrId};
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[rkyv(derive(Clone, Copy, Debug))]
 pub struct Strategy {
-    /// Op name with namespace and overload, for example `aten::mm.default`.
+    /// Op name with namespace and overload, for example `aten::sum.dim_IntList`;
+    /// the default overload has no suffix.
     pub op: StrId,
     /// The user's source line, `file:line`, or empty.
     pub source: StrId,
+    /// All arguments in schema order, in the notation of `rote propagate`: a range
+    /// of [`crate::Plan::ids`] that holds [`StrId`]s. Only for an op that tensors
+    /// were redistributed for; empty otherwise.
+    pub args: Range,
     /// Specs of the tensor arguments, a range of [`crate::Plan::ids`] that
     /// holds indices into [`crate::Plan::specs`] ([`crate::NONE`]: plain).
     pub inputs: Range,

@@ -4,13 +4,15 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
+use rote::opinion;
 use rote_plans::{PlanFile, describe};
 use serde_json::json;
 
 use super::{Found, Trouble, complain, find, open, problem};
 
 /// Print what a plan is: where it was recorded, what it binds and returns, its
-/// collectives by mesh dim, its memory and its guards.
+/// collectives by mesh dim, its memory and its guards; for global ops that
+/// DTensor moved more for than the cheapest strategy, what that would have moved.
 ///
 /// Values are numbered (%0, %1, ...). A local tensor is written f32[4,8], with
 /// strides f32[8,8]{1,8} when it is not contiguous and an offset +16 into its
@@ -51,13 +53,14 @@ impl Show {
     fn show(&self, file: &PlanFile, out: &mut impl Write) -> Result<(), Trouble> {
         let plan = file.plan();
         if self.json {
-            serde_json::to_writer_pretty(&mut *out, &describe::json(plan))
-                .map_err(std::io::Error::from)?;
+            let mut json = describe::json(plan);
+            json["second_opinion"] = opinion::json(plan);
+            serde_json::to_writer_pretty(&mut *out, &json).map_err(std::io::Error::from)?;
             writeln!(out)?;
             return Ok(());
         }
         if !self.ops && !self.strategies {
-            write!(out, "{}", describe::summary(plan))?;
+            write!(out, "{}{}", describe::summary(plan), opinion::section(plan))?;
         }
         if self.strategies {
             write!(out, "{}", describe::strategies(plan))?;

@@ -9,12 +9,14 @@
 //! | [`scalars`] | floats computed from hyperparameters |
 //! | [`tables`] | building a plan's pools |
 //! | [`finish`] | last uses and frees |
+//! | [`opinion`] | what the cheapest strategies would have moved, beside what was moved |
 //! | [`propagation`] | sharding propagation: placements, collectives, cost |
 //! | [`samples`] | a few calls of every op that has a rule |
 
 pub mod compare;
 pub mod event;
 pub mod finish;
+pub mod opinion;
 pub mod propagation;
 pub mod recorder;
 pub mod refusal;

@@ -56,6 +56,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, c_char_p, POINTER(c_uint32), c_uint32, c_char_p],
     ),
+    "rote_record_global_args": (c_int, [c_void_p, c_char_p]),
     "rote_record_global_end": (c_int, [c_void_p, POINTER(c_uint32), c_uint32]),
     "rote_record_redistribute_begin": (c_int, [c_void_p, c_uint32, c_uint32, c_char_p]),
     "rote_record_redistribute_end": (c_int, [c_void_p]),

@@ -25,6 +25,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ._arguments import notation, op_name
 from ._native import NO_INDEX, REFUSED, check, ids, lib
 from ._specs import spec_text
 
@@ -120,10 +121,11 @@ def _constant(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
 class _Recorder(TorchDispatchMode):
     """Hands every op to the library."""
 
-    def __init__(self, session: Any, specs: Specs) -> None:
+    def __init__(self, session: Any, specs: Specs, open_ops: list[Call | None]) -> None:
         super().__init__()
         self._session = session
         self._specs = specs
+        self._open_ops = open_ops
         self._enter_dtensor = False
         self._random: dict[Any, bool] = {}
         self.refused = False
@@ -166,12 +168,9 @@ class _Recorder(TorchDispatchMode):
         inputs = self._specs.of_all(args)
         if kwargs:
             inputs += self._specs.of_all(kwargs.values())
-        check(
-            lib.rote_record_global_begin(
-                self._session, func._schema.name.encode(), ids(inputs), len(inputs), user_line()
-            )
-        )
+        check(lib.rote_record_global_begin(self._session, op_name(func), ids(inputs), len(inputs), user_line()))
         result: Any = ()
+        self._open_ops.append((func, args, kwargs))
         try:
             with self:
                 self._enter_dtensor = True
@@ -179,9 +178,13 @@ class _Recorder(TorchDispatchMode):
             return result
         finally:
             self._enter_dtensor = False
+            self._open_ops.pop()
             outputs = self._specs.of_all(result if isinstance(result, list | tuple) else (result,))
             check(lib.rote_record_global_end(self._session, ids(outputs), len(outputs)))
 
+
+# An op on DTensors that is under way, until its arguments have been written down.
+Call = tuple[Any, Any, Any]
 
 _HOST_READS = ("tolist", "numpy", "__array__")
 
@@ -209,6 +212,7 @@ class Watch:
         self._roots: list[Any] = []
         self._moving: list[tuple[str, Callable[[], Any], Any]] = []
         self.iterators: list[Any] = []
+        self.open_ops: list[Call | None] = []
 
     def patches(self, stack: ExitStack) -> None:
         """Enters every patch."""
@@ -350,6 +354,10 @@ class Watch:
     def _redistribute(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def redistribute_local_tensor(local: Any, current: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             begin, end = self._specs.of(current), self._specs.of(target)
+            call = self.open_ops[-1] if self.open_ops else None
+            if call is not None:
+                self.open_ops[-1] = None
+                check(lib.rote_record_global_args(self._session, notation(*call)))
             check(lib.rote_record_redistribute_begin(self._session, begin, end, user_line()))
             try:
                 return original(local, current, target, *args, **kwargs)
@@ -392,7 +400,7 @@ class Watch:
 
 def run(session: Any, specs: Specs, watch: Watch, step: Callable[[], Any]) -> Any:
     """Runs the step under every observer."""
-    recorder = _Recorder(session, specs)
+    recorder = _Recorder(session, specs, watch.open_ops)
     with ExitStack() as stack:
         watch.patches(stack)
         stack.enter_context(recorder)

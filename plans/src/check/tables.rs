@@ -481,6 +481,7 @@ impl Checker<'_> {
             let ArchivedStrategy {
                 op,
                 source,
+                args,
                 inputs,
                 outputs,
                 instrs,
@@ -488,6 +489,10 @@ impl Checker<'_> {
             } = strategy;
             self.text(op.to_native(), || at("strategies", index, "op"))?;
             self.text(source.to_native(), || at("strategies", index, "source"))?;
+            let place = || at("strategies", index, "args");
+            for arg in self.list(*args, "ids", &plan.ids, place)? {
+                self.text(arg.to_native(), place)?;
+            }
             for (specs, field) in [(inputs, "inputs"), (outputs, "outputs")] {
                 let place = || at("strategies", index, field);
                 for spec in self.list(*specs, "ids", &plan.ids, place)? {

@@ -104,6 +104,9 @@ fn ids_lie_in_their_tables() {
         ("guards[0].expected", |p, id| p.guards[0].expected = id),
         ("strategies[0].op", |p, id| p.strategies[0].op = id),
         ("strategies[0].source", |p, id| p.strategies[0].source = id),
+        ("strategies[0].args", |p, id| {
+            p.ids[p.strategies[0].args.start as usize] = id
+        }),
         ("strategies[0].inputs", |p, id| {
             p.ids[p.strategies[0].inputs.start as usize] = id
         }),
@@ -174,6 +177,7 @@ fn ranges_lie_in_their_pools() {
         ("values[0].shape", |p| p.values[0].shape = FAR),
         ("values[0].strides", |p| p.values[0].strides = FAR),
         ("constants[0].data", |p| p.constants[0].data = FAR),
+        ("strategies[0].args", |p| p.strategies[0].args = FAR),
         ("strategies[0].inputs", |p| p.strategies[0].inputs = FAR),
         ("strategies[0].outputs", |p| p.strategies[0].outputs = FAR),
         ("strategies[0].instrs", |p| p.strategies[0].instrs = FAR),

@@ -104,6 +104,7 @@ pub fn json(plan: &ArchivedPlan) -> Json {
         "strategies": all(&plan.strategies, |strategy| object!({
             "op": plan.str(strategy.op.to_native()),
             "source": plan.str(strategy.source.to_native()),
+            "args": ids(plan, strategy.args, |id| plan.str(id).into()),
             "inputs": ids(plan, strategy.inputs, |id| spec_of(plan, id)),
             "outputs": ids(plan, strategy.outputs, |id| spec_of(plan, id)),
             "instrs": span(strategy.instrs),
@@ -191,6 +192,7 @@ mod tests {
         assert_eq!(json["collectives"][0]["bytes"], 128);
         assert_eq!(json["memory"]["peak"], 256);
         assert_eq!(json["ops"][2], "%2 f32[8,8]{1,8} = view %1");
+        assert_eq!(json["strategies"][0]["args"][1], "f32[8,16] @ S(1)");
         assert_eq!(json["strategies"][0]["instrs"], object!([3, 6]));
         assert_eq!(
             json["strategies"][0]["redistributions"][0]["to"]["text"],

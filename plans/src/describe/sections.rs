@@ -314,7 +314,7 @@ mod tests {
         let expected = r#"0  save the cpu generator in slot 0
 1  restore the cpu generator from slot 0
 2  %2 f32[8,8]{1,8} = view %1
-# aten::mm.default  train.py:12
+# aten::mm  train.py:12
 3  %3 f32[4,8] = aten::mm(%0, %2)
 4  %3 = all_reduce(%3, sum) over tp
 5  wait %3
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn the_strategies_of_the_sample() {
         let file = PlanFile::from_plan(&sample::small()).expect("valid");
-        let expected = "train.py:12  aten::mm.default  (-; S(1)) -> (P(sum))  instructions 3..6\n    \
+        let expected = "train.py:12  aten::mm  (-; S(1)) -> (P(sum))  instructions 3..6\n    \
              redistributes P(sum) -> R of [4,8], 128 B, train.py:12\n";
         assert_eq!(strategies(file.plan()).to_string(), expected);
     }

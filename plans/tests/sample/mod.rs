@@ -282,11 +282,14 @@ pub fn small() -> Plan {
     });
     let source = b.text("train.py:12");
     b.plan.redistributions[0].source = source;
-    let op = b.text("aten::mm.default");
+    let op = b.text("aten::mm");
+    let args = [b.text("f32[4,8] @ R"), b.text("f32[8,16] @ S(1)")];
+    let args = b.ids(&args);
     let (inputs, outputs) = (b.ids(&[NONE, sharded]), b.ids(&[partial]));
     b.plan.strategies.push(Strategy {
         op,
         source,
+        args,
         inputs,
         outputs,
         instrs: Range { start, len: 3 },
@@ -391,7 +394,7 @@ pub fn large(ops: usize) -> Plan {
         if locals % 32 == 0 {
             b.all_reduce(0, z);
         }
-        let (op, source) = (b.text("aten::addmm.default"), b.text("train.py:12"));
+        let (op, source) = (b.text("aten::addmm"), b.text("train.py:12"));
         let (inputs, outputs) = (b.ids(&[spec, spec]), b.ids(&[spec]));
         let instrs = Range {
             start: b.next() - 4,
@@ -401,6 +404,7 @@ pub fn large(ops: usize) -> Plan {
         b.plan.strategies.push(Strategy {
             op,
             source,
+            args: Range::default(),
             inputs,
             outputs,
             instrs,

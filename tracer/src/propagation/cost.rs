@@ -60,6 +60,20 @@ impl Kind {
         }
     }
 
+    /// Bytes that each of `ranks` ranks sends in a ring when it puts in `bytes`,
+    /// padding included: `n - 1` times its own of an all-gather, all but its own
+    /// share of a reduce-scatter or an all-to-all, both for an all-reduce.
+    pub fn sent(self, bytes: u64, ranks: u32) -> u64 {
+        let (bytes, ranks) = (u128::from(bytes), u128::from(ranks.max(1)));
+        let sent = match self {
+            Kind::AllGather => bytes * (ranks - 1),
+            Kind::ReduceScatter | Kind::AllToAll => bytes * (ranks - 1) / ranks,
+            Kind::AllReduce => 2 * bytes * (ranks - 1) / ranks,
+            Kind::Chunk | Kind::Partition => 0,
+        };
+        u64::try_from(sent).unwrap_or(u64::MAX)
+    }
+
     /// Whether it sends nothing.
     pub fn is_local(self) -> bool {
         matches!(self, Kind::Chunk | Kind::Partition)

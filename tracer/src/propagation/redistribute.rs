@@ -366,23 +366,17 @@ impl<'a> Reach<'a> {
         let ranks = u64::from(self.sizes[m]);
         // Collectives take pieces of one size: that of the first rank.
         let large = self.largest(&before);
-        let (sent, exact) = match kind {
-            Kind::AllGather => (
-                large.saturating_mul(ranks - 1),
-                self.least(&before) * (ranks - 1),
-            ),
-            Kind::AllReduce => {
-                let sent = u128::from(large) * 2 * u128::from(ranks - 1) / u128::from(ranks);
-                let sent = u64::try_from(sent).unwrap_or(u64::MAX);
-                (sent, sent)
-            }
+        let put_in = match kind {
             Kind::ReduceScatter | Kind::AllToAll => {
-                let piece = self.split_piece(&before, m, to);
-                let sent = piece.saturating_mul(ranks - 1);
-                let whole = large - large.div_ceil(ranks).min(large);
-                (sent, whole.min(sent))
+                self.split_piece(&before, m, to).saturating_mul(ranks)
             }
-            Kind::Chunk | Kind::Partition => (0, 0),
+            _ => large,
+        };
+        let sent = kind.sent(put_in, self.sizes[m]);
+        let exact = match kind {
+            Kind::AllGather => kind.sent(self.least(&before), self.sizes[m]),
+            Kind::ReduceScatter | Kind::AllToAll => sent.min(large - large.div_ceil(ranks)),
+            _ => sent,
         };
         let mut shards = 1.0;
         for (l, n) in self.sizes.iter().enumerate() {

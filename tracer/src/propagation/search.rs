@@ -38,6 +38,14 @@ pub struct Input {
     pub cost_us: f64,
 }
 
+impl Input {
+    /// Bytes that a rank sends on the way.
+    pub fn bytes(&self) -> u64 {
+        let steps = self.steps.iter();
+        steps.fold(0, |sum, step| sum.saturating_add(step.bytes))
+    }
+}
+
 /// A way to run an op on a mesh.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Propagation {
@@ -47,6 +55,14 @@ pub struct Propagation {
     pub outputs: Vec<Spec>,
     /// Estimated time of all redistributions, in microseconds.
     pub cost_us: f64,
+}
+
+impl Propagation {
+    /// Bytes that a rank sends for all redistributions.
+    pub fn bytes(&self) -> u64 {
+        let inputs = self.inputs.iter();
+        inputs.fold(0, |sum, input| sum.saturating_add(input.bytes()))
+    }
 }
 
 /// Rote's own rules, made once.

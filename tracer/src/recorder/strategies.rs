@@ -17,6 +17,7 @@ impl Recorder {
         let strategy = Strategy {
             op: self.tables.str(op),
             source: self.tables.str(source),
+            args: Range::default(),
             inputs: self.tables.ids(&inputs),
             outputs: Range::default(),
             instrs: Range {
@@ -31,6 +32,17 @@ impl Recorder {
         let index = self.tables.plan.strategies.len() as u32;
         self.tables.plan.strategies.push(strategy);
         self.open_strategies.push(index);
+    }
+
+    /// Says all arguments of the innermost global op, in schema order and in the
+    /// notation of `rote propagate`: what is redistributed for it can then be
+    /// judged.
+    pub fn global_args<'a>(&mut self, args: impl IntoIterator<Item = &'a str>) {
+        let Some(&index) = self.open_strategies.last() else {
+            return;
+        };
+        let args: Vec<u32> = args.into_iter().map(|arg| self.tables.str(arg)).collect();
+        self.tables.plan.strategies[index as usize].args = self.tables.ids(&args);
     }
 
     /// The innermost global op has run.

@@ -1,0 +1,94 @@
+"""An op's name and arguments in the notation of ``rote propagate``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+# The names of rote_plans::DType.
+_DTYPES = {
+    torch.uint8: "u8",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float16: "f16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.complex32: "c32",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+    torch.bool: "bool",
+    torch.bfloat16: "bf16",
+    torch.float8_e5m2: "f8e5m2",
+    torch.float8_e4m3fn: "f8e4m3fn",
+    torch.float8_e5m2fnuz: "f8e5m2fnuz",
+    torch.float8_e4m3fnuz: "f8e4m3fnuz",
+    torch.uint16: "u16",
+    torch.uint32: "u32",
+    torch.uint64: "u64",
+}
+# No placement depends on these.
+_WHERE = (torch.device, torch.layout, torch.memory_format, torch.Generator)
+
+_names: dict[Any, bytes] = {}
+
+
+def op_name(func: Any) -> bytes:
+    """Name and overload, for example ``aten::sum.dim_IntList``."""
+    name = _names.get(func)
+    if name is None:
+        schema = func._schema
+        suffix = f".{schema.overload_name}" if schema.overload_name else ""
+        name = _names[func] = f"{schema.name}{suffix}".encode()
+    return name
+
+
+def notation(func: Any, args: Any, kwargs: Any) -> bytes:
+    """All arguments in schema order, a line each, without defaults at the end."""
+    arguments = func._schema.arguments
+    given = len(args)
+    for i in range(given, len(arguments)):
+        if arguments[i].name in kwargs:
+            given = i + 1
+    values = list(args)
+    for argument in arguments[len(args) : given]:
+        values.append(kwargs.get(argument.name, argument.default_value))
+    return "\n".join(map(_argument, values)).encode()
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return _tensor(value)
+    if isinstance(value, list | tuple):
+        if any(isinstance(item, torch.Tensor) for item in value):
+            return "{" + "; ".join(map(_argument, value)) + "}"
+        return "[" + ",".join(map(_argument, value)) + "]"
+    if value is None or isinstance(value, _WHERE):
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)  # which, of a float that is followed, is no use of it
+    if isinstance(value, torch.dtype):
+        return _DTYPES.get(value, str(value))
+    return "'" + " ".join(str(value).split()) + "'"
+
+
+def _tensor(tensor: torch.Tensor) -> str:
+    if isinstance(tensor, DTensor):
+        spec = tensor._spec
+        dtype, shape = tensor.dtype, () if spec.tensor_meta is None else spec.tensor_meta.shape
+        placed = " @ " + ",".join(map(_placement, spec.placements))
+    else:  # which DTensor takes for a replicated one
+        dtype, shape, placed = tensor.dtype, tensor.shape, ""
+    return f"{_DTYPES.get(dtype, dtype)}[{','.join(map(str, shape))}]{placed}"
+
+
+def _placement(placement: Placement) -> str:
+    if type(placement).__name__ == "_MaskPartial":  # its module depends on the version
+        return "P(mask)"
+    return str(placement).replace(" ", "")
