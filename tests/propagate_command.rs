@@ -123,6 +123,36 @@ fn strict_refuses_what_would_be_reduced_silently() {
 }
 
 #[test]
+fn a_decision_says_why() {
+    let args = [
+        "aten::mm",
+        "--why",
+        "--mesh",
+        "tp=4",
+        "f32[64,32] @ S(0)",
+        "f32[32,128] @ S(1)",
+    ];
+    let (code, out, _) = said(&args, "");
+    assert_eq!(code, Some(0));
+    for line in [
+        "rule       aten::mm (einsum)",
+        "tp         R,S(1) -> S(1)",
+        "  not      P(sum),R -> P(sum)       no way to bring input 0 there",
+    ] {
+        assert!(out.lines().any(|l| l == line), "{out}");
+    }
+    let (_, out, _) = said(&[&args[..], &["--json"]].concat(), "");
+    let json: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    let dim = &json["why"]["mesh_dims"][0];
+    assert_eq!(dim["strategy"], "R,S(1) -> S(1)");
+    let others = dim["others"].as_array().expect("a list");
+    let rows = others.iter().find(|o| o["strategy"] == "S(0),R -> S(0)");
+    // The second factor is twice as large as the first.
+    let cost = rows.expect("sharded rows")["cost_us"].as_f64();
+    assert!(cost > json["cost_us"].as_f64(), "{out}");
+}
+
+#[test]
 fn a_batch_answers_line_by_line() {
     let questions = concat!(
         r#"{"op": "aten::relu", "mesh": "tp=2", "args": ["f32[4] @ P(max)"]}"#,

@@ -4,6 +4,7 @@ mod check;
 mod diff;
 mod propagate;
 mod show;
+mod why;
 
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};

@@ -6,11 +6,11 @@ use std::time::Instant;
 use clap::Args;
 use rote_tracer::propagation::{
     Arg, Link, Mesh, Propagation, PropagationError, Query, Topology, candidates, check_partials,
-    partition_spec, propagate, standard_rules, written,
+    explain, partition_spec, propagate, standard_rules, written,
 };
 use serde_json::{Value, json};
 
-use super::{Trouble, complain};
+use super::{Trouble, complain, why};
 
 /// Print how an op runs on distributed tensors: the placements it takes its
 /// inputs in, the collectives that bring them there, and its outputs.
@@ -34,6 +34,10 @@ pub(super) struct Propagate {
     /// List all candidates, cheapest first
     #[arg(long)]
     all: bool,
+    /// Say why: the rule, the strategy of each mesh dim, and what every other
+    /// strategy would have cost
+    #[arg(long, conflicts_with = "all")]
+    why: bool,
     /// Refuse a partial input that has to be reduced before the op
     #[arg(long)]
     strict: bool,
@@ -43,7 +47,7 @@ pub(super) struct Propagate {
     /// Answer questions from stdin, one JSON object per line: {"op": "aten::mm",
     /// "mesh": "dp=8,tp=2", "args": ["f32[64,32] @ S(0),R", ...]}, with "links":
     /// [[us per hop, GiB/s], ...] per mesh dim if measured
-    #[arg(long, requires = "json", conflicts_with_all = ["op", "mesh", "all"])]
+    #[arg(long, requires = "json", conflicts_with_all = ["op", "mesh", "all", "why"])]
     batch: bool,
 }
 
@@ -86,6 +90,10 @@ impl Propagate {
             vec![propagate(rules, &query, &mesh, &topology)?]
         };
         let taken = start.elapsed();
+        let reasons = match self.why {
+            true => Some(explain(rules, &query, &mesh, &topology)?),
+            false => None,
+        };
         if self.json {
             let rows: Vec<_> = found.iter().map(|p| described(p, &mesh)).collect();
             let time = taken.as_nanos() as u64;
@@ -95,6 +103,9 @@ impl Propagate {
                 let mut row = rows.into_iter().next().unwrap_or_default();
                 row["op"] = op.into();
                 row["time_ns"] = time.into();
+                if let Some(reasons) = &reasons {
+                    row["why"] = why::described(reasons, &mesh);
+                }
                 row
             };
             serde_json::to_writer_pretty(&mut *out, &answer).map_err(io::Error::from)?;
@@ -106,6 +117,9 @@ impl Propagate {
                 writeln!(out, "candidate {}", i + 1)?;
             }
             print(propagation, &query, &mesh, out)?;
+        }
+        if let Some(reasons) = &reasons {
+            why::print(reasons, &mesh, out)?;
         }
         writeln!(out, "time       {:.1} us", taken.as_secs_f64() * 1e6)?;
         Ok(())

@@ -137,6 +137,13 @@ impl<'a> Filled<'a> {
         self.rows.len()
     }
 
+    /// The placements of a strategy: the inputs', then the outputs'.
+    pub(super) fn row(&self, row: usize) -> (Vec<Placement>, Vec<Placement>) {
+        let row = &self.rows[row];
+        let shown = |codes: &[u8]| codes.iter().map(|c| self.table[usize::from(*c)]).collect();
+        (shown(&row.inputs), shown(&row.outputs))
+    }
+
     /// Every strategy on every mesh dim.
     pub(super) fn every(&self) -> Masks {
         [u128::MAX >> (MAX_ROWS - self.rows.len()); MAX_MESH_DIMS]

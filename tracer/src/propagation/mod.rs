@@ -16,6 +16,7 @@
 //! | [`redistribute`] | the cheapest way between two specs |
 //! | [`search`] | the cheapest strategies on a mesh |
 //! | [`descent`] | an answer when that search would take too long |
+//! | [`explain`] | why a decision is what it is |
 //! | [`strict`] | partials that would be reduced silently |
 //! | [`propagator`] | registry, mesh and options together, with a cache |
 //! | [`strategies`] | every combination that the rules claim |
@@ -28,6 +29,7 @@ pub mod cost;
 mod data_tests;
 mod descent;
 pub mod error;
+pub mod explain;
 mod fill;
 pub mod forms;
 #[cfg(test)]
@@ -51,6 +53,7 @@ mod tests;
 
 pub use cost::{Kind, Link, Topology};
 pub use error::PropagationError;
+pub use explain::{Choice, Explanation, OneDim, Other, Verdict, explain};
 pub use forms::Form;
 pub use layout::Layout;
 pub use local::{LocalOp, Lookup, local_op};

@@ -77,6 +77,20 @@ impl Registry {
         ops
     }
 
+    /// The registered op whose rule answers for a name, and its family.
+    pub fn matched(&self, op: &str) -> Option<(String, String)> {
+        let (maker, _) = self.find(op)?;
+        let base = match self.rules.contains_key(op) {
+            true => op.to_owned(),
+            false => self.base(op)?.0,
+        };
+        let family = match maker {
+            Maker::Table(family) => family.name(),
+            Maker::Function(_) => "registered".into(),
+        };
+        Some((base, family))
+    }
+
     /// The rule of an op for these arguments, and the tensors that it writes.
     pub(super) fn rule(&self, query: &Query<'_>) -> Result<(Rule, Vec<Written>), PropagationError> {
         let (maker, form) = self

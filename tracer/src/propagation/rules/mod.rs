@@ -44,6 +44,13 @@ pub(super) enum Family {
 }
 
 impl Family {
+    /// What the family's module is called.
+    pub(super) fn name(self) -> String {
+        let shown = format!("{self:?}");
+        let variant = shown.split('(').next().unwrap_or_default();
+        variant.to_lowercase()
+    }
+
     pub(super) fn rule(self, query: &Query<'_>) -> Result<Rule, PropagationError> {
         match self {
             Family::Einsum(product) => einsum::rule(product, query),
