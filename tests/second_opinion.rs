@@ -12,22 +12,36 @@ use sample::Builder;
 /// A global op on a mesh of 4 ranks that shards of [16,8] were gathered for:
 /// 128 B on each rank, of which each sends 3 times 128 B.
 fn gathered(b: &mut Builder, op: &str, source: &str, args: &[&str]) {
-    let sharded = b.spec(&[Placement::Shard { dim: 0 }], &[16, 8]);
-    let whole = b.spec(&[Placement::Replicate], &[16, 8]);
-    let start = b.next();
-    let output = b.value(&[16, 8], Def::Instr(start));
-    b.plan.instrs.push(Instr::Collective(Collective {
-        kind: CollectiveKind::AllGather,
-        reduce: None,
+    let output = b.value(&[16, 8], Def::Instr(b.next()));
+    let gather = collective(CollectiveKind::AllGather, output);
+    redistributed(b, op, source, args, gather);
+}
+
+/// A collective over all 4 ranks of the first argument, 128 B on each.
+fn collective(kind: CollectiveKind, output: ValueId) -> Instr {
+    let reduces = matches!(
+        kind,
+        CollectiveKind::AllReduce | CollectiveKind::ReduceScatter
+    );
+    Instr::Collective(Collective {
+        kind,
+        reduce: reduces.then_some(ReduceOp::Sum),
         group: 0,
         root: 0,
         input: 0,
         output,
         input_splits: Range::default(),
         output_splits: Range::default(),
-    }));
-    b.plan.instrs.push(Instr::Wait { value: output });
-    let instrs = Range { start, len: 2 };
+    })
+}
+
+/// A global op that `moves` runs for.
+fn redistributed(b: &mut Builder, op: &str, source: &str, args: &[&str], moves: Instr) {
+    let sharded = b.spec(&[Placement::Shard { dim: 0 }], &[16, 8]);
+    let whole = b.spec(&[Placement::Replicate], &[16, 8]);
+    let start = b.next();
+    b.plan.instrs.push(moves);
+    let instrs = Range { start, len: 1 };
     let source = b.text(source);
     let at = b.plan.redistributions.len() as u32;
     b.plan.redistributions.push(Redistribution {
@@ -168,4 +182,81 @@ fn what_the_user_asked_for_is_not_judged() {
     gathered(&mut b, "aten::relu", "train.py:3", &[X]);
     b.plan.strategies.clear();
     assert_eq!(said(&b.plan), "");
+}
+
+#[test]
+fn bytes_are_those_that_a_rank_sends() {
+    // Of 128 B over 4 ranks: to 3 others all of it, or a quarter each, or both
+    // a quarter of the sum and a quarter of the result.
+    for (kind, shape, sent) in [
+        (CollectiveKind::AllGather, [16, 8], "384 B"),
+        (CollectiveKind::AllReduce, [4, 8], "192 B"),
+        (CollectiveKind::ReduceScatter, [1, 8], "96 B"),
+        (CollectiveKind::AllToAll, [4, 8], "96 B"),
+    ] {
+        let mut b = builder();
+        let output = b.value(&shape, Def::Instr(b.next()));
+        redistributed(&mut b, "aten::relu", "", &[X], collective(kind, output));
+        let said = said(&b.plan);
+        assert!(
+            said.contains(&format!(" (out R): {sent}; ")),
+            "{kind:?}: {said}"
+        );
+    }
+    // DTensor's own all-to-all: [4,8] becomes [16,2].
+    let mut b = builder();
+    let output = b.value(&[16, 2], Def::Instr(b.next()));
+    let args = [Arg::Value(0), Arg::Int(0), Arg::Int(1)];
+    b.local("_dtensor::shard_dim_alltoall", &args, &[output]);
+    let swap = b.plan.instrs.pop().expect("the local op");
+    redistributed(&mut b, "aten::relu", "", &[X], swap);
+    let said = said(&b.plan);
+    assert!(said.contains(" (out R): 96 B; "), "{said}");
+}
+
+#[test]
+fn no_argument_of_a_plan_makes_it_panic() {
+    let odd = [
+        "",
+        "{",
+        "{;}",
+        "[",
+        "[,]",
+        "'",
+        "?",
+        "? @ S(0)",
+        "none",
+        "-1",
+        "99999999999999999999",
+        "nan",
+        "f32[]",
+        "f32[18446744073709551615,4] @ S(0)",
+        "f32[0,4] @ S(0)",
+        "f32[16,8] @ S(0),S(0),S(0)",
+        "f32[16,8] @ _S(0,0)",
+        "f32[16,8] @ _S(0,4294967295)",
+        "f32[16,8] @ P(mask)",
+        "{none; f32[16,8] @ S(0)}",
+        "\u{1b}[2J",
+    ];
+    for op in [
+        "aten::relu",
+        "aten::mm",
+        "aten::sum.dim_IntList",
+        "aten::view",
+        "aten::cat",
+        "",
+    ] {
+        for first in odd {
+            for second in odd {
+                let mut b = builder();
+                gathered(&mut b, op, "train.py:3", &[first, second]);
+                let said = said(&b.plan);
+                assert!(
+                    said.contains("second opinion") && !said.contains('\u{1b}'),
+                    "{said}"
+                );
+            }
+        }
+    }
 }

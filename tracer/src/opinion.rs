@@ -12,11 +12,11 @@ use hashbrown::HashMap;
 use rote_plans::instr::{ArchivedArg, ArchivedCollectiveKind, ArchivedInstr};
 use rote_plans::pool::ArchivedRange;
 use rote_plans::strategy::{ArchivedRedistribution, ArchivedStrategy};
-use rote_plans::{ArchivedPlan, DType, NONE, describe};
+use rote_plans::value::ArchivedValue;
+use rote_plans::{ArchivedPlan, NONE, describe};
 
 use crate::propagation::{
-    Arg, Kind, Mesh, Placement, Propagation, PropagationError, Query, TensorMeta, Topology,
-    plan as way, propagate, standard_rules,
+    Arg, Kind, Mesh, Propagation, PropagationError, Query, Topology, propagate, standard_rules,
 };
 
 /// What was moved for a global op, and what need have been.
@@ -216,14 +216,10 @@ fn sent(plan: &ArchivedPlan, redistribution: &ArchivedRedistribution) -> u64 {
                     ArchivedCollectiveKind::Broadcast => bytes, // handed on once
                 }
             }
-            // Communicates as a local op, where the backend can.
-            ArchivedInstr::Local { op, args, .. }
+            ArchivedInstr::Local { op, args, outs, .. }
                 if plan.str(op.to_native()) == "_dtensor::shard_dim_alltoall" =>
             {
-                let Some(ArchivedArg::Value(value)) = plan.args[args.indices()].first() else {
-                    continue;
-                };
-                return planned(plan, redistribution, value.to_native()).unwrap_or(0);
+                all_to_all(plan, *args, *outs).unwrap_or(0)
             }
             _ => 0,
         });
@@ -231,32 +227,24 @@ fn sent(plan: &ArchivedPlan, redistribution: &ArchivedRedistribution) -> u64 {
     sum
 }
 
-/// Bytes that a rank sends by the planner's way between the two specs; `local`
-/// is a value of their dtype.
-fn planned(
-    plan: &ArchivedPlan,
-    redistribution: &ArchivedRedistribution,
-    local: u32,
-) -> Option<u64> {
-    let placements = |spec: u32| -> Option<Vec<Placement>> {
-        let range = plan.specs[spec as usize].placements;
-        let placements = plan.placements[range.indices()].iter();
-        let texts = placements.map(|p| describe::placement(plan, *p).to_string());
-        texts.map(|text| Placement::parse(&text).ok()).collect()
+/// Bytes that a rank sent by DTensor's all-to-all, which is a local op to a plan:
+/// it gathers one dim and splits another, so the dim that it gathers grows by as
+/// many times as there are ranks.
+fn all_to_all(plan: &ArchivedPlan, args: ArchivedRange, outs: ArchivedRange) -> Option<u64> {
+    let [ArchivedArg::Value(input), ArchivedArg::Int(gathered), ..] = &plan.args[args.indices()]
+    else {
+        return None;
     };
-    let from = &plan.specs[redistribution.from.to_native() as usize];
-    let shape = plan.dims[from.shape.indices()].iter();
-    let meta = TensorMeta {
-        dtype: DType(plan.values[local as usize].dtype.0),
-        shape: shape.map(|d| d.to_native().unsigned_abs()).collect(),
+    let input = &plan.values[input.to_native() as usize];
+    let output = plan.values.get(ids(plan, outs).next()? as usize)?;
+    let size = |value: &ArchivedValue| {
+        let sizes = &plan.dims[value.shape.indices()];
+        Some(
+            sizes
+                .get(usize::try_from(gathered.to_native()).ok()?)?
+                .to_native(),
+        )
     };
-    let mesh = mesh_of(plan, from.mesh.to_native()).ok()?;
-    let from = placements(redistribution.from.to_native())?;
-    let to = placements(redistribution.to.to_native())?;
-    let (steps, _) = way(&meta, mesh.sizes(), &Topology::one_node(&mesh), &from, &to)?;
-    Some(
-        steps
-            .iter()
-            .fold(0, |sum, step| sum.saturating_add(step.bytes)),
-    )
+    let ranks = u32::try_from(size(output)?.checked_div(size(input)?)?).ok()?;
+    Some(Kind::AllToAll.sent(describe::tensor_bytes(plan, input), ranks))
 }
