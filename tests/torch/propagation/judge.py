@@ -1,5 +1,6 @@
 """Whether an op run on pieces gives the whole: arithmetic, not rules."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,22 @@ from .dtensor import Placements
 from .pieces import Held, Unmade, joined, pieces, same
 from .samples import Sample, Tensor
 
+UPSAMPLING = [
+    *(f"upsample_nearest{n}d" for n in (1, 2, 3)),
+    *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"),
+    *(f"_upsample_{way}2d_aa" for way in ("bilinear", "bicubic", "lanczos")),
+]
 # Ops with the shape of the output among the arguments, which a rank calls with
 # the shape of its piece; and where it stands.
 SHAPED = {
     **dict.fromkeys(["view", "_unsafe_view", "reshape", "expand", "expand_copy", "view_copy"], 1),
     **dict.fromkeys(["new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided"], 1),
     **dict.fromkeys(["select_backward", "slice_backward"], 1),
+    **dict.fromkeys([f"{way}_backward" for way in UPSAMPLING], 2),
 }
+# Of these, batch, channels and places of the first output.
+SIZED = {"native_group_norm": 3}
 # Ops whose output has no defined values.
 UNDEFINED = {"empty_like", "new_empty", "new_empty_strided", "empty"}
 
@@ -65,7 +75,10 @@ def whole(sample: Sample) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     if key not in KNOWN:
         generator = torch.Generator().manual_seed(0)
         wholes = [t.make(generator) for t in sample.tensors]
-        twice = [results(sample, run(sample, sample.op, [w.clone() for w in wholes])) for _ in range(2)]
+        try:
+            twice = [results(sample, run(sample, sample.op, [w.clone() for w in wholes])) for _ in range(2)]
+        except NotImplementedError as error:
+            raise Unmade("no kernel on this device") from error
         defined = name(sample) not in UNDEFINED and all(same(a, b) for a, b in zip(*twice, strict=True))
         KNOWN[key] = (wholes, twice[0]) if defined else None
     found = KNOWN[key]
@@ -90,6 +103,9 @@ def run(sample: Sample, op: Any, tensors: list[torch.Tensor], piece: torch.Tenso
     if piece is not None:
         if name(sample) in SHAPED:
             args[SHAPED[name(sample)]] = list(piece.shape)
+        if at := SIZED.get(name(sample)):
+            batch, channels, *places = piece.shape
+            args[at : at + 3] = [batch, channels, math.prod(places)]
         if name(sample) in ("squeeze", "squeeze_"):
             op, args = getattr(torch.ops.aten, name(sample)).dims, [args[0], squeezed(sample)]
     return op(*args, **kwargs), args, kwargs

@@ -50,6 +50,8 @@ def summands(whole: torch.Tensor, placement: str, ranks: int) -> list[torch.Tens
     """Unequal parts of mixed sign that reduce to the whole."""
     if whole.dtype == torch.bool:
         raise Unmade(f"{placement} of truth values")
+    if whole.is_floating_point() and whole.itemsize == 1:
+        raise Unmade(f"{placement} of {whole.dtype}, which cannot be added")
     if not (whole.is_floating_point() or whole.is_complex()):
         noise = [torch.randint_like(whole, 1, 5) for _ in range(ranks)]
     else:

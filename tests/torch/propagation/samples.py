@@ -24,6 +24,7 @@ DTYPES = {
     "c128": torch.complex128,
     "bool": torch.bool,
     "bf16": torch.bfloat16,
+    "f8e4m3fn": torch.float8_e4m3fn,
 }
 TENSOR = re.compile(r"(\w+)\[([\d,]*)\](.*)")
 

@@ -158,8 +158,9 @@ fn verdict(
     let outputs = filled.outputs(rows);
     for written in &checked.written {
         let own = &checked.inputs[written.input].0.placements;
+        let elsewhere = |output: usize| outputs[output].placements != *own;
         if targets[written.input] != filled.sources[written.input]
-            || outputs[written.output].placements != *own
+            || written.output.is_some_and(elsewhere)
         {
             let input = written.input;
             return Verdict::Written { input };
@@ -221,7 +222,7 @@ mod tests {
             "tp=4",
             &["f32[64,32] @ S(0)", "f32[32,128] @ S(1)"],
         );
-        assert_eq!((w.rule.as_str(), w.family.as_str()), ("aten::mm", "einsum"));
+        assert_eq!((w.rule.as_str(), w.family.as_str()), ("aten::mm", "matmul"));
         let choice = &w.choices[0];
         assert_eq!(choice.strategy.to_string(), "R,S(1) -> S(1)");
         // From the mathematics of a product: rows, contraction, replicated, and

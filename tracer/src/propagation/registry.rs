@@ -16,8 +16,8 @@ pub(super) struct Written {
     pub(super) input: usize,
     /// The argument that it stands in.
     pub(super) argument: usize,
-    /// The output that it becomes.
-    pub(super) output: usize,
+    /// The output that it becomes, if it is returned.
+    pub(super) output: Option<usize>,
 }
 
 /// More outputs than any op with an `out=` form has.
@@ -98,11 +98,17 @@ impl Registry {
             .ok_or_else(|| PropagationError::UnknownOp {
                 op: query.op.into(),
             })?;
-        match form {
-            Form::Functional => Ok((maker.rule(query)?, Vec::new())),
-            Form::InPlace => in_place(maker.rule(query)?, query),
-            Form::Out => out(maker, query),
-        }
+        let (rule, mut written) = match form {
+            Form::Functional => (maker.rule(query)?, Vec::new()),
+            Form::InPlace => in_place(maker.rule(query)?, query)?,
+            Form::Out => out(maker, query)?,
+        };
+        written.extend(rule.written().iter().map(|input| Written {
+            input: *input,
+            argument: query.inputs().nth(*input).map_or(0, |found| found.0),
+            output: None,
+        }));
+        Ok((rule, written))
     }
 
     fn find(&self, op: &str) -> Option<(Maker, Form)> {
@@ -147,7 +153,7 @@ fn in_place(mut rule: Rule, query: &Query<'_>) -> Result<(Rule, Vec<Written>), P
         written.push(Written {
             input: output,
             argument,
-            output,
+            output: Some(output),
         });
     }
     Ok((rule, written))
@@ -172,7 +178,7 @@ fn out(maker: Maker, query: &Query<'_>) -> Result<(Rule, Vec<Written>), Propagat
                 let written = |output| Written {
                     input: inputs + output,
                     argument: arguments + output,
-                    output,
+                    output: Some(output),
                 };
                 return Ok((rule, (0..outs).map(written).collect()));
             }

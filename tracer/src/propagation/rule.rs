@@ -291,6 +291,8 @@ pub struct Rule {
     pub outputs: Vec<TensorMeta>,
     slots: Vec<Slot>,
     width: usize,
+    /// Inputs that the op writes besides what its name says.
+    written: Vec<usize>,
 }
 
 impl Rule {
@@ -303,6 +305,7 @@ impl Rule {
             outputs,
             slots,
             width,
+            written: Vec::new(),
         }
     }
 
@@ -321,6 +324,28 @@ impl Rule {
         for op in ops {
             self.add(std::iter::repeat_n(partial(*op), self.width));
         }
+    }
+
+    /// Says that the op writes an input, as running statistics: it stays where
+    /// it is.
+    pub fn writes(&mut self, input: usize) {
+        self.written.push(input);
+    }
+
+    pub(super) fn written(&self) -> &[usize] {
+        &self.written
+    }
+
+    /// Says that the op never reads an input: a partial one may stay partial.
+    pub fn ignores(&mut self, input: usize) {
+        let (width, at) = (self.width.max(1), self.outputs.len() + input);
+        let unread = |strategy: &[Slot]| {
+            let mut strategy = strategy.to_vec();
+            strategy[at] = partial(PartialOp::Sum);
+            strategy
+        };
+        let more: Vec<Slot> = (self.slots.chunks_exact(width)).flat_map(unread).collect();
+        self.slots.extend(more);
     }
 
     /// The strategies, each with the outputs' slots first.

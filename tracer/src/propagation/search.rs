@@ -181,10 +181,9 @@ fn in_place(filled: &Filled<'_>, checked: &Checked<'_>) -> Option<Propagation> {
         narrow(&mut masks, &filled.masks(i, source));
     }
     for w in &checked.written {
-        narrow(
-            &mut masks,
-            &filled.writes(w.output, &filled.sources[w.input]),
-        );
+        if let Some(output) = w.output {
+            narrow(&mut masks, &filled.writes(output, &filled.sources[w.input]));
+        }
     }
     let (rows, _) = filled.choose(&masks, |_| true)?;
     let inputs = (checked.inputs.iter())
@@ -238,7 +237,9 @@ impl<'s, 'a> Search<'s, 'a> {
         for (i, source) in filled.sources.iter().enumerate() {
             if let Some(written) = written(i) {
                 narrow(&mut base, &filled.masks(i, source));
-                narrow(&mut base, &filled.writes(written.output, source));
+                if let Some(output) = written.output {
+                    narrow(&mut base, &filled.writes(output, source));
+                }
             } else if !replicated[i] {
                 let reach = Reach::new(
                     filled.sizes,
@@ -492,7 +493,8 @@ pub fn candidates(
         let outputs = filled.outputs(&rows);
         let moves = |w: &Written| {
             targets[w.input] != filled.sources[w.input]
-                || outputs[w.output].placements != checked.inputs[w.input].0.placements
+                || (w.output)
+                    .is_some_and(|o| outputs[o].placements != checked.inputs[w.input].0.placements)
         };
         if checked.written.iter().any(moves) {
             continue;

@@ -64,7 +64,7 @@ pub fn claims(
         });
     }
     let written: Vec<_> = (checked.written.iter())
-        .map(|w| (w.input, w.output))
+        .filter_map(|w| Some((w.input, w.output?)))
         .collect();
     let mut claims = Claims {
         outputs: (checked.rule.outputs.iter())

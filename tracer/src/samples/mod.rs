@@ -22,6 +22,8 @@ use crate::propagation::{Arg, Mesh, PropagationError};
 const TABLES: &[(&str, &str)] = &[
     ("create", include_str!("create.txt")),
     ("einsum", include_str!("einsum.txt")),
+    ("nn", include_str!("nn.txt")),
+    ("nn_cuda", include_str!("nn_cuda.txt")),
     ("normalize", include_str!("normalize.txt")),
     ("pieces", include_str!("pieces.txt")),
     ("pointwise", include_str!("pointwise.txt")),

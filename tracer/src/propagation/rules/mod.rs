@@ -2,7 +2,14 @@
 //!
 //! | module | ops |
 //! |---|---|
-//! | [`einsum`] | matrix products, from their equation |
+//! | [`einsum`] | what follows from letters for dims |
+//! | [`matmul`] | matrix products, from their equation |
+//! | [`attention`] | fused attention, from its equation |
+//! | [`convolution`] | convolutions, from their equation |
+//! | [`loss`] | losses that pick a class |
+//! | [`channels`] | batch norm, group norm, dropout |
+//! | [`pool`] | pooling windows |
+//! | [`resample`] | upsampling and sampling at grids |
 //! | [`pointwise`] | element-wise ops, with the partials that pass |
 //! | [`reduction`] | sums, means, extrema |
 //! | [`normalize`] | softmax, scans and norms: whole along some dims |
@@ -10,12 +17,19 @@
 //! | [`pieces`] | cat, split, slice, select, embedding |
 //! | [`create`] | copies and factories |
 
+pub(super) mod attention;
+pub(super) mod channels;
+pub(super) mod convolution;
 pub(super) mod create;
-pub(super) mod einsum;
+mod einsum;
+pub(super) mod loss;
+pub(super) mod matmul;
 pub(super) mod normalize;
 pub(super) mod pieces;
 pub(super) mod pointwise;
+pub(super) mod pool;
 pub(super) mod reduction;
+pub(super) mod resample;
 pub(super) mod view;
 
 use super::error::PropagationError;
@@ -34,7 +48,13 @@ pub(super) const MOVED: [PartialOp; 5] = [
 /// A family of ops, with what tells its members apart.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Family {
-    Einsum(einsum::Product),
+    Matmul(matmul::Kind),
+    Attention(attention::Equation),
+    Convolution(convolution::Kind),
+    Loss(loss::Kind),
+    Channels(channels::Kind),
+    Pool(pool::Kind),
+    Resample(resample::Kind),
     Pointwise(pointwise::Kind),
     Reduction(reduction::Kind),
     Normalize(normalize::Kind),
@@ -53,7 +73,13 @@ impl Family {
 
     pub(super) fn rule(self, query: &Query<'_>) -> Result<Rule, PropagationError> {
         match self {
-            Family::Einsum(product) => einsum::rule(product, query),
+            Family::Matmul(kind) => matmul::rule(kind, query),
+            Family::Attention(equation) => attention::rule(equation, query),
+            Family::Convolution(kind) => convolution::rule(kind, query),
+            Family::Loss(kind) => loss::rule(kind, query),
+            Family::Channels(kind) => channels::rule(kind, query),
+            Family::Pool(kind) => pool::rule(kind, query),
+            Family::Resample(kind) => resample::rule(kind, query),
             Family::Pointwise(kind) => pointwise::rule(kind, query),
             Family::Reduction(kind) => reduction::rule(kind, query),
             Family::Normalize(kind) => normalize::rule(kind, query),
@@ -71,7 +97,21 @@ pub(super) fn element_wise() -> impl Iterator<Item = (String, Family)> {
 
 /// Every op of the other tables.
 pub(super) fn all() -> impl Iterator<Item = (&'static str, Family)> {
-    let einsum = einsum::OPS.iter().map(|(op, k)| (*op, Family::Einsum(*k)));
+    let matmul = matmul::OPS.iter().map(|(op, k)| (*op, Family::Matmul(*k)));
+    let attention = attention::OPS
+        .iter()
+        .map(|(op, k)| (*op, Family::Attention(*k)));
+    let convolution = convolution::OPS
+        .iter()
+        .map(|(op, k)| (*op, Family::Convolution(*k)));
+    let loss = loss::OPS.iter().map(|(op, k)| (*op, Family::Loss(*k)));
+    let channels = channels::OPS
+        .iter()
+        .map(|(op, k)| (*op, Family::Channels(*k)));
+    let pool = pool::OPS.iter().map(|(op, k)| (*op, Family::Pool(*k)));
+    let resample = resample::OPS
+        .iter()
+        .map(|(op, k)| (*op, Family::Resample(*k)));
     let reduction = reduction::OPS
         .iter()
         .map(|(op, k)| (*op, Family::Reduction(*k)));
@@ -81,7 +121,13 @@ pub(super) fn all() -> impl Iterator<Item = (&'static str, Family)> {
     let view = view::OPS.iter().map(|(op, k)| (*op, Family::View(*k)));
     let pieces = pieces::OPS.iter().map(|(op, k)| (*op, Family::Pieces(*k)));
     let create = create::OPS.iter().map(|(op, k)| (*op, Family::Create(*k)));
-    einsum
+    matmul
+        .chain(attention)
+        .chain(convolution)
+        .chain(loss)
+        .chain(channels)
+        .chain(pool)
+        .chain(resample)
         .chain(reduction)
         .chain(normalize)
         .chain(view)
