@@ -187,7 +187,10 @@ fn hash_spec(spec: &Spec, hasher: &mut impl Hasher) {
             Placement::StridedShard { dim, split_factor } => {
                 2 << 62 | u64::from(dim) << 32 | u64::from(split_factor)
             }
-            Placement::Partial(op) => 3 << 62 | op as u64,
+            Placement::Registered { dim, sharding } => {
+                3 << 62 | u64::from(dim) << 28 | u64::from(sharding.number()) << 4
+            }
+            Placement::Partial(op) => 3 << 62 | 8 | op as u64,
         });
     }
 }

@@ -7,7 +7,7 @@ use super::*;
 
 /// The global row-major index of every element that a rank holds, in local
 /// row-major order.
-fn held(shape: &[u64], placements: &[Placement], mesh: &[u32], at: &[u32]) -> Vec<u64> {
+pub(super) fn held(shape: &[u64], placements: &[Placement], mesh: &[u32], at: &[u32]) -> Vec<u64> {
     let mut all = vec![0];
     for (dim, size) in shape.iter().enumerate() {
         let layout = Layout::of(*size, dim as u32, placements, mesh, at).unwrap();
@@ -21,7 +21,7 @@ fn held(shape: &[u64], placements: &[Placement], mesh: &[u32], at: &[u32]) -> Ve
     all
 }
 
-fn coordinates(mesh: &[u32]) -> Vec<Vec<u32>> {
+pub(super) fn coordinates(mesh: &[u32]) -> Vec<Vec<u32>> {
     mesh.iter().fold(vec![Vec::new()], |all, n| {
         let next = |c: &Vec<u32>| {
             let c = c.clone();
@@ -32,7 +32,7 @@ fn coordinates(mesh: &[u32]) -> Vec<Vec<u32>> {
 }
 
 /// Every list of placements of a tensor on a mesh.
-fn every(choices: &[Placement], dims: usize) -> Vec<Vec<Placement>> {
+pub(super) fn every(choices: &[Placement], dims: usize) -> Vec<Vec<Placement>> {
     (0..dims).fold(vec![Vec::new()], |all, _| {
         let next = |p: &Vec<Placement>| {
             let p = p.clone();
@@ -50,6 +50,10 @@ fn choices(ndim: u32, factors: &[u32]) -> Vec<Placement> {
             dim,
             split_factor: *f,
         }));
+        choices.push(Placement::Registered {
+            dim,
+            sharding: super::sharding_tests::registered()[dim as usize % 2],
+        });
     }
     choices
 }

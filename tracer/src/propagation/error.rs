@@ -67,6 +67,16 @@ pub enum PropagationError {
         /// Its placements.
         found: String,
     },
+    /// A sharding cannot be registered.
+    #[error("sharding {name}: expected {expected}, found {found}")]
+    Sharding {
+        /// Its name.
+        name: String,
+        /// What a sharding must be.
+        expected: String,
+        /// What this one is.
+        found: String,
+    },
     /// A search would be too large.
     #[error("{op}: expected at most {limit} {what}, found {found}")]
     TooLarge {

@@ -2,9 +2,10 @@
 
 use super::error::PropagationError;
 use super::layout::smallest;
-use super::placement::Placement;
+use super::placement::{PartialOp, Placement};
 use super::redistribute::State;
 use super::rule::{Need, Query, Rule, Slot};
+use super::sharding::ShardingId;
 use super::spec::{MAX_MESH_DIMS, Spec, TensorMeta};
 
 /// The most strategies of one op on one mesh dim.
@@ -62,19 +63,26 @@ impl<'a> Filled<'a> {
         filled.table.push(Placement::Replicate);
         // The shard types of the inputs: 1 is the plain one.
         let mut types = Vec::with_capacity(2 + more.len());
-        types.extend_from_slice(more);
+        types.extend(more.iter().map(|factor| match factor {
+            0 => ShardType::Plain,
+            factor => ShardType::Strided(*factor),
+        }));
         for (spec, _) in inputs {
             let mut state = State::default();
             for (code, p) in state.iter_mut().zip(&spec.placements) {
                 *code = filled.code(*p);
-                if let Placement::Shard { .. } | Placement::StridedShard { .. } = p {
-                    let kind = match p {
-                        Placement::StridedShard { split_factor, .. } => *split_factor,
-                        _ => 0,
-                    };
-                    if !types.contains(&kind) {
-                        types.push(kind);
+                let kind = match *p {
+                    Placement::Shard { .. } => ShardType::Plain,
+                    Placement::StridedShard { split_factor, .. } => {
+                        ShardType::Strided(split_factor)
                     }
+                    Placement::Registered { sharding, .. } if rule.takes(sharding) => {
+                        ShardType::Registered(sharding)
+                    }
+                    _ => continue,
+                };
+                if !types.contains(&kind) {
+                    types.push(kind);
                 }
             }
             filled.sources.push(state);
@@ -84,11 +92,14 @@ impl<'a> Filled<'a> {
             let slots = || outputs.iter().chain(inputs);
             let flat = slots().any(|s| matches!(s, Slot::Flattened { .. }));
             let open = slots().any(|s| matches!(s, Slot::Shard(..)));
-            let types: &[u32] = match (flat, open) {
-                (true, _) | (_, false) => &[0],
+            let types: &[ShardType] = match (flat, open) {
+                (true, _) | (_, false) => &[ShardType::Plain],
                 _ => &types,
             };
             for kind in types {
+                if matches!(kind, ShardType::Registered(_)) && !slots().all(any_split) {
+                    continue;
+                }
                 let mut codes = |slots: &[Slot]| -> Vec<u8> {
                     slots.iter().map(|s| filled.code(fill(*s, *kind))).collect()
                 };
@@ -344,12 +355,35 @@ impl<'a> Filled<'a> {
     }
 }
 
-/// A slot's placement, with the shard type that stands for 0 or a split factor.
-fn fill(slot: Slot, kind: u32) -> Placement {
+/// A way to split a dim, which fills a placeholder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum ShardType {
+    Plain,
+    Strided(u32),
+    Registered(ShardingId),
+}
+
+/// Whether a slot says nothing of which indices a shard holds together.
+fn any_split(slot: &Slot) -> bool {
+    match slot {
+        Slot::Shard(_, need) => matches!(need, Need::Nothing | Need::Filled),
+        // The rows of a lookup are counted from the shard's first.
+        Slot::Fixed(placement) => *placement != Placement::Partial(PartialOp::Mask),
+        Slot::Flattened { .. } => false,
+    }
+}
+
+/// A slot's placement, with a shard type for its placeholder.
+fn fill(slot: Slot, kind: ShardType) -> Placement {
     match (slot, kind) {
         (Slot::Fixed(placement), _) => placement,
-        (Slot::Shard(dim, _), 0) => Placement::Shard { dim },
-        (Slot::Shard(dim, _), split_factor) => Placement::StridedShard { dim, split_factor },
+        (Slot::Shard(dim, _), ShardType::Plain) => Placement::Shard { dim },
+        (Slot::Shard(dim, _), ShardType::Strided(split_factor)) => {
+            Placement::StridedShard { dim, split_factor }
+        }
+        (Slot::Shard(dim, _), ShardType::Registered(sharding)) => {
+            Placement::Registered { dim, sharding }
+        }
         (Slot::Flattened { dim, blocks: 1, .. }, _) => Placement::Shard { dim },
         (Slot::Flattened { dim, blocks, .. }, _) => Placement::StridedShard {
             dim,

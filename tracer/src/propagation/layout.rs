@@ -73,6 +73,19 @@ impl Layout {
             let total = runs.iter().map(|r| r.1).sum();
             let (n, rank) = (u64::from(mesh[m]), u64::from(coordinate[m]));
             let mut kept = Vec::new();
+            if let Some(sharding) = placement.registered() {
+                let sharding = sharding.sharding();
+                let held = sharding.held(total, n, rank);
+                if held > MAX_BLOCKS as u64 {
+                    return None;
+                }
+                for local in 0..held {
+                    let index = sharding.merge(total, n, rank, local);
+                    cut(&runs, index, index.saturating_add(1), &mut kept);
+                }
+                runs = kept;
+                continue;
+            }
             // A plain shard is the case of a single block.
             for block in 0..u64::from(split_factor) {
                 let (start, end) = chunk(total, u64::from(split_factor), block);
@@ -111,6 +124,11 @@ pub fn smallest(size: u64, dim: u32, placements: &[Placement], mesh: &[u32]) -> 
             continue;
         };
         let (n, blocks) = (u64::from(*n), u64::from(blocks));
+        if let Some(sharding) = placement.registered() {
+            let held = sizes.iter().map(|left| sharding.extent(*left, n).0);
+            sizes = vec![held.min().unwrap_or(0)];
+            continue;
+        }
         let mut next = Vec::with_capacity(sizes.len() * 2);
         for left in sizes {
             let block = left.div_ceil(blocks).max(1);
@@ -158,12 +176,14 @@ fn fold(runs: &[(u64, u64)]) -> Vec<Blocks> {
     for &(offset, length) in runs {
         if let Some(last) = pieces.last_mut() {
             let end = last.offset + (last.count - 1) * last.stride;
-            // Runs ascend, as cutting keeps their order.
-            let stride = offset - end;
-            if last.length == length && (last.count == 1 || last.stride == stride) {
-                last.count += 1;
-                last.stride = stride;
-                continue;
+            // Runs ascend, as cutting keeps their order, unless a registered
+            // sharding orders them otherwise.
+            if let Some(stride) = offset.checked_sub(end) {
+                if last.length == length && (last.count == 1 || last.stride == stride) {
+                    last.count += 1;
+                    last.stride = stride;
+                    continue;
+                }
             }
         }
         pieces.push(Blocks {

@@ -4,6 +4,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`placement`] | how one mesh dim holds a tensor |
+//! | [`sharding`] | ways to split a dim that callers bring |
 //! | [`layout`] | which global index each local index stands for |
 //! | [`spec`] | meshes, specs and their notations |
 //! | [`notation`] | the notation of other arguments |
@@ -45,6 +46,9 @@ pub mod registry;
 pub mod rule;
 mod rules;
 pub mod search;
+pub mod sharding;
+#[cfg(test)]
+mod sharding_tests;
 pub mod spec;
 pub mod strategies;
 pub mod strict;
@@ -63,6 +67,7 @@ pub use redistribute::{Step, plan};
 pub use registry::Registry;
 pub use rule::{Arg, Query, Rule};
 pub use search::{Input, Propagation, candidates, propagate, standard_rules};
+pub use sharding::{Sharding, ShardingId, register_sharding};
 pub use spec::{Mesh, Spec, TensorMeta, partition_spec, written};
 pub use strategies::{Claims, Strategy, claims};
 pub use strict::check_partials;

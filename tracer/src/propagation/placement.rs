@@ -8,6 +8,7 @@ use std::fmt;
 use rote_plans::ReduceOp;
 
 use super::error::PropagationError;
+use super::sharding::ShardingId;
 
 /// How one mesh dim holds a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,6 +28,16 @@ pub enum Placement {
         dim: u32,
         /// How many blocks the dim has.
         split_factor: u32,
+    },
+    /// The tensor dim is split as a registered [`Sharding`] says. Written with
+    /// its name: `RoundRobin(0)`.
+    ///
+    /// [`Sharding`]: super::sharding::Sharding
+    Registered {
+        /// The tensor dim, counted from the front.
+        dim: u32,
+        /// Which sharding.
+        sharding: ShardingId,
     },
     /// Every rank holds a summand (or factor, ...) of the tensor. Written
     /// `P(sum)`.
@@ -80,11 +91,20 @@ impl PartialOp {
 
 impl Placement {
     /// The tensor dim that this placement splits, and into how many blocks it
-    /// was split before.
+    /// was split before; one block for a registered sharding.
     pub fn sharded(self) -> Option<(u32, u32)> {
         match self {
             Placement::Shard { dim } => Some((dim, 1)),
             Placement::StridedShard { dim, split_factor } => Some((dim, split_factor)),
+            Placement::Registered { dim, .. } => Some((dim, 1)),
+            _ => None,
+        }
+    }
+
+    /// The registered sharding that this placement splits a tensor dim by.
+    pub fn registered(self) -> Option<ShardingId> {
+        match self {
+            Placement::Registered { sharding, .. } => Some(sharding),
             _ => None,
         }
     }
@@ -122,7 +142,11 @@ impl Placement {
                     .map(|(op, _)| Placement::Partial(*op))
                     .ok_or_else(wrong)
             }
-            _ => Err(wrong()),
+            name => {
+                let sharding = ShardingId::named(name).ok_or_else(wrong)?;
+                let dim = number(inside)?;
+                Ok(Placement::Registered { dim, sharding })
+            }
         }
     }
 
@@ -152,6 +176,9 @@ impl fmt::Display for Placement {
             Placement::Replicate => f.write_str("R"),
             Placement::Shard { dim } => write!(f, "S({dim})"),
             Placement::StridedShard { dim, split_factor } => write!(f, "_S({dim},{split_factor})"),
+            Placement::Registered { dim, sharding } => {
+                write!(f, "{}({dim})", sharding.sharding().name())
+            }
             Placement::Partial(op) => write!(f, "P({})", op.name()),
         }
     }

@@ -302,6 +302,9 @@ impl<'a> Reach<'a> {
         let mut product = 1_u64;
         for later in m + 1..self.sizes.len() {
             match self.placement(state, later).sharded() {
+                Some((d, _)) if d == dim && self.placement(state, later).registered().is_some() => {
+                    return false;
+                }
                 Some((d, 1)) if d == dim => product *= u64::from(self.sizes[later]),
                 Some((d, _)) if d == dim => return false,
                 _ => {}
@@ -402,8 +405,13 @@ impl<'a> Reach<'a> {
         self.local(|dim, size| {
             let mut left = size;
             for (m, n) in self.sizes.iter().enumerate() {
-                if let Some((d, blocks)) = self.placement(state, m).sharded() {
+                let placement = self.placement(state, m);
+                if let Some((d, blocks)) = placement.sharded() {
                     if d as usize == dim {
+                        if let Some(sharding) = placement.registered() {
+                            left = sharding.extent(left, u64::from(*n)).1;
+                            continue;
+                        }
                         left = largest_piece(left, u64::from(*n), u64::from(blocks));
                     }
                 }
@@ -454,11 +462,18 @@ fn transition(from: Placement, to: Placement) -> Option<Kind> {
         (Replicate, Partial(_)) => Some(Kind::Partition),
         (_, Partial(_)) => None,
         (Replicate, _) => Some(Kind::Chunk),
+        (_, _) if to != Replicate && !(exchanges(from) && exchanges(to)) => None,
         (Partial(_), Replicate) => Some(Kind::AllReduce),
         (Partial(_), _) => Some(Kind::ReduceScatter),
         (_, Replicate) => Some(Kind::AllGather),
         (_, _) => Some(Kind::AllToAll),
     }
+}
+
+/// Whether reductions and swaps know a placement.
+fn exchanges(placement: Placement) -> bool {
+    let registered = placement.registered();
+    registered.is_none_or(|s| s.sharding().exchanges())
 }
 
 /// The cheapest way from one list of placements to another and its cost in

@@ -98,7 +98,7 @@ impl Registry {
             .ok_or_else(|| PropagationError::UnknownOp {
                 op: query.op.into(),
             })?;
-        let (rule, mut written) = match form {
+        let (mut rule, mut written) = match form {
             Form::Functional => (maker.rule(query)?, Vec::new()),
             Form::InPlace => in_place(maker.rule(query)?, query)?,
             Form::Out => out(maker, query)?,
@@ -108,6 +108,13 @@ impl Registry {
             argument: query.inputs().nth(*input).map_or(0, |found| found.0),
             output: None,
         }));
+        let placements = query.inputs().flat_map(|(_, spec)| &spec.placements);
+        for sharding in placements.filter_map(|p| p.registered()) {
+            let (op, family) = self.matched(query.op).unwrap_or_default();
+            if rule.takes(sharding) && !sharding.sharding().fills(&family, &op) {
+                rule.bars.push(sharding);
+            }
+        }
         Ok((rule, written))
     }
 

@@ -10,6 +10,7 @@ use rote_plans::DType;
 
 use super::error::PropagationError;
 use super::placement::{PartialOp, Placement};
+use super::sharding::ShardingId;
 use super::spec::{Spec, TensorMeta};
 
 /// One argument of an op, in the order of its schema.
@@ -293,6 +294,8 @@ pub struct Rule {
     width: usize,
     /// Inputs that the op writes besides what its name says.
     written: Vec<usize>,
+    /// Registered shardings of the inputs that may not fill it.
+    pub(super) bars: Vec<ShardingId>,
 }
 
 impl Rule {
@@ -306,6 +309,7 @@ impl Rule {
             slots,
             width,
             written: Vec::new(),
+            bars: Vec::new(),
         }
     }
 
@@ -354,6 +358,11 @@ impl Rule {
         self.slots
             .chunks_exact(self.width.max(1))
             .map(move |s| s.split_at(outputs))
+    }
+
+    /// Whether a registered sharding may fill the placeholders.
+    pub(super) fn takes(&self, sharding: ShardingId) -> bool {
+        !self.bars.contains(&sharding)
     }
 
     /// How many tensors the op takes.

@@ -221,7 +221,7 @@ pub(super) fn split_top(text: &str) -> Vec<&str> {
 /// The tensor-dim oriented notation: `PartitionSpec(('dp','tp'), None)`, with
 /// `unreduced={'tp': 'sum'}` for partial mesh dims. `None` when the placements
 /// have no such form: a strided shard whose blocks are not those of a mesh dim
-/// to its right.
+/// to its right, or a registered sharding.
 pub fn partition_spec(placements: &[Placement], mesh: &Mesh, ndim: usize) -> Option<String> {
     let mut entries = Vec::new();
     for dim in 0..ndim as u32 {
@@ -262,6 +262,9 @@ fn shard_order(placements: &[Placement], mesh: &Mesh, dim: u32) -> Option<Vec<us
         };
         if d != dim {
             continue;
+        }
+        if placements[m].registered().is_some() {
+            return None;
         }
         let (mut at, mut blocks) = (0, 1_u64);
         while blocks < u64::from(split_factor) {
