@@ -83,7 +83,7 @@ fn complexes(a: DType, b: DType) -> DType {
 }
 
 /// The complex type whose parts hold a float.
-fn complex_of(float: DType) -> DType {
+pub(super) fn complex_of(float: DType) -> DType {
     match float.0 {
         5 => DType(8),
         7 => C128,

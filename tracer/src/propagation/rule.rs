@@ -190,8 +190,13 @@ impl<'a> Query<'a> {
 
     /// The truth value at a position, false by default.
     pub fn flag(&self, i: usize) -> Result<bool, PropagationError> {
+        self.flag_or(i, false)
+    }
+
+    /// The truth value at a position, or a default.
+    pub fn flag_or(&self, i: usize, default: bool) -> Result<bool, PropagationError> {
         match self.args.get(i) {
-            None | Some(Arg::None) => Ok(false),
+            None | Some(Arg::None) => Ok(default),
             Some(Arg::Bool(b)) => Ok(*b),
             Some(Arg::Int(n @ (0 | 1))) => Ok(*n == 1),
             _ => Err(self.wrong(i, "true or false", self.found(i))),

@@ -2,7 +2,7 @@
 //! depend on any tensor (`_ops/_tensor_ops.py`).
 
 use super::super::error::PropagationError;
-use super::super::placement::PartialOp;
+use super::super::promote::{F32, commutes};
 use super::super::rule::{Arg, Query, R, Rule, partial, shard};
 use super::super::spec::TensorMeta;
 use super::MOVED;
@@ -21,6 +21,8 @@ pub(in super::super) enum Kind {
     New { filled: bool },
     /// No tensor at all: the shape at position 0.
     Factory,
+    /// No tensor at all: the sizes at positions 0 and 1, or one for both.
+    Eye,
 }
 
 pub(super) const OPS: &[(&str, Kind)] = &[
@@ -45,13 +47,25 @@ pub(super) const OPS: &[(&str, Kind)] = &[
     ("aten::ones", Kind::Factory),
     ("aten::full", Kind::Factory),
     ("aten::empty.memory_format", Kind::Factory),
+    ("aten::eye", Kind::Eye),
+    ("aten::eye.m", Kind::Eye),
 ];
 
 pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationError> {
     if let Kind::Factory = kind {
         query.arity(1, 3)?;
-        let dtype = dtype(query).unwrap_or(DType(6));
+        let dtype = dtype(query).unwrap_or(F32);
         let shape = shape(query, 0)?;
+        return Ok(Rule::new(vec![TensorMeta { dtype, shape }], 0));
+    }
+    if let Kind::Eye = kind {
+        query.arity(1, 3)?;
+        let rows = size(query, 0, query.int(0, None)?)?;
+        let columns = match query.args.get(1) {
+            Some(Arg::Int(columns)) => size(query, 1, *columns)?,
+            _ => rows,
+        };
+        let (dtype, shape) = (dtype(query).unwrap_or(F32), vec![rows, columns]);
         return Ok(Rule::new(vec![TensorMeta { dtype, shape }], 0));
     }
     query.arity(1, 4)?;
@@ -78,30 +92,23 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
                 true
             }
             Kind::New { filled } => !filled && same_shape,
-            Kind::Like | Kind::Factory => false,
+            Kind::Like | Kind::Factory | Kind::Eye => false,
         };
         rule.add([if keeps { partial(op) } else { R }, partial(op)]);
     }
     Ok(rule)
 }
 
-/// Whether casting the pieces and then combining them is casting the whole.
-fn commutes(op: PartialOp, from: DType, to: DType) -> bool {
-    let floating = |d: DType| matches!(d.0, 5..=10 | 15 | 23..=26 | 44);
-    if from == to {
-        return true;
-    }
-    if to == DType(11) {
-        return false;
-    }
-    matches!(op, PartialOp::Max | PartialOp::Min) || !floating(from) || floating(to)
-}
-
-fn dtype(query: &Query<'_>) -> Option<DType> {
+/// The dtype among the arguments, if one is given.
+pub(super) fn dtype(query: &Query<'_>) -> Option<DType> {
     query.args.iter().find_map(|arg| match arg {
         Arg::DType(dtype) => Some(*dtype),
         _ => None,
     })
+}
+
+fn size(query: &Query<'_>, at: usize, size: i64) -> Result<u64, PropagationError> {
+    u64::try_from(size).map_err(|_| query.wrong(at, "a size", size.to_string()))
 }
 
 fn shape(query: &Query<'_>, at: usize) -> Result<Vec<u64>, PropagationError> {

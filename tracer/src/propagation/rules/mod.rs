@@ -12,22 +12,34 @@
 //! | [`resample`] | upsampling and sampling at grids |
 //! | [`pointwise`] | element-wise ops, with the partials that pass |
 //! | [`reduction`] | sums, means, extrema |
-//! | [`normalize`] | softmax, scans and norms: whole along some dims |
+//! | [`order`] | sorting, selection and scans along one dim |
+//! | [`normalize`] | softmax and norms: whole along some dims |
+//! | [`linalg`] | factors and solutions of batches of matrices |
+//! | [`fft`] | Fourier transforms |
 //! | [`view`] | views, from a map of dims |
 //! | [`pieces`] | cat, split, slice, select, embedding |
+//! | [`index`] | gather, scatter, reading and writing by index |
+//! | [`rearrange`] | flips, diagonals, padding, pieces written back |
+//! | [`bins`] | boundaries and histograms |
 //! | [`create`] | copies and factories |
 
 pub(super) mod attention;
+pub(super) mod bins;
 pub(super) mod channels;
 pub(super) mod convolution;
 pub(super) mod create;
 mod einsum;
+pub(super) mod fft;
+pub(super) mod index;
+pub(super) mod linalg;
 pub(super) mod loss;
 pub(super) mod matmul;
 pub(super) mod normalize;
+pub(super) mod order;
 pub(super) mod pieces;
 pub(super) mod pointwise;
 pub(super) mod pool;
+pub(super) mod rearrange;
 pub(super) mod reduction;
 pub(super) mod resample;
 pub(super) mod view;
@@ -61,6 +73,12 @@ pub(super) enum Family {
     View(view::Kind),
     Pieces(pieces::Kind),
     Create(create::Kind),
+    Bins(bins::Kind),
+    Fft(fft::Kind),
+    Index(index::Kind),
+    Linalg(linalg::Op),
+    Order(order::Kind),
+    Rearrange(rearrange::Kind),
 }
 
 impl Family {
@@ -86,6 +104,12 @@ impl Family {
             Family::View(kind) => view::rule(kind, query),
             Family::Pieces(kind) => pieces::rule(kind, query),
             Family::Create(kind) => create::rule(kind, query),
+            Family::Bins(kind) => bins::rule(kind, query),
+            Family::Fft(kind) => fft::rule(kind, query),
+            Family::Index(kind) => index::rule(kind, query),
+            Family::Linalg(kind) => linalg::rule(kind, query),
+            Family::Order(kind) => order::rule(kind, query),
+            Family::Rearrange(kind) => rearrange::rule(kind, query),
         }
     }
 }
@@ -121,6 +145,14 @@ pub(super) fn all() -> impl Iterator<Item = (&'static str, Family)> {
     let view = view::OPS.iter().map(|(op, k)| (*op, Family::View(*k)));
     let pieces = pieces::OPS.iter().map(|(op, k)| (*op, Family::Pieces(*k)));
     let create = create::OPS.iter().map(|(op, k)| (*op, Family::Create(*k)));
+    let bins = bins::OPS.iter().map(|(op, k)| (*op, Family::Bins(*k)));
+    let fft = fft::OPS.iter().map(|(op, k)| (*op, Family::Fft(*k)));
+    let index = index::OPS.iter().map(|(op, k)| (*op, Family::Index(*k)));
+    let linalg = linalg::OPS.iter().map(|(op, k)| (*op, Family::Linalg(*k)));
+    let order = order::OPS.iter().map(|(op, k)| (*op, Family::Order(*k)));
+    let rearrange = rearrange::OPS
+        .iter()
+        .map(|(op, k)| (*op, Family::Rearrange(*k)));
     matmul
         .chain(attention)
         .chain(convolution)
@@ -133,4 +165,10 @@ pub(super) fn all() -> impl Iterator<Item = (&'static str, Family)> {
         .chain(view)
         .chain(pieces)
         .chain(create)
+        .chain(bins)
+        .chain(fft)
+        .chain(index)
+        .chain(linalg)
+        .chain(order)
+        .chain(rearrange)
 }

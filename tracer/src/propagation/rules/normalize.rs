@@ -1,22 +1,15 @@
-//! Ops that need some dims whole and treat the others apart: softmax, sorting,
-//! scans, layer and RMS norm (`_ops/_math_ops.py`).
+//! Ops that need some dims whole and treat the others apart: softmax, layer and
+//! RMS norm (`_ops/_math_ops.py`).
 
 use super::super::error::PropagationError;
 use super::super::placement::PartialOp;
 use super::super::rule::{Arg, Query, R, Rule, partial, shard};
 use super::super::spec::TensorMeta;
-use rote_plans::DType;
 
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Kind {
-    /// Whole along one dim; `inputs` tensors come before the dim.
-    Along {
-        inputs: usize,
-        default: Option<i64>,
-        linear: bool,
-    },
-    /// Values and indices along the dim at a position.
-    Sorted { dim: usize },
+    /// Whole along one dim, before which this many tensors come.
+    Along(usize),
     /// Normalized over the trailing dims; `statistics` more outputs of the
     /// leading dims, `parameters` weights and biases.
     Norm {
@@ -28,14 +21,6 @@ pub(in super::super) enum Kind {
         statistics: usize,
         parameters: usize,
     },
-}
-
-const fn along(inputs: usize, linear: bool) -> Kind {
-    Kind::Along {
-        inputs,
-        default: None,
-        linear,
-    }
 }
 
 const fn norm(statistics: usize, parameters: usize) -> Kind {
@@ -54,16 +39,11 @@ const fn backward(statistics: usize, parameters: usize) -> Kind {
 
 #[rustfmt::skip]
 pub(super) const OPS: &[(&str, Kind)] = &[
-    ("aten::_softmax", along(1, false)),
-    ("aten::_log_softmax", along(1, false)),
-    ("aten::_safe_softmax", along(1, false)),
-    ("aten::_softmax_backward_data", along(2, false)),
-    ("aten::_log_softmax_backward_data", along(2, false)),
-    ("aten::cumsum", along(1, true)),
-    ("aten::cumprod", along(1, false)),
-    ("aten::logcumsumexp", along(1, false)),
-    ("aten::sort", Kind::Sorted { dim: 1 }),
-    ("aten::topk", Kind::Sorted { dim: 2 }),
+    ("aten::_softmax", Kind::Along(1)),
+    ("aten::_log_softmax", Kind::Along(1)),
+    ("aten::_safe_softmax", Kind::Along(1)),
+    ("aten::_softmax_backward_data", Kind::Along(2)),
+    ("aten::_log_softmax_backward_data", Kind::Along(2)),
     ("aten::native_layer_norm", norm(2, 2)),
     ("aten::_fused_rms_norm", norm(1, 1)),
     ("aten::native_layer_norm_backward", backward(2, 2)),
@@ -72,42 +52,19 @@ pub(super) const OPS: &[(&str, Kind)] = &[
 
 pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationError> {
     match kind {
-        Kind::Along {
-            inputs,
-            default,
-            linear,
-        } => {
+        Kind::Along(inputs) => {
             query.arity(inputs, inputs + 2)?;
             let input = query.tensor(0)?;
-            let dim = query.dim(inputs, default, input.shape.len())?;
+            let ndim = input.shape.len();
+            let dim = query.dim(inputs, None, ndim)?;
             for i in 1..inputs {
                 same_shape(query, i, input)?;
             }
-            let mut rule = except(dim, vec![input.clone()], inputs, input.shape.len());
-            if linear {
-                rule.pass(&[PartialOp::Sum, PartialOp::Avg]);
+            let mut rule = Rule::new(vec![input.clone()], inputs);
+            for other in (0..ndim).filter(|d| *d != dim) {
+                rule.add(std::iter::repeat_n(shard(other), 1 + inputs));
             }
             Ok(rule)
-        }
-        Kind::Sorted { dim: at } => {
-            query.arity(1, 5)?;
-            let mut values = query.tensor(0)?.clone();
-            let ndim = values.shape.len();
-            let dim = query.dim(at, Some(-1), ndim)?;
-            if at == 2 {
-                let k = query.int(1, None)?;
-                let size = values.shape.get(dim).copied().unwrap_or(1);
-                let k = u64::try_from(k).ok().filter(|k| *k <= size);
-                let k = k.ok_or_else(|| {
-                    query.wrong(1, format!("a number up to {size}"), "another number")
-                })?;
-                if let Some(size) = values.shape.get_mut(dim) {
-                    *size = k;
-                }
-            }
-            let mut indices = values.clone();
-            indices.dtype = DType(4);
-            Ok(except(dim, vec![values, indices], 1, ndim))
         }
         Kind::Norm {
             statistics,
@@ -166,16 +123,6 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
             Ok(rule)
         }
     }
-}
-
-/// Every dim but one may be sharded, alike everywhere.
-fn except(dim: usize, outputs: Vec<TensorMeta>, inputs: usize, ndim: usize) -> Rule {
-    let width = outputs.len() + inputs;
-    let mut rule = Rule::new(outputs, inputs);
-    for other in (0..ndim).filter(|d| *d != dim) {
-        rule.add(std::iter::repeat_n(shard(other), width));
-    }
-    rule
 }
 
 fn same_shape(query: &Query<'_>, i: usize, other: &TensorMeta) -> Result<(), PropagationError> {

@@ -6,6 +6,7 @@ use super::super::placement::{PartialOp, Placement};
 use super::super::rule::{Query, R, Rule, Slot, partial, shard};
 use super::super::spec::TensorMeta;
 use super::MOVED;
+use super::rearrange::slice_length;
 
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Kind {
@@ -25,6 +26,7 @@ pub(super) const OPS: &[(&str, Kind)] = &[
     ("aten::stack", Kind::Stack),
     ("aten::split.Tensor", Kind::Split),
     ("aten::split_with_sizes", Kind::SplitSizes),
+    ("aten::split_with_sizes_copy", Kind::SplitSizes),
     ("aten::slice.Tensor", Kind::Slice),
     ("aten::select.int", Kind::Select),
     ("aten::unbind.int", Kind::Unbind),
@@ -173,16 +175,9 @@ fn without(input: &TensorMeta, dim: usize, count: usize) -> Rule {
 
 fn slice(query: &Query<'_>) -> Result<Rule, PropagationError> {
     let (input, dim) = apart(query, 1)?;
-    let size = i64::try_from(input.shape[dim]).unwrap_or(i64::MAX);
-    let clamp = |n: i64| (if n < 0 { n.saturating_add(size) } else { n }).clamp(0, size);
-    let start = clamp(query.int(2, Some(0))?);
-    let end = clamp(query.int(3, Some(i64::MAX))?).max(start);
-    let step = query.int(4, Some(1))?;
-    if step < 1 {
-        return Err(query.wrong(4, "a positive step", step.to_string()));
-    }
-    let length = (end - start).unsigned_abs().div_ceil(step.unsigned_abs());
-    let whole = length == input.shape[dim] && step == 1;
+    let length = slice_length(query, 2, input.shape[dim])?;
+    // A longer step than 1 leaves everything of a dim of size 1 alone.
+    let whole = length == input.shape[dim];
     let mut output = input.clone();
     output.shape[dim] = length;
     let mut rule = Rule::new(vec![output], 1);

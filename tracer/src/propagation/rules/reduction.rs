@@ -1,27 +1,43 @@
-//! Reductions: a sharded reduced dim leaves a partial, the other dims keep
-//! their shards (`_ops/_math_ops.py`).
+//! Reductions: a sharded reduced dim leaves a partial if the results of shards
+//! combine, the other dims keep their shards (`_ops/_math_ops.py`).
 
 use super::super::error::PropagationError;
 use super::super::placement::PartialOp;
+use super::super::promote;
 use super::super::rule::{Need, Query, Rule, Slot, partial, shard};
 use super::super::spec::TensorMeta;
+use super::create;
 use rote_plans::DType;
 
-/// How a reduction combines what it reduced on shards.
+/// A reduction: which dims, and what becomes of shards of them.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Kind {
-    /// What combines the results of shards, if they combine.
-    combine: Option<PartialOp>,
-    /// What shards of a reduced dim need.
-    need: Wants,
-    /// Where the reduced dims stand; without, all are reduced.
-    dims: Option<usize>,
+    combine: Combine,
+    dims: Dims,
+    /// Where `keepdim` stands.
+    keep: Option<usize>,
+    /// Where the k of a k-th value stands.
+    k: Option<usize>,
     /// How many outputs of the reduced shape.
     outputs: usize,
-    /// The dtype of the last output, if not the input's.
-    indices: Option<DType>,
+    types: Types,
 }
 
+/// How the results of shards of a reduced dim combine.
+#[derive(Clone, Copy, Debug)]
+enum Combine {
+    /// They do not: an index is of no use on another rank, a median of medians
+    /// is no median.
+    Not,
+    /// By this op, which also passes partials of its own kind.
+    By(PartialOp, Wants),
+    /// By this op; partials do not pass, for elements change before.
+    Changed(PartialOp),
+    /// As the order of the norm at this position says.
+    Norm(usize),
+}
+
+/// What shards of a reduced dim need.
 #[derive(Clone, Copy, Debug)]
 enum Wants {
     Nothing,
@@ -29,82 +45,125 @@ enum Wants {
     Even,
 }
 
-const I64: Option<DType> = Some(DType(4));
-const BOOL: Option<DType> = Some(DType(11));
+/// The reduced dims.
+#[derive(Clone, Copy, Debug)]
+enum Dims {
+    All,
+    /// Those at a position; all, if none are given.
+    At(usize),
+    /// The same, but an empty list stands for no dim.
+    Exactly(usize),
+    /// The same, but an empty list is refused: some of these ops take it for all
+    /// dims and some for none.
+    Some(usize),
+    /// One dim at a position, or the default.
+    One(usize, Option<i64>),
+}
 
-const fn kind(combine: Option<PartialOp>, need: Wants, dims: Option<usize>) -> Kind {
+/// The dtypes of the outputs.
+#[derive(Clone, Copy, Debug)]
+enum Types {
+    /// The input's, or the wanted one.
+    Same,
+    /// The same, where integers become `i64`.
+    Wide,
+    /// The same, where integers become `f32`.
+    Floating,
+    /// The real type of the input's, or the wanted one; a second output (the
+    /// mean) has the input's.
+    Real,
+    /// `bool`; `u8` stays.
+    Truth,
+    /// The last output counts positions.
+    Indices,
+}
+
+const fn kind(combine: Combine, dims: Dims, keep: Option<usize>, types: Types) -> Kind {
     Kind {
         combine,
-        need,
         dims,
+        keep,
+        k: None,
         outputs: 1,
-        indices: None,
+        types,
     }
 }
 
-const fn with(kind: Kind, outputs: usize, indices: Option<DType>) -> Kind {
+/// Values and indices along one dim.
+const fn picks(dims: Dims, keep: usize) -> Kind {
     Kind {
-        outputs,
-        indices,
-        ..kind
+        outputs: 2,
+        ..kind(Combine::Not, dims, Some(keep), Types::Indices)
     }
 }
 
-const SUM: Option<PartialOp> = Some(PartialOp::Sum);
-const AVG: Option<PartialOp> = Some(PartialOp::Avg);
-const MAX: Option<PartialOp> = Some(PartialOp::Max);
-const MIN: Option<PartialOp> = Some(PartialOp::Min);
-const PRODUCT: Option<PartialOp> = Some(PartialOp::Product);
+const SUM: Combine = Combine::By(PartialOp::Sum, Wants::Nothing);
+const MEAN: Combine = Combine::By(PartialOp::Avg, Wants::Even);
+const MAX: Combine = Combine::By(PartialOp::Max, Wants::Filled);
+const MIN: Combine = Combine::By(PartialOp::Min, Wants::Filled);
+const PRODUCT: Combine = Combine::By(PartialOp::Product, Wants::Nothing);
+/// A NaN counts as 0, but not before the summands of a partial are added.
+const NANSUM: Combine = Combine::Changed(PartialOp::Sum);
 
 #[rustfmt::skip]
 pub(super) const OPS: &[(&str, Kind)] = &[
-    ("aten::sum", kind(SUM, Wants::Nothing, None)),
-    ("aten::sum.dim_IntList", kind(SUM, Wants::Nothing, Some(1))),
-    ("aten::nansum", kind(SUM, Wants::Nothing, Some(1))),
-    ("aten::prod", kind(PRODUCT, Wants::Nothing, None)),
-    ("aten::prod.dim_int", kind(PRODUCT, Wants::Nothing, Some(1))),
-    ("aten::mean", kind(AVG, Wants::Even, None)),
-    ("aten::mean.dim", kind(AVG, Wants::Even, Some(1))),
-    ("aten::max", kind(MAX, Wants::Filled, None)),
-    ("aten::min", kind(MIN, Wants::Filled, None)),
-    ("aten::amax", kind(MAX, Wants::Filled, Some(1))),
-    ("aten::amin", kind(MIN, Wants::Filled, Some(1))),
-    // Values and indices: an index is of no use on another rank.
-    ("aten::max.dim", with(kind(None, Wants::Nothing, Some(1)), 2, I64)),
-    ("aten::min.dim", with(kind(None, Wants::Nothing, Some(1)), 2, I64)),
-    ("aten::argmax", with(kind(None, Wants::Nothing, Some(1)), 1, I64)),
-    ("aten::argmin", with(kind(None, Wants::Nothing, Some(1)), 1, I64)),
-    ("aten::all", with(kind(None, Wants::Nothing, None), 1, BOOL)),
-    ("aten::all.dim", with(kind(None, Wants::Nothing, Some(1)), 1, BOOL)),
-    ("aten::any", with(kind(None, Wants::Nothing, None), 1, BOOL)),
-    ("aten::any.dim", with(kind(None, Wants::Nothing, Some(1)), 1, BOOL)),
+    ("aten::sum", kind(SUM, Dims::All, None, Types::Wide)),
+    ("aten::sum.dim_IntList", kind(SUM, Dims::At(1), Some(2), Types::Wide)),
+    ("aten::nansum", kind(NANSUM, Dims::At(1), Some(2), Types::Wide)),
+    ("aten::prod", kind(PRODUCT, Dims::All, None, Types::Wide)),
+    ("aten::prod.dim_int", kind(PRODUCT, Dims::One(1, None), Some(2), Types::Wide)),
+    ("aten::mean", kind(MEAN, Dims::All, None, Types::Same)),
+    ("aten::mean.dim", kind(MEAN, Dims::At(1), Some(2), Types::Same)),
+    ("aten::max", kind(MAX, Dims::All, None, Types::Same)),
+    ("aten::min", kind(MIN, Dims::All, None, Types::Same)),
+    ("aten::amax", kind(MAX, Dims::At(1), Some(2), Types::Same)),
+    ("aten::amin", kind(MIN, Dims::At(1), Some(2), Types::Same)),
+    ("aten::max.dim", picks(Dims::One(1, None), 2)),
+    ("aten::min.dim", picks(Dims::One(1, None), 2)),
+    ("aten::argmax", kind(Combine::Not, Dims::At(1), Some(2), Types::Indices)),
+    ("aten::argmin", kind(Combine::Not, Dims::At(1), Some(2), Types::Indices)),
+    ("aten::all", kind(Combine::Not, Dims::All, None, Types::Truth)),
+    ("aten::all.dim", kind(Combine::Not, Dims::One(1, None), Some(2), Types::Truth)),
+    ("aten::all.dims", kind(Combine::Not, Dims::Exactly(1), Some(2), Types::Truth)),
+    ("aten::any", kind(Combine::Not, Dims::All, None, Types::Truth)),
+    ("aten::any.dim", kind(Combine::Not, Dims::One(1, None), Some(2), Types::Truth)),
+    ("aten::any.dims", kind(Combine::Not, Dims::Exactly(1), Some(2), Types::Truth)),
+    ("aten::kthvalue", Kind { k: Some(1), ..picks(Dims::One(2, Some(-1)), 3) }),
+    ("aten::median", kind(Combine::Not, Dims::All, None, Types::Same)),
+    ("aten::median.dim", picks(Dims::One(1, None), 2)),
+    ("aten::nanmedian", kind(Combine::Not, Dims::All, None, Types::Same)),
+    ("aten::nanmedian.dim", picks(Dims::One(1, None), 2)),
+    ("aten::mode", picks(Dims::One(1, Some(-1)), 2)),
+    ("aten::var.correction", kind(Combine::Not, Dims::At(1), Some(3), Types::Real)),
+    ("aten::std.correction", kind(Combine::Not, Dims::At(1), Some(3), Types::Real)),
+    ("aten::var_mean.correction", SPREAD_AND_MEAN),
+    ("aten::std_mean.correction", SPREAD_AND_MEAN),
+    ("aten::logsumexp", kind(Combine::Not, Dims::Some(1), Some(2), Types::Floating)),
+    ("aten::norm.Scalar", kind(Combine::Norm(1), Dims::All, None, Types::Real)),
+    ("aten::linalg_vector_norm", kind(Combine::Norm(1), Dims::At(2), Some(3), Types::Real)),
+    ("aten::linalg__powsum",
+        kind(Combine::Changed(PartialOp::Sum), Dims::At(2), Some(3), Types::Real)),
+    ("prims::sum", kind(SUM, Dims::Some(1), None, Types::Wide)),
+    ("prims::prod", kind(PRODUCT, Dims::Some(1), None, Types::Wide)),
+    ("prims::amax", kind(MAX, Dims::Some(1), None, Types::Same)),
+    ("prims::amin", kind(MIN, Dims::Some(1), None, Types::Same)),
+    ("prims::var", kind(Combine::Not, Dims::Some(1), None, Types::Real)),
 ];
 
+const SPREAD_AND_MEAN: Kind = Kind {
+    outputs: 2,
+    ..kind(Combine::Not, Dims::At(1), Some(3), Types::Real)
+};
+
 pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationError> {
-    query.arity(1, if kind.dims.is_some() { 4 } else { 2 })?;
+    query.arity(1, 5)?;
     let input = query.tensor(0)?;
     let ndim = input.shape.len();
-    let mut reduced = vec![false; ndim];
-    let mut keep = false;
-    let dims = match kind.dims {
-        Some(at) => {
-            keep = query.flag(at + 1)?;
-            query.ints(at)?
-        }
-        None => None,
-    };
-    match (dims, kind.dims) {
-        // No dims means all of them, as does an empty list.
-        (Some(dims), Some(at)) if !dims.is_empty() => {
-            for dim in dims {
-                let dim = query.wrap(at, *dim, ndim)?;
-                if let Some(dim) = reduced.get_mut(dim) {
-                    *dim = true;
-                }
-            }
-        }
-        _ => reduced.fill(true),
+    let reduced = reduced(kind.dims, query, ndim)?;
+    if let Some(k) = kind.k {
+        position(query, k, input, &reduced)?;
     }
+    let keep = kind.keep.map_or(Ok(false), |at| query.flag(at))?;
     let mut shape = Vec::with_capacity(ndim);
     let mut at = vec![0; ndim];
     for (dim, size) in input.shape.iter().enumerate() {
@@ -115,23 +174,24 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
             (true, false) => {}
         }
     }
-    let mut outputs = vec![
-        TensorMeta {
-            dtype: input.dtype,
-            shape,
-        };
-        kind.outputs
-    ];
-    if let (Some(dtype), Some(last)) = (kind.indices, outputs.last_mut()) {
-        last.dtype = dtype;
-    }
-    let mut rule = Rule::new(outputs, 1);
+    let wanted = create::dtype(query);
+    let outputs = (0..kind.outputs).map(|i| TensorMeta {
+        dtype: dtype(kind, i, input.dtype, wanted),
+        shape: shape.clone(),
+    });
+    let mut rule = Rule::new(outputs.collect(), 1);
+    let combine = match kind.combine {
+        Combine::Not => None,
+        Combine::By(op, wants) => Some((op, wants)),
+        Combine::Changed(op) => Some((op, Wants::Nothing)),
+        Combine::Norm(at) => norm(query.float(at, Some(2.0))?),
+    };
     for dim in 0..ndim {
         if !reduced[dim] {
             let outputs = std::iter::repeat_n(shard(at[dim]), kind.outputs);
             rule.add(outputs.chain([shard(dim)]));
-        } else if let Some(op) = kind.combine {
-            let need = match kind.need {
+        } else if let Some((op, wants)) = combine {
+            let need = match wants {
                 Wants::Nothing => Need::Nothing,
                 Wants::Filled => Need::Filled,
                 Wants::Even => Need::Divides(input.shape[dim]),
@@ -139,8 +199,82 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
             rule.add([partial(op), Slot::Shard(dim as u32, need)]);
         }
     }
-    if let Some(op) = kind.combine {
-        rule.pass(&[op]);
+    if let Combine::By(op, _) = kind.combine {
+        if promote::commutes(op, input.dtype, rule.outputs[0].dtype) {
+            rule.pass(&[op]);
+        }
     }
     Ok(rule)
+}
+
+/// How p-norms of pieces make the norm of the whole. Those of other orders would
+/// need a root after the sum, which no partial takes.
+fn norm(order: f64) -> Option<(PartialOp, Wants)> {
+    if order == f64::INFINITY {
+        Some((PartialOp::Max, Wants::Filled))
+    } else if order == f64::NEG_INFINITY {
+        Some((PartialOp::Min, Wants::Filled))
+    } else if order == 0.0 || order == 1.0 {
+        Some((PartialOp::Sum, Wants::Nothing))
+    } else {
+        None
+    }
+}
+
+fn reduced(dims: Dims, query: &Query<'_>, ndim: usize) -> Result<Vec<bool>, PropagationError> {
+    let (at, list) = match dims {
+        Dims::All => return Ok(vec![true; ndim]),
+        Dims::One(at, default) => {
+            let dim = query.dim(at, default, ndim)?;
+            return Ok((0..ndim).map(|d| d == dim).collect());
+        }
+        Dims::At(at) | Dims::Exactly(at) | Dims::Some(at) => (at, query.ints(at)?),
+    };
+    let Some(list) = list else {
+        return Ok(vec![true; ndim]);
+    };
+    match dims {
+        Dims::At(_) if list.is_empty() => return Ok(vec![true; ndim]),
+        Dims::Some(_) if list.is_empty() => return Err(query.wrong(at, "at least one dim", "[]")),
+        _ => {}
+    }
+    let mut reduced = vec![false; ndim];
+    for dim in list {
+        let wrapped = query.wrap(at, *dim, ndim)?;
+        if let Some(reduced) = reduced.get_mut(wrapped) {
+            if std::mem::replace(reduced, true) {
+                return Err(query.wrong(at, "each dim once", format!("{list:?}")));
+            }
+        }
+    }
+    Ok(reduced)
+}
+
+/// Checks that the reduced dim has a k-th value.
+fn position(
+    query: &Query<'_>,
+    at: usize,
+    input: &TensorMeta,
+    reduced: &[bool],
+) -> Result<(), PropagationError> {
+    let k = query.int(at, None)?;
+    let size = (input.shape.iter().zip(reduced)).find_map(|(s, r)| r.then_some(*s));
+    let size = size.unwrap_or(1);
+    if u64::try_from(k).is_ok_and(|k| (1..=size).contains(&k)) {
+        return Ok(());
+    }
+    Err(query.wrong(at, format!("a number from 1 to {size}"), k.to_string()))
+}
+
+fn dtype(kind: Kind, output: usize, input: DType, wanted: Option<DType>) -> DType {
+    const U8: DType = DType(0);
+    let integer = promote::class(input) < promote::Class::Float;
+    match kind.types {
+        Types::Indices if output + 1 == kind.outputs => promote::I64,
+        Types::Truth if input != U8 => promote::BOOL,
+        Types::Wide if integer => wanted.unwrap_or(promote::I64),
+        Types::Floating => promote::float(input),
+        Types::Real if output == 0 => wanted.unwrap_or(promote::real(input)),
+        _ => wanted.unwrap_or(input),
+    }
 }

@@ -131,7 +131,7 @@ fn ordered(dtype: DType) -> bool {
 }
 
 /// Widens a shape so that another fits; false when they cannot.
-fn broadcast(shape: &mut Vec<u64>, other: &[u64]) -> bool {
+pub(in super::super) fn broadcast(shape: &mut Vec<u64>, other: &[u64]) -> bool {
     while shape.len() < other.len() {
         shape.insert(0, 1);
     }
