@@ -22,13 +22,17 @@ use crate::propagation::{Arg, Mesh, PropagationError};
 const TABLES: &[(&str, &str)] = &[
     ("create", include_str!("create.txt")),
     ("einsum", include_str!("einsum.txt")),
+    ("index", include_str!("index.txt")),
+    ("linalg", include_str!("linalg.txt")),
     ("nn", include_str!("nn.txt")),
     ("nn_cuda", include_str!("nn_cuda.txt")),
     ("normalize", include_str!("normalize.txt")),
     ("pieces", include_str!("pieces.txt")),
     ("pointwise", include_str!("pointwise.txt")),
     ("pointwise_in_place", include_str!("pointwise_in_place.txt")),
+    ("rearrange", include_str!("rearrange.txt")),
     ("reduction", include_str!("reduction.txt")),
+    ("statistics", include_str!("statistics.txt")),
     ("view", include_str!("view.txt")),
 ];
 

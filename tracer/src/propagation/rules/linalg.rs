@@ -64,6 +64,8 @@ enum Variant {
     Solve,
     /// `linalg_pinv`: tolerances may be absent.
     Tolerances,
+    /// Raises for a matrix that failed: on every rank or on none.
+    Check,
     /// `linalg_cross`: vectors of 3 along the dim at a position.
     Cross(usize),
 }
@@ -147,6 +149,7 @@ pub(super) const OPS: &[(&str, Op)] = &[
     ("aten::linalg_qr", varied(op(MATRIX, &[out("mr"), out("rn")]), Variant::Qr)),
     ("aten::linalg_pinv.atol_rtol_tensor",
         varied(op(&[(0, "mn"), (1, ""), (2, "")], &[out("nm")]), Variant::Tolerances)),
+    ("aten::_linalg_check_errors", varied(op(&[(0, "")], &[]), Variant::Check)),
     ("aten::linalg_cross", Op {
         linear: &[0, 1],
         ..varied(op(&[(0, ""), (1, "")], &[out("")]), Variant::Cross(2))
@@ -231,7 +234,7 @@ pub(super) fn rule(op: Op, query: &Query<'_>) -> Result<Rule, PropagationError> 
         });
     }
     let mut rule = Rule::new(outputs, tensors.len());
-    let shards = !ambiguous(op, &tensors);
+    let shards = !ambiguous(op, &tensors) && !matches!(op.variant, Variant::Check);
     let whole = crossed(op, query, &tensors)?;
     for dim in (0..batch.len()).filter(|d| shards && Some(*d) != whole) {
         let outputs =
