@@ -33,7 +33,7 @@ pub(in super::super) enum Kind {
 /// How written elements meet those that are there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Write {
-    /// They replace them. Where two indices agree, either may win.
+    /// They replace them.
     Replace,
     /// They are added.
     Add,
@@ -179,7 +179,10 @@ fn scatter(query: &Query<'_>, write: Option<Write>) -> Result<Rule, PropagationE
             rule.add([sum, sum, shard(dim), shard(dim)]);
         }
     }
-    joint(&mut rule, query, write, 1)?;
+    // Either of two equal indices may win, and on each rank another.
+    if write != Write::Replace {
+        joint(&mut rule, query, write)?;
+    }
     Ok(rule)
 }
 
@@ -258,7 +261,7 @@ fn index_write(query: &Query<'_>, write: Write) -> Result<Rule, PropagationError
         let sum = partial(PartialOp::Sum);
         rule.add([sum, sum, shard(0), shard(dim)]);
     }
-    joint(&mut rule, query, write, 1)?;
+    joint(&mut rule, query, write)?;
     Ok(rule)
 }
 
@@ -283,17 +286,10 @@ fn constant(rule: &mut Rule, rest: &[Slot]) {
     }
 }
 
-/// Partials of the tensor that is written and of what is written, together;
-/// `indices` replicated tensors stand between them.
-fn joint(
-    rule: &mut Rule,
-    query: &Query<'_>,
-    write: Write,
-    indices: usize,
-) -> Result<(), PropagationError> {
+/// Partials of the tensor that is written and of what is written, together.
+fn joint(rule: &mut Rule, query: &Query<'_>, write: Write) -> Result<(), PropagationError> {
     let ops: &[PartialOp] = match write {
-        // Of two equal indices another may win on each rank.
-        Write::Replace => &[],
+        Write::Replace => &MOVED,
         Write::Add => &[PartialOp::Sum, PartialOp::Avg],
         Write::Reduce => match query.text(4, "")? {
             "sum" => &[PartialOp::Sum],
@@ -308,11 +304,13 @@ fn joint(
         },
     };
     for op in ops {
-        both(rule, *op, indices);
+        both(rule, *op, 1);
     }
     Ok(())
 }
 
+/// `indices` replicated tensors stand between what is written to and what is
+/// written.
 fn both(rule: &mut Rule, op: PartialOp, indices: usize) {
     let between = std::iter::repeat_n(R, indices);
     let slots = [partial(op); 2].into_iter().chain(between);
