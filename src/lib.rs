@@ -11,6 +11,7 @@
 //! | [`events`] | from the bridge's structs to the recorder's events |
 //! | [`stored`] | stored plans: their names, and whether one applies |
 //! | [`stats`] | counters |
+//! | [`validation`] | the truth table, with PyTorch's kernels |
 
 pub mod events;
 pub mod explain;
@@ -20,6 +21,7 @@ pub mod recording;
 pub mod session;
 pub mod stats;
 pub mod stored;
+pub mod validation;
 pub mod variant;
 
 pub use rote_plans as plans;

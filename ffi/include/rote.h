@@ -226,6 +226,9 @@ typedef struct RoteOp {
     uint32_t flags;
 } RoteOp;
 
+// Takes a line of a report, and what the caller gave for it.
+typedef void (*RoteReportCallback)(void *context, const char *line);
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -680,6 +683,19 @@ int rote_recorder_finish(struct RoteRecorder *recorder, const char *result, cons
 // Requires:
 // `path` must be a C string.
 int rote_plan_check(const char *path);
+
+// ---- The truth table of sharding rules ----
+//
+// Judges sharding rules by running local ops on pieces, with PyTorch's kernels:
+// the bridge must be loaded. `request` is a JSON object: `ops` (names, or
+// `all`), `mesh` (`2`, or `2,2`), `args` (of one op, as the samples write
+// them), `only` (one combination, `S(0),R -> S(0)`), `missing` (false: look for
+// wrong rules only). `report` is called with JSON objects: `{"start": op,
+// "number": 1, "total": 2}` before each op, its truth table after it.
+//
+// Requires:
+// `request` must be a C string; `report` must not unwind; the GIL must be held.
+int rote_validate(const char *request, RoteReportCallback report, void *context);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -14,6 +14,7 @@
 //! | [`record`] | recording a step of a PyTorch program, op by op |
 //! | [`recorder`] | recording ops of any program, without Python |
 //! | [`plan`] | opening and describing plan files |
+//! | [`validate`] | the truth table of sharding rules |
 
 pub mod bridge;
 pub mod log;
@@ -23,3 +24,4 @@ pub mod recorder;
 pub mod session;
 mod spec;
 pub mod status;
+pub mod validate;

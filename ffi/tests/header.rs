@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// The modules, in the order in which a reader of the header meets them.
-const MODULES: [&str; 7] = [
-    "status", "log", "bridge", "session", "record", "recorder", "plan",
+const MODULES: [&str; 8] = [
+    "status", "log", "bridge", "session", "record", "recorder", "plan", "validate",
 ];
 
 /// Where the structs of the header are defined, beside whoever else uses them.

@@ -6,6 +6,7 @@
 
 #include "abi.h"
 #include "describe.h"
+#include "eager.h"
 #include "facts.h"
 #include "program.h"
 
@@ -261,6 +262,24 @@ EXPORT PyObject* rote_bridge_program_output(Program* program, uint32_t value, in
 // Marks a returned tensor as eager would: it requires grad, its graph is gone.
 EXPORT int rote_bridge_mark_replayed(PyObject* tensor) {
   return guarded([&] { set_replayed_history(THPVariable_Unpack(tensor)); });
+}
+
+// --- single calls --------------------------------------------------------------
+
+// Calls an op on host data: a tensor's `storage` is the address of its elements,
+// dense and in order. The results lie so too, until the thread's next call.
+EXPORT int rote_bridge_call_op(const char* name, const char* overload, const Arg* args, uint32_t nargs,
+                               const Tensor** results, uint32_t* count, uint32_t* flags) {
+  thread_local EagerCall call;
+  return guarded([&] {
+    ReplayScope scope;
+    c10::impl::ExcludeDispatchKeyGuard python(
+        c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+    call.run(name, overload, args, nargs);
+    *results = call.results().data();
+    *count = static_cast<uint32_t>(call.results().size());
+    *flags = call.flags;
+  });
 }
 
 EXPORT PyObject* rote_bridge_list_new(uint32_t n) { return PyList_New(n); }

@@ -23,6 +23,7 @@ pub mod refusal;
 pub mod samples;
 pub mod scalars;
 pub mod tables;
+pub mod validation;
 
 pub use event::{ArgEvent, Argument, OpEvent, SpecEvent, TensorEvent};
 pub use recorder::Recorder;

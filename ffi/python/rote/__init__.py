@@ -8,6 +8,7 @@ for tokens, labels in loader:
 from . import logging
 from ._capture import Captured, RecordingRefused, Stats, VerificationError, capture
 from ._native import LogCallback, lib
+from ._validate import validate
 
 __version__: str = lib.rote_version().decode()
 
@@ -23,4 +24,5 @@ __all__ = [
     "__version__",
     "capture",
     "logging",
+    "validate",
 ]

@@ -13,6 +13,8 @@ REFUSED = 1
 NO_INDEX = 0xFFFFFFFF
 
 LogCallback = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_char_p)
+# The caller holds the GIL throughout.
+ReportCallback = ctypes.PYFUNCTYPE(None, c_void_p, c_char_p)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_version": (c_char_p, []),
@@ -74,6 +76,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_abort": (c_int, [c_void_p]),
     "rote_record_finish": (c_char_p, [c_void_p, c_char_p]),
     "rote_plan_check": (c_int, [c_char_p]),
+    "rote_validate": (c_int, [c_char_p, ReportCallback, c_void_p]),
 }
 
 
@@ -127,6 +130,7 @@ __all__ = [
     "REFUSED",
     "REPLAYED",
     "LogCallback",
+    "ReportCallback",
     "byref",
     "c_uint32",
     "c_void_p",

@@ -6,9 +6,11 @@
 //! | [`sys`] | the C ABI of the bridge (`ffi/torch/`) |
 //! | [`bridge`] | the loaded bridge, and safe owners of what it makes |
 //! | [`bind`] | a plan file's instructions, handed to the bridge |
+//! | [`eager`] | single calls on host data |
 
 pub mod bind;
 pub mod bridge;
+pub mod eager;
 pub mod op;
 #[allow(missing_docs)]
 pub mod sys;

@@ -7,7 +7,7 @@ pub use super::op::{
 };
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
@@ -89,6 +89,7 @@ functions! {
     run_wait: fn(*mut c_void, u32) -> c_int;
     run_rng: fn(*mut c_void, u32, u8, i8, u32) -> c_int;
     run_free: fn(*mut c_void, u32) -> c_int;
+    call_op: fn(*const c_char, *const c_char, *const Arg, u32, *mut *const Tensor, *mut u32, *mut u32) -> c_int;
     list_new: fn(u32) -> Object;
     list_set: fn(Object, u32, Object);
     incref: fn(Object);

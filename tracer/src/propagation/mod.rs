@@ -20,11 +20,13 @@
 //! | [`explain`] | why a decision is what it is |
 //! | [`strict`] | partials that would be reduced silently |
 //! | [`propagator`] | registry, mesh and options together, with a cache |
+//! | [`combination`] | the notation of placement combinations |
 //! | [`strategies`] | every combination that the rules claim |
 //! | [`local`] | the arguments of the local op |
 //! | [`error`] | what can be wrong with a question |
 
 mod cache;
+mod combination;
 pub mod cost;
 #[cfg(test)]
 mod data_tests;
@@ -55,6 +57,7 @@ pub mod strict;
 #[cfg(test)]
 mod tests;
 
+pub use combination::Combination;
 pub use cost::{Kind, Link, Topology};
 pub use error::PropagationError;
 pub use explain::{Choice, Explanation, OneDim, Other, Verdict, explain};
@@ -69,5 +72,5 @@ pub use rule::{Arg, Query, Rule};
 pub use search::{Input, Propagation, candidates, propagate, standard_rules};
 pub use sharding::{Sharding, ShardingId, register_sharding};
 pub use spec::{Mesh, Spec, TensorMeta, partition_spec, written};
-pub use strategies::{Claims, Strategy, claims};
+pub use strategies::{Claims, claims};
 pub use strict::check_partials;

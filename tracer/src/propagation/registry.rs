@@ -27,6 +27,15 @@ const MAX_OUTS: usize = 8;
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     rules: HashMap<String, Maker>,
+    changes: Vec<Change>,
+}
+
+/// One strategy put in place of another.
+#[derive(Clone, Debug)]
+struct Change {
+    op: String,
+    from: String,
+    to: String,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +70,25 @@ impl Registry {
         self.insert(op, Maker::Function(rule))
     }
 
+    /// Puts another strategy in place of one of an op's, both written as `S(0),R
+    /// -> S(0)`, without needs: a wrong rule, to see that it is found.
+    pub fn change(&mut self, op: &str, from: &str, to: &str) {
+        self.changes.push(Change {
+            op: op.into(),
+            from: from.into(),
+            to: to.into(),
+        });
+    }
+
+    /// The rule of an op for these arguments, and the tensors that it writes.
+    pub(super) fn rule(&self, query: &Query<'_>) -> Result<(Rule, Vec<Written>), PropagationError> {
+        let (mut rule, written) = self.unchanged(query)?;
+        for change in self.changes.iter().filter(|c| c.op == query.op) {
+            rule.replace(&change.from, &change.to)?;
+        }
+        Ok((rule, written))
+    }
+
     fn insert(&mut self, op: &str, maker: Maker) -> Result<(), PropagationError> {
         if self.rules.contains_key(op) {
             return Err(PropagationError::Duplicate { op: op.into() });
@@ -91,8 +119,7 @@ impl Registry {
         Some((base, family))
     }
 
-    /// The rule of an op for these arguments, and the tensors that it writes.
-    pub(super) fn rule(&self, query: &Query<'_>) -> Result<(Rule, Vec<Written>), PropagationError> {
+    fn unchanged(&self, query: &Query<'_>) -> Result<(Rule, Vec<Written>), PropagationError> {
         let (maker, form) = self
             .find(query.op)
             .ok_or_else(|| PropagationError::UnknownOp {

@@ -8,6 +8,7 @@
 
 use rote_plans::DType;
 
+use super::combination::Combination;
 use super::error::PropagationError;
 use super::placement::{PartialOp, Placement};
 use super::sharding::ShardingId;
@@ -368,6 +369,43 @@ impl Rule {
     /// Whether a registered sharding may fill the placeholders.
     pub(super) fn takes(&self, sharding: ShardingId) -> bool {
         !self.bars.contains(&sharding)
+    }
+
+    /// Puts a strategy without needs in place of another; both written as
+    /// `S(0),R -> S(0)`. Nothing happens when there is no such strategy.
+    pub(super) fn replace(&mut self, from: &str, to: &str) -> Result<(), PropagationError> {
+        let to = Combination::parse(to, 1)?;
+        let outputs = self.outputs.len();
+        let slots = |c: &Combination| -> Vec<Slot> {
+            let all = c.outputs.iter().chain(&c.inputs).flatten();
+            all.map(|p| match p {
+                Placement::Shard { dim } => shard(*dim as usize),
+                other => Slot::Fixed(*other),
+            })
+            .collect()
+        };
+        let shown = |slot: &Slot| match *slot {
+            Slot::Fixed(placement) => placement,
+            Slot::Shard(dim, _) => Placement::Shard { dim },
+            Slot::Flattened { dim, blocks, .. } => Placement::StridedShard {
+                dim,
+                split_factor: blocks,
+            },
+        };
+        let from = Combination::parse(from, 1)?;
+        for strategy in self.slots.chunks_exact_mut(self.width.max(1)) {
+            let (o, i) = strategy.split_at(outputs);
+            let same = |slots: &[Slot], side: &[Vec<Placement>]| {
+                slots.iter().map(shown).eq(side.iter().flatten().copied())
+            };
+            if same(o, &from.outputs) && same(i, &from.inputs) {
+                let slots = slots(&to);
+                if slots.len() == strategy.len() {
+                    strategy.copy_from_slice(&slots);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// How many tensors the op takes.

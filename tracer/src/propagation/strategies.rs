@@ -1,6 +1,7 @@
 //! Every placement combination that the rules claim for an op on a mesh, without
 //! search or cost: what the truth table holds against arithmetic.
 
+use super::combination::Combination;
 use super::error::PropagationError;
 use super::fill::Filled;
 use super::placement::Placement;
@@ -12,15 +13,6 @@ use super::spec::{Mesh, Spec};
 /// The most combinations that are listed.
 const LIMIT: usize = 200_000;
 
-/// One combination of placements that the rules call correct.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Strategy {
-    /// Placements of each input, one per mesh dim.
-    pub inputs: Vec<Vec<Placement>>,
-    /// Placements of each output, one per mesh dim.
-    pub outputs: Vec<Vec<Placement>>,
-}
-
 /// What the rules say of one op.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claims {
@@ -30,7 +22,7 @@ pub struct Claims {
     /// must lie as.
     pub written: Vec<(usize, usize)>,
     /// The combinations, each once, in the order of the rules.
-    pub strategies: Vec<Strategy>,
+    pub strategies: Vec<Combination>,
     /// How many combinations of strategies, one per mesh dim, are not among
     /// them because a shard lacks what one of its strategies needs.
     pub unfit: usize,
@@ -90,7 +82,7 @@ pub fn claims(
             continue;
         };
         let outputs = filled.outputs(&rows).into_iter();
-        let strategy = Strategy {
+        let strategy = Combination {
             inputs: targets.iter().map(|t| filled.shown(t)).collect(),
             outputs: outputs.map(|o| o.placements).collect(),
         };

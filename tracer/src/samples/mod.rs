@@ -69,6 +69,19 @@ const WORDS: [(&str, Values); 7] = [
     (":upper", Values::Upper),
 ];
 
+impl Values {
+    /// What stands for it after a tensor.
+    fn suffix(&self) -> String {
+        match self {
+            Values::Below(bound) => format!("<{bound}"),
+            other => {
+                let word = WORDS.iter().find(|w| w.1 == *other);
+                word.map_or("", |w| w.0).to_owned()
+            }
+        }
+    }
+}
+
 /// One call of an op.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
@@ -93,6 +106,34 @@ impl Sample {
     /// [`PropagationError::Notation`] when one cannot be read.
     pub fn replicated(&self, mesh: &Mesh) -> Result<Vec<Arg>, PropagationError> {
         self.args.iter().map(|a| Arg::parse(a, mesh)).collect()
+    }
+
+    /// Reads one call: an op and its arguments, as a line of the tables.
+    ///
+    /// # Errors
+    ///
+    /// A call that cannot be read.
+    pub fn read(text: &str) -> Result<Self, String> {
+        Sample::parse("call", 1, text).unwrap_or_else(|| Err("no op is named".into()))
+    }
+
+    /// The arguments as a line of the tables has them.
+    pub fn written(&self) -> String {
+        let mut values = self.values.iter();
+        let mut one = |text: &str| -> String {
+            let tensor = text.ends_with(']') && !text.starts_with(['[', '\'']);
+            let kind = tensor.then(|| values.next()).flatten();
+            format!("{text}{}", kind.map_or_else(String::new, Values::suffix))
+        };
+        let each = self.args.iter().map(|arg| match arg.strip_prefix('{') {
+            Some(list) => {
+                let list = list.trim_end_matches('}').split(';');
+                let entries: Vec<_> = list.map(|e| one(e.trim())).collect();
+                format!("{{{}}}", entries.join(";"))
+            }
+            None => one(arg),
+        });
+        each.collect::<Vec<_>>().join(" ")
     }
 
     fn parse(family: &'static str, line: usize, text: &str) -> Option<Result<Self, String>> {
@@ -172,6 +213,10 @@ mod tests {
             ["f32[8,4]", "1", "{none; i64[3]}", "[1,2]", "'a[b]'"]
         );
         assert_eq!(sample.values, [Values::Positive, Values::Below(4)]);
+        assert_eq!(
+            sample.written(),
+            "f32[8,4]>0 1 {none;i64[3]<4} [1,2] 'a[b]'"
+        );
         assert!(Sample::parse("t", 1, "  # nothing").is_none());
         assert!(
             Sample::parse("t", 1, "aten::x f32[2]:odd")

@@ -1,0 +1,60 @@
+"""The truth table of sharding rules: `rote.validate`, and what `rote validate` runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import _bridge
+from ._native import ReportCallback, check, lib
+
+
+def _ask(request: dict[str, Any], tell: Callable[[str], None]) -> None:
+    _bridge.load()
+    callback = ReportCallback(lambda _, line: tell(line.decode()))
+    check(lib.rote_validate(json.dumps(request).encode(), callback, None))
+
+
+def validate(
+    *ops: str,
+    mesh: str = "2",
+    args: str | None = None,
+    only: str | None = None,
+    missing: bool = True,
+    changes: Sequence[tuple[str, str, str]] = (),
+) -> list[dict[str, Any]]:
+    """Judges the sharding rules of ops by running their local ops on pieces of random tensors.
+
+    ``ops`` are names such as ``aten::mm`` or ``add``; none means all that have samples. ``mesh`` is a world size or
+    sizes per mesh dim (``"2,2"``). ``args`` are the arguments of one op in the notation of the samples
+    (``"f32[8,4] f32[4,6]"``); without, its samples are judged. ``only`` is one combination (``"S(0),R -> S(0)"``).
+    ``missing=False`` looks for wrong rules alone. ``changes`` put wrong strategies in place of right ones, to see that
+    they are found: op, strategy, strategy.
+
+    Returns a report per op: ``correct`` counts claims that hold; ``wrong`` lists claims that do not, ``missing`` what
+    holds and is not claimed, ``left_out`` the same where a reason is on record, ``unjudged`` what could not be run.
+    """
+    request: dict[str, Any] = {"ops": list(ops) or ["all"], "mesh": mesh, "missing": missing, "changes": list(changes)}
+    request |= {key: text for key, text in (("args", args), ("only", only)) if text is not None}
+    lines: list[dict[str, Any]] = []
+    _ask(request, lambda line: lines.append(json.loads(line)))
+    return [line for line in lines if "op" in line]
+
+
+def main() -> None:
+    """Answers the request that the command line passes, a line per event."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # kernels run in one call, which only a signal's default can end
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # nothing else may write among the lines
+
+    def tell(line: str) -> None:
+        print(line, file=out, flush=True)
+
+    try:
+        _ask(json.loads(sys.argv[1]), tell)
+    except RuntimeError as error:
+        sys.exit(str(error))

@@ -1,0 +1,27 @@
+//! The truth table: which placement combinations of an op are correct, decided
+//! by running its local ops on the pieces, and whether the rules say so.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`host`] | tensors in host memory |
+//! | [`kernels`] | what runs the ops |
+//! | [`draw`] | random whole tensors |
+//! | [`pieces`] | from whole tensors to the ranks', and back |
+//! | [`judge`] | one sample of an op: claims and truth |
+//! | [`table`] | the truth tables of ops |
+//! | [`left_out`] | rules that are true and left out, with reasons |
+//! | [`report`] | what was found |
+
+mod draw;
+pub mod host;
+mod judge;
+pub mod kernels;
+mod left_out;
+mod pieces;
+pub mod report;
+pub mod table;
+
+pub use host::{HostTensor, Numbers};
+pub use kernels::{Kernels, Ran, Value};
+pub use report::{Finding, OpReport};
+pub use table::{Event, Options, validate};

@@ -1,0 +1,241 @@
+//! The truth tables of ops, over all their samples.
+
+use hashbrown::{HashMap, HashSet};
+
+use crate::propagation::{Arg, Combination, Mesh, PartialOp, Placement, Registry};
+use crate::samples::Sample;
+
+use super::judge::{Case, Placed, Unfit};
+use super::kernels::Kernels;
+use super::left_out;
+use super::report::{Finding, OpReport};
+
+/// What to validate.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The calls to judge; those of one op stand together.
+    pub samples: Vec<Sample>,
+    /// On which mesh.
+    pub mesh: Mesh,
+    /// Only this combination, as [`Combination::parse`] reads it.
+    pub only: Option<Combination>,
+    /// Whether to look for true combinations that no rule claims.
+    pub missing: bool,
+}
+
+/// How far a validation is.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// An op is about to be judged: the how manieth, of how many.
+    Start {
+        /// The op.
+        op: &'a str,
+        /// From 1.
+        number: usize,
+        /// Of all.
+        total: usize,
+    },
+    /// An op is judged.
+    Done(&'a OpReport),
+}
+
+/// More combinations than these, on a mesh of several dims, are sampled.
+const MOST: usize = 1500;
+
+/// Judges the rules on every sample, op by op.
+pub fn validate(
+    rules: &Registry,
+    kernels: &mut dyn Kernels,
+    options: &Options,
+    tell: &mut dyn FnMut(Event<'_>),
+) {
+    let mut ops: Vec<&str> = Vec::new();
+    for sample in &options.samples {
+        if !ops.contains(&sample.op.as_str()) {
+            ops.push(&sample.op);
+        }
+    }
+    for (i, op) in ops.iter().enumerate() {
+        tell(Event::Start {
+            op,
+            number: i + 1,
+            total: ops.len(),
+        });
+        let mut report = OpReport {
+            op: (*op).to_owned(),
+            ..OpReport::default()
+        };
+        for sample in options.samples.iter().filter(|s| s.op == *op) {
+            one(rules, kernels, options, sample, &mut report);
+        }
+        tell(Event::Done(&report));
+    }
+}
+
+fn one(
+    rules: &Registry,
+    kernels: &mut dyn Kernels,
+    options: &Options,
+    sample: &Sample,
+    report: &mut OpReport,
+) {
+    let mesh = &options.mesh;
+    let args = sample.written();
+    let parsed: Vec<Arg> = match sample.replicated(mesh) {
+        Ok(parsed) => parsed,
+        Err(error) => return report.unjudged(error.to_string(), &args),
+    };
+    let flat = mesh.sizes().len() == 1;
+    // Strided shards: those of a mesh dim of 2 further left.
+    let split_factors: &[u32] = if flat { &[2] } else { &[] };
+    let case = Case::new(
+        rules,
+        &sample.op,
+        &parsed,
+        &sample.values,
+        mesh,
+        kernels,
+        split_factors,
+    );
+    let mut case = match case {
+        Ok(case) => case,
+        Err(Unfit::Refused(error)) => return report.unjudged(error.to_string(), &args),
+        Err(Unfit::Kernel(error)) => {
+            return report.unjudged(format!("the op does not run: {error}"), &args);
+        }
+        Err(Unfit::Outputs(error)) => {
+            report.wrong.push(Finding {
+                combination: Combination {
+                    inputs: Vec::new(),
+                    outputs: Vec::new(),
+                },
+                args,
+                reason: error,
+            });
+            return;
+        }
+    };
+    report.samples += 1;
+    if case.shapes_only {
+        report.unjudged("random or undefined values: shapes only", &args);
+    }
+    let mut claimed: HashMap<Placed, Vec<Placed>> = HashMap::new();
+    let mut order: Vec<Placed> = Vec::new();
+    for strategy in &case.claims.strategies {
+        let outputs = claimed.entry(strategy.inputs.clone()).or_insert_with(|| {
+            order.push(strategy.inputs.clone());
+            Vec::new()
+        });
+        outputs.push(strategy.outputs.clone());
+    }
+    if !flat && order.len() > MOST {
+        // Every so manieth, the same ones each time.
+        let step = order.len().div_ceil(MOST);
+        report.unjudged(
+            format!("more than {MOST} combinations: one in {step} is judged"),
+            &args,
+        );
+        order = order.into_iter().step_by(step).collect();
+    }
+    let open = options.missing && flat && !case.shapes_only;
+    if let Some(only) = &options.only {
+        order = vec![only.inputs.clone()];
+        claimed.entry(only.inputs.clone()).or_default();
+    } else if open {
+        let known: HashSet<Placed> = order.iter().cloned().collect();
+        order.extend(
+            case.open_inputs()
+                .into_iter()
+                .filter(|p| !known.contains(p)),
+        );
+    }
+    for inputs in order {
+        let none = Vec::new();
+        let outputs = claimed.get(&inputs).unwrap_or(&none).clone();
+        let verdict = case.judge(&inputs, &outputs, open || options.only.is_some());
+        if verdict.untried {
+            if !outputs.is_empty() {
+                let combination = Combination {
+                    inputs,
+                    outputs: outputs[0].clone(),
+                };
+                report.unjudged(format!("{combination}: no tensor can lie so"), &args);
+            }
+            continue;
+        }
+        report.tried += 1;
+        for (outputs, found) in verdict.claimed {
+            match found {
+                Ok(()) => report.correct += 1,
+                Err(reason) => {
+                    let combination = Combination {
+                        inputs: inputs.clone(),
+                        outputs,
+                    };
+                    note(&mut report.wrong, combination, &args, reason);
+                }
+            }
+        }
+        let replicated = |p: &Placement| *p == Placement::Replicate;
+        let idle = inputs.iter().flatten().all(replicated);
+        let strided = |p: &Placement| matches!(p, Placement::StridedShard { .. });
+        if !open || idle || !case.varies || inputs.iter().flatten().any(strided) {
+            continue;
+        }
+        for outputs in open_outputs(&verdict.open) {
+            if outputs_are_claimed(&outputs, claimed.get(&inputs).unwrap_or(&none)) {
+                continue;
+            }
+            let combination = Combination {
+                inputs: inputs.clone(),
+                outputs,
+            };
+            match left_out::reason(&report.op, &combination) {
+                Some(reason) => {
+                    note(&mut report.left_out, combination, &args, reason.to_owned());
+                }
+                None => note(&mut report.missing, combination, &args, String::new()),
+            }
+        }
+    }
+}
+
+fn note(list: &mut Vec<Finding>, combination: Combination, args: &str, reason: String) {
+    if list.iter().all(|f| f.combination != combination) {
+        list.push(Finding {
+            combination,
+            args: args.to_owned(),
+            reason,
+        });
+    }
+}
+
+/// What every rank has whole is also its own mean and extremum.
+fn weaker(p: &[Placement], than: &[Placement]) -> bool {
+    use PartialOp::{Avg, Max, Min};
+    let trivial = |p: &Placement| matches!(p, Placement::Partial(Avg | Max | Min));
+    than.iter().all(|p| *p == Placement::Replicate) && p.iter().all(trivial)
+}
+
+fn outputs_are_claimed(outputs: &Placed, claimed: &[Placed]) -> bool {
+    (claimed.iter()).any(|c| outputs.iter().zip(c).all(|(o, c)| o == c || weaker(o, c)))
+}
+
+/// The true placements of all outputs together, without those that follow from
+/// others.
+fn open_outputs(open: &[Placed]) -> Vec<Placed> {
+    let mut all: Vec<Placed> = vec![Vec::new()];
+    for candidates in open {
+        let strong = |p: &&Vec<Placement>| !candidates.iter().any(|c| weaker(p, c));
+        let strong: Vec<_> = candidates.iter().filter(strong).collect();
+        all = (all.iter())
+            .flat_map(|a| {
+                strong
+                    .iter()
+                    .map(move |p| [a.as_slice(), &[(*p).clone()]].concat())
+            })
+            .take(64)
+            .collect();
+    }
+    if open.is_empty() { Vec::new() } else { all }
+}
