@@ -14,6 +14,7 @@ use rote_replay::aten::{Call, Object};
 use rote_replay::first_difference;
 use rote_tracer::Refusal;
 use rote_tracer::compare::{Recording, compare};
+use rote_tracer::passes::Selection;
 use rote_tracer::scalars::TracedFloats;
 
 use crate::SessionError;
@@ -21,7 +22,7 @@ use crate::facts::{DISPATCH_MODES_WORD, call_subject};
 use crate::recording::{ActiveRecording, GuardText, Parts};
 use crate::stats::Stats;
 use crate::stored::{StoredPlans, free_of, guard_key, guards_differ, numbers_of, same_as_stored};
-use crate::variant::Variant;
+use crate::variant::{Confirmed, Variant};
 
 /// What a session is made of.
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ pub struct Config {
     pub plans: PathBuf,
     /// How many variants are kept at most.
     pub max_variants: usize,
+    /// Which passes run over a plan when it is bound.
+    pub passes: Selection,
 }
 
 /// What to do with a call.
@@ -400,7 +403,18 @@ impl Session {
             floats: TracedFloats::default(),
         };
         let parts = active.recording.into_parts();
-        let variant = Variant::bind(self.next_id, file, &key, recording, Vec::new(), free, parts)?;
+        let variant = Variant::bind(
+            self.next_id,
+            file,
+            &key,
+            Confirmed {
+                recording,
+                numbers: Vec::new(),
+                free,
+                parts,
+            },
+            self.config.passes,
+        )?;
         self.next_id += 1;
         self.variants.insert(0, variant);
         tracing::info!(target: "rote::replay", "{}: stored plan {key} is trusted", self.config.function);
@@ -522,7 +536,18 @@ impl Session {
                     tracing::info!(target: "rote::record", "{}: stored plan {key} is the same", self.config.function);
                     let id = self.next_id();
                     let numbers = numbers_of(&plan, &recording);
-                    let variant = Variant::bind(id, file, &key, recording, numbers, free, parts)?;
+                    let variant = Variant::bind(
+                        id,
+                        file,
+                        &key,
+                        Confirmed {
+                            recording,
+                            numbers,
+                            free,
+                            parts,
+                        },
+                        self.config.passes,
+                    )?;
                     self.add(variant);
                     return Ok(Outcome::Adopted(id));
                 }
@@ -596,10 +621,13 @@ impl Session {
             id,
             self.stored.store(),
             key,
-            recording,
-            numbers,
-            free,
-            parts,
+            Confirmed {
+                recording,
+                numbers,
+                free,
+                parts,
+            },
+            self.config.passes,
         )?;
         tracing::info!(
             target: "rote::record",

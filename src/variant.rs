@@ -6,6 +6,7 @@ use rote_replay::aten::sys::Fact;
 use rote_replay::aten::{BoundPlan, Call, Object};
 use rote_replay::{Expected, ReplayError};
 use rote_tracer::compare::{BoundNumber, Recording};
+use rote_tracer::passes::{Report, Selection, optimize};
 use rote_tracer::scalars::evaluate;
 
 use crate::SessionError;
@@ -39,6 +40,8 @@ pub struct Variant {
     pub guards: Vec<GuardText>,
     /// How often it was replayed.
     pub replays: u64,
+    /// What the passes did.
+    pub passes: Report,
     bound: BoundPlan,
     args: Vec<ArgBinding>,
     grads: Vec<(u32, Object)>,
@@ -52,6 +55,19 @@ struct ArgBinding {
     slot: u32,
     leaf: u32,
     grad: bool,
+}
+
+/// A recording that a second one, or a stored plan, has confirmed.
+#[derive(Debug)]
+pub struct Confirmed {
+    /// The recording, every number as it was.
+    pub recording: Recording,
+    /// Numbers that hyperparameters explain.
+    pub numbers: Vec<BoundNumber>,
+    /// Hyperparameters that may change.
+    pub free: Vec<String>,
+    /// What it names and the facts it was made under.
+    pub parts: Parts,
 }
 
 /// The plan of a recording with its bound numbers and guards filled in.
@@ -98,12 +114,15 @@ impl Variant {
         id: u32,
         store: &PlanStore,
         key: &str,
-        recording: Recording,
-        numbers: Vec<BoundNumber>,
-        free: Vec<String>,
-        parts: Parts,
+        confirmed: Confirmed,
+        passes: Selection,
     ) -> Result<Self, SessionError> {
-        let plan = final_plan(&recording, &numbers, &parts.guards, &free);
+        let plan = final_plan(
+            &confirmed.recording,
+            &confirmed.numbers,
+            &confirmed.parts.guards,
+            &confirmed.free,
+        );
         let file = match store.write(key, &plan).and_then(PlanFile::open) {
             Ok(file) => file,
             Err(error) => {
@@ -112,7 +131,7 @@ impl Variant {
                 PlanFile::from_plan(&plan)?
             }
         };
-        Self::bind(id, file, key, recording, numbers, free, parts)
+        Self::bind(id, file, key, confirmed, passes)
     }
 
     /// Binds an open plan file.
@@ -120,13 +139,19 @@ impl Variant {
         id: u32,
         file: PlanFile,
         key: &str,
-        recording: Recording,
-        numbers: Vec<BoundNumber>,
-        free: Vec<String>,
-        parts: Parts,
+        confirmed: Confirmed,
+        passes: Selection,
     ) -> Result<Self, SessionError> {
-        let plan = file.plan();
-        let bound = BoundPlan::bind(plan)?;
+        let Confirmed {
+            recording,
+            numbers,
+            free,
+            parts,
+        } = confirmed;
+        let (program, report) = optimize(file.to_plan(), passes);
+        let optimized = PlanFile::from_plan(&program.plan)?;
+        let plan = optimized.plan();
+        let bound = BoundPlan::bind(plan, &program.schedule)?;
         let mut args = Vec::new();
         let mut grads = Vec::new();
         let mut state = Vec::new();
@@ -189,6 +214,7 @@ impl Variant {
             numbers,
             guards: parts.guards,
             replays: 0,
+            passes: report,
             bound,
             args,
             grads,

@@ -271,7 +271,10 @@ int rote_load_bridge(const char *path, void *dtensor, void *async_collective_ten
 // ---- Sessions: calls, statistics, explanations ----
 //
 // A new session, or null on failure. `framework` names the framework and its
-// version (`torch 2.15.0`), `plans` the directory of the plan store.
+// version (`torch 2.15.0`), `plans` the directory of the plan store. `passes`
+// chooses what runs over a plan when it is bound: `all`, `none`, `default`, or
+// names separated by commas, with `-` before those to leave out; null or empty
+// stands for the environment variable ROTE_PASSES, or the default.
 //
 // Requires:
 // The texts must be C strings; the bridge must be loaded.
@@ -280,7 +283,8 @@ struct RoteSession *rote_session_new(const char *function,
                                      uint32_t world_size,
                                      uint32_t rank,
                                      const char *plans,
-                                     uint32_t max_variants);
+                                     uint32_t max_variants,
+                                     const char *passes);
 
 // Frees a session.
 //

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use rote::plans::describe;
 use rote::plans::{Fingerprint, NONE};
 use rote::replay::aten::{Bridge, Object};
+use rote::tracer::passes::Selection;
 use rote::{Config, Next, Session};
 
 use crate::spec;
@@ -38,7 +39,10 @@ pub(crate) unsafe fn session<'a>(session: *mut RoteSession) -> Result<&'a mut Se
 }
 
 /// A new session, or null on failure. `framework` names the framework and its
-/// version (`torch 2.15.0`), `plans` the directory of the plan store.
+/// version (`torch 2.15.0`), `plans` the directory of the plan store. `passes`
+/// chooses what runs over a plan when it is bound: `all`, `none`, `default`, or
+/// names separated by commas, with `-` before those to leave out; null or empty
+/// stands for the environment variable ROTE_PASSES, or the default.
 ///
 /// # Safety
 /// The texts must be C strings; the bridge must be loaded.
@@ -50,6 +54,7 @@ pub unsafe extern "C" fn rote_session_new(
     rank: u32,
     plans: *const c_char,
     max_variants: u32,
+    passes: *const c_char,
 ) -> *mut RoteSession {
     let mut out = std::ptr::null_mut();
     guarded(|| {
@@ -57,8 +62,14 @@ pub unsafe extern "C" fn rote_session_new(
             return Err(NO_BRIDGE.into());
         }
         // SAFETY: the caller vouches for the texts.
-        let (function, framework, plans) =
-            unsafe { (text(function)?, text(framework)?, text(plans)?) };
+        let (function, framework, plans, passes) = unsafe {
+            (
+                text(function)?,
+                text(framework)?,
+                text(plans)?,
+                text(passes)?,
+            )
+        };
         let config = Config {
             function: function.to_owned(),
             fingerprint: Fingerprint {
@@ -69,12 +80,23 @@ pub unsafe extern "C" fn rote_session_new(
             },
             plans: PathBuf::from(plans),
             max_variants: max_variants as usize,
+            passes: chosen_passes(passes)?,
         };
         let session = Session::new(config)?;
         out = Box::into_raw(Box::new(RoteSession { session }));
         Ok(ROTE_OK)
     });
     out
+}
+
+fn chosen_passes(text: &str) -> Result<Selection, String> {
+    let from_environment = std::env::var("ROTE_PASSES").unwrap_or_default();
+    let text = if text.is_empty() {
+        &from_environment
+    } else {
+        text
+    };
+    Selection::parse(text).map_err(|error| error.to_string())
 }
 
 /// Frees a session.

@@ -84,7 +84,7 @@ static void nulls(void) {
 
     FAILS(rote_load_bridge(NULL, NULL, NULL), "bridge");
     FAILS(rote_load_bridge("/nowhere/bridge.so", NULL, NULL), "/nowhere/bridge.so");
-    GIVES_NULL(rote_session_new(NULL, NULL, 1, 0, NULL, 8), "rote_load_bridge");
+    GIVES_NULL(rote_session_new(NULL, NULL, 1, 0, NULL, 8, NULL), "rote_load_bridge");
     FAILS(rote_mark_replayed(NULL), "bridge");
     rote_session_free(NULL);
 
@@ -131,7 +131,7 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     int object = 0;
 
     CHECK(rote_load_bridge(bridge, &object, &object) == ROTE_OK);
-    RoteSession *session = rote_session_new("f", "stub 1", 1, 0, store, 8);
+    RoteSession *session = rote_session_new("f", "stub 1", 1, 0, store, 8, NULL);
     CHECK(session != NULL);
     FAILS(rote_mark_replayed(NULL), "`tensor` is null");
     FAILS(rote_session_call(session, &object, &object, NULL, &results), "`variant` is null");

@@ -30,6 +30,13 @@ enum Tag : uint8_t {
   kValues = 17,   // ints[0..len]: slots, -1 for an absent tensor (likewise)
 };
 
+// How the results of an op get to where they lie already.
+enum Into : uint8_t {
+  kIntoSlot = 0,      // they do not: the op makes them
+  kIntoOverload = 1,  // an overload of the op writes them
+  kIntoCopy = 2,      // the op copies its first argument: copy_ does
+};
+
 // Bits of Tensor::flags.
 enum TensorFlags : uint8_t { kConj = 1, kNeg = 2, kNoStorage = 4 };
 

@@ -167,8 +167,25 @@ EXPORT Program* rote_bridge_program_new(uint32_t values, uint32_t rng_slots) {
 EXPORT void rote_bridge_program_free(Program* program) { delete program; }
 
 EXPORT int rote_bridge_program_op(Program* program, const char* name, const char* overload, const Arg* args,
-                                  uint32_t nargs, const int64_t* outs, uint32_t nouts, uint32_t* index) {
-  return guarded([&] { *index = program->prepare_op(name, overload, args, nargs, outs, nouts); });
+                                  uint32_t nargs, const int64_t* outs, uint32_t nouts, uint8_t into,
+                                  const char* into_overload, uint32_t* index) {
+  return guarded(
+      [&] { *index = program->prepare_op(name, overload, args, nargs, outs, nouts, into, into_overload); });
+}
+
+EXPORT int rote_bridge_program_arena(Program* program, uint64_t bytes, uint8_t device_kind, int8_t device_index) {
+  return guarded([&] {
+    program->arena(bytes, c10::Device(static_cast<c10::DeviceType>(device_kind), device_kind == 0 ? -1 : device_index));
+  });
+}
+
+EXPORT int rote_bridge_program_place(Program* program, uint32_t value, uint8_t dtype, const int64_t* sizes,
+                                     const int64_t* strides, uint32_t ndim, uint64_t offset, uint64_t bytes) {
+  return guarded([&] { program->place(value, dtype, {sizes, ndim}, {strides, ndim}, offset, bytes); });
+}
+
+EXPORT int rote_bridge_program_fix(Program* program, const uint32_t* values, uint32_t n) {
+  return guarded([&] { program->fix(values, n); });
 }
 
 EXPORT int rote_bridge_program_view(Program* program, uint32_t base, uint32_t out, uint8_t dtype, const int64_t* sizes,

@@ -1,6 +1,7 @@
 // Runs plans: operator handles found once, arguments boxed once, slots for the
 // tensors of a step. Rust drives it, one call per instruction.
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -61,8 +62,48 @@ class Program {
  public:
   Program(uint32_t values, uint32_t rng_slots) : slots_(values), works_(values), rng_(rng_slots) {}
 
+  // One allocation for the results that have a fixed place.
+  void arena(uint64_t bytes, c10::Device device) {
+    arena_ = at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device));
+  }
+
+  // The tensor of a slot in the arena, on a storage of its own that ends where
+  // the tensor does.
+  void place(uint32_t value, uint8_t dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides, uint64_t offset,
+             uint64_t bytes) {
+    TORCH_CHECK(arena_.defined() && offset + bytes <= arena_.nbytes(), "value ", value, " lies outside the arena");
+    void* data = static_cast<uint8_t*>(arena_.data_ptr()) + offset;
+    c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(data, arena_.device()), nullptr, false);
+    auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+        std::move(storage), arena_.key_set(), c10::scalarTypeToTypeMeta(static_cast<at::ScalarType>(dtype)));
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, 0);
+    slots_[slot(value)] = std::move(tensor);
+  }
+
+  // The slots hold these tensors for good: what reads them need not look.
+  void fix(const uint32_t* values, uint32_t n) {
+    std::vector<bool> fixed(slots_.size());
+    for (uint32_t i = 0; i < n; ++i) fixed[slot(values[i])] = true;
+    for (Prepared& op : ops_) {
+      auto is_fixed = [&](const std::pair<uint32_t, uint32_t>& tensor) {
+        if (!fixed[tensor.second]) return false;
+        op.constants[tensor.first] = slots_[tensor.second];
+        return true;
+      };
+      op.tensors.erase(std::remove_if(op.tensors.begin(), op.tensors.end(), is_fixed), op.tensors.end());
+      auto all_fixed = [&](const TensorList& list) {
+        for (int64_t value : list.slots)
+          if (value >= 0 && !fixed[value]) return false;
+        op.constants[list.position] = build(list);
+        return true;
+      };
+      op.lists.erase(std::remove_if(op.lists.begin(), op.lists.end(), all_fixed), op.lists.end());
+    }
+  }
+
+  // `into`: how results get to the slots where they lie already; see Into.
   uint32_t prepare_op(const char* name, const char* overload, const Arg* args, uint32_t nargs, const int64_t* outs,
-                      uint32_t nouts) {
+                      uint32_t nouts, uint8_t into, const char* into_overload) {
     auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
     TORCH_CHECK(handle, "operator ", name, ".", overload, " is not in this version of torch");
     const auto& formals = handle->schema().arguments();
@@ -70,7 +111,7 @@ class Program {
                 nargs);
     TORCH_CHECK(nouts <= handle->schema().returns().size() || handle->schema().returns().size() == 1,
                 "operator ", name, " returns ", handle->schema().returns().size(), " results, the plan names ", nouts);
-    Prepared op{*handle, {}, {}, {}, {}};
+    Prepared op{*handle, {}, {}, {}, {}, false};
     op.constants.reserve(nargs);
     for (uint32_t i = 0; i < nargs; ++i) {
       const Arg& arg = args[i];
@@ -87,6 +128,11 @@ class Program {
       }
     }
     for (uint32_t i = 0; i < nouts; ++i) op.outs.push_back(outs[i]);
+    if (into == kIntoOverload) {
+      write_into(op, name, into_overload);
+    } else if (into == kIntoCopy) {
+      copy_into(op);
+    }
     ops_.push_back(std::move(op));
     return static_cast<uint32_t>(ops_.size() - 1);
   }
@@ -122,7 +168,9 @@ class Program {
     collectives_.push_back({kind, reduce, c10d::resolve_process_group(group), root, slot(input), slot(output),
                             std::vector<int64_t>(sizes, sizes + ndim),
                             std::vector<int64_t>(input_splits, input_splits + n_input_splits),
-                            std::vector<int64_t>(output_splits, output_splits + n_output_splits)});
+                            std::vector<int64_t>(output_splits, output_splits + n_output_splits),
+                            {},
+                            {}});
     return static_cast<uint32_t>(collectives_.size() - 1);
   }
 
@@ -138,6 +186,10 @@ class Program {
     for (const TensorList& list : op.lists) stack_[list.position] = build(list);
     op.handle.callBoxed(&stack_);
     if (op.outs.empty()) return;
+    if (op.copies) {
+      for (size_t i = 0; i < op.outs.size() && i < stack_.size(); ++i) slots_[op.outs[i]].copy_(stack_[i].toTensor());
+      return;
+    }
     if (stack_.size() == 1 && stack_[0].isTensorList()) {
       auto results = stack_[0].toTensorVector();
       TORCH_CHECK(results.size() == op.outs.size(), "operator ", op.handle.schema().name(), " returned ",
@@ -161,58 +213,57 @@ class Program {
   }
 
   void run_collective(uint32_t index) {
-    const Collective& c = collectives_[index];
+    Collective& c = collectives_[index];
     const at::Tensor& input = slots_[c.input];
-    auto backend = c.group->getBackend(input.device().type());
+    if (!c.backend) c.backend = c.group->getBackend(input.device().type());
+    const auto& backend = c.backend;
     bool in_place = c.input == c.output;
+    at::Tensor& output = slots_[c.output];
     c10::intrusive_ptr<c10d::Work> work;
     switch (c.kind) {
       case 0: {  // all-reduce
-        at::Tensor output = in_place ? input : input.clone(at::MemoryFormat::Contiguous);
-        std::vector<at::Tensor> tensors{output};
+        if (!in_place) same_as(output, input);
+        c.tensors.assign(1, output);
         c10d::AllreduceOptions options;
         options.reduceOp = reduce_op(c.reduce);
-        work = backend->allreduce(tensors, options);
-        slots_[c.output] = std::move(output);
+        work = backend->allreduce(c.tensors, options);
         break;
       }
       case 1: {  // all-gather
-        at::Tensor output = at::empty(c.sizes, input.options());
+        if (!output.defined()) output = at::empty(c.sizes, input.options());
         at::Tensor contiguous = input.contiguous();
         work = backend->_allgather_base(output, contiguous, c10d::AllgatherOptions());
-        slots_[c.output] = std::move(output);
         break;
       }
       case 2: {  // reduce-scatter
-        at::Tensor output = at::empty(c.sizes, input.options());
+        if (!output.defined()) output = at::empty(c.sizes, input.options());
         at::Tensor contiguous = input.contiguous();
         c10d::ReduceScatterOptions options;
         options.reduceOp = reduce_op(c.reduce);
         work = backend->_reduce_scatter_base(output, contiguous, options);
-        slots_[c.output] = std::move(output);
         break;
       }
       case 3: {  // all-to-all
-        at::Tensor output = at::empty(c.sizes, input.options());
+        if (!output.defined()) output = at::empty(c.sizes, input.options());
         at::Tensor contiguous = input.contiguous();
         std::vector<int64_t> in = c.input_splits, out = c.output_splits;
         work = backend->alltoall_base(output, contiguous, out, in, c10d::AllToAllOptions());
-        slots_[c.output] = std::move(output);
         break;
       }
       case 4: {  // broadcast
-        at::Tensor output = in_place ? input : input.clone(at::MemoryFormat::Contiguous);
-        std::vector<at::Tensor> tensors{output};
+        if (!in_place) same_as(output, input);
+        c.tensors.assign(1, output);
         c10d::BroadcastOptions options;
         options.rootRank = c.root;
-        work = backend->broadcast(tensors, options);
-        slots_[c.output] = std::move(output);
+        work = backend->broadcast(c.tensors, options);
         break;
       }
       default:
         TORCH_CHECK(false, "unknown collective ", c.kind);
     }
+    c.tensors.clear();
     works_[c.output] = std::move(work);
+    pending_.push_back(c.output);
   }
 
   void run_wait(uint32_t value) {
@@ -239,16 +290,18 @@ class Program {
   // After a run: waits for what nobody waited for, drops everything but the
   // slots in `keep` (the state, bound once).
   void finish() {
-    for (auto& work : works_)
-      if (work) {
+    for (uint32_t value : pending_)
+      if (auto& work = works_[value]) {
         work->wait();
         work.reset();
       }
+    pending_.clear();
   }
 
   void clear(const uint32_t* values, uint32_t n) {
     for (uint32_t i = 0; i < n; ++i) slots_[values[i]].reset();
-    for (auto& work : works_) work.reset();
+    for (uint32_t value : pending_) works_[value].reset();
+    pending_.clear();
   }
 
   const at::Tensor& get(uint32_t value) const { return slots_.at(value); }
@@ -279,6 +332,7 @@ class Program {
     std::vector<std::pair<uint32_t, uint32_t>> tensors;
     std::vector<TensorList> lists;
     std::vector<int64_t> outs;
+    bool copies;  // results are copied to where they lie
   };
   struct View {
     uint32_t base, out;
@@ -292,7 +346,51 @@ class Program {
     c10::intrusive_ptr<c10d::ProcessGroup> group;
     uint32_t root, input, output;
     std::vector<int64_t> sizes, input_splits, output_splits;
+    c10::intrusive_ptr<c10d::Backend> backend;  // found at the first run
+    std::vector<at::Tensor> tensors;            // what the backend takes a list of
   };
+
+  // Makes `op` write its results where they lie, through another overload. This
+  // version of torch may lack it: then the results are copied.
+  void write_into(Prepared& op, const char* name, const char* overload) {
+    op.copies = true;
+    auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
+    if (!handle) return;
+    const auto& own = op.handle.schema().arguments();
+    const auto& formals = handle->schema().arguments();
+    if (formals.size() != own.size() + op.outs.size()) return;
+    for (size_t i = 0; i < own.size(); ++i)
+      if (formals[i].name() != own[i].name() || *formals[i].type() != *own[i].type()) return;
+    for (size_t i = own.size(); i < formals.size(); ++i)
+      if (!formals[i].is_out()) return;
+    for (size_t i = 0; i < op.outs.size(); ++i) {
+      op.tensors.push_back({static_cast<uint32_t>(own.size() + i), slot(op.outs[i])});
+      op.constants.emplace_back();
+    }
+    op.handle = *handle;
+    op.outs.clear();
+    op.copies = false;
+  }
+
+  // Makes a copy of the first argument a copy to where the result lies.
+  void copy_into(Prepared& op) {
+    TORCH_CHECK(op.outs.size() == 1 && !op.tensors.empty() && op.tensors[0].first == 0, "a copy of one tensor");
+    op.handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+    op.tensors = {{0, slot(op.outs[0])}, {1, op.tensors[0].second}};
+    op.constants.clear();
+    op.constants.resize(2);
+    op.constants.emplace_back(false);
+    op.outs.clear();
+  }
+
+  // A tensor with the elements of `input`, in the place of `output` if it has one.
+  static void same_as(at::Tensor& output, const at::Tensor& input) {
+    if (output.defined()) {
+      output.copy_(input);
+    } else {
+      output = input.clone(at::MemoryFormat::Contiguous);
+    }
+  }
 
   uint32_t slot(int64_t value) const {
     TORCH_CHECK(value >= 0 && value < static_cast<int64_t>(slots_.size()), "value ", value, " is out of range");
@@ -388,8 +486,10 @@ class Program {
     }
   }
 
+  at::Tensor arena_;
   std::vector<at::Tensor> slots_;
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  std::vector<uint32_t> pending_;  // started and not known to be waited for
   std::vector<at::Tensor> rng_;
   std::vector<Prepared> ops_;
   std::vector<View> views_;

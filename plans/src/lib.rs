@@ -11,6 +11,7 @@
 //! | [`pool`] | ids and ranges |
 //! | [`header`], [`mod@file`] | the file: written whole or not at all, opened in place |
 //! | [`check`] | what must hold between the tables |
+//! | [`schedule`] | how a bound plan runs: what only once, and where results lie |
 //! | [`store`] | a directory of plans, by guard key and rank |
 //! | [`describe`], [`diff`] | plans for people: text, JSON, differences in words |
 //! | [`error`] | every way a plan can be wrong |
@@ -32,6 +33,7 @@ pub mod mesh;
 pub mod placement;
 pub mod plan;
 pub mod pool;
+pub mod schedule;
 pub mod store;
 pub mod strategy;
 pub mod value;
@@ -45,6 +47,7 @@ pub use mesh::{Group, Mesh};
 pub use placement::{Placement, ReduceOp, Spec};
 pub use plan::{ArchivedPlan, Fingerprint, Plan};
 pub use pool::{InstrId, NONE, Range, StrId, ValueId};
+pub use schedule::Schedule;
 pub use store::PlanStore;
 pub use strategy::{Redistribution, Strategy};
 pub use value::{DType, Def, Device, Value};

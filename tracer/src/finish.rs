@@ -129,6 +129,9 @@ fn drop_dead_values(plan: &mut Plan) {
     for arg in &mut plan.args {
         if let Arg::Value(value) = arg {
             new(value);
+            if *value == NONE {
+                *arg = Arg::None; // of an instruction that is gone
+            }
         }
     }
     // Lists of values and of results live in the id pool, beside other ids.

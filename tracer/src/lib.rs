@@ -10,6 +10,7 @@
 //! | [`tables`] | building a plan's pools |
 //! | [`finish`] | last uses and frees |
 //! | [`opinion`] | what the cheapest strategies would have moved, beside what was moved |
+//! | [`passes`] | what makes a plan faster to replay |
 //! | [`propagation`] | sharding propagation: placements, collectives, cost |
 //! | [`samples`] | a few calls of every op that has a rule |
 
@@ -17,6 +18,7 @@ pub mod compare;
 pub mod event;
 pub mod finish;
 pub mod opinion;
+pub mod passes;
 pub mod propagation;
 pub mod recorder;
 pub mod refusal;

@@ -68,6 +68,7 @@ class Captured:
         trust_plans: bool,
         max_variants: int,
         ignore: Sequence[str],
+        passes: str | Sequence[str],
     ) -> None:
         if not callable(fn):
             raise TypeError(f"rote.capture takes a function, not a {type(fn).__name__}")
@@ -77,6 +78,7 @@ class Captured:
             raise ValueError(f"max_variants= must be at least 1, it is {max_variants}")
         if isinstance(ignore, str) or not all(isinstance(name, str) for name in ignore):
             raise TypeError("ignore= takes a list of names")
+        self._passes = passes if isinstance(passes, str) else ",".join(passes) or "none"
         functools.update_wrapper(self, fn)
         self._fn = fn
         self._state = _state.collect(state)
@@ -185,6 +187,7 @@ class Captured:
             rank,
             self._plans.encode(),
             self._max_variants,
+            self._passes.encode(),
         )
         if session is None:
             raise RuntimeError(f"rote: {error()}")
@@ -291,6 +294,7 @@ def capture(
     trust_plans: bool = False,
     max_variants: int = 8,
     ignore: Sequence[str] = (),
+    passes: str | Sequence[str] = "",
 ) -> Any:
     """Captures a step: recorded once, replayed from Rust from then on.
 
@@ -311,6 +315,10 @@ def capture(
         max_variants: how many plans may be kept; beyond, calls run eagerly.
         ignore: names of host values that may change without mattering, for
             example ``"trainer.step"``.
+        passes: what runs over a plan before it is replayed: ``"all"``,
+            ``"none"``, or names (``rote show --passes`` lists them), with
+            ``-`` before those to leave out of the default, as in
+            ``"-arena"``. By default what ``ROTE_PASSES`` says.
 
     Returns:
         A callable with the signature of ``fn``, and ``stats`` and
@@ -318,6 +326,6 @@ def capture(
     """
 
     def wrap(function: Callable[..., Any]) -> Captured:
-        return Captured(function, state, plans, strict, verify, trust_plans, max_variants, ignore)
+        return Captured(function, state, plans, strict, verify, trust_plans, max_variants, ignore, passes)
 
     return wrap if fn is None else wrap(fn)

@@ -24,7 +24,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_bridge_source_name": (c_char_p, [c_uint32]),
     "rote_bridge_source_text": (c_char_p, [c_uint32]),
     "rote_load_bridge": (c_int, [c_char_p, py_object, py_object]),
-    "rote_session_new": (c_void_p, [c_char_p, c_char_p, c_uint32, c_uint32, c_char_p, c_uint32]),
+    "rote_session_new": (c_void_p, [c_char_p, c_char_p, c_uint32, c_uint32, c_char_p, c_uint32, c_char_p]),
     "rote_session_free": (None, [c_void_p]),
     "rote_session_call": (
         c_int,

@@ -4,36 +4,35 @@
 //! Reads the archived plan where it lies in the mapped file. The file was
 //! checked when it was opened, so indices hold.
 
-use std::ffi::CString;
+use std::ptr;
 
 use rote_plans::binding::{ArchivedBindingKind, ArchivedScalar};
-use rote_plans::instr::{ArchivedArg, ArchivedInstr, ArchivedRngAction};
+use rote_plans::instr::{ArchivedInstr, ArchivedRngAction};
+use rote_plans::schedule::Into;
 use rote_plans::value::ArchivedDef;
-use rote_plans::{ArchivedPlan, BindingKind, Device, NONE, RngAction, Scalar};
+use rote_plans::{ArchivedPlan, BindingKind, Device, NONE, RngAction, Scalar, Schedule};
 
 use crate::executor::{Executor, ReplayError, Step};
 
+use super::args::{Arguments, NumberSite, bind_error, c_string, ints_of, number_sites};
 use super::bridge::{AtenProgram, Bridge};
-use super::sys::{self, Payload, tag};
-
-/// A number among an op's arguments that is set before each run.
-#[derive(Clone, Copy, Debug)]
-struct NumberSite {
-    op: u32,
-    arg: u32,
-    element: Option<u32>,
-    scalar: u32,
-}
 
 /// A plan, bound to this process.
 #[derive(Debug)]
 pub struct BoundPlan {
     program: AtenProgram,
+    /// What the first run executes: all of it.
+    first: Executor,
+    /// What every later run executes.
     executor: Executor,
+    /// Whether the first run is done, and the slots hold what it leaves.
+    settled: bool,
+    /// Slots whose tensors are the same in every run once the first is done.
+    fixed: Vec<u32>,
     numbers: Vec<NumberSite>,
     scalars: Vec<Scalar>,
     last_numbers: Vec<f64>,
-    /// Slots to empty after a run: all but the state's.
+    /// Slots to empty after a run: all but the state's and fixed ones.
     transient: Vec<u32>,
     /// Slots of bindings that the plan writes.
     written: Vec<u32>,
@@ -45,164 +44,6 @@ pub struct BoundPlan {
     marked: Vec<bool>,
     /// Kind and slot of each binding, in the plan's order.
     bindings: Vec<(BindingKind, u32)>,
-}
-
-/// Owns what the bridge's argument structs point at.
-#[derive(Default)]
-struct Arena {
-    lists: Vec<Box<[sys::Arg]>>,
-    ints: Vec<Box<[i64]>>,
-    text: Vec<CString>,
-}
-
-fn bind_error(message: impl Into<String>) -> ReplayError {
-    ReplayError::Bind(message.into())
-}
-
-fn c_string(text: &str) -> Result<CString, ReplayError> {
-    CString::new(text).map_err(|_| bind_error(format!("text {text:?} holds a zero byte")))
-}
-
-fn simple(tag: u8, payload: Payload) -> sys::Arg {
-    sys::Arg {
-        tag,
-        written: 0,
-        len: 0,
-        payload,
-    }
-}
-
-fn integer(tag: u8, i: i64) -> sys::Arg {
-    simple(tag, Payload { i })
-}
-
-fn ints_of(plan: &ArchivedPlan, range: rote_plans::pool::ArchivedRange) -> Box<[i64]> {
-    plan.dims[range.indices()]
-        .iter()
-        .map(|dim| dim.to_native())
-        .collect()
-}
-
-impl Arena {
-    fn ints(&mut self, tag: u8, ints: Box<[i64]>) -> sys::Arg {
-        let arg = sys::Arg {
-            tag,
-            written: 0,
-            len: ints.len() as u32,
-            payload: Payload {
-                ints: ints.as_ptr(),
-            },
-        };
-        self.ints.push(ints);
-        arg
-    }
-
-    fn list(&mut self, tag: u8, list: Box<[sys::Arg]>) -> sys::Arg {
-        let arg = sys::Arg {
-            tag,
-            written: 0,
-            len: list.len() as u32,
-            payload: Payload {
-                list: list.as_ptr(),
-            },
-        };
-        self.lists.push(list);
-        arg
-    }
-
-    fn arg(&mut self, plan: &ArchivedPlan, arg: &ArchivedArg) -> Result<sys::Arg, ReplayError> {
-        Ok(match arg {
-            ArchivedArg::None => integer(tag::NONE, 0),
-            ArchivedArg::Value(value) => integer(tag::VALUE, i64::from(value.to_native())),
-            ArchivedArg::Values(range) => {
-                let ids = plan.ids[range.indices()]
-                    .iter()
-                    .map(|id| {
-                        if id.to_native() == NONE {
-                            -1
-                        } else {
-                            i64::from(id.to_native())
-                        }
-                    })
-                    .collect();
-                self.ints(tag::VALUES, ids)
-            }
-            ArchivedArg::Bool(value) => integer(tag::BOOL, i64::from(*value)),
-            ArchivedArg::Int(value) => integer(tag::INT, value.to_native()),
-            ArchivedArg::Float(value) => simple(
-                tag::FLOAT,
-                Payload {
-                    f: value.to_native(),
-                },
-            ),
-            ArchivedArg::Complex(re, im) => simple(
-                tag::COMPLEX,
-                Payload {
-                    c: [re.to_native(), im.to_native()],
-                },
-            ),
-            ArchivedArg::Scalar(_) => simple(tag::FLOAT, Payload { f: 0.0 }),
-            ArchivedArg::Wrapped(inner) => {
-                let inner = self.arg(plan, &plan.args[inner.to_native() as usize])?;
-                self.list(tag::WRAPPED, Box::new([inner]))
-            }
-            ArchivedArg::Ints(range) => self.ints(tag::INTS, ints_of(plan, *range)),
-            ArchivedArg::List(range) => {
-                let mut list = Vec::with_capacity(range.indices().len());
-                for inner in &plan.args[range.indices()] {
-                    list.push(self.arg(plan, inner)?);
-                }
-                self.list(tag::LIST, list.into())
-            }
-            ArchivedArg::Str(text) => {
-                let text = c_string(plan.str(text.to_native()))?;
-                let arg = simple(tag::STR, Payload { s: text.as_ptr() });
-                self.text.push(text);
-                arg
-            }
-            ArchivedArg::DType(dtype) => integer(tag::DTYPE, i64::from(dtype.0)),
-            ArchivedArg::Device(device) => integer(
-                tag::DEVICE,
-                i64::from(device.kind) << 8 | i64::from(device.index as u8),
-            ),
-            ArchivedArg::Layout(layout) => integer(tag::LAYOUT, i64::from(*layout)),
-            ArchivedArg::MemoryFormat(format) => integer(tag::MEMORY_FORMAT, i64::from(*format)),
-        })
-    }
-}
-
-/// The places of bound numbers in one argument.
-fn number_sites(
-    plan: &ArchivedPlan,
-    op: u32,
-    arg_index: u32,
-    arg: &ArchivedArg,
-    sites: &mut Vec<NumberSite>,
-) {
-    let mut site = |element, scalar: u32| {
-        sites.push(NumberSite {
-            op,
-            arg: arg_index,
-            element,
-            scalar,
-        })
-    };
-    match arg {
-        ArchivedArg::Scalar(scalar) => site(None, scalar.to_native()),
-        ArchivedArg::Wrapped(inner) => {
-            if let ArchivedArg::Scalar(scalar) = &plan.args[inner.to_native() as usize] {
-                site(None, scalar.to_native());
-            }
-        }
-        ArchivedArg::List(range) => {
-            for (element, inner) in plan.args[range.indices()].iter().enumerate() {
-                if let ArchivedArg::Scalar(scalar) = inner {
-                    site(Some(element as u32), scalar.to_native());
-                }
-            }
-        }
-        _ => {}
-    }
 }
 
 fn native_scalar(scalar: &ArchivedScalar) -> Scalar {
@@ -220,15 +61,118 @@ fn native_scalar(scalar: &ArchivedScalar) -> Scalar {
     }
 }
 
+/// Values whose tensors are the same in every run: the state, what lies in the
+/// arena, what only the first run makes, and views of these.
+struct Lasting(Vec<bool>);
+
+impl Lasting {
+    fn of(plan: &ArchivedPlan, schedule: &Schedule) -> Self {
+        let made_once = |def: &ArchivedDef| match def {
+            ArchivedDef::Instr(instr) => schedule.once(instr.to_native() as usize),
+            _ => false,
+        };
+        let is_state = |def: &ArchivedDef| match def {
+            ArchivedDef::Binding(binding) => matches!(
+                plan.bindings[binding.to_native() as usize].kind,
+                ArchivedBindingKind::State
+            ),
+            _ => false,
+        };
+        let values = plan.values.iter().enumerate().map(|(id, value)| {
+            let root = value.root.to_native();
+            let root_def = &plan.values[root as usize].def;
+            let root_lasts =
+                schedule.offset(root).is_some() || is_state(root_def) || made_once(root_def);
+            let is_view = match &value.def {
+                ArchivedDef::Instr(instr) => matches!(
+                    plan.instrs[instr.to_native() as usize],
+                    ArchivedInstr::View { .. }
+                ),
+                _ => false,
+            };
+            root_lasts && (root as usize == id || is_view) || made_once(&value.def)
+        });
+        Lasting(values.collect())
+    }
+
+    fn value(&self, value: u32) -> bool {
+        self.0[value as usize]
+    }
+
+    /// Whether only the first run executes an instruction.
+    fn step(&self, plan: &ArchivedPlan, schedule: &Schedule, at: usize) -> bool {
+        let lasting_view = match &plan.instrs[at] {
+            ArchivedInstr::View { out, .. } => self.value(out.to_native()),
+            _ => false,
+        };
+        schedule.once(at) || lasting_view
+    }
+}
+
+/// Makes the arena and the tensors that lie in it.
+fn place(
+    program: &AtenProgram,
+    plan: &ArchivedPlan,
+    schedule: &Schedule,
+) -> Result<(), ReplayError> {
+    let Some(device) = schedule.arena_device.filter(|_| schedule.arena_bytes > 0) else {
+        return Ok(());
+    };
+    if schedule.offsets.len() != plan.values.len() {
+        return Err(bind_error("the schedule is not one for this plan"));
+    }
+    let bridge = Bridge::get();
+    // SAFETY: plain numbers.
+    bridge.check(unsafe {
+        (bridge.functions().program_arena)(
+            program.0,
+            schedule.arena_bytes,
+            device.kind,
+            device.index,
+        )
+    })?;
+    for (id, value) in plan.values.iter().enumerate() {
+        let Some(offset) = schedule.offset(id as u32) else {
+            continue;
+        };
+        let (shape, strides) = (ints_of(plan, value.shape), ints_of(plan, value.strides));
+        // SAFETY: pointers and lengths of slices that outlive the call; the
+        // bridge checks the place.
+        bridge.check(unsafe {
+            (bridge.functions().program_place)(
+                program.0,
+                id as u32,
+                value.dtype.0,
+                shape.as_ptr(),
+                strides.as_ptr(),
+                shape.len() as u32,
+                offset,
+                value.storage_bytes.to_native(),
+            )
+        })?;
+    }
+    Ok(())
+}
+
 impl BoundPlan {
-    /// Binds a plan. The bridge must be loaded.
-    pub fn bind(plan: &ArchivedPlan) -> Result<Self, ReplayError> {
+    /// Binds a plan that runs by this schedule. The bridge must be loaded.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError`] when the plan names an op or a process group that this
+    /// process does not have, or the schedule is not one for this plan.
+    pub fn bind(plan: &ArchivedPlan, schedule: &Schedule) -> Result<Self, ReplayError> {
         let bridge = Bridge::get();
         let program = AtenProgram::new(plan.values.len() as u32, plan.rng_slots.to_native())?;
+        let lasting = Lasting::of(plan, schedule);
+        place(&program, plan, schedule)?;
         let mut executor = Executor::default();
+        let mut later = Vec::new();
         let mut numbers = Vec::new();
-        for instr in plan.instrs.iter() {
+        for (at, instr) in plan.instrs.iter().enumerate() {
+            let into = schedule.into(at);
             let step = match instr {
+                ArchivedInstr::Local { .. } if into == Some(Into::Nothing) => continue,
                 ArchivedInstr::Local {
                     op,
                     overload,
@@ -236,10 +180,10 @@ impl BoundPlan {
                     outs,
                     ..
                 } => {
-                    let mut arena = Arena::default();
+                    let mut arguments = Arguments::default();
                     let mut prepared = Vec::with_capacity(args.indices().len());
                     for arg in &plan.args[args.indices()] {
-                        prepared.push(arena.arg(plan, arg)?);
+                        prepared.push(arguments.arg(plan, arg)?);
                     }
                     let outs: Vec<i64> = plan.ids[outs.indices()]
                         .iter()
@@ -254,7 +198,12 @@ impl BoundPlan {
                     let name = c_string(plan.str(op.to_native()))?;
                     let overload = c_string(plan.str(overload.to_native()))?;
                     let mut index = 0;
-                    // SAFETY: the arguments point into `arena`, which outlives the call.
+                    let (how, other) = match into {
+                        Some(Into::Overload(other)) => (1, Some(c_string(other)?)),
+                        Some(Into::Copy) => (2, None),
+                        Some(Into::Nothing) | None => (0, None),
+                    };
+                    // SAFETY: the arguments point into `arguments`, which outlives the call.
                     bridge.check(unsafe {
                         (bridge.functions().program_op)(
                             program.0,
@@ -264,6 +213,8 @@ impl BoundPlan {
                             prepared.len() as u32,
                             outs.as_ptr(),
                             outs.len() as u32,
+                            how,
+                            other.as_ref().map_or(ptr::null(), |text| text.as_ptr()),
                             &mut index,
                         )
                     })?;
@@ -326,6 +277,7 @@ impl BoundPlan {
                     Step::Start(index)
                 }
                 ArchivedInstr::Wait { value } => Step::Wait(value.to_native()),
+                ArchivedInstr::Free { value } if lasting.value(value.to_native()) => continue,
                 ArchivedInstr::Free { value } => Step::Free(value.to_native()),
                 ArchivedInstr::Rng {
                     action,
@@ -344,8 +296,15 @@ impl BoundPlan {
                     Step::Rng(executor.rng.len() as u32 - 1)
                 }
             };
+            if !lasting.step(plan, schedule, at) {
+                later.push(step);
+            }
             executor.steps.push(step);
         }
+        let first = Executor {
+            steps: std::mem::replace(&mut executor.steps, later),
+            rng: executor.rng.clone(),
+        };
 
         let bindings: Vec<(BindingKind, u32)> = plan
             .bindings
@@ -359,14 +318,8 @@ impl BoundPlan {
                 (kind, binding.value.to_native())
             })
             .collect();
-        let state: Vec<u32> = bindings
-            .iter()
-            .filter(|(kind, _)| *kind == BindingKind::State)
-            .map(|&(_, slot)| slot)
-            .collect();
-        let transient = (0..plan.values.len() as u32)
-            .filter(|value| !state.contains(value))
-            .collect();
+        let (fixed, transient): (Vec<u32>, Vec<u32>) =
+            (0..plan.values.len() as u32).partition(|value| lasting.value(*value));
         let written = plan
             .bindings
             .iter()
@@ -382,13 +335,17 @@ impl BoundPlan {
             .filter(|&value| value != NONE);
         for value in outputs.chain(grads) {
             let bound = matches!(plan.values[value as usize].def, ArchivedDef::Binding(_));
-            let fresh = !bound && results.iter().all(|&(other, _)| other != value);
+            let lasts = bound || lasting.value(value);
+            let fresh = !lasts && results.iter().all(|&(other, _)| other != value);
             results.push((value, fresh));
         }
         let scalars: Vec<Scalar> = plan.scalars.iter().map(native_scalar).collect();
         Ok(BoundPlan {
             program,
+            first,
             executor,
+            settled: false,
+            fixed,
             last_numbers: vec![f64::NAN; numbers.len()],
             numbers,
             scalars,
@@ -436,8 +393,14 @@ impl BoundPlan {
 
     /// Runs the plan. Results wait in their slots, and everything but the
     /// state is dropped by [`BoundPlan::clear`].
-    pub fn run(&self) -> Result<(), ReplayError> {
-        self.program.run(&self.executor)?;
+    pub fn run(&mut self) -> Result<(), ReplayError> {
+        if self.settled {
+            self.program.run(&self.executor)?;
+        } else {
+            self.program.run(&self.first)?;
+            self.program.fix(&self.fixed)?;
+            self.settled = true;
+        }
         for &value in &self.written {
             self.program.bump_version(value)?;
         }
@@ -462,7 +425,7 @@ impl BoundPlan {
         self.program.clear(&self.transient)
     }
 
-    /// How many steps a run takes, views and frees included.
+    /// How many steps a run after the first takes, views and frees included.
     pub fn steps(&self) -> usize {
         self.executor.steps.len()
     }

@@ -471,6 +471,15 @@ impl AtenProgram {
         })
     }
 
+    /// Says that slots hold the same tensors from now on.
+    pub(super) fn fix(&self, values: &[u32]) -> Result<(), ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: pointer and length of a slice.
+        bridge.check(unsafe {
+            (bridge.functions.program_fix)(self.0, values.as_ptr(), values.len() as u32)
+        })
+    }
+
     /// Says that a slot's tensor was written, as autograd counts it.
     pub fn bump_version(&self, value: u32) -> Result<(), ReplayError> {
         let bridge = Bridge::get();

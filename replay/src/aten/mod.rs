@@ -8,6 +8,7 @@
 //! | [`bind`] | a plan file's instructions, handed to the bridge |
 //! | [`eager`] | single calls on host data |
 
+mod args;
 pub mod bind;
 pub mod bridge;
 pub mod eager;

@@ -73,7 +73,10 @@ functions! {
     read_float: fn(*const c_void, u32, *mut f64) -> c_int;
     program_new: fn(u32, u32) -> *mut c_void;
     program_free: fn(*mut c_void);
-    program_op: fn(*mut c_void, *const c_char, *const c_char, *const Arg, u32, *const i64, u32, *mut u32) -> c_int;
+    program_op: fn(*mut c_void, *const c_char, *const c_char, *const Arg, u32, *const i64, u32, u8, *const c_char, *mut u32) -> c_int;
+    program_arena: fn(*mut c_void, u64, u8, i8) -> c_int;
+    program_place: fn(*mut c_void, u32, u8, *const i64, *const i64, u32, u64, u64) -> c_int;
+    program_fix: fn(*mut c_void, *const u32, u32) -> c_int;
     program_view: fn(*mut c_void, u32, u32, u8, *const i64, *const i64, u32, i64, *mut u32) -> c_int;
     program_collective: fn(*mut c_void, u32, i32, *const c_char, u32, u32, u32, *const i64, u32, *const i64, u32, *const i64, u32, *mut u32) -> c_int;
     program_bind: fn(*mut c_void, u32, Object, c_int) -> c_int;

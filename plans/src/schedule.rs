@@ -1,0 +1,71 @@
+//! How a bound plan runs: what is run only once, and where results lie. Passes
+//! decide it when a plan is bound; it is no part of the file.
+
+use crate::plan::Plan;
+use crate::pool::InstrId;
+use crate::value::Device;
+
+/// The alignment of tensors in an arena, in bytes: that of PyTorch's CPU
+/// allocator, so that kernels take the same paths.
+pub const ARENA_ALIGNMENT: u64 = 64;
+/// The same on devices other than the CPU.
+pub const DEVICE_ARENA_ALIGNMENT: u64 = 512;
+
+/// Stands for "not in the arena".
+pub const DYNAMIC: u64 = u64::MAX;
+
+/// How an op writes a result that lies in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Into {
+    /// Through this overload, whose results are its last arguments.
+    Overload(&'static str),
+    /// The op copies its first argument: `aten::copy_` does.
+    Copy,
+    /// Nothing is to be written: the op only allocates.
+    Nothing,
+}
+
+/// How a plan runs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Schedule {
+    /// For each instruction, whether only the first run executes it: its results
+    /// are kept. Empty: none.
+    pub once: Vec<bool>,
+    /// For each value that is a root, its offset in the arena in bytes, or
+    /// [`DYNAMIC`]. Empty: all are dynamic.
+    pub offsets: Vec<u64>,
+    /// Bytes of the arena.
+    pub arena_bytes: u64,
+    /// The device of the arena.
+    pub arena_device: Option<Device>,
+    /// Instructions whose results lie in the arena, in order, and how they get
+    /// there. Collectives are not listed.
+    pub into: Vec<(InstrId, Into)>,
+}
+
+impl Schedule {
+    /// Whether only the first run executes an instruction.
+    pub fn once(&self, instr: usize) -> bool {
+        self.once.get(instr).copied().unwrap_or(false)
+    }
+
+    /// Where a root lies in the arena, if it does.
+    pub fn offset(&self, root: u32) -> Option<u64> {
+        let offset = self.offsets.get(root as usize).copied()?;
+        (offset != DYNAMIC).then_some(offset)
+    }
+
+    /// How an op writes its results into the arena, if it does.
+    pub fn into(&self, instr: usize) -> Option<Into> {
+        let at = self.into.binary_search_by_key(&(instr as u32), |e| e.0);
+        at.ok().map(|at| self.into[at].1)
+    }
+
+    /// Whether every tensor of the arena lies inside it.
+    pub fn fits(&self, plan: &Plan) -> bool {
+        (self.offsets.iter().zip(&plan.values)).all(|(offset, value)| {
+            let end = offset.checked_add(value.storage_bytes);
+            *offset == DYNAMIC || end.is_some_and(|end| end <= self.arena_bytes)
+        })
+    }
+}

@@ -1,0 +1,183 @@
+//! An op's arguments as the bridge takes them.
+
+use std::ffi::CString;
+
+use rote_plans::instr::ArchivedArg;
+use rote_plans::{ArchivedPlan, NONE};
+
+use crate::executor::ReplayError;
+
+use super::sys::{self, Payload, tag};
+
+/// A number among an op's arguments that is set before each run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NumberSite {
+    pub(super) op: u32,
+    pub(super) arg: u32,
+    pub(super) element: Option<u32>,
+    pub(super) scalar: u32,
+}
+
+/// Owns what the bridge's argument structs point at.
+#[derive(Default)]
+pub(super) struct Arguments {
+    lists: Vec<Box<[sys::Arg]>>,
+    ints: Vec<Box<[i64]>>,
+    text: Vec<CString>,
+}
+
+fn simple(tag: u8, payload: Payload) -> sys::Arg {
+    sys::Arg {
+        tag,
+        written: 0,
+        len: 0,
+        payload,
+    }
+}
+
+fn integer(tag: u8, i: i64) -> sys::Arg {
+    simple(tag, Payload { i })
+}
+
+impl Arguments {
+    fn ints(&mut self, tag: u8, ints: Box<[i64]>) -> sys::Arg {
+        let arg = sys::Arg {
+            tag,
+            written: 0,
+            len: ints.len() as u32,
+            payload: Payload {
+                ints: ints.as_ptr(),
+            },
+        };
+        self.ints.push(ints);
+        arg
+    }
+
+    fn list(&mut self, tag: u8, list: Box<[sys::Arg]>) -> sys::Arg {
+        let arg = sys::Arg {
+            tag,
+            written: 0,
+            len: list.len() as u32,
+            payload: Payload {
+                list: list.as_ptr(),
+            },
+        };
+        self.lists.push(list);
+        arg
+    }
+
+    /// One argument, pointing into `self`.
+    pub(super) fn arg(
+        &mut self,
+        plan: &ArchivedPlan,
+        arg: &ArchivedArg,
+    ) -> Result<sys::Arg, ReplayError> {
+        Ok(match arg {
+            ArchivedArg::None => integer(tag::NONE, 0),
+            ArchivedArg::Value(value) => integer(tag::VALUE, i64::from(value.to_native())),
+            ArchivedArg::Values(range) => {
+                let ids = plan.ids[range.indices()]
+                    .iter()
+                    .map(|id| {
+                        if id.to_native() == NONE {
+                            -1
+                        } else {
+                            i64::from(id.to_native())
+                        }
+                    })
+                    .collect();
+                self.ints(tag::VALUES, ids)
+            }
+            ArchivedArg::Bool(value) => integer(tag::BOOL, i64::from(*value)),
+            ArchivedArg::Int(value) => integer(tag::INT, value.to_native()),
+            ArchivedArg::Float(value) => simple(
+                tag::FLOAT,
+                Payload {
+                    f: value.to_native(),
+                },
+            ),
+            ArchivedArg::Complex(re, im) => simple(
+                tag::COMPLEX,
+                Payload {
+                    c: [re.to_native(), im.to_native()],
+                },
+            ),
+            ArchivedArg::Scalar(_) => simple(tag::FLOAT, Payload { f: 0.0 }),
+            ArchivedArg::Wrapped(inner) => {
+                let inner = self.arg(plan, &plan.args[inner.to_native() as usize])?;
+                self.list(tag::WRAPPED, Box::new([inner]))
+            }
+            ArchivedArg::Ints(range) => self.ints(tag::INTS, ints_of(plan, *range)),
+            ArchivedArg::List(range) => {
+                let mut list = Vec::with_capacity(range.indices().len());
+                for inner in &plan.args[range.indices()] {
+                    list.push(self.arg(plan, inner)?);
+                }
+                self.list(tag::LIST, list.into())
+            }
+            ArchivedArg::Str(text) => {
+                let text = c_string(plan.str(text.to_native()))?;
+                let arg = simple(tag::STR, Payload { s: text.as_ptr() });
+                self.text.push(text);
+                arg
+            }
+            ArchivedArg::DType(dtype) => integer(tag::DTYPE, i64::from(dtype.0)),
+            ArchivedArg::Device(device) => integer(
+                tag::DEVICE,
+                i64::from(device.kind) << 8 | i64::from(device.index as u8),
+            ),
+            ArchivedArg::Layout(layout) => integer(tag::LAYOUT, i64::from(*layout)),
+            ArchivedArg::MemoryFormat(format) => integer(tag::MEMORY_FORMAT, i64::from(*format)),
+        })
+    }
+}
+
+/// The places of bound numbers in one argument.
+pub(super) fn number_sites(
+    plan: &ArchivedPlan,
+    op: u32,
+    arg_index: u32,
+    arg: &ArchivedArg,
+    sites: &mut Vec<NumberSite>,
+) {
+    let mut site = |element, scalar: u32| {
+        sites.push(NumberSite {
+            op,
+            arg: arg_index,
+            element,
+            scalar,
+        })
+    };
+    match arg {
+        ArchivedArg::Scalar(scalar) => site(None, scalar.to_native()),
+        ArchivedArg::Wrapped(inner) => {
+            if let ArchivedArg::Scalar(scalar) = &plan.args[inner.to_native() as usize] {
+                site(None, scalar.to_native());
+            }
+        }
+        ArchivedArg::List(range) => {
+            for (element, inner) in plan.args[range.indices()].iter().enumerate() {
+                if let ArchivedArg::Scalar(scalar) = inner {
+                    site(Some(element as u32), scalar.to_native());
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+pub(super) fn bind_error(message: impl Into<String>) -> ReplayError {
+    ReplayError::Bind(message.into())
+}
+
+pub(super) fn c_string(text: &str) -> Result<CString, ReplayError> {
+    CString::new(text).map_err(|_| bind_error(format!("text {text:?} holds a zero byte")))
+}
+
+/// A list of integers of a plan.
+pub(super) fn ints_of(plan: &ArchivedPlan, range: rote_plans::pool::ArchivedRange) -> Box<[i64]> {
+    plan.dims[range.indices()]
+        .iter()
+        .map(|dim| dim.to_native())
+        .collect()
+}

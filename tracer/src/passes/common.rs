@@ -1,0 +1,165 @@
+//! The same op on the same tensors is run once.
+//!
+//! An op that only makes results from its arguments ([`is_function`]) gives the
+//! same bits when it is given the same bits: of two with equal arguments the
+//! second can read the first one's results, if no argument was written in
+//! between, if no result of either is ever written, and if none is returned
+//! (returned tensors are fresh).
+
+use hashbrown::HashMap;
+use rote_plans::{Arg, Instr, NONE, Plan, ValueId};
+
+use super::effects::{self, is_function, outlives, root, writes};
+use super::{Done, Pass, Program, Stage};
+use crate::finish::for_each_value;
+
+pub(super) const PASS: Pass = Pass {
+    name: "common",
+    about: "run the same op on the same tensors once",
+    by_default: true,
+    stage: Stage::Instructions,
+    apply,
+};
+
+fn apply(program: &mut Program) -> Done {
+    let plan = &mut program.plan;
+    let (outlives, writes) = (outlives(plan), writes(plan));
+    let mut with: Vec<ValueId> = (0..plan.values.len() as ValueId).collect();
+    let mut keep = vec![true; plan.instrs.len()];
+    let mut known: HashMap<Vec<u64>, usize> = HashMap::new();
+    let mut key = Vec::new();
+    let mut changed = 0;
+    for (i, kept) in keep.iter_mut().enumerate() {
+        let instr = plan.instrs[i];
+        key.clear();
+        match instr {
+            Instr::View { base, out } => {
+                // Views of one root are told apart by their geometry alone.
+                let value = &plan.values[out as usize];
+                key.extend([1, u64::from(root(plan, with[base as usize]))]);
+                key.extend([u64::from(value.dtype.0), value.offset as u64]);
+                for list in [value.shape, value.strides] {
+                    key.push(u64::from(list.len));
+                    key.extend(plan.dims(list).iter().map(|n| *n as u64));
+                }
+            }
+            Instr::Local {
+                op, overload, args, ..
+            } if is_function(plan, &instr) => {
+                key.extend([0, u64::from(op), u64::from(overload)]);
+                for arg in args.indices() {
+                    encode(plan, &plan.args[arg], &with, &mut key);
+                }
+            }
+            _ => continue,
+        }
+        let Some(&first) = known.get(&key) else {
+            known.insert(key.clone(), i);
+            continue;
+        };
+        let view = matches!(instr, Instr::View { .. });
+        let (a, b) = (all_outs(plan, first), all_outs(plan, i));
+        let fits = a.len() == b.len()
+            && (a.iter().zip(&b)).all(|(a, b)| *b == NONE || *a != NONE)
+            && (view || (fresh(&a, &outlives, &writes) && fresh(&b, &outlives, &writes)))
+            && (view || !written_between(plan, &instr, &with, &writes, first, i));
+        if !fits {
+            known.insert(key.clone(), i);
+            continue;
+        }
+        for (a, b) in a.into_iter().zip(b).filter(|(_, b)| *b != NONE) {
+            with[b as usize] = a;
+            let new = root(plan, a);
+            for value in &mut plan.values {
+                if value.root == b {
+                    value.root = new;
+                }
+            }
+        }
+        *kept = false;
+        changed += usize::from(!view);
+    }
+    effects::replace(plan, &with);
+    effects::retain(plan, &keep);
+    Done {
+        changed,
+        what: format!("{changed} ops repeat an earlier one"),
+    }
+}
+
+/// Results, [`NONE`] included.
+fn all_outs(plan: &Plan, i: usize) -> Vec<ValueId> {
+    match plan.instrs[i] {
+        Instr::Local { outs, .. } => plan.ids(outs).to_vec(),
+        Instr::View { out, .. } => vec![out],
+        _ => Vec::new(),
+    }
+}
+
+/// Whether results are never written and do not outlive the run.
+fn fresh(outs: &[ValueId], outlives: &[bool], writes: &[Vec<u32>]) -> bool {
+    outs.iter().filter(|v| **v != NONE).all(|v| {
+        let v = *v as usize;
+        !outlives[v] && writes[v].is_empty()
+    })
+}
+
+fn written_between(
+    plan: &Plan,
+    instr: &Instr,
+    with: &[ValueId],
+    writes: &[Vec<u32>],
+    first: usize,
+    second: usize,
+) -> bool {
+    let mut found = false;
+    for_each_value(plan, instr, |value| {
+        let root = root(plan, with[value as usize]) as usize;
+        found |= writes[root]
+            .iter()
+            .any(|at| (first..second).contains(&(*at as usize)));
+    });
+    found
+}
+
+/// An argument as numbers that are equal for equal arguments only.
+fn encode(plan: &Plan, arg: &Arg, with: &[ValueId], key: &mut Vec<u64>) {
+    let value = |v: ValueId| match v {
+        NONE => u64::MAX,
+        v => u64::from(with[v as usize]),
+    };
+    match arg {
+        Arg::None => key.push(2),
+        Arg::Value(v) => key.extend([3, value(*v)]),
+        Arg::Values(range) => {
+            key.extend([4, u64::from(range.len)]);
+            key.extend(plan.ids(*range).iter().map(|v| value(*v)));
+        }
+        Arg::Bool(b) => key.extend([5, u64::from(*b)]),
+        Arg::Int(n) => key.extend([6, *n as u64]),
+        Arg::Float(x) => key.extend([7, x.to_bits()]),
+        Arg::Complex(re, im) => key.extend([8, re.to_bits(), im.to_bits()]),
+        Arg::Scalar(s) => key.extend([9, u64::from(*s)]),
+        Arg::Wrapped(inner) => {
+            key.push(10);
+            encode(plan, &plan.args[*inner as usize], with, key);
+        }
+        Arg::Ints(range) => {
+            key.extend([11, u64::from(range.len)]);
+            key.extend(plan.dims(*range).iter().map(|n| *n as u64));
+        }
+        Arg::List(range) => {
+            key.extend([12, u64::from(range.len)]);
+            for inner in range.indices() {
+                encode(plan, &plan.args[inner], with, key);
+            }
+        }
+        Arg::Str(text) => key.extend([13, u64::from(*text)]),
+        Arg::DType(dtype) => key.extend([14, u64::from(dtype.0)]),
+        Arg::Device(device) => {
+            key.extend([15, u64::from(device.kind), device.index as u64]);
+        }
+        Arg::Layout(layout) => key.extend([16, *layout as u64]),
+        Arg::MemoryFormat(format) => key.extend([17, *format as u64]),
+    }
+}

@@ -1,0 +1,64 @@
+//! Ops whose results nothing needs.
+//!
+//! Needed is what outlives the run, what a collective sends (other ranks wait
+//! for it), what moves a generator, and what an op outside of ATen may do. An op
+//! is needed when it makes or writes storage that something needed reads, and
+//! then so is what it reads. Everything else changes nothing that anybody sees.
+
+use rote_plans::{Instr, Plan};
+
+use super::effects::{self, for_each_written, outlives, root};
+use super::{Done, Pass, Program, Stage};
+use crate::finish::{for_each_out, for_each_value};
+
+pub(super) const PASS: Pass = Pass {
+    name: "dead",
+    about: "leave out ops whose results nothing needs",
+    by_default: true,
+    stage: Stage::Instructions,
+    apply,
+};
+
+fn apply(program: &mut Program) -> Done {
+    let plan = &mut program.plan;
+    let mut needed = outlives(plan);
+    let mut keep = vec![false; plan.instrs.len()];
+    let mut changed = 0;
+    for (i, instr) in plan.instrs.iter().enumerate().rev() {
+        let mut live = acts(plan, instr);
+        for_each_out(plan, instr, |out| live |= needed[root(plan, out) as usize]);
+        for_each_written(plan, instr, |root| live |= needed[root as usize]);
+        if live {
+            for_each_value(plan, instr, |value| {
+                needed[root(plan, value) as usize] = true
+            });
+        } else {
+            changed += usize::from(matches!(instr, Instr::Local { .. }));
+        }
+        keep[i] = live;
+    }
+    effects::retain(plan, &keep);
+    Done {
+        changed,
+        what: format!("{changed} ops that nothing needs"),
+    }
+}
+
+/// Whether an instruction is needed whatever its results are.
+fn acts(plan: &Plan, instr: &Instr) -> bool {
+    match instr {
+        Instr::Local {
+            op,
+            outs,
+            writes,
+            seeded,
+            ..
+        } => {
+            let name = plan.str(*op);
+            let plain = name.starts_with("aten::") || name.starts_with("prims::");
+            *seeded || !plain || (outs.len == 0 && writes.len == 0)
+        }
+        Instr::View { .. } => false,
+        Instr::Collective(_) | Instr::Wait { .. } | Instr::Rng { .. } | Instr::Free { .. } => true,
+    }
+}

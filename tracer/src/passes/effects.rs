@@ -1,0 +1,162 @@
+//! What instructions read, write and make, for every pass alike.
+//!
+//! Storage is what matters: a write through one view changes what every view of
+//! the same root reads.
+
+use rote_plans::{Arg, Def, Instr, NONE, Plan, Range, ValueId};
+
+use crate::finish::for_each_out;
+
+/// The root of a value.
+pub fn root(plan: &Plan, value: ValueId) -> ValueId {
+    plan.values[value as usize].root
+}
+
+/// Calls `visit` with the root of everything that an instruction writes in
+/// place.
+pub fn for_each_written(plan: &Plan, instr: &Instr, mut visit: impl FnMut(ValueId)) {
+    match instr {
+        Instr::Local { writes, .. } => {
+            for &value in plan.ids(*writes) {
+                visit(root(plan, value));
+            }
+        }
+        Instr::Collective(c) if c.output == c.input => visit(root(plan, c.input)),
+        _ => {}
+    }
+}
+
+/// For each value that is a root, the instructions that write it after it was
+/// made, in order.
+pub fn writes(plan: &Plan) -> Vec<Vec<u32>> {
+    let mut writes = vec![Vec::new(); plan.values.len()];
+    for (i, instr) in plan.instrs.iter().enumerate() {
+        for_each_written(plan, instr, |root| writes[root as usize].push(i as u32));
+    }
+    writes
+}
+
+/// For each value that is a root, whether its storage is there after the run:
+/// bindings, and what is returned or left as a gradient.
+pub fn outlives(plan: &Plan) -> Vec<bool> {
+    let mut outlives = vec![false; plan.values.len()];
+    let bindings = plan.bindings.iter().map(|binding| binding.value);
+    let outputs = plan.outputs.iter().map(|output| output.value);
+    let grads = plan.grads.iter().map(|grad| grad.value);
+    for value in bindings.chain(outputs).chain(grads) {
+        if value != NONE {
+            outlives[root(plan, value) as usize] = true;
+        }
+    }
+    outlives
+}
+
+/// Whether an op does nothing but make its results from its arguments: no
+/// write, no random numbers, and a namespace whose ops keep to that.
+pub fn is_function(plan: &Plan, instr: &Instr) -> bool {
+    let Instr::Local {
+        op,
+        outs,
+        writes,
+        seeded,
+        ..
+    } = instr
+    else {
+        return false;
+    };
+    let name = plan.str(*op);
+    writes.len == 0
+        && !seeded
+        && outs.len > 0
+        && (name.starts_with("aten::") || name.starts_with("prims::"))
+}
+
+/// Ops that look only at the meta of their tensor argument.
+pub fn reads_meta_only(name: &str) -> bool {
+    name.ends_with("_like") && name != "aten::rand_like" || name.starts_with("aten::new_")
+}
+
+/// Keeps the marked instructions, with everything that counts instructions.
+/// What the others define must be defined by nothing and read by nothing.
+pub fn retain(plan: &mut Plan, keep: &[bool]) {
+    let mut moved = Vec::with_capacity(keep.len() + 1);
+    let mut next = 0_u32;
+    for &kept in keep {
+        moved.push(next);
+        next += u32::from(kept);
+    }
+    moved.push(next);
+    let mut at = keep.iter();
+    plan.instrs.retain(|_| *at.next().unwrap_or(&true));
+    for value in &mut plan.values {
+        if let Def::Instr(instr) = &mut value.def {
+            *instr = moved[*instr as usize];
+        }
+        value.last_use = NONE;
+    }
+    let shift = |range: &mut Range| {
+        let start = moved[range.start as usize];
+        let end = moved[(range.start + range.len) as usize];
+        *range = Range {
+            start,
+            len: end - start,
+        };
+    };
+    for strategy in &mut plan.strategies {
+        shift(&mut strategy.instrs);
+    }
+    for redistribution in &mut plan.redistributions {
+        shift(&mut redistribution.instrs);
+    }
+}
+
+/// Puts other values in the place of values, wherever they are read. `with[v]`
+/// is what replaces `v`, itself if nothing does.
+pub fn replace(plan: &mut Plan, with: &[ValueId]) {
+    let new = |value: &mut ValueId| {
+        if *value != NONE {
+            *value = with[*value as usize];
+        }
+    };
+    let mut ranges: Vec<Range> = Vec::new();
+    for arg in &mut plan.args {
+        match arg {
+            Arg::Value(value) => new(value),
+            Arg::Values(range) => ranges.push(*range),
+            _ => {}
+        }
+    }
+    for instr in &mut plan.instrs {
+        match instr {
+            Instr::Local { writes, .. } => ranges.push(*writes),
+            Instr::View { base, .. } => new(base),
+            Instr::Collective(c) => {
+                let in_place = c.input == c.output;
+                new(&mut c.input);
+                if in_place {
+                    c.output = c.input;
+                }
+            }
+            Instr::Wait { value } | Instr::Free { value } => new(value),
+            Instr::Rng { .. } => {}
+        }
+    }
+    for range in ranges {
+        for id in &mut plan.ids[range.indices()] {
+            new(id);
+        }
+    }
+    for output in &mut plan.outputs {
+        new(&mut output.value);
+    }
+    for grad in &mut plan.grads {
+        new(&mut grad.value);
+    }
+}
+
+/// The values that an instruction defines.
+pub fn outs(plan: &Plan, instr: &Instr) -> Vec<ValueId> {
+    let mut outs = Vec::new();
+    for_each_out(plan, instr, |value| outs.push(value));
+    outs
+}

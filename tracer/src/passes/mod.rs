@@ -1,0 +1,188 @@
+//! Passes: what makes a plan faster to replay, with the same bits as before.
+//!
+//! They run when a plan is bound, on a copy in memory, so a plan file holds
+//! what was recorded and any pass can be left out without recording again. The
+//! file of each pass says why it is safe.
+//!
+//! | module | pass |
+//! |---|---|
+//! | [`scalars`] | ops with a number as ops with a tensor that wraps it |
+//! | [`copies`] | copies that are never told apart from what they copy |
+//! | [`common`] | the same op on the same tensors, once |
+//! | [`dead`] | ops whose results nothing needs |
+//! | [`constants`] | what depends on nothing but constants, in the first run only |
+//! | [`arena`] | results at fixed places, written there directly |
+//! | [`effects`] | what instructions read, write and make |
+
+mod arena;
+mod common;
+mod constants;
+mod copies;
+mod dead;
+mod effects;
+mod into;
+mod scalars;
+#[cfg(test)]
+mod tests;
+
+use rote_plans::{Instr, Plan, Schedule};
+
+use crate::finish::finish;
+
+/// A plan on its way through the passes.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The plan. Passes over instructions see it without [`Instr::Free`].
+    pub plan: Plan,
+    /// How it runs; filled by the passes after liveness.
+    pub schedule: Schedule,
+}
+
+/// What a pass did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// How many things it changed.
+    pub changed: usize,
+    /// What they are, for people.
+    pub what: String,
+}
+
+/// When a pass runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Over instructions without frees.
+    Instructions,
+    /// Over the finished plan, to fill its schedule.
+    Schedule,
+}
+
+/// One pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass {
+    /// Its name in `passes=` and `ROTE_PASSES`.
+    pub name: &'static str,
+    /// What it does, in one line.
+    pub about: &'static str,
+    /// Whether it runs unless it is named.
+    pub by_default: bool,
+    stage: Stage,
+    apply: fn(&mut Program) -> Done,
+}
+
+/// Every pass, in the order in which they run.
+pub const PASSES: &[Pass] = &[
+    scalars::PASS,
+    copies::PASS,
+    common::PASS,
+    dead::PASS,
+    constants::PASS,
+    arena::PASS,
+];
+
+/// Which passes run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Selection(u32);
+
+/// A name that no pass has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "unknown pass {found:?}: expected all, none, default, or names of {known} with - before those to leave out"
+)]
+pub struct UnknownPass {
+    found: String,
+    known: String,
+}
+
+impl Default for Selection {
+    /// The passes that run unless another choice is made.
+    fn default() -> Self {
+        Self::of(|pass| pass.by_default)
+    }
+}
+
+impl Selection {
+    /// No pass.
+    pub const NONE: Selection = Selection(0);
+
+    fn of(chosen: impl Fn(&Pass) -> bool) -> Self {
+        let bits = PASSES.iter().enumerate();
+        Selection(bits.fold(0, |set, (at, pass)| set | u32::from(chosen(pass)) << at))
+    }
+
+    /// Reads a list separated by commas: `all`, `none`, `default`, names of
+    /// passes to run, names after `-` to leave out. A list that begins with a
+    /// name runs the named passes alone; one that begins with `-` or `+` changes
+    /// the default.
+    ///
+    /// # Errors
+    ///
+    /// [`UnknownPass`] for a name that no pass has.
+    pub fn parse(text: &str) -> Result<Self, UnknownPass> {
+        let mut words = text.split(',').map(str::trim).filter(|w| !w.is_empty());
+        let mut first = true;
+        words.try_fold(Selection::default(), |set, word| {
+            let begins = std::mem::replace(&mut first, false);
+            let (sign, name) = match word.split_at_checked(1) {
+                Some(("-", name)) => (-1, name),
+                Some(("+", name)) => (1, name),
+                _ => (0, word),
+            };
+            let (bits, named) = match name {
+                "all" => (Self::of(|_| true).0, true),
+                "none" => (0, true),
+                "default" => (Self::default().0, true),
+                name => (Self::of(|p| p.name == name).0, false),
+            };
+            if bits == 0 && !named {
+                let known: Vec<_> = PASSES.iter().map(|p| p.name).collect();
+                return Err(UnknownPass {
+                    found: name.to_owned(),
+                    known: known.join(", "),
+                });
+            }
+            Ok(Selection(match sign {
+                -1 => set.0 & !bits,
+                0 if begins => bits,
+                _ => set.0 | bits,
+            }))
+        })
+    }
+
+    /// Whether a pass runs.
+    pub fn has(self, name: &str) -> bool {
+        self.0 & Self::of(|p| p.name == name).0 != 0
+    }
+}
+
+/// What the chosen passes did, in their order.
+pub type Report = Vec<(&'static str, Done)>;
+
+/// Runs the chosen passes over a recorded plan.
+pub fn optimize(plan: Plan, chosen: Selection) -> (Program, Report) {
+    let mut program = Program {
+        plan: without_frees(plan),
+        schedule: Schedule::default(),
+    };
+    let mut report = Report::new();
+    let mut run = |stage: Stage, program: &mut Program| {
+        for pass in PASSES.iter().filter(|p| p.stage == stage) {
+            if chosen.has(pass.name) {
+                report.push((pass.name, (pass.apply)(program)));
+            }
+        }
+    };
+    run(Stage::Instructions, &mut program);
+    let sources = vec![String::new(); program.plan.instrs.len()];
+    program.plan = finish(program.plan, sources).0;
+    run(Stage::Schedule, &mut program);
+    (program, report)
+}
+
+/// A finished plan as it was before [`finish`].
+fn without_frees(mut plan: Plan) -> Plan {
+    let keep: Vec<bool> = (plan.instrs.iter())
+        .map(|instr| !matches!(instr, Instr::Free { .. }))
+        .collect();
+    effects::retain(&mut plan, &keep);
+    plan
+}

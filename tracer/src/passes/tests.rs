@@ -1,0 +1,412 @@
+//! Passes on plans that the recorder makes of a few ops: what each takes out,
+//! and what it must leave.
+
+use rote_plans::schedule::Into;
+use rote_plans::{Instr, Plan};
+
+use super::{Program, Selection, optimize};
+use crate::event::{ArgEvent, OpEvent};
+use crate::sample::{
+    self, Tensor, collective, in_place, op, program, read, record, recorder, tensor,
+};
+
+fn passes(names: &str) -> Selection {
+    Selection::parse(names).expect("names of passes")
+}
+
+/// The plan of ops on two arguments, through these passes.
+fn run(names: &str, ops: &[OpEvent<'_>], outputs: &[&Tensor], args: &[&Tensor]) -> Program {
+    let mut recorder = recorder(args);
+    record(&mut recorder, ops);
+    let (plan, _) = sample::finish(recorder, outputs);
+    let (program, report) = optimize(plan, passes(names));
+    program.plan.check().expect("the plan is valid");
+    assert_eq!(report.len(), names.split(',').count());
+    program
+}
+
+/// The local ops of a plan, by name.
+fn ops(plan: &Plan) -> Vec<&str> {
+    let name = |instr: &Instr| match instr {
+        Instr::Local { op, .. } => plan.str(*op).strip_prefix("aten::"),
+        _ => None,
+    };
+    plan.instrs.iter().filter_map(name).collect()
+}
+
+#[test]
+fn a_selection_is_read_and_refused() {
+    assert_eq!(passes(""), Selection::default());
+    assert_eq!(passes("none"), Selection::NONE);
+    assert!(passes("arena").has("arena") && !passes("arena").has("dead"));
+    assert!(!passes("-arena").has("arena") && passes("-arena").has("dead"));
+    assert!(!passes("all,-dead").has("dead") && passes("all,-dead").has("common"));
+    let error = Selection::parse("arenas").expect_err("no such pass");
+    assert!(error.to_string().contains("\"arenas\"") && error.to_string().contains("arena"));
+}
+
+#[test]
+fn without_passes_a_plan_stays_as_it_was() {
+    let (x, y, z) = (tensor(1, &[4]), tensor(2, &[4]), tensor(3, &[4]));
+    let mut recorder = recorder(&[&x]);
+    record(
+        &mut recorder,
+        &[op("aten::neg", &[&x], &[&y]), op("aten::neg", &[&y], &[&z])],
+    );
+    let (plan, _) = sample::finish(recorder, &[&z]);
+    let (same, report) = optimize(plan.clone(), Selection::NONE);
+    assert_eq!((same.plan, report.len()), (plan, 0));
+}
+
+#[test]
+fn the_same_op_runs_once() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    let twice = [
+        op("aten::neg", &[&x], &[&a]),
+        op("aten::neg", &[&x], &[&b]),
+        op("aten::add", &[&a, &b], &[&c]),
+    ];
+    let found = run("common", &twice, &[&c], &[&x]);
+    assert_eq!(program(&found.plan)[..2], ["neg %0 > %1", "add %1 %1 > %2"]);
+}
+
+#[test]
+fn the_same_op_runs_again_after_a_write() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    for write in [&x, &a, &b] {
+        let ops_ = [
+            op("aten::neg", &[&x], &[&a]),
+            in_place(
+                "aten::add_",
+                if std::ptr::eq(write, &b) { &x } else { write },
+                &[],
+            ),
+            op("aten::neg", &[&x], &[&b]),
+            in_place("aten::mul_", write, &[]),
+            op("aten::add", &[&a, &b], &[&c]),
+        ];
+        let found = run("common", &ops_, &[&c], &[&x]);
+        assert_eq!(ops(&found.plan), ["neg", "add_", "neg", "mul_", "add"]);
+    }
+}
+
+#[test]
+fn what_is_returned_twice_is_made_twice() {
+    let x = tensor(1, &[4]);
+    let (a, b) = (tensor(2, &[4]), tensor(3, &[4]));
+    let twice = [op("aten::neg", &[&x], &[&a]), op("aten::neg", &[&x], &[&b])];
+    let found = run("common", &twice, &[&a, &b], &[&x]);
+    assert_eq!(ops(&found.plan), ["neg", "neg"]);
+}
+
+#[test]
+fn random_numbers_are_drawn_as_often_as_recorded() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    let mut draws = [
+        op("aten::rand_like", &[&x], &[&a]),
+        op("aten::rand_like", &[&x], &[&b]),
+        op("aten::add", &[&a, &a], &[&c]),
+    ];
+    draws[0].seeded = true;
+    draws[1].seeded = true;
+    let found = run("common,dead,constants", &draws, &[&c], &[&x]);
+    assert_eq!(ops(&found.plan), ["rand_like", "rand_like", "add"]);
+    assert!(!found.schedule.once.contains(&true));
+}
+
+#[test]
+fn what_nothing_needs_is_left_out() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        in_place("aten::add_", &a, &[&x]), // needed by nobody
+        op("aten::exp", &[&x], &[&b]),
+        in_place("aten::add_", &b, &[&x]), // needed by what is returned
+        op("aten::sin", &[&b], &[&c]),
+        in_place("aten::mul_", &x, &[]), // the caller's tensor
+    ];
+    let found = run("dead", &steps, &[&c], &[&x]);
+    assert_eq!(ops(&found.plan), ["exp", "add_", "sin", "mul_"]);
+}
+
+#[test]
+fn collectives_and_foreign_ops_are_needed() {
+    let x = tensor(1, &[4]);
+    let (a, b) = (tensor(2, &[4]), tensor(3, &[4]));
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        collective(
+            "_c10d_functional::all_reduce",
+            &a,
+            vec![ArgEvent::Str("sum")],
+            &b,
+        ),
+        op("mylib::log", &[&x], &[]),
+    ];
+    let found = run("dead", &steps, &[], &[&x]);
+    assert!(
+        program(&found.plan)
+            .iter()
+            .any(|i| i.starts_with("AllReduce"))
+    );
+    assert_eq!(
+        found
+            .plan
+            .instrs
+            .iter()
+            .filter(|i| matches!(i, Instr::Local { .. }))
+            .count(),
+        2
+    );
+}
+
+#[test]
+fn copies_go_unless_somebody_can_tell() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    let plain = [
+        op("aten::neg", &[&x], &[&a]),
+        op("aten::clone", &[&a], &[&b]),
+        op("aten::exp", &[&b], &[&c]),
+    ];
+    let found = run("copies", &plain, &[&c], &[&x]);
+    assert_eq!(ops(&found.plan), ["neg", "exp"]);
+    for write in [&a, &b] {
+        let mut steps = plain.to_vec();
+        steps.insert(2, in_place("aten::mul_", write, &[]));
+        let found = run("copies", &steps, &[&c], &[&x]);
+        assert_eq!(ops(&found.plan), ["neg", "clone", "mul_", "exp"]);
+    }
+    let found = run("copies", &plain, &[&b, &c], &[&x]);
+    assert_eq!(ops(&found.plan), ["neg", "clone", "exp"]);
+    // An argument's data may lie anywhere, and the caller may change it.
+    let argument = [
+        op("aten::clone", &[&x], &[&b]),
+        op("aten::exp", &[&b], &[&c]),
+    ];
+    let found = run("copies", &argument, &[&c], &[&x]);
+    assert_eq!(ops(&found.plan), ["clone", "exp"]);
+}
+
+#[test]
+fn views_of_a_copy_become_views_of_its_source() {
+    let x = tensor(1, &[32]);
+    let whole = tensor(2, &[32]);
+    let half = whole.view(&[16], &[1], 16);
+    let copy = tensor(3, &[16]);
+    let part = copy.view(&[4], &[1], 2);
+    let out = tensor(4, &[4]);
+    let steps = [
+        op("aten::neg", &[&x], &[&whole]),
+        op("aten::clone", &[&half], &[&copy]),
+        op("aten::exp", &[&part], &[&out]),
+    ];
+    let found = run("copies", &steps, &[&out], &[&x]);
+    assert_eq!(ops(&found.plan), ["neg", "exp"]);
+    let view = found.plan.values.iter().find(|v| v.offset == 18);
+    assert!(view.is_some_and(|v| found.plan.values[v.root as usize].storage_bytes == 128));
+}
+
+#[test]
+fn constants_are_made_once() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    let steps = [
+        op("aten::ones", &[], &[&a]),
+        op("aten::neg", &[&a], &[&b]),
+        op("aten::mul", &[&b, &x], &[&c]),
+    ];
+    let found = run("constants", &steps, &[&c], &[&x]);
+    let once: Vec<bool> = (0..found.plan.instrs.len())
+        .filter(|i| matches!(found.plan.instrs[*i], Instr::Local { .. }))
+        .map(|i| found.schedule.once(i))
+        .collect();
+    assert_eq!(once, [true, true, false]);
+}
+
+#[test]
+fn what_a_run_writes_is_no_constant() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    let steps = [
+        op("aten::zeros", &[], &[&a]),
+        in_place("aten::add_", &a, &[&x]), // differs at every run
+        op("aten::neg", &[&a], &[&b]),
+        op("aten::mul", &[&b, &x], &[&c]),
+    ];
+    let found = run("constants", &steps, &[&c], &[&x]);
+    assert!(!found.schedule.once.contains(&true));
+    // Returned tensors are fresh at every call.
+    let found = run("constants", &[op("aten::ones", &[], &[&a])], &[&a], &[]);
+    assert!(!found.schedule.once.contains(&true));
+}
+
+/// A chain of ops that all can lie in the arena, ending in one that is returned.
+fn chain(storages: std::ops::Range<u64>, bytes: &[i64]) -> Vec<Tensor> {
+    storages.zip(bytes).map(|(s, n)| tensor(s, &[*n])).collect()
+}
+
+#[test]
+fn results_that_live_at_once_do_not_share_bytes() {
+    let x = tensor(1, &[64]);
+    let t = chain(2..8, &[64, 32, 16, 64, 128, 8]);
+    let steps = [
+        op("aten::cat", &[&x], &[&t[0]]),
+        op("aten::cat", &[&t[0]], &[&t[1]]),
+        op("aten::cat", &[&t[0]], &[&t[2]]),
+        op("aten::cat", &[&t[1], &t[2]], &[&t[3]]),
+        op("aten::cat", &[&t[3], &t[2]], &[&t[4]]),
+        op("aten::cat", &[&t[4]], &[&t[5]]),
+    ];
+    let found = run("arena", &steps, &[&t[5]], &[&x]);
+    assert!(found.schedule.fits(&found.plan));
+    let placed = found.schedule.offsets.iter().filter(|o| **o != u64::MAX);
+    assert_eq!(
+        placed.count(),
+        5,
+        "all but the argument and what is returned"
+    );
+    check_places(&found);
+    let sum: u64 = found.plan.values.iter().map(|v| v.storage_bytes).sum();
+    assert!(found.schedule.arena_bytes < sum, "bytes are shared");
+}
+
+/// Runs a plan on paper: every read must find what was written last under its
+/// name, whatever shares its bytes.
+fn check_places(program: &Program) {
+    let plan = &program.plan;
+    let mut holds: Vec<Option<u32>> = vec![None; program.schedule.arena_bytes as usize];
+    let range = |root: u32| {
+        program.schedule.offset(root).map(|from| {
+            let from = from as usize;
+            from..from + plan.values[root as usize].storage_bytes as usize
+        })
+    };
+    for instr in &plan.instrs {
+        let outs = super::effects::outs(plan, instr);
+        for value in sample::touched(plan, instr) {
+            let root = plan.values[value as usize].root;
+            if !outs.contains(&value) {
+                if let Some(range) = range(root) {
+                    assert!(holds[range].iter().all(|h| *h == Some(root)), "%{root}");
+                }
+            }
+        }
+        for out in outs
+            .into_iter()
+            .filter(|v| plan.values[*v as usize].root == *v)
+        {
+            if let Some(range) = range(out) {
+                holds[range].fill(Some(out));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_collective_reads_stays_until_the_wait() {
+    let x = tensor(1, &[64]);
+    let [a, b, c, d] = [2, 3, 4, 5].map(|storage| tensor(storage, &[64]));
+    let gathered = tensor(6, &[128]);
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        collective(
+            "_c10d_functional::all_gather_into_tensor",
+            &a,
+            vec![ArgEvent::Int(2)],
+            &gathered,
+        ),
+        op("aten::exp", &[&x], &[&b]), // must not write over what is being sent
+        op("aten::cat", &[&b], &[&c]),
+        sample::wait(&gathered),
+        op("aten::cat", &[&gathered, &c], &[&d]),
+    ];
+    let found = run("arena", &steps, &[&d], &[&x]);
+    let place = |storage_bytes: u64, nth: usize| {
+        let roots = found.plan.values.iter().enumerate();
+        let mut roots = roots.filter(|(_, v)| v.storage_bytes == storage_bytes);
+        roots
+            .nth(nth)
+            .and_then(|(id, _)| found.schedule.offset(id as u32))
+    };
+    let (a, b, c) = (place(256, 0), place(256, 1), place(256, 2));
+    assert!(a.is_some() && a != b && a != c, "{a:?} {b:?} {c:?}");
+}
+
+#[test]
+fn an_element_wise_result_lies_over_an_argument_that_dies() {
+    let x = tensor(1, &[64]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[64]));
+    let out = tensor(5, &[64]);
+    let offsets = |steps: &[OpEvent<'_>]| {
+        let found = run("arena", steps, &[&out], &[&x]);
+        let placed = found.schedule.offsets.iter().filter(|o| **o != u64::MAX);
+        placed.copied().collect::<Vec<_>>()
+    };
+    let dies = offsets(&[
+        op("aten::neg", &[&x], &[&a]),
+        op("aten::exp", &[&a], &[&b]),
+        op("aten::cat", &[&b], &[&out]),
+    ]);
+    assert_eq!(dies[0], dies[1]);
+    let lives = offsets(&[
+        op("aten::neg", &[&x], &[&a]),
+        op("aten::exp", &[&a], &[&b]),
+        op("aten::cat", &[&a, &b], &[&out]),
+    ]);
+    assert_ne!(lives[0], lives[1]);
+    // Not element by element.
+    let matrix = offsets(&[
+        op("aten::neg", &[&x], &[&a]),
+        op("aten::cat", &[&a], &[&b]),
+        op("aten::cat", &[&b], &[&out]),
+    ]);
+    assert_ne!(matrix[0], matrix[1]);
+    // The argument is looked at in another way too.
+    let turned = a.view(&[64], &[1], 0);
+    let reversed = Tensor {
+        sizes: vec![8, 8],
+        strides: vec![1, 8],
+        ..turned
+    };
+    let two_ways = offsets(&[
+        op("aten::neg", &[&x], &[&a]),
+        op("aten::maximum", &[&a, &reversed], &[&c]),
+        op("aten::cat", &[&c], &[&out]),
+    ]);
+    assert_ne!(two_ways[0], two_ways[1]);
+}
+
+#[test]
+fn ops_are_told_how_to_write_their_results() {
+    let x = tensor(1, &[64]);
+    let [a, b, c, out] = [2, 3, 4, 5].map(|storage| tensor(storage, &[64]));
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        op("aten::empty_like", &[&a], &[&b]),
+        in_place("aten::copy_", &b, &[&a]),
+        op("aten::clone", &[&b], &[&c]),
+        op("aten::nonsense", &[&c], &[&out]),
+    ];
+    let found = run("arena", &steps, &[&out], &[&x]);
+    let how: Vec<Into> = found.schedule.into.iter().map(|(_, how)| *how).collect();
+    assert_eq!(how, [Into::Overload("out"), Into::Nothing, Into::Copy]);
+}
+
+#[test]
+fn a_number_becomes_a_wrapped_tensor() {
+    let (x, y) = (tensor(1, &[4]), tensor(2, &[4]));
+    let mut scaled = op("aten::mul", &[&x], &[&y]);
+    scaled.overload = "Scalar";
+    scaled.args.push(read(ArgEvent::Float(2.0)));
+    let found = run("scalars", &[scaled], &[&y], &[&x]);
+    assert_eq!(program(&found.plan), ["mul %0 Wrapped(2) > %1"]);
+    let Instr::Local { overload, .. } = found.plan.instrs[0] else {
+        panic!("a local op");
+    };
+    assert_eq!(found.plan.str(overload), "Tensor");
+}
