@@ -92,6 +92,22 @@ pub enum PropagationError {
 }
 
 impl PropagationError {
+    /// The same error of an op that asked this one.
+    pub(super) fn asked_of(mut self, asking: &str) -> Self {
+        match &mut self {
+            PropagationError::UnknownOp { op }
+            | PropagationError::Duplicate { op }
+            | PropagationError::Arity { op, .. }
+            | PropagationError::Argument { op, .. }
+            | PropagationError::InPlace { op, .. }
+            | PropagationError::TooLarge { op, .. } => asking.clone_into(op),
+            PropagationError::Notation { .. }
+            | PropagationError::Mesh { .. }
+            | PropagationError::Sharding { .. } => {}
+        }
+        self
+    }
+
     pub(super) fn notation(found: &str, expected: impl Into<String>) -> Self {
         let mut found: String = found.chars().take(80).collect();
         if found.is_empty() {

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use super::cost::Topology;
+use super::each::Each;
 use super::error::PropagationError;
 use super::fill::Filled;
 use super::placement::Placement;
@@ -22,7 +23,8 @@ pub struct Explanation {
     pub family: String,
     /// What was decided.
     pub decision: Propagation,
-    /// One choice per mesh dim.
+    /// One choice per mesh dim; none for ops on lists, whose entries are each
+    /// decided as the op on single tensors is.
     pub choices: Vec<Choice>,
 }
 
@@ -97,6 +99,15 @@ pub fn explain(
     topology: &Topology,
 ) -> Result<Explanation, PropagationError> {
     let decision = propagate(rules, query, mesh, topology)?;
+    let (rule, family) = rules.matched(query.op).unwrap_or_default();
+    if Each::of(query.op, rules).is_some() {
+        return Ok(Explanation {
+            rule,
+            family,
+            decision,
+            choices: Vec::new(),
+        });
+    }
     let checked = check(rules, query, mesh)?;
     let filled = Filled::new(query, &checked.rule, &checked.inputs, mesh.sizes())?;
     let every: Vec<OneDim> = (0..filled.rows())
@@ -137,7 +148,6 @@ pub fn explain(
             }
         })
         .collect();
-    let (rule, family) = rules.matched(query.op).unwrap_or_default();
     Ok(Explanation {
         rule,
         family,

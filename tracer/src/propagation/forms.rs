@@ -9,6 +9,8 @@ pub enum Form {
     InPlace,
     /// It writes its last arguments, one per output.
     Out,
+    /// It does what the op does to every entry of lists.
+    Each,
 }
 
 /// `out=` overloads whose names do not say which op they are a form of.

@@ -109,6 +109,9 @@ fn names() -> Vec<String> {
         names.push(format!("{name}.out"));
         names.push(format!("{name}_"));
         names.push(name.to_owned());
+        for overload in ["List", "Scalar", "ScalarList", "Tensor"] {
+            names.push(name.replace("::", "::_foreach_") + "." + overload);
+        }
     }
     names
 }

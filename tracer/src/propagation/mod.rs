@@ -9,6 +9,7 @@
 //! | [`spec`] | meshes, specs and their notations |
 //! | [`notation`] | the notation of other arguments |
 //! | [`rule`] | strategies on one mesh dim |
+//! | [`each`] | ops on lists, entry by entry |
 //! | [`forms`] | which op an in-place or `out=` name is a form of |
 //! | [`registry`] | the registry of ops |
 //! | [`rules`] | the tables of rules |
@@ -31,6 +32,9 @@ pub mod cost;
 #[cfg(test)]
 mod data_tests;
 mod descent;
+mod each;
+#[cfg(test)]
+mod each_tests;
 pub mod error;
 pub mod explain;
 mod fill;

@@ -3,6 +3,7 @@
 
 use hashbrown::HashMap;
 
+use super::each::Each;
 use super::error::PropagationError;
 use super::forms::{self, Form};
 use super::rule::{Arg, Query, Rule, RuleFn};
@@ -107,11 +108,8 @@ impl Registry {
 
     /// The registered op whose rule answers for a name, and its family.
     pub fn matched(&self, op: &str) -> Option<(String, String)> {
-        let (maker, _) = self.find(op)?;
-        let base = match self.rules.contains_key(op) {
-            true => op.to_owned(),
-            false => self.base(op)?.0,
-        };
+        let (base, _) = self.base(op)?;
+        let maker = self.rules.get(&base)?;
         let family = match maker {
             Maker::Table(family) => family.name(),
             Maker::Function(_) => "registered".into(),
@@ -126,7 +124,7 @@ impl Registry {
                 op: query.op.into(),
             })?;
         let (mut rule, mut written) = match form {
-            Form::Functional => (maker.rule(query)?, Vec::new()),
+            Form::Functional | Form::Each => (maker.rule(query)?, Vec::new()),
             Form::InPlace => in_place(maker.rule(query)?, query)?,
             Form::Out => out(maker, query)?,
         };
@@ -149,12 +147,26 @@ impl Registry {
         if let Some(maker) = self.rules.get(op) {
             return Some((*maker, Form::Functional));
         }
-        self.base(op)
+        self.base_of_one(op)
             .and_then(|(base, form)| Some((*self.rules.get(&base)?, form)))
     }
 
     /// The registered op that a name stands for, and as which form of it.
     pub fn base(&self, op: &str) -> Option<(String, Form)> {
+        if let Some(each) = Each::of(op, self) {
+            return self.base_of_one(&each.op).map(|b| (b.0, Form::Each));
+        }
+        self.base_of_one(op)
+    }
+
+    /// Whether an op draws random numbers, so that two runs differ. Attention
+    /// does where its dropout is not 0, which its name does not say.
+    pub fn draws(&self, op: &str) -> bool {
+        self.base(op).is_some_and(|base| rules::draws(&base.0))
+    }
+
+    /// As [`Registry::base`], of an op that is no list op, or of one entry.
+    pub(super) fn base_of_one(&self, op: &str) -> Option<(String, Form)> {
         forms::bases(op)
             .into_iter()
             .find(|b| self.rules.contains_key(&b.0))

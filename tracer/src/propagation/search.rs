@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 
 use super::cost::Topology;
 use super::descent::Descent;
+use super::each::Each;
 use super::error::PropagationError;
 use super::fill::{Filled, Masks};
 use super::placement::Placement;
@@ -24,6 +25,9 @@ use super::spec::{MAX_TENSOR_DIMS, Mesh, Spec, TensorMeta, written};
 /// these are looked at, before a search gives way to a descent.
 const MAX_STATES: usize = 8_000;
 const MAX_JOINS: usize = 1_000_000;
+
+/// The most combinations that are enumerated.
+const LIMIT: usize = 50_000;
 
 /// What became of one input.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,11 +88,11 @@ pub(super) struct Checked<'a> {
     pub(super) written: Vec<Written>,
 }
 
-pub(super) fn check<'a>(
-    rules: &Registry,
+/// The tensors among the arguments with their metas, which fit the mesh.
+pub(super) fn sound<'a>(
     query: &Query<'a>,
     mesh: &Mesh,
-) -> Result<Checked<'a>, PropagationError> {
+) -> Result<Vec<(&'a Spec, &'a TensorMeta)>, PropagationError> {
     let dims = mesh.sizes().len();
     let mut inputs = Vec::with_capacity(4);
     for (i, spec) in query.inputs() {
@@ -127,6 +131,15 @@ pub(super) fn check<'a>(
         }
         inputs.push((spec, meta));
     }
+    Ok(inputs)
+}
+
+pub(super) fn check<'a>(
+    rules: &Registry,
+    query: &Query<'a>,
+    mesh: &Mesh,
+) -> Result<Checked<'a>, PropagationError> {
+    let inputs = sound(query, mesh)?;
     let (rule, written) = rules.rule(query)?;
     if rule.inputs() != inputs.len() {
         return Err(PropagationError::Arity {
@@ -153,14 +166,26 @@ pub fn propagate(
     mesh: &Mesh,
     topology: &Topology,
 ) -> Result<Propagation, PropagationError> {
-    let checked = check(rules, query, mesh)?;
+    if let Some(each) = Each::of(query.op, rules) {
+        return each.propagate(rules, query, mesh, topology);
+    }
+    run(query, &check(rules, query, mesh)?, mesh, topology)
+}
+
+/// The same, for a question that was checked.
+pub(super) fn run(
+    query: &Query<'_>,
+    checked: &Checked<'_>,
+    mesh: &Mesh,
+    topology: &Topology,
+) -> Result<Propagation, PropagationError> {
     let mut filled = Filled::new(query, &checked.rule, &checked.inputs, mesh.sizes())?;
-    if let Some(found) = in_place(&filled, &checked) {
+    if let Some(found) = in_place(&filled, checked) {
         return Ok(found);
     }
-    Search::new(&mut filled, &checked, topology)
+    Search::new(&mut filled, checked, topology)
         .run()
-        .ok_or_else(|| stuck(query, &checked))
+        .ok_or_else(|| stuck(query, checked))
 }
 
 fn stuck(query: &Query<'_>, checked: &Checked<'_>) -> PropagationError {
@@ -451,8 +476,19 @@ pub fn candidates(
     mesh: &Mesh,
     topology: &Topology,
 ) -> Result<Vec<Propagation>, PropagationError> {
-    const LIMIT: usize = 50_000;
-    let checked = check(rules, query, mesh)?;
+    if let Some(each) = Each::of(query.op, rules) {
+        return each.candidates(rules, query, mesh, topology, LIMIT);
+    }
+    enumerate(query, &check(rules, query, mesh)?, mesh, topology)
+}
+
+/// The same, for a question that was checked.
+pub(super) fn enumerate(
+    query: &Query<'_>,
+    checked: &Checked<'_>,
+    mesh: &Mesh,
+    topology: &Topology,
+) -> Result<Vec<Propagation>, PropagationError> {
     let filled = Filled::new(query, &checked.rule, &checked.inputs, mesh.sizes())?;
     let dims = mesh.sizes().len() as u32;
     let total = filled.rows().checked_pow(dims).unwrap_or(usize::MAX);

@@ -1,5 +1,6 @@
 //! Refusing what a partial input would hide: a reduction that nobody asked for.
 
+use super::each::Each;
 use super::error::PropagationError;
 use super::fill::Filled;
 use super::placement::Placement;
@@ -22,6 +23,14 @@ pub fn check_partials(
     query: &Query<'_>,
     mesh: &Mesh,
 ) -> Result<(), PropagationError> {
+    if let Some(each) = Each::of(query.op, rules) {
+        let check = |entry: &Query<'_>| check_one(rules, entry, mesh);
+        return each.try_each(query, check).map(|_| ());
+    }
+    check_one(rules, query, mesh)
+}
+
+fn check_one(rules: &Registry, query: &Query<'_>, mesh: &Mesh) -> Result<(), PropagationError> {
     let checked = check(rules, query, mesh)?;
     let filled = Filled::new(query, &checked.rule, &checked.inputs, mesh.sizes())?;
     let mut fits = filled.every();

@@ -21,6 +21,7 @@ use crate::propagation::{Arg, Mesh, PropagationError};
 /// The tables by family of ops.
 const TABLES: &[(&str, &str)] = &[
     ("create", include_str!("create.txt")),
+    ("each", include_str!("each.txt")),
     ("einsum", include_str!("einsum.txt")),
     ("index", include_str!("index.txt")),
     ("linalg", include_str!("linalg.txt")),
@@ -30,9 +31,11 @@ const TABLES: &[(&str, &str)] = &[
     ("pieces", include_str!("pieces.txt")),
     ("pointwise", include_str!("pointwise.txt")),
     ("pointwise_in_place", include_str!("pointwise_in_place.txt")),
+    ("random", include_str!("random.txt")),
     ("rearrange", include_str!("rearrange.txt")),
     ("reduction", include_str!("reduction.txt")),
     ("statistics", include_str!("statistics.txt")),
+    ("value", include_str!("value.txt")),
     ("view", include_str!("view.txt")),
 ];
 

@@ -2,6 +2,7 @@
 //! depend on any tensor (`_ops/_tensor_ops.py`).
 
 use super::super::error::PropagationError;
+use super::super::placement::PartialOp;
 use super::super::promote::{F32, commutes};
 use super::super::rule::{Arg, Query, R, Rule, partial, shard};
 use super::super::spec::TensorMeta;
@@ -14,6 +15,8 @@ pub(in super::super) enum Kind {
     Copy,
     /// The values of the input in the dtype at position 1.
     Cast,
+    /// The number at position 1, or zeros without one, over the input.
+    Fill,
     /// New values in the input's shape.
     Like,
     /// New values in the shape at position 1; `filled` says that they mean
@@ -30,16 +33,22 @@ pub(super) const OPS: &[(&str, Kind)] = &[
     ("aten::contiguous", Kind::Copy),
     ("aten::detach", Kind::Copy),
     ("aten::alias", Kind::Copy),
-    ("aten::fill.Scalar", Kind::Copy),
-    ("aten::zero", Kind::Copy),
+    ("prims::view_of", Kind::Copy),
+    ("aten::fill.Scalar", Kind::Fill),
+    ("aten::zero", Kind::Fill),
     ("aten::empty_like", Kind::Copy),
     ("aten::_to_copy", Kind::Cast),
+    ("aten::to.dtype", Kind::Cast),
+    ("prims::convert_element_type", Kind::Cast),
     ("aten::ones_like", Kind::Like),
     ("aten::zeros_like", Kind::Like),
     ("aten::full_like", Kind::Like),
     ("aten::rand_like", Kind::Like),
     ("aten::randn_like", Kind::Like),
+    ("aten::randint_like", Kind::Like),
+    ("aten::randint_like.low_dtype", Kind::Like),
     ("aten::new_empty", Kind::New { filled: false }),
+    ("aten::new_empty_strided", Kind::New { filled: false }),
     ("aten::new_full", Kind::New { filled: true }),
     ("aten::new_ones", Kind::New { filled: true }),
     ("aten::new_zeros", Kind::New { filled: true }),
@@ -90,6 +99,21 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
                     continue;
                 }
                 true
+            }
+            Kind::Fill => {
+                // Ranks that all write a number make it if they are combined.
+                let same = match (op, query.args.get(1)) {
+                    (_, None) | (PartialOp::Avg | PartialOp::Max | PartialOp::Min, _) => true,
+                    (PartialOp::Product, Some(Arg::Int(1))) => true,
+                    (_, Some(number)) => {
+                        matches!(number, Arg::Int(0) | Arg::Bool(false))
+                            || *number == Arg::Float(0.0)
+                    }
+                };
+                if same {
+                    rule.add([partial(op), partial(op)]);
+                }
+                false
             }
             Kind::New { filled } => !filled && same_shape,
             Kind::Like | Kind::Factory | Kind::Eye => false,

@@ -22,6 +22,9 @@
 //! | [`rearrange`] | flips, diagonals, padding, pieces written back |
 //! | [`bins`] | boundaries and histograms |
 //! | [`create`] | copies and factories |
+//! | [`value`] | ops whose result is a value of the host |
+//! | [`random`] | random numbers |
+//! | [`fused`] | optimizers on lists, for one entry |
 
 pub(super) mod attention;
 pub(super) mod bins;
@@ -30,6 +33,7 @@ pub(super) mod convolution;
 pub(super) mod create;
 mod einsum;
 pub(super) mod fft;
+pub(super) mod fused;
 pub(super) mod index;
 pub(super) mod linalg;
 pub(super) mod loss;
@@ -39,10 +43,15 @@ pub(super) mod order;
 pub(super) mod pieces;
 pub(super) mod pointwise;
 pub(super) mod pool;
+pub(super) mod random;
 pub(super) mod rearrange;
 pub(super) mod reduction;
 pub(super) mod resample;
+pub(super) mod value;
 pub(super) mod view;
+
+pub(super) use fused::on_lists;
+pub(super) use random::draws;
 
 use super::error::PropagationError;
 use super::placement::PartialOp;
@@ -79,6 +88,9 @@ pub(super) enum Family {
     Linalg(linalg::Op),
     Order(order::Kind),
     Rearrange(rearrange::Kind),
+    Value(value::Kind),
+    Random(random::Kind),
+    Fused(fused::Kind),
 }
 
 impl Family {
@@ -110,6 +122,9 @@ impl Family {
             Family::Linalg(kind) => linalg::rule(kind, query),
             Family::Order(kind) => order::rule(kind, query),
             Family::Rearrange(kind) => rearrange::rule(kind, query),
+            Family::Value(kind) => value::rule(kind, query),
+            Family::Random(kind) => random::rule(kind, query),
+            Family::Fused(kind) => fused::rule(kind, query),
         }
     }
 }
@@ -171,4 +186,7 @@ pub(super) fn all() -> impl Iterator<Item = (&'static str, Family)> {
         .chain(linalg)
         .chain(order)
         .chain(rearrange)
+        .chain(value::OPS.iter().map(|(op, k)| (*op, Family::Value(*k))))
+        .chain(random::OPS.iter().map(|(op, k)| (*op, Family::Random(*k))))
+        .chain(fused::OPS.iter().map(|(op, k)| (*op, Family::Fused(*k))))
 }

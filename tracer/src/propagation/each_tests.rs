@@ -1,0 +1,197 @@
+//! Ops on lists: each entry as the op on single tensors, shared tensors once.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use super::*;
+
+fn ask(op: &str, on: &str, args: &[&str]) -> Result<Propagation, PropagationError> {
+    let mesh = Mesh::parse(on)?;
+    let args: Vec<_> = args
+        .iter()
+        .map(|a| Arg::parse(a, &mesh))
+        .collect::<Result<_, _>>()?;
+    let query = Query { op, args: &args };
+    propagate(standard_rules()?, &query, &mesh, &Topology::one_node(&mesh))
+}
+
+/// Placements of inputs as taken, then of outputs.
+fn placed(op: &str, on: &str, args: &[&str]) -> String {
+    let p = match ask(op, on, args) {
+        Ok(p) => p,
+        Err(error) => return error.to_string(),
+    };
+    let inputs: Vec<_> = p.inputs.iter().map(|i| written(&i.to)).collect();
+    let outputs: Vec<_> = p.outputs.iter().map(|o| written(&o.placements)).collect();
+    format!("{} -> {}", inputs.join(" "), outputs.join(" "))
+}
+
+#[test]
+fn entries_do_not_depend_on_each_other() {
+    let placements = ["R", "S(0)", "S(1)", "P(sum)", "P(max)", "_S(0,2)"];
+    let pairs = placements
+        .iter()
+        .flat_map(|a| placements.iter().map(move |b| (a, b)));
+    for op in ["add", "mul", "maximum", "add_", "div_"] {
+        let (mut left, mut right, mut expected, mut cost) = (vec![], vec![], vec![], 0.0);
+        for (a, b) in pairs.clone() {
+            let (a, b) = (format!("f32[8,4] @ {a}"), format!("f32[8,4] @ {b}"));
+            let overload = if op == "maximum" { "" } else { ".Tensor" };
+            let one = ask(&format!("aten::{op}{overload}"), "4", &[&a, &b]);
+            // In place, some pairs cannot be had: they make the list fail too.
+            let Ok(one) = one else { continue };
+            left.push(a);
+            right.push(b);
+            cost += one.cost_us;
+            expected.push(one);
+        }
+        assert!(expected.len() > 15, "{op}");
+        let lists = [left, right].map(|l| format!("{{{}}}", l.join("; ")));
+        let list_op = format!("aten::_foreach_{op}.List");
+        let found = ask(&list_op, "4", &[&lists[0], &lists[1]]).unwrap();
+        assert!((found.cost_us - cost).abs() < 1e-6);
+        for (i, one) in expected.iter().enumerate() {
+            assert_eq!(found.inputs[i], one.inputs[0], "{op} {i}");
+            assert_eq!(found.inputs[expected.len() + i], one.inputs[1], "{op} {i}");
+            if op.ends_with('_') {
+                assert!(found.outputs.is_empty());
+            } else {
+                assert_eq!(found.outputs[i], one.outputs[0]);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_entry_that_cannot_be_written_fails_the_list() {
+    let said = placed(
+        "aten::_foreach_abs_",
+        "2",
+        &["{f32[8] @ S(0); f32[8] @ P(sum)}"],
+    );
+    assert!(said.starts_with("aten::_foreach_abs_: argument 0 is written"));
+}
+
+#[test]
+fn a_shared_tensor_lies_one_way_for_all_entries() {
+    let ask = |list, shared| placed("aten::_foreach_mul.Tensor", "2", &[list, shared]);
+    // A product is linear in either factor, not in both.
+    assert_eq!(
+        ask("{f32[8]; f32[4]}", "f32[] @ P(sum)"),
+        "R R P(sum) -> P(sum) P(sum)"
+    );
+    assert_eq!(
+        ask("{f32[8] @ P(sum); f32[4]}", "f32[] @ P(sum)"),
+        "P(sum) R R -> P(sum) R"
+    );
+    assert_eq!(
+        ask("{f32[8] @ S(0); f32[4]}", "f32[]"),
+        "S(0) R R -> S(0) R"
+    );
+}
+
+#[test]
+fn numbers_are_those_of_the_entry() {
+    // A positive factor keeps the largest the largest.
+    assert_eq!(
+        placed(
+            "aten::_foreach_mul.ScalarList",
+            "2",
+            &["{f32[8] @ P(max); f32[8] @ P(max)}", "[2.0,-2.0]"]
+        ),
+        "P(max) P(max) -> P(max) P(min)"
+    );
+    let short = placed(
+        "aten::_foreach_mul.ScalarList",
+        "2",
+        &["{f32[8]; f32[8]}", "[2.0]"],
+    );
+    assert!(
+        short.contains("a number for each of 2 entries, found 1 numbers"),
+        "{short}"
+    );
+}
+
+/// A step of Adam on a sharded parameter with a gradient that is yet a sum.
+fn adam(more: &[&str]) -> String {
+    let sharded = "{f32[8,4] @ S(0)}";
+    let mut args = vec![
+        sharded,
+        "{f32[8,4] @ P(sum)}",
+        sharded,
+        sharded,
+        "{}",
+        "{f32[]}",
+        "0.01",
+        "0.9",
+        "0.99",
+        "0.1",
+        "1e-8",
+        "false",
+        "false",
+    ];
+    args.extend(more);
+    placed("aten::_fused_adam_", "2", &args)
+}
+
+#[test]
+fn optimizers_write_gradients_only_to_scale_them() {
+    assert_eq!(adam(&[]), "S(0) S(0) S(0) S(0) R -> ");
+    assert!(adam(&["f32[]"]).contains("written in place"));
+    assert_eq!(
+        adam(&["none", "f32[] @ P(max)"]),
+        "S(0) S(0) S(0) S(0) R R -> "
+    );
+}
+
+#[test]
+fn what_is_not_finite_is_noted_by_every_shard() {
+    let unscale = |list, note| {
+        placed(
+            "aten::_amp_foreach_non_finite_check_and_unscale_",
+            "2,2",
+            &[list, note, "f32[1] @ R,R"],
+        )
+    };
+    assert_eq!(
+        unscale("{f32[8] @ S(0),R; f32[4] @ R,R}", "f32[1] @ R,R"),
+        "S(0),R R,R P(max),R R,R -> "
+    );
+    assert_eq!(
+        unscale("{f32[8] @ S(0),R}", "f32[1] @ P(max),P(max)"),
+        "S(0),R P(max),P(max) R,R -> "
+    );
+    // A piece of a sum may be infinite where the sum is not.
+    assert!(unscale("{f32[8] @ P(sum),R}", "f32[1] @ R,R").contains("written in place"));
+}
+
+#[test]
+fn hundreds_of_entries_are_as_many_questions() {
+    let list = |n: usize| {
+        let one = "f32[64,64] @ S(0),P(sum),R";
+        format!("{{{}}}", vec![one; n].join(";"))
+    };
+    let cost = |n| {
+        let (a, b) = (list(n), list(n));
+        let found = ask("aten::_foreach_mul.List", "2,2,2", &[&a, &b]).unwrap();
+        assert_eq!(found.inputs.len(), 2 * n);
+        found.cost_us
+    };
+    assert!((cost(300) - 300.0 * cost(1)).abs() < 1e-3);
+}
+
+#[test]
+fn candidates_are_the_entries_candidates_combined() {
+    let mesh = Mesh::parse("2").unwrap();
+    let count = |op: &str, args: &[&str]| {
+        let args: Vec<_> = args.iter().map(|a| Arg::parse(a, &mesh).unwrap()).collect();
+        let query = Query { op, args: &args };
+        let topology = Topology::one_node(&mesh);
+        let found = candidates(standard_rules().unwrap(), &query, &mesh, &topology).unwrap();
+        assert!(found.is_sorted_by(|a, b| a.cost_us <= b.cost_us));
+        found.len()
+    };
+    let one = count("aten::exp", &["f32[8] @ P(max)"]);
+    let other = count("aten::exp", &["f32[8] @ S(0)"]);
+    let both = count("aten::_foreach_exp", &["{f32[8] @ P(max); f32[8] @ S(0)}"]);
+    assert_eq!(both, one * other);
+}
