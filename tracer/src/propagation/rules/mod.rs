@@ -47,6 +47,8 @@ pub(super) mod random;
 pub(super) mod rearrange;
 pub(super) mod reduction;
 pub(super) mod resample;
+#[cfg(test)]
+mod tests;
 pub(super) mod value;
 pub(super) mod view;
 
