@@ -101,7 +101,8 @@ fn argument() -> impl Strategy<Value = Arg> {
 /// in-place and `out=` forms.
 fn names() -> Vec<String> {
     let mut names = Vec::new();
-    for op in standard_rules().unwrap().ops() {
+    let rules = standard_rules().unwrap();
+    for op in rules.ops().into_iter().chain(rules.decomposed()) {
         let (name, overload) = op.split_once('.').unwrap_or((op, ""));
         names.push(op.to_owned());
         names.push(format!("{name}_.{overload}"));

@@ -13,6 +13,8 @@
 //! | [`forms`] | which op an in-place or `out=` name is a form of |
 //! | [`registry`] | the registry of ops |
 //! | [`rules`] | the tables of rules |
+//! | [`decompose`] | ops without a rule, through ops that have one |
+//! | [`decompositions`] | the table of these |
 //! | [`fill`] | sharding placeholders filled with the inputs' shard types |
 //! | [`cost`] | what a collective costs |
 //! | [`redistribute`] | the cheapest way between two specs |
@@ -31,6 +33,10 @@ mod combination;
 pub mod cost;
 #[cfg(test)]
 mod data_tests;
+pub mod decompose;
+#[cfg(test)]
+mod decompose_tests;
+mod decompositions;
 mod descent;
 mod each;
 #[cfg(test)]
@@ -63,6 +69,7 @@ mod tests;
 
 pub use combination::Combination;
 pub use cost::{Kind, Link, Topology};
+pub use decompose::{Builder, Decomposition, Part, Value};
 pub use error::PropagationError;
 pub use explain::{Choice, Explanation, OneDim, Other, Verdict, explain};
 pub use forms::Form;

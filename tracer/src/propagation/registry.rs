@@ -3,6 +3,8 @@
 
 use hashbrown::HashMap;
 
+use super::decompose::{self, Decomposition};
+use super::decompositions;
 use super::each::Each;
 use super::error::PropagationError;
 use super::forms::{self, Form};
@@ -28,6 +30,8 @@ const MAX_OUTS: usize = 8;
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     rules: HashMap<String, Maker>,
+    /// For ops without a rule.
+    pub(super) decompositions: HashMap<String, Decomposition>,
     changes: Vec<Change>,
 }
 
@@ -43,6 +47,7 @@ struct Change {
 enum Maker {
     Table(rules::Family),
     Function(RuleFn),
+    Decomposition(Decomposition),
 }
 
 impl Registry {
@@ -58,6 +63,9 @@ impl Registry {
         }
         for (op, family) in rules::element_wise() {
             registry.insert(&op, Maker::Table(family))?;
+        }
+        for (op, decomposition) in decompositions::ALL {
+            registry.register_decomposition(op, *decomposition)?;
         }
         Ok(registry)
     }
@@ -90,6 +98,16 @@ impl Registry {
         Ok((rule, written))
     }
 
+    /// The rule of a functional op, if it has one of its own.
+    pub(super) fn own_rule(&self, query: &Query<'_>) -> Result<Rule, PropagationError> {
+        match self.rules.get(query.op) {
+            Some(maker) => maker.rule(self, query),
+            None => Err(PropagationError::UnknownOp {
+                op: query.op.into(),
+            }),
+        }
+    }
+
     fn insert(&mut self, op: &str, maker: Maker) -> Result<(), PropagationError> {
         if self.rules.contains_key(op) {
             return Err(PropagationError::Duplicate { op: op.into() });
@@ -109,10 +127,10 @@ impl Registry {
     /// The registered op whose rule answers for a name, and its family.
     pub fn matched(&self, op: &str) -> Option<(String, String)> {
         let (base, _) = self.base(op)?;
-        let maker = self.rules.get(&base)?;
-        let family = match maker {
-            Maker::Table(family) => family.name(),
-            Maker::Function(_) => "registered".into(),
+        let family = match self.rules.get(&base) {
+            Some(Maker::Table(family)) => family.name(),
+            Some(Maker::Function(_)) => "registered".into(),
+            Some(Maker::Decomposition(_)) | None => "decomposition".into(),
         };
         Some((base, family))
     }
@@ -124,9 +142,9 @@ impl Registry {
                 op: query.op.into(),
             })?;
         let (mut rule, mut written) = match form {
-            Form::Functional | Form::Each => (maker.rule(query)?, Vec::new()),
-            Form::InPlace => in_place(maker.rule(query)?, query)?,
-            Form::Out => out(maker, query)?,
+            Form::Functional | Form::Each => (maker.rule(self, query)?, Vec::new()),
+            Form::InPlace => in_place(maker.rule(self, query)?, query)?,
+            Form::Out => out(self, maker, query)?,
         };
         written.extend(rule.written().iter().map(|input| Written {
             input: *input,
@@ -147,8 +165,11 @@ impl Registry {
         if let Some(maker) = self.rules.get(op) {
             return Some((*maker, Form::Functional));
         }
-        self.base_of_one(op)
-            .and_then(|(base, form)| Some((*self.rules.get(&base)?, form)))
+        let (base, form) = self.base_of_one(op)?;
+        let decomposition = || self.decompositions.get(&base).copied();
+        let maker = self.rules.get(&base).copied();
+        let maker = maker.or_else(|| decomposition().map(Maker::Decomposition));
+        Some((maker?, form))
     }
 
     /// The registered op that a name stands for, and as which form of it.
@@ -167,17 +188,19 @@ impl Registry {
 
     /// As [`Registry::base`], of an op that is no list op, or of one entry.
     pub(super) fn base_of_one(&self, op: &str) -> Option<(String, Form)> {
-        forms::bases(op)
-            .into_iter()
-            .find(|b| self.rules.contains_key(&b.0))
+        let bases = forms::bases(op);
+        let rule = bases.iter().find(|b| self.rules.contains_key(&b.0));
+        let decomposed = |b: &&(String, Form)| self.decompositions.contains_key(&b.0);
+        rule.or_else(|| bases.iter().find(decomposed)).cloned()
     }
 }
 
 impl Maker {
-    fn rule(self, query: &Query<'_>) -> Result<Rule, PropagationError> {
+    fn rule(self, rules: &Registry, query: &Query<'_>) -> Result<Rule, PropagationError> {
         match self {
             Maker::Table(family) => family.rule(query),
             Maker::Function(make) => make(query),
+            Maker::Decomposition(make) => decompose::rule(rules, query, make),
         }
     }
 }
@@ -206,17 +229,22 @@ fn in_place(mut rule: Rule, query: &Query<'_>) -> Result<(Rule, Vec<Written>), P
 }
 
 /// The last arguments are tensors to write, as many as there are outputs.
-fn out(maker: Maker, query: &Query<'_>) -> Result<(Rule, Vec<Written>), PropagationError> {
+fn out(
+    rules: &Registry,
+    maker: Maker,
+    query: &Query<'_>,
+) -> Result<(Rule, Vec<Written>), PropagationError> {
     let mut first_error = None;
     for outs in 1..=query.args.len().min(MAX_OUTS) {
         let (rest, last) = query.args.split_at(query.args.len() - outs);
         if !matches!(last[0], Arg::Tensor(_)) {
             break;
         }
-        let made = maker.rule(&Query {
+        let rest_query = Query {
             op: query.op,
             args: rest,
-        });
+        };
+        let made = maker.rule(rules, &rest_query);
         match made {
             Ok(mut rule) if rule.outputs.len() == outs => {
                 let (inputs, arguments) = (rule.inputs(), rest.len());
