@@ -170,3 +170,32 @@ fn a_batch_answers_line_by_line() {
     assert_eq!(answers[2]["outputs"][0]["placements"][0], "P(sum)");
     assert_eq!(answers[2]["outputs"][0]["shape"], serde_json::json!([1, 6]));
 }
+
+#[test]
+fn names_are_told_which_rule_answers_for_them() {
+    let names = "aten::add_.Tensor\n\naten::max.dim_max\naten::_foreach_mul.List\naten::nothing\n";
+    let (code, out, err) = said(&["--ops", "--json", "-"], names);
+    assert_eq!((code, err.as_str()), (Some(1), ""));
+    let lines: Vec<_> = out.lines().collect();
+    for (line, rule, form) in [
+        (0, "aten::add.Tensor", "in place"),
+        (1, "aten::max.dim", "out"),
+        (2, "aten::mul.Tensor", "each"),
+    ] {
+        assert!(
+            lines[line].contains(&format!("\"rule\":\"{rule}\"")),
+            "{out}"
+        );
+        assert!(
+            lines[line].contains(&format!("\"form\":\"{form}\"")),
+            "{out}"
+        );
+    }
+    assert_eq!(lines[3], "{\"op\":\"aten::nothing\",\"rule\":null}");
+    let (code, out, _) = said(&["--ops"], "");
+    assert_eq!(code, Some(0));
+    assert!(out.lines().any(|l| l.starts_with("aten::mm ")), "{out}");
+    let (code, out, _) = said(&["--ops", "aten::normal_", "aten::mm.out"], "");
+    assert_eq!(code, Some(0));
+    assert!(out.ends_with("out, by the rule of aten::mm\n"), "{out}");
+}

@@ -2,6 +2,7 @@
 
 mod check;
 mod diff;
+mod ops;
 mod propagate;
 mod show;
 mod why;

@@ -10,7 +10,7 @@ use rote_tracer::propagation::{
 };
 use serde_json::{Value, json};
 
-use super::{Trouble, complain, why};
+use super::{Trouble, complain, ops, why};
 
 /// Print how an op runs on distributed tensors: the placements it takes its
 /// inputs in, the collectives that bring them there, and its outputs.
@@ -23,13 +23,13 @@ use super::{Trouble, complain, why};
 #[derive(Debug, Args)]
 pub(super) struct Propagate {
     /// The op, for example aten::mm or aten::sum.dim_IntList
-    #[arg(required_unless_present = "batch")]
+    #[arg(required_unless_present_any = ["batch", "ops"])]
     op: Option<String>,
     /// The op's arguments
     #[arg(allow_negative_numbers = true)]
     args: Vec<String>,
     /// The mesh, for example dp=8,tp=2
-    #[arg(long, required_unless_present = "batch")]
+    #[arg(long, required_unless_present_any = ["batch", "ops"])]
     mesh: Option<String>,
     /// List all candidates, cheapest first
     #[arg(long)]
@@ -49,10 +49,20 @@ pub(super) struct Propagate {
     /// [[us per hop, GiB/s], ...] per mesh dim if measured
     #[arg(long, requires = "json", conflicts_with_all = ["op", "mesh", "all", "why"])]
     batch: bool,
+    /// List the ops that have rules; with names instead of an op and its
+    /// arguments, say which rule answers for each, as JSON one object per line.
+    /// The name - stands for names on stdin
+    #[arg(long, conflicts_with_all = ["mesh", "all", "why", "strict", "batch"])]
+    ops: bool,
 }
 
 impl Propagate {
     pub(super) fn run(&self, out: &mut impl Write) -> Result<u8, Trouble> {
+        if self.ops {
+            let names = self.op.iter().chain(&self.args);
+            let names: Vec<_> = names.map(String::as_str).collect();
+            return ops::run(&names, self.json, out);
+        }
         let (Some(op), Some(mesh)) = (&self.op, &self.mesh) else {
             return batch(self.strict, out);
         };
