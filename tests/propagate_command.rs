@@ -135,7 +135,7 @@ fn a_decision_says_why() {
     let (code, out, _) = said(&args, "");
     assert_eq!(code, Some(0));
     for line in [
-        "rule       aten::mm (einsum)",
+        "rule       aten::mm (matmul)",
         "tp         R,S(1) -> S(1)",
         "  not      P(sum),R -> P(sum)       no way to bring input 0 there",
     ] {

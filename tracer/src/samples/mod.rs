@@ -245,6 +245,19 @@ mod tests {
     }
 
     #[test]
+    fn every_rule_has_two_samples() {
+        let rules = standard_rules().unwrap();
+        let samples = all().unwrap();
+        let bases: Vec<_> = (samples.iter())
+            .filter_map(|s| Some(rules.base(&s.op)?.0))
+            .collect();
+        for op in rules.ops() {
+            let count = bases.iter().filter(|b| *b == op).count();
+            assert!(count >= 2, "{op} has {count} samples");
+        }
+    }
+
+    #[test]
     fn every_line_is_a_call() {
         let mesh = Mesh::parse("2").unwrap();
         for sample in all().unwrap() {

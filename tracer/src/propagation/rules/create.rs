@@ -15,6 +15,8 @@ pub(in super::super) enum Kind {
     Copy,
     /// The values of the input in the dtype at position 1.
     Cast,
+    /// The bits of the input, as the dtype at position 1.
+    Bits,
     /// The number at position 1, or zeros without one, over the input.
     Fill,
     /// New values in the input's shape.
@@ -34,6 +36,7 @@ pub(super) const OPS: &[(&str, Kind)] = &[
     ("aten::detach", Kind::Copy),
     ("aten::alias", Kind::Copy),
     ("prims::view_of", Kind::Copy),
+    ("aten::view.dtype", Kind::Bits),
     ("aten::fill.Scalar", Kind::Fill),
     ("aten::zero", Kind::Fill),
     ("aten::empty_like", Kind::Copy),
@@ -77,6 +80,9 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
         let (dtype, shape) = (dtype(query).unwrap_or(F32), vec![rows, columns]);
         return Ok(Rule::new(vec![TensorMeta { dtype, shape }], 0));
     }
+    if let Kind::Bits = kind {
+        return bits(query);
+    }
     query.arity(1, 4)?;
     let input = query.tensor(0)?;
     let mut output = input.clone();
@@ -116,9 +122,39 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
                 false
             }
             Kind::New { filled } => !filled && same_shape,
-            Kind::Like | Kind::Factory | Kind::Eye => false,
+            Kind::Like | Kind::Factory | Kind::Eye | Kind::Bits => false,
         };
         rule.add([if keeps { partial(op) } else { R }, partial(op)]);
+    }
+    Ok(rule)
+}
+
+/// Elements of another width change the size of the last dim, which is whole
+/// then. Bits that mean something else cannot be combined as they were.
+fn bits(query: &Query<'_>) -> Result<Rule, PropagationError> {
+    query.arity(2, 2)?;
+    let input = query.tensor(0)?;
+    let expected = "a dtype whose width fits the last dim";
+    let to = dtype(query).ok_or_else(|| query.wrong(1, expected, "none"))?;
+    let (from, width) = (input.dtype.bytes().unwrap_or(1), to.bytes().unwrap_or(1));
+    let mut output = input.clone();
+    output.dtype = to;
+    let mut kept = input.shape.len();
+    if from != width {
+        let last = output
+            .shape
+            .last_mut()
+            .filter(|n| (**n * from) % width == 0);
+        let last = last.ok_or_else(|| query.wrong(1, expected, to.to_string()))?;
+        *last = *last * from / width;
+        kept -= 1;
+    }
+    let mut rule = Rule::new(vec![output], 1);
+    for dim in 0..kept {
+        rule.add([shard(dim), shard(dim)]);
+    }
+    if from == width && input.dtype == to {
+        rule.pass(&MOVED);
     }
     Ok(rule)
 }
