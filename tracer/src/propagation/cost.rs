@@ -11,8 +11,9 @@ use super::spec::Mesh;
 
 /// Microseconds before any collective moves data.
 const START_US: f64 = 6.6;
-/// What an all-to-all costs on top: PyTorch prefers an all-gather when close.
-const ALL_TO_ALL_US: f64 = 1.0;
+/// What a mesh dim that goes from one shard to another costs on top: PyTorch
+/// prefers an all-gather when close.
+pub(super) const ALL_TO_ALL_US: f64 = 1.0;
 
 /// The links of one mesh dim.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -136,14 +136,6 @@ impl<'a> Filled<'a> {
         }) as u8
     }
 
-    /// Moves strategies that change replicated inputs behind those that do not.
-    pub(super) fn prefer_unchanged(&mut self, replicated: &[bool]) {
-        self.rows.sort_by_key(|row| {
-            let inputs = row.inputs.iter().zip(replicated);
-            inputs.filter(|(code, wild)| **wild && **code != 0).count()
-        });
-    }
-
     pub(super) fn rows(&self) -> usize {
         self.rows.len()
     }

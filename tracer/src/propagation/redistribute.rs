@@ -13,7 +13,7 @@ use std::collections::BinaryHeap;
 
 use hashbrown::HashMap;
 
-use super::cost::{Kind, Topology};
+use super::cost::{ALL_TO_ALL_US, Kind, Topology};
 use super::layout::smallest;
 use super::placement::Placement;
 use super::spec::{MAX_MESH_DIMS, TensorMeta};
@@ -224,7 +224,7 @@ impl<'a> Reach<'a> {
             return None;
         }
         let local = self.meta.bytes() as f64 / shards;
-        Some(self.topology.us(kind, m, self.sizes[m], local))
+        Some(self.price(kind, m, to, local))
     }
 
     /// Whether a mesh dim left of `m` would split the same tensor dim later.
@@ -264,7 +264,7 @@ impl<'a> Reach<'a> {
             if to.sharded().is_some() && !self.splits(state, m, to, right) {
                 continue;
             }
-            let cost = entry.cost + self.topology.us(kind, m, self.sizes[m], local);
+            let cost = entry.cost + self.price(kind, m, to, local);
             let mut next = *state;
             next[m] = code;
             let known = self.nodes.get(&next);
@@ -284,6 +284,18 @@ impl<'a> Reach<'a> {
                 state: next,
             });
             self.number += 1;
+        }
+    }
+
+    /// Microseconds of one operation.
+    fn price(&self, kind: Kind, m: usize, to: Placement, local: f64) -> f64 {
+        let source = self.table[usize::from(self.source[m])];
+        let us = self.topology.us(kind, m, self.sizes[m], local);
+        if kind == Kind::Chunk && source.sharded().is_some() && source != to {
+            // A gather and a chunk in place of an all-to-all save nothing.
+            us + ALL_TO_ALL_US
+        } else {
+            us
         }
     }
 
@@ -394,9 +406,7 @@ impl<'a> Reach<'a> {
             to,
             bytes: sent,
             padding: sent.saturating_sub(exact),
-            cost_us: self
-                .topology
-                .us(kind, m, self.sizes[m], self.meta.bytes() as f64 / shards),
+            cost_us: self.price(kind, m, to, self.meta.bytes() as f64 / shards),
         })
     }
 

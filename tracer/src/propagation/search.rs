@@ -3,8 +3,9 @@
 //! When the inputs lie as a strategy of every mesh dim wants, that is the
 //! answer. Otherwise each input that must move is searched on its own, cheapest
 //! placements first ([`Reach`]); whatever a search finds is joined with what
-//! the others found, and the first combination that nothing cheaper can follow
-//! wins. Replicated inputs need no search: every placement that a strategy wants
+//! the others found, and the cheapest combination wins; among equal ones that of
+//! the strategies which the rule lists first, compared from the first mesh dim
+//! on. Replicated inputs need no search: every placement that a strategy wants
 //! of them is a local chunk away. A search that takes too long ends in a
 //! [`Descent`].
 
@@ -28,6 +29,8 @@ const MAX_JOINS: usize = 1_000_000;
 
 /// The most combinations that are enumerated.
 const LIMIT: usize = 50_000;
+/// Costs that differ by less are equal: sums of the same steps in another order.
+const TIE_US: f64 = 1e-6;
 
 /// What became of one input.
 #[derive(Clone, Debug, PartialEq)]
@@ -179,11 +182,11 @@ pub(super) fn run(
     mesh: &Mesh,
     topology: &Topology,
 ) -> Result<Propagation, PropagationError> {
-    let mut filled = Filled::new(query, &checked.rule, &checked.inputs, mesh.sizes())?;
+    let filled = Filled::new(query, &checked.rule, &checked.inputs, mesh.sizes())?;
     if let Some(found) = in_place(&filled, checked) {
         return Ok(found);
     }
-    Search::new(&mut filled, checked, topology)
+    Search::new(&filled, checked, topology)
         .run()
         .ok_or_else(|| stuck(query, checked))
 }
@@ -250,13 +253,11 @@ struct Search<'s, 'a> {
 }
 
 impl<'s, 'a> Search<'s, 'a> {
-    fn new(filled: &'s mut Filled<'a>, checked: &Checked<'a>, topology: &'s Topology) -> Self {
+    fn new(filled: &'s Filled<'a>, checked: &Checked<'a>, topology: &'s Topology) -> Self {
         let written = |i: usize| checked.written.iter().find(|w| w.input == i);
         let replicated: Vec<bool> = (filled.sources.iter().enumerate())
             .map(|(i, s)| written(i).is_none() && *s == State::default())
             .collect();
-        filled.prefer_unchanged(&replicated);
-        let filled: &'s Filled<'a> = filled;
         let mut base = filled.every();
         let mut live = Vec::new();
         for (i, source) in filled.sources.iter().enumerate() {
@@ -310,7 +311,7 @@ impl<'s, 'a> Search<'s, 'a> {
                 .map(|(at, l)| (l.reach.next_cost(), at))
                 .min_by(|a, b| a.0.total_cmp(&b.0));
             let Some((cost, at)) = next else { break };
-            if cost >= self.best || cost.is_infinite() {
+            if cost > self.best + TIE_US || cost.is_infinite() {
                 break;
             }
             let live = &mut self.live[at];
@@ -385,7 +386,7 @@ impl<'s, 'a> Search<'s, 'a> {
             let (_, more, other) = &self.live[at].found[i];
             let total = cost + more;
             self.joined += 1;
-            if total >= self.best || self.joined > MAX_JOINS {
+            if total > self.best + TIE_US || self.joined > MAX_JOINS {
                 break;
             }
             let mut both = *masks;
@@ -397,14 +398,21 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     fn offer(&mut self, masks: &Masks, cost: f64) {
-        if cost >= self.best {
+        if cost > self.best + TIE_US {
             return;
         }
         let accept = |targets: &[State]| {
             (0..targets.len()).all(|i| !self.replicated[i] || self.chunks(i, &targets[i]))
         };
-        if let Some(answer) = self.filled.choose(masks, accept) {
-            self.best = cost;
+        let Some(answer) = self.filled.choose(masks, accept) else {
+            return;
+        };
+        let first = match &self.answer {
+            Some(known) if cost > self.best - TIE_US => answer.0 < known.0,
+            _ => true,
+        };
+        self.best = self.best.min(cost);
+        if first {
             self.answer = Some(answer);
         }
     }
@@ -515,13 +523,9 @@ pub(super) fn enumerate(
     let mut known = hashbrown::HashSet::new();
     let mut all: Vec<Propagation> = Vec::new();
     for number in 0..total {
-        let mut left = number;
         let rows: Vec<usize> = (0..dims)
-            .map(|_| {
-                let row = left % filled.rows();
-                left /= filled.rows();
-                row
-            })
+            .rev()
+            .map(|place| number / filled.rows().pow(place) % filled.rows())
             .collect();
         let Some(targets) = filled.targets(&rows) else {
             continue;
@@ -558,11 +562,7 @@ pub(super) fn enumerate(
             all.push(found);
         }
     }
-    all.sort_by(|a, b| {
-        let steps = |p: &Propagation| p.inputs.iter().map(|i| i.steps.len()).sum::<usize>();
-        a.cost_us
-            .total_cmp(&b.cost_us)
-            .then(steps(a).cmp(&steps(b)))
-    });
+    // The sort is stable: among equal costs, strategies listed first come first.
+    all.sort_by_key(|p| (p.cost_us / TIE_US).round() as u64);
     Ok(all)
 }
