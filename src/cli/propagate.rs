@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use clap::Args;
 use rote_tracer::propagation::{
-    Arg, Link, Mesh, Propagation, PropagationError, Query, Topology, candidates, check_partials,
-    explain, partition_spec, propagate, standard_rules, written,
+    Arg, Link, Mesh, Placement, Propagation, PropagationError, Query, Spec, Step, Topology,
+    candidates, check_partials, explain, partition_spec, plan, propagate, standard_rules, written,
 };
 use serde_json::{Value, json};
 
@@ -46,7 +46,8 @@ pub(super) struct Propagate {
     json: bool,
     /// Answer questions from stdin, one JSON object per line: {"op": "aten::mm",
     /// "mesh": "dp=8,tp=2", "args": ["f32[64,32] @ S(0),R", ...]}, with "links":
-    /// [[us per hop, GiB/s], ...] per mesh dim if measured
+    /// [[us per hop, GiB/s], ...] per mesh dim if measured. Or ask for a
+    /// redistribution alone: {"tensor": "f32[64,32] @ S(0),R", "to": "R,R", ...}
     #[arg(long, requires = "json", conflicts_with_all = ["op", "mesh", "all", "why"])]
     batch: bool,
     /// List the ops that have rules; with names instead of an op and its
@@ -199,25 +200,10 @@ fn described(p: &Propagation, mesh: &Mesh) -> Value {
         .inputs
         .iter()
         .map(|input| {
-            let steps: Vec<_> = input
-                .steps
-                .iter()
-                .map(|s| {
-                    json!({
-                        "kind": s.kind.name(),
-                        "mesh_dim": mesh.names()[s.mesh_dim],
-                        "from": s.from.to_string(),
-                        "to": s.to.to_string(),
-                        "bytes": s.bytes,
-                        "padding": s.padding,
-                        "cost_us": s.cost_us,
-                    })
-                })
-                .collect();
             json!({
                 "from": texts(&input.from),
                 "to": texts(&input.to),
-                "steps": steps,
+                "steps": listed(&input.steps, mesh),
                 "cost_us": input.cost_us,
             })
         })
@@ -236,7 +222,22 @@ fn described(p: &Propagation, mesh: &Mesh) -> Value {
     json!({"inputs": inputs, "outputs": outputs, "cost_us": p.cost_us})
 }
 
-fn texts(placements: &[rote_tracer::propagation::Placement]) -> Vec<String> {
+fn listed(steps: &[Step], mesh: &Mesh) -> Vec<Value> {
+    let one = |s: &Step| {
+        json!({
+            "kind": s.kind.name(),
+            "mesh_dim": mesh.names()[s.mesh_dim],
+            "from": s.from.to_string(),
+            "to": s.to.to_string(),
+            "bytes": s.bytes,
+            "padding": s.padding,
+            "cost_us": s.cost_us,
+        })
+    };
+    steps.iter().map(one).collect()
+}
+
+fn texts(placements: &[Placement]) -> Vec<String> {
     placements.iter().map(ToString::to_string).collect()
 }
 
@@ -263,14 +264,7 @@ fn question(line: &str, strict: bool) -> Result<Value, PropagationError> {
     };
     let value: Value = serde_json::from_str(line).map_err(|_| wrong("a JSON object"))?;
     let text = |key: &str| value.get(key).and_then(Value::as_str);
-    let op = text("op").ok_or_else(|| wrong("\"op\", a string"))?;
     let mesh = Mesh::parse(text("mesh").ok_or_else(|| wrong("\"mesh\", a string"))?)?;
-    let args = value.get("args").and_then(Value::as_array);
-    let args = args
-        .ok_or_else(|| wrong("\"args\", a list of strings"))?
-        .iter()
-        .map(|a| Arg::parse(a.as_str().unwrap_or_default(), &mesh))
-        .collect::<Result<Vec<_>, _>>()?;
     let links: Vec<Link> = (value.get("links").and_then(Value::as_array))
         .into_iter()
         .flatten()
@@ -280,6 +274,17 @@ fn question(line: &str, strict: bool) -> Result<Value, PropagationError> {
         })
         .collect();
     let topology = Topology::measured(&mesh, &links);
+    if let Some(tensor) = text("tensor") {
+        let to = text("to").ok_or_else(|| wrong("\"to\", placements"))?;
+        return moved(tensor, to, &mesh, &topology);
+    }
+    let op = text("op").ok_or_else(|| wrong("\"op\", a string"))?;
+    let args = value.get("args").and_then(Value::as_array);
+    let args = args
+        .ok_or_else(|| wrong("\"args\", a list of strings"))?
+        .iter()
+        .map(|a| Arg::parse(a.as_str().unwrap_or_default(), &mesh))
+        .collect::<Result<Vec<_>, _>>()?;
     let query = Query { op, args: &args };
     let rules = standard_rules()?;
     if strict {
@@ -291,4 +296,34 @@ fn question(line: &str, strict: bool) -> Result<Value, PropagationError> {
     let mut answer = described(&found, &mesh);
     answer["time_ns"] = time.into();
     Ok(answer)
+}
+
+/// How a tensor gets from its placements to others.
+fn moved(
+    tensor: &str,
+    to: &str,
+    mesh: &Mesh,
+    topology: &Topology,
+) -> Result<Value, PropagationError> {
+    let spec = Spec::parse(tensor, mesh)?;
+    let to = Spec::parse(&format!("? @ {to}"), mesh)?.placements;
+    let wrong = |expected: &str| PropagationError::Notation {
+        expected: expected.into(),
+        found: tensor.into(),
+    };
+    let meta = spec.meta.ok_or_else(|| wrong("a tensor with its meta"))?;
+    if [&spec.placements, &to].map(Vec::len) != [mesh.sizes().len(); 2] {
+        return Err(wrong("one placement per mesh dim, before and after"));
+    }
+    let within = |p: &Placement| {
+        p.sharded()
+            .is_none_or(|(dim, blocks)| (dim as usize) < meta.shape.len() && blocks > 0)
+    };
+    if !spec.placements.iter().chain(&to).all(within) {
+        return Err(wrong("shards of dims that the tensor has"));
+    }
+    match plan(&meta, mesh.sizes(), topology, &spec.placements, &to) {
+        Some((steps, cost_us)) => Ok(json!({"steps": listed(&steps, mesh), "cost_us": cost_us})),
+        None => Err(wrong("placements within reach")),
+    }
 }

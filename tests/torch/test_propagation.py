@@ -20,7 +20,7 @@ from propagation import compare, engine, samples
 
 EVERYTHING = bool(os.environ.get("ROTE_TEST_EVERYTHING"))
 # Questions per sample on a mesh of one dim; on larger meshes in all.
-MOST, LARGER = (10_000, 50_000) if EVERYTHING else (60, 0)
+MOST, LARGER = (10_000, 50_000) if EVERYTHING else (60, 5_000)
 
 
 @pytest.fixture(scope="module")
@@ -42,4 +42,4 @@ def test_every_difference_is_explained(tally: compare.Tally) -> None:
 
 
 def test_most_answers_are_the_same(tally: compare.Tally) -> None:
-    assert tally.count(kind=compare.SAME) >= 0.94 * tally.count(), "\n" + tally.table()
+    assert tally.identity() >= 0.97, "\n" + tally.table()

@@ -7,27 +7,32 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 
 from . import dtensor, engine, judge, questions
-from .dtensor import Answer
+from .dtensor import Answer, Placements
 from .engine import Question
 from .pieces import Unmade
 from .samples import Sample
 
+# Answers that agree: the same placements, or a refusal by both.
 SAME = "same"
+REFUSED = "both refuse"
 # Answers that differ for a reason that docs/propagation.md gives.
 EXPLAINED = (
-    "ours costs no more",
-    "DTensor refuses",
+    "ours costs less",
+    "ours costs the same",
     "DTensor has no price",
+    "DTensor refuses",
     "in place on a partial",
     "empty shards of an extremum",
     "fewer elements than ranks",
-    "both refuse",
 )
 UNEXPLAINED = "unexplained"
+# Questions that have no answer to compare with.
+NO_RULE = "DTensor has no rule"
 
 
 @dataclass
@@ -72,42 +77,57 @@ class Tally:
         chosen = (n for (d, k), n in self.classes.items() if dims in (None, d) and kind in (None, k))
         return sum(chosen)
 
+    def identity(self, dims: int | None = None) -> float:
+        """The share of questions with the same answer, of those that DTensor
+        has a rule for."""
+        asked = self.count(dims) - self.count(dims, NO_RULE)
+        return (self.count(dims, SAME) + self.count(dims, REFUSED)) / max(1, asked)
+
     def table(self) -> str:
         """Counts by class and number of mesh dims, as docs/propagation.md has them."""
         dims = sorted({d for d, _ in self.classes})
-        rows = [("class", *(f"{d}-D" for d in dims))]
-        for kind in (SAME, *EXPLAINED, UNEXPLAINED):
+        rows = [("class", *(f"{d}-D" for d in dims), "all")]
+        for kind in (SAME, REFUSED, *EXPLAINED, UNEXPLAINED, NO_RULE):
             if self.count(kind=kind):
-                rows.append((kind, *(f"{self.count(d, kind):,}" for d in dims)))
-        rows.append(("all", *(f"{self.count(d):,}" for d in dims)))
-        rows.append(("identity", *(f"{self.count(d, SAME) / max(1, self.count(d)):.1%}" for d in dims)))
+                rows.append((kind, *(f"{self.count(d, kind):,}" for d in (*dims, None))))
+        rows.append(("all", *(f"{self.count(d):,}" for d in (*dims, None))))
+        rows.append(("identity", *(f"{self.identity(d):.1%}" for d in (*dims, None))))
         wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [" | ".join(cell.ljust(w) for cell, w in zip(row, wide, strict=True)) for row in rows]
         skipped = ", ".join(f"{n} {why}" for why, n in self.unjudged.most_common())
         return "\n".join([*lines, f"{self.judged:,} strategies judged by arithmetic; not judged: {skipped or 'none'}"])
 
 
-def kind(question: Question, ours: Answer, theirs: Answer) -> str:
-    """The class of a pair of answers."""
-    sample, placements, sizes = question
-    name = sample.op.overloadpacket.__name__
+def agree(ours: Answer, theirs: Answer) -> bool:
+    # The indices of an embedding carry its mask in DTensor's rule.
+    return ours.error is None and (ours.to, ours.outputs) == (unmasked(theirs), theirs.outputs)
+
+
+def unmasked(answer: Answer) -> list[Placements]:
+    return [tuple(p.replace("P(mask)", "R") for p in ps) for ps in answer.to]
+
+
+def kind(question: Question, ours: Answer, theirs: Answer, price: float) -> str:
+    """The class of a pair of answers; `price` is that of DTensor's choice in
+    Rote's cost model."""
+    name = question[0].op.overloadpacket.__name__
+    if theirs.error is not None and "does not have a sharding strategy registered" in theirs.error:
+        return NO_RULE
     if ours.error is not None:
         if theirs.error is not None:
-            return "both refuse"
+            return REFUSED
         # A shard made partial in place: DTensor's own cost for it is infinite.
         return "in place on a partial" if math.isinf(theirs.cost) else UNEXPLAINED
     if theirs.error is not None:
         return "DTensor refuses"
-    # The indices of an embedding carry its mask in DTensor's rule.
-    to = [tuple(p.replace("P(mask)", "R") for p in ps) for ps in theirs.to]
-    if (ours.to, ours.outputs) == (to, theirs.outputs):
+    if agree(ours, theirs):
         return SAME
     if math.isinf(theirs.cost):
         return "DTensor has no price"
-    if ours.cost <= theirs.cost + 1e-6:
-        return "ours costs no more"
-    if dtensor.cost(sample, placements, ours.to, sizes) <= theirs.cost + 1e-6:
-        return "ours costs no more"
+    if ours.cost < price - 1e-6:
+        return "ours costs less"
+    if ours.cost <= price + 1e-6:
+        return "ours costs the same"
     if name in {"max", "min", "amax", "amin"}:
         return "empty shards of an extremum"
     if name in {"stack", "embedding"}:
@@ -119,16 +139,19 @@ def compare(asked: list[Question]) -> Tally:
     """Asks both engines, and judges what Rote chose."""
     dtensor.start()
     tally = Tally()
-    judged: set[tuple] = set()
-    for question, ours in zip(asked, engine.ask(asked), strict=True):
-        sample, placements, sizes = question
-        line = engine.written(question)
-        theirs = dtensor.ask(sample, placements, sizes)
-        found = kind(question, ours, theirs)
+    both = [(q, ours, dtensor.ask(*q)) for q, ours in zip(asked, engine.ask(asked), strict=True)]
+    apart = [at for at, (_, ours, theirs) in enumerate(both) if theirs.error is None and not agree(ours, theirs)]
+    prices = engine.prices([asked[at] for at in apart], [unmasked(both[at][2]) for at in apart])
+    known = dict(zip(apart, prices, strict=True))
+    judged: set[Any] = set()
+    for at, (question, ours, theirs) in enumerate(both):
+        sample, _, sizes = question
+        found = kind(question, ours, theirs, known.get(at, math.inf))
         tally.classes[len(sizes), found] += 1
         if found != SAME:
+            line = engine.written(question)
             tally.differences.append(Difference(found, sample.name, line, ours, theirs))
-        key = (sample.name, sample.words, tuple(ours.to), tuple(ours.outputs), sizes)
+        key = (sample.family, sample.line, tuple(ours.to), tuple(ours.outputs), sizes)
         if ours.error is not None or key in judged:
             continue
         judged.add(key)
@@ -139,7 +162,7 @@ def compare(asked: list[Question]) -> Tally:
             tally.unjudged[str(reason)] += 1
             continue
         if trouble is not None:
-            tally.wrong.append(f"{line}\n    ours   {shown(ours)}\n    {trouble}")
+            tally.wrong.append(f"{engine.written(question)}\n    ours   {shown(ours)}\n    {trouble}")
     return tally
 
 

@@ -118,12 +118,6 @@ def ask(sample: Sample, placements: Sequence[Placements], sizes: tuple[int, ...]
     )
 
 
-def cost(sample: Sample, before: Sequence[Placements], after: Sequence[Placements], sizes: tuple[int, ...]) -> float:
-    """What DTensor's model says of redistributing the inputs so."""
-    pairs = zip(sample.tensors, before, after, strict=True)
-    return float(sum(redistribute_cost(spec(t, a, sizes), spec(t, b, sizes)) for t, a, b in pairs))
-
-
 def specs_in(found: Any) -> Iterator[DTensorSpec]:
     for item in found:
         if isinstance(item, DTensorSpec):
