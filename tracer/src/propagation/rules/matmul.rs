@@ -98,7 +98,7 @@ fn multiplied(
 fn multiply(output: TensorMeta, inputs: &[Operand<'_>], out: &str) -> Rule {
     let first = inputs.len() - 2;
     let held = |letter: &&str| inputs[first..].iter().any(|i| i.dims.contains(*letter));
-    let letters = ["b", "m", "n", "k"].into_iter().filter(held);
+    let letters = ["b", "k", "m", "n"].into_iter().filter(held);
     einsum::rule(
         vec![Output::new(output, out)],
         inputs,
@@ -151,7 +151,7 @@ fn scaled(query: &Query<'_>) -> Result<Rule, PropagationError> {
     let scales = [query.tensor(2)?, query.tensor(3)?];
     let mut names = [String::new(), String::new()];
     // What the shards of each letter must divide, besides the kernels' 16.
-    let mut letters = ["m", "n", "k"].map(|letter| {
+    let mut letters = ["k", "m", "n"].map(|letter| {
         let size = sized(&factors, letter);
         let aligned = (size > 0 && size % 16 == 0).then_some(size / 16);
         (letter, aligned, true)
