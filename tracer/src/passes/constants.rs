@@ -3,13 +3,16 @@
 //! An op that makes results from its arguments ([`is_function`]) and reads
 //! nothing, or only the meta of its arguments, or only such results, makes the
 //! same bits at every run; so does an op that writes such results, if every op
-//! that writes them is of this kind. Numbers that are read anew at every replay,
+//! that writes them is of this kind, and no other op reads them before the last
+//! of these writes: later runs find what the last one left. Numbers that are read anew at every replay,
 //! collectives, what outlives the run (returned tensors are fresh), and whatever
 //! a later op writes do not take part. Kept results are limited in size.
 
 use rote_plans::{Arg, Instr, Plan, Range};
 
-use super::effects::{for_each_written, is_function, outlives, outs, reads_meta_only, root};
+use super::effects::{
+    for_each_written, is_function, outlives, outs, reads_meta_only, root, writes,
+};
 use super::{Done, Pass, Program, Stage};
 use crate::finish::for_each_value;
 
@@ -28,7 +31,7 @@ const MAX_TOTAL: u64 = 64 << 20;
 
 fn apply(program: &mut Program) -> Done {
     let plan = &program.plan;
-    let outlives = outlives(plan);
+    let (outlives, writes) = (outlives(plan), writes(plan));
     // Roots that may be kept; each round takes out what a run writes or makes.
     let mut kept: Vec<bool> = (plan.values.iter().zip(&outlives))
         .map(|(value, outlives)| !outlives && value.storage_bytes <= MAX_BYTES)
@@ -36,7 +39,7 @@ fn apply(program: &mut Program) -> Done {
     let mut once = vec![false; plan.instrs.len()];
     let mut bytes;
     loop {
-        settle(plan, &mut kept, &mut once);
+        settle(plan, &writes, &mut kept, &mut once);
         // Too much to keep: the later results are made anew at every run.
         bytes = 0;
         let mut over = false;
@@ -62,9 +65,10 @@ fn apply(program: &mut Program) -> Done {
     }
 }
 
-/// Takes out of `kept` what a later run makes or writes, until nothing changes,
-/// and marks the instructions that run once.
-fn settle(plan: &Plan, kept: &mut [bool], once: &mut [bool]) {
+/// Takes out of `kept` what a later run makes or writes, or reads as it was
+/// before a write, until nothing changes, and marks the instructions that run
+/// once.
+fn settle(plan: &Plan, writes: &[Vec<u32>], kept: &mut [bool], once: &mut [bool]) {
     loop {
         let mut changed = false;
         for (i, instr) in plan.instrs.iter().enumerate() {
@@ -78,6 +82,12 @@ fn settle(plan: &Plan, kept: &mut [bool], once: &mut [bool]) {
                 drop(root(plan, out));
             }
             for_each_written(plan, instr, &mut drop);
+            for_each_value(plan, instr, |value| {
+                let root = root(plan, value);
+                if writes[root as usize].last() > Some(&(i as u32)) {
+                    drop(root);
+                }
+            });
         }
         if !changed {
             return;

@@ -240,6 +240,15 @@ fn what_a_run_writes_is_no_constant() {
     ];
     let found = run("constants", &steps, &[&c], &[&x]);
     assert!(!found.schedule.once.contains(&true));
+    // Read as it was before a write: a later run would find what the write left.
+    let steps = [
+        op("aten::zeros", &[], &[&a]),
+        op("aten::mul", &[&a, &x], &[&b]),
+        in_place("aten::add_", &a, &[]),
+        op("aten::mul", &[&a, &b], &[&c]),
+    ];
+    let found = run("constants", &steps, &[&c], &[&x]);
+    assert!(!found.schedule.once.contains(&true));
     // Returned tensors are fresh at every call.
     let found = run("constants", &[op("aten::ones", &[], &[&a])], &[&a], &[]);
     assert!(!found.schedule.once.contains(&true));
