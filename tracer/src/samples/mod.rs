@@ -26,6 +26,7 @@ const TABLES: &[(&str, &str)] = &[
     ("index", include_str!("index.txt")),
     ("linalg", include_str!("linalg.txt")),
     ("nn", include_str!("nn.txt")),
+    ("nn_beyond", include_str!("nn_beyond.txt")),
     ("nn_cuda", include_str!("nn_cuda.txt")),
     ("normalize", include_str!("normalize.txt")),
     ("pieces", include_str!("pieces.txt")),

@@ -157,11 +157,9 @@ fn batch_norm(norm: BatchNorm, query: &Query<'_>) -> Result<Rule, PropagationErr
     };
     let mut outputs = vec![Output::new(input.clone(), dims)];
     for _ in 0..2 {
-        // Nothing is saved in evaluation, as on the CPU.
-        outputs.push(match training {
-            true => of_channels(channels.clone(), "c"),
-            false => of_channels(empty(parameter), ""),
-        });
+        // Nothing is saved in evaluation, as on the CPU; CUDA saves channels.
+        let saved = if training { channels.clone() } else { empty(parameter) };
+        outputs.push(of_channels(saved, "c"));
     }
     if norm.reserve {
         outputs.push(of_channels(empty(DType(0)), ""));
