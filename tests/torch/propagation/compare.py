@@ -15,7 +15,7 @@ from . import dtensor, engine, judge, questions
 from .dtensor import Answer, Placements
 from .engine import Question
 from .pieces import Unmade
-from .samples import Sample
+from .samples import Sample, Tensor
 
 # Answers that agree: the same placements, or a refusal by both.
 SAME = "same"
@@ -27,6 +27,7 @@ EXPLAINED = (
     "DTensor has no price",
     "DTensor refuses",
     "in place on a partial",
+    "DTensor moves what the op writes",
     "empty shards of an extremum",
     "fewer elements than ranks",
 )
@@ -107,12 +108,29 @@ def unmasked(answer: Answer) -> list[Placements]:
     return [tuple(p.replace("P(mask)", "R") for p in ps) for ps in answer.to]
 
 
+def moves_written(question: Question, answer: Answer) -> bool:
+    """Whether an input is redistributed that the op writes besides its outputs,
+    as running statistics: what is written is lost."""
+    sample, placements, _ = question
+    written: list[bool] = []
+    for formal, given in zip(sample.op._schema.arguments, sample.args, strict=False):
+        alias = formal.alias_info
+        returned = [r.alias_info for r in sample.op._schema.returns if r.alias_info is not None]
+        kept = alias is not None and alias.is_write and not returned and bool(sample.op._schema.returns)
+        tensors = given if isinstance(given, list) else [given]
+        written += [kept for t in tensors if isinstance(t, Tensor)]
+    pairs = zip(written, placements, answer.to, strict=False)
+    return any(kept and tuple(before) != tuple(after) for kept, before, after in pairs)
+
+
 def kind(question: Question, ours: Answer, theirs: Answer, price: float) -> str:
     """The class of a pair of answers; `price` is that of DTensor's choice in
     Rote's cost model."""
     name = question[0].op.overloadpacket.__name__
     if theirs.error is not None and "does not have a sharding strategy registered" in theirs.error:
         return NO_RULE
+    if theirs.error is None and moves_written(question, theirs):
+        return SAME if agree(ours, theirs) else "DTensor moves what the op writes"
     if ours.error is not None:
         if theirs.error is not None:
             return REFUSED

@@ -110,13 +110,13 @@ pub(super) fn rule(equation: Equation, query: &Query<'_>) -> Result<Rule, Propag
             Output { meta, dims, of }
         })
         .collect();
-    let mut letters = vec![("n", Need::Filled)];
-    letters.push(match shared {
+    let heads_shard = match shared {
         1 if heads > 1 => ("h", Need::Filled),
         // Key and value shards must hold the heads that the query's need.
         1.. if shared != heads => ("hg", Need::Divides(shared)),
         _ => ("hg", Need::Filled),
-    });
+    };
+    let mut letters = vec![heads_shard, ("n", Need::Filled)];
     let padded = (inputs.iter().map(|i| i.dims)).chain(equation.outputs.split(' '));
     if !causal && !debug && !padded.into_iter().any(|dims| dims == "nhp") {
         letters.push(("q", Need::Filled));

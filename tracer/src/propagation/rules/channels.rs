@@ -112,9 +112,10 @@ fn dims(query: &Query<'_>, i: usize) -> Result<&'static str, PropagationError> {
 /// The letters that may be sharded when the statistics come from the batch, or
 /// are known.
 fn letters(dims: &'static str, training: bool) -> Vec<(&'static str, Need)> {
-    let letters = (0..dims.len()).map(|at| &dims[at..=at]);
-    letters
-        .filter(|letter| !training || *letter == "c")
+    let others = (0..dims.len()).map(|at| &dims[at..=at]);
+    let others = others.filter(|letter| !training && *letter != "c");
+    std::iter::once("c")
+        .chain(others)
         .map(|letter| (letter, Need::Filled))
         .collect()
 }
@@ -158,7 +159,11 @@ fn batch_norm(norm: BatchNorm, query: &Query<'_>) -> Result<Rule, PropagationErr
     let mut outputs = vec![Output::new(input.clone(), dims)];
     for _ in 0..2 {
         // Nothing is saved in evaluation, as on the CPU; CUDA saves channels.
-        let saved = if training { channels.clone() } else { empty(parameter) };
+        let saved = if training {
+            channels.clone()
+        } else {
+            empty(parameter)
+        };
         outputs.push(of_channels(saved, "c"));
     }
     if norm.reserve {

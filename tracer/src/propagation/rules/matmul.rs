@@ -194,7 +194,7 @@ fn scaled(query: &Query<'_>) -> Result<Rule, PropagationError> {
     }
     let letters = (letters.into_iter()).filter(|(_, _, may)| *may);
     let letters = letters.map(|(letter, divide, _)| {
-        let need = divide.map_or(Need::Filled, Need::Divides);
+        let need = divide.map_or(Need::Nothing, Need::Divides);
         (letter, need)
     });
     let outputs = vec![Output::new(output, "mn")];
