@@ -1,7 +1,8 @@
 # make setup   .venv/ with pinned torch and the rote wheel in it
 # make demo    a small Llama trained on 2 processes, eager and replayed
 # make test    every test, Rust and Python
-# make bench   overhead against eager DTensor and torch.compile; Rust benches
+# make bench   overhead against eager DTensor and torch.compile; propagation
+#              against DTensor's; Rust benches
 # make lint    formatting, clippy, ruff, mypy, freshness of the C header
 # make clean   removes what was built; .venv/ stays
 #
@@ -37,6 +38,7 @@ test: setup
 
 bench: setup
 	$(BIN)/python benches/overhead.py --out target/bench
+	$(BIN)/python benches/propagation.py --out target/bench --rote $(TARGET)/release/rote
 	cargo bench --workspace
 
 lint: setup
