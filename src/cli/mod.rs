@@ -5,6 +5,7 @@ mod diff;
 mod ops;
 mod propagate;
 mod show;
+mod validate;
 mod why;
 
 use std::io::{self, ErrorKind, Write};
@@ -28,6 +29,7 @@ enum Command {
     Check(check::Check),
     Diff(diff::Diff),
     Propagate(propagate::Propagate),
+    Validate(validate::Validate),
 }
 
 /// Reads the arguments, runs the command and says how it went.
@@ -38,6 +40,7 @@ pub fn main() -> ExitCode {
         Command::Check(check) => (check.run(&mut out), 1),
         Command::Diff(diff) => (diff.run(&mut out), 2),
         Command::Propagate(propagate) => (propagate.run(&mut out), 1),
+        Command::Validate(validate) => (validate.run(&mut out), 2),
     };
     match ran.and_then(|code| {
         out.flush()?;
@@ -62,6 +65,8 @@ enum Trouble {
     NoPlan { path: PathBuf },
     #[error("{path}: holds {count} plans, name one of them", path = path.display())]
     ManyPlans { path: PathBuf, count: usize },
+    #[error("cannot start {path}, which is to run PyTorch's kernels: {error} (set ROTE_PYTHON)", path = path.display())]
+    Interpreter { path: PathBuf, error: io::Error },
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
 }

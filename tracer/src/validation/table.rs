@@ -3,9 +3,9 @@
 use hashbrown::{HashMap, HashSet};
 
 use crate::propagation::{Arg, Combination, Mesh, PartialOp, Placement, Registry};
-use crate::samples::Sample;
+use crate::samples::{Sample, Values};
 
-use super::judge::{Case, Placed, Unfit};
+use super::judge::{Case, Placed, Unfit, checks_shapes};
 use super::kernels::Kernels;
 use super::left_out;
 use super::report::{Finding, OpReport};
@@ -138,6 +138,10 @@ fn one(
         order = order.into_iter().step_by(step).collect();
     }
     let open = options.missing && flat && !case.shapes_only;
+    if open && !checks_shapes(&sample.op) {
+        let reason = "its kernel may not check shapes: no shards but those claimed";
+        report.unjudged(reason, &args);
+    }
     if let Some(only) = &options.only {
         order = vec![only.inputs.clone()];
         claimed.entry(only.inputs.clone()).or_default();
@@ -149,6 +153,7 @@ fn one(
                 .filter(|p| !known.contains(p)),
         );
     }
+    let mut found: Vec<(Placed, Vec<Placed>)> = Vec::new();
     for inputs in order {
         let none = Vec::new();
         let outputs = claimed.get(&inputs).unwrap_or(&none).clone();
@@ -179,10 +184,25 @@ fn one(
         let replicated = |p: &Placement| *p == Placement::Replicate;
         let idle = inputs.iter().flatten().all(replicated);
         let strided = |p: &Placement| matches!(p, Placement::StridedShard { .. });
-        if !open || idle || !case.varies || inputs.iter().flatten().any(strided) {
-            continue;
+        if open && !idle && !inputs.iter().flatten().any(strided) {
+            let outputs = open_outputs(&verdict.open, &case.varies);
+            found.push((inputs, outputs));
         }
-        for outputs in open_outputs(&verdict.open) {
+    }
+    if !case.varies.contains(&true) {
+        return;
+    }
+    let all: HashSet<Combination> = (found.iter())
+        .flat_map(|(inputs, all)| {
+            all.iter().map(|outputs| Combination {
+                inputs: inputs.clone(),
+                outputs: outputs.clone(),
+            })
+        })
+        .collect();
+    for (inputs, outputs) in found {
+        for outputs in outputs {
+            let none = Vec::new();
             if outputs_are_claimed(&outputs, claimed.get(&inputs).unwrap_or(&none)) {
                 continue;
             }
@@ -190,14 +210,43 @@ fn one(
                 inputs: inputs.clone(),
                 outputs,
             };
-            match left_out::reason(&report.op, &combination) {
-                Some(reason) => {
-                    note(&mut report.left_out, combination, &args, reason.to_owned());
-                }
+            let reason = incidental(&combination, &all, &sample.values)
+                .or_else(|| left_out::reason(&report.op, &combination).map(str::to_owned));
+            match reason {
+                Some(reason) => note(&mut report.left_out, combination, &args, reason),
                 None => note(&mut report.missing, combination, &args, String::new()),
             }
         }
     }
+}
+
+/// Why a combination that is true says nothing of partials: the op does not read
+/// the values of one, or only takes some, as which the parts were drawn.
+fn incidental(
+    combination: &Combination,
+    all: &HashSet<Combination>,
+    values: &[Values],
+) -> Option<String> {
+    use PartialOp::{Max, Min, Sum};
+    for (i, placements) in combination.inputs.iter().enumerate() {
+        if !matches!(placements[..], [Placement::Partial(_)]) {
+            continue;
+        }
+        if values.get(i).is_some_and(|v| *v != Values::Any) {
+            return Some(format!(
+                "only with such values as the samples have of input {i}"
+            ));
+        }
+        let with = |op| {
+            let mut other = combination.clone();
+            other.inputs[i] = vec![Placement::Partial(op)];
+            all.contains(&other)
+        };
+        if [Sum, Max, Min].into_iter().all(with) {
+            return Some(format!("the values of input {i} are not read"));
+        }
+    }
+    None
 }
 
 fn note(list: &mut Vec<Finding>, combination: Combination, args: &str, reason: String) {
@@ -222,12 +271,13 @@ fn outputs_are_claimed(outputs: &Placed, claimed: &[Placed]) -> bool {
 }
 
 /// The true placements of all outputs together, without those that follow from
-/// others.
-fn open_outputs(open: &[Placed]) -> Vec<Placed> {
+/// others, and of outputs that do not vary only the plainest.
+fn open_outputs(open: &[Placed], varies: &[bool]) -> Vec<Placed> {
     let mut all: Vec<Placed> = vec![Vec::new()];
-    for candidates in open {
+    for (candidates, varies) in open.iter().zip(varies) {
         let strong = |p: &&Vec<Placement>| !candidates.iter().any(|c| weaker(p, c));
-        let strong: Vec<_> = candidates.iter().filter(strong).collect();
+        let most = if *varies { usize::MAX } else { 1 };
+        let strong: Vec<_> = candidates.iter().filter(strong).take(most).collect();
         all = (all.iter())
             .flat_map(|a| {
                 strong

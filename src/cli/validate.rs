@@ -1,0 +1,283 @@
+//! `rote validate`: the truth table of sharding rules.
+
+use std::io::{self, BufRead, BufReader, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{Trouble, complain};
+
+/// Run the local ops of every placement combination on pieces of random tensors,
+/// compare with the op on the whole tensors, and hold what is true against the
+/// sharding rules: wrong rules are claimed and not true, missing ones true and
+/// not claimed.
+///
+/// On a mesh of one dim, inputs are tried in all combinations of replicated,
+/// sharded and partial (sum, avg, max, min, product; one kind at a time where
+/// that makes more than 4,096), outputs likewise; claims are also judged with
+/// strided shards. On meshes of several dims, the combinations that follow from
+/// the rules are judged, one in so many where there are more than 1,500, and
+/// none are missing but those of a single dim.
+///
+/// Kernels are PyTorch's, on the CPU: a Python with the packages torch and rote
+/// runs them, which is $ROTE_PYTHON, or the python3 beside this program, or the
+/// one in the path. Floats are judged in double precision where the op takes it,
+/// within 1e-7; integers and truth values exactly. Random and undefined values
+/// are judged by their shapes alone.
+///
+/// The exit status is 1 when a rule is wrong or missing without a reason on
+/// record.
+#[derive(Debug, Args)]
+pub(super) struct Validate {
+    /// Ops, separated by commas: mm, add.Tensor, aten::mm; or all, which means
+    /// every op that has samples
+    #[arg(long, required = true, value_delimiter = ',')]
+    op: Vec<String>,
+    /// A mesh of one dim of so many ranks
+    #[arg(long, default_value_t = 2, conflicts_with = "mesh")]
+    world: u32,
+    /// Ranks per mesh dim, for example 2,2
+    #[arg(long)]
+    mesh: Option<String>,
+    /// The op's arguments, as the samples write them: "f32[8,4] i64[3]<8 1"
+    #[arg(long, allow_hyphen_values = true)]
+    args: Option<String>,
+    /// Only this combination, for example 'S(0),R -> S(0)'; tensors are separated
+    /// by semicolons where the mesh has several dims
+    #[arg(long)]
+    only: Option<String>,
+    /// Look for wrong rules only
+    #[arg(long)]
+    wrong_only: bool,
+    /// List also the missing rules whose reason is on record
+    #[arg(long)]
+    left_out: bool,
+    /// Print JSON, one object per op
+    #[arg(long)]
+    json: bool,
+    /// Show progress on stderr even if it is no terminal
+    #[arg(long)]
+    progress: bool,
+}
+
+/// What the interpreter is told to do with the request in its first argument.
+const PROGRAM: &str = "
+import sys
+try:
+    from rote._validate import main
+except (ImportError, AttributeError, OSError) as error:
+    sys.exit(f'rote validate needs torch and this version of rote in {sys.executable}: {error}')
+main()
+";
+
+/// Numbers over all ops.
+#[derive(Default)]
+struct Total {
+    ops: usize,
+    samples: u64,
+    tried: u64,
+    correct: u64,
+    wrong: usize,
+    missing: usize,
+    left_out: usize,
+    unjudged: usize,
+}
+
+impl Validate {
+    pub(super) fn run(&self, out: &mut impl Write) -> Result<u8, Trouble> {
+        let python = interpreter();
+        let mut request = json!({
+            "ops": self.op,
+            "mesh": self.mesh.clone().unwrap_or_else(|| self.world.to_string()),
+            "missing": !self.wrong_only,
+        });
+        for (key, text) in [("args", &self.args), ("only", &self.only)] {
+            if let Some(text) = text {
+                request[key] = text.as_str().into();
+            }
+        }
+        let started = Command::new(&python)
+            .args(["-c", PROGRAM, &request.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut child = started.map_err(|error| Trouble::Interpreter {
+            path: python.clone(),
+            error,
+        })?;
+        let mut total = Total::default();
+        let mut progress = Progress::new(self.progress || io::stderr().is_terminal());
+        if let Some(lines) = child.stdout.take() {
+            for line in BufReader::new(lines).lines() {
+                let Ok(event) = serde_json::from_str::<Value>(&line?) else {
+                    continue;
+                };
+                if event.get("start").is_some() {
+                    progress.start(&event, &total);
+                } else {
+                    progress.clear();
+                    total.add(&event);
+                    self.show(&event, out)?;
+                    out.flush()?;
+                }
+            }
+        }
+        progress.clear();
+        let status = child.wait()?;
+        if !status.success() {
+            match (status.code(), &progress.op) {
+                // It has said why on stderr.
+                (Some(_), _) => {}
+                (None, Some(op)) => complain(&format!("{op}: the kernel crashed ({status})")),
+                (None, None) => complain(&format!("{}: {status}", python.display())),
+            }
+            return Ok(2);
+        }
+        if !self.json {
+            total.show(out)?;
+        }
+        Ok(u8::from(total.wrong + total.missing > 0))
+    }
+
+    fn show(&self, report: &Value, out: &mut impl Write) -> io::Result<()> {
+        if self.json {
+            return writeln!(out, "{report}");
+        }
+        let list = |key: &str| report[key].as_array().cloned().unwrap_or_default();
+        let op = report["op"].as_str().unwrap_or_default();
+        let (wrong, missing, left_out) = (list("wrong"), list("missing"), list("left_out"));
+        writeln!(
+            out,
+            "{op:<40} {:>5} correct {:>3} wrong {:>3} missing {:>3} left out  {:>6} tried",
+            report["correct"],
+            wrong.len(),
+            missing.len(),
+            left_out.len(),
+            report["tried"]
+        )?;
+        let text = |f: &Value, key: &str| f[key].as_str().unwrap_or_default().to_owned();
+        for (what, findings) in [("WRONG", &wrong), ("MISSING", &missing)] {
+            for f in findings {
+                let reason = text(f, "reason");
+                let colon = if reason.is_empty() { "" } else { ": " };
+                writeln!(out, "  {what} {}{colon}{reason}", text(f, "combination"))?;
+                writeln!(out, "    {}", text(f, "repro"))?;
+            }
+        }
+        if self.left_out {
+            for f in &left_out {
+                writeln!(
+                    out,
+                    "  left out {}: {}",
+                    text(f, "combination"),
+                    text(f, "reason")
+                )?;
+            }
+        }
+        for f in list("unjudged") {
+            writeln!(
+                out,
+                "  not judged {}: {}",
+                text(&f, "args"),
+                text(&f, "reason")
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// The Python that has torch and rote.
+fn interpreter() -> PathBuf {
+    if let Some(named) = std::env::var_os("ROTE_PYTHON") {
+        return named.into();
+    }
+    let own = std::env::current_exe().ok();
+    let beside = own.and_then(|p| Some(p.parent()?.join("python3")));
+    beside
+        .filter(|p| p.exists())
+        .unwrap_or_else(|| "python3".into())
+}
+
+impl Total {
+    fn add(&mut self, report: &Value) {
+        let number = |key: &str| report[key].as_u64().unwrap_or_default();
+        let count = |key: &str| report[key].as_array().map_or(0, Vec::len);
+        self.ops += usize::from(number("samples") > 0);
+        self.samples += number("samples");
+        self.tried += number("tried");
+        self.correct += number("correct");
+        self.wrong += count("wrong");
+        self.missing += count("missing");
+        self.left_out += count("left_out");
+        self.unjudged += count("unjudged");
+    }
+
+    fn show(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out)?;
+        for (what, count) in [
+            ("ops judged", self.ops as u64),
+            ("samples", self.samples),
+            ("placements of inputs tried", self.tried),
+            ("claimed and correct", self.correct),
+            ("claimed and wrong", self.wrong as u64),
+            ("true and missing", self.missing as u64),
+            ("true and left out", self.left_out as u64),
+            ("not judged, or in part", self.unjudged as u64),
+        ] {
+            writeln!(out, "{what:<28} {count:>8}")?;
+        }
+        Ok(())
+    }
+}
+
+/// One line on stderr that is written over.
+struct Progress {
+    shown: bool,
+    start: Instant,
+    op: Option<String>,
+}
+
+impl Progress {
+    fn new(shown: bool) -> Self {
+        Progress {
+            shown,
+            start: Instant::now(),
+            op: None,
+        }
+    }
+
+    fn start(&mut self, event: &Value, total: &Total) {
+        let op = event["start"].as_str().unwrap_or_default();
+        let number = event["number"].as_u64().unwrap_or(1);
+        let all = event["total"].as_u64().unwrap_or(1);
+        if number == 1 {
+            // What came before was starting Python.
+            self.start = Instant::now();
+        }
+        self.op = Some(op.to_owned());
+        if self.shown {
+            let spent = self.start.elapsed().as_secs_f64();
+            let done = (number - 1) as f64;
+            let left = match number {
+                0..=4 => String::new(),
+                _ => format!(", {:.0} s left", spent / done * (all as f64 - done)),
+            };
+            let mut line = io::stderr().lock();
+            let _ = write!(
+                line,
+                "\r\x1b[Kop {number} of {all}, {} combinations{left}: {op}",
+                total.tried
+            );
+            let _ = line.flush();
+        }
+    }
+
+    fn clear(&self) {
+        if self.shown {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
