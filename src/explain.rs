@@ -8,6 +8,7 @@ use rote_plans::pool::ArchivedRange;
 use rote_plans::{ArchivedPlan, NONE};
 
 use crate::opinion;
+use crate::optimized;
 use crate::session::Session;
 
 /// The text of `explain()`: counters, and for each plan what it erased, its
@@ -29,6 +30,9 @@ pub fn explain(session: &Session) -> String {
     for variant in session.variants() {
         let _ = writeln!(out, "\nplan {} ({} replays)", variant.key, variant.replays);
         describe_plan(variant.file.plan(), &mut out);
+        for line in optimized::section(&variant.passes, variant.chosen_passes).lines() {
+            let _ = writeln!(out, "  {line}");
+        }
     }
     if !stats.guard_misses.is_empty() {
         let mut misses: Vec<_> = stats.guard_misses.iter().collect();

@@ -7,6 +7,7 @@
 //! | [`variant`] | a plan, bound, with the facts under which it may run |
 //! | [`facts`] | what guards look at, and how it is called |
 //! | [`explain`] | what was erased, as text for people |
+//! | [`optimized`] | what passes did to a plan, as text and JSON |
 //! | [`opinion`] | what DTensor moved beside what it need have, as text and JSON |
 //! | [`events`] | from the bridge's structs to the recorder's events |
 //! | [`stored`] | stored plans: their names, and whether one applies |
@@ -17,6 +18,7 @@ pub mod events;
 pub mod explain;
 pub mod facts;
 pub mod opinion;
+pub mod optimized;
 pub mod recording;
 pub mod session;
 pub mod stats;

@@ -4,8 +4,9 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
-use rote::opinion;
+use rote::{opinion, optimized};
 use rote_plans::{PlanFile, describe};
+use rote_tracer::passes::{Selection, optimize};
 use serde_json::json;
 
 use super::{Found, Trouble, complain, find, open, problem};
@@ -29,6 +30,12 @@ pub(super) struct Show {
     /// List the global ops with placements, redistributions and source lines
     #[arg(long)]
     strategies: bool,
+    /// Run passes over the plan, as a session does before it replays it, and
+    /// print what each did; with --ops, list the instructions that are left.
+    /// PASSES is all, none, default, or names separated by commas, with - before
+    /// those to leave out
+    #[arg(long, value_name = "PASSES", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
+    passes: Option<Selection>,
     /// Print all of it as JSON
     #[arg(long, conflicts_with_all = ["ops", "strategies"])]
     json: bool,
@@ -50,7 +57,36 @@ impl Show {
         }
     }
 
+    /// What passes make of the plan.
+    fn optimized(
+        &self,
+        file: &PlanFile,
+        chosen: Selection,
+        out: &mut impl Write,
+    ) -> Result<(), Trouble> {
+        let (program, report) = optimize(file.to_plan(), chosen);
+        if self.json {
+            serde_json::to_writer_pretty(&mut *out, &optimized::json(&report, chosen))
+                .map_err(std::io::Error::from)?;
+            writeln!(out)?;
+            return Ok(());
+        }
+        write!(out, "{}", optimized::section(&report, chosen))?;
+        if self.ops {
+            let path = || PathBuf::from("the plan after its passes");
+            let after = PlanFile::from_plan(&program.plan).map_err(|error| Trouble::Plan {
+                path: path(),
+                error,
+            })?;
+            write!(out, "{}", describe::ops(after.plan()))?;
+        }
+        Ok(())
+    }
+
     fn show(&self, file: &PlanFile, out: &mut impl Write) -> Result<(), Trouble> {
+        if let Some(chosen) = self.passes {
+            return self.optimized(file, chosen, out);
+        }
         let plan = file.plan();
         if self.json {
             let mut json = describe::json(plan);

@@ -100,6 +100,14 @@ impl Default for Selection {
     }
 }
 
+impl std::str::FromStr for Selection {
+    type Err = UnknownPass;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPass> {
+        Self::parse(text)
+    }
+}
+
 impl Selection {
     /// No pass.
     pub const NONE: Selection = Selection(0);
