@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "facts.h"
+#include "unboxed.h"
 
 namespace rote {
 
@@ -85,6 +86,7 @@ class Program {
     std::vector<bool> fixed(slots_.size());
     for (uint32_t i = 0; i < n; ++i) fixed[slot(values[i])] = true;
     for (Prepared& op : ops_) {
+      call_directly(op, fixed);
       auto is_fixed = [&](const std::pair<uint32_t, uint32_t>& tensor) {
         if (!fixed[tensor.second]) return false;
         op.constants[tensor.first] = slots_[tensor.second];
@@ -111,7 +113,7 @@ class Program {
                 nargs);
     TORCH_CHECK(nouts <= handle->schema().returns().size() || handle->schema().returns().size() == 1,
                 "operator ", name, " returns ", handle->schema().returns().size(), " results, the plan names ", nouts);
-    Prepared op{*handle, {}, {}, {}, {}, false};
+    Prepared op{*handle, {}, {}, {}, {}, false, {}};
     op.constants.reserve(nargs);
     for (uint32_t i = 0; i < nargs; ++i) {
       const Arg& arg = args[i];
@@ -180,6 +182,10 @@ class Program {
 
   void run_op(uint32_t index) {
     Prepared& op = ops_[index];
+    if (op.direct.call) {
+      op.direct.call(op.direct);
+      return;
+    }
     stack_.clear();
     for (const c10::IValue& constant : op.constants) stack_.push_back(constant);
     for (const auto& [position, value] : op.tensors) stack_[position] = slots_[value];
@@ -333,6 +339,7 @@ class Program {
     std::vector<TensorList> lists;
     std::vector<int64_t> outs;
     bool copies;  // results are copied to where they lie
+    Direct direct;
   };
   struct View {
     uint32_t base, out;
@@ -370,6 +377,43 @@ class Program {
     op.handle = *handle;
     op.outs.clear();
     op.copies = false;
+  }
+
+  // Finds a direct call for an op that keeps no results in slots. Tensors are
+  // read from the slots, so only a list must be of fixed ones.
+  void call_directly(Prepared& op, const std::vector<bool>& fixed) {
+    if (!op.outs.empty() || op.copies) return;
+    std::string kinds = kinds_of(op.handle.schema());
+    Direct direct;
+    for (const TensorList& list : op.lists) {
+      if (list.position != 0) return;
+      for (int64_t value : list.slots) {
+        if (value < 0 || !fixed[value]) return;
+        direct.list.push_back(slots_[value]);
+      }
+    }
+    for (uint32_t i = 0; i < kinds.size(); ++i) {
+      if (kinds[i] == 't' || kinds[i] == 'T') {
+        auto in_slot = [i](const std::pair<uint32_t, uint32_t>& tensor) { return tensor.first == i; };
+        auto found = std::find_if(op.tensors.begin(), op.tensors.end(), in_slot);
+        if (found != op.tensors.end()) {
+          direct.tensors.push_back(&slots_[found->second]);
+        } else if (op.constants[i].isTensor()) {
+          direct.tensors.push_back(&op.constants[i].toTensor());  // a wrapped number
+        } else {
+          return;  // an absent optional tensor
+        }
+      } else if (kinds[i] == 's' || kinds[i] == 'i' || kinds[i] == 'b') {
+        direct.numbers.push_back(i);
+      }
+    }
+    direct.constants = &op.constants;
+    try {
+      direct.call = direct_call(op.handle, kinds);
+    } catch (const c10::Error&) {
+      return;  // a signature of another kind: the stack does
+    }
+    op.direct = std::move(direct);
   }
 
   // Makes a copy of the first argument a copy to where the result lies.

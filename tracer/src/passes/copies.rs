@@ -1,22 +1,22 @@
-//! Copies that nothing can tell from what they copy.
+//! Copies that nothing can tell from what they copy become views of it.
 //!
 //! A copy with the layout of its source holds the same elements at the same
 //! strides for as long as neither is written, so whoever reads the copy may read
-//! the source. It stays when the source is written after the copy was made, when
-//! the copy is ever written, or when it is returned or left as a gradient
-//! (returned tensors are fresh). The source must lie where the copy would have,
-//! up to alignment: matrix kernels may sum in another order on data that is not
-//! aligned.
+//! the source. The same holds for pieces of one tensor that are joined again as
+//! they lie. A copy stays when the source is written after the copy was made,
+//! when the copy is ever written, or when it is returned or left as a gradient
+//! (returned tensors are fresh). The source must be aligned as the copy would
+//! have been: matrix kernels may sum in another order on data that is not.
 
 use rote_plans::schedule::ARENA_ALIGNMENT;
 use rote_plans::{Arg, Def, Instr, Plan, ValueId};
 
-use super::effects::{self, is_function, outlives, outs, root, writes};
+use super::effects::{is_function, outlives, outs, root, writes};
 use super::{Done, Pass, Program, Stage};
 
 pub(super) const PASS: Pass = Pass {
     name: "copies",
-    about: "read the source of a copy that is never told apart from it",
+    about: "view the source of a copy that is never told apart from it",
     by_default: true,
     stage: Stage::Instructions,
     apply,
@@ -27,46 +27,41 @@ const COPIES: &[&str] = &["aten::clone", "aten::_to_copy", "aten::contiguous"];
 fn apply(program: &mut Program) -> Done {
     let plan = &mut program.plan;
     let (outlives, writes) = (outlives(plan), writes(plan));
-    let mut with: Vec<ValueId> = (0..plan.values.len() as ValueId).collect();
-    let mut keep = vec![true; plan.instrs.len()];
     let (mut changed, mut bytes) = (0, 0);
-    for (i, kept) in keep.iter_mut().enumerate() {
+    for i in 0..plan.instrs.len() {
         let Some((source, copy)) = copied(plan, i) else {
             continue;
         };
-        let source = with[source as usize];
         let from = root(plan, source);
         let written_later = writes[from as usize].iter().any(|at| *at > i as u32);
         if outlives[copy as usize]
             || !writes[copy as usize].is_empty()
             || written_later
-            || !same_layout(plan, source, copy)
+            || !aligned(plan, source)
         {
             continue;
         }
-        let views = |plan: &Plan| {
-            let values = plan.values.iter().enumerate();
-            let of_copy = values.filter(|(_, value)| value.root == copy);
-            of_copy.map(|(id, _)| id).collect::<Vec<_>>()
+        let (dtype, offset) = {
+            let source = &plan.values[source as usize];
+            (source.dtype, source.offset)
         };
-        let views = views(plan);
-        let dtype = plan.values[copy as usize].dtype;
-        if views.iter().any(|id| plan.values[*id].dtype != dtype) {
+        let mut views = (plan.values.iter_mut())
+            .filter(|value| value.root == copy)
+            .collect::<Vec<_>>();
+        if views.iter().any(|view| view.dtype != dtype) {
             continue; // offsets count in elements of another size
         }
-        let offset = plan.values[source as usize].offset;
-        bytes += plan.values[copy as usize].storage_bytes;
-        for id in views.into_iter().filter(|id| *id != copy as usize) {
-            plan.values[id].root = from;
-            plan.values[id].offset += offset;
+        for view in &mut views {
+            view.root = from;
+            view.offset += offset;
         }
-        with[copy as usize] = source;
-        *kept = false;
+        let value = &mut plan.values[copy as usize];
+        bytes += std::mem::take(&mut value.storage_bytes);
+        plan.instrs[i] = Instr::View {
+            base: source,
+            out: copy,
+        };
         changed += 1;
-    }
-    if changed > 0 {
-        effects::replace(plan, &with);
-        effects::retain(plan, &keep);
     }
     Done {
         changed,
@@ -74,34 +69,74 @@ fn apply(program: &mut Program) -> Done {
     }
 }
 
-/// Source and result of a copy.
+/// What a copy would be a view of (the first piece, for joined ones), and the
+/// copy, if they have one layout.
 fn copied(plan: &Plan, i: usize) -> Option<(ValueId, ValueId)> {
     let instr = &plan.instrs[i];
     let Instr::Local { op, args, .. } = instr else {
         return None;
     };
-    if !COPIES.contains(&plan.str(*op)) || !is_function(plan, instr) {
+    if !is_function(plan, instr) {
         return None;
     }
-    match (
-        plan.args[args.indices()].first(),
-        outs(plan, instr).as_slice(),
-    ) {
-        (Some(Arg::Value(source)), [copy]) => Some((*source, *copy)),
-        _ => None,
-    }
-}
-
-fn same_layout(plan: &Plan, source: ValueId, copy: ValueId) -> bool {
+    let [copy] = *outs(plan, instr).as_slice() else {
+        return None;
+    };
+    let args = &plan.args[args.indices()];
+    let (source, sizes) = match (plan.str(*op), args) {
+        (name, [Arg::Value(source), ..]) if COPIES.contains(&name) => {
+            let sizes = plan.dims(plan.values[*source as usize].shape);
+            (*source, sizes.to_vec())
+        }
+        ("aten::cat", [Arg::Values(pieces), Arg::Int(dim), ..]) => {
+            joined(plan, plan.ids(*pieces), *dim)?
+        }
+        _ => return None,
+    };
     let (a, b) = (&plan.values[source as usize], &plan.values[copy as usize]);
-    let width = a.dtype.bytes().unwrap_or(0) as i64;
-    let aligned = (a.offset * width) % ARENA_ALIGNMENT as i64 == 0;
-    let made_here = matches!(plan.values[a.root as usize].def, Def::Instr(_));
-    (a.dtype, a.device) == (b.dtype, b.device)
-        && plan.dims(a.shape) == plan.dims(b.shape)
+    let same = (a.dtype, a.device) == (b.dtype, b.device)
+        && sizes == plan.dims(b.shape)
         && plan.dims(a.strides) == plan.dims(b.strides)
         && b.root == copy
-        && b.offset == 0
-        && aligned
-        && made_here
+        && b.offset == 0;
+    same.then_some((source, copy))
+}
+
+/// The first of several pieces that lie one after another along a dim of one
+/// tensor, and the sizes of all of them together.
+fn joined(plan: &Plan, pieces: &[ValueId], dim: i64) -> Option<(ValueId, Vec<i64>)> {
+    let first = *pieces.first()?;
+    let head = plan.values.get(first as usize)?;
+    let mut sizes = plan.dims(head.shape).to_vec();
+    let strides = plan.dims(head.strides);
+    let dim = usize::try_from(if dim < 0 {
+        dim + sizes.len() as i64
+    } else {
+        dim
+    })
+    .ok()?;
+    let stride = *strides.get(dim)?;
+    for &piece in &pieces[1..] {
+        let value = plan.values.get(piece as usize)?;
+        let shape = plan.dims(value.shape);
+        let alike = shape.len() == sizes.len()
+            && (0..sizes.len()).all(|d| d == dim || shape[d] == sizes[d])
+            && plan.dims(value.strides) == strides
+            && (value.root, value.dtype) == (head.root, head.dtype)
+            && value.offset == head.offset + sizes[dim] * stride;
+        if !alike {
+            return None;
+        }
+        sizes[dim] += shape[dim];
+    }
+    Some((first, sizes))
+}
+
+/// Whether a value starts where an allocation of its own could: only known of
+/// what the program makes.
+fn aligned(plan: &Plan, value: ValueId) -> bool {
+    let value = &plan.values[value as usize];
+    let width = value.dtype.bytes().unwrap_or(0) as i64;
+    let made_here = matches!(plan.values[value.root as usize].def, Def::Instr(_));
+    made_here && value.offset * width % ARENA_ALIGNMENT as i64 == 0
 }

@@ -212,6 +212,42 @@ fn views_of_a_copy_become_views_of_its_source() {
 }
 
 #[test]
+fn pieces_that_are_joined_as_they_lie_are_the_whole() {
+    let x = tensor(1, &[4, 16]);
+    let whole = tensor(2, &[4, 16]);
+    let halves = [
+        whole.view(&[2, 16], &[16, 1], 0),
+        whole.view(&[2, 16], &[16, 1], 32),
+    ];
+    let (again, out) = (tensor(3, &[4, 16]), tensor(4, &[4, 16]));
+    let join = |a: &Tensor, b: &Tensor| {
+        let mut cat = op("aten::cat", &[], &[]);
+        cat.args
+            .push(read(ArgEvent::Tensors(vec![a.event(), b.event()])));
+        cat.args.push(read(ArgEvent::Int(0)));
+        run(
+            "copies",
+            &[
+                op("aten::neg", &[&x], &[&whole]),
+                OpEvent {
+                    args: cat.args.clone(),
+                    outs: vec![again.arg()],
+                    ..cat.clone()
+                },
+                op("aten::exp", &[&again], &[&out]),
+            ],
+            &[&out],
+            &[&x],
+        )
+    };
+    assert_eq!(ops(&join(&halves[0], &halves[1]).plan), ["neg", "exp"]);
+    assert_eq!(
+        ops(&join(&halves[1], &halves[0]).plan),
+        ["neg", "cat", "exp"]
+    );
+}
+
+#[test]
 fn constants_are_made_once() {
     let x = tensor(1, &[4]);
     let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
