@@ -110,6 +110,38 @@ pub fn retain(plan: &mut Plan, keep: &[bool]) {
     }
 }
 
+/// Puts instructions into another order: `order[i]` is the old index of the new
+/// instruction `i`. Ranges of instructions that tell where they come from
+/// (strategies, redistributions) become those that hold all of theirs.
+pub fn reorder(plan: &mut Plan, order: &[usize]) {
+    let mut to = vec![0_u32; order.len()];
+    for (new, old) in order.iter().enumerate() {
+        to[*old] = new as u32;
+    }
+    plan.instrs = order.iter().map(|old| plan.instrs[*old]).collect();
+    for value in &mut plan.values {
+        if let Def::Instr(instr) = &mut value.def {
+            *instr = to[*instr as usize];
+        }
+        value.last_use = NONE;
+    }
+    let span = |range: &mut Range| {
+        let new = &to[range.indices()];
+        if let (Some(first), Some(last)) = (new.iter().min(), new.iter().max()) {
+            *range = Range {
+                start: *first,
+                len: last - first + 1,
+            };
+        }
+    };
+    for strategy in &mut plan.strategies {
+        span(&mut strategy.instrs);
+    }
+    for redistribution in &mut plan.redistributions {
+        span(&mut redistribution.instrs);
+    }
+}
+
 /// Puts other values in the place of values, wherever they are read. `with[v]`
 /// is what replaces `v`, itself if nothing does.
 pub fn replace(plan: &mut Plan, with: &[ValueId]) {

@@ -10,6 +10,7 @@
 //! | [`copies`] | copies that are never told apart from what they copy |
 //! | [`common`] | the same op on the same tensors, once |
 //! | [`dead`] | ops whose results nothing needs |
+//! | [`overlap`] | collectives started early and waited for late |
 //! | [`constants`] | what depends on nothing but constants, in the first run only |
 //! | [`arena`] | results at fixed places, written there directly |
 //! | [`effects`] | what instructions read, write and make |
@@ -21,6 +22,7 @@ mod copies;
 mod dead;
 mod effects;
 mod into;
+mod overlap;
 mod scalars;
 #[cfg(test)]
 mod tests;
@@ -75,6 +77,7 @@ pub const PASSES: &[Pass] = &[
     copies::PASS,
     common::PASS,
     dead::PASS,
+    overlap::PASS,
     constants::PASS,
     arena::PASS,
 ];

@@ -455,3 +455,51 @@ fn a_number_becomes_a_wrapped_tensor() {
     };
     assert_eq!(found.plan.str(overload), "Tensor");
 }
+
+#[test]
+fn collectives_start_early_and_are_waited_for_late() {
+    let x = tensor(1, &[64]);
+    let [a, b, c, d] = [2, 3, 4, 5].map(|storage| tensor(storage, &[64]));
+    let [first, second, e] = [6, 7, 8].map(|storage| tensor(storage, &[64]));
+    let reduce = |input: &'static Tensor, out: &'static Tensor| {
+        collective(
+            "_c10d_functional::all_reduce",
+            input,
+            vec![ArgEvent::Str("sum")],
+            out,
+        )
+    };
+    let leak = |t: &Tensor| -> &'static Tensor { Box::leak(Box::new(t.clone())) };
+    let (a_, b_, first_, second_) = (leak(&a), leak(&b), leak(&first), leak(&second));
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        op("aten::exp", &[&x], &[&b]),
+        reduce(a_, first_),
+        sample::wait(&first),
+        op("aten::sin", &[&x], &[&c]),
+        reduce(b_, second_),
+        sample::wait(&second),
+        op("aten::cos", &[&first], &[&d]),
+        op("aten::tan", &[&second], &[&e]),
+    ];
+    let found = run("overlap", &steps, &[&c, &d, &e], &[&x]);
+    let order: Vec<String> = program(&found.plan)
+        .into_iter()
+        .filter(|line| !line.starts_with("free"))
+        .map(|line| line.split(' ').next().unwrap_or_default().to_owned())
+        .collect();
+    assert_eq!(
+        order,
+        [
+            "neg",
+            "AllReduce",
+            "exp",
+            "AllReduce",
+            "sin",
+            "wait",
+            "cos",
+            "wait",
+            "tan"
+        ]
+    );
+}
