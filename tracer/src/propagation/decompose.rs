@@ -71,6 +71,8 @@ pub struct Builder<'r> {
     /// The argument of each input.
     arguments: Vec<usize>,
     nodes: Vec<Node>,
+    /// What every shard of an input needs.
+    need: Need,
 }
 
 /// More combinations than any decomposition has.
@@ -96,6 +98,7 @@ impl<'r> Builder<'r> {
             metas,
             arguments,
             nodes: Vec::new(),
+            need: Need::Nothing,
         })
     }
 
@@ -123,6 +126,12 @@ impl<'r> Builder<'r> {
             .filter(|i| self.arguments[*i] == argument)
             .map(Value)
             .collect())
+    }
+
+    /// Says that the op's kernel takes no tensor without elements, whatever the
+    /// ops inside take.
+    pub fn refuses_empty(&mut self) {
+        self.need = Need::Filled;
     }
 
     /// What is known of a tensor.
@@ -294,7 +303,7 @@ pub(super) fn rule(
                 let need = needs
                     .iter()
                     .find(|n| n.0 == at)
-                    .map_or(Need::Nothing, |n| n.1);
+                    .map_or(builder.need, |n| n.1);
                 Slot::Shard(dim, need)
             }
             Some(Lies::Fixed(placement)) => Slot::Fixed(placement),

@@ -88,6 +88,8 @@ pub(super) fn kl_div(g: &mut Builder<'_>) -> Made {
 pub(super) fn binary_cross_entropy(g: &mut Builder<'_>) -> Made {
     g.query.arity(2, 4)?;
     let (x, target) = pair(g)?;
+    // The kernel refuses targets that are none, as the pieces of a mean may be.
+    let target = g.op("aten::clamp", [target.into(), 0.into(), 1.into()])?;
     let yes = g.op("aten::log", [x.into()])?;
     let no = g.op("aten::neg", [x.into()])?;
     let no = g.op("aten::log1p", [no.into()])?;

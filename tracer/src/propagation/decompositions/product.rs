@@ -157,6 +157,7 @@ pub(super) fn linear(g: &mut Builder<'_>) -> Made {
 
 pub(super) fn bilinear(g: &mut Builder<'_>) -> Made {
     g.query.arity(3, 4)?;
+    g.refuses_empty();
     let (a, b) = pair(g)?;
     let w = g.input(2)?;
     let lead = leading(g, 0, a, 1)?;
