@@ -16,6 +16,8 @@ const MAX_PLACEMENTS: usize = 250;
 /// One filled strategy: placements as indices into [`Filled::table`].
 struct Row {
     strategy: usize,
+    /// By how much mesh dims to the left make fewer blocks of a flattened dim.
+    divided: u32,
     outputs: Vec<u8>,
     inputs: Vec<u8>,
 }
@@ -88,27 +90,42 @@ impl<'a> Filled<'a> {
             filled.sources.push(state);
         }
         types.sort_unstable();
+        let divisors = products(&sizes[..sizes.len().saturating_sub(1)]);
         for (strategy, (outputs, inputs)) in rule.strategies().enumerate() {
             let slots = || outputs.iter().chain(inputs);
-            let flat = slots().any(|s| matches!(s, Slot::Flattened { .. }));
+            let blocks = slots().find_map(|s| match s {
+                Slot::Flattened { blocks, .. } => Some(*blocks),
+                _ => None,
+            });
             let open = slots().any(|s| matches!(s, Slot::Shard(..)));
-            let types: &[ShardType] = match (flat, open) {
-                (true, _) | (_, false) => &[ShardType::Plain],
+            let types: &[ShardType] = match (blocks, open) {
+                (Some(_), _) | (_, false) => &[ShardType::Plain],
                 _ => &types,
+            };
+            let divisors = match blocks {
+                Some(_) => &divisors[..],
+                None => &[1],
             };
             for kind in types {
                 if matches!(kind, ShardType::Registered(_)) && !slots().all(any_split) {
                     continue;
                 }
-                let mut codes = |slots: &[Slot]| -> Vec<u8> {
-                    slots.iter().map(|s| filled.code(fill(*s, *kind))).collect()
-                };
-                let (outputs, inputs) = (codes(outputs), codes(inputs));
-                filled.rows.push(Row {
-                    strategy,
-                    outputs,
-                    inputs,
-                });
+                for divided in divisors {
+                    if blocks.is_some_and(|blocks| blocks % divided != 0) {
+                        continue;
+                    }
+                    let mut codes = |slots: &[Slot]| -> Vec<u8> {
+                        let filled_with = |s: &Slot| fill(*s, *kind, *divided);
+                        slots.iter().map(|s| filled.code(filled_with(s))).collect()
+                    };
+                    let (outputs, inputs) = (codes(outputs), codes(inputs));
+                    filled.rows.push(Row {
+                        strategy,
+                        divided: *divided,
+                        outputs,
+                        inputs,
+                    });
+                }
             }
             let (rows, table) = (filled.rows.len(), filled.table.len());
             for (what, limit, found) in [
@@ -227,8 +244,8 @@ impl<'a> Filled<'a> {
                 target[m] = *code;
             }
         }
-        (rows.iter().enumerate())
-            .all(|(m, row)| self.holds(m, &self.rows[*row], &targets))
+        (0..rows.len())
+            .all(|m| self.holds(m, rows, &targets))
             .then_some(targets)
     }
 
@@ -238,31 +255,34 @@ impl<'a> Filled<'a> {
             .collect()
     }
 
-    fn holds(&self, m: usize, row: &Row, targets: &[State]) -> bool {
-        let Some((outputs, inputs)) = self.rule.strategies().nth(row.strategy) else {
+    fn holds(&self, m: usize, rows: &[usize], targets: &[State]) -> bool {
+        let row = &self.rows[rows[m]];
+        let slots = |l: usize| {
+            let mut strategies = self.rule.strategies();
+            strategies.nth(self.rows[rows[l]].strategy)
+        };
+        let Some((outputs, inputs)) = slots(m) else {
             return false;
         };
         let place = |input: usize, l: usize| self.table[usize::from(targets[input][l])];
-        for slot in outputs {
-            if let Slot::Flattened { leading, .. } = slot {
-                let splits = |p: Placement| {
-                    p.sharded()
-                        .is_some_and(|s| (leading.0..leading.1).contains(&s.0))
-                };
-                if (0..m).any(|l| splits(place(0, l))) {
-                    return false;
-                }
+        let output = |l: usize| self.table[usize::from(self.rows[rows[l]].outputs[0])];
+        if let Some(Slot::Flattened { leading, .. }) = outputs.first() {
+            // The dims are the input's; the output has them flattened.
+            if !self.divides_blocks(m, row, *leading, |l| place(0, l)) {
+                return false;
             }
         }
         inputs.iter().enumerate().all(|(i, slot)| match *slot {
             Slot::Shard(dim, Need::Divides(whole)) => {
-                let shards =
-                    (0..self.sizes.len()).try_fold(1_u64, |n, l| match place(i, l).sharded() {
-                        Some((d, blocks)) if d == dim => n
+                let shards = (0..self.sizes.len()).try_fold(1_u64, |n, l| {
+                    let flat = slots(l).is_some_and(|s| matches!(s.1[i], Slot::Flattened { .. }));
+                    match place(i, l).sharded() {
+                        Some((d, blocks)) if d == dim && !flat => n
                             .checked_mul(u64::from(self.sizes[l]))?
                             .checked_mul(u64::from(blocks)),
                         _ => Some(n),
-                    });
+                    }
+                });
                 shards.is_some_and(|n| whole % n == 0)
             }
             Slot::Shard(dim, Need::Filled) => {
@@ -270,29 +290,38 @@ impl<'a> Filled<'a> {
                 let size = self.metas[i].shape[dim as usize];
                 smallest(size, dim, &placements, self.sizes) > 0
             }
-            Slot::Flattened { dim, need, .. } => {
-                let whole = (0..m).all(|l| {
-                    let left = place(i, l);
-                    left == place(i, m) || left.sharded().is_none_or(|s| s.0 != dim)
-                });
-                whole && self.divides(need, dim, &targets[i])
+            // The dims are the output's; the input has them flattened.
+            Slot::Flattened { leading, need, .. } => {
+                let own = output(m).sharded().map(|s| s.0);
+                let ranks = (0..rows.len())
+                    .filter(|l| output(*l).sharded().map(|s| s.0) == own)
+                    .fold(1, |n, l| n * u64::from(self.sizes[l]));
+                let even = match need {
+                    Need::Divides(whole) => whole % ranks == 0,
+                    _ => true,
+                };
+                even && self.divides_blocks(m, row, leading, output)
             }
             _ => true,
         })
     }
 
-    /// Whether as many ranks as share a flattened dim divide what they must.
-    fn divides(&self, need: Need, dim: u32, state: &State) -> bool {
-        let Need::Divides(whole) = need else {
-            return true;
+    /// Whether a row has as many blocks as the mesh dims to the left leave of
+    /// the leading dims.
+    fn divides_blocks(
+        &self,
+        m: usize,
+        row: &Row,
+        leading: (u32, u32),
+        place: impl Fn(usize) -> Placement,
+    ) -> bool {
+        let within = |l: &usize| {
+            let shard = place(*l).sharded();
+            shard.is_some_and(|s| (leading.0..leading.1).contains(&s.0))
         };
-        let mut ranks = 1;
-        for (placement, n) in self.placements(state).iter().zip(self.sizes) {
-            if placement.sharded().is_some_and(|s| s.0 == dim) {
-                ranks *= u64::from(*n);
-            }
-        }
-        whole % ranks == 0
+        let left = (0..m).filter(within);
+        let divided = left.fold(1_u64, |n, l| n.saturating_mul(self.sizes[l].into()));
+        divided == u64::from(row.divided)
     }
 
     /// The first row per mesh dim, in order, whose needs hold for all mesh dims
@@ -365,8 +394,23 @@ fn any_split(slot: &Slot) -> bool {
     }
 }
 
-/// A slot's placement, with a shard type for its placeholder.
-fn fill(slot: Slot, kind: ShardType) -> Placement {
+/// The products of some of the sizes, each once.
+fn products(sizes: &[u32]) -> Vec<u32> {
+    let mut all = vec![1_u32];
+    for size in sizes {
+        for at in 0..all.len() {
+            match all[at].checked_mul(*size) {
+                Some(product) if !all.contains(&product) => all.push(product),
+                _ => {}
+            }
+        }
+    }
+    all
+}
+
+/// A slot's placement, with a shard type for its placeholder and the divisor of
+/// its blocks.
+fn fill(slot: Slot, kind: ShardType, divided: u32) -> Placement {
     match (slot, kind) {
         (Slot::Fixed(placement), _) => placement,
         (Slot::Shard(dim, _), ShardType::Plain) => Placement::Shard { dim },
@@ -376,10 +420,9 @@ fn fill(slot: Slot, kind: ShardType) -> Placement {
         (Slot::Shard(dim, _), ShardType::Registered(sharding)) => {
             Placement::Registered { dim, sharding }
         }
-        (Slot::Flattened { dim, blocks: 1, .. }, _) => Placement::Shard { dim },
-        (Slot::Flattened { dim, blocks, .. }, _) => Placement::StridedShard {
-            dim,
-            split_factor: blocks,
+        (Slot::Flattened { dim, blocks, .. }, _) => match blocks / divided.max(1) {
+            1 => Placement::Shard { dim },
+            split_factor => Placement::StridedShard { dim, split_factor },
         },
     }
 }

@@ -37,6 +37,8 @@ pub mod decompose;
 #[cfg(test)]
 mod decompose_tests;
 mod decompositions;
+#[cfg(test)]
+mod defect_tests;
 mod descent;
 mod each;
 #[cfg(test)]

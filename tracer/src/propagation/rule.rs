@@ -263,14 +263,14 @@ pub enum Slot {
     /// A sharding placeholder: any shard type, on this tensor dim.
     Shard(u32, Need),
     /// A dim flattened behind others: a strided shard of tensor dim `dim` with
-    /// as many blocks as the leading dims have elements. Correct while no mesh
-    /// dim further left splits the leading dims, which would have fewer blocks.
+    /// as many blocks as the leading dims have elements, or fewer by as much as
+    /// mesh dims further left split these.
     Flattened {
         /// The tensor dim of the flat tensor.
         dim: u32,
         /// The product of the leading dims.
         blocks: u32,
-        /// The leading dims, from and up to, in the only input.
+        /// The leading dims, from and up to, in the tensor that is not flat.
         leading: (u32, u32),
         /// What the shard needs, where this is an input's slot.
         need: Need,

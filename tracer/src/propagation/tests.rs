@@ -8,7 +8,7 @@ fn mesh(text: &str) -> Mesh {
     Mesh::parse(text).unwrap()
 }
 
-fn ask(op: &str, on: &str, args: &[&str]) -> Result<Propagation, PropagationError> {
+pub(super) fn ask(op: &str, on: &str, args: &[&str]) -> Result<Propagation, PropagationError> {
     let mesh = mesh(on);
     let args: Vec<_> = args
         .iter()
@@ -19,14 +19,14 @@ fn ask(op: &str, on: &str, args: &[&str]) -> Result<Propagation, PropagationErro
 }
 
 /// Placements of inputs as taken, then of outputs.
-fn placed(p: &Propagation) -> String {
+pub(super) fn placed(p: &Propagation) -> String {
     let inputs = p.inputs.iter().map(|i| written(&i.to));
     let outputs = p.outputs.iter().map(|o| written(&o.placements));
     let join = |texts: Vec<String>| texts.join(" ");
     format!("{} -> {}", join(inputs.collect()), join(outputs.collect()))
 }
 
-fn steps(p: &Propagation) -> Vec<String> {
+pub(super) fn steps(p: &Propagation) -> Vec<String> {
     p.inputs
         .iter()
         .flat_map(|i| i.steps.iter().map(|s| format!("{}@{}", s.kind, s.mesh_dim)))
@@ -89,51 +89,6 @@ fn inputs_that_match_stay() {
         assert_eq!(placed(&found), expected, "{op} {args:?}");
         assert_eq!((found.cost_us, steps(&found).len()), (0.0, 0));
     }
-}
-
-#[test]
-fn strided_and_plain_shards_do_not_contract() {
-    let found = ask(
-        "aten::mm",
-        "a=2,b=2",
-        &["f32[8,8] @ _S(1,2),R", "f32[8,8] @ S(0),R"],
-    );
-    assert!(!steps(&found.unwrap()).is_empty());
-}
-
-#[test]
-fn a_matmul_of_two_mesh_dims_gathers_nothing() {
-    let found = ask(
-        "aten::mm",
-        "a=2,b=2",
-        &["f32[64,64] @ S(0),S(1)", "f32[64,64] @ R,S(0)"],
-    )
-    .unwrap();
-    assert_eq!(placed(&found), "S(0),S(1) R,S(0) -> S(0),P(sum)");
-}
-
-#[test]
-fn layer_norm_moves_nothing_for_a_sharded_batch_and_only_then() {
-    let args = |p| {
-        vec![
-            format!("f32[8,16,32] @ {p}"),
-            "[32]".into(),
-            "f32[32]".into(),
-            "f32[32]".into(),
-        ]
-    };
-    for (p, expected) in [("S(0)", 0), ("S(1)", 0), ("S(2)", 1)] {
-        let args: Vec<String> = args(p);
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let found = ask("aten::native_layer_norm", "tp=2", &args).unwrap();
-        assert_eq!(steps(&found).len(), expected, "{p}");
-    }
-}
-
-#[test]
-fn indices_of_a_maximum_are_never_partial() {
-    let found = ask("aten::max.dim", "tp=2", &["f32[8,8] @ S(0)", "0"]).unwrap();
-    assert!(!placed(&found).contains("-> P"), "{}", placed(&found));
 }
 
 #[test]

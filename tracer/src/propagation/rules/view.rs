@@ -274,7 +274,7 @@ fn reshape(input: &TensorMeta, shape: Vec<u64>) -> Result<Rule, PropagationError
                     let flat = Slot::Flattened {
                         dim: i as u32,
                         blocks,
-                        leading: (first, first),
+                        leading: (outs.start as u32, dim as u32),
                         need,
                     };
                     rule.add([shard(dim), flat]);
