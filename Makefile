@@ -19,13 +19,18 @@ PACKAGE := ffi/python/rote
 DEPS := .venv/.stamp-requirements
 ROTE := .venv/.stamp-rote
 SOURCES := pyproject.toml Cargo.toml Cargo.lock README.md $(wildcard ffi/torch/*) \
-	$(shell find plans tracer replay ffi src -name '*.rs' -o -name 'Cargo.toml' -o -name 'cbindgen.toml') \
+	$(shell find plans tracer replay ffi src -name '*.rs' -o -name 'Cargo.toml' -o -name 'cbindgen.toml' -o -name '*.txt') \
 	$(shell find $(PACKAGE) -name '*.py' -o -name '*.pyi' -o -name 'py.typed')
 
 # One thread per process: the examples and tests run several on few cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test bench lint clean
+# What eager and a replay leave must be equal, bit for bit; and what must hold
+# besides, with any passes.
+KEPT := tests/torch/test_equality.py tests/torch/test_aliasing.py
+HELD := tests/torch/test_guards.py tests/torch/test_refusals.py tests/torch/test_soundness.py
+
+.PHONY: setup demo test test-passes bench lint clean
 
 setup: $(ROTE)
 
@@ -35,6 +40,17 @@ demo: setup
 test: setup
 	cargo test --workspace
 	$(BIN)/python -m pytest tests/torch
+	for passes in none all; do \
+	  ROTE_PASSES=$$passes $(BIN)/python -m pytest -q $(KEPT) || exit 1; \
+	done
+
+# Every pass by itself, over all that holds whatever the passes are: some 20
+# minutes.
+test-passes: setup
+	for passes in none all $$($(TARGET)/release/rote passes --names); do \
+	  echo "ROTE_PASSES=$$passes"; \
+	  ROTE_PASSES=$$passes $(BIN)/python -m pytest -q $(KEPT) $(HELD) || exit 1; \
+	done
 
 bench: setup
 	$(BIN)/python benches/overhead.py --out target/bench

@@ -234,3 +234,32 @@ fn every_command_has_its_help() {
         assert!(out.contains(expected), "{args:?}: {out}");
     }
 }
+
+#[test]
+fn passes_are_listed_and_say_what_they_do() {
+    let (code, names, _) = said(&["passes", "--names"]);
+    assert_eq!(code, Some(0));
+    let (_, listed, _) = said(&["passes"]);
+    assert_eq!(names.lines().count(), listed.lines().count());
+    assert!(listed.contains("arena        on "), "{listed}");
+
+    let files = Files::new();
+    let plan = files.plan("plan.rote", |_| ());
+    let (code, out, err) = said(&["show", "--passes", &plan]);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    for name in names.lines() {
+        assert!(out.contains(name), "{name} in {out}");
+    }
+    let (_, out, _) = said(&["show", "--passes=none", "--ops", &plan]);
+    assert!(
+        out.contains("arena        off") && out.contains("aten::"),
+        "{out}"
+    );
+    let (_, out, _) = said(&["show", "--passes=arena", "--json", &plan]);
+    assert!(out.contains("\"on\": true") && out.contains("\"on\": false"));
+    let (code, _, err) = said(&["show", "--passes=arenas", &plan]);
+    assert!(
+        code == Some(2) && err.contains("unknown pass \"arenas\""),
+        "{err}"
+    );
+}

@@ -3,6 +3,7 @@
 mod check;
 mod diff;
 mod ops;
+mod passes;
 mod propagate;
 mod show;
 mod validate;
@@ -30,6 +31,7 @@ enum Command {
     Diff(diff::Diff),
     Propagate(propagate::Propagate),
     Validate(validate::Validate),
+    Passes(passes::Passes),
 }
 
 /// Reads the arguments, runs the command and says how it went.
@@ -41,6 +43,7 @@ pub fn main() -> ExitCode {
         Command::Diff(diff) => (diff.run(&mut out), 2),
         Command::Propagate(propagate) => (propagate.run(&mut out), 1),
         Command::Validate(validate) => (validate.run(&mut out), 2),
+        Command::Passes(passes) => (passes.run(&mut out), 1),
     };
     match ran.and_then(|code| {
         out.flush()?;

@@ -1,0 +1,47 @@
+//! `rote passes`: the passes that run over a plan before it is replayed.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use rote_tracer::passes::PASSES;
+use serde_json::json;
+
+use super::Trouble;
+
+/// List the passes that run over a plan before it is replayed, in their order.
+///
+/// Choose with rote.capture(..., passes=...) or ROTE_PASSES: all, none, default,
+/// or names separated by commas, with - before those to leave out of the default
+/// and + before those to add.
+#[derive(Debug, Args)]
+pub(super) struct Passes {
+    /// Print the names alone
+    #[arg(long)]
+    names: bool,
+    /// Print JSON
+    #[arg(long, conflicts_with = "names")]
+    json: bool,
+}
+
+impl Passes {
+    pub(super) fn run(&self, out: &mut impl Write) -> Result<u8, Trouble> {
+        if self.json {
+            let rows = PASSES
+                .iter()
+                .map(|p| json!({"name": p.name, "about": p.about, "by_default": p.by_default}));
+            let rows: Vec<_> = rows.collect();
+            serde_json::to_writer_pretty(&mut *out, &rows).map_err(io::Error::from)?;
+            writeln!(out)?;
+            return Ok(0);
+        }
+        for pass in PASSES {
+            if self.names {
+                writeln!(out, "{}", pass.name)?;
+            } else {
+                let state = if pass.by_default { "on " } else { "off" };
+                writeln!(out, "{:<12} {state}  {}", pass.name, pass.about)?;
+            }
+        }
+        Ok(0)
+    }
+}
