@@ -250,7 +250,8 @@ fn passes_are_listed_and_say_what_they_do() {
     for name in names.lines() {
         assert!(out.contains(name), "{name} in {out}");
     }
-    let (_, out, _) = said(&["show", "--passes=none", "--ops", &plan]);
+    let (code, out, err) = said(&["show", "--passes=none", "--ops", &plan]);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
     assert!(
         out.contains("arena        off") && out.contains("aten::"),
         "{out}"

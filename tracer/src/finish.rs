@@ -104,6 +104,9 @@ fn drop_dead_values(plan: &mut Plan) {
     for binding in &plan.bindings {
         defined[binding.value as usize] = true;
     }
+    for constant in &plan.constants {
+        defined[constant.value as usize] = true;
+    }
     for i in 0..plan.instrs.len() {
         let instr = plan.instrs[i];
         for_each_out(plan, &instr, |value| defined[value as usize] = true);
@@ -163,6 +166,9 @@ fn drop_dead_values(plan: &mut Plan) {
     }
     for binding in &mut plan.bindings {
         new(&mut binding.value);
+    }
+    for constant in &mut plan.constants {
+        new(&mut constant.value);
     }
     for output in &mut plan.outputs {
         new(&mut output.value);
