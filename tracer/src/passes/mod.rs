@@ -14,6 +14,9 @@
 //! | [`constants`] | what depends on nothing but constants, in the first run only |
 //! | [`arena`] | results at fixed places, written there directly |
 //! | [`effects`] | what instructions read, write and make |
+//!
+//! Tests hold them against what was recorded on paper (`paper.rs`), over random plans
+//! (`random.rs`).
 
 mod arena;
 mod common;
@@ -23,6 +26,10 @@ mod dead;
 mod effects;
 mod into;
 mod overlap;
+#[cfg(test)]
+mod paper;
+#[cfg(test)]
+mod random;
 mod scalars;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,613 @@
+//! Runs a plan on paper, to hold a program after passes against the plan as it
+//! was recorded.
+//!
+//! Memory is bytes, and each byte holds a symbol: what wrote it, from what. Two
+//! programs do the same if, run after run, they leave the same symbols in the
+//! same places, send the same ones, and draw random numbers at the same points.
+//! Everything that may differ between runs (arguments, numbers read anew) has
+//! symbols of its own in each run, and between runs the caller writes to what it
+//! was returned.
+//!
+//! It knows nothing of the passes; of the schedule it does what binding a plan
+//! does (`replay/src/aten/bind.rs`).
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use rote_plans::schedule::Into;
+use rote_plans::{
+    Arg, BindingKind, CollectiveKind, Def, Instr, NONE, Plan, RngAction, Schedule, Value, ValueId,
+};
+
+/// What a byte holds. [`UNDEFINED`] is what nobody wrote.
+type Symbol = u64;
+const UNDEFINED: Symbol = 0;
+
+/// What can be told of a program's runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Collectives in order.
+    pub sent: Vec<(String, Symbol)>,
+    /// Ops outside of ATen and random numbers, in order.
+    pub acts: Vec<(String, Symbol)>,
+    /// Bytes of bindings after each run, results, and results kept from earlier runs.
+    pub bytes: Vec<(String, Vec<Symbol>)>,
+}
+
+impl Seen {
+    /// The first difference. What was recorded as undefined may be anything.
+    pub fn difference(&self, other: &Seen) -> Option<String> {
+        for (mine, theirs) in [(&self.sent, &other.sent), (&self.acts, &other.acts)] {
+            if mine != theirs {
+                return Some(format!("did {theirs:?}, expected {mine:?}"));
+            }
+        }
+        let pairs = self.bytes.iter().zip(&other.bytes);
+        let mut wrong = pairs.filter(|((_, a), (_, b))| {
+            a.len() != b.len() || a.iter().zip(b).any(|(a, b)| *a != UNDEFINED && a != b)
+        });
+        if self.bytes.len() != other.bytes.len() {
+            return Some("other results".to_owned());
+        }
+        wrong.next().map(|(a, _)| a.0.clone())
+    }
+}
+
+fn symbol(parts: impl Hash) -> Symbol {
+    let mut hasher = DefaultHasher::new();
+    parts.hash(&mut hasher);
+    hasher.finish().max(1)
+}
+
+/// Where a tensor lies: a storage, and the byte of its first element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Place {
+    storage: usize,
+    at: i64,
+}
+
+struct Flight {
+    output: ValueId,
+    sent: Vec<(Place, Symbol)>,
+    into: Vec<Place>,
+    result: Vec<Symbol>,
+}
+
+/// The world in which a program runs.
+struct Paper<'a> {
+    plan: &'a Plan,
+    schedule: &'a Schedule,
+    storages: Vec<Vec<Symbol>>,
+    slots: Vec<Option<Place>>,
+    arena: usize,
+    flights: Vec<Flight>,
+    generator: Symbol,
+    saved: Vec<Symbol>,
+    run: usize,
+    seen: Seen,
+}
+
+/// Runs a program so many times.
+///
+/// # Errors
+///
+/// What no program may do: read what was dropped, write what is being sent or
+/// received, write over what it reads.
+pub fn run(plan: &Plan, schedule: &Schedule, runs: usize) -> Result<Seen, String> {
+    let mut paper = Paper {
+        plan,
+        schedule,
+        storages: vec![vec![UNDEFINED; schedule.arena_bytes as usize]],
+        slots: vec![None; plan.values.len()],
+        arena: 0,
+        flights: Vec::new(),
+        generator: symbol("generator"),
+        saved: vec![UNDEFINED; plan.rng_slots as usize],
+        run: 0,
+        seen: Seen::default(),
+    };
+    for (id, value) in plan.values.iter().enumerate() {
+        if let Some(offset) = schedule.offset(id as u32) {
+            if offset + value.storage_bytes > schedule.arena_bytes {
+                return Err(format!("%{id} lies outside the arena"));
+            }
+            paper.slots[id] = Some(Place {
+                storage: paper.arena,
+                at: offset as i64,
+            });
+        }
+    }
+    let mut kept: Vec<(String, Vec<Place>, Symbol)> = Vec::new();
+    for run in 0..runs {
+        paper.run = run;
+        paper.bind();
+        for at in 0..plan.instrs.len() {
+            if run == 0 || !paper.settled(at) {
+                paper.step(at)?;
+            }
+        }
+        while !paper.flights.is_empty() {
+            paper.land(0)?;
+        }
+        paper.observe(&mut kept)?;
+        for value in 0..plan.values.len() as u32 {
+            if !paper.lasts(value) {
+                paper.slots[value as usize] = None;
+            }
+        }
+    }
+    Ok(paper.seen)
+}
+
+impl Paper<'_> {
+    // -- what binding does --------------------------------------------------
+
+    fn is_view(&self, value: ValueId) -> bool {
+        let def = self.plan.values[value as usize].def;
+        matches!(def, Def::Instr(i) if matches!(self.plan.instrs[i as usize], Instr::View { .. }))
+    }
+
+    /// Whether a slot holds the same tensor in every run.
+    fn lasts(&self, value: ValueId) -> bool {
+        let made_once = |def: Def| matches!(def, Def::Instr(i) if self.schedule.once(i as usize));
+        let own = self.plan.values[value as usize];
+        let root = self.plan.values[own.root as usize];
+        let state = matches!(root.def, Def::Binding(b)
+            if self.plan.bindings[b as usize].kind == BindingKind::State);
+        let root_lasts = self.schedule.offset(own.root).is_some() || state || made_once(root.def);
+        root_lasts && (own.root == value || self.is_view(value)) || made_once(own.def)
+    }
+
+    /// Whether later runs leave an instruction out.
+    fn settled(&self, at: usize) -> bool {
+        let view = matches!(self.plan.instrs[at], Instr::View { out, .. } if self.lasts(out));
+        self.schedule.once(at) || view
+    }
+
+    /// Gives bindings their tensors: the state keeps its own.
+    fn bind(&mut self) {
+        for (i, binding) in self.plan.bindings.iter().enumerate() {
+            let state = binding.kind == BindingKind::State;
+            if state && self.run > 0 {
+                continue;
+            }
+            let run = if state { 0 } else { self.run };
+            let (before, bytes) = self.extent(binding.value);
+            let fill = (0..bytes).map(|byte| symbol(("binding", i, run, byte)));
+            self.storages.push(fill.collect());
+            self.slots[binding.value as usize] = Some(Place {
+                storage: self.storages.len() - 1,
+                at: before,
+            });
+        }
+    }
+
+    /// Bytes before a root's data and in all that its values look at.
+    fn extent(&self, root: ValueId) -> (i64, i64) {
+        let (mut from, mut to) = (0, self.plan.values[root as usize].storage_bytes as i64);
+        for value in self.plan.values.iter().filter(|v| v.root == root) {
+            let width = width(value);
+            for element in self.elements(value) {
+                from = from.min((value.offset + element) * width);
+                to = to.max((value.offset + element + 1) * width);
+            }
+        }
+        (-from, to - from)
+    }
+
+    // -- memory ----------------------------------------------------------------
+
+    /// Offsets of a value's elements in logical order, from its first one.
+    fn elements(&self, value: &Value) -> Vec<i64> {
+        let (shape, strides) = (self.plan.dims(value.shape), self.plan.dims(value.strides));
+        let mut found = vec![0];
+        for (size, stride) in shape.iter().zip(strides) {
+            found = (found.iter())
+                .flat_map(|start| (0..*size).map(move |i| start + i * stride))
+                .collect();
+        }
+        found
+    }
+
+    fn place(&self, value: ValueId) -> Result<Place, String> {
+        self.slots[value as usize].ok_or(format!("%{value} is read after it was dropped"))
+    }
+
+    /// The bytes of a value, in logical order.
+    fn bytes(&self, value: ValueId) -> Result<Vec<Place>, String> {
+        let place = self.place(value)?;
+        let meta = &self.plan.values[value as usize];
+        let width = width(meta);
+        let mut found = Vec::new();
+        for element in self.elements(meta) {
+            for byte in 0..width {
+                let at = place.at + element * width + byte;
+                let bound = self.storages[place.storage].len() as i64;
+                if at < 0 || at >= bound {
+                    return Err(format!("%{value} lies outside its storage"));
+                }
+                found.push(Place { at, ..place });
+            }
+        }
+        Ok(found)
+    }
+
+    fn at(&self, place: Place) -> Symbol {
+        self.storages[place.storage][place.at as usize]
+    }
+
+    fn read(&self, value: ValueId) -> Result<Vec<Symbol>, String> {
+        Ok(self.bytes(value)?.into_iter().map(|p| self.at(p)).collect())
+    }
+
+    fn write(&mut self, places: &[Place], symbols: &[Symbol]) -> Result<(), String> {
+        for flight in &self.flights {
+            let busy = |p: &Place| {
+                flight.into.contains(p) || flight.sent.iter().any(|(sent, _)| sent == p)
+            };
+            if places.iter().any(busy) {
+                return Err(format!("what %{} is made of is written", flight.output));
+            }
+        }
+        for (place, symbol) in places.iter().zip(symbols) {
+            self.storages[place.storage][place.at as usize] = *symbol;
+        }
+        Ok(())
+    }
+
+    /// Gives a result its place: in the arena, or in a storage of its own.
+    fn define(&mut self, value: ValueId) -> Result<(), String> {
+        let meta = self.plan.values[value as usize];
+        if self.schedule.offset(value).is_none() {
+            let place = if meta.root == value {
+                let (before, bytes) = self.extent(value);
+                self.storages.push(vec![UNDEFINED; bytes as usize]);
+                Place {
+                    storage: self.storages.len() - 1,
+                    at: before,
+                }
+            } else {
+                let base = self.place(meta.root)?;
+                Place {
+                    at: base.at + meta.offset * width(&meta),
+                    ..base
+                }
+            };
+            self.slots[value as usize] = Some(place);
+        }
+        let places = self.bytes(value)?;
+        if meta.root == value {
+            self.write(&places, &vec![UNDEFINED; places.len()])?;
+        }
+        Ok(())
+    }
+
+    // -- instructions --------------------------------------------------------------
+
+    fn step(&mut self, at: usize) -> Result<(), String> {
+        let plan = self.plan;
+        match plan.instrs[at] {
+            Instr::View { base, out } => {
+                if plan.values[out as usize].root != base {
+                    return Err(format!("view %{out} is not based on its root"));
+                }
+                self.define(out)
+            }
+            Instr::Free { value } => {
+                if !self.lasts(value) {
+                    self.slots[value as usize] = None;
+                }
+                Ok(())
+            }
+            Instr::Rng { action, slot, .. } => {
+                match action {
+                    RngAction::Save => self.saved[slot as usize] = self.generator,
+                    RngAction::Restore => self.generator = self.saved[slot as usize],
+                }
+                Ok(())
+            }
+            Instr::Wait { value } => {
+                let root = plan.values[value as usize].root;
+                self.place(value)?;
+                let flying =
+                    (self.flights.iter()).position(|f| plan.values[f.output as usize].root == root);
+                flying.map_or(Ok(()), |flight| self.land(flight))
+            }
+            Instr::Collective(c) => {
+                let input = self.bytes(c.input)?;
+                let sent: Vec<Symbol> = input.iter().map(|p| self.at(*p)).collect();
+                let splits = (plan.dims(c.input_splits), plan.dims(c.output_splits));
+                let what = format!(
+                    "{:?} {:?} {} {} {splits:?}",
+                    c.kind, c.reduce, c.group, c.root
+                );
+                self.seen.sent.push((what.clone(), symbol(&sent)));
+                if c.output != c.input {
+                    self.define(c.output)?;
+                }
+                let into = self.bytes(c.output)?;
+                if c.output != c.input && into.iter().any(|p| input.contains(p)) {
+                    return Err(format!("%{} is received where %{} lies", c.output, c.input));
+                }
+                let order = self.seen.sent.len();
+                let result = (0..into.len()).map(|byte| symbol((&what, &sent, order, byte)));
+                let result: Vec<Symbol> = result.collect();
+                let flying: Vec<Symbol> = result.iter().map(|s| symbol(("flying", s))).collect();
+                self.write(&into, &flying)?;
+                // Reductions send what lies in their result.
+                let held = matches!(
+                    c.kind,
+                    CollectiveKind::AllReduce | CollectiveKind::Broadcast
+                );
+                let sent = if held {
+                    Vec::new()
+                } else {
+                    input.into_iter().zip(sent).collect()
+                };
+                self.flights.push(Flight {
+                    output: c.output,
+                    sent,
+                    into,
+                    result,
+                });
+                Ok(())
+            }
+            Instr::Local { .. } => self.local(at),
+        }
+    }
+
+    /// A collective has finished.
+    fn land(&mut self, flight: usize) -> Result<(), String> {
+        let flight = self.flights.remove(flight);
+        if flight
+            .sent
+            .iter()
+            .any(|(place, sent)| self.at(*place) != *sent)
+        {
+            return Err(format!(
+                "what %{} is made of changed on its way",
+                flight.output
+            ));
+        }
+        self.write(&flight.into, &flight.result)
+    }
+
+    fn local(&mut self, at: usize) -> Result<(), String> {
+        let plan = self.plan;
+        let Instr::Local {
+            op,
+            overload,
+            args,
+            outs,
+            writes,
+            seeded,
+        } = plan.instrs[at]
+        else {
+            return Ok(());
+        };
+        let name = plan.str(op);
+        let into = self.schedule.into(at);
+        let made: Vec<ValueId> = (plan.ids(outs).iter().copied())
+            .filter(|v| *v != NONE && plan.values[*v as usize].def == Def::Instr(at as u32))
+            .collect();
+        let list = &plan.args[args.indices()];
+        if ALLOCATORS.contains(&name) {
+            return made.iter().try_for_each(|v| self.define(*v));
+        }
+        // What it reads, and a symbol of everything that decides its results.
+        let meta_only = META_ONLY.contains(&name);
+        let mut read = Vec::new();
+        let mut undefined = false;
+        let mut key = DefaultHasher::new();
+        // A number and a tensor that wraps it are the same to these kernels.
+        let overload = plan.str(overload);
+        (
+            name,
+            if overload == "Scalar" {
+                "Tensor"
+            } else {
+                overload
+            },
+        )
+            .hash(&mut key);
+        for arg in list {
+            self.argument(arg, meta_only, &mut key, &mut read, &mut undefined)?;
+        }
+        if seeded {
+            self.generator.hash(&mut key);
+            self.generator = symbol(("next", self.generator));
+        }
+        let key = key.finish();
+        if seeded || !name.starts_with("aten::") {
+            self.seen.acts.push((name.to_owned(), key));
+        }
+        let source = match (COPIES.contains(&name) || name == "aten::copy_", list) {
+            (true, [Arg::Value(_), Arg::Value(source), ..]) if name == "aten::copy_" => {
+                Some(*source)
+            }
+            (true, [Arg::Value(source), ..]) => Some(*source),
+            _ => None,
+        };
+        let mut written = plan.ids(writes).to_vec();
+        written.extend(&made);
+        // Everything is read before anything is written: symbols first.
+        let mut results = Vec::new();
+        for (nth, value) in written.iter().enumerate() {
+            let bytes = plan.values[*value as usize];
+            let count = self.elements(&bytes).len() * width(&bytes) as usize;
+            let copied = source.filter(|s| {
+                let s = &plan.values[*s as usize];
+                s.dtype == bytes.dtype && self.elements(s).len() == self.elements(&bytes).len()
+            });
+            results.push(match copied {
+                Some(source) => self.read(source)?,
+                None if undefined => vec![UNDEFINED; count],
+                None => (0..count).map(|byte| symbol((key, nth, byte))).collect(),
+            });
+        }
+        let looked: Vec<(ValueId, Vec<Place>)> = (read.iter())
+            .map(|v| Ok((*v, self.bytes(*v)?)))
+            .collect::<Result<_, String>>()?;
+        for (value, symbols) in written.iter().zip(&results) {
+            if made.contains(value) {
+                let root = plan.values[*value as usize].root;
+                self.define(*value)?;
+                if root != *value && !made.contains(&root) {
+                    continue; // a view of what was there
+                }
+                let places = self.bytes(*value)?;
+                for (argument, read) in &looked {
+                    let one_by_one = read == &places && ELEMENT_WISE.contains(&name);
+                    if read.iter().any(|p| places.contains(p)) && !one_by_one && !meta_only {
+                        return Err(format!(
+                            "%{value} is written over %{argument}, which {name} reads"
+                        ));
+                    }
+                }
+                if matches!(into, Some(Into::Nothing)) {
+                    return Err(format!("{name} is left out, but it writes"));
+                }
+            }
+            let places = self.bytes(*value)?;
+            self.write(&places, symbols)?;
+        }
+        Ok(())
+    }
+
+    fn argument(
+        &self,
+        arg: &Arg,
+        meta_only: bool,
+        key: &mut DefaultHasher,
+        read: &mut Vec<ValueId>,
+        undefined: &mut bool,
+    ) -> Result<(), String> {
+        let plan = self.plan;
+        let mut tensor = |value: ValueId, key: &mut DefaultHasher| -> Result<(), String> {
+            if value == NONE {
+                NONE.hash(key);
+                return Ok(());
+            }
+            let meta = &plan.values[value as usize];
+            (plan.dims(meta.shape), plan.dims(meta.strides), meta.dtype.0).hash(key);
+            let symbols = self.read(value)?;
+            if !meta_only {
+                // Kernels may take other ways on data that is aligned otherwise.
+                (meta.offset * width(meta) % 64).hash(key);
+                *undefined |= symbols.contains(&UNDEFINED);
+                symbols.hash(key);
+                read.push(value);
+            }
+            Ok(())
+        };
+        match arg {
+            Arg::Value(value) => tensor(*value, key)?,
+            Arg::Values(range) => {
+                for value in plan.ids(*range) {
+                    tensor(*value, key)?;
+                }
+            }
+            Arg::List(range) => {
+                for inner in &plan.args[range.indices()] {
+                    self.argument(inner, meta_only, key, read, undefined)?;
+                }
+            }
+            Arg::Wrapped(inner) => {
+                let inner = &plan.args[*inner as usize];
+                self.argument(inner, meta_only, key, read, undefined)?;
+            }
+            Arg::Scalar(number) => ("read anew", number, self.run).hash(key),
+            Arg::Ints(range) => plan.dims(*range).hash(key),
+            Arg::Str(text) => plan.str(*text).hash(key),
+            other => format!("{other:?}").hash(key),
+        }
+        Ok(())
+    }
+
+    // -- what is there afterwards ----------------------------------------------------
+
+    fn observe(&mut self, kept: &mut Vec<(String, Vec<Place>, Symbol)>) -> Result<(), String> {
+        let (plan, run) = (self.plan, self.run);
+        for (name, places, left) in kept.iter() {
+            let now = places
+                .iter()
+                .map(|p| symbol((self.at(*p) == *left, "kept")));
+            self.seen.bytes.push((
+                format!("run {run}: {name} of an earlier run"),
+                now.collect(),
+            ));
+        }
+        let mut bound = Vec::new();
+        for (i, binding) in plan.bindings.iter().enumerate() {
+            let storage = self.place(binding.value)?.storage;
+            bound.push(storage);
+            self.seen.bytes.push((
+                format!("run {run}: binding {i}"),
+                self.storages[storage].clone(),
+            ));
+        }
+        let results =
+            (plan.outputs.iter().map(|o| o.value)).chain(plan.grads.iter().map(|g| g.value));
+        let results: Vec<ValueId> = results.filter(|v| *v != NONE).collect();
+        let mut first = Vec::new();
+        for (i, value) in results.iter().enumerate() {
+            let place = self.place(*value)?;
+            if place.storage == self.arena {
+                return Err(format!("result {i} lies in the arena"));
+            }
+            // Which results and bindings share a storage, and where in it.
+            let alias = bound.iter().position(|s| *s == place.storage);
+            let twin = results[..i]
+                .iter()
+                .position(|v| self.slots[*v as usize].is_some_and(|p| p.storage == place.storage));
+            let meta = &plan.values[*value as usize];
+            let looks = (plan.dims(meta.shape), plan.dims(meta.strides), meta.dtype.0);
+            let offset = match twin {
+                Some(twin) => place.at - self.place(results[twin])?.at,
+                None if alias.is_some() => place.at,
+                None => 0,
+            };
+            let symbols = self.read(*value)?;
+            self.seen
+                .bytes
+                .push((format!("run {run}: result {i}"), symbols));
+            let how = symbol((alias, twin, looks, offset));
+            self.seen
+                .bytes
+                .push((format!("run {run}: what result {i} shares"), vec![how]));
+            first.push((i, alias.is_none()));
+        }
+        // The caller writes to what is its own.
+        for (i, own) in first {
+            if own {
+                let places = self.bytes(results[i])?;
+                let mark = symbol(("written by the caller", run, i));
+                self.write(&places, &vec![mark; places.len()])?;
+                kept.retain(|(_, old, _)| !old.iter().any(|p| places.contains(p)));
+                kept.push((format!("result {i} of run {run}"), places, mark));
+            }
+        }
+        self.seen
+            .bytes
+            .push((format!("run {run}: generator"), vec![self.generator]));
+        Ok(())
+    }
+}
+
+fn width(value: &Value) -> i64 {
+    value.dtype.bytes().unwrap_or(1) as i64
+}
+
+/// Ops of the tests that only allocate.
+const ALLOCATORS: &[&str] = &["aten::empty", "aten::empty_like", "aten::new_empty"];
+/// Ops of the tests that look at nothing but shapes.
+const META_ONLY: &[&str] = &["aten::ones_like", "aten::zeros_like", "aten::new_zeros"];
+/// Ops of the tests that move elements.
+const COPIES: &[&str] = &["aten::clone", "aten::_to_copy", "aten::contiguous"];
+/// Ops of the tests that read an element before they write the same element.
+const ELEMENT_WISE: &[&str] = &[
+    "aten::neg",
+    "aten::exp",
+    "aten::add",
+    "aten::mul",
+    "aten::maximum",
+];

@@ -1,0 +1,420 @@
+//! Random plans through the passes: on paper, every selection of passes does
+//! what was recorded; and what breaks a program is seen.
+
+use proptest::prelude::*;
+use rote_plans::{BindingKind, Instr, Plan, Schedule};
+
+use super::{PASSES, Program, Selection, optimize, paper};
+use crate::event::{ArgEvent, OpEvent};
+use crate::sample::{F64, Tensor, collective, in_place, op, read, recorder, tensor, wait};
+
+/// Elements of every storage.
+const ELEMENTS: i64 = 16;
+/// Runs on paper: the first, and two that find what it left.
+const RUNS: usize = 3;
+
+/// What a random op does. Numbers pick among the tensors that exist, modulo how
+/// many there are.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Makes a tensor from tensors, element by element or not.
+    Make(&'static str, usize, usize),
+    /// Makes a tensor from one and a number, or one that is read anew.
+    Number(usize, i64),
+    /// Makes a tensor from nothing.
+    Factory(&'static str),
+    /// Makes a tensor like another.
+    Like(&'static str, usize),
+    /// Looks at a tensor another way: how many elements, every how many, from where.
+    View(usize, i64, i64, i64),
+    /// Writes to a tensor what it makes of another.
+    Write(&'static str, usize, usize),
+    /// Writes to a tensor what it makes of itself alone.
+    Change(usize),
+    /// Makes a tensor, and a view of it in the same op.
+    FreshAndView(usize),
+    /// Two results, one of another width.
+    Two(usize),
+    /// A collective, in place or not; waited for later, if at all.
+    Collective(&'static str, usize, bool),
+    Wait(usize),
+    /// Draws random numbers.
+    Draw(usize),
+    /// An op that is not ATen's.
+    Foreign(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let pick = || 0..1000_usize;
+    let step = prop_oneof![
+        8 => (prop::sample::select(vec![
+            "aten::neg", "aten::exp", "aten::add", "aten::maximum", "aten::cat", "aten::clone", "aten::clone",
+            "aten::clone", "aten::mm", "aten::_to_copy",
+        ]), pick(), pick()).prop_map(|(name, a, b)| Step::Make(name, a, b)),
+        2 => (pick(), 0..3_i64).prop_map(|(a, n)| Step::Number(a, n)),
+        3 => prop::sample::select(vec!["aten::ones", "aten::zeros", "aten::arange", "aten::empty"])
+            .prop_map(Step::Factory),
+        2 => (prop::sample::select(vec!["aten::ones_like", "aten::empty_like", "aten::new_zeros"]), pick())
+            .prop_map(|(name, a)| Step::Like(name, a)),
+        5 => (pick(), 1..9_i64, 1..3_i64, 0..9_i64).prop_map(|(a, n, s, o)| Step::View(a, n, s, o)),
+        4 => (prop::sample::select(vec!["aten::copy_", "aten::add_", "aten::mul_"]), pick(), pick())
+            .prop_map(|(name, a, b)| Step::Write(name, a, b)),
+        2 => pick().prop_map(Step::Change),
+        1 => pick().prop_map(Step::FreshAndView),
+        1 => pick().prop_map(Step::Two),
+        2 => (prop::sample::select(vec!["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"]), pick(),
+              any::<bool>()).prop_map(|(name, a, here)| Step::Collective(name, a, here)),
+        2 => pick().prop_map(Step::Wait),
+        1 => pick().prop_map(Step::Draw),
+        1 => pick().prop_map(Step::Foreign),
+    ];
+    prop::collection::vec(step, 1..40)
+}
+
+/// The plan of random ops on two arguments and two tensors of the state.
+fn plan(steps: &[Step], outputs: &[usize]) -> Plan {
+    let mut tensors: Vec<Tensor> = (1..5).map(|storage| tensor(storage, &[ELEMENTS])).collect();
+    let mut recorder = recorder(&[&tensors[0], &tensors[1]]);
+    for (i, state) in tensors[2..].iter().enumerate() {
+        recorder.name_tensor(
+            BindingKind::State,
+            &format!("state[{i}]"),
+            &state.event(),
+            None,
+        );
+    }
+    let mut storage = 10;
+    let mut fresh = |elements: i64| {
+        storage += 1;
+        tensor(storage, &[elements])
+    };
+    for step in steps {
+        let at = |i: &usize| tensors[i % tensors.len()].clone();
+        let mut made = Vec::new();
+        let recorded = match step {
+            Step::Make(name, a, b) => {
+                let (a, b) = (at(a), at(b));
+                let mut reads = vec![&a];
+                if !matches!(
+                    *name,
+                    "aten::neg" | "aten::exp" | "aten::clone" | "aten::_to_copy"
+                ) {
+                    reads.push(&b);
+                }
+                let mut out = fresh(a.sizes[0]);
+                if *name == "aten::_to_copy" {
+                    out.dtype = F64;
+                    out.storage_bytes *= 2;
+                }
+                made.push(out);
+                let mut event = op(name, &reads, &[&made[0]]);
+                event.overload = if *name == "aten::add" { "Tensor" } else { "" };
+                recorder.op(&event)
+            }
+            Step::Number(a, number) => {
+                let a = at(a);
+                made.push(fresh(a.sizes[0]));
+                let mut event = op("aten::mul", &[&a], &[&made[0]]);
+                event.overload = "Scalar";
+                event.args.push(read(ArgEvent::Float(*number as f64)));
+                recorder.op(&event)
+            }
+            Step::Factory(name) => {
+                made.push(fresh(ELEMENTS));
+                recorder.op(&op(name, &[], &[&made[0]]))
+            }
+            Step::Like(name, a) => {
+                let a = at(a);
+                made.push(fresh(a.sizes[0]));
+                recorder.op(&op(name, &[&a], &[&made[0]]))
+            }
+            Step::View(a, size, stride, offset) => {
+                let a = at(a);
+                let width = a.dtype.bytes().unwrap_or(1) as i64;
+                let view = a.view(&[*size], &[*stride], *offset);
+                if (offset + (size - 1) * stride + 1) * width > a.storage_bytes as i64 {
+                    continue;
+                }
+                made.push(view);
+                recorder.op(&op("aten::as_strided", &[&a], &[&made[0]]))
+            }
+            Step::Write(name, a, b) => recorder.op(&in_place(name, &at(a), &[&at(b)])),
+            Step::Change(a) => recorder.op(&in_place("aten::neg_", &at(a), &[])),
+            Step::FreshAndView(a) => {
+                let whole = fresh(ELEMENTS);
+                made.extend([whole.view(&[3], &[2], 1), whole]);
+                recorder.op(&op("custom::two", &[&at(a)], &[&made[1], &made[0]]))
+            }
+            Step::Two(a) => {
+                made.extend([fresh(4), fresh(4)]);
+                made[1].dtype = F64;
+                made[1].storage_bytes *= 2;
+                let a = at(a);
+                let mut event = op("aten::max", &[&a], &[&made[0], &made[1]]);
+                event.overload = "dim";
+                recorder.op(&event)
+            }
+            Step::Collective(kind, a, here) => {
+                let input = at(a);
+                let here = *here && *kind == "all_reduce";
+                let n = input.sizes[0];
+                let elements = match *kind {
+                    "all_gather_into_tensor" => 2 * n,
+                    "reduce_scatter_tensor" => (n / 2).max(1),
+                    _ => n,
+                };
+                let out = if here { input.clone() } else { fresh(elements) };
+                made.extend((!here).then(|| out.clone()));
+                let name = format!("_c10d_functional::{kind}{}", if here { "_" } else { "" });
+                let middle = match *kind {
+                    "all_reduce" => vec![ArgEvent::Str("sum")],
+                    "reduce_scatter_tensor" => vec![ArgEvent::Str("sum"), ArgEvent::Int(2)],
+                    _ => vec![ArgEvent::Int(2)],
+                };
+                let mut event = collective(&name, &input, middle, &out);
+                event.args[0].written = here;
+                recorder.op(&event)
+            }
+            Step::Wait(a) => recorder.op(&wait(&at(a))),
+            Step::Draw(a) => {
+                let a = at(a);
+                made.push(fresh(a.sizes[0]));
+                let mut event = op("aten::rand_like", &[&a], &[&made[0]]);
+                event.seeded = true;
+                recorder.op(&event)
+            }
+            Step::Foreign(a) => recorder.op(&op("mylib::log", &[&at(a)], &[])),
+        };
+        if recorded.is_ok() {
+            tensors.extend(made);
+        }
+    }
+    let outputs: Vec<&Tensor> = outputs
+        .iter()
+        .map(|i| &tensors[i % tensors.len()])
+        .collect();
+    crate::sample::finish(recorder, &outputs).0
+}
+
+fn selections() -> Vec<(String, Selection)> {
+    let names = ["all", "default", "none"].into_iter().map(str::to_owned);
+    let alone = PASSES.iter().map(|pass| pass.name.to_owned());
+    let without = PASSES.iter().map(|pass| format!("all,-{}", pass.name));
+    (names.chain(alone).chain(without))
+        .map(|name| {
+            (
+                name.clone(),
+                Selection::parse(&name).expect("names of passes"),
+            )
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn passes_do_what_was_recorded(
+        steps in steps(),
+        outputs in prop::collection::vec(0..1000_usize, 0..5),
+    ) {
+        let recorded = plan(&steps, &outputs);
+        let Ok(expected) = paper::run(&recorded, &Schedule::default(), RUNS) else {
+            return Ok(()); // the ops themselves write to what is on its way
+        };
+        for (name, selection) in selections() {
+            let (found, _) = optimize(recorded.clone(), selection);
+            prop_assert!(found.plan.check().is_ok(), "{name}");
+            let seen = paper::run(&found.plan, &found.schedule, RUNS);
+            let wrong = match &seen {
+                Ok(seen) => expected.difference(seen),
+                Err(wrong) => Some(wrong.clone()),
+            };
+            prop_assert!(
+                wrong.is_none(),
+                "passes {name}: {}\nrecorded {:#?}\nfound {:#?}\n{:?}",
+                wrong.unwrap_or_default(),
+                crate::sample::program(&recorded),
+                crate::sample::program(&found.plan),
+                found.schedule,
+            );
+        }
+    }
+}
+
+// -- planted bugs -----------------------------------------------------------------
+
+/// The plan of ops on an argument, through all passes; and what it does.
+fn optimized(ops: &[OpEvent<'_>], outputs: &[&Tensor], args: &[&Tensor]) -> (Program, paper::Seen) {
+    let mut recorder = recorder(args);
+    crate::sample::record(&mut recorder, ops);
+    let (recorded, _) = crate::sample::finish(recorder, outputs);
+    let expected = paper::run(&recorded, &Schedule::default(), RUNS).expect("the plan runs");
+    let (program, _) = optimize(recorded, Selection::parse("all").expect("all passes"));
+    assert_eq!(judge(&program, &expected), None, "the passes are right");
+    (program, expected)
+}
+
+fn judge(program: &Program, expected: &paper::Seen) -> Option<String> {
+    match paper::run(&program.plan, &program.schedule, RUNS) {
+        Ok(seen) => expected.difference(&seen),
+        Err(wrong) => Some(wrong),
+    }
+}
+
+/// The instruction of an op that a plan has once.
+fn find(plan: &Plan, wanted: &str) -> usize {
+    let is = |instr: &Instr| matches!(instr, Instr::Local { op, .. } if plan.str(*op) == wanted);
+    plan.instrs.iter().position(is).expect("the op is there")
+}
+
+#[test]
+fn a_read_moved_over_a_write_is_seen() {
+    let (x, a, b) = (tensor(1, &[16]), tensor(2, &[16]), tensor(3, &[16]));
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        in_place("aten::add_", &x, &[&x]),
+        op("aten::exp", &[&x], &[&b]),
+    ];
+    let (mut program, expected) = optimized(&steps, &[&a, &b], &[&x]);
+    let (read, write) = (
+        find(&program.plan, "aten::neg"),
+        find(&program.plan, "aten::add_"),
+    );
+    program.plan.instrs.swap(read, write);
+    for value in &mut program.plan.values {
+        if value.def == rote_plans::Def::Instr(read as u32) {
+            value.def = rote_plans::Def::Instr(write as u32);
+        }
+    }
+    assert!(judge(&program, &expected).is_some());
+}
+
+/// Three results of which the first two are read last.
+fn chain() -> ([Tensor; 4], Tensor) {
+    (
+        [2, 3, 4, 5].map(|storage| tensor(storage, &[16])),
+        tensor(1, &[16]),
+    )
+}
+
+#[test]
+fn a_buffer_that_is_reused_early_is_seen() {
+    let ([a, b, c, out], x) = chain();
+    let steps = [
+        op("aten::mm", &[&x, &x], &[&a]),
+        op("aten::mm", &[&a, &x], &[&b]),
+        op("aten::mm", &[&b, &x], &[&c]),
+        op("aten::cat", &[&a, &c], &[&out]),
+    ];
+    let (program, expected) = optimized(&steps, &[&out], &[&x]);
+    let placed: Vec<usize> = (0..program.plan.values.len())
+        .filter(|v| program.schedule.offset(*v as u32).is_some())
+        .collect();
+    assert_eq!(placed.len(), 3);
+    for (i, j) in [(0, 1), (0, 2), (1, 2)] {
+        let mut planted = program.clone();
+        planted.schedule.offsets[placed[j]] = planted.schedule.offsets[placed[i]];
+        assert!(
+            judge(&planted, &expected).is_some(),
+            "{i} and {j} live at once"
+        );
+    }
+}
+
+#[test]
+fn a_tensor_that_is_dropped_early_is_seen() {
+    let ([a, b, ..], x) = chain();
+    let steps = [
+        op("aten::mm", &[&x, &x], &[&a]),
+        op("aten::mm", &[&a, &x], &[&b]),
+    ];
+    let (mut program, expected) = optimized(&steps, &[&b], &[&x]);
+    program.schedule = Schedule::default();
+    assert_eq!(judge(&program, &expected), None);
+    let is_free = |instr: &Instr| matches!(instr, Instr::Free { .. });
+    let free = program
+        .plan
+        .instrs
+        .iter()
+        .position(is_free)
+        .expect("a free");
+    program.plan.instrs.swap(free, free - 1);
+    assert!(judge(&program, &expected).is_some());
+}
+
+#[test]
+fn a_fold_of_what_depends_on_an_argument_is_seen() {
+    let ([a, b, c, out], x) = chain();
+    let steps = [
+        op("aten::ones", &[], &[&a]),
+        op("aten::neg", &[&x], &[&b]),
+        op("aten::exp", &[&a], &[&c]),
+        op("aten::maximum", &[&b, &c], &[&out]),
+    ];
+    let (mut program, expected) = optimized(&steps, &[&out], &[&x]);
+    assert!(program.schedule.once(find(&program.plan, "aten::exp")));
+    let at = find(&program.plan, "aten::neg");
+    program.schedule.once[at] = true;
+    let written = program.plan.instrs[at];
+    let Instr::Local { outs, .. } = written else {
+        panic!("a local op")
+    };
+    let result = program.plan.ids(outs)[0];
+    program.schedule.offsets[result as usize] = rote_plans::schedule::DYNAMIC;
+    assert!(judge(&program, &expected).is_some());
+}
+
+#[test]
+fn a_constant_that_is_read_before_it_changes_is_seen() {
+    let ([a, b, c, _], x) = chain();
+    let steps = [
+        op("aten::zeros", &[], &[&a]),
+        op("aten::mm", &[&a, &x], &[&b]),
+        in_place("aten::neg_", &a, &[]),
+        op("aten::mm", &[&a, &b], &[&c]),
+    ];
+    let (mut program, expected) = optimized(&steps, &[&c], &[&x]);
+    program.schedule = Schedule::default();
+    program.schedule.once = vec![false; program.plan.instrs.len()];
+    for name in ["aten::zeros", "aten::neg_"] {
+        program.schedule.once[find(&program.plan, name)] = true;
+    }
+    assert!(judge(&program, &expected).is_some());
+}
+
+#[test]
+fn an_op_left_out_and_a_collective_out_of_order_are_seen() {
+    let ([a, b, c, d], x) = chain();
+    let reduce = |from, to| {
+        collective(
+            "_c10d_functional::all_reduce",
+            from,
+            vec![ArgEvent::Str("sum")],
+            to,
+        )
+    };
+    let neg = op("aten::neg", &[&x], &[&a]);
+    let exp = op("aten::exp", &[&x], &[&b]);
+    let steps = [neg, exp, reduce(&a, &c), reduce(&b, &d)];
+    let (program, expected) = optimized(&steps, &[], &[&x]);
+    let is_collective = |i: &usize| matches!(program.plan.instrs[*i], Instr::Collective(_));
+    let found: Vec<usize> = (0..program.plan.instrs.len())
+        .filter(is_collective)
+        .collect();
+    let mut swapped = program.clone();
+    swapped.schedule = Schedule::default();
+    swapped
+        .plan
+        .instrs
+        .retain(|i| !matches!(i, Instr::Free { .. }));
+    let at: Vec<usize> = (0..swapped.plan.instrs.len())
+        .filter(|i| matches!(swapped.plan.instrs[*i], Instr::Collective(_)))
+        .collect();
+    assert_eq!(at.len(), found.len());
+    assert_eq!(judge(&swapped, &expected), None);
+    swapped.plan.instrs.swap(at[0], at[1]);
+    assert!(judge(&swapped, &expected).is_some());
+    swapped.plan.instrs.remove(at[1]);
+    assert!(judge(&swapped, &expected).is_some());
+}
