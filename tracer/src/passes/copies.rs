@@ -58,9 +58,16 @@ fn apply(program: &mut Program) -> Done {
         let value = &mut plan.values[copy as usize];
         bytes += std::mem::take(&mut value.storage_bytes);
         plan.instrs[i] = Instr::View {
-            base: source,
+            base: from,
             out: copy,
         };
+        // Views are bound from their root.
+        for instr in &mut plan.instrs[i + 1..] {
+            match instr {
+                Instr::View { base, .. } if *base == copy => *base = from,
+                _ => {}
+            }
+        }
         changed += 1;
     }
     Done {

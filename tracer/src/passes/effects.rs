@@ -121,7 +121,8 @@ pub fn reorder(plan: &mut Plan, order: &[usize]) {
     plan.instrs = order.iter().map(|old| plan.instrs[*old]).collect();
     for value in &mut plan.values {
         if let Def::Instr(instr) = &mut value.def {
-            *instr = to[*instr as usize];
+            // Values of instructions that are gone name none.
+            *instr = to.get(*instr as usize).copied().unwrap_or(*instr);
         }
         value.last_use = NONE;
     }

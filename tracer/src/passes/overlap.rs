@@ -2,8 +2,9 @@
 //! their result is needed.
 //!
 //! A start moves up to just after the last instruction that makes or writes its
-//! input, and a wait down to just before the first that looks at the result or
-//! writes what is being sent. Neither passes another start, so every rank issues
+//! input, or reads it where the result replaces it; and a wait down to just
+//! before the first that looks at the result or writes what is being sent.
+//! Neither passes another start, so every rank issues
 //! the same collectives in the same order as in eager, with this pass or
 //! without; and no instruction sees other bytes than before. What is sent and
 //! what is received live longer, so memory can grow.
@@ -67,6 +68,9 @@ fn holds_up(plan: &Plan, before: usize, storages: [ValueId; 2]) -> bool {
     let mut look = |root: ValueId| found |= storages.contains(&root);
     for_each_out(plan, instr, |v| look(root(plan, v)));
     for_each_written(plan, instr, &mut look);
+    if storages[0] == storages[1] {
+        for_each_value(plan, instr, |v| look(root(plan, v)));
+    }
     if let Instr::Wait { value } = instr {
         look(root(plan, *value));
     }

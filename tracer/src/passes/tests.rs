@@ -21,6 +21,12 @@ fn run(names: &str, ops: &[OpEvent<'_>], outputs: &[&Tensor], args: &[&Tensor]) 
     let (plan, _) = sample::finish(recorder, outputs);
     let (program, report) = optimize(plan, passes(names));
     program.plan.check().expect("the plan is valid");
+    for instr in &program.plan.instrs {
+        if let Instr::View { base, out } = instr {
+            let root = program.plan.values[*out as usize].root;
+            assert_eq!(*base, root, "views are bound from their root");
+        }
+    }
     assert_eq!(report.len(), names.split(',').count());
     program
 }
