@@ -3,7 +3,8 @@
 //!
 //! `_foreach_` ops follow from the op on single tensors; of fused optimizers one
 //! entry has a rule of its own. A tensor that all entries share lies as it did,
-//! or is replicated, whichever moves less in all.
+//! is replicated, or goes where one of the entries wants it, whichever moves less
+//! in all.
 
 use super::cost::Topology;
 use super::error::PropagationError;
@@ -55,6 +56,9 @@ const FOREACH: &[(&str, &str, Arguments)] = &[
     ("pow_.ScalarList", "pow_.Scalar", Arguments::Same),
     ("powsum.Scalar", "linalg__powsum", Arguments::Norm),
 ];
+
+/// How many ways of single entries are tried for a tensor that all share.
+const MAX_WAYS: usize = 8;
 
 /// An op on single tensors that a list op applies to each entry.
 #[derive(Clone, Debug, PartialEq)]
@@ -191,9 +195,11 @@ impl Each {
             .collect()
     }
 
-    /// The ways that shared tensors may go, without regard to the entries.
+    /// The ways that shared tensors may go: as they lie, replicated, or as an
+    /// entry alone would have them.
     fn ways(
         &self,
+        rules: &Registry,
         query: &Query<'_>,
         mesh: &Mesh,
         topology: &Topology,
@@ -215,10 +221,49 @@ impl Each {
             }
             Arguments::Same if !shared.is_empty() => {
                 let own = |(at, spec): &(usize, &Spec)| Shared::unmoved(*at, &spec.placements);
-                vec![shared.iter().map(own).collect(), whole()?]
+                let mut ways = vec![shared.iter().map(own).collect(), whole()?];
+                if let [(at, spec)] = *shared {
+                    let alone = self.alone(rules, query, at, mesh, topology)?;
+                    for to in alone.iter().take(MAX_WAYS) {
+                        ways.push(vec![moved(query, at, spec, to, mesh, topology)?]);
+                    }
+                }
+                ways
             }
             _ => vec![whole()?],
         })
+    }
+
+    /// Where a shared tensor would go if an entry were the only one, except
+    /// nowhere and to replicated.
+    fn alone(
+        &self,
+        rules: &Registry,
+        query: &Query<'_>,
+        shared: usize,
+        mesh: &Mesh,
+        topology: &Topology,
+    ) -> Result<Vec<Vec<Placement>>, PropagationError> {
+        let op = &self.op;
+        let mut found = Vec::new();
+        for i in 0..self.count(query)? {
+            let (args, tensors) = self.entry(query, i, &[])?;
+            let entry = Query { op, args: &args };
+            let checked = check(rules, &entry, mesh).map_err(|e| e.asked_of(query.op))?;
+            // An entry that cannot be had at all will say so with the others.
+            let Ok(way) = search::run(&entry, &checked, mesh, topology) else {
+                continue;
+            };
+            let input = tensors.iter().position(|t| *t == shared);
+            let Some(input) = input.map(|i| &way.inputs[i]) else {
+                continue;
+            };
+            let new = input.to != input.from && !found.contains(&input.to);
+            if new && input.to.iter().any(|p| *p != Placement::Replicate) {
+                found.push(input.to.clone());
+            }
+        }
+        Ok(found)
     }
 
     /// What is noted of shards is partial where a list entry is sharded.
@@ -297,7 +342,7 @@ impl Each {
         sound(query, mesh)?;
         let mut best: Option<Propagation> = None;
         let mut error = None;
-        for shared in self.ways(query, mesh, topology)? {
+        for shared in self.ways(rules, query, mesh, topology)? {
             let run = |entry: &Query<'_>, checked: &Checked<'_>| {
                 search::run(entry, checked, mesh, topology)
             };
@@ -329,7 +374,7 @@ impl Each {
     ) -> Result<Vec<Propagation>, PropagationError> {
         sound(query, mesh)?;
         let mut all = Vec::new();
-        for shared in self.ways(query, mesh, topology)? {
+        for shared in self.ways(rules, query, mesh, topology)? {
             let run = |entry: &Query<'_>, checked: &Checked<'_>| {
                 search::enumerate(entry, checked, mesh, topology)
             };

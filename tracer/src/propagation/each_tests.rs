@@ -83,6 +83,13 @@ fn a_shared_tensor_lies_one_way_for_all_entries() {
         ask("{f32[8] @ P(sum); f32[4]}", "f32[] @ P(sum)"),
         "P(sum) R R -> P(sum) R"
     );
+    // A sum of sums: the replicated ones are made partial.
+    let found = placed(
+        "aten::_foreach_add.Tensor",
+        "2",
+        &["{f32[8]; f32[4] @ P(sum)}", "f32[]"],
+    );
+    assert_eq!(found, "P(sum) P(sum) P(sum) -> P(sum) P(sum)");
     assert_eq!(
         ask("{f32[8] @ S(0); f32[4]}", "f32[]"),
         "S(0) R R -> S(0) R"
