@@ -28,6 +28,7 @@ EXPLAINED = (
     "DTensor refuses",
     "in place on a partial",
     "DTensor moves what the op writes",
+    "DTensor is wrong",
     "empty shards of an extremum",
     "fewer elements than ranks",
 )
@@ -100,8 +101,10 @@ class Tally:
 
 
 def agree(ours: Answer, theirs: Answer) -> bool:
-    # The indices of an embedding carry its mask in DTensor's rule.
-    return ours.error is None and (ours.to, ours.outputs) == (unmasked(theirs), theirs.outputs)
+    # DTensor does not say where a result lies that is no tensor. The indices of
+    # an embedding carry its mask in DTensor's rule.
+    outputs = theirs.outputs or ours.outputs
+    return ours.error is None and (ours.to, ours.outputs) == (unmasked(theirs), outputs)
 
 
 def unmasked(answer: Answer) -> list[Placements]:
@@ -109,14 +112,12 @@ def unmasked(answer: Answer) -> list[Placements]:
 
 
 def moves_written(question: Question, answer: Answer) -> bool:
-    """Whether an input is redistributed that the op writes besides its outputs,
-    as running statistics: what is written is lost."""
+    """Whether an input is redistributed that the op writes, as running
+    statistics: what is written is lost."""
     sample, placements, _ = question
     written: list[bool] = []
     for formal, given in zip(sample.op._schema.arguments, sample.args, strict=False):
-        alias = formal.alias_info
-        returned = [r.alias_info for r in sample.op._schema.returns if r.alias_info is not None]
-        kept = alias is not None and alias.is_write and not returned and bool(sample.op._schema.returns)
+        kept = formal.alias_info is not None and formal.alias_info.is_write
         tensors = given if isinstance(given, list) else [given]
         written += [kept for t in tensors if isinstance(t, Tensor)]
     pairs = zip(written, placements, answer.to, strict=False)
@@ -129,7 +130,7 @@ def kind(question: Question, ours: Answer, theirs: Answer, price: float) -> str:
     name = question[0].op.overloadpacket.__name__
     if theirs.error is not None and "does not have a sharding strategy registered" in theirs.error:
         return NO_RULE
-    if theirs.error is None and moves_written(question, theirs):
+    if theirs.error is None and not math.isinf(theirs.cost) and moves_written(question, theirs):
         return SAME if agree(ours, theirs) else "DTensor moves what the op writes"
     if ours.error is not None:
         if theirs.error is not None:
@@ -153,6 +154,15 @@ def kind(question: Question, ours: Answer, theirs: Answer, price: float) -> str:
     return UNEXPLAINED
 
 
+def is_wrong(question: Question, ours: Answer, theirs: Answer) -> bool:
+    """Whether arithmetic refutes DTensor's choice."""
+    sample, _, sizes = question
+    try:
+        return judge.is_right(sample, theirs.to, theirs.outputs or ours.outputs, sizes) is not None
+    except Unmade:
+        return False
+
+
 def compare(asked: list[Question]) -> Tally:
     """Asks both engines, and judges what Rote chose."""
     dtensor.start()
@@ -165,6 +175,8 @@ def compare(asked: list[Question]) -> Tally:
     for at, (question, ours, theirs) in enumerate(both):
         sample, _, sizes = question
         found = kind(question, ours, theirs, known.get(at, math.inf))
+        if found == UNEXPLAINED and theirs.error is None and is_wrong(question, ours, theirs):
+            found = "DTensor is wrong"
         tally.classes[len(sizes), found] += 1
         if found != SAME:
             line = engine.written(question)

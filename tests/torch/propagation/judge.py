@@ -101,7 +101,7 @@ def run(sample: Sample, op: Any, tensors: list[torch.Tensor], piece: torch.Tenso
     of the output is given."""
     args, kwargs = sample.filled(tensors)
     if piece is not None:
-        if name(sample) in SHAPED:
+        if name(sample) in SHAPED and sample.op._overloadname != "dtype":
             args[SHAPED[name(sample)]] = list(piece.shape)
         if at := SIZED.get(name(sample)):
             batch, channels, *places = piece.shape
@@ -122,7 +122,8 @@ def squeezed(sample: Sample) -> list[int]:
 def results(sample: Sample, ran: Any) -> list[torch.Tensor]:
     """The tensors that an op returned, then those that it wrote."""
     returned, args, kwargs = ran
-    found = list(tensors_in([returned]))
+    # What is no tensor counts as one without dims.
+    found = [torch.tensor(returned)] if isinstance(returned, (bool, int, float)) else tensors_in([returned])
     if not sample.op._schema.returns:
         for i, formal in enumerate(sample.op._schema.arguments):
             if formal.alias_info is not None and formal.alias_info.is_write:

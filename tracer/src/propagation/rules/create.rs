@@ -4,7 +4,7 @@
 use super::super::error::PropagationError;
 use super::super::placement::PartialOp;
 use super::super::promote::{F32, commutes};
-use super::super::rule::{Arg, Query, R, Rule, partial, shard};
+use super::super::rule::{Arg, Need, Query, R, Rule, Slot, partial, shard};
 use super::super::spec::TensorMeta;
 use super::MOVED;
 use rote_plans::DType;
@@ -129,8 +129,8 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
     Ok(rule)
 }
 
-/// Elements of another width change the size of the last dim, which is whole
-/// then. Bits that mean something else cannot be combined as they were.
+/// Elements of another width change the size of the last dim, whose shards are
+/// then even. Bits that mean something else cannot be combined as they were.
 fn bits(query: &Query<'_>) -> Result<Rule, PropagationError> {
     query.arity(2, 2)?;
     let input = query.tensor(0)?;
@@ -140,18 +140,24 @@ fn bits(query: &Query<'_>) -> Result<Rule, PropagationError> {
     let mut output = input.clone();
     output.dtype = to;
     let mut kept = input.shape.len();
+    let mut even = None;
     if from != width {
         let last = output
             .shape
             .last_mut()
             .filter(|n| (**n * from) % width == 0);
         let last = last.ok_or_else(|| query.wrong(1, expected, to.to_string()))?;
-        *last = *last * from / width;
+        let before = *last;
+        *last = before * from / width;
+        even = Some(Need::Divides(before.min(*last)));
         kept -= 1;
     }
     let mut rule = Rule::new(vec![output], 1);
     for dim in 0..kept {
         rule.add([shard(dim), shard(dim)]);
+    }
+    if let Some(need) = even {
+        rule.add([shard(kept), Slot::Shard(kept as u32, need)]);
     }
     if from == width && input.dtype == to {
         rule.pass(&MOVED);
