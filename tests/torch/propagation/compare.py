@@ -147,7 +147,7 @@ def kind(question: Question, ours: Answer, theirs: Answer, price: float) -> str:
         return "ours costs less"
     if ours.cost <= price + 1e-6:
         return "ours costs the same"
-    if name in {"max", "min", "amax", "amin"}:
+    if name in {"max", "min", "amax", "amin", "norm", "linalg_vector_norm", "_foreach_norm"}:
         return "empty shards of an extremum"
     if name in {"stack", "embedding"}:
         return "fewer elements than ranks"

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._collective_utils import MeshTopoInfo, redistribute_cost
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -64,6 +65,9 @@ def text(placement: Placement) -> str:
         return f"S({placement.dim})"
     if type(placement).__name__ in ("_MaskPartial", "MaskPartial"):
         return "P(mask)"
+    if isinstance(placement, _NormPartial):
+        # Of order 1, powers and roots change nothing.
+        return "P(sum)" if placement.norm_type == 1 else f"P(norm{float(placement.norm_type):g})"
     if isinstance(placement, Partial):
         return f"P({placement.reduce_op})"
     return "R"
@@ -71,6 +75,8 @@ def text(placement: Placement) -> str:
 
 def placement(written: str) -> Placement:
     """A placement from Rote's notation."""
+    if written.startswith("P(norm"):
+        return _NormPartial(float(written[len("P(norm") : -1]))
     kind, *numbers = re.findall(r"\w+", written)
     match kind:
         case "R":

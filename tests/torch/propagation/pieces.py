@@ -32,6 +32,11 @@ def chunks(size: int, count: int) -> list[int]:
     return [max(0, min(most, size - most * i)) for i in range(count)]
 
 
+def order(placement: str) -> float | None:
+    """The order of a partial of norms."""
+    return float(placement[len("P(norm") : -1]) if placement.startswith("P(norm") else None
+
+
 def split(whole: torch.Tensor, placement: str, ranks: int) -> list[torch.Tensor]:
     """What the ranks of one mesh dim hold."""
     if placement == "R":
@@ -52,6 +57,11 @@ def summands(whole: torch.Tensor, placement: str, ranks: int) -> list[torch.Tens
         raise Unmade(f"{placement} of truth values")
     if whole.is_floating_point() and whole.itemsize == 1:
         raise Unmade(f"{placement} of {whole.dtype}, which cannot be added")
+    if p := order(placement):
+        if not whole.is_floating_point() or not (whole >= 0).all():
+            raise Unmade(f"{placement} of what is no norm")
+        shares = torch.rand(ranks, *whole.shape, dtype=whole.dtype) + 0.05
+        return list(whole * (shares / shares.sum(0)) ** (1 / p))
     if not (whole.is_floating_point() or whole.is_complex()):
         noise = [torch.randint_like(whole, 1, 5) for _ in range(ranks)]
     else:
@@ -97,6 +107,10 @@ def reduce(parts: list[torch.Tensor], placement: str) -> torch.Tensor:
         cut = [p.split([row[r] for row in rows], dim) for r, p in enumerate(parts)]
         return torch.cat([cut[r][b] for b in range(blocks) for r in range(len(parts))], dim)
     stacked = torch.stack(parts)
+    if p := order(placement):
+        if (stacked < 0).any():
+            raise ValueError("a part of a norm is negative")
+        return (stacked**p).sum(0) ** (1 / p)
     match placement:
         case "P(sum)":
             return stacked.sum(0)

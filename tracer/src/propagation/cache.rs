@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::placement::Placement;
+use super::placement::{PartialOp, Placement};
 use super::rule::{Arg, Query};
 use super::search::Propagation;
 use super::spec::Spec;
@@ -190,7 +190,8 @@ fn hash_spec(spec: &Spec, hasher: &mut impl Hasher) {
             Placement::Registered { dim, sharding } => {
                 3 << 62 | u64::from(dim) << 28 | u64::from(sharding.number()) << 4
             }
-            Placement::Partial(op) => 3 << 62 | 8 | op as u64,
+            Placement::Partial(PartialOp::Norm(order)) => order.p().to_bits().rotate_left(4),
+            Placement::Partial(op) => 3 << 62 | 8 | op.reduce_op() as u64,
         });
     }
 }

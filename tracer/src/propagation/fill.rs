@@ -2,9 +2,9 @@
 
 use super::error::PropagationError;
 use super::layout::smallest;
-use super::placement::{PartialOp, Placement};
+use super::placement::{Order, PartialOp, Placement};
 use super::redistribute::State;
-use super::rule::{Need, Query, Rule, Slot};
+use super::rule::{Need, Query, Rule, Slot, partial};
 use super::sharding::ShardingId;
 use super::spec::{MAX_MESH_DIMS, Spec, TensorMeta};
 
@@ -43,16 +43,18 @@ impl<'a> Filled<'a> {
         inputs: &[(&'a Spec, &'a TensorMeta)],
         sizes: &'a [u32],
     ) -> Result<Self, PropagationError> {
-        Self::with_types(query, rule, inputs, sizes, &[])
+        Self::with_types(query, rule, inputs, sizes, &[], &[])
     }
 
-    /// Filled with more shard types: 0 for the plain one, or a split factor.
+    /// Filled with more shard types, 0 for the plain one or a split factor, and
+    /// more orders of norms.
     pub(super) fn with_types(
         query: &Query<'_>,
         rule: &'a Rule,
         inputs: &[(&'a Spec, &'a TensorMeta)],
         sizes: &'a [u32],
         more: &[u32],
+        orders: &[Order],
     ) -> Result<Self, PropagationError> {
         let mut filled = Filled {
             table: Vec::with_capacity(16),
@@ -69,6 +71,7 @@ impl<'a> Filled<'a> {
             0 => ShardType::Plain,
             factor => ShardType::Strided(*factor),
         }));
+        let mut orders = orders.to_vec();
         for (spec, _) in inputs {
             let mut state = State::default();
             for (code, p) in state.iter_mut().zip(&spec.placements) {
@@ -81,6 +84,12 @@ impl<'a> Filled<'a> {
                     Placement::Registered { sharding, .. } if rule.takes(sharding) => {
                         ShardType::Registered(sharding)
                     }
+                    Placement::Partial(PartialOp::Norm(order)) => {
+                        if !orders.contains(&order) {
+                            orders.push(order);
+                        }
+                        continue;
+                    }
                     _ => continue,
                 };
                 if !types.contains(&kind) {
@@ -90,6 +99,7 @@ impl<'a> Filled<'a> {
             filled.sources.push(state);
         }
         types.sort_unstable();
+        orders.sort_unstable();
         let divisors = products(&sizes[..sizes.len().saturating_sub(1)]);
         for (strategy, (outputs, inputs)) in rule.strategies().enumerate() {
             let slots = || outputs.iter().chain(inputs);
@@ -106,22 +116,33 @@ impl<'a> Filled<'a> {
                 Some(_) => &divisors[..],
                 None => &[1],
             };
+            // A strategy of norms stands for one of each order.
+            let norms = slots().any(|s| *s == ANY_NORM);
+            let orders = if norms { &orders[..] } else { &[Order::ANY] };
             for kind in types {
                 if matches!(kind, ShardType::Registered(_)) && !slots().all(any_split) {
                     continue;
                 }
-                for divided in divisors {
-                    if blocks.is_some_and(|blocks| blocks % divided != 0) {
+                let fillings = (divisors.iter()).flat_map(|divided| {
+                    let fill = |order: &Order| Filling {
+                        kind: *kind,
+                        divided: *divided,
+                        order: *order,
+                    };
+                    orders.iter().map(fill)
+                });
+                for filling in fillings {
+                    if blocks.is_some_and(|blocks| blocks % filling.divided != 0) {
                         continue;
                     }
                     let mut codes = |slots: &[Slot]| -> Vec<u8> {
-                        let filled_with = |s: &Slot| fill(*s, *kind, *divided);
+                        let filled_with = |s: &Slot| filling.fill(*s);
                         slots.iter().map(|s| filled.code(filled_with(s))).collect()
                     };
                     let (outputs, inputs) = (codes(outputs), codes(inputs));
                     filled.rows.push(Row {
                         strategy,
-                        divided: *divided,
+                        divided: filling.divided,
                         outputs,
                         inputs,
                     });
@@ -191,19 +212,19 @@ impl<'a> Filled<'a> {
         self.masks_of(state, |row, m| {
             let code = self.rows[row].inputs[input];
             let free = state[m] == 0 && self.sources[input][m] == 0;
-            code == state[m] || free && self.is_partial(code)
+            code == state[m] || free && self.is_made_of_copies(code)
         })
     }
 
-    fn is_partial(&self, code: u8) -> bool {
-        matches!(self.table[usize::from(code)], Placement::Partial(_))
+    fn is_made_of_copies(&self, code: u8) -> bool {
+        self.table[usize::from(code)].is_made_of_copies()
     }
 
     /// A target without the partials that were made of replicated mesh dims.
     pub(super) fn before_partitions(&self, input: usize, target: &State) -> State {
         let mut state = *target;
         for (code, source) in state.iter_mut().zip(&self.sources[input]) {
-            if *source == 0 && self.is_partial(*code) {
+            if *source == 0 && self.is_made_of_copies(*code) {
                 *code = 0;
             }
         }
@@ -408,21 +429,36 @@ fn products(sizes: &[u32]) -> Vec<u32> {
     all
 }
 
-/// A slot's placement, with a shard type for its placeholder and the divisor of
-/// its blocks.
-fn fill(slot: Slot, kind: ShardType, divided: u32) -> Placement {
-    match (slot, kind) {
-        (Slot::Fixed(placement), _) => placement,
-        (Slot::Shard(dim, _), ShardType::Plain) => Placement::Shard { dim },
-        (Slot::Shard(dim, _), ShardType::Strided(split_factor)) => {
-            Placement::StridedShard { dim, split_factor }
+/// A norm partial of any order.
+const ANY_NORM: Slot = partial(PartialOp::Norm(Order::ANY));
+
+/// What stands in place of the placeholders of a strategy.
+#[derive(Clone, Copy)]
+struct Filling {
+    /// For shards.
+    kind: ShardType,
+    /// The divisor of the blocks of a flattened dim.
+    divided: u32,
+    /// For norm partials.
+    order: Order,
+}
+
+impl Filling {
+    fn fill(self, slot: Slot) -> Placement {
+        match (slot, self.kind) {
+            (ANY_NORM, _) => Placement::Partial(PartialOp::Norm(self.order)),
+            (Slot::Fixed(placement), _) => placement,
+            (Slot::Shard(dim, _), ShardType::Plain) => Placement::Shard { dim },
+            (Slot::Shard(dim, _), ShardType::Strided(split_factor)) => {
+                Placement::StridedShard { dim, split_factor }
+            }
+            (Slot::Shard(dim, _), ShardType::Registered(sharding)) => {
+                Placement::Registered { dim, sharding }
+            }
+            (Slot::Flattened { dim, blocks, .. }, _) => match blocks / self.divided.max(1) {
+                1 => Placement::Shard { dim },
+                split_factor => Placement::StridedShard { dim, split_factor },
+            },
         }
-        (Slot::Shard(dim, _), ShardType::Registered(sharding)) => {
-            Placement::Registered { dim, sharding }
-        }
-        (Slot::Flattened { dim, blocks, .. }, _) => match blocks / divided.max(1) {
-            1 => Placement::Shard { dim },
-            split_factor => Placement::StridedShard { dim, split_factor },
-        },
     }
 }

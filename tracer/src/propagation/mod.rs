@@ -77,7 +77,7 @@ pub use explain::{Choice, Explanation, OneDim, Other, Verdict, explain};
 pub use forms::Form;
 pub use layout::Layout;
 pub use local::{LocalOp, Lookup, local_op};
-pub use placement::{PartialOp, Placement};
+pub use placement::{Order, PartialOp, Placement};
 pub use propagator::Propagator;
 pub use redistribute::{Step, plan};
 pub use registry::Registry;

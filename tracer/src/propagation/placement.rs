@@ -1,7 +1,8 @@
 //! Placements: how one mesh dim holds a tensor.
 //!
-//! These are [`rote_plans::Placement`]'s four kinds and the masked partial of
-//! an embedding whose vocabulary is sharded, which a plan keeps as text.
+//! These are [`rote_plans::Placement`]'s four kinds, and the masked partial of an
+//! embedding whose vocabulary is sharded and the partial of a norm, which a plan
+//! keeps as text.
 
 use std::fmt;
 
@@ -60,6 +61,36 @@ pub enum PartialOp {
     /// Sum, where a rank's rows are zero if it does not hold their part of the
     /// vocabulary.
     Mask,
+    /// Norm over the ranks, of an order besides 0, 1 and the infinities: the sum
+    /// of the powers, and its root. Every rank's elements are norms, none of them
+    /// negative.
+    Norm(Order),
+}
+
+/// The order p of a norm `(sum of |x|^p)^(1/p)`: finite, and neither 0 nor 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Order(u64);
+
+impl Order {
+    /// In rules, whichever order the inputs have; no norm has it.
+    pub(super) const ANY: Order = Order(u64::MAX);
+
+    /// The number.
+    pub fn p(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Order::ANY => f.write_str("p"),
+            order => {
+                let p = format!("{:?}", order.p());
+                f.write_str(p.strip_suffix(".0").unwrap_or(&p))
+            }
+        }
+    }
 }
 
 const OPS: [(PartialOp, &str); 6] = [
@@ -72,20 +103,40 @@ const OPS: [(PartialOp, &str); 6] = [
 ];
 
 impl PartialOp {
-    /// The name inside `P(...)`.
-    pub fn name(self) -> &'static str {
-        OPS[self as usize].1
+    /// How the norms of shards combine to the norm of the whole: those of orders 0
+    /// and 1 as a sum, of infinity as a maximum, of minus infinity as a minimum, of
+    /// others as a norm. `None` for NaN.
+    pub fn of_norm(order: f64) -> Option<PartialOp> {
+        Some(match order {
+            0.0 | 1.0 => PartialOp::Sum,
+            f64::INFINITY => PartialOp::Max,
+            f64::NEG_INFINITY => PartialOp::Min,
+            order if order.is_nan() => return None,
+            order => PartialOp::Norm(Order(order.to_bits())),
+        })
     }
 
-    /// The reduction that its collectives apply.
+    /// The reduction that its collectives apply; of a norm to powers, before the
+    /// root.
     pub fn reduce_op(self) -> ReduceOp {
         match self {
-            PartialOp::Sum | PartialOp::Mask => ReduceOp::Sum,
+            PartialOp::Sum | PartialOp::Mask | PartialOp::Norm(_) => ReduceOp::Sum,
             PartialOp::Avg => ReduceOp::Avg,
             PartialOp::Max => ReduceOp::Max,
             PartialOp::Min => ReduceOp::Min,
             PartialOp::Product => ReduceOp::Product,
         }
+    }
+}
+
+/// The name inside `P(...)`.
+impl fmt::Display for PartialOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let PartialOp::Norm(order) = self {
+            return write!(f, "norm{order}");
+        }
+        let known = OPS.iter().find(|(op, _)| op == self);
+        f.write_str(known.map_or("", |(_, name)| name))
     }
 }
 
@@ -109,7 +160,16 @@ impl Placement {
         }
     }
 
-    /// Reads the notation that [`Placement`] prints.
+    /// Whether a mesh dim that is replicated can be made so without moving
+    /// anything. Negative elements are no norms.
+    pub(super) fn is_made_of_copies(self) -> bool {
+        match self {
+            Placement::Partial(op) => !matches!(op, PartialOp::Norm(_)),
+            _ => false,
+        }
+    }
+
+    /// Reads the notation that [`Placement`] prints, and DTensor's `_NormP(2)`.
     ///
     /// # Errors
     ///
@@ -137,11 +197,14 @@ impl Placement {
                 })
             }
             "P" => {
-                let found = OPS.iter().find(|(_, name)| *name == inside.trim());
-                found
-                    .map(|(op, _)| Placement::Partial(*op))
-                    .ok_or_else(wrong)
+                let inside = inside.trim();
+                let found = OPS.iter().find(|(_, name)| *name == inside);
+                match inside.strip_prefix("norm") {
+                    Some(order) => norm(order).ok_or_else(wrong),
+                    None => (found.map(|(op, _)| Placement::Partial(*op))).ok_or_else(wrong),
+                }
             }
+            "_NormP" => norm(inside).ok_or_else(wrong),
             name => {
                 let sharding = ShardingId::named(name).ok_or_else(wrong)?;
                 let dim = number(inside)?;
@@ -170,6 +233,12 @@ impl Placement {
     }
 }
 
+/// The partial of a norm whose order is written so.
+fn norm(order: &str) -> Option<Placement> {
+    let order = order.trim().parse().ok()?;
+    PartialOp::of_norm(order).map(Placement::Partial)
+}
+
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -179,7 +248,7 @@ impl fmt::Display for Placement {
             Placement::Registered { dim, sharding } => {
                 write!(f, "{}({dim})", sharding.sharding().name())
             }
-            Placement::Partial(op) => write!(f, "P({})", op.name()),
+            Placement::Partial(op) => write!(f, "P({op})"),
         }
     }
 }
@@ -200,13 +269,41 @@ mod tests {
             "P(avg)",
             "P(product)",
             "P(mask)",
+            "P(norm2)",
+            "P(norm2.5)",
+            "P(norm-1)",
+            "P(norm1e300)",
         ] {
             assert_eq!(Placement::parse(text).unwrap().to_string(), text);
         }
         for text in [
-            "", "r", "S", "S()", "S(-1)", "_S(1)", "P", "P(x)", "S(1", "S(1))",
+            "",
+            "r",
+            "S",
+            "S()",
+            "S(-1)",
+            "_S(1)",
+            "P",
+            "P(x)",
+            "S(1",
+            "S(1))",
+            "P(norm)",
+            "P(normp)",
+            "P(normnan)",
+            "_NormP()",
         ] {
             assert!(Placement::parse(text).is_err(), "{text}");
+        }
+        // Sums and extrema of norms are those partials.
+        for (text, shown) in [
+            ("_NormP(2)", "P(norm2)"),
+            ("_NormP(2.5)", "P(norm2.5)"),
+            ("_NormP(1)", "P(sum)"),
+            ("P(norm2.0)", "P(norm2)"),
+            ("P(norm0)", "P(sum)"),
+            ("P(norminf)", "P(max)"),
+        ] {
+            assert_eq!(Placement::parse(text).unwrap().to_string(), shown);
         }
     }
 }

@@ -156,6 +156,9 @@ pub(super) fn commutes(op: PartialOp, from: DType, to: DType) -> bool {
     if from == to {
         return true;
     }
+    if let PartialOp::Norm(_) = op {
+        return class(from) == Class::Float && class(to) == Class::Float;
+    }
     let extremum = matches!(op, PartialOp::Max | PartialOp::Min);
     match (class(from), class(to)) {
         (_, Class::Bool) => false,

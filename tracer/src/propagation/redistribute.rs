@@ -469,7 +469,7 @@ fn transition(from: Placement, to: Placement) -> Option<Kind> {
     use Placement::{Partial, Replicate};
     match (from, to) {
         _ if from == to => None,
-        (Replicate, Partial(_)) => Some(Kind::Partition),
+        (Replicate, Partial(_)) => to.is_made_of_copies().then_some(Kind::Partition),
         (_, Partial(_)) => None,
         (Replicate, _) => Some(Kind::Chunk),
         (_, _) if to != Replicate && !(exchanges(from) && exchanges(to)) => None,

@@ -241,7 +241,7 @@ pub fn partition_spec(placements: &[Placement], mesh: &Mesh, ndim: usize) -> Opt
         .iter()
         .zip(&mesh.names)
         .filter_map(|(p, name)| match p {
-            Placement::Partial(op) => Some(format!("'{name}': '{}'", op.name())),
+            Placement::Partial(op) => Some(format!("'{name}': '{op}'")),
             _ => None,
         })
         .collect();

@@ -4,7 +4,7 @@
 use super::combination::Combination;
 use super::error::PropagationError;
 use super::fill::Filled;
-use super::placement::Placement;
+use super::placement::{PartialOp, Placement};
 use super::registry::Registry;
 use super::rule::Query;
 use super::search::check;
@@ -29,7 +29,8 @@ pub struct Claims {
 }
 
 /// The combinations that the rules claim, with plain shards and with strided
-/// ones of the given split factors. The placements of the inputs do not matter.
+/// ones of the given split factors, and norm partials of order 2.5 where a rule
+/// takes any. The placements of the inputs do not matter.
 ///
 /// # Errors
 ///
@@ -44,7 +45,16 @@ pub fn claims(
     let checked = check(rules, query, mesh)?;
     let mut types = vec![0];
     types.extend_from_slice(split_factors);
-    let filled = Filled::with_types(query, &checked.rule, &checked.inputs, mesh.sizes(), &types)?;
+    // What holds for norms of any order is tried with one.
+    let order = PartialOp::of_norm(2.5);
+    let orders: Vec<_> = (order.into_iter())
+        .filter_map(|op| match op {
+            PartialOp::Norm(order) => Some(order),
+            _ => None,
+        })
+        .collect();
+    let (inputs, sizes) = (&checked.inputs, mesh.sizes());
+    let filled = Filled::with_types(query, &checked.rule, inputs, sizes, &types, &orders)?;
     let dims = mesh.sizes().len();
     let total = filled.rows().checked_pow(dims as u32).unwrap_or(usize::MAX);
     if total > LIMIT {

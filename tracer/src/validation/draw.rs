@@ -163,6 +163,13 @@ pub(super) fn make_zeros(tensor: &mut HostTensor, values: Values, rng: &mut Rng)
     }
 }
 
+/// Turns unconstrained floats into what norms can be.
+pub(super) fn make_non_negative(tensor: &mut HostTensor, values: Values) {
+    if let (Numbers::Real(x), Values::Any) = (&mut tensor.numbers, values) {
+        x.iter_mut().for_each(|x| *x = x.abs());
+    }
+}
+
 /// Puts NaN and infinities at a few places of unconstrained floats.
 pub(super) fn make_special(tensor: &mut HostTensor, values: Values, rng: &mut Rng) {
     if let (Numbers::Real(x), Values::Any) = (&mut tensor.numbers, values) {

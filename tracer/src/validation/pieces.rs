@@ -2,8 +2,8 @@
 //!
 //! Pieces are made so that no strategy passes by luck: summands are unequal and
 //! of mixed sign, of an extremum every rank decides some elements and the others
-//! lie clearly beside it, factors turn signs. Partial mesh dims nest, the
-//! leftmost outside.
+//! lie clearly beside it, factors turn signs, norms have unequal shares in theirs.
+//! Partial mesh dims nest, the leftmost outside.
 
 use crate::propagation::layout::Layout;
 use crate::propagation::{PartialOp, Placement};
@@ -103,6 +103,8 @@ fn split(
         false => rng.below(n as u64) as usize,
     };
     let numbers: Vec<Numbers> = match (&whole.numbers, kind, op) {
+        // No norm is negative.
+        (Numbers::Real(x), _, PartialOp::Norm(_)) if !x.iter().all(|x| *x >= 0.0) => return None,
         (Numbers::Real(x), _, _) => {
             let mut out = vec![vec![0.0; count]; n];
             for (i, x) in x.iter().enumerate() {
@@ -162,9 +164,15 @@ fn split_real(x: f64, op: PartialOp, n: usize, own: usize, rng: &mut Rng) -> Vec
             PartialOp::Product => rng.sign() * (0.5 + 1.5 * rng.unit()),
             PartialOp::Max => x - 0.1 - 2.0 * rng.unit(),
             PartialOp::Min => x + 0.1 + 2.0 * rng.unit(),
+            PartialOp::Norm(_) => 0.05 + rng.unit(),
             _ => 1.5 * rng.normal(),
         })
         .collect();
+    if let PartialOp::Norm(order) = op {
+        let whole = parts.iter().sum::<f64>();
+        let norm = |share: f64| x * (share / whole).powf(order.p().recip());
+        return parts.into_iter().map(norm).collect();
+    }
     let others = |parts: &[f64]| -> Vec<f64> {
         let other = parts.iter().enumerate().filter(|(rank, _)| *rank != own);
         other.map(|(_, p)| *p).collect()
@@ -173,7 +181,7 @@ fn split_real(x: f64, op: PartialOp, n: usize, own: usize, rng: &mut Rng) -> Vec
         PartialOp::Sum | PartialOp::Mask => x - others(&parts).iter().sum::<f64>(),
         PartialOp::Avg => n as f64 * x - others(&parts).iter().sum::<f64>(),
         PartialOp::Product => x / others(&parts).iter().product::<f64>(),
-        PartialOp::Max | PartialOp::Min => x,
+        PartialOp::Max | PartialOp::Min | PartialOp::Norm(_) => x,
     };
     parts
 }
@@ -203,7 +211,7 @@ fn split_whole(
                 parts.fill_with(|| x + rng.below((bound - x).max(1) as u64) as i64);
                 parts[own] = x;
             }
-            PartialOp::Avg | PartialOp::Product => return None,
+            PartialOp::Avg | PartialOp::Product | PartialOp::Norm(_) => return None,
         }
         return Some(parts);
     }
@@ -220,8 +228,8 @@ fn split_whole(
         PartialOp::Sum | PartialOp::Mask => x - others().map(|r| parts[r]).sum::<i64>(),
         PartialOp::Product => x * others().map(|r| parts[r]).product::<i64>(),
         PartialOp::Max | PartialOp::Min => x,
-        // A mean of integers is none in general.
-        PartialOp::Avg => return None,
+        // A mean or a root of integers is none in general.
+        PartialOp::Avg | PartialOp::Norm(_) => return None,
     };
     Some(parts)
 }
@@ -276,6 +284,9 @@ fn combined(parts: &[&HostTensor], op: PartialOp) -> Result<HostTensor, String> 
         return Err(format!("partials {} and {}", first.meta, other.meta));
     }
     let n = parts.len() as f64;
+    if let PartialOp::Norm(order) = op {
+        return norm(parts, order.p());
+    }
     let truth = kind(first.meta.dtype) == Some(Kind::Truth);
     let mut numbers = first.numbers.clone();
     for part in &parts[1..] {
@@ -289,6 +300,7 @@ fn combined(parts: &[&HostTensor], op: PartialOp) -> Result<HostTensor, String> 
                         _ if a.is_nan() || b.is_nan() => f64::NAN,
                         PartialOp::Max => a.max(*b),
                         PartialOp::Min => a.min(*b),
+                        PartialOp::Norm(_) => return Err("a norm is no sum".into()),
                     };
                 }
             }
@@ -301,7 +313,7 @@ fn combined(parts: &[&HostTensor], op: PartialOp) -> Result<HostTensor, String> 
                         PartialOp::Product => {
                             [a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]]
                         }
-                        PartialOp::Max | PartialOp::Min => {
+                        PartialOp::Max | PartialOp::Min | PartialOp::Norm(_) => {
                             return Err("complex numbers have no order".into());
                         }
                     };
@@ -315,7 +327,9 @@ fn combined(parts: &[&HostTensor], op: PartialOp) -> Result<HostTensor, String> 
                         _ if truth => return Err("truth values have no sum or product".into()),
                         PartialOp::Sum | PartialOp::Mask => a.wrapping_add(*b),
                         PartialOp::Product => a.wrapping_mul(*b),
-                        PartialOp::Avg => return Err("integers have no mean".into()),
+                        PartialOp::Avg | PartialOp::Norm(_) => {
+                            return Err("integers have no mean".into());
+                        }
                     };
                 }
             }
@@ -332,6 +346,25 @@ fn combined(parts: &[&HostTensor], op: PartialOp) -> Result<HostTensor, String> 
     Ok(HostTensor {
         meta: first.meta.clone(),
         numbers,
+    })
+}
+
+/// The root of the sum of powers of the parts, which are norms.
+fn norm(parts: &[&HostTensor], order: f64) -> Result<HostTensor, String> {
+    let mut sums = vec![0.0; parts[0].len()];
+    for part in parts {
+        let Numbers::Real(x) = &part.numbers else {
+            return Err("norms are real numbers".into());
+        };
+        if let Some(x) = x.iter().find(|x| **x < 0.0) {
+            return Err(format!("a part of a norm is {x}"));
+        }
+        (sums.iter_mut().zip(x)).for_each(|(sum, x)| *sum += x.powf(order));
+    }
+    let roots = sums.into_iter().map(|sum| sum.powf(order.recip()));
+    Ok(HostTensor {
+        meta: parts[0].meta.clone(),
+        numbers: Numbers::Real(roots.collect()),
     })
 }
 
@@ -394,19 +427,32 @@ mod tests {
             ),
             ("2", "bool[5,3]", &["R", "S(1)", "P(max)", "P(min)"]),
             ("2", "c128[5,3]", &["R", "S(1)", "P(sum)", "P(avg)"]),
+            (
+                "2",
+                "f64[4,3]>0",
+                &["R", "S(0)", "P(sum)", "P(norm2)", "P(norm-0.5)"],
+            ),
+            (
+                "2,2",
+                "f64[4,3]>0",
+                &["P(norm2),S(1)", "P(norm2),P(norm2)", "P(norm3),R", "R,R"],
+            ),
         ] {
             let mesh = Mesh::parse(mesh).unwrap();
+            let (shape, values) = match shape.strip_suffix(">0") {
+                Some(shape) => (shape, Values::Positive),
+                None => (shape, Values::Any),
+            };
             let meta = Spec::parse(shape, &mesh).unwrap().meta.unwrap();
             let mut rng = Rng::new(&[1]);
-            let tensor = whole(&meta, Values::Any, &mut rng, false).unwrap();
+            let tensor = whole(&meta, values, &mut rng, false).unwrap();
             let placed = |t: &str| {
                 Spec::parse(&format!("{shape} @ {t}"), &mesh)
                     .unwrap()
                     .placements
             };
             for from in all {
-                let ranks =
-                    pieces(&tensor, Values::Any, &placed(from), mesh.sizes(), &mut rng).unwrap();
+                let ranks = pieces(&tensor, values, &placed(from), mesh.sizes(), &mut rng).unwrap();
                 for to in all {
                     // What every rank has whole is also its own extremum and mean.
                     let trivial =

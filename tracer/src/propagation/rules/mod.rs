@@ -38,6 +38,8 @@ pub(super) mod index;
 pub(super) mod linalg;
 pub(super) mod loss;
 pub(super) mod matmul;
+#[cfg(test)]
+mod norm_tests;
 pub(super) mod normalize;
 pub(super) mod order;
 pub(super) mod pieces;
@@ -56,16 +58,18 @@ pub(super) use fused::on_lists;
 pub(super) use random::draws;
 
 use super::error::PropagationError;
-use super::placement::PartialOp;
+use super::placement::{Order, PartialOp};
 use super::rule::{Query, Rule};
 
-/// Partials that pass through ops which only move elements.
-pub(super) const MOVED: [PartialOp; 5] = [
+/// Partials that pass through ops which only move elements, or put zeros in
+/// place of some.
+pub(super) const MOVED: [PartialOp; 6] = [
     PartialOp::Sum,
     PartialOp::Avg,
     PartialOp::Max,
     PartialOp::Min,
     PartialOp::Product,
+    PartialOp::Norm(Order::ANY),
 ];
 
 /// A family of ops, with what tells its members apart.

@@ -289,7 +289,7 @@ fn pad(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> 
     let pads = widths.iter().any(|w| *w > 0);
     for op in MOVED {
         let stays = match op {
-            PartialOp::Sum | PartialOp::Mask => value == 0.0,
+            PartialOp::Sum | PartialOp::Mask | PartialOp::Norm(_) => value == 0.0,
             PartialOp::Product => value == 0.0 || value == 1.0,
             PartialOp::Avg | PartialOp::Max | PartialOp::Min => true,
         };

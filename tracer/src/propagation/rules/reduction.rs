@@ -199,7 +199,14 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
             rule.add([partial(op), Slot::Shard(dim as u32, need)]);
         }
     }
-    if let Combine::By(op, _) = kind.combine {
+    let passes = match (kind.combine, combine) {
+        (Combine::By(..), passes) => passes,
+        // Norms of norms of one order; absolute values of summands and extrema
+        // are not those of the whole.
+        (Combine::Norm(_), passes) => passes.filter(|p| matches!(p.0, PartialOp::Norm(_))),
+        _ => None,
+    };
+    if let Some((op, _)) = passes {
         if promote::commutes(op, input.dtype, rule.outputs[0].dtype) {
             rule.pass(&[op]);
         }
@@ -207,18 +214,14 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
     Ok(rule)
 }
 
-/// How p-norms of pieces make the norm of the whole. Those of other orders would
-/// need a root after the sum, which no partial takes.
+/// How p-norms of pieces make the norm of the whole (`_NormPartial` in
+/// `_ops/_math_ops.py`). Of no elements, only those of positive orders exist.
 fn norm(order: f64) -> Option<(PartialOp, Wants)> {
-    if order == f64::INFINITY {
-        Some((PartialOp::Max, Wants::Filled))
-    } else if order == f64::NEG_INFINITY {
-        Some((PartialOp::Min, Wants::Filled))
-    } else if order == 0.0 || order == 1.0 {
-        Some((PartialOp::Sum, Wants::Nothing))
-    } else {
-        None
-    }
+    let wants = match order >= 0.0 && order.is_finite() {
+        true => Wants::Nothing,
+        false => Wants::Filled,
+    };
+    PartialOp::of_norm(order).map(|op| (op, wants))
 }
 
 fn reduced(dims: Dims, query: &Query<'_>, ndim: usize) -> Result<Vec<bool>, PropagationError> {

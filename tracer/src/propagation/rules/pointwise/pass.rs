@@ -3,8 +3,10 @@
 //! A sum of pieces passes where the op is linear in all tensors that come in
 //! pieces, the others being whole; an average already where it is affine in
 //! them; a maximum becomes a maximum where the op never falls in that tensor,
-//! and a minimum where it never rises.
+//! and a minimum where it never rises. A norm of norms passes where they are
+//! multiplied by a positive number.
 
+use super::super::super::placement::Order;
 use super::super::super::placement::PartialOp::{self, Avg, Max, Min, Sum};
 use super::super::super::promote::commutes;
 use super::super::super::rule::{Arg, Query, R, Rule, partial};
@@ -65,6 +67,9 @@ pub(super) enum Given {
     /// It holds above 0 only.
     Positive,
 }
+
+/// Whatever the order.
+const ANY_NORM: PartialOp = PartialOp::Norm(Order::ANY);
 
 /// No partials.
 pub(super) const NOTHING: Pass = Pass {
@@ -139,6 +144,10 @@ pub(super) fn add(pass: Pass, query: &Query<'_>, metas: &[&TensorMeta], rule: &m
     }
     for i in affine {
         row(Avg, Avg, &[*i]);
+    }
+    if pass.given == Given::Scaled && n == 1 && number(1).is_some_and(|x| x > 0.0 && x.is_finite())
+    {
+        row(ANY_NORM, ANY_NORM, &[0]);
     }
     if !ordered(to) || metas.iter().any(|m| !ordered(m.dtype)) || !monotone {
         return;
