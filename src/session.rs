@@ -42,8 +42,8 @@ pub struct Config {
 /// What to do with a call.
 #[derive(Debug)]
 pub enum Next {
-    /// It was replayed: by which variant, and the results.
-    Replayed(u32, Vec<Object>),
+    /// It was replayed: by which variant, and the results in a Python list.
+    Replayed(u32, Object),
     /// Run it eagerly and record it.
     Record,
     /// Run it eagerly.

@@ -173,7 +173,8 @@ pub fn same_as_stored(
         return Err(problem);
     }
     let mut failed = None;
-    let values = evaluate(&stored.scalars, |i| match stored.scalars[i] {
+    let mut values = Vec::new();
+    evaluate(&stored.scalars, &mut values, |i| match stored.scalars[i] {
         Scalar::Read { path } => parts.facts.float(stored.str(path)).unwrap_or_else(|error| {
             failed.get_or_insert(error.to_string());
             f64::NAN

@@ -49,6 +49,8 @@ pub struct Variant {
     grads: Vec<(u32, Object)>,
     scalars: Vec<Scalar>,
     scalar_words: Vec<usize>,
+    /// The scalars' values at the last replay.
+    numbers_now: Vec<f64>,
     _state: Vec<Object>,
 }
 
@@ -222,6 +224,7 @@ impl Variant {
             args,
             grads,
             scalars,
+            numbers_now: Vec::with_capacity(scalar_words.len()),
             scalar_words,
             _state: state,
             file,
@@ -229,11 +232,11 @@ impl Variant {
     }
 
     /// Replays the plan on the arguments that `call` has collected. Results:
-    /// outputs, then gradients.
-    pub fn replay(&mut self, call: &Call) -> Result<Vec<Object>, ReplayError> {
+    /// outputs, then gradients, in a Python list.
+    pub fn replay(&mut self, call: &Call) -> Result<Object, ReplayError> {
         if !self.scalars.is_empty() {
             let mut failed = None;
-            let values = evaluate(&self.scalars, |i| {
+            evaluate(&self.scalars, &mut self.numbers_now, |i| {
                 self.facts
                     .float_at(self.scalar_words[i])
                     .unwrap_or_else(|error| {
@@ -244,7 +247,7 @@ impl Variant {
             if let Some(error) = failed {
                 return Err(error);
             }
-            self.bound.set_numbers(&values)?;
+            self.bound.set_numbers(&self.numbers_now)?;
         }
         for arg in &self.args {
             // SAFETY: the leaf belongs to the caller's live arguments, and its

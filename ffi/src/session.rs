@@ -136,9 +136,9 @@ impl Delivery {
 
     fn deliver(&self, next: Next) -> c_int {
         match next {
-            Next::Replayed(id, objects) => {
+            Next::Replayed(id, results) => {
                 self.variant.set(id);
-                self.results.set(Bridge::get().list(objects));
+                self.results.set(results.into_ptr());
                 ROTE_REPLAYED
             }
             Next::Record => ROTE_RECORD,

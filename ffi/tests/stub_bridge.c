@@ -7,7 +7,7 @@ const char *rote_bridge_torch(void) { return "stub"; }
 const char *rote_bridge_table_text(void) { return ""; }
 
 #define STUB(name) \
-    void *rote_bridge_##name(void) { return 0; }
+    __attribute__((weak)) void *rote_bridge_##name(void) { return 0; }
 
 STUB(init)
 STUB(recording_new)

@@ -188,9 +188,10 @@ impl TracedFloats {
     }
 }
 
-/// Computes the scalars of a plan. `read` gives a hyperparameter's value now.
-pub fn evaluate(scalars: &[Scalar], mut read: impl FnMut(usize) -> f64) -> Vec<f64> {
-    let mut values: Vec<f64> = Vec::with_capacity(scalars.len());
+/// Computes the scalars of a plan into `values`, in place of what it held.
+/// `read` gives a hyperparameter's value now.
+pub fn evaluate(scalars: &[Scalar], values: &mut Vec<f64>, mut read: impl FnMut(usize) -> f64) {
+    values.clear();
     for (i, scalar) in scalars.iter().enumerate() {
         let of = |index: u32| values[index as usize];
         let value = match *scalar {
@@ -205,7 +206,6 @@ pub fn evaluate(scalars: &[Scalar], mut read: impl FnMut(usize) -> f64) -> Vec<f
         };
         values.push(value);
     }
-    values
 }
 
 #[cfg(test)]
@@ -235,7 +235,8 @@ mod tests {
             paths.push(path.to_owned());
             paths.len() as u32 - 1
         });
-        let values = evaluate(&scalars, |i| match scalars[i] {
+        let mut values = vec![f64::NAN];
+        evaluate(&scalars, &mut values, |i| match scalars[i] {
             Scalar::Read { path } => now(&paths[path as usize]),
             _ => unreachable!("only what is read is asked for"),
         });

@@ -15,7 +15,7 @@ use rote_plans::{ArchivedPlan, BindingKind, Device, NONE, RngAction, Scalar, Sch
 use crate::executor::{Executor, ReplayError, Step};
 
 use super::args::{Arguments, NumberSite, bind_error, c_string, ints_of, number_sites};
-use super::bridge::{AtenProgram, Bridge};
+use super::bridge::{AtenProgram, Bridge, Object};
 
 /// A plan, bound to this process.
 #[derive(Debug)]
@@ -407,12 +407,9 @@ impl BoundPlan {
         Ok(())
     }
 
-    /// Outputs, then gradients, as Python tensors.
-    pub fn results(&self) -> Result<Vec<super::bridge::Object>, ReplayError> {
-        self.results
-            .iter()
-            .map(|&(value, fresh)| self.program.output(value, fresh))
-            .collect()
+    /// Outputs, then gradients, as Python tensors in a new list.
+    pub fn results(&self) -> Result<Object, ReplayError> {
+        self.program.outputs(&self.results)
     }
 
     /// How many of the results are outputs, and which of them require grad.

@@ -31,6 +31,11 @@ impl Object {
     pub fn as_ptr(&self) -> sys::Object {
         self.0
     }
+
+    /// The pointer, and with it the reference.
+    pub fn into_ptr(self) -> sys::Object {
+        std::mem::ManuallyDrop::new(self).0
+    }
 }
 
 impl Drop for Object {
@@ -147,19 +152,6 @@ impl Bridge {
     pub fn mark_replayed(&self, tensor: &Object) -> Result<(), ReplayError> {
         // SAFETY: a live object.
         self.check(unsafe { (self.functions.mark_replayed)(tensor.as_ptr()) })
-    }
-
-    /// A new Python list that takes over the objects.
-    pub fn list(&self, objects: Vec<Object>) -> sys::Object {
-        // SAFETY: a new list of the right length; each reference moves into it.
-        unsafe {
-            let list = (self.functions.list_new)(objects.len() as u32);
-            for (i, object) in objects.into_iter().enumerate() {
-                (self.functions.list_set)(list, i as u32, object.as_ptr());
-                std::mem::forget(object);
-            }
-            list
-        }
     }
 }
 
@@ -498,6 +490,24 @@ impl AtenProgram {
         } else {
             Ok(Object(object))
         }
+    }
+
+    /// Slots' tensors in a new Python list, each as [`AtenProgram::output`]
+    /// gives it.
+    pub fn outputs(&self, slots: &[(u32, bool)]) -> Result<Object, ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: a plain number; the result is a new reference or null.
+        let list = unsafe { (bridge.functions.list_new)(slots.len() as u32) };
+        if list.is_null() {
+            return Err(ReplayError::Bridge("no memory for the results".to_owned()));
+        }
+        let list = Object(list); // dropped with the places still empty when one fails
+        for (place, &(value, fresh)) in (0..).zip(slots) {
+            let tensor = self.output(value, fresh)?;
+            // SAFETY: a place of the new list, which takes over the reference.
+            unsafe { (bridge.functions.list_set)(list.as_ptr(), place, tensor.into_ptr()) };
+        }
+        Ok(list)
     }
 
     /// Runs an executor's steps, with the GIL released.

@@ -1,0 +1,164 @@
+//! A replayed step allocates nothing in Rust, from the call of the session to
+//! the list of results: counted by this program's allocator, over a bridge whose
+//! kernels do nothing. What a kernel or Python allocates is not counted.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use rote::recording::Named;
+use rote::stored::guard_key;
+use rote::{Config, Next, Session};
+use rote_plans::{BindingKind, Guard, GuardKind, PlanStore};
+use rote_replay::aten::Object;
+use rote_tracer::passes::Selection;
+
+#[path = "../plans/tests/sample/mod.rs"]
+mod sample;
+#[path = "../replay/tests/silent_bridge/mod.rs"]
+mod silent_bridge;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counting what each thread asks for.
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: as the caller promises.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations_of(work: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.with(Cell::get);
+    work();
+    ALLOCATIONS.with(Cell::get) - before
+}
+
+/// Stands for a Python object; this bridge looks at none.
+fn object() -> *mut std::ffi::c_void {
+    std::ptr::dangling_mut::<u8>().cast()
+}
+
+/// A session with one trusted plan of 1,000 ops, guards held.
+fn session(plans: &std::path::Path, passes: Selection) -> Session {
+    let mut plan = sample::large(1_000);
+    // A step size as an optimizer computes it, in place of the bare rate.
+    plan.scalars.extend([rote_plans::Scalar::Neg(0)]);
+    for (subject, expected) in [("args[0].shape", "(64, 64)"), ("grad_mode", "on")] {
+        let mut text = |text: &str| {
+            plan.strings.push(text.to_owned());
+            plan.strings.len() as u32 - 1
+        };
+        let (subject, expected) = (text(subject), text(expected));
+        plan.guards.push(Guard {
+            kind: GuardKind::Argument,
+            subject,
+            expected,
+        });
+    }
+    let mut session = Session::new(Config {
+        function: plan.function.clone(),
+        fingerprint: plan.fingerprint.clone(),
+        plans: plans.to_owned(),
+        max_variants: 8,
+        passes,
+    })
+    .expect("a session");
+
+    // SAFETY: this bridge looks at no object.
+    let next = unsafe { session.call(object(), object()) }.expect("is handled");
+    assert!(matches!(next, Next::Record), "{next:?}");
+    let active = session.begin();
+    for guard in &plan.guards {
+        active.guard(
+            guard.kind,
+            plan.str(guard.subject),
+            plan.str(guard.expected),
+        );
+    }
+    for binding in &plan.bindings {
+        let is_argument = binding.kind == BindingKind::Arg;
+        active.named.push(Named {
+            kind: binding.kind,
+            path: plan.str(binding.path).to_owned(),
+            // SAFETY: this bridge counts no references.
+            object: (!is_argument).then(|| unsafe { Object::hold(object()) }),
+            leaf: is_argument.then_some(0),
+            storage: 0,
+        });
+    }
+    let rates = [
+        ("opt.param_groups[0]['lr']", true),
+        ("model.training", false),
+    ];
+    for (subject, hyperparameter) in rates {
+        let fact = rote::facts::NewFact {
+            table_kind: 0,
+            kind: GuardKind::Host,
+            subject,
+            text: "",
+            hyperparameter,
+        };
+        // SAFETY: this bridge looks at no object.
+        unsafe { active.facts.add(fact, object(), object()) }.expect("is added");
+    }
+    let key = guard_key(&plan.function, &active.guard_texts());
+    PlanStore::open(plans)
+        .expect("a store")
+        .write(&key, &plan)
+        .expect("is written");
+    session.ready().expect("is ready");
+    assert!(session.trust().expect("binds"), "the plan was not found");
+    session.replay_last().expect("replays");
+    session
+}
+
+/// Replays counted, after a few that settle what is sized once.
+fn allocations_per_replay(passes: Selection) -> u64 {
+    let plans = tempfile::tempdir().expect("temporary directory");
+    let mut session = session(plans.path(), passes);
+    let mut replay = || {
+        // SAFETY: this bridge looks at no object.
+        let next = unsafe { session.call(object(), object()) }.expect("is handled");
+        assert!(matches!(next, Next::Replayed(0, _)), "{next:?}");
+    };
+    replay();
+    replay();
+    let counted = allocations_of(|| (0..100).for_each(|_| replay()));
+    assert_eq!(session.stats().replays, 103);
+    assert_eq!(session.stats().fallbacks, 0);
+    counted
+}
+
+#[test]
+fn a_replayed_step_allocates_nothing() {
+    assert!(
+        allocations_of(|| drop(vec![1, 2, 3])) > 0,
+        "nothing is counted"
+    );
+    silent_bridge::load();
+    for passes in ["none", "all"] {
+        let selection = Selection::parse(passes).expect("known");
+        let counted = allocations_per_replay(selection);
+        assert_eq!(counted, 0, "allocations in 100 replays, passes: {passes}");
+    }
+}
