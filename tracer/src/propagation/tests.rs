@@ -92,6 +92,38 @@ fn inputs_that_match_stay() {
 }
 
 #[test]
+fn heads_of_a_grouped_query_stay_with_their_keys() {
+    // 8 query heads, 2 key heads: query heads 0 to 3 read key head 0.
+    let flash = |mesh: &str| {
+        let query = "f16[4,8,64,32] @ S(1)";
+        let key = "f16[4,2,64,32] @ S(1)";
+        let op = "aten::_scaled_dot_product_flash_attention";
+        placed(&ask(op, mesh, &[query, key, key, "0.0", "true"]).unwrap())
+    };
+    assert_eq!(flash("2"), "S(1) S(1) S(1) -> S(1) S(1) R R");
+    assert!(!flash("4").contains("S(1)"), "{}", flash("4"));
+}
+
+#[test]
+fn running_statistics_stay_where_they_are() {
+    let norm = |input: &str, training: &str| {
+        let (input, channels) = (format!("f32[4,8,6] @ {input}"), "f32[8]");
+        let args = [
+            &input, channels, channels, channels, channels, training, "0.1", "1e-5",
+        ];
+        placed(&ask("aten::native_batch_norm", "2", &args).unwrap())
+    };
+    // Channels can be cut off weights, but not off what training writes.
+    assert_eq!(norm("S(1)", "true"), "R R R R R -> R R R");
+    assert_eq!(
+        norm("S(1)", "false"),
+        "S(1) S(0) S(0) S(0) S(0) -> S(1) S(0) S(0)"
+    );
+    // Known statistics make the op element-wise.
+    assert_eq!(norm("S(0)", "false"), "S(0) R R R R -> S(0) R R");
+}
+
+#[test]
 fn redistribution_keeps_the_order_of_shards() {
     let mesh = mesh("dp=4,tp=2");
     let topology = Topology::one_node(&mesh);

@@ -42,7 +42,13 @@ const EXACT: &[&str] = &["nextafter"];
 
 /// Parts of the names of ops whose kernels may reach out of bounds where shapes
 /// do not fit.
-const UNCHECKED: &[&str] = &["backward", "batch_norm", "flash_attention", "nll_loss"];
+const UNCHECKED: &[&str] = &[
+    "backward",
+    "batch_norm",
+    "flash_attention",
+    "fractional",
+    "nll_loss",
+];
 
 /// Whether the op's kernel can be run on any shapes.
 pub(super) fn checks_shapes(op: &str) -> bool {
