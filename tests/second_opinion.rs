@@ -108,6 +108,22 @@ fn what_need_not_have_moved_is_said_with_the_bytes() {
     );
 }
 
+/// DTensor reduces norms before it takes their norm (`clip_grad_norm_`).
+#[test]
+fn norms_of_shards_are_known_by_dtensors_name() {
+    let mut b = builder();
+    let norms = "f32[8] @ _NormP(2.0)";
+    let output = b.value(&[16, 8], Def::Instr(b.next()));
+    let reduce = collective(CollectiveKind::AllReduce, output);
+    let op = "aten::linalg_vector_norm";
+    redistributed(&mut b, op, "train.py:3", &[norms, "2.0"], reduce);
+    let said = said(&b.plan);
+    assert!(
+        said.contains("cheapest keeps P(norm2) (out P(norm2)): 0 B"),
+        "{said}"
+    );
+}
+
 #[test]
 fn one_line_says_that_all_was_the_cheapest() {
     let mut b = builder();

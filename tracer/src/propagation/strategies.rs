@@ -30,7 +30,7 @@ pub struct Claims {
 
 /// The combinations that the rules claim, with plain shards and with strided
 /// ones of the given split factors, and norm partials of order 2.5 where a rule
-/// takes any. The placements of the inputs do not matter.
+/// takes any and the mesh has one dim. The placements of the inputs do not matter.
 ///
 /// # Errors
 ///
@@ -43,10 +43,12 @@ pub fn claims(
     split_factors: &[u32],
 ) -> Result<Claims, PropagationError> {
     let checked = check(rules, query, mesh)?;
+    let dims = mesh.sizes().len();
     let mut types = vec![0];
     types.extend_from_slice(split_factors);
-    // What holds for norms of any order is tried with one.
-    let order = PartialOp::of_norm(2.5);
+    // What holds for norms of any order is tried with one, alone: most partials
+    // beside it have negative parts.
+    let order = PartialOp::of_norm(2.5).filter(|_| dims == 1);
     let orders: Vec<_> = (order.into_iter())
         .filter_map(|op| match op {
             PartialOp::Norm(order) => Some(order),
@@ -55,7 +57,6 @@ pub fn claims(
         .collect();
     let (inputs, sizes) = (&checked.inputs, mesh.sizes());
     let filled = Filled::with_types(query, &checked.rule, inputs, sizes, &types, &orders)?;
-    let dims = mesh.sizes().len();
     let total = filled.rows().checked_pow(dims as u32).unwrap_or(usize::MAX);
     if total > LIMIT {
         return Err(PropagationError::TooLarge {
