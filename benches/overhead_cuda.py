@@ -19,20 +19,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from overhead import (
-    BATCH,
-    CONFIG,
-    RANKS,
-    SEQUENCE,
-    Step,
-    eager_row,
-    local_row,
-    measure,
-    rote_row,
-    same_as,
-)
+from steps.llama import llama
+from steps.measure import Effort, in_turn, same_as
+from steps.subject import BY_HAND, EAGER, RANKS, ROTE, Step, builders
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
@@ -56,32 +46,24 @@ def main() -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
-    mesh = init_device_mesh(arguments.device, (RANKS,))
-    generator = torch.Generator().manual_seed(1)
-    shape = (BATCH, SEQUENCE)
-    tokens, labels = (torch.randint(CONFIG.vocab, shape, generator=generator) for _ in range(2))
-    batch = (tokens.to(arguments.device), labels.to(arguments.device))
+    subject = llama("Llama, TP + SP", device=arguments.device)
+    batch = subject.batch()
     device = torch.get_device_module(arguments.device)
 
     with tempfile.TemporaryDirectory() as plans:
-        builders: dict[str, Callable[[], Step]] = {
-            "eager DTensor": lambda: eager_row(mesh),
-            "local eager, by hand": lambda: local_row(mesh),
-            "rote": lambda: rote_row(mesh, plans),
-        }
+        ways = builders(subject, plans)
         rows, losses, captured = {}, {}, None
-        for name, build in builders.items():
-            with torch.device(arguments.device):
-                step = build()
+        for name in (EAGER, BY_HAND, ROTE):
+            step = ways[name]()
             losses[name] = [step(*batch) for _ in range(8)]
             rows[name] = finished(step, device.synchronize)
             captured = step
-        measured = measure(rows, batch, arguments.rounds)
+        measured = in_turn(rows, batch, Effort(arguments.rounds, seconds=120))
 
-    eager = measured["eager DTensor"]["median_ms"]
+    eager = measured[EAGER]["median_ms"]
     print(f"\n{'':<26}{'ms':>8}{'eager /':>10}   losses")
     for name, row in measured.items():
-        row["losses"] = same_as(losses["eager DTensor"], losses[name])
+        row["losses"] = same_as(losses[EAGER], losses[name])
         print(f"{name:<26}{row['median_ms']:8.2f}{eager / row['median_ms']:9.1f}x   {row['losses']}")
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else arguments.device
     arguments.out.mkdir(parents=True, exist_ok=True)

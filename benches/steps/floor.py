@@ -1,0 +1,181 @@
+"""The floor: what the kernels of a step cost by themselves.
+
+Every local op of one eager step that does work (no views) is called again by
+itself from C++ with its recorded arguments, into a preallocated result where
+ATen has such an overload, less the cost of calling an op that does nothing
+(`kernel_time.cpp`). To their sum come the copies that the fake process group
+makes in a collective: its time less that of an all-reduce, for which the fake
+group does nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import statistics
+import subprocess
+import sysconfig
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.tensor import DTensor
+from torch.utils import cpp_extension
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from .report import note
+from .subject import Batch, Step
+
+REPEATS = 9
+"""The median of so many measurements counts."""
+CALLS = 50
+"""Calls in one measurement of a cheap op."""
+SECONDS = 0.02
+"""A measurement of a dear op takes about so long, with fewer calls."""
+
+
+class Recorder(TorchDispatchMode):
+    """Every op that DTensor runs on plain tensors, with its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # DTensor runs it, and its local ops come back here.
+        self.calls.append((func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+NO_WORK = ("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd", "profiler::")
+
+
+def works(func: Any) -> bool:
+    return not func.is_view and not func.name().startswith(NO_WORK)
+
+
+def signature(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Calls of equal signature cost the same and are measured once."""
+    leaves, _ = tree_flatten((args, kwargs))
+    return func, *((x.dtype, x.shape, x.stride()) if isinstance(x, Tensor) else repr(x) for x in leaves)
+
+
+def build_kernel_time(directory: Path) -> Any:
+    """The module of `kernel_time.cpp`, compiled against the installed torch."""
+    source = Path(__file__).parents[1] / "kernel_time.cpp"
+    library = directory / f"kernel_time-{torch.__version__}.so"
+    if not library.exists() or library.stat().st_mtime < source.stat().st_mtime:
+        note("compiling kernel_time.cpp")
+        directory.mkdir(parents=True, exist_ok=True)
+        includes = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
+        command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O2", "-shared", "-fPIC"]
+        command += ["-DTORCH_EXTENSION_NAME=kernel_time", *(f"-I{path}" for path in includes)]
+        command += [str(source), "-o", str(library)]
+        command += [f"-L{path}" for path in cpp_extension.library_paths()]
+        command += ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
+        subprocess.run(command, check=True)
+    spec = importlib.util.spec_from_file_location("kernel_time", library)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def out_overload(func: Any) -> Any | None:
+    """The overload of `func` that writes into results it is given, if ATen has one."""
+    packet = func.overloadpacket
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        inputs = [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]
+        if inputs == wanted and len(inputs) < len(other._schema.arguments):
+            return other
+    return None
+
+
+def kernel_microseconds(kernel_time: Any, func: Any, args: Any, kwargs: Any) -> float:
+    """Time of one call without dispatch; the better of allocating and preallocated results."""
+    # Copies, because some ops write to their arguments; and a Python number where
+    # the schema says tensor (`x - 0`) becomes the tensor that Python makes of it.
+    args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
+    args = tuple(
+        torch.tensor(x) if str(a.type) == "Tensor" and isinstance(x, int | float) else x
+        for x, a in zip(args, func._schema.arguments, strict=False)
+    )
+    variants = [(func, kwargs)]
+    if (out := out_overload(func)) is not None:
+        results = func(*args, **kwargs)
+        results = results if isinstance(results, tuple) else (results,)
+        names = [a.name for a in out._schema.arguments if a.is_out]
+        variants.append((out, kwargs | dict(zip(names, results, strict=True))))
+    times = []
+    for op, keywords in variants:
+        name, _, overload = op.name().partition(".")
+        once, _ = kernel_time.time_call(name, overload, 1, args, **keywords)
+        calls = max(1, min(CALLS, int(1e6 * SECONDS / max(once, 0.1))))
+        runs = [kernel_time.time_call(name, overload, calls, args, **keywords) for _ in range(REPEATS)]
+        times.append(statistics.median(call - empty for call, empty in runs))
+    return max(0.0, min(times))
+
+
+def microseconds(call: Callable[[], Any]) -> float:
+    means = []
+    for _ in range(REPEATS):
+        start = time.thread_time()
+        for _ in range(CALLS):
+            call()
+        means.append(1e6 * (time.thread_time() - start) / CALLS)
+    return statistics.median(means)
+
+
+def collective_microseconds(func: Any, args: Any) -> float:
+    """The copies that the fake group makes in one collective."""
+    x = args[0].contiguous()
+    # `group_name` and, before it, the group's size.
+    group = _resolve_process_group(next(a for a in reversed(args) if isinstance(a, str)))
+    ranks = group.size()
+    nothing = microseconds(lambda: group.allreduce([x]))
+    match func.name().removeprefix("_c10d_functional::"):
+        case "all_reduce" | "all_reduce_" | "broadcast" | "broadcast_":
+            return 0.0
+        case "all_gather_into_tensor":
+            out = x.new_empty(ranks * x.shape[0], *x.shape[1:])
+            whole = microseconds(lambda: group._allgather_base(out, x))
+        case "reduce_scatter_tensor":
+            out = x.new_empty(x.shape[0] // ranks, *x.shape[1:])
+            whole = microseconds(lambda: group._reduce_scatter_base(out, x))
+        case "all_to_all_single":
+            out = torch.empty_like(x)
+            whole = microseconds(lambda: group.alltoall_base(out, x, [], []))
+        case other:
+            raise NotImplementedError(f"the floor knows no collective {other}")
+    return max(0.0, whole - nothing)
+
+
+def floor(kernel_time: Any, step: Step, batch: Batch) -> dict[str, Any]:
+    """Milliseconds of the kernels of a step (`ms`), and what they are."""
+    with Recorder() as recorder:
+        step(*batch)
+    calls = {signature(*call): call for call in recorder.calls if works(call[0])}
+    counts = Counter(signature(*call) for call in recorder.calls if works(call[0]))
+    by_op: Counter[str] = Counter()
+    with torch.no_grad():
+        for key, (func, args, kwargs) in calls.items():
+            if func.namespace == "_c10d_functional":
+                each = collective_microseconds(func, args)
+            else:
+                each = kernel_microseconds(kernel_time, func, args, kwargs)
+            by_op[str(func)] += counts[key] * each / 1e3
+    return {
+        "ms": sum(by_op.values()),
+        "local_ops": len(recorder.calls),
+        "working_ops": sum(counts.values()),
+        "milliseconds_by_op": dict(by_op.most_common()),
+    }

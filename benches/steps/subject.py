@@ -1,0 +1,105 @@
+"""A training step to measure, and the ways to run it. Each way builds its own model from the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+RANKS = 8
+
+Step = Callable[[Tensor, Tensor], Tensor]
+Batch = tuple[Tensor, Tensor]
+
+EAGER = "eager DTensor"
+BY_HAND = "local eager, by hand"
+AOT_EAGER = "torch.compile aot_eager"
+INDUCTOR = "torch.compile inductor"
+NO_PASSES = "rote, no passes"
+ROTE = "rote"
+WAYS = (EAGER, BY_HAND, AOT_EAGER, INDUCTOR, NO_PASSES, ROTE)
+"""In the order of the tables."""
+
+
+@cache
+def mesh(*shape: int, device: str = "cpu") -> DeviceMesh:
+    """Meshes are made once: each makes process groups."""
+    return init_device_mesh(device, shape, mesh_dim_names=("dp", "tp")[-len(shape) :])
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One step: forward and loss, backward, fused AdamW."""
+
+    label: str
+    model: Callable[[], nn.Module]
+    """A fresh model, sharded, always of the same values."""
+    loss: Callable[[Any, Tensor], Tensor]
+    """Of the model's result and the second tensor of the batch."""
+    batch: Callable[[], Batch]
+    by_hand: Callable[[], Step] | None = None
+    """The same step written for one rank, if somebody wrote it."""
+
+
+def fused_adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
+def training_step(forward: Step, opt: torch.optim.Optimizer) -> Step:
+    def step(inputs: Tensor, labels: Tensor) -> Tensor:
+        loss = forward(inputs, labels)
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def forward_and_loss(model: Callable[[Tensor], Any], loss: Callable[[Any, Tensor], Tensor]) -> Step:
+    def forward(inputs: Tensor, labels: Tensor) -> Tensor:
+        return loss(model(inputs), labels)
+
+    return forward
+
+
+def eager(subject: Subject) -> Step:
+    model = subject.model()
+    return training_step(forward_and_loss(model, subject.loss), fused_adamw(model))
+
+
+def compiled(subject: Subject, backend: str) -> Step:
+    """Forward and loss compiled, and with them the backward. PyTorch excludes the
+    fused optimizer from compilation itself."""
+    torch.compiler.reset()  # what other subjects compiled does not count as a recompilation
+    model = subject.model()
+    forward = torch.compile(forward_and_loss(model, subject.loss), backend=backend, dynamic=False)
+    return training_step(forward, fused_adamw(model))
+
+
+def captured(subject: Subject, plans: str, passes: str = "") -> Any:
+    import rote
+
+    model = subject.model()
+    opt = fused_adamw(model)
+    step = training_step(forward_and_loss(model, subject.loss), opt)
+    return rote.capture(step, state={"model": model, "opt": opt}, plans=plans, passes=passes)
+
+
+def builders(subject: Subject, plans: str) -> dict[str, Callable[[], Step]]:
+    """Each way to run the step. `plans`: a directory for what is recorded."""
+    ways: dict[str, Callable[[], Step]] = {
+        EAGER: partial(eager, subject),
+        AOT_EAGER: partial(compiled, subject, "aot_eager"),
+        INDUCTOR: partial(compiled, subject, "inductor"),
+        NO_PASSES: partial(captured, subject, f"{plans}/none", "none"),
+        ROTE: partial(captured, subject, f"{plans}/default"),
+    }
+    if subject.by_hand is not None:
+        ways[BY_HAND] = subject.by_hand
+    return {way: ways[way] for way in WAYS if way in ways}
