@@ -1,8 +1,9 @@
 # make setup   .venv/ with pinned torch and the rote wheel in it
 # make demo    a small Llama trained on 2 processes, eager and replayed
 # make test    every test, Rust and Python
-# make bench   overhead against eager DTensor and torch.compile; propagation
-#              against DTensor's; Rust benches
+# make bench   overhead against eager DTensor and torch.compile over models,
+#              sizes, layers and meshes; memory; propagation against DTensor's;
+#              instructions per op; Rust benches (BENCH=--quick: fewer of them)
 # make lint    formatting, clippy, ruff, mypy, freshness of the C header
 # make clean   removes what was built; .venv/ stays
 #
@@ -53,8 +54,9 @@ test-passes: setup
 	done
 
 bench: setup
-	$(BIN)/python benches/overhead.py --out target/bench
+	$(BIN)/python benches/overhead.py --out target/bench $(BENCH)
 	$(BIN)/python benches/propagation.py --out target/bench --rote $(TARGET)/release/rote
+	cargo test --quiet --package rote-replay --test instructions -- --nocapture
 	cargo bench --workspace
 
 lint: setup
