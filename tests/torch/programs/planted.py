@@ -43,20 +43,27 @@ def reused(step: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def late(program: Program) -> Program | None:
-    """The program with the first write that the next line reads after that line."""
+def late(program: Program) -> tuple[Program, Program] | None:
+    """The program, and it with the first write that the next line reads after that
+    line. Both return what was read."""
     for at, line in enumerate(program.lines[:-1]):
         written = re.search(r"(\w+)(?:\[[^=]*\] = |[.\w()\[\]:, -]*_\()", line.removeprefix("with torch.no_grad(): "))
         following = program.lines[at + 1]
-        if not re.match(r"v\d+ = ", line) and written and re.search(rf"= .*\b{written[1]}\b", following):
+        if not re.match(r"v\d+ = ", line) and written and re.match(rf"v\d+ = .*\b{written[1]}\b", following):
+            read = f"{following.split(' = ')[0]}.detach()"
+            returns = f"[{read}, {program.returns[1:]}"
             lines = [*program.lines[:at], following, line, *program.lines[at + 2 :]]
-            return dataclasses.replace(program, lines=lines)
+            whole = dataclasses.replace(program, returns=returns)
+            return whole, dataclasses.replace(whole, lines=lines)
     return None
 
 
 def plant(program: Program, mesh: DeviceMesh, counts: Counter[str]) -> None:
     """Counts the bugs planted and those seen."""
-    expected = run(program, mesh, lambda fn, state: fn)
+    try:
+        expected = run(program, mesh, lambda fn, state: fn)
+    except RuntimeError:
+        return  # eager refuses a later call
     for bug in (frozen, reused):
         found = run(program, mesh, lambda fn, state, bug=bug: bug(fn))
         if program.returns != "[]":
@@ -65,7 +72,7 @@ def plant(program: Program, mesh: DeviceMesh, counts: Counter[str]) -> None:
     moved = late(program)
     if moved is not None:
         try:
-            found = run(moved, mesh, lambda fn, state: fn)
+            expected, found = (run(each, mesh, lambda fn, state: fn) for each in moved)
         except (RuntimeError, NameError):
             return  # the line read what is not made yet, or autograd refuses
         counts["late"] += 1
@@ -75,7 +82,7 @@ def plant(program: Program, mesh: DeviceMesh, counts: Counter[str]) -> None:
 def unseen(counts: Counter[str]) -> list[str]:
     """The bugs that were seen too rarely: some change nothing (a result that is
     a constant, a write that a view sees anyway, a line that nothing reads)."""
-    kinds = {"frozen": 0.5, "reused": 0.5, "late": 0.05}
+    kinds = {"frozen": 0.5, "reused": 0.5, "late": 0.2}
     return [
         f"planted {kind} {counts[kind]} times, seen {counts[f'{kind} seen']} times"
         for kind, least in kinds.items()
