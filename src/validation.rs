@@ -230,6 +230,7 @@ fn described(report: &OpReport, mesh: &Mesh) -> Json {
         "wrong": findings(&report.wrong),
         "missing": findings(&report.missing),
         "left_out": findings(&report.left_out),
+        "untrue": findings(&report.untrue),
         "unjudged": unjudged,
     })
 }

@@ -10,6 +10,11 @@
 
 namespace rote {
 
+// Ops warn of what is deprecated or resized, which here is no news.
+struct Quiet : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
 class EagerCall {
  public:
   // Runs the op; its results are those in `results()` until the next call.
@@ -35,7 +40,11 @@ class EagerCall {
     if (schema.returns().empty())
       for (size_t i = 0; i < formals.size(); ++i)
         if (formals[i].alias_info() && formals[i].alias_info()->isWrite()) written.push_back(stack[i]);
-    handle->callBoxed(&stack);
+    {
+      Quiet quiet;
+      c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+      handle->callBoxed(&stack);
+    }
     for (const c10::IValue& result : schema.returns().empty() ? written : stack) collect(result);
     described_.reserve(results_.size());
     for (const at::Tensor& tensor : results_) described_.push_back(describe(tensor));

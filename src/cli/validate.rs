@@ -17,7 +17,7 @@ use super::{Trouble, complain};
 ///
 /// On a mesh of one dim, inputs are tried in all combinations of replicated,
 /// sharded and partial (sum, avg, max, min, product; one kind at a time where
-/// that makes more than 4,096), outputs likewise; claims are also judged with
+/// that makes more than 2,048), outputs likewise; claims are also judged with
 /// strided shards. On meshes of several dims, the combinations that follow from
 /// the rules are judged, one in so many where there are more than 1,500, and
 /// none are missing but those of a single dim.
@@ -159,7 +159,13 @@ impl Validate {
             report["tried"]
         )?;
         let text = |f: &Value, key: &str| f[key].as_str().unwrap_or_default().to_owned();
-        for (what, findings) in [("WRONG", &wrong), ("MISSING", &missing)] {
+        let untrue = list("untrue");
+        let each = [
+            ("WRONG", &wrong),
+            ("MISSING", &missing),
+            ("neither claimed nor true:", &untrue),
+        ];
+        for (what, findings) in each {
             for f in findings {
                 let reason = text(f, "reason");
                 let colon = if reason.is_empty() { "" } else { ": " };

@@ -36,7 +36,8 @@ def validate(
     they are found: op, strategy, strategy.
 
     Returns a report per op: ``correct`` counts claims that hold; ``wrong`` lists claims that do not, ``missing`` what
-    holds and is not claimed, ``left_out`` the same where a reason is on record, ``unjudged`` what could not be run.
+    holds and is not claimed, ``left_out`` the same where a reason is on record, ``untrue`` what ``only`` asks for and
+    is neither, ``unjudged`` what could not be run.
     """
     request: dict[str, Any] = {"ops": list(ops) or ["all"], "mesh": mesh, "missing": missing, "changes": list(changes)}
     request |= {key: text for key, text in (("args", args), ("only", only)) if text is not None}

@@ -154,12 +154,10 @@ fn matrices(meta: &TensorMeta, kind: Kind, values: Values, rng: &mut Rng) -> Opt
     })
 }
 
-/// Puts zeros in place of a quarter of unconstrained floats.
-pub(super) fn make_zeros(tensor: &mut HostTensor, values: Values, rng: &mut Rng) {
+/// Rounds unconstrained floats, so that some are equal, and some zero.
+pub(super) fn make_rounded(tensor: &mut HostTensor, values: Values) {
     if let (Numbers::Real(x), Values::Any) = (&mut tensor.numbers, values) {
-        for x in x.iter_mut().filter(|_| rng.below(4) == 0) {
-            *x = 0.0;
-        }
+        x.iter_mut().for_each(|x| *x = x.round());
     }
 }
 

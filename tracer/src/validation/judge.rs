@@ -16,7 +16,7 @@ use crate::propagation::{
 use crate::propagation::{PropagationError, Registry};
 use crate::samples::Values;
 
-use super::draw::{Rng, make_non_negative, make_special, make_zeros, whole};
+use super::draw::{Rng, make_non_negative, make_rounded, make_special, whole};
 use super::host::{HostTensor, Kind, Numbers, kind};
 use super::kernels::{Kernels, Ran, Value};
 use super::pieces::{coordinates, holds, pieces};
@@ -25,7 +25,7 @@ use super::pieces::{coordinates, holds, pieces};
 /// numbers, for partials of norms.
 const DRAWS: usize = 6;
 /// The most placements of the inputs that are tried, besides those claimed.
-const MOST: usize = 4096;
+const MOST: usize = 2048;
 
 /// Ops about NaN and infinities, of which one draw is given some.
 #[rustfmt::skip]
@@ -34,8 +34,12 @@ const SPECIAL: &[&str] = &[
     "signbit", "sign", "sgn",
 ];
 
-/// Ops that treat zeros apart, which random numbers are not.
-const ZEROS: &[&str] = &["heaviside", "xlogy", "special_xlog1py", "sign", "sgn"];
+/// Ops that treat zeros or equal numbers apart, which random floats are not.
+#[rustfmt::skip]
+const ROUNDED: &[&str] = &[
+    "heaviside", "xlogy", "special_xlog1py", "sign", "sgn", "eq", "ne", "ge", "gt", "le", "lt",
+    "isclose", "equal", "isin", "logical_not", "logical_and", "logical_or", "logical_xor", "mode",
+];
 
 /// Ops whose results differ by less than any tolerance.
 const EXACT: &[&str] = &["nextafter"];
@@ -203,6 +207,11 @@ impl<'a> Case<'a> {
             shapes_only,
             varies,
         })
+    }
+
+    /// How many tensors the op takes.
+    pub(super) fn inputs(&self) -> usize {
+        self.metas.len()
     }
 
     /// The placements of the inputs to try on one mesh dim, besides those
@@ -403,8 +412,8 @@ impl<'a> Case<'a> {
                 .ok_or_else(|| format!("no arithmetic for {meta}"))?;
             if special {
                 make_special(&mut tensor, *values, &mut rng);
-            } else if ZEROS.contains(&name) {
-                make_zeros(&mut tensor, *values, &mut rng);
+            } else if ROUNDED.contains(&name) {
+                make_rounded(&mut tensor, *values);
             }
             if self.draws.len() >= DRAWS {
                 make_non_negative(&mut tensor, *values);

@@ -30,6 +30,8 @@ pub struct OpReport {
     pub missing: Vec<Finding>,
     /// True, not claimed, and left out for a reason that is on the list.
     pub left_out: Vec<Finding>,
+    /// Asked for alone, neither claimed nor true.
+    pub untrue: Vec<Finding>,
     /// Claims that could not be judged, or only in part, and samples that could
     /// not be run: each reason once, with the arguments of the first.
     pub unjudged: Vec<(String, String)>,

@@ -143,9 +143,9 @@ fn one(
         report.unjudged(reason, &args);
     }
     if let Some(only) = &options.only {
-        order = vec![only.inputs.clone()];
-        claimed.entry(only.inputs.clone()).or_default();
-    } else if open {
+        return asked(&mut case, only, &claimed, &args, report);
+    }
+    if open {
         let known: HashSet<Placed> = order.iter().cloned().collect();
         order.extend(
             case.open_inputs()
@@ -157,7 +157,7 @@ fn one(
     for inputs in order {
         let none = Vec::new();
         let outputs = claimed.get(&inputs).unwrap_or(&none).clone();
-        let verdict = case.judge(&inputs, &outputs, open || options.only.is_some());
+        let verdict = case.judge(&inputs, &outputs, open);
         if verdict.untried {
             if !outputs.is_empty() {
                 let combination = Combination {
@@ -217,6 +217,42 @@ fn one(
                 None => note(&mut report.missing, combination, &args, String::new()),
             }
         }
+    }
+}
+
+/// Judges one combination, claimed or not.
+fn asked(
+    case: &mut Case<'_>,
+    only: &Combination,
+    claimed: &HashMap<Placed, Vec<Placed>>,
+    args: &str,
+    report: &mut OpReport,
+) {
+    let fits = |side: &Placed, count| side.len() == count;
+    if !fits(&only.inputs, case.inputs()) || !fits(&only.outputs, case.claims.outputs.len()) {
+        let expected = format!(
+            "{only}: the op has {} tensors and {} outputs",
+            case.inputs(),
+            case.claims.outputs.len()
+        );
+        return report.unjudged(expected, args);
+    }
+    let is_claimed = (claimed.get(&only.inputs)).is_some_and(|all| all.contains(&only.outputs));
+    let verdict = case.judge(&only.inputs, std::slice::from_ref(&only.outputs), false);
+    if verdict.untried {
+        return report.unjudged(format!("{only}: no tensor can lie so"), args);
+    }
+    report.tried += 1;
+    let found = verdict.claimed.into_iter().next().map(|c| c.1);
+    let only = only.clone();
+    match (found, is_claimed) {
+        (None | Some(Ok(())), true) => report.correct += 1,
+        (None | Some(Ok(())), false) => match left_out::reason(&report.op, &only) {
+            Some(reason) => note(&mut report.left_out, only, args, reason.to_owned()),
+            None => note(&mut report.missing, only, args, String::new()),
+        },
+        (Some(Err(reason)), true) => note(&mut report.wrong, only, args, reason),
+        (Some(Err(reason)), false) => note(&mut report.untrue, only, args, reason),
     }
 }
 
