@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("series", nargs="*", help="which to measure; by default all")
     parser.add_argument("--out", type=Path, default=Path("target/bench"), help="output directory")
-    parser.add_argument("--rounds", type=int, default=40, help="rounds of 4 steps of each row, at most")
+    parser.add_argument("--rounds", type=int, default=20, help="turns of 8 steps of each row, at most")
     parser.add_argument("--seconds", type=float, default=20.0, help="about so long for each subject, once warm")
     parser.add_argument("--quick", action="store_true", help="fewer subjects, 3 seconds each, no torch.compile")
     parser.add_argument("--cpu-time", action="store_true", help="CPU time of the thread, for a busy machine")

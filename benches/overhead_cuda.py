@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("target/bench"), help="output directory")
-    parser.add_argument("--rounds", type=int, default=40, help="rounds of 4 steps of each row")
+    parser.add_argument("--rounds", type=int, default=20, help="turns of 8 steps of each row, at most")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         sys.exit("needs a GPU: torch.cuda.is_available() is False")

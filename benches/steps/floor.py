@@ -10,6 +10,7 @@ group does nothing.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import statistics
@@ -70,8 +71,9 @@ def signature(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
 def build_kernel_time(directory: Path) -> Any:
     """The module of `kernel_time.cpp`, compiled against the installed torch."""
     source = Path(__file__).parents[1] / "kernel_time.cpp"
-    library = directory / f"kernel_time-{torch.__version__}.so"
-    if not library.exists() or library.stat().st_mtime < source.stat().st_mtime:
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    library = directory / f"kernel_time-{torch.__version__}-{digest}.so"
+    if not library.exists():
         note("compiling kernel_time.cpp")
         directory.mkdir(parents=True, exist_ok=True)
         includes = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
@@ -114,7 +116,8 @@ def kernel_microseconds(kernel_time: Any, func: Any, args: Any, kwargs: Any) -> 
         results = func(*args, **kwargs)
         results = results if isinstance(results, tuple) else (results,)
         names = [a.name for a in out._schema.arguments if a.is_out]
-        variants.append((out, kwargs | dict(zip(names, results, strict=True))))
+        if all(isinstance(result, Tensor) for result in results):  # none left out by a mask
+            variants.append((out, kwargs | dict(zip(names, results, strict=True))))
     times = []
     for op, keywords in variants:
         name, _, overload = op.name().partition(".")

@@ -11,6 +11,7 @@ def subjects() -> Iterator[Subject]:
     yield llama("16 (1 x 8 tokens)", config(width=16, sequence=8), batch=1)
     for width in (32, 64, 128, 256, 512, 1024):
         yield llama(str(width), config(width=width))
+    yield llama("1024 (4 x 128)", config(width=1024, sequence=128), batch=4)
 
 
 SWEEP = Sweep(
