@@ -130,7 +130,8 @@ class Results:
             owners = [self._find(path, own_argument) for path, _, _ in self._grads]
         for owner, (_, spec, none) in zip(owners, self._grads, strict=True):
             if none:
-                owner.grad = None
+                if owner.grad is not None:  # setting it takes longer than looking
+                    owner.grad = None
                 continue
             local = locals_[at]
             at += 1

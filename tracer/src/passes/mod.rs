@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`scalars`] | ops with a number as ops with a tensor that wraps it |
 //! | [`copies`] | copies that are never told apart from what they copy |
+//! | [`joins`] | evenly spaced pieces joined by one copy |
 //! | [`common`] | the same op on the same tensors, once |
 //! | [`dead`] | ops whose results nothing needs |
 //! | [`overlap`] | collectives started early and waited for late |
@@ -25,6 +26,7 @@ mod copies;
 mod dead;
 mod effects;
 mod into;
+mod joins;
 mod overlap;
 #[cfg(test)]
 mod paper;
@@ -82,6 +84,7 @@ pub struct Pass {
 pub const PASSES: &[Pass] = &[
     scalars::PASS,
     copies::PASS,
+    joins::PASS,
     common::PASS,
     dead::PASS,
     overlap::PASS,

@@ -254,6 +254,37 @@ fn pieces_that_are_joined_as_they_lie_are_the_whole() {
 }
 
 #[test]
+fn evenly_spaced_pieces_are_joined_by_one_copy() {
+    let x = tensor(1, &[8, 4]);
+    let whole = tensor(2, &[8, 4]);
+    let piece = |at: i64| whole.view(&[2, 4], &[4, 1], at);
+    let even = [0, 8, 16, 24].map(piece);
+    let uneven = [0, 8, 24, 16].map(piece);
+    let (joined, out) = (tensor(3, &[2, 16]), tensor(4, &[2, 16]));
+    let join = |pieces: &[Tensor]| {
+        let mut cat = op("aten::cat", &[], &[]);
+        let events = pieces.iter().map(Tensor::event).collect();
+        cat.args.push(read(ArgEvent::Tensors(events)));
+        cat.args.push(read(ArgEvent::Int(1)));
+        cat.outs.push(joined.arg());
+        let steps = [
+            op("aten::neg", &[&x], &[&whole]),
+            cat,
+            op("aten::exp", &[&joined], &[&out]),
+        ];
+        run("joins", &steps, &[&out], &[&x]).plan
+    };
+    let plan = join(&even);
+    assert_eq!(ops(&plan), ["neg", "empty_strided", "copy_", "exp"]);
+    let views: Vec<_> = (plan.values.iter())
+        .filter(|v| plan.dims(v.shape) == [2, 4, 4])
+        .map(|v| (plan.dims(v.strides).to_vec(), v.offset))
+        .collect();
+    assert_eq!(views, [(vec![4, 8, 1], 0), (vec![16, 4, 1], 0)]);
+    assert_eq!(ops(&join(&uneven)), ["neg", "cat", "exp"]);
+}
+
+#[test]
 fn constants_are_made_once() {
     let x = tensor(1, &[4]);
     let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
