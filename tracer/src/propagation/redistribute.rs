@@ -334,28 +334,18 @@ impl<'a> Reach<'a> {
 
     /// Whether mesh dim `m` may split what it holds into `shard`.
     fn splits(&self, state: &State, m: usize, shard: Placement, right: u64) -> bool {
-        let Some((dim, blocks)) = shard.sharded() else {
+        let Some((dim, _)) = shard.sharded() else {
             return false;
         };
-        let Some(size) = self.meta.shape.get(dim as usize) else {
-            return false;
-        };
-        let mut pieces = u64::from(blocks).saturating_mul(u64::from(self.sizes[m]));
-        for (l, n) in self.sizes.iter().enumerate() {
-            if l != m
-                && self
-                    .placement(state, l)
-                    .sharded()
-                    .is_some_and(|s| s.0 == dim)
-            {
-                pieces = pieces.saturating_mul(u64::from(*n));
+        let after = |l| {
+            if l == m {
+                shard
+            } else {
+                self.placement(state, l)
             }
-        }
-        // No rank is given nothing: as PyTorch, which never shards that far.
-        if *size < pieces {
-            return false;
-        }
-        right & (1 << dim) == 0 || self.innermost(state, m, shard, right)
+        };
+        fits(&self.meta.shape, dim, self.sizes, after)
+            && (right & (1 << dim) == 0 || self.innermost(state, m, shard, right))
     }
 
     /// The operations that lead to a state that was given out.
@@ -462,6 +452,27 @@ impl<'a> Reach<'a> {
 fn largest_piece(size: u64, ranks: u64, blocks: u64) -> u64 {
     let block = size.div_ceil(blocks).max(1);
     size / block * block.div_ceil(ranks) + (size % block).div_ceil(ranks)
+}
+
+/// Whether a dim has enough elements for the shards of all mesh dims, so that no
+/// rank is given nothing: as PyTorch, which never shards further.
+pub(super) fn fits(
+    shape: &[u64],
+    dim: u32,
+    sizes: &[u32],
+    place: impl Fn(usize) -> Placement,
+) -> bool {
+    let Some(size) = shape.get(dim as usize) else {
+        return false;
+    };
+    let mut ranks = 1_u64;
+    sizes.iter().enumerate().all(|(m, n)| {
+        let Some((_, blocks)) = place(m).sharded().filter(|s| s.0 == dim) else {
+            return true;
+        };
+        ranks = ranks.saturating_mul(u64::from(*n));
+        *size >= ranks.saturating_mul(u64::from(blocks))
+    })
 }
 
 /// The operation that leads from one placement of a mesh dim to another.

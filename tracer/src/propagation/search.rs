@@ -17,7 +17,7 @@ use super::each::Each;
 use super::error::PropagationError;
 use super::fill::{Filled, Masks};
 use super::placement::Placement;
-use super::redistribute::{Reach, State, Step, plan};
+use super::redistribute::{Reach, State, Step, fits, plan};
 use super::registry::{Registry, Written};
 use super::rule::{Query, Rule};
 use super::spec::{MAX_TENSOR_DIMS, Mesh, Spec, TensorMeta, written};
@@ -421,18 +421,8 @@ impl<'s, 'a> Search<'s, 'a> {
     fn chunks(&self, input: usize, target: &State) -> bool {
         let shape = &self.filled.metas[input].shape;
         let placements = self.filled.shown(target);
-        (0..placements.len()).all(|m| {
-            let Some((dim, blocks)) = placements[m].sharded() else {
-                return true;
-            };
-            let mut pieces = u64::from(blocks);
-            for (p, n) in placements.iter().zip(self.filled.sizes) {
-                if p.sharded().is_some_and(|s| s.0 == dim) {
-                    pieces = pieces.saturating_mul(u64::from(*n));
-                }
-            }
-            shape[dim as usize] >= pieces
-        })
+        let mut dims = placements.iter().filter_map(|p| p.sharded());
+        dims.all(|(dim, _)| fits(shape, dim, self.filled.sizes, |m| placements[m]))
     }
 
     fn report(&self, rows: &[usize], targets: &[State]) -> Option<Propagation> {

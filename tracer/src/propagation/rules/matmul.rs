@@ -99,10 +99,19 @@ fn multiply(output: TensorMeta, inputs: &[Operand<'_>], out: &str) -> Rule {
     let first = inputs.len() - 2;
     let held = |letter: &&str| inputs[first..].iter().any(|i| i.dims.contains(*letter));
     let letters = ["b", "k", "m", "n"].into_iter().filter(held);
+    // Of an empty matrix, addmv returns a single added element as it is.
+    let single = |letter| {
+        let added = inputs.iter().find(|i| i.added);
+        out == "m" && letter == "m" && added.is_some_and(|a| !a.dims.contains('m'))
+    };
+    let need = |letter| match single(letter) {
+        true => Need::Filled,
+        false => Need::Nothing,
+    };
     einsum::rule(
         vec![Output::new(output, out)],
         inputs,
-        letters.map(|letter| (letter, Need::Nothing)),
+        letters.map(|letter| (letter, need(letter))),
         &[first, first + 1],
     )
 }
