@@ -59,9 +59,9 @@ def links(sizes: tuple[int, ...]) -> list[list[float]]:
 
 def text(placement: Placement) -> str:
     """A placement in Rote's notation."""
-    if isinstance(placement, _StridedShard):
+    if isinstance(placement, _StridedShard) and placement.split_factor > 1:
         return f"_S({placement.dim},{placement.split_factor})"
-    if isinstance(placement, Shard):
+    if isinstance(placement, (Shard, _StridedShard)):
         return f"S({placement.dim})"
     if type(placement).__name__ in ("_MaskPartial", "MaskPartial"):
         return "P(mask)"
