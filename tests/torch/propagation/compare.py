@@ -27,7 +27,9 @@ EXPLAINED = (
     "ours costs the same",
     "DTensor has no price",
     "DTensor refuses",
+    "partials that hide NaN",
     "in place on a partial",
+    "in-place views",
     "DTensor moves what the op writes",
     "DTensor is wrong",
     "empty shards of an extremum",
@@ -143,7 +145,9 @@ def kind(question: Question, ours: Answer, theirs: Answer, price: float) -> str:
         if theirs.error is not None:
             return REFUSED
         # A shard made partial in place: DTensor's own cost for it is infinite.
-        return "in place on a partial" if math.isinf(theirs.cost) else UNEXPLAINED
+        if math.isinf(theirs.cost):
+            return "in place on a partial"
+        return "in-place views" if name == "squeeze_" else UNEXPLAINED
     if theirs.error is not None:
         return "DTensor refuses"
     if agree(ours, theirs):
@@ -156,6 +160,8 @@ def kind(question: Question, ours: Answer, theirs: Answer, price: float) -> str:
         return "ours costs less" if ours.cost < price - 1e-6 else "ours costs the same"
     if name in {"max", "min", "amax", "amin", "norm", "linalg_vector_norm", "_foreach_norm"}:
         return "empty shards of an extremum"
+    if name == "nansum":
+        return "partials that hide NaN"
     if name in {"stack", "embedding"}:
         return "fewer elements than ranks"
     return UNEXPLAINED

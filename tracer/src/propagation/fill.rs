@@ -295,16 +295,19 @@ impl<'a> Filled<'a> {
         }
         inputs.iter().enumerate().all(|(i, slot)| match *slot {
             Slot::Shard(dim, Need::Divides(whole)) => {
-                let shards = (0..self.sizes.len()).try_fold(1_u64, |n, l| {
+                // What a rank has left of it stays whole at every split.
+                let left = (0..self.sizes.len()).try_fold(whole, |left, l| {
                     let flat = slots(l).is_some_and(|s| matches!(s.1[i], Slot::Flattened { .. }));
                     match place(i, l).sharded() {
-                        Some((d, blocks)) if d == dim && !flat => n
-                            .checked_mul(u64::from(self.sizes[l]))?
-                            .checked_mul(u64::from(blocks)),
-                        _ => Some(n),
+                        Some((d, blocks)) if d == dim && !flat => {
+                            let ranks = u64::from(self.sizes[l]);
+                            let pieces = ranks.saturating_mul(u64::from(blocks));
+                            (left % pieces == 0).then(|| left / ranks)
+                        }
+                        _ => Some(left),
                     }
                 });
-                shards.is_some_and(|n| whole % n == 0)
+                left.is_some()
             }
             Slot::Shard(dim, Need::Filled) => {
                 let placements = self.placements(&targets[i]);

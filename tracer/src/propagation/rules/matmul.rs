@@ -100,18 +100,15 @@ fn multiply(output: TensorMeta, inputs: &[Operand<'_>], out: &str) -> Rule {
     let held = |letter: &&str| inputs[first..].iter().any(|i| i.dims.contains(*letter));
     let letters = ["b", "k", "m", "n"].into_iter().filter(held);
     // Of an empty matrix, addmv returns a single added element as it is.
-    let single = |letter| {
-        let added = inputs.iter().find(|i| i.added);
-        out == "m" && letter == "m" && added.is_some_and(|a| !a.dims.contains('m'))
-    };
-    let need = |letter| match single(letter) {
+    let single = out == "m" && inputs.iter().any(|i| i.added && !i.dims.contains('m'));
+    let need = match single {
         true => Need::Filled,
         false => Need::Nothing,
     };
     einsum::rule(
         vec![Output::new(output, out)],
         inputs,
-        letters.map(|letter| (letter, need(letter))),
+        letters.map(|letter| (letter, need)),
         &[first, first + 1],
     )
 }
