@@ -2,12 +2,14 @@
 //! search or cost: what the truth table holds against arithmetic.
 
 use super::combination::Combination;
+use super::cost::Topology;
+use super::each::Each;
 use super::error::PropagationError;
 use super::fill::Filled;
 use super::placement::{PartialOp, Placement};
 use super::registry::Registry;
-use super::rule::Query;
-use super::search::check;
+use super::rule::{Arg, Query};
+use super::search::{check, propagate};
 use super::spec::{Mesh, Spec};
 
 /// The most combinations that are listed.
@@ -23,6 +25,9 @@ pub struct Claims {
     pub written: Vec<(usize, usize)>,
     /// The combinations, each once, in the order of the rules.
     pub strategies: Vec<Combination>,
+    /// Whether these are only some of the combinations: those that propagation
+    /// chooses for an op on lists, whose entries go their own ways.
+    pub some: bool,
     /// How many combinations of strategies, one per mesh dim, are not among
     /// them because a shard lacks what one of its strategies needs.
     pub unfit: usize,
@@ -42,6 +47,9 @@ pub fn claims(
     mesh: &Mesh,
     split_factors: &[u32],
 ) -> Result<Claims, PropagationError> {
+    if Each::of(query.op, rules).is_some() {
+        return asked(rules, query, mesh);
+    }
     let checked = check(rules, query, mesh)?;
     let dims = mesh.sizes().len();
     let mut types = vec![0];
@@ -78,6 +86,7 @@ pub fn claims(
             .collect(),
         written,
         strategies: Vec::new(),
+        some: false,
         unfit: 0,
     };
     let mut known = hashbrown::HashSet::new();
@@ -104,4 +113,73 @@ pub fn claims(
         }
     }
     Ok(claims)
+}
+
+/// What propagation chooses for an op on lists whose tensors lie in one way on
+/// one mesh dim: all of them, those of one argument, or a single one; the others
+/// are replicated.
+fn asked(rules: &Registry, query: &Query<'_>, mesh: &Mesh) -> Result<Claims, PropagationError> {
+    use PartialOp::{Avg, Max, Min, Sum};
+    let topology = Topology::one_node(mesh);
+    let dims = mesh.sizes().len();
+    let tensors: Vec<(usize, &Spec)> = query.inputs().collect();
+    let mut kinds: Vec<Placement> = (0..4).map(|dim| Placement::Shard { dim }).collect();
+    kinds.extend([Sum, Avg, Max, Min].map(Placement::Partial));
+    let mut groups: Vec<Vec<usize>> = vec![Vec::new(), (0..tensors.len()).collect()];
+    for argument in 0..query.args.len() {
+        let own = tensors.iter().enumerate().filter(|(_, t)| t.0 == argument);
+        groups.push(own.map(|(i, _)| i).collect());
+    }
+    groups.extend((0..tensors.len()).map(|i| vec![i]));
+    let mut claims: Option<Claims> = None;
+    for group in &groups {
+        for (kind, m) in kinds.iter().flat_map(|k| (0..dims).map(move |m| (k, m))) {
+            let mut specs: Vec<Spec> = tensors.iter().map(|t| t.1.clone()).collect();
+            for (i, spec) in specs.iter_mut().enumerate() {
+                spec.placements = vec![Placement::Replicate; dims];
+                let ndim = spec.meta.as_ref().map_or(0, |m| m.shape.len());
+                let lies = kind.sharded().is_none_or(|s| (s.0 as usize) < ndim);
+                if group.contains(&i) && lies {
+                    spec.placements[m] = *kind;
+                }
+            }
+            let mut specs = specs.into_iter();
+            let mut next = |old: &Spec| specs.next().unwrap_or_else(|| old.clone());
+            let args: Vec<Arg> = (query.args.iter())
+                .map(|arg| match arg {
+                    Arg::Tensor(spec) => Arg::Tensor(next(spec)),
+                    Arg::Tensors(list) => {
+                        Arg::Tensors(list.iter().map(|s| s.as_ref().map(&mut next)).collect())
+                    }
+                    other => other.clone(),
+                })
+                .collect();
+            let question = Query {
+                op: query.op,
+                args: &args,
+            };
+            let found = match propagate(rules, &question, mesh, &topology) {
+                Ok(found) => found,
+                // Some lie so that the op cannot write them; all replicated is
+                // asked first.
+                Err(_) if claims.is_some() => continue,
+                Err(error) => return Err(error),
+            };
+            let combination = Combination {
+                inputs: found.inputs.into_iter().map(|i| i.to).collect(),
+                outputs: found.outputs.iter().map(|o| o.placements.clone()).collect(),
+            };
+            let claims = claims.get_or_insert_with(|| Claims {
+                outputs: found.outputs,
+                written: Vec::new(),
+                strategies: Vec::new(),
+                some: true,
+                unfit: 0,
+            });
+            if !claims.strategies.contains(&combination) {
+                claims.strategies.push(combination);
+            }
+        }
+    }
+    claims.ok_or_else(|| query.wrong(0, "a list of tensors", "none"))
 }
