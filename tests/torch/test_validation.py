@@ -70,35 +70,9 @@ def test_no_rule_is_wrong_and_none_is_missing_without_a_reason() -> None:
 
 @pytest.mark.parametrize("mesh", ["4", "2,2"])
 def test_no_rule_is_wrong_on_larger_meshes(mesh: str) -> None:
-    ops = [
-        *(
-            "mm",
-            "addmm",
-            "bmm",
-            "add.Tensor",
-            "mul.Tensor",
-            "where.self",
-            "sum.dim_IntList",
-            "mean.dim",
-            "amax",
-            "max.dim",
-        ),
-        *(
-            "_softmax",
-            "cumsum",
-            "native_layer_norm",
-            "view",
-            "reshape",
-            "flatten",
-            "expand",
-            "squeeze",
-            "transpose.int",
-        ),
-        *("cat", "stack", "split.Tensor", "slice.Tensor", "embedding", "gather", "index_select"),
-    ]
-    reports = rote.validate(*ops, mesh=mesh, missing=False)
+    reports = rote.validate(mesh=mesh, missing=False)
     assert flat(reports, "wrong") == []
-    assert sum(report["correct"] for report in reports) > 1_000
+    assert sum(report["correct"] for report in reports) > 10_000
 
 
 def test_planted_errors_are_found() -> None:

@@ -265,6 +265,10 @@ pub(super) fn holds(
     }
     for (found, coordinate) in now.iter().zip(coordinates(&sizes)) {
         let expected = shard(whole, placements, mesh, &coordinate).ok_or("too many blocks")?;
+        if expected.is_empty() && expected.meta.shape == found.meta.shape {
+            // Kernels forget the dtype of results without elements.
+            continue;
+        }
         if expected.meta != found.meta {
             return Err(format!(
                 "rank {coordinate:?}: expected {}, found {}",

@@ -210,7 +210,9 @@ fn one(
                 inputs: inputs.clone(),
                 outputs,
             };
-            let reason = incidental(&combination, &all, &sample.values)
+            let reason = case
+                .empties(&combination.inputs)
+                .or_else(|| incidental(&combination, &all, &sample.values))
                 .or_else(|| left_out::reason(&report.op, &combination).map(str::to_owned));
             match reason {
                 Some(reason) => note(&mut report.left_out, combination, &args, reason),
