@@ -79,8 +79,8 @@ def test_one_line_when_dtensor_chose_the_cheapest() -> None:
 @pytest.mark.ranks(4)
 def test_what_backward_redistributes_is_judged_too() -> None:
     grid = mesh(2, 2)
-    a = distribute_tensor(torch.randn(64, 32), grid, [Shard(0), Shard(1)])
-    b = distribute_tensor(torch.randn(32, 48), grid, [Replicate(), Replicate()]).requires_grad_()
+    a = distribute_tensor(torch.randn(512, 256), grid, [Shard(0), Shard(1)])
+    b = distribute_tensor(torch.randn(256, 384), grid, [Replicate(), Replicate()]).requires_grad_()
 
     def step() -> Tensor:
         b.grad = None
@@ -89,12 +89,13 @@ def test_what_backward_redistributes_is_judged_too() -> None:
         return loss.detach()
 
     text = explained(step, a, b)
-    # The weight's gradient is a.T @ gradient, both of 64 rows: DTensor gathers the half of its 48 columns that
-    # lies on the other rank of tp, where the half of a's 32 columns would do.
-    gradient, inputs = 64 * 48 // 4 * 4, 64 * 32 // 4 * 4
-    assert (gradient, inputs) == (3 * KIB, 2 * KIB)
+    # The weight's gradient is a.T @ gradient, for which the shard of a.T moves from rows to columns: on gloo
+    # DTensor gathers all of it and keeps half, where exchanging halves would do.
+    gathered, exchanged = 512 * 256 // 4 * 4, 512 * 256 // 4 * 4 // 2
+    assert (gathered, exchanged) == (128 * KIB, 64 * KIB)
     where = re.escape(line_of(step, "loss.backward()"))
-    assert re.search(rf"1    1\.0 KiB  aten::mm at {where}: DTensor moved .* 3\.0 KiB; .*: 2\.0 KiB\n", text), text
+    found = rf"1   64\.0 KiB  aten::mm at {where}: DTensor moved .* 128\.0 KiB; .*: 64\.0 KiB\n"
+    assert re.search(found, text), text
 
 
 @pytest.mark.ranks(2)

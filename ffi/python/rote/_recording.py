@@ -259,6 +259,12 @@ class Recording:
                         "give each tensor a gradient of its own: other.grad = gradient.clone()",
                     )
                 names[id(tensor.grad)] = f"{path}.grad"
+            if tensor.grad is not None and tensor.grad.requires_grad:
+                self._watch.refuse(
+                    "",
+                    f"leaves a gradient in {path}.grad that carries an autograd graph of its own",
+                    "change gradients under torch.no_grad(), and call backward() without create_graph=True",
+                )
         outputs: list[torch.Tensor] = []
         try:
             structure = _results.encode(result, names, outputs, self._outlives)
