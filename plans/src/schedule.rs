@@ -1,7 +1,6 @@
 //! How a bound plan runs: what is run only once, and where results lie. Passes
 //! decide it when a plan is bound; it is no part of the file.
 
-use crate::plan::Plan;
 use crate::pool::InstrId;
 use crate::value::Device;
 
@@ -59,13 +58,5 @@ impl Schedule {
     pub fn into(&self, instr: usize) -> Option<Into> {
         let at = self.into.binary_search_by_key(&(instr as u32), |e| e.0);
         at.ok().map(|at| self.into[at].1)
-    }
-
-    /// Whether every tensor of the arena lies inside it.
-    pub fn fits(&self, plan: &Plan) -> bool {
-        (self.offsets.iter().zip(&plan.values)).all(|(offset, value)| {
-            let end = offset.checked_add(value.storage_bytes);
-            *offset == DYNAMIC || end.is_some_and(|end| end <= self.arena_bytes)
-        })
     }
 }

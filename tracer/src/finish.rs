@@ -38,18 +38,29 @@ pub fn finish(mut plan: Plan, sources: Vec<String>) -> (Plan, Vec<String>) {
     }
     moved[old.len()] = instrs.len() as u32;
 
+    follow(&mut plan, &moved);
     for (value, entry) in plan.values.iter_mut().enumerate() {
-        if let Def::Instr(instr) = entry.def {
-            entry.def = Def::Instr(moved[instr as usize]);
-        }
         entry.last_use = match last[value] {
             Some(at) if !outlives[value] => moved[at as usize],
             _ => NONE,
         };
     }
+    plan.instrs = instrs;
+    drop_dead_values(&mut plan);
+    (plan, new_sources)
+}
+
+/// Lets definitions, strategies and redistributions follow their instructions:
+/// `moved[i]` is where instruction `i` went, or the next one that is left if it
+/// is gone; the last entry is the new number of instructions.
+pub(crate) fn follow(plan: &mut Plan, moved: &[u32]) {
+    for value in &mut plan.values {
+        if let Def::Instr(instr) = &mut value.def {
+            *instr = moved[*instr as usize];
+        }
+    }
     let shift = |range: &mut Range| {
-        let start = moved[range.start as usize];
-        let end = moved[(range.start + range.len) as usize];
+        let (start, end) = (moved[range.start as usize], moved[range.indices().end]);
         *range = Range {
             start,
             len: end - start,
@@ -61,13 +72,10 @@ pub fn finish(mut plan: Plan, sources: Vec<String>) -> (Plan, Vec<String>) {
     for redistribution in &mut plan.redistributions {
         shift(&mut redistribution.instrs);
     }
-    plan.instrs = instrs;
-    drop_dead_values(&mut plan);
-    (plan, new_sources)
 }
 
 /// Which values are there after the run: bindings, outputs, gradients.
-fn outlives(plan: &Plan) -> Vec<bool> {
+pub(crate) fn outlives(plan: &Plan) -> Vec<bool> {
     let mut outlives = vec![false; plan.values.len()];
     let bindings = plan.bindings.iter().map(|binding| binding.value);
     let outputs = plan.outputs.iter().map(|output| output.value);

@@ -12,6 +12,7 @@ use rote_plans::schedule::ARENA_ALIGNMENT;
 use rote_plans::{Arg, Def, Instr, Plan, ValueId};
 
 use super::effects::{is_function, outlives, outs, root, writes};
+use super::into::COPIES;
 use super::{Done, Pass, Program, Stage};
 
 pub(super) const PASS: Pass = Pass {
@@ -21,8 +22,6 @@ pub(super) const PASS: Pass = Pass {
     stage: Stage::Instructions,
     apply,
 };
-
-const COPIES: &[&str] = &["aten::clone", "aten::_to_copy", "aten::contiguous"];
 
 fn apply(program: &mut Program) -> Done {
     let plan = &mut program.plan;

@@ -3,9 +3,9 @@
 //! Storage is what matters: a write through one view changes what every view of
 //! the same root reads.
 
-use rote_plans::{Arg, Def, Instr, NONE, Plan, Range, ValueId};
+use rote_plans::{Arg, Def, Instr, NONE, Plan, Range, StrId, ValueId};
 
-use crate::finish::for_each_out;
+use crate::finish::{self, follow, for_each_out};
 
 /// The root of a value.
 pub fn root(plan: &Plan, value: ValueId) -> ValueId {
@@ -39,16 +39,11 @@ pub fn writes(plan: &Plan) -> Vec<Vec<u32>> {
 /// For each value that is a root, whether its storage is there after the run:
 /// bindings, and what is returned or left as a gradient.
 pub fn outlives(plan: &Plan) -> Vec<bool> {
-    let mut outlives = vec![false; plan.values.len()];
-    let bindings = plan.bindings.iter().map(|binding| binding.value);
-    let outputs = plan.outputs.iter().map(|output| output.value);
-    let grads = plan.grads.iter().map(|grad| grad.value);
-    for value in bindings.chain(outputs).chain(grads) {
-        if value != NONE {
-            outlives[root(plan, value) as usize] = true;
-        }
+    let mut roots = vec![false; plan.values.len()];
+    for (value, outlives) in finish::outlives(plan).into_iter().enumerate() {
+        roots[root(plan, value as ValueId) as usize] |= outlives;
     }
-    outlives
+    roots
 }
 
 /// Whether an op does nothing but make its results from its arguments: no
@@ -88,25 +83,9 @@ pub fn retain(plan: &mut Plan, keep: &[bool]) {
     moved.push(next);
     let mut at = keep.iter();
     plan.instrs.retain(|_| *at.next().unwrap_or(&true));
+    follow(plan, &moved);
     for value in &mut plan.values {
-        if let Def::Instr(instr) = &mut value.def {
-            *instr = moved[*instr as usize];
-        }
         value.last_use = NONE;
-    }
-    let shift = |range: &mut Range| {
-        let start = moved[range.start as usize];
-        let end = moved[(range.start + range.len) as usize];
-        *range = Range {
-            start,
-            len: end - start,
-        };
-    };
-    for strategy in &mut plan.strategies {
-        shift(&mut strategy.instrs);
-    }
-    for redistribution in &mut plan.redistributions {
-        shift(&mut redistribution.instrs);
     }
 }
 
@@ -185,6 +164,15 @@ pub fn replace(plan: &mut Plan, with: &[ValueId]) {
     for grad in &mut plan.grads {
         new(&mut grad.value);
     }
+}
+
+/// The id of a text, which is added if there is none yet.
+pub fn text(plan: &mut Plan, wanted: &str) -> StrId {
+    let known = plan.strings.iter().position(|text| text == wanted);
+    known.unwrap_or_else(|| {
+        plan.strings.push(wanted.to_owned());
+        plan.strings.len() - 1
+    }) as StrId
 }
 
 /// The values that an instruction defines.

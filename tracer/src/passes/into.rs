@@ -7,18 +7,10 @@
 
 use rote_plans::schedule::Into;
 
-/// Ops that only allocate.
-pub(super) const ALLOCATORS: &[&str] = &[
-    "aten::empty",
-    "aten::empty_strided",
-    "aten::empty_like",
-    "aten::new_empty",
-    "aten::new_empty_strided",
-    "aten::empty_permuted",
-];
+use crate::recorder::ALLOCATORS;
 
 /// Ops that copy their first argument to a layout of their own.
-const COPIES: &[&str] = &["aten::clone", "aten::_to_copy", "aten::contiguous"];
+pub(super) const COPIES: &[&str] = &["aten::clone", "aten::_to_copy", "aten::contiguous"];
 
 /// Overload of the functional form, of the form that writes, and the ops.
 type Row = (&'static str, &'static str, &'static [&'static str]);

@@ -8,8 +8,9 @@
 
 use rote_plans::{Arg, Def, Instr, NONE, Plan, Range, Value, ValueId};
 
-use super::effects::{is_function, outs};
+use super::effects::{is_function, outs, text};
 use super::{Done, Pass, Program, Stage};
+use crate::finish::follow;
 
 pub(super) const PASS: Pass = Pass {
     name: "joins",
@@ -21,43 +22,34 @@ pub(super) const PASS: Pass = Pass {
 
 /// Fewer pieces are joined as fast by `cat`.
 const LEAST: usize = 4;
+/// Instructions in the place of a `cat`: allocate, view both, copy.
+const EMITTED: u32 = 4;
 
 fn apply(program: &mut Program) -> Done {
     let plan = &mut program.plan;
-    let (mut instrs, mut moved) = (Vec::with_capacity(plan.instrs.len()), Vec::new());
-    let old = std::mem::take(&mut plan.instrs);
-    let mut pieces = 0;
-    for instr in old {
-        moved.push(instrs.len() as u32);
-        match join(plan, &instr) {
+    let joins: Vec<_> = plan.instrs.iter().map(|instr| join(plan, instr)).collect();
+    let mut moved = vec![0];
+    for join in &joins {
+        let one = moved[moved.len() - 1];
+        moved.push(one + if join.is_some() { EMITTED } else { 1 });
+    }
+    follow(plan, &moved);
+    let (mut changed, mut pieces) = (0, 0);
+    let mut instrs = Vec::with_capacity(plan.instrs.len());
+    for (instr, join) in std::mem::take(&mut plan.instrs).into_iter().zip(joins) {
+        match join {
             Some(join) => {
+                changed += 1;
                 pieces += join.pieces;
                 emit(plan, &join, instrs.len() as u32, &mut instrs);
             }
             None => instrs.push(instr),
         }
     }
-    moved.push(instrs.len() as u32);
-    let joined = instrs.len() + 1 - moved.len();
-    let known = plan.values.len() - 2 * (joined / 3);
-    for value in &mut plan.values[..known] {
-        if let Def::Instr(instr) = &mut value.def {
-            *instr = moved[*instr as usize];
-        }
-    }
-    let shift = |range: &mut Range| {
-        let (start, end) = (moved[range.start as usize], moved[range.indices().end]);
-        *range = Range {
-            start,
-            len: end - start,
-        };
-    };
-    (plan.strategies.iter_mut()).for_each(|s| shift(&mut s.instrs));
-    (plan.redistributions.iter_mut()).for_each(|r| shift(&mut r.instrs));
     plan.instrs = instrs;
     Done {
-        changed: joined / 3,
-        what: format!("{} copies join {pieces} pieces", joined / 3),
+        changed,
+        what: format!("{changed} copies join {pieces} pieces"),
     }
 }
 
@@ -127,7 +119,7 @@ fn join(plan: &Plan, instr: &Instr) -> Option<Join> {
     })
 }
 
-/// The instructions in the place of a `cat`: allocate, view both, copy.
+/// The instructions in the place of a `cat`.
 fn emit(plan: &mut Plan, join: &Join, at: u32, instrs: &mut Vec<Instr>) {
     let result = plan.values[join.out as usize];
     let head = plan.values[join.first as usize];
@@ -174,14 +166,7 @@ fn emit(plan: &mut Plan, join: &Join, at: u32, instrs: &mut Vec<Instr>) {
 }
 
 fn local(plan: &mut Plan, op: &str, args: &[Arg], outs: &[u32], writes: &[u32]) -> Instr {
-    let mut text = |wanted: &str| {
-        let known = plan.strings.iter().position(|text| text == wanted);
-        known.unwrap_or_else(|| {
-            plan.strings.push(wanted.to_owned());
-            plan.strings.len() - 1
-        }) as u32
-    };
-    let (op, overload) = (text(op), text(""));
+    let (op, overload) = (text(plan, op), text(plan, ""));
     let range = |start: usize, len: usize| Range {
         start: start as u32,
         len: len as u32,

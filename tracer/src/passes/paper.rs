@@ -18,6 +18,9 @@ use rote_plans::{
     Arg, BindingKind, CollectiveKind, Def, Instr, NONE, Plan, RngAction, Schedule, Value, ValueId,
 };
 
+use super::into::COPIES;
+use crate::recorder::ALLOCATORS;
+
 /// What a byte holds. [`UNDEFINED`] is what nobody wrote.
 type Symbol = u64;
 const UNDEFINED: Symbol = 0;
@@ -597,12 +600,8 @@ fn width(value: &Value) -> i64 {
     value.dtype.bytes().unwrap_or(1) as i64
 }
 
-/// Ops of the tests that only allocate.
-const ALLOCATORS: &[&str] = &["aten::empty", "aten::empty_like", "aten::new_empty"];
 /// Ops of the tests that look at nothing but shapes.
 const META_ONLY: &[&str] = &["aten::ones_like", "aten::zeros_like", "aten::new_zeros"];
-/// Ops of the tests that move elements.
-const COPIES: &[&str] = &["aten::clone", "aten::_to_copy", "aten::contiguous"];
 /// Ops of the tests that read an element before they write the same element.
 const ELEMENT_WISE: &[&str] = &[
     "aten::neg",

@@ -5,8 +5,9 @@
 //! BinaryOps.cpp`). Wrapped once when the plan is bound, the same kernel gets
 //! the same operands: same bits, without the allocation.
 
-use rote_plans::{Arg, Instr, Plan, Range, StrId};
+use rote_plans::{Arg, Instr, Range};
 
+use super::effects::text;
 use super::{Done, Pass, Program, Stage};
 
 pub(super) const PASS: Pass = Pass {
@@ -69,13 +70,4 @@ fn is_number(arg: &Arg) -> bool {
         arg,
         Arg::Bool(_) | Arg::Int(_) | Arg::Float(_) | Arg::Complex(..) | Arg::Scalar(_)
     )
-}
-
-/// The id of a text, which is added if there is none yet.
-fn text(plan: &mut Plan, wanted: &str) -> StrId {
-    let known = plan.strings.iter().position(|text| text == wanted);
-    known.unwrap_or_else(|| {
-        plan.strings.push(wanted.to_owned());
-        plan.strings.len() - 1
-    }) as StrId
 }

@@ -7,7 +7,7 @@ use crate::event::{ArgEvent, OpEvent, TensorEvent};
 use crate::refusal::Refusal;
 
 /// Ops that allocate without writing.
-const ALLOCATORS: &[&str] = &[
+pub(crate) const ALLOCATORS: &[&str] = &[
     "aten::empty",
     "aten::empty_strided",
     "aten::empty_like",

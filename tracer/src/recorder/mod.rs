@@ -31,6 +31,8 @@ use rote_plans::{
     Device, Fingerprint, Guard, GuardKind, Instr, InstrId, Plan, RngAction, StrId, ValueId,
 };
 
+pub(crate) use local::ALLOCATORS;
+
 use crate::event::{ArgEvent, OpEvent, TensorEvent};
 use crate::finish;
 use crate::refusal::Refusal;
