@@ -4,7 +4,6 @@
 #include <vector>
 
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/scalar_tensor.h>
 
 #include "program.h"
 
@@ -63,25 +62,6 @@ class EagerCall {
   }
 
   static bool is_number(const Arg& arg) { return arg.tag >= kBool && arg.tag <= kComplex; }
-
-  static c10::Scalar number(const Arg& arg) {
-    switch (arg.tag) {
-      case kBool: return arg.i != 0;
-      case kInt: return arg.i;
-      case kFloat: return arg.f;
-      case kComplex: return c10::complex<double>(arg.c[0], arg.c[1]);
-      default: TORCH_CHECK(false, "argument of kind ", static_cast<int>(arg.tag), " where a number is expected");
-    }
-  }
-
-  static at::Tensor wrapped(const c10::Scalar& number) {
-    at::Tensor tensor = at::scalar_tensor(number, number.isFloatingPoint() ? at::kDouble
-                                                  : number.isComplex()     ? at::kComplexDouble
-                                                  : number.isBoolean()     ? at::kBool
-                                                                           : at::kLong);
-    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-    return tensor;
-  }
 
   // A list argument: given as one, or as a single number for a list of fixed length.
   template <typename T, typename Convert>

@@ -8,7 +8,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -17,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "facts.h"
+#include "numbers.h"
 #include "unboxed.h"
 
 namespace rote {
@@ -460,25 +460,6 @@ class Program {
     out.reserve(list.slots.size());
     for (int64_t value : list.slots) out.push_back(value < 0 ? at::Tensor() : slots_[value]);
     return out;
-  }
-
-  static at::Tensor wrapped(const c10::Scalar& number) {
-    at::Tensor tensor = at::scalar_tensor(number, number.isFloatingPoint() ? at::kDouble
-                                                  : number.isComplex()     ? at::kComplexDouble
-                                                  : number.isBoolean()     ? at::kBool
-                                                                           : at::kLong);
-    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-    return tensor;
-  }
-
-  static c10::Scalar number(const Arg& arg) {
-    switch (arg.tag) {
-      case kBool: return arg.i != 0;
-      case kInt: return arg.i;
-      case kFloat: return arg.f;
-      case kComplex: return c10::complex<double>(arg.c[0], arg.c[1]);
-      default: TORCH_CHECK(false, "argument of kind ", static_cast<int>(arg.tag), " where a number is expected");
-    }
   }
 
   static c10::IValue constant(const Arg& arg, c10::TypePtr type) {

@@ -1,0 +1,30 @@
+// Numbers among arguments, and tensors that stand for them.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include "abi.h"
+
+namespace rote {
+
+inline c10::Scalar number(const Arg& arg) {
+  switch (arg.tag) {
+    case kBool: return arg.i != 0;
+    case kInt: return arg.i;
+    case kFloat: return arg.f;
+    case kComplex: return c10::complex<double>(arg.c[0], arg.c[1]);
+    default: TORCH_CHECK(false, "argument of kind ", static_cast<int>(arg.tag), " where a number is expected");
+  }
+}
+
+// The tensor without dims that PyTorch makes of a number among tensors.
+inline at::Tensor wrapped(const c10::Scalar& number) {
+  at::Tensor tensor = at::scalar_tensor(number, number.isFloatingPoint() ? at::kDouble
+                                                : number.isComplex()     ? at::kComplexDouble
+                                                : number.isBoolean()     ? at::kBool
+                                                                         : at::kLong);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
+}  // namespace rote
