@@ -3,23 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use super::rule::Slot;
+use super::tests::{ask, placed};
 use super::*;
-
-fn ask(op: &str, on: &str, args: &[&str]) -> Result<Propagation, PropagationError> {
-    let mesh = Mesh::parse(on)?;
-    let args: Vec<_> = args
-        .iter()
-        .map(|a| Arg::parse(a, &mesh))
-        .collect::<Result<_, _>>()?;
-    let query = Query { op, args: &args };
-    propagate(standard_rules()?, &query, &mesh, &Topology::one_node(&mesh))
-}
-
-fn placed(p: &Propagation) -> String {
-    let inputs: Vec<_> = p.inputs.iter().map(|i| written(&i.to)).collect();
-    let outputs: Vec<_> = p.outputs.iter().map(|o| written(&o.placements)).collect();
-    format!("{} -> {}", inputs.join(" "), outputs.join(" "))
-}
 
 /// The strategies of a rule as text, sorted, for the first outputs alone.
 fn strategies(rule: &Rule, outputs: usize) -> Vec<String> {

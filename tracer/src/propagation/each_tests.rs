@@ -2,27 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use super::tests::ask;
 use super::*;
 
-fn ask(op: &str, on: &str, args: &[&str]) -> Result<Propagation, PropagationError> {
-    let mesh = Mesh::parse(on)?;
-    let args: Vec<_> = args
-        .iter()
-        .map(|a| Arg::parse(a, &mesh))
-        .collect::<Result<_, _>>()?;
-    let query = Query { op, args: &args };
-    propagate(standard_rules()?, &query, &mesh, &Topology::one_node(&mesh))
-}
-
-/// Placements of inputs as taken, then of outputs.
+/// Placements of inputs as taken, then of outputs; or what is wrong.
 fn placed(op: &str, on: &str, args: &[&str]) -> String {
-    let p = match ask(op, on, args) {
-        Ok(p) => p,
-        Err(error) => return error.to_string(),
-    };
-    let inputs: Vec<_> = p.inputs.iter().map(|i| written(&i.to)).collect();
-    let outputs: Vec<_> = p.outputs.iter().map(|o| written(&o.placements)).collect();
-    format!("{} -> {}", inputs.join(" "), outputs.join(" "))
+    match ask(op, on, args) {
+        Ok(found) => super::tests::placed(&found),
+        Err(error) => error.to_string(),
+    }
 }
 
 #[test]

@@ -178,6 +178,26 @@ impl<'a> Filled<'a> {
         self.rows.len()
     }
 
+    /// In how many ways its strategies combine on a mesh of `dims` dims; an error
+    /// beyond `limit`.
+    pub(super) fn combinations(
+        &self,
+        op: &str,
+        dims: usize,
+        limit: usize,
+    ) -> Result<usize, PropagationError> {
+        let found = self.rows().checked_pow(dims as u32).unwrap_or(usize::MAX);
+        if found > limit {
+            return Err(PropagationError::TooLarge {
+                op: op.into(),
+                what: "combinations of strategies",
+                limit,
+                found,
+            });
+        }
+        Ok(found)
+    }
+
     /// The placements of a strategy: the inputs', then the outputs'.
     pub(super) fn row(&self, row: usize) -> (Vec<Placement>, Vec<Placement>) {
         let row = &self.rows[row];

@@ -488,16 +488,8 @@ pub(super) fn enumerate(
     topology: &Topology,
 ) -> Result<Vec<Propagation>, PropagationError> {
     let filled = Filled::new(query, &checked.rule, &checked.inputs, mesh.sizes())?;
-    let dims = mesh.sizes().len() as u32;
-    let total = filled.rows().checked_pow(dims).unwrap_or(usize::MAX);
-    if total > LIMIT {
-        return Err(PropagationError::TooLarge {
-            op: query.op.into(),
-            what: "combinations of strategies",
-            limit: LIMIT,
-            found: total,
-        });
-    }
+    let dims = mesh.sizes().len();
+    let total = filled.combinations(query.op, dims, LIMIT)?;
     let mut reaches = Vec::new();
     for (i, source) in filled.sources.iter().enumerate() {
         let allowed = filled.allowed(i);
@@ -515,7 +507,7 @@ pub(super) fn enumerate(
     for number in 0..total {
         let rows: Vec<usize> = (0..dims)
             .rev()
-            .map(|place| number / filled.rows().pow(place) % filled.rows())
+            .map(|place| number / filled.rows().pow(place as u32) % filled.rows())
             .collect();
         let Some(targets) = filled.targets(&rows) else {
             continue;

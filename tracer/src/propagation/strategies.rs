@@ -65,15 +65,7 @@ pub fn claims(
         .collect();
     let (inputs, sizes) = (&checked.inputs, mesh.sizes());
     let filled = Filled::with_types(query, &checked.rule, inputs, sizes, &types, &orders)?;
-    let total = filled.rows().checked_pow(dims as u32).unwrap_or(usize::MAX);
-    if total > LIMIT {
-        return Err(PropagationError::TooLarge {
-            op: query.op.into(),
-            what: "combinations of strategies",
-            limit: LIMIT,
-            found: total,
-        });
-    }
+    let total = filled.combinations(query.op, dims, LIMIT)?;
     let written: Vec<_> = (checked.written.iter())
         .filter_map(|w| Some((w.input, w.output?)))
         .collect();
