@@ -75,19 +75,7 @@ impl Arguments {
         Ok(match arg {
             ArchivedArg::None => integer(tag::NONE, 0),
             ArchivedArg::Value(value) => integer(tag::VALUE, i64::from(value.to_native())),
-            ArchivedArg::Values(range) => {
-                let ids = plan.ids[range.indices()]
-                    .iter()
-                    .map(|id| {
-                        if id.to_native() == NONE {
-                            -1
-                        } else {
-                            i64::from(id.to_native())
-                        }
-                    })
-                    .collect();
-                self.ints(tag::VALUES, ids)
-            }
+            ArchivedArg::Values(range) => self.ints(tag::VALUES, ids_of(plan, *range).into()),
             ArchivedArg::Bool(value) => integer(tag::BOOL, i64::from(*value)),
             ArchivedArg::Int(value) => integer(tag::INT, value.to_native()),
             ArchivedArg::Float(value) => simple(
@@ -179,5 +167,16 @@ pub(super) fn ints_of(plan: &ArchivedPlan, range: rote_plans::pool::ArchivedRang
     plan.dims[range.indices()]
         .iter()
         .map(|dim| dim.to_native())
+        .collect()
+}
+
+/// A list of values of a plan, -1 where there is none.
+pub(super) fn ids_of(plan: &ArchivedPlan, range: rote_plans::pool::ArchivedRange) -> Vec<i64> {
+    plan.ids[range.indices()]
+        .iter()
+        .map(|id| match id.to_native() {
+            NONE => -1,
+            id => i64::from(id),
+        })
         .collect()
 }

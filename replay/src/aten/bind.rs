@@ -14,7 +14,7 @@ use rote_plans::{ArchivedPlan, BindingKind, Device, NONE, RngAction, Scalar, Sch
 
 use crate::executor::{Executor, ReplayError, Step};
 
-use super::args::{Arguments, NumberSite, bind_error, c_string, ints_of, number_sites};
+use super::args::{Arguments, NumberSite, bind_error, c_string, ids_of, ints_of, number_sites};
 use super::bridge::{AtenProgram, Bridge, Object};
 
 /// A plan, bound to this process.
@@ -185,16 +185,7 @@ impl BoundPlan {
                     for arg in &plan.args[args.indices()] {
                         prepared.push(arguments.arg(plan, arg)?);
                     }
-                    let outs: Vec<i64> = plan.ids[outs.indices()]
-                        .iter()
-                        .map(|id| {
-                            if id.to_native() == NONE {
-                                -1
-                            } else {
-                                i64::from(id.to_native())
-                            }
-                        })
-                        .collect();
+                    let outs = ids_of(plan, *outs);
                     let name = c_string(plan.str(op.to_native()))?;
                     let overload = c_string(plan.str(overload.to_native()))?;
                     let mut index = 0;
