@@ -30,7 +30,7 @@ pub fn explain(session: &Session) -> String {
     for variant in session.variants() {
         let _ = writeln!(out, "\nplan {} ({} replays)", variant.key, variant.replays);
         describe_plan(variant.file.plan(), &mut out);
-        for line in optimized::section(&variant.passes, variant.chosen_passes).lines() {
+        for line in optimized::section(&variant.passes).lines() {
             let _ = writeln!(out, "  {line}");
         }
     }

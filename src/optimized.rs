@@ -6,13 +6,12 @@ use rote_tracer::passes::{PASSES, Report, Selection};
 use serde_json::{Value, json};
 
 /// One line per pass: its name, and what it did or that it is off.
-pub fn section(report: &Report, chosen: Selection) -> String {
+pub fn section(report: &Report) -> String {
     let mut out = String::from("passes\n");
     for pass in PASSES {
         let done = report.iter().find(|(name, _)| *name == pass.name);
         let what = match done {
             Some((_, done)) => done.what.clone(),
-            None if chosen.has(pass.name) => "nothing to do".to_owned(),
             None => format!("off ({})", pass.about),
         };
         let _ = writeln!(out, "  {:<12} {what}", pass.name);

@@ -42,8 +42,6 @@ pub struct Variant {
     pub replays: u64,
     /// What the passes did.
     pub passes: Report,
-    /// Which passes were chosen.
-    pub chosen_passes: Selection,
     bound: BoundPlan,
     args: Vec<ArgBinding>,
     grads: Vec<(u32, Object)>,
@@ -219,7 +217,6 @@ impl Variant {
             guards: parts.guards,
             replays: 0,
             passes: report,
-            chosen_passes: passes,
             bound,
             args,
             grads,

@@ -71,7 +71,7 @@ impl Show {
             writeln!(out)?;
             return Ok(());
         }
-        write!(out, "{}", optimized::section(&report, chosen))?;
+        write!(out, "{}", optimized::section(&report))?;
         if self.ops {
             let path = || PathBuf::from("the plan after its passes");
             let after = PlanFile::from_plan(&program.plan).map_err(|error| Trouble::Plan {
