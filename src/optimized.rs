@@ -27,6 +27,7 @@ pub fn json(report: &Report, chosen: Selection) -> Value {
             "name": pass.name,
             "about": pass.about,
             "by_default": pass.by_default,
+            "alters_collectives": pass.alters_collectives,
             "on": chosen.has(pass.name),
             "changed": done.map(|(_, done)| done.changed),
             "what": done.map(|(_, done)| done.what.clone()),

@@ -26,9 +26,14 @@ pub(super) struct Passes {
 impl Passes {
     pub(super) fn run(&self, out: &mut impl Write) -> Result<u8, Trouble> {
         if self.json {
-            let rows = PASSES
-                .iter()
-                .map(|p| json!({"name": p.name, "about": p.about, "by_default": p.by_default}));
+            let rows = PASSES.iter().map(|p| {
+                json!({
+                    "name": p.name,
+                    "about": p.about,
+                    "by_default": p.by_default,
+                    "alters_collectives": p.alters_collectives,
+                })
+            });
             let rows: Vec<_> = rows.collect();
             serde_json::to_writer_pretty(&mut *out, &rows).map_err(io::Error::from)?;
             writeln!(out)?;
@@ -39,7 +44,12 @@ impl Passes {
                 writeln!(out, "{}", pass.name)?;
             } else {
                 let state = if pass.by_default { "on " } else { "off" };
-                writeln!(out, "{:<12} {state}  {}", pass.name, pass.about)?;
+                let ranks = if pass.alters_collectives {
+                    " (alters collectives: ranks agree first)"
+                } else {
+                    ""
+                };
+                writeln!(out, "{:<12} {state}  {}{ranks}", pass.name, pass.about)?;
             }
         }
         Ok(0)

@@ -26,6 +26,7 @@ pub(super) const PASS: Pass = Pass {
     name: "arena",
     about: "write results at fixed places of one allocation",
     by_default: true,
+    alters_collectives: false,
     stage: Stage::Schedule,
     apply,
 };

@@ -17,6 +17,7 @@ pub(super) const PASS: Pass = Pass {
     name: "common",
     about: "run the same op on the same tensors once",
     by_default: true,
+    alters_collectives: false,
     stage: Stage::Instructions,
     apply,
 };

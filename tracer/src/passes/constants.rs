@@ -20,6 +20,7 @@ pub(super) const PASS: Pass = Pass {
     name: "constants",
     about: "run what depends on constants alone in the first run only",
     by_default: true,
+    alters_collectives: false,
     stage: Stage::Schedule,
     apply,
 };

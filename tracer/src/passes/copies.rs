@@ -19,6 +19,7 @@ pub(super) const PASS: Pass = Pass {
     name: "copies",
     about: "view the source of a copy that is never told apart from it",
     by_default: true,
+    alters_collectives: false,
     stage: Stage::Instructions,
     apply,
 };

@@ -15,6 +15,7 @@ pub(super) const PASS: Pass = Pass {
     name: "dead",
     about: "leave out ops whose results nothing needs",
     by_default: true,
+    alters_collectives: false,
     stage: Stage::Instructions,
     apply,
 };

@@ -16,6 +16,7 @@ pub(super) const PASS: Pass = Pass {
     name: "joins",
     about: "join evenly spaced pieces of a tensor by one copy",
     by_default: true,
+    alters_collectives: false,
     stage: Stage::Instructions,
     apply,
 };

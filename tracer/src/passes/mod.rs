@@ -76,6 +76,9 @@ pub struct Pass {
     pub about: &'static str,
     /// Whether it runs unless it is named.
     pub by_default: bool,
+    /// Whether it changes the number or the order of collectives: ranks must
+    /// agree before they replay what it leaves.
+    pub alters_collectives: bool,
     stage: Stage,
     apply: fn(&mut Program) -> Done,
 }
@@ -172,6 +175,18 @@ impl Selection {
     /// Whether a pass runs.
     pub fn has(self, name: &str) -> bool {
         self.0 & Self::of(|p| p.name == name).0 != 0
+    }
+
+    /// Whether a pass runs that changes the number or the order of collectives.
+    pub fn alters_collectives(self) -> bool {
+        self != self.keeping_collectives()
+    }
+
+    /// The same without such passes: what is left issues the collectives of
+    /// eager, in eager's order.
+    #[must_use]
+    pub fn keeping_collectives(self) -> Selection {
+        Selection(self.0 & Self::of(|p| !p.alters_collectives).0)
     }
 }
 

@@ -19,6 +19,7 @@ pub(super) const PASS: Pass = Pass {
     name: "overlap",
     about: "start collectives early and wait for them late (more memory)",
     by_default: false,
+    alters_collectives: false,
     stage: Stage::Instructions,
     apply,
 };

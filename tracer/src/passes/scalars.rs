@@ -14,6 +14,7 @@ pub(super) const PASS: Pass = Pass {
     name: "scalars",
     about: "wrap the numbers of element-wise ops in tensors once",
     by_default: true,
+    alters_collectives: false,
     stage: Stage::Instructions,
     apply,
 };

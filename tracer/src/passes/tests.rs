@@ -4,7 +4,7 @@
 use rote_plans::schedule::Into;
 use rote_plans::{Instr, Plan};
 
-use super::{Program, Selection, optimize};
+use super::{PASSES, Program, Selection, optimize};
 use crate::event::{ArgEvent, OpEvent};
 use crate::sample::{
     self, Tensor, collective, in_place, op, program, read, record, recorder, tensor,
@@ -49,6 +49,20 @@ fn a_selection_is_read_and_refused() {
     assert!(!passes("all,-dead").has("dead") && passes("all,-dead").has("common"));
     let error = Selection::parse("arenas").expect_err("no such pass");
     assert!(error.to_string().contains("\"arenas\"") && error.to_string().contains("arena"));
+}
+
+#[test]
+fn a_selection_without_passes_that_alter_collectives_has_all_others() {
+    let all = passes("all");
+    let kept = all.keeping_collectives();
+    assert!(!kept.alters_collectives());
+    for pass in PASSES {
+        assert_eq!(kept.has(pass.name), !pass.alters_collectives);
+        assert_eq!(
+            passes(pass.name).alters_collectives(),
+            pass.alters_collectives
+        );
+    }
 }
 
 #[test]
