@@ -36,7 +36,7 @@ mod scalars;
 #[cfg(test)]
 mod tests;
 
-use rote_plans::{Instr, Plan, Schedule};
+use rote_plans::{Collective, Instr, Plan, Schedule};
 
 use crate::finish::finish;
 
@@ -47,6 +47,11 @@ pub struct Program {
     pub plan: Plan,
     /// How it runs; filled by the passes after liveness.
     pub schedule: Schedule,
+    /// For each collective of the plan, in order: which of the recorded ones it
+    /// carries out, counted from 0, in the order in which their elements lie in
+    /// it. A pass that alters collectives keeps this: by it the ranks see that
+    /// they mean the same ones.
+    pub carries: Vec<Vec<u32>>,
 }
 
 /// What a pass did.
@@ -77,7 +82,7 @@ pub struct Pass {
     /// Whether it runs unless it is named.
     pub by_default: bool,
     /// Whether it changes the number or the order of collectives: ranks must
-    /// agree before they replay what it leaves.
+    /// agree before they replay what it leaves. It keeps [`Program::carries`].
     pub alters_collectives: bool,
     stage: Stage,
     apply: fn(&mut Program) -> Done,
@@ -195,8 +200,11 @@ pub type Report = Vec<(&'static str, Done)>;
 
 /// Runs the chosen passes over a recorded plan.
 pub fn optimize(plan: Plan, chosen: Selection) -> (Program, Report) {
+    let plan = without_frees(plan);
+    let groups: Vec<u32> = collectives(&plan).map(|c| c.group).collect();
     let mut program = Program {
-        plan: without_frees(plan),
+        carries: (0..groups.len() as u32).map(|at| vec![at]).collect(),
+        plan,
         schedule: Schedule::default(),
     };
     let mut report = Report::new();
@@ -204,6 +212,7 @@ pub fn optimize(plan: Plan, chosen: Selection) -> (Program, Report) {
         for pass in PASSES.iter().filter(|p| p.stage == stage) {
             if chosen.has(pass.name) {
                 report.push((pass.name, (pass.apply)(program)));
+                check_carries(program, &groups, pass.name);
             }
         }
     };
@@ -212,6 +221,36 @@ pub fn optimize(plan: Plan, chosen: Selection) -> (Program, Report) {
     program.plan = finish(program.plan, sources).0;
     run(Stage::Schedule, &mut program);
     (program, report)
+}
+
+/// The collectives of a plan, in order.
+fn collectives(plan: &Plan) -> impl Iterator<Item = &Collective> {
+    plan.instrs.iter().filter_map(|instr| match instr {
+        Instr::Collective(c) => Some(c),
+        _ => None,
+    })
+}
+
+/// Panics when a pass lost track of what its collectives carry out. `groups`:
+/// those of the recorded ones.
+fn check_carries(program: &Program, groups: &[u32], pass: &str) {
+    let mut carried = vec![false; groups.len()];
+    let mut left = program.carries.iter();
+    for c in collectives(&program.plan) {
+        let parts = left.next().filter(|parts| !parts.is_empty());
+        let known = parts.into_iter().flatten().all(|&part| {
+            groups.get(part as usize) == Some(&c.group)
+                && !std::mem::replace(&mut carried[part as usize], true)
+        });
+        assert!(
+            known && parts.is_some(),
+            "pass {pass} does not say which recorded collectives of its group {c:?} carries out"
+        );
+    }
+    assert!(
+        left.next().is_none(),
+        "pass {pass} says of more collectives than there are what they carry out"
+    );
 }
 
 /// A finished plan as it was before [`finish`].
