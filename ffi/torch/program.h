@@ -129,7 +129,8 @@ class Program {
         op.constants.push_back(constant(arg, formals[i].type()));
       }
     }
-    for (uint32_t i = 0; i < nouts; ++i) op.outs.push_back(outs[i]);
+    // An op of which nothing is kept, as one in place, has no results to look at.
+    if (std::any_of(outs, outs + nouts, [](int64_t out) { return out >= 0; })) op.outs.assign(outs, outs + nouts);
     if (into == kIntoOverload) {
       write_into(op, name, into_overload);
     } else if (into == kIntoCopy) {
