@@ -17,50 +17,17 @@ use crate::propagation::{PropagationError, Registry};
 use crate::samples::Values;
 
 use super::draw::{Rng, make_non_negative, make_rounded, make_special, whole};
-use super::host::{HostTensor, Kind, Numbers, kind};
-use super::kernels::{Kernels, Ran, Value};
+use super::host::{HostTensor, Kind, kind};
+use super::kernels::Kernels;
+use super::names::{EXACT, ROUNDED, SPECIAL, checks_shapes, stem, unwritten};
 use super::pieces::{coordinates, holds, pieces};
+use super::run::{clear, draws, look_up, run_whole, try_once};
 
 /// Draws that a combination has to pass. As many after them are without negative
 /// numbers, for partials of norms.
 const DRAWS: usize = 6;
 /// The most placements of the inputs that are tried, besides those claimed.
 const MOST: usize = 2048;
-
-/// Ops about NaN and infinities, of which one draw is given some.
-#[rustfmt::skip]
-const SPECIAL: &[&str] = &[
-    "isnan", "isinf", "isfinite", "isposinf", "isneginf", "isreal", "nan_to_num", "nansum",
-    "signbit", "sign", "sgn",
-];
-
-/// Ops that treat zeros or equal numbers apart, which random floats are not.
-#[rustfmt::skip]
-const ROUNDED: &[&str] = &[
-    "heaviside", "xlogy", "special_xlog1py", "sign", "sgn", "eq", "ne", "ge", "gt", "le", "lt",
-    "isclose", "equal", "isin", "logical_not", "logical_and", "logical_or", "logical_xor", "mode",
-];
-
-/// Ops whose results differ by less than any tolerance.
-const EXACT: &[&str] = &["nextafter"];
-
-/// Parts of the names of ops whose kernels may reach out of bounds where shapes
-/// do not fit.
-const UNCHECKED: &[&str] = &[
-    "backward",
-    "batch_norm",
-    "flash_attention",
-    "fractional",
-    "ldl_solve",
-    "lu_solve",
-    "lu_unpack",
-    "nll_loss",
-];
-
-/// Whether the op's kernel can be run on any shapes.
-pub(super) fn checks_shapes(op: &str) -> bool {
-    !UNCHECKED.iter().any(|part| stem(op).contains(part))
-}
 
 /// Placements of each tensor, one per mesh dim.
 pub(super) type Placed = Vec<Vec<Placement>>;
@@ -141,12 +108,6 @@ fn precise(args: &[Arg]) -> Vec<Arg> {
             other => other.clone(),
         })
         .collect()
-}
-
-/// Ops whose outputs have no defined values.
-fn unwritten(op: &str) -> bool {
-    let name = op.rsplit("::").next().unwrap_or(op);
-    name.starts_with("empty") || name.starts_with("new_empty")
 }
 
 impl<'a> Case<'a> {
@@ -555,14 +516,6 @@ impl<'a> Case<'a> {
     }
 }
 
-/// The name of an op without namespace, overload and the mark of its in-place
-/// form.
-fn stem(op: &str) -> &str {
-    let name = op.rsplit("::").next().unwrap_or(op);
-    let name = name.split('.').next().unwrap_or(name);
-    name.strip_suffix('_').unwrap_or(name)
-}
-
 fn claimed_are_settled(
     claimed: &[Placed],
     dead: &HashMap<(usize, Vec<Placement>), String>,
@@ -614,106 +567,4 @@ fn partials(meta: &TensorMeta) -> Vec<Placement> {
         Some(Kind::Truth) | None => &[],
     };
     ops.iter().map(|op| Placement::Partial(*op)).collect()
-}
-
-/// Counts indices from a shard's first row; says which lie outside of it.
-fn look_up(indices: &mut HostTensor, lookup: Lookup) -> HostTensor {
-    let mut outside = indices.clone();
-    if let (Numbers::Whole(x), Numbers::Whole(out)) = (&mut indices.numbers, &mut outside.numbers) {
-        for (x, out) in x.iter_mut().zip(out) {
-            let local = x.wrapping_sub(lookup.from as i64);
-            let inside = (0..lookup.rows as i64).contains(&local);
-            *x = if inside { local } else { 0 };
-            *out = i64::from(!inside);
-        }
-    }
-    outside
-}
-
-/// Zeroes what was looked up outside of the shard.
-fn clear(output: &mut HostTensor, outside: &HostTensor, dim: usize) {
-    let shape = &output.meta.shape;
-    let inner_dims = dim + outside.meta.shape.len();
-    let inner = shape.iter().skip(inner_dims).product::<u64>() as usize;
-    let count = outside.len();
-    let Numbers::Whole(outside) = &outside.numbers else {
-        return;
-    };
-    let at = |i: usize| count > 0 && outside[i / inner.max(1) % count] != 0;
-    match &mut output.numbers {
-        Numbers::Real(x) => (0..x.len()).filter(|i| at(*i)).for_each(|i| x[i] = 0.0),
-        Numbers::Complex(x) => (0..x.len())
-            .filter(|i| at(*i))
-            .for_each(|i| x[i] = [0.0; 2]),
-        Numbers::Whole(x) => (0..x.len()).filter(|i| at(*i)).for_each(|i| x[i] = 0),
-    }
-}
-
-/// Whether an op that may draw random numbers does so with these arguments: the
-/// same call gives other results. Few elements may agree by chance.
-fn draws(
-    op: &str,
-    args: &[Arg],
-    values: &[Values],
-    kernels: &mut dyn Kernels,
-    outputs: usize,
-) -> bool {
-    let mut run = || -> Option<Vec<HostTensor>> {
-        let ran = try_once(op, args, values, kernels).ok()?;
-        Some(ran.outputs.into_iter().flatten().take(outputs).collect())
-    };
-    let Some(first) = run() else { return true };
-    let elements: usize = first.iter().map(HostTensor::len).sum();
-    elements < 16 || (0..3).any(|_| run().as_ref() != Some(&first))
-}
-
-fn try_once(
-    op: &str,
-    args: &[Arg],
-    values: &[Values],
-    kernels: &mut dyn Kernels,
-) -> Result<Ran, String> {
-    let mut rng = Rng::new(&[0]);
-    let query = Query { op, args };
-    let metas: Vec<_> = query.inputs().filter_map(|(_, s)| s.meta.clone()).collect();
-    if metas.len() != values.len() {
-        return Err(format!(
-            "{} tensors, values for {}",
-            metas.len(),
-            values.len()
-        ));
-    }
-    let wholes: Option<Vec<_>> = (metas.iter().zip(values))
-        .map(|(meta, values)| whole(meta, *values, &mut rng, false))
-        .collect();
-    let wholes = wholes.ok_or("no arithmetic for these dtypes")?;
-    run_whole(op, args, &wholes, kernels)
-}
-
-/// Runs an op with tensors in place of those among its arguments.
-fn run_whole(
-    op: &str,
-    args: &[Arg],
-    tensors: &[HostTensor],
-    kernels: &mut dyn Kernels,
-) -> Result<Ran, String> {
-    let mut rest = tensors.iter();
-    let values: Vec<Value<'_>> = (args.iter())
-        .map(|arg| match arg {
-            Arg::Tensor(_) => rest.next().map_or(Value::None, Value::Tensor),
-            Arg::Tensors(list) => {
-                let entries = list.iter().map(|e| e.as_ref().and_then(|_| rest.next()));
-                Value::Tensors(entries.collect())
-            }
-            Arg::Int(n) => Value::Int(*n),
-            Arg::Ints(n) => Value::Ints(n),
-            Arg::Bool(b) => Value::Bool(*b),
-            Arg::Float(x) => Value::Float(*x),
-            Arg::Floats(x) => Value::Floats(x),
-            Arg::Text(text) => Value::Text(text),
-            Arg::DType(dtype) => Value::DType(*dtype),
-            Arg::None => Value::None,
-        })
-        .collect();
-    kernels.run(op, &values)
 }

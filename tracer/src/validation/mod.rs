@@ -7,6 +7,8 @@
 //! | [`kernels`] | what runs the ops |
 //! | [`draw`] | random whole tensors |
 //! | [`pieces`] | from whole tensors to the ranks', and back |
+//! | [`names`] | what has to be known of ops by name |
+//! | [`run`] | an op on whole tensors |
 //! | [`judge`] | one sample of an op: claims and truth |
 //! | [`table`] | the truth tables of ops |
 //! | [`left_out`] | rules that are true and left out, with reasons |
@@ -17,8 +19,10 @@ pub mod host;
 mod judge;
 pub mod kernels;
 mod left_out;
+mod names;
 mod pieces;
 pub mod report;
+mod run;
 pub mod table;
 
 pub use host::{HostTensor, Numbers};

@@ -5,9 +5,10 @@ use hashbrown::{HashMap, HashSet};
 use crate::propagation::{Arg, Combination, Mesh, PartialOp, Placement, Registry};
 use crate::samples::{Sample, Values};
 
-use super::judge::{Case, Placed, Unfit, checks_shapes};
+use super::judge::{Case, Placed, Unfit};
 use super::kernels::Kernels;
 use super::left_out;
+use super::names::checks_shapes;
 use super::report::{Finding, OpReport};
 
 /// What to validate.
