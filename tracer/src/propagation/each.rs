@@ -7,6 +7,7 @@
 //! in all.
 
 use super::cost::Topology;
+use super::enumerate::enumerate;
 use super::error::PropagationError;
 use super::placement::{PartialOp, Placement};
 use super::redistribute::{Step, plan};
@@ -376,7 +377,7 @@ impl Each {
         let mut all = Vec::new();
         for shared in self.ways(rules, query, mesh, topology)? {
             let run = |entry: &Query<'_>, checked: &Checked<'_>| {
-                search::enumerate(entry, checked, mesh, topology)
+                enumerate(entry, checked, mesh, topology)
             };
             let entries = self.along(query, mesh, rules, &shared, run)?;
             let total = (entries.iter()).try_fold(1_usize, |n, e| n.checked_mul(e.1.len()));

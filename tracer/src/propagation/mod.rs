@@ -19,6 +19,7 @@
 //! | [`cost`] | what a collective costs |
 //! | [`redistribute`] | the cheapest way between two specs |
 //! | [`search`] | the cheapest strategies on a mesh |
+//! | [`enumerate`] | all of them, cheapest first |
 //! | [`descent`] | an answer when that search would take too long |
 //! | [`explain`] | why a decision is what it is |
 //! | [`strict`] | partials that would be reduced silently |
@@ -43,6 +44,7 @@ mod descent;
 mod each;
 #[cfg(test)]
 mod each_tests;
+mod enumerate;
 pub mod error;
 pub mod explain;
 mod fill;
@@ -72,6 +74,7 @@ mod tests;
 pub use combination::Combination;
 pub use cost::{Kind, Link, Topology};
 pub use decompose::{Builder, Decomposition, Part, Value};
+pub use enumerate::candidates;
 pub use error::PropagationError;
 pub use explain::{Choice, Explanation, OneDim, Other, Verdict, explain};
 pub use forms::Form;
@@ -82,7 +85,7 @@ pub use propagator::Propagator;
 pub use redistribute::{Step, plan};
 pub use registry::Registry;
 pub use rule::{Arg, Query, Rule};
-pub use search::{Input, Propagation, candidates, propagate, standard_rules};
+pub use search::{Input, Propagation, propagate, standard_rules};
 pub use sharding::{Sharding, ShardingId, register_sharding};
 pub use spec::{Mesh, Spec, TensorMeta, partition_spec, written};
 pub use strategies::{Claims, claims};

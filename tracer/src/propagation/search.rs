@@ -27,10 +27,8 @@ use super::spec::{MAX_TENSOR_DIMS, Mesh, Spec, TensorMeta, written};
 const MAX_STATES: usize = 8_000;
 const MAX_JOINS: usize = 1_000_000;
 
-/// The most combinations that are enumerated.
-const LIMIT: usize = 50_000;
 /// Costs that differ by less are equal: sums of the same steps in another order.
-const TIE_US: f64 = 1e-6;
+pub(super) const TIE_US: f64 = 1e-6;
 
 /// What became of one input.
 #[derive(Clone, Debug, PartialEq)]
@@ -459,92 +457,4 @@ impl<'s, 'a> Search<'s, 'a> {
             outputs: self.filled.outputs(rows),
         })
     }
-}
-
-/// Every way to run an op, cheapest first: full enumeration, for people who ask
-/// what else there is and for tests of [`propagate`].
-///
-/// # Errors
-///
-/// As [`propagate`], and [`PropagationError::TooLarge`] for more than 50,000
-/// combinations.
-pub fn candidates(
-    rules: &Registry,
-    query: &Query<'_>,
-    mesh: &Mesh,
-    topology: &Topology,
-) -> Result<Vec<Propagation>, PropagationError> {
-    if let Some(each) = Each::of(query.op, rules) {
-        return each.candidates(rules, query, mesh, topology, LIMIT);
-    }
-    enumerate(query, &check(rules, query, mesh)?, mesh, topology)
-}
-
-/// The same, for a question that was checked.
-pub(super) fn enumerate(
-    query: &Query<'_>,
-    checked: &Checked<'_>,
-    mesh: &Mesh,
-    topology: &Topology,
-) -> Result<Vec<Propagation>, PropagationError> {
-    let filled = Filled::new(query, &checked.rule, &checked.inputs, mesh.sizes())?;
-    let dims = mesh.sizes().len();
-    let total = filled.combinations(query.op, dims, LIMIT)?;
-    let mut reaches = Vec::new();
-    for (i, source) in filled.sources.iter().enumerate() {
-        let allowed = filled.allowed(i);
-        let meta = filled.metas[i];
-        let table = &filled.table;
-        let mut reach = Reach::new(mesh.sizes(), topology, meta, table, allowed, *source);
-        let mut costs = hashbrown::HashMap::new();
-        while let Some((state, cost)) = reach.next() {
-            costs.insert(state, cost);
-        }
-        reaches.push((reach, costs));
-    }
-    let mut known = hashbrown::HashSet::new();
-    let mut all: Vec<Propagation> = Vec::new();
-    for number in 0..total {
-        let rows: Vec<usize> = (0..dims)
-            .rev()
-            .map(|place| number / filled.rows().pow(place as u32) % filled.rows())
-            .collect();
-        let Some(targets) = filled.targets(&rows) else {
-            continue;
-        };
-        let outputs = filled.outputs(&rows);
-        let moves = |w: &Written| {
-            targets[w.input] != filled.sources[w.input]
-                || (w.output)
-                    .is_some_and(|o| outputs[o].placements != checked.inputs[w.input].0.placements)
-        };
-        if checked.written.iter().any(moves) {
-            continue;
-        }
-        if !known.insert(targets.clone()) {
-            continue;
-        }
-        let inputs: Option<Vec<Input>> = (reaches.iter().zip(&targets).enumerate())
-            .map(|(i, ((reach, costs), target))| {
-                Some(Input {
-                    from: checked.inputs[i].0.placements.clone(),
-                    to: filled.shown(target),
-                    cost_us: *costs.get(target)?,
-                    steps: reach.steps(*target),
-                })
-            })
-            .collect();
-        if let Some(inputs) = inputs {
-            let cost_us = inputs.iter().map(|i| i.cost_us).sum();
-            let found = Propagation {
-                inputs,
-                outputs,
-                cost_us,
-            };
-            all.push(found);
-        }
-    }
-    // The sort is stable: among equal costs, strategies listed first come first.
-    all.sort_by_key(|p| (p.cost_us / TIE_US).round() as u64);
-    Ok(all)
 }
