@@ -9,7 +9,8 @@ feed-forward 128, tensor plus sequence parallel over 8 ranks, fused AdamW, one
 thread. The process group is PyTorch's fake one, which answers at once with a
 local copy, so what is measured is the host's work and not a network.
 
-Series: `step`, then over `models`, `sizes`, `layers` and `meshes`, and `memory`.
+Series: `step`, then over `models`, `sizes`, `layers` and `meshes`, `memory`, and
+`bridge`: what single ops cost above their kernels (`steps/bridge.py`).
 
 Rows, all in one process and taken in turn, round after round:
 
@@ -35,8 +36,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from steps import memory, sweep
-from steps.floor import build_kernel_time
+from steps import bridge, memory, sweep
+from steps.extension import build
 from steps.measure import Effort
 from steps.networks import mlp
 from steps.report import note
@@ -44,6 +45,7 @@ from steps.subject import RANKS, captured
 from sweeps import layers, meshes, models, sizes, step
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+OTHERS = {"memory": memory, "bridge": bridge}
 SWEEPS = {"step": step, "models": models, "sizes": sizes, "layers": layers, "meshes": meshes}
 
 
@@ -56,22 +58,22 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer subjects, 3 seconds each, no torch.compile")
     parser.add_argument("--cpu-time", action="store_true", help="CPU time of the thread, for a busy machine")
     arguments = parser.parse_args()
-    chosen = arguments.series or [*SWEEPS, "memory"]
-    if unknown := set(chosen) - {*SWEEPS, "memory"}:
-        parser.error(f"unknown series {', '.join(sorted(unknown))}: expected {', '.join(SWEEPS)}, memory")
+    chosen = arguments.series or [*SWEEPS, *OTHERS]
+    if unknown := set(chosen) - {*SWEEPS, *OTHERS}:
+        parser.error(f"unknown series {', '.join(sorted(unknown))}: expected {', '.join([*SWEEPS, *OTHERS])}")
     effort = Effort(arguments.rounds, 3.0 if arguments.quick else arguments.seconds, arguments.cpu_time)
 
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    kernel_time = build_kernel_time(arguments.out)
+    kernel_time = build("kernel_time", arguments.out)
     note("compiling the bridge, unless it is cached")
     with tempfile.TemporaryDirectory() as plans:
         small = mlp("", layers=1)
         captured(small, plans)(*small.batch())
     for name in chosen:
-        if name == "memory":
-            memory.run(arguments.quick, arguments.out)
+        if name in OTHERS:
+            OTHERS[name].run(arguments.quick, arguments.out)
         else:
             sweep.run(SWEEPS[name].SWEEP, kernel_time, effort, arguments.quick, arguments.out)
     print(f"\nsaved tables' numbers and plots in {arguments.out}")

@@ -10,27 +10,19 @@ group does nothing.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import os
 import statistics
-import subprocess
-import sysconfig
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
-from torch.utils import cpp_extension
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from .report import note
 from .subject import Batch, Step
 
 REPEATS = 9
@@ -66,28 +58,6 @@ def signature(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
     """Calls of equal signature cost the same and are measured once."""
     leaves, _ = tree_flatten((args, kwargs))
     return func, *((x.dtype, x.shape, x.stride()) if isinstance(x, Tensor) else repr(x) for x in leaves)
-
-
-def build_kernel_time(directory: Path) -> Any:
-    """The module of `kernel_time.cpp`, compiled against the installed torch."""
-    source = Path(__file__).parents[1] / "kernel_time.cpp"
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
-    library = directory / f"kernel_time-{torch.__version__}-{digest}.so"
-    if not library.exists():
-        note("compiling kernel_time.cpp")
-        directory.mkdir(parents=True, exist_ok=True)
-        includes = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
-        command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O2", "-shared", "-fPIC"]
-        command += ["-DTORCH_EXTENSION_NAME=kernel_time", *(f"-I{path}" for path in includes)]
-        command += [str(source), "-o", str(library)]
-        command += [f"-L{path}" for path in cpp_extension.library_paths()]
-        command += ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
-        subprocess.run(command, check=True)
-    spec = importlib.util.spec_from_file_location("kernel_time", library)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def out_overload(func: Any) -> Any | None:

@@ -179,3 +179,31 @@ def plot_memory(result: dict[str, Any], path: Path) -> None:
     axes.set_title(result["title"], fontsize=10)
     axes.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=150)
+
+
+def bridge_table(result: dict[str, Any]) -> str:
+    """A line for each kind of op: the replayed op, the bare call, and what lies between them."""
+    lines = [f"{'':<22}{'replayed':>10}{'bare':>8}{'above':>8}{'ratio':>8}   goal: below {result['goal_ns']}"]
+    for point in result["points"]:
+        replayed, bare, above = point["replayed_ns"], point["bare_ns"], point["above_ns"]
+        reached = "" if above < result["goal_ns"] else "   missed"
+        lines.append(f"{point['label']:<22}{replayed:10.0f}{bare:8.0f}{above:8.0f}{replayed / bare:7.2f}x{reached}")
+    return "\n".join(lines)
+
+
+def plot_bridge(result: dict[str, Any], path: Path) -> None:
+    """Bars: the bare call, and on it what a replayed op adds."""
+    figure, axes = _axes(height=4)
+    points = result["points"]
+    names = [point["label"] for point in points]
+    bare = [point["bare_ns"] for point in points]
+    axes.barh(names, bare, color="tab:gray", label="bare call")
+    # Left of the bare call's end where the replayed op is the cheaper one.
+    bars = axes.barh(names, [point["above_ns"] for point in points], left=bare, color=COLORS[ROTE], label=ROTE)
+    axes.bar_label(bars, labels=[f"{point['above_ns']:+.0f} ns" for point in points], padding=4)
+    axes.invert_yaxis()
+    axes.set_xlabel("nanoseconds per op (median)")
+    axes.set_title(result["title"], fontsize=10)
+    axes.margins(x=0.15)
+    axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)
