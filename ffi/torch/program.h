@@ -85,8 +85,9 @@ class Program {
   void fix(const uint32_t* values, uint32_t n) {
     std::vector<bool> fixed(slots_.size());
     for (uint32_t i = 0; i < n; ++i) fixed[slot(values[i])] = true;
-    for (Prepared& op : ops_) {
-      call_directly(op, fixed);
+    for (size_t i = 0; i < ops_.size(); ++i) {
+      Prepared& op = ops_[i];
+      direct_[i] = called_directly(op, fixed);
       auto is_fixed = [&](const std::pair<uint32_t, uint32_t>& tensor) {
         if (!fixed[tensor.second]) return false;
         op.constants[tensor.first] = slots_[tensor.second];
@@ -113,7 +114,7 @@ class Program {
                 nargs);
     TORCH_CHECK(nouts <= handle->schema().returns().size() || handle->schema().returns().size() == 1,
                 "operator ", name, " returns ", handle->schema().returns().size(), " results, the plan names ", nouts);
-    Prepared op{*handle, {}, {}, {}, {}, false, {}};
+    Prepared op{*handle, {}, {}, {}, {}, false};
     op.constants.reserve(nargs);
     for (uint32_t i = 0; i < nargs; ++i) {
       const Arg& arg = args[i];
@@ -137,6 +138,7 @@ class Program {
       copy_into(op);
     }
     ops_.push_back(std::move(op));
+    direct_.emplace_back();
     return static_cast<uint32_t>(ops_.size() - 1);
   }
 
@@ -182,11 +184,8 @@ class Program {
   }
 
   void run_op(uint32_t index) {
+    if (const auto& direct = direct_[index]) return direct->call();
     Prepared& op = ops_[index];
-    if (op.direct.call) {
-      op.direct.call(op.direct);
-      return;
-    }
     stack_.clear();
     for (const c10::IValue& constant : op.constants) stack_.push_back(constant);
     for (const auto& [position, value] : op.tensors) stack_[position] = slots_[value];
@@ -340,7 +339,6 @@ class Program {
     std::vector<TensorList> lists;
     std::vector<int64_t> outs;
     bool copies;  // results are copied to where they lie
-    Direct direct;
   };
   struct View {
     uint32_t base, out;
@@ -380,41 +378,39 @@ class Program {
     op.copies = false;
   }
 
-  // Finds a direct call for an op that keeps no results in slots. Tensors are
-  // read from the slots, so only a list must be of fixed ones.
-  void call_directly(Prepared& op, const std::vector<bool>& fixed) {
-    if (!op.outs.empty() || op.copies) return;
-    std::string kinds = kinds_of(op.handle.schema());
-    Direct direct;
+  // A direct call for an op, if there is one for its kind. Tensors are read from
+  // the slots, so only a list must be of fixed ones.
+  std::unique_ptr<Direct> called_directly(const Prepared& op, const std::vector<bool>& fixed) {
+    if (op.copies) return nullptr;
+    const c10::FunctionSchema& schema = op.handle.schema();
+    std::string kinds = kinds_of(schema);
+    DirectArguments from{op.handle, std::vector<const at::Tensor*>(kinds.size()), op.constants, {}, nullptr};
+    for (const auto& [position, value] : op.tensors) from.tensors[position] = &slots_[value];
     for (const TensorList& list : op.lists) {
-      if (list.position != 0) return;
+      if (list.position != 0) return nullptr;
       for (int64_t value : list.slots) {
-        if (value < 0 || !fixed[value]) return;
-        direct.list.push_back(slots_[value]);
+        if (value < 0 || !fixed[value]) return nullptr;
+        from.list.push_back(slots_[value]);
       }
     }
-    for (uint32_t i = 0; i < kinds.size(); ++i) {
-      if (kinds[i] == 't' || kinds[i] == 'T') {
-        auto in_slot = [i](const std::pair<uint32_t, uint32_t>& tensor) { return tensor.first == i; };
-        auto found = std::find_if(op.tensors.begin(), op.tensors.end(), in_slot);
-        if (found != op.tensors.end()) {
-          direct.tensors.push_back(&slots_[found->second]);
-        } else if (op.constants[i].isTensor()) {
-          direct.tensors.push_back(&op.constants[i].toTensor());  // a wrapped number
-        } else {
-          return;  // an absent optional tensor
-        }
-      } else if (kinds[i] == 's' || kinds[i] == 'i' || kinds[i] == 'b') {
-        direct.numbers.push_back(i);
+    for (uint32_t i = 0; i < kinds.size(); ++i)
+      if ((kinds[i] == 't' || kinds[i] == 'T') && !from.tensors[i]) {
+        if (!op.constants[i].isTensor()) return nullptr;  // an absent optional tensor
+        from.tensors[i] = &op.constants[i].toTensor();    // a wrapped number
+      }
+    for (size_t i = 0; i < op.outs.size(); ++i) {
+      // Nothing is kept of what is an argument, in its slot, or not used.
+      bool written = schema.returns().size() > i && schema.returns()[i].alias_info() &&
+                     schema.returns()[i].alias_info()->isWrite();
+      if (written) {
+        auto is_result = [&](const auto& tensor) { return tensor.second == op.outs[i]; };
+        if (op.outs[i] >= 0 && std::none_of(op.tensors.begin(), op.tensors.end(), is_result)) return nullptr;
+      } else {
+        if (op.outs.size() != 1 || op.outs[0] < 0) return nullptr;
+        from.result = &slots_[op.outs[0]];
       }
     }
-    direct.constants = &op.constants;
-    try {
-      direct.call = direct_call(op.handle, kinds);
-    } catch (const c10::Error&) {
-      return;  // a signature of another kind: the stack does
-    }
-    op.direct = std::move(direct);
+    return direct_call(kinds, from);
   }
 
   // Makes a copy of the first argument a copy to where the result lies.
@@ -518,6 +514,7 @@ class Program {
   std::vector<uint32_t> pending_;  // started and not known to be waited for
   std::vector<at::Tensor> rng_;
   std::vector<Prepared> ops_;
+  std::vector<std::unique_ptr<Direct>> direct_;  // of each op, if it is called so
   std::vector<View> views_;
   std::vector<Collective> collectives_;
   std::vector<c10::IValue> stack_;

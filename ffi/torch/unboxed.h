@@ -1,8 +1,8 @@
 // Direct calls of the most frequent kinds of ops: their tensors are read where
 // they lie in the slots, without a stack of boxed arguments.
 #pragma once
-#include <functional>
-#include <optional>
+#include <memory>
+#include <tuple>
 #include <vector>
 
 #include <ATen/core/IListRef.h>
@@ -11,20 +11,20 @@
 
 namespace rote {
 
-// The arguments of one op: tensors as slots, numbers as constants, both in the
-// order of the schema.
+// One op with all that its calls need, in one piece of memory.
 struct Direct {
-  std::vector<const at::Tensor*> tensors;
-  const std::vector<c10::IValue>* constants = nullptr;
-  std::vector<uint32_t> numbers;   // positions among the constants
-  std::vector<at::Tensor> list;    // of an op whose first argument is a list
-  std::function<void(const Direct&)> call;
+  virtual ~Direct() = default;
+  virtual void call() const = 0;
+};
 
-  at::Tensor& written() const { return const_cast<at::Tensor&>(*tensors.back()); }
-  at::Tensor& first() const { return const_cast<at::Tensor&>(*tensors.front()); }
-  at::Scalar scalar(size_t i) const { return (*constants)[numbers[i]].toScalar(); }
-  int64_t integer(size_t i) const { return (*constants)[numbers[i]].toInt(); }
-  bool flag(size_t i) const { return (*constants)[numbers[i]].toBool(); }
+// What a direct call is made from. Each argument has a place in `tensors` (where
+// the tensor lies) or in `constants`, by its position in the schema.
+struct DirectArguments {
+  const c10::OperatorHandle& handle;
+  std::vector<const at::Tensor*> tensors;
+  const std::vector<c10::IValue>& constants;
+  std::vector<at::Tensor> list;  // of an op whose first argument is a list
+  at::Tensor* result;            // where an op that makes a result puts it
 };
 
 // The kinds of arguments of a schema: t tensor, T tensor that is written, l list
@@ -48,51 +48,140 @@ inline std::string kinds_of(const c10::FunctionSchema& schema) {
   return kinds;
 }
 
-template <typename Signature, typename Body>
-std::function<void(const Direct&)> typed(const c10::OperatorHandle& handle, Body body) {
-  auto op = handle.typed<Signature>();  // throws when the kernel has another signature
-  return [op, body](const Direct& direct) { body(op, direct); };
+// Of each kind: its type in C++, and what is kept of an argument to pass it.
+template <char kind>
+struct Kept;
+
+template <>
+struct Kept<'t'> {
+  using Type = const at::Tensor&;
+  Kept(const DirectArguments& from, size_t at) : tensor(from.tensors[at]) {}
+  Type get() const { return *tensor; }
+  const at::Tensor* tensor;
+};
+
+template <>
+struct Kept<'T'> {
+  using Type = at::Tensor&;
+  Kept(const DirectArguments& from, size_t at) : tensor(const_cast<at::Tensor*>(from.tensors[at])) {}
+  Type get() const { return *tensor; }
+  at::Tensor* tensor;
+};
+
+template <>
+struct Kept<'l'> {
+  using Type = const at::ITensorListRef&;
+  Kept(const DirectArguments& from, size_t) : tensors(from.list) {}
+  at::ITensorListRef get() const { return tensors; }
+  std::vector<at::Tensor> tensors;
+};
+
+// Another number may be bound at any step.
+template <>
+struct Kept<'s'> {
+  using Type = const at::Scalar&;
+  Kept(const DirectArguments& from, size_t at) : number(&from.constants[at]) {}
+  at::Scalar get() const { return number->toScalar(); }
+  const c10::IValue* number;
+};
+
+template <>
+struct Kept<'i'> {
+  using Type = int64_t;
+  Kept(const DirectArguments& from, size_t at) : number(from.constants[at].toInt()) {}
+  Type get() const { return number; }
+  int64_t number;
+};
+
+template <>
+struct Kept<'b'> {
+  using Type = bool;
+  Kept(const DirectArguments& from, size_t at) : flag(from.constants[at].toBool()) {}
+  Type get() const { return flag; }
+  bool flag;
+};
+
+// `Result`: Tensor& of an op that writes an argument, Tensor of one that makes
+// its result.
+template <typename Result, char... kinds>
+class TypedDirect final : public Direct {
+ public:
+  explicit TypedDirect(const DirectArguments& from) : TypedDirect(from, std::make_index_sequence<sizeof...(kinds)>()) {}
+
+  void call() const override {
+    std::apply(
+        [&](const auto&... kept) {
+          if constexpr (std::is_reference_v<Result>) {
+            op_.call(kept.get()...);
+          } else {
+            *result_ = op_.call(kept.get()...);
+          }
+        },
+        kept_);
+  }
+
+ private:
+  using Signature = Result(typename Kept<kinds>::Type...);
+
+  // Throws when the kernel has another signature.
+  template <size_t... at>
+  TypedDirect(const DirectArguments& from, std::index_sequence<at...>)
+      : op_(from.handle.typed<Signature>()), result_(from.result), kept_(Kept<kinds>(from, at)...) {}
+
+  c10::TypedOperatorHandle<Signature> op_;
+  at::Tensor* result_;
+  std::tuple<Kept<kinds>...> kept_;
+};
+
+// One kind of signature, as a row of a table.
+struct DirectKind {
+  const char* kinds;
+  bool makes_result;
+  std::unique_ptr<Direct> (*make)(const DirectArguments&);
+};
+
+template <char... kinds>
+inline constexpr char kinds_text[] = {kinds..., '\0'};
+
+template <typename Result, char... kinds>
+constexpr DirectKind direct_kind() {
+  return {kinds_text<kinds...>, !std::is_reference_v<Result>, [](const DirectArguments& from) -> std::unique_ptr<Direct> {
+            return std::make_unique<TypedDirect<Result, kinds...>>(from);
+          }};
 }
 
-// How to call ops of these kinds, or nothing.
-inline std::function<void(const Direct&)> direct_call(const c10::OperatorHandle& handle, const std::string& kinds) {
-  using at::Scalar;
+// How to call an op of these kinds, or nothing.
+inline std::unique_ptr<Direct> direct_call(const std::string& kinds, const DirectArguments& from) {
   using at::Tensor;
-  if (kinds == "tT")
-    return typed<Tensor&(const Tensor&, Tensor&)>(
-        handle, [](const auto& op, const Direct& d) { op.call(*d.tensors[0], d.written()); });
-  if (kinds == "ttT")
-    return typed<Tensor&(const Tensor&, const Tensor&, Tensor&)>(
-        handle, [](const auto& op, const Direct& d) { op.call(*d.tensors[0], *d.tensors[1], d.written()); });
-  if (kinds == "tttT")
-    return typed<Tensor&(const Tensor&, const Tensor&, const Tensor&, Tensor&)>(
-        handle,
-        [](const auto& op, const Direct& d) { op.call(*d.tensors[0], *d.tensors[1], *d.tensors[2], d.written()); });
-  if (kinds == "ttsT")
-    return typed<Tensor&(const Tensor&, const Tensor&, const Scalar&, Tensor&)>(
-        handle,
-        [](const auto& op, const Direct& d) { op.call(*d.tensors[0], *d.tensors[1], d.scalar(0), d.written()); });
-  if (kinds == "tsT")
-    return typed<Tensor&(const Tensor&, const Scalar&, Tensor&)>(
-        handle, [](const auto& op, const Direct& d) { op.call(*d.tensors[0], d.scalar(0), d.written()); });
-  if (kinds == "tttssT")
-    return typed<Tensor&(const Tensor&, const Tensor&, const Tensor&, const Scalar&, const Scalar&, Tensor&)>(
-        handle, [](const auto& op, const Direct& d) {
-          op.call(*d.tensors[0], *d.tensors[1], *d.tensors[2], d.scalar(0), d.scalar(1), d.written());
-        });
-  if (kinds == "Tt")
-    return typed<Tensor&(Tensor&, const Tensor&)>(
-        handle, [](const auto& op, const Direct& d) { op.call(d.first(), *d.tensors[1]); });
-  if (kinds == "Tts")
-    return typed<Tensor&(Tensor&, const Tensor&, const Scalar&)>(
-        handle, [](const auto& op, const Direct& d) { op.call(d.first(), *d.tensors[1], d.scalar(0)); });
-  if (kinds == "Ttb")
-    return typed<Tensor&(Tensor&, const Tensor&, bool)>(
-        handle, [](const auto& op, const Direct& d) { op.call(d.first(), *d.tensors[1], d.flag(0)); });
-  if (kinds == "liT")
-    return typed<Tensor&(const at::ITensorListRef&, int64_t, Tensor&)>(
-        handle, [](const auto& op, const Direct& d) { op.call(d.list, d.integer(0), d.written()); });
-  return {};
+  static constexpr DirectKind known[] = {
+      direct_kind<Tensor&, 't', 'T'>(),
+      direct_kind<Tensor&, 't', 't', 'T'>(),
+      direct_kind<Tensor&, 't', 't', 't', 'T'>(),
+      direct_kind<Tensor&, 't', 't', 's', 'T'>(),
+      direct_kind<Tensor&, 't', 's', 'T'>(),
+      direct_kind<Tensor&, 't', 't', 't', 's', 's', 'T'>(),
+      direct_kind<Tensor&, 'l', 'i', 'T'>(),
+      direct_kind<Tensor&, 'T', 't'>(),
+      direct_kind<Tensor&, 'T', 's'>(),
+      direct_kind<Tensor&, 'T', 't', 's'>(),
+      direct_kind<Tensor&, 'T', 't', 'b'>(),
+      direct_kind<Tensor&, 'T'>(),
+      direct_kind<Tensor, 't'>(),
+      direct_kind<Tensor, 't', 't'>(),
+      direct_kind<Tensor, 't', 't', 't'>(),
+      direct_kind<Tensor, 't', 's'>(),
+      direct_kind<Tensor, 't', 't', 's'>(),
+      direct_kind<Tensor, 't', 't', 't', 's', 's'>(),
+  };
+  for (const DirectKind& kind : known)
+    if (kind.kinds == kinds && kind.makes_result == (from.result != nullptr)) {
+      try {
+        return kind.make(from);
+      } catch (const c10::Error&) {
+        return nullptr;  // a signature of another kind: the stack does
+      }
+    }
+  return nullptr;
 }
 
 }  // namespace rote
