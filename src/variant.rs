@@ -231,6 +231,13 @@ impl Variant {
     /// Replays the plan on the arguments that `call` has collected. Results:
     /// outputs, then gradients, in a Python list.
     pub fn replay(&mut self, call: &Call) -> Result<Object, ReplayError> {
+        self.bound.begin()?;
+        let results = self.replayed(call);
+        self.bound.end()?;
+        results
+    }
+
+    fn replayed(&mut self, call: &Call) -> Result<Object, ReplayError> {
         if !self.scalars.is_empty() {
             let mut failed = None;
             evaluate(&self.scalars, &mut self.numbers_now, |i| {

@@ -1,7 +1,7 @@
 // A bridge without PyTorch: every function of replay/src/aten/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
-unsigned rote_bridge_abi(void) { return 2; }
+unsigned rote_bridge_abi(void) { return 3; }
 const char *rote_bridge_error(void) { return "the stub fails"; }
 const char *rote_bridge_torch(void) { return "stub"; }
 const char *rote_bridge_table_text(void) { return ""; }
@@ -42,6 +42,9 @@ STUB(program_clear)
 STUB(program_bump)
 STUB(program_output)
 STUB(mark_replayed)
+STUB(program_listened)
+STUB(range_begin)
+STUB(range_end)
 STUB(run)
 STUB(run_op)
 STUB(run_view)

@@ -247,6 +247,18 @@ EXPORT int rote_bridge_run_free(Program* program, uint32_t value) {
   return guarded([&] { program->run_free(value); });
 }
 
+// Whether a profiler listens to the step that is about to run; collectives
+// show themselves in the steps for which this was so.
+EXPORT int rote_bridge_program_listened(Program* program) { return program->ranges.look() ? 1 : 0; }
+
+// Ranges nest: the end is that of the last one begun.
+EXPORT int rote_bridge_range_begin(Program* program, const char* name) {
+  return guarded([&] { program->ranges.begin(name); });
+}
+EXPORT int rote_bridge_range_end(Program* program) {
+  return guarded([&] { program->ranges.end(); });
+}
+
 // Calls `body(context)` below autograd and autocast, with the GIL released,
 // then waits for collectives that are still under way.
 EXPORT int rote_bridge_run(Program* program, int (*body)(void*), void* context) {

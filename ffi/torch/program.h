@@ -17,6 +17,7 @@
 
 #include "facts.h"
 #include "numbers.h"
+#include "ranges.h"
 #include "unboxed.h"
 
 namespace rote {
@@ -61,6 +62,8 @@ inline at::Tensor alias_of(const at::Tensor& base, at::ScalarType dtype, c10::In
 
 class Program {
  public:
+  Ranges ranges;  // what a profiler is shown
+
   Program(uint32_t values, uint32_t rng_slots) : slots_(values), works_(values), rng_(rng_slots) {}
 
   // One allocation for the results that have a fixed place.
@@ -221,6 +224,8 @@ class Program {
   void run_collective(uint32_t index) {
     Collective& c = collectives_[index];
     const at::Tensor& input = slots_[c.input];
+    std::optional<OpRange> range;
+    if (ranges.listened()) range.emplace(name_of(c), input);
     if (!c.backend) c.backend = c.group->getBackend(input.device().type());
     const auto& backend = c.backend;
     bool in_place = c.input == c.output;
@@ -275,6 +280,8 @@ class Program {
   void run_wait(uint32_t value) {
     auto& work = works_[slot(value)];
     if (!work) return;
+    std::optional<OpRange> range;
+    if (ranges.listened()) range.emplace("_c10d_functional::wait_tensor", slots_[value]);
     work->wait();
     work.reset();
   }
@@ -494,6 +501,19 @@ class Program {
         return out;
       }
       default: TORCH_CHECK(false, "argument of kind ", static_cast<int>(arg.tag), " cannot be bound");
+    }
+  }
+
+  // The op of a collective in eager.
+  static const char* name_of(const Collective& c) {
+    bool in_place = c.input == c.output;
+    switch (c.kind) {
+      case 0: return in_place ? "_c10d_functional::all_reduce_" : "_c10d_functional::all_reduce";
+      case 1: return "_c10d_functional::all_gather_into_tensor";
+      case 2: return "_c10d_functional::reduce_scatter_tensor";
+      case 3: return "_c10d_functional::all_to_all_single";
+      case 4: return in_place ? "_c10d_functional::broadcast_" : "_c10d_functional::broadcast";
+      default: return "_c10d_functional::?";
     }
   }
 

@@ -75,7 +75,19 @@ impl Executor {
         backend: &impl Backend,
         communicator: &impl Communicator,
     ) -> Result<(), ReplayError> {
+        self.run_observed(backend, communicator, |_| {})
+    }
+
+    /// Runs every step in order, like [`Executor::run`], and says which one is
+    /// next before each.
+    pub fn run_observed(
+        &self,
+        backend: &impl Backend,
+        communicator: &impl Communicator,
+        mut next: impl FnMut(usize),
+    ) -> Result<(), ReplayError> {
         for (i, step) in self.steps.iter().enumerate() {
+            next(i);
             let done = match *step {
                 Step::Local(op) => backend.local(op),
                 Step::View(view) => backend.view(view),

@@ -4,6 +4,7 @@
 //! Reads the archived plan where it lies in the mapped file. The file was
 //! checked when it was opened, so indices hold.
 
+use std::ffi::CString;
 use std::ptr;
 
 use rote_plans::binding::{ArchivedBindingKind, ArchivedScalar};
@@ -16,6 +17,7 @@ use crate::executor::{Executor, ReplayError, Step};
 
 use super::args::{Arguments, NumberSite, bind_error, c_string, ids_of, ints_of, number_sites};
 use super::bridge::{AtenProgram, Bridge, Object};
+use super::ranges::{Origins, Ranges, text};
 
 /// A plan, bound to this process.
 #[derive(Debug)]
@@ -25,6 +27,12 @@ pub struct BoundPlan {
     first: Executor,
     /// What every later run executes.
     executor: Executor,
+    /// What a profiler is shown: the step's name, and ranges of the first run
+    /// and of later ones.
+    name: CString,
+    ranges: [Ranges; 2],
+    /// Whether a profiler listens to the step under way.
+    listened: bool,
     /// Whether the first run is done, and the slots hold what it leaves.
     settled: bool,
     /// Slots whose tensors are the same in every run once the first is done.
@@ -168,6 +176,8 @@ impl BoundPlan {
         place(&program, plan, schedule)?;
         let mut executor = Executor::default();
         let mut later = Vec::new();
+        // The instruction of each step, of the first run and of later ones.
+        let (mut instrs, mut later_instrs) = (Vec::new(), Vec::new());
         let mut numbers = Vec::new();
         for (at, instr) in plan.instrs.iter().enumerate() {
             let into = schedule.into(at);
@@ -289,13 +299,20 @@ impl BoundPlan {
             };
             if !lasting.step(plan, schedule, at) {
                 later.push(step);
+                later_instrs.push(at as u32);
             }
             executor.steps.push(step);
+            instrs.push(at as u32);
         }
         let first = Executor {
             steps: std::mem::replace(&mut executor.steps, later),
             rng: executor.rng.clone(),
         };
+        let origins = Origins::of(plan);
+        let ranges = [
+            origins.ranges(&first, &instrs),
+            origins.ranges(&executor, &later_instrs),
+        ];
 
         let bindings: Vec<(BindingKind, u32)> = plan
             .bindings
@@ -335,6 +352,9 @@ impl BoundPlan {
             program,
             first,
             executor,
+            name: text(&format!("rote::replay {}", plan.function)),
+            ranges,
+            listened: false,
             settled: false,
             fixed,
             last_numbers: vec![f64::NAN; numbers.len()],
@@ -382,13 +402,32 @@ impl BoundPlan {
         Ok(())
     }
 
+    /// Begins a replay: a profiler that listens shows everything from here to
+    /// [`BoundPlan::end`] as one step.
+    pub fn begin(&mut self) -> Result<(), ReplayError> {
+        self.listened = self.program.listened();
+        if self.listened {
+            self.program.begin_range(&self.name)?;
+        }
+        Ok(())
+    }
+
+    /// Ends a replay, whatever became of it.
+    pub fn end(&self) -> Result<(), ReplayError> {
+        if self.listened {
+            self.program.end_range()?;
+        }
+        Ok(())
+    }
+
     /// Runs the plan. Results wait in their slots, and everything but the
     /// state is dropped by [`BoundPlan::clear`].
     pub fn run(&mut self) -> Result<(), ReplayError> {
+        let [first, later] = &self.ranges;
         if self.settled {
-            self.program.run(&self.executor)?;
+            (self.program).run(&self.executor, self.listened.then_some(later))?;
         } else {
-            self.program.run(&self.first)?;
+            (self.program).run(&self.first, self.listened.then_some(first))?;
             self.program.fix(&self.fixed)?;
             self.settled = true;
         }

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 
 use crate::executor::{Backend, Communicator, Executor, ReplayError};
 
+use super::ranges::Ranges;
 use super::sys::{self, Fact, Functions};
 
 /// A Python object, held by one reference.
@@ -510,23 +511,52 @@ impl AtenProgram {
         Ok(list)
     }
 
-    /// Runs an executor's steps, with the GIL released.
-    pub fn run(&self, executor: &Executor) -> Result<(), ReplayError> {
+    /// Whether a profiler listens to the step that is about to run. Its
+    /// collectives show themselves if so.
+    pub fn listened(&self) -> bool {
+        // SAFETY: a program of ours.
+        unsafe { (Bridge::get().functions.program_listened)(self.0) != 0 }
+    }
+
+    /// Begins a range of the time line that a profiler shows, inside of those
+    /// that are open.
+    pub fn begin_range(&self, name: &CStr) -> Result<(), ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: a text that outlives the call.
+        bridge.check(unsafe { (bridge.functions.range_begin)(self.0, name.as_ptr()) })
+    }
+
+    /// Ends the range that was begun last.
+    pub fn end_range(&self) -> Result<(), ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: a program of ours.
+        bridge.check(unsafe { (bridge.functions.range_end)(self.0) })
+    }
+
+    /// Runs an executor's steps, with the GIL released; in ranges for a
+    /// profiler if there are any.
+    pub fn run(&self, executor: &Executor, ranges: Option<&Ranges>) -> Result<(), ReplayError> {
         struct Context<'a> {
             program: &'a AtenProgram,
             executor: &'a Executor,
+            ranges: Option<&'a Ranges>,
             result: Result<(), ReplayError>,
         }
         unsafe extern "C" fn body(context: *mut c_void) -> c_int {
             // SAFETY: the context below, which outlives the call.
             let context = unsafe { &mut *context.cast::<Context<'_>>() };
-            context.result = context.executor.run(context.program, context.program);
+            let (program, executor) = (context.program, context.executor);
+            context.result = match context.ranges {
+                None => executor.run(program, program),
+                Some(ranges) => ranges.run(executor, program),
+            };
             c_int::from(context.result.is_err())
         }
         let bridge = Bridge::get();
         let mut context = Context {
             program: self,
             executor,
+            ranges,
             result: Ok(()),
         };
         // SAFETY: `body` takes the context by this type and does not unwind:

@@ -6,6 +6,7 @@
 //! | [`sys`] | the C ABI of the bridge (`ffi/torch/`) |
 //! | [`bridge`] | the loaded bridge, and safe owners of what it makes |
 //! | [`bind`] | a plan file's instructions, handed to the bridge |
+//! | [`ranges`] | what a profiler shows of a replay |
 //! | [`eager`] | single calls on host data |
 
 mod args;
@@ -13,6 +14,7 @@ pub mod bind;
 pub mod bridge;
 pub mod eager;
 pub mod op;
+pub mod ranges;
 #[allow(missing_docs)]
 pub mod sys;
 

@@ -7,7 +7,7 @@ pub use super::op::{
 };
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
@@ -85,6 +85,9 @@ functions! {
     program_bump: fn(*mut c_void, u32) -> c_int;
     program_output: fn(*mut c_void, u32, c_int) -> Object;
     mark_replayed: fn(Object) -> c_int;
+    program_listened: fn(*mut c_void) -> c_int;
+    range_begin: fn(*mut c_void, *const c_char) -> c_int;
+    range_end: fn(*mut c_void) -> c_int;
     run: fn(*mut c_void, unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
     run_op: fn(*mut c_void, u32) -> c_int;
     run_view: fn(*mut c_void, u32) -> c_int;

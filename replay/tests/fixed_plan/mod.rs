@@ -27,6 +27,7 @@ impl FixedPlan {
     /// One replay, with a new learning rate.
     pub fn step(&mut self) {
         self.rate += 0.5;
+        self.bound.begin().expect("begins");
         self.bound
             .set_numbers(&[self.rate])
             .expect("numbers are set");
@@ -40,5 +41,6 @@ impl FixedPlan {
         self.bound.run().expect("runs");
         drop(self.bound.results().expect("results"));
         self.bound.clear().expect("is cleared");
+        self.bound.end().expect("ends");
     }
 }
