@@ -447,6 +447,14 @@ def branch_on_equal(x: Tensor) -> Tensor:
     return x * 2 if torch.equal(x.sign(), x.sign().abs()) else x * 3
 
 
+def branch_on_allclose(x: Tensor) -> Tensor:
+    return x * 2 if torch.allclose(x.sign(), x.sign().abs()) else x * 3
+
+
+def branch_on_any(x: Tensor) -> Tensor:
+    return x * 2 if (x < 0).any() else x * 3
+
+
 def repeated_random_shape(x: Tensor) -> Tensor:
     return x.repeat(random.randint(1, 3)).sum()
 
@@ -471,6 +479,8 @@ SOURCES = [
     branch_on_tolist,
     branch_on_numpy,
     branch_on_equal,
+    branch_on_allclose,
+    branch_on_any,
     repeated_random_shape,
     unique_values,
 ]

@@ -626,3 +626,25 @@ def test_op_that_returns_nothing_is_run_at_every_replay() -> None:
     assert seen == [4.0 * i for i in range(8)]
     if not ORACLE_ONLY:
         assert captured.stats.replays > 0
+
+
+def factorized(x: Tensor) -> Tensor:
+    return torch.linalg.cholesky(x @ x.t() + x)
+
+
+def asserted(x: Tensor) -> Tensor:
+    torch._assert_async((x.diagonal() > 0).all())
+    return x * 2
+
+
+@pytest.mark.parametrize("checked", [factorized, asserted])
+def test_what_an_op_checks_is_checked_at_every_replay(checked: Callable[[Tensor], Tensor]) -> None:
+    captured = rote_capture(checked)
+    for i in range(5):
+        assert torch.equal(captured(torch.eye(4) * (i + 1)), checked(torch.eye(4) * (i + 1)))
+    for step in (checked, captured):
+        with pytest.raises(RuntimeError, match=r"positive-definite|nonzero value"):
+            step(torch.eye(4) * -0.5)
+    assert torch.equal(captured(torch.eye(4)), checked(torch.eye(4)))
+    if not ORACLE_ONLY:
+        assert captured.stats.replays > 2

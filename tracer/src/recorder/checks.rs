@@ -13,20 +13,56 @@ fn reads_meta_only(name: &str) -> bool {
         || name == "aten::expand"
 }
 
+/// Ops of PyTorch with an answer for the host that depends on nothing but the meta
+/// of their arguments, which is guarded.
+#[rustfmt::skip]
+const META_QUESTIONS: &[&str] = &[
+    "_debug_has_internal_overlap", "_dimI", "_dimV", "_fused_sdp_choice", "_has_compatible_shallow_copy_type",
+    "_has_same_storage_numel", "_is_zerotensor", "_nested_get_ragged_idx", "_nnz", "_use_cudnn_ctc_loss",
+    "_use_miopen_ctc_loss", "_version", "cudnn_is_acceptable", "dense_dim", "dim", "get_device", "is_coalesced",
+    "is_complex", "is_conj", "is_contiguous", "is_distributed", "is_floating_point", "is_inference", "is_leaf", "is_neg",
+    "is_non_overlapping_and_dense", "is_pinned", "is_same_size", "is_set_to", "is_signed", "is_strides_like_format",
+    "numel", "output_nr", "q_per_channel_axis", "q_scale", "q_zero_point", "qscheme", "result_type", "retains_grad",
+    "size", "sparse_dim", "storage_offset", "stride", "sym_is_contiguous", "sym_numel", "sym_size", "sym_storage_offset",
+    "sym_stride",
+];
+
 impl Recorder {
+    /// Looks at an op that gives the host an answer and no tensor: nothing is to
+    /// be recorded of one about meta, and one about data is refused.
+    pub(super) fn question(&self, op: &OpEvent<'_>) -> Result<(), Refusal> {
+        let name = op.name.split("::").last().unwrap_or_default();
+        let of_data = matches!(name, "_use_cudnn_ctc_loss" | "_use_miopen_ctc_loss")
+            && op.overload == "Tensor";
+        let none = op.outs.iter().all(|out| {
+            matches!(
+                out,
+                ArgEvent::None | ArgEvent::Tensor(_) | ArgEvent::Tensors(_)
+            )
+        });
+        if none || META_QUESTIONS.contains(&name) && !of_data {
+            return Ok(());
+        }
+        Self::host_read(op)
+    }
+
+    fn host_read(op: &OpEvent<'_>) -> Result<(), Refusal> {
+        Self::refuse(
+            op,
+            "reads a tensor on the host (.item(), float(), bool(), print()): what Python does with the value \
+             leaves no trace in a plan",
+            "return the tensor and read it outside the captured function, or keep the decision on the device \
+             (torch.where); for optimizers, fused=True or capturable=True keep their step counters in tensors",
+        )
+    }
+
     /// Refuses ops that a plan can never hold.
     pub(super) fn check(&self, op: &OpEvent<'_>) -> Result<(), Refusal> {
         if op.name == "aten::_local_scalar_dense"
             || op.name == "aten::equal"
             || op.name == "aten::is_nonzero"
         {
-            return Self::refuse(
-                op,
-                "reads a tensor on the host (.item(), float(), bool(), print()): what Python does with the value \
-                 leaves no trace in a plan",
-                "return the tensor and read it outside the captured function, or keep the decision on the device \
-                 (torch.where); for optimizers, fused=True or capturable=True keep their step counters in tensors",
-            );
+            return Self::host_read(op);
         }
         let indexes_by_integers = op.name == "aten::index"
             && !op.args.iter().skip(1).any(|arg| match &arg.value {

@@ -96,8 +96,9 @@ impl Recorder {
         if !writes && !fresh && has_tensors(&op.outs) && (of_torch || is_wrapper(op)) {
             return self.views(op);
         }
-        if of_torch && !writes && !has_tensors(&op.outs) && !op.name.contains("assert") {
-            return Ok(()); // asks for meta only: sizes, strides, ...; another's op may act
+        // An op that returns nothing was called for what it does, such as to raise.
+        if of_torch && !writes && !has_tensors(&op.outs) && !op.outs.is_empty() {
+            return self.question(op);
         }
         if !self.collective(op)? {
             self.local(op)?;

@@ -680,17 +680,41 @@ fn what_does_no_work_leaves_no_instruction() {
     meta.device.kind = 14;
     let mut shape_arithmetic = op("aten::mm", &[], &[]);
     shape_arithmetic.args.push(read(ArgEvent::Tensor(meta)));
+    let mut size = op("aten::sym_size", &[&x], &[]);
+    size.outs.push(ArgEvent::Other("int"));
     let mut recorder = recorder(&[&x]);
     record(
         &mut recorder,
         &[
             shape_arithmetic,
-            op("aten::sym_size", &[&x], &[]),
+            size,
             op("profiler::_record_function_enter", &[], &[]),
             wait(&x),
         ],
     );
     assert!(recorder.is_empty());
+}
+
+#[test]
+fn ops_called_for_what_they_do_are_kept_and_answers_about_data_refused() {
+    let x = tensor(1, &[4]);
+    let mut recorder = recorder(&[&x]);
+    record(
+        &mut recorder,
+        &[op("aten::_linalg_check_errors", &[&x], &[])],
+    );
+    assert!(!recorder.is_empty());
+    for (name, overload, right) in [
+        ("aten::is_contiguous", "", true),
+        ("aten::_use_cudnn_ctc_loss", "", true),
+        ("aten::_use_cudnn_ctc_loss", "Tensor", false),
+        ("aten::_choose_qparams_per_tensor", "", false),
+    ] {
+        let mut question = op(name, &[&x], &[]);
+        question.overload = overload;
+        question.outs.push(ArgEvent::Other("bool"));
+        assert_eq!(recorder.op(&question).is_ok(), right, "{name}.{overload}");
+    }
 }
 
 #[test]
