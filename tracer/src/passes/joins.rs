@@ -6,10 +6,10 @@
 //! of the same shape: one `copy_` between the two moves the same elements to the
 //! same places. All pieces are read before anything else is written, as before.
 
-use rote_plans::{Arg, Def, Instr, NONE, Plan, Range, Value, ValueId};
+use rote_plans::{Arg, Instr, NONE, Plan, ValueId};
 
-use super::effects::{is_function, outs, text};
-use super::{Done, Pass, Program, Stage};
+use super::effects::{is_function, outs};
+use super::{Done, Pass, Program, Stage, emit};
 use crate::finish::follow;
 
 pub(super) const PASS: Pass = Pass {
@@ -42,12 +42,13 @@ fn apply(program: &mut Program) -> Done {
             Some(join) => {
                 changed += 1;
                 pieces += join.pieces;
-                emit(plan, &join, instrs.len() as u32, &mut instrs);
+                emit_join(plan, &join, &mut instrs);
             }
             None => instrs.push(instr),
         }
     }
     plan.instrs = instrs;
+    emit::define(plan);
     Done {
         changed,
         what: format!("{changed} copies join {pieces} pieces"),
@@ -121,79 +122,15 @@ fn join(plan: &Plan, instr: &Instr) -> Option<Join> {
 }
 
 /// The instructions in the place of a `cat`.
-fn emit(plan: &mut Plan, join: &Join, at: u32, instrs: &mut Vec<Instr>) {
-    let result = plan.values[join.out as usize];
+fn emit_join(plan: &mut Plan, join: &Join, instrs: &mut Vec<Instr>) {
     let head = plan.values[join.first as usize];
-    let shape = dims(plan, &join.shape);
-    let (from, to) = (dims(plan, &join.from), dims(plan, &join.to));
-    let view = |plan: &mut Plan, root, strides, offset, instr| {
-        plan.values.push(Value {
-            def: Def::Instr(instr),
-            root,
-            shape,
-            strides,
-            offset,
-            storage_bytes: 0,
-            last_use: NONE,
-            ..result
-        });
-        plan.values.len() as ValueId - 1
-    };
-    let source = view(plan, head.root, from, head.offset, at + 1);
-    let target = view(plan, join.out, to, 0, at + 2);
-    let allocated = [
-        Arg::Ints(result.shape),
-        Arg::Ints(result.strides),
-        Arg::DType(result.dtype),
-        Arg::None,
-        Arg::Device(result.device),
-        Arg::None,
-    ];
-    let copied = [Arg::Value(target), Arg::Value(source), Arg::Bool(false)];
-    let empty = local(plan, "aten::empty_strided", &allocated, &[join.out], &[]);
-    let copy = local(plan, "aten::copy_", &copied, &[NONE], &[target]);
+    let source = emit::piece(plan, head.root, &join.shape, &join.from, head.offset);
+    plan.values[source as usize].dtype = head.dtype;
+    let target = emit::piece(plan, join.out, &join.shape, &join.to, 0);
     instrs.extend([
-        empty,
-        Instr::View {
-            base: head.root,
-            out: source,
-        },
-        Instr::View {
-            base: join.out,
-            out: target,
-        },
-        copy,
+        emit::allocate(plan, join.out),
+        emit::view(plan, source),
+        emit::view(plan, target),
+        emit::copy(plan, target, source),
     ]);
-}
-
-fn local(plan: &mut Plan, op: &str, args: &[Arg], outs: &[u32], writes: &[u32]) -> Instr {
-    let (op, overload) = (text(plan, op), text(plan, ""));
-    let range = |start: usize, len: usize| Range {
-        start: start as u32,
-        len: len as u32,
-    };
-    let args_range = range(plan.args.len(), args.len());
-    plan.args.extend_from_slice(args);
-    let mut ids = |ids: &[u32]| {
-        let range = range(plan.ids.len(), ids.len());
-        plan.ids.extend_from_slice(ids);
-        range
-    };
-    Instr::Local {
-        op,
-        overload,
-        args: args_range,
-        outs: ids(outs),
-        writes: ids(writes),
-        seeded: false,
-    }
-}
-
-fn dims(plan: &mut Plan, dims: &[i64]) -> Range {
-    let start = plan.dims.len() as u32;
-    plan.dims.extend_from_slice(dims);
-    Range {
-        start,
-        len: dims.len() as u32,
-    }
 }

@@ -15,6 +15,7 @@
 //! | [`constants`] | what depends on nothing but constants, in the first run only |
 //! | [`arena`] | results at fixed places, written there directly |
 //! | [`effects`] | what instructions read, write and make |
+//! | [`emit`] | instructions and values that passes add |
 //!
 //! Tests hold them against what was recorded on paper (`paper.rs`), over random plans
 //! (`random.rs`).
@@ -25,6 +26,7 @@ mod constants;
 mod copies;
 mod dead;
 mod effects;
+mod emit;
 mod into;
 mod joins;
 mod overlap;
