@@ -28,6 +28,7 @@ pub fn json(report: &Report, chosen: Selection) -> Value {
             "about": pass.about,
             "by_default": pass.by_default,
             "alters_collectives": pass.alters_collectives,
+            "keeps_bits": pass.keeps_bits,
             "on": chosen.has(pass.name),
             "changed": done.map(|(_, done)| done.changed),
             "what": done.map(|(_, done)| done.what.clone()),

@@ -10,12 +10,12 @@ use super::Trouble;
 
 /// List the passes that run over a plan before it is replayed, in their order.
 ///
-/// Choose with rote.capture(..., passes=...) or ROTE_PASSES: all, none, default,
-/// or names separated by commas, with - before those to leave out of the default
+/// Choose with rote.capture(..., passes=...) or ROTE_PASSES: all (that keep the bits
+/// of eager), none, default, or names separated by commas, with - before those to leave out of the default
 /// and + before those to add.
 #[derive(Debug, Args)]
 pub(super) struct Passes {
-    /// Print the names alone
+    /// Print the names alone, of those that keep the bits of eager
     #[arg(long)]
     names: bool,
     /// Print JSON
@@ -32,6 +32,7 @@ impl Passes {
                     "about": p.about,
                     "by_default": p.by_default,
                     "alters_collectives": p.alters_collectives,
+                    "keeps_bits": p.keeps_bits,
                 })
             });
             let rows: Vec<_> = rows.collect();
@@ -41,7 +42,9 @@ impl Passes {
         }
         for pass in PASSES {
             if self.names {
-                writeln!(out, "{}", pass.name)?;
+                if pass.keeps_bits {
+                    writeln!(out, "{}", pass.name)?;
+                }
             } else {
                 let state = if pass.by_default { "on " } else { "off" };
                 let ranks = if pass.alters_collectives {

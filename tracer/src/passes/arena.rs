@@ -27,6 +27,7 @@ pub(super) const PASS: Pass = Pass {
     about: "write results at fixed places of one allocation",
     by_default: true,
     alters_collectives: false,
+    keeps_bits: true,
     stage: Stage::Schedule,
     apply,
 };

@@ -18,6 +18,7 @@ pub(super) const PASS: Pass = Pass {
     about: "run the same op on the same tensors once",
     by_default: true,
     alters_collectives: false,
+    keeps_bits: true,
     stage: Stage::Instructions,
     apply,
 };

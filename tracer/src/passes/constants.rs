@@ -21,6 +21,7 @@ pub(super) const PASS: Pass = Pass {
     about: "run what depends on constants alone in the first run only",
     by_default: true,
     alters_collectives: false,
+    keeps_bits: true,
     stage: Stage::Schedule,
     apply,
 };

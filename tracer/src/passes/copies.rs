@@ -20,6 +20,7 @@ pub(super) const PASS: Pass = Pass {
     about: "view the source of a copy that is never told apart from it",
     by_default: true,
     alters_collectives: false,
+    keeps_bits: true,
     stage: Stage::Instructions,
     apply,
 };

@@ -16,6 +16,7 @@ pub(super) const PASS: Pass = Pass {
     about: "leave out ops whose results nothing needs",
     by_default: true,
     alters_collectives: false,
+    keeps_bits: true,
     stage: Stage::Instructions,
     apply,
 };

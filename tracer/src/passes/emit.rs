@@ -24,11 +24,18 @@ pub fn contiguous(shape: &[i64]) -> Vec<i64> {
     strides
 }
 
-/// A new value on the storage of a root, which [`view`] makes; of the root's
-/// element type. `offset` is counted in its elements.
+/// Whether strides are those of a contiguous tensor; where a dim has one element they
+/// do not matter.
+pub fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
+    let mut dims = shape.iter().zip(strides).zip(contiguous(shape));
+    dims.all(|((size, stride), expected)| *size == 1 || *stride == expected)
+}
+
+/// A new value on the storage of another, of its element type; [`view`] makes it.
+/// `offset` is counted in elements from where the root's data starts.
 pub fn piece(
     plan: &mut Plan,
-    of: ValueId,
+    like: ValueId,
     shape: &[i64],
     strides: &[i64],
     offset: i64,
@@ -36,13 +43,12 @@ pub fn piece(
     let (shape, strides) = (dims(plan, shape), dims(plan, strides));
     let value = Value {
         def: Def::Instr(0),
-        root: of,
         shape,
         strides,
         offset,
         storage_bytes: 0,
         last_use: NONE,
-        ..plan.values[of as usize]
+        ..plan.values[like as usize]
     };
     plan.values.push(value);
     plan.values.len() as ValueId - 1
@@ -90,8 +96,20 @@ pub fn copy(plan: &mut Plan, to: ValueId, from: ValueId) -> Instr {
 }
 
 /// An op without an overload name.
-pub fn local(plan: &mut Plan, op: &str, args: &[Arg], outs: &[u32], writes: &[u32]) -> Instr {
-    let (op, overload) = (text(plan, op), text(plan, ""));
+fn local(plan: &mut Plan, op: &str, args: &[Arg], outs: &[u32], writes: &[u32]) -> Instr {
+    overloaded(plan, op, "", args, outs, writes)
+}
+
+/// An op. `writes`: those of the arguments that it writes.
+pub fn overloaded(
+    plan: &mut Plan,
+    op: &str,
+    overload: &str,
+    args: &[Arg],
+    outs: &[u32],
+    writes: &[u32],
+) -> Instr {
+    let (op, overload) = (text(plan, op), text(plan, overload));
     let range = |start: usize, len: usize| Range {
         start: start as u32,
         len: len as u32,

@@ -17,6 +17,7 @@ pub(super) const PASS: Pass = Pass {
     about: "join evenly spaced pieces of a tensor by one copy",
     by_default: true,
     alters_collectives: false,
+    keeps_bits: true,
     stage: Stage::Instructions,
     apply,
 };
@@ -123,9 +124,8 @@ fn join(plan: &Plan, instr: &Instr) -> Option<Join> {
 
 /// The instructions in the place of a `cat`.
 fn emit_join(plan: &mut Plan, join: &Join, instrs: &mut Vec<Instr>) {
-    let head = plan.values[join.first as usize];
-    let source = emit::piece(plan, head.root, &join.shape, &join.from, head.offset);
-    plan.values[source as usize].dtype = head.dtype;
+    let offset = plan.values[join.first as usize].offset;
+    let source = emit::piece(plan, join.first, &join.shape, &join.from, offset);
     let target = emit::piece(plan, join.out, &join.shape, &join.to, 0);
     instrs.extend([
         emit::allocate(plan, join.out),

@@ -8,10 +8,11 @@
 //! |---|---|
 //! | [`scalars`] | ops with a number as ops with a tensor that wraps it |
 //! | [`copies`] | copies that are never told apart from what they copy |
-//! | [`joins`] | evenly spaced pieces joined by one copy |
 //! | [`common`] | the same op on the same tensors, once |
 //! | [`dead`] | ops whose results nothing needs |
+//! | [`joins`] | evenly spaced pieces joined by one copy |
 //! | [`overlap`] | collectives started early and waited for late |
+//! | [`buckets`] | small collectives of one kind as one |
 //! | [`constants`] | what depends on nothing but constants, in the first run only |
 //! | [`arena`] | results at fixed places, written there directly |
 //! | [`effects`] | what instructions read, write and make |
@@ -20,7 +21,10 @@
 //! Tests hold them against what was recorded on paper (`paper.rs`), over random plans
 //! (`random.rs`).
 
+#[cfg(test)]
+mod altering;
 mod arena;
+mod buckets;
 mod common;
 mod constants;
 mod copies;
@@ -86,6 +90,8 @@ pub struct Pass {
     /// Whether it changes the number or the order of collectives: ranks must
     /// agree before they replay what it leaves. It keeps [`Program::carries`].
     pub alters_collectives: bool,
+    /// Whether every result has the bits of eager. If not, `all` leaves it out.
+    pub keeps_bits: bool,
     stage: Stage,
     apply: fn(&mut Program) -> Done,
 }
@@ -94,10 +100,12 @@ pub struct Pass {
 pub const PASSES: &[Pass] = &[
     scalars::PASS,
     copies::PASS,
-    joins::PASS,
     common::PASS,
     dead::PASS,
+    joins::PASS,
     overlap::PASS,
+    buckets::PASS,
+    buckets::SUMS,
     constants::PASS,
     arena::PASS,
 ];
@@ -140,8 +148,8 @@ impl Selection {
         Selection(bits.fold(0, |set, (at, pass)| set | u32::from(chosen(pass)) << at))
     }
 
-    /// Reads a list separated by commas: `all`, `none`, `default`, names of
-    /// passes to run, names after `-` to leave out. A list that begins with a
+    /// Reads a list separated by commas: `all` (that keep bits), `none`, `default`,
+    /// names of passes to run, names after `-` to leave out. A list that begins with a
     /// name runs the named passes alone; one that begins with `-` or `+` changes
     /// the default.
     ///
@@ -159,7 +167,7 @@ impl Selection {
                 _ => (0, word),
             };
             let (bits, named) = match name {
-                "all" => (Self::of(|_| true).0, true),
+                "all" => (Self::of(|pass| pass.keeps_bits).0, true),
                 "none" => (0, true),
                 "default" => (Self::default().0, true),
                 name => (Self::of(|p| p.name == name).0, false),

@@ -20,6 +20,7 @@ pub(super) const PASS: Pass = Pass {
     about: "start collectives early and wait for them late (more memory)",
     by_default: false,
     alters_collectives: false,
+    keeps_bits: true,
     stage: Stage::Instructions,
     apply,
 };

@@ -4,6 +4,9 @@
 //! Memory is bytes, and each byte holds a symbol: what wrote it, from what. Two
 //! programs do the same if, run after run, they leave the same symbols in the
 //! same places, send the same ones, and draw random numbers at the same points.
+//! Ranks run the same program: where this rank sends a symbol, the others send what
+//! is the same to them, so that a sum is told by the symbols that this rank adds to
+//! it, element by element, whatever else is in the message.
 //! Everything that may differ between runs (arguments, numbers read anew) has
 //! symbols of its own in each run, and between runs the caller writes to what it
 //! was returned.
@@ -13,12 +16,15 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use hashbrown::HashMap;
 use rote_plans::schedule::Into;
 use rote_plans::{
-    Arg, BindingKind, CollectiveKind, Def, Instr, NONE, Plan, RngAction, Schedule, Value, ValueId,
+    Arg, BindingKind, Collective, CollectiveKind, Def, Instr, NONE, Plan, RngAction, Schedule,
+    Value, ValueId,
 };
 
 use super::into::COPIES;
+use super::{PASSES, Pass, Selection};
 use crate::recorder::ALLOCATORS;
 
 /// What a byte holds. [`UNDEFINED`] is what nobody wrote.
@@ -30,19 +36,70 @@ const UNDEFINED: Symbol = 0;
 pub struct Seen {
     /// Collectives in order.
     pub sent: Vec<(String, Symbol)>,
+    /// Every element of every collective, and what becomes of it.
+    pub elements: Vec<Symbol>,
     /// Ops outside of ATen and random numbers, in order.
     pub acts: Vec<(String, Symbol)>,
     /// Bytes of bindings after each run, results, and results kept from earlier runs.
     pub bytes: Vec<(String, Vec<Symbol>)>,
 }
 
+/// Which collectives must be the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collectives {
+    /// All of them, in the same order.
+    AsRecorded,
+    /// What is sent, in any messages.
+    Regrouped,
+    /// None that was not recorded.
+    Fewer,
+}
+
+impl Collectives {
+    /// What these passes may change.
+    pub fn of(passes: Selection) -> Self {
+        let altering = |pass: &&Pass| pass.alters_collectives && passes.has(pass.name);
+        let mut altering = PASSES.iter().filter(altering);
+        match (altering.next(), passes.has("gathers")) {
+            (None, _) => Self::AsRecorded,
+            (_, false) => Self::Regrouped,
+            (_, true) => Self::Fewer,
+        }
+    }
+
+    fn difference(self, recorded: &Seen, found: &Seen) -> Option<String> {
+        if self == Self::AsRecorded {
+            let (expected, found) = (&recorded.sent, &found.sent);
+            return (expected != found).then(|| format!("sent {found:?}, expected {expected:?}"));
+        }
+        let counted = |seen: &Seen| {
+            let mut counts: HashMap<Symbol, usize> = HashMap::new();
+            for element in &seen.elements {
+                *counts.entry(*element).or_default() += 1;
+            }
+            counts
+        };
+        let (recorded, mut found) = (counted(recorded), counted(found));
+        for (element, count) in recorded {
+            let left = found.remove(&element).unwrap_or(0);
+            if left > count || left < count && self == Self::Regrouped {
+                return Some(format!(
+                    "an element was sent {count} times, and is {left} times"
+                ));
+            }
+        }
+        (!found.is_empty()).then(|| "sends what was not sent".to_owned())
+    }
+}
+
 impl Seen {
     /// The first difference. What was recorded as undefined may be anything.
-    pub fn difference(&self, other: &Seen) -> Option<String> {
-        for (mine, theirs) in [(&self.sent, &other.sent), (&self.acts, &other.acts)] {
-            if mine != theirs {
-                return Some(format!("did {theirs:?}, expected {mine:?}"));
-            }
+    pub fn difference(&self, other: &Seen, collectives: Collectives) -> Option<String> {
+        if let Some(difference) = collectives.difference(self, other) {
+            return Some(difference);
+        }
+        if self.acts != other.acts {
+            return Some(format!("did {:?}, expected {:?}", other.acts, self.acts));
         }
         let pairs = self.bytes.iter().zip(&other.bytes);
         let mut wrong = pairs.filter(|((_, a), (_, b))| {
@@ -239,7 +296,12 @@ impl Paper<'_> {
     }
 
     fn read(&self, value: ValueId) -> Result<Vec<Symbol>, String> {
-        Ok(self.bytes(value)?.into_iter().map(|p| self.at(p)).collect())
+        let places = self.bytes(value)?;
+        let flying = |flight: &Flight| places.iter().any(|p| flight.into.contains(p));
+        if self.flights.iter().any(flying) {
+            return Err(format!("%{value} is read while it is received"));
+        }
+        Ok(places.into_iter().map(|p| self.at(p)).collect())
     }
 
     fn write(&mut self, places: &[Place], symbols: &[Symbol]) -> Result<(), String> {
@@ -317,13 +379,7 @@ impl Paper<'_> {
             }
             Instr::Collective(c) => {
                 let input = self.bytes(c.input)?;
-                let sent: Vec<Symbol> = input.iter().map(|p| self.at(*p)).collect();
-                let splits = (plan.dims(c.input_splits), plan.dims(c.output_splits));
-                let what = format!(
-                    "{:?} {:?} {} {} {splits:?}",
-                    c.kind, c.reduce, c.group, c.root
-                );
-                self.seen.sent.push((what.clone(), symbol(&sent)));
+                let sent = self.read(c.input)?;
                 if c.output != c.input {
                     self.define(c.output)?;
                 }
@@ -331,11 +387,8 @@ impl Paper<'_> {
                 if c.output != c.input && into.iter().any(|p| input.contains(p)) {
                     return Err(format!("%{} is received where %{} lies", c.output, c.input));
                 }
-                let order = self.seen.sent.len();
-                let result = (0..into.len()).map(|byte| symbol((&what, &sent, order, byte)));
-                let result: Vec<Symbol> = result.collect();
-                let flying: Vec<Symbol> = result.iter().map(|s| symbol(("flying", s))).collect();
-                self.write(&into, &flying)?;
+                let result = self.received(&c, &sent, into.len());
+                self.write(&into, &vec![UNDEFINED; into.len()])?;
                 // Reductions send what lies in their result.
                 let held = matches!(
                     c.kind,
@@ -356,6 +409,73 @@ impl Paper<'_> {
             }
             Instr::Local { .. } => self.local(at),
         }
+    }
+
+    /// What a collective gives this rank.
+    fn received(&mut self, c: &Collective, sent: &[Symbol], bytes: usize) -> Vec<Symbol> {
+        let plan = self.plan;
+        let ranks = plan.dims(plan.groups[c.group as usize].ranks);
+        let own = ranks
+            .iter()
+            .position(|rank| *rank == i64::from(plan.fingerprint.rank));
+        let splits = (plan.dims(c.input_splits), plan.dims(c.output_splits));
+        let what = format!(
+            "{:?} {:?} {} {} {splits:?}",
+            c.kind, c.reduce, c.group, c.root
+        );
+        self.seen.sent.push((what.clone(), symbol(sent)));
+        let width = width(&plan.values[c.input as usize]) as usize;
+        let row = sent.len() / ranks.len().max(1);
+        let defined = |of: &[Symbol], made: Symbol| {
+            if of.contains(&UNDEFINED) {
+                UNDEFINED
+            } else {
+                made
+            }
+        };
+        let mut result = Vec::with_capacity(bytes);
+        match c.kind {
+            CollectiveKind::AllReduce => {
+                for element in sent.chunks(width) {
+                    let sum = symbol((&what, element));
+                    self.seen.elements.push(defined(element, sum));
+                    result.extend((0..width).map(|byte| defined(element, symbol((sum, byte)))));
+                }
+            }
+            CollectiveKind::ReduceScatter if row * ranks.len() == sent.len() && row == bytes => {
+                for (rank, part) in sent.chunks(row.max(1)).enumerate() {
+                    for element in part.chunks(width) {
+                        let sum = symbol((&what, rank, element));
+                        self.seen.elements.push(defined(element, sum));
+                        if Some(rank) == own {
+                            let bytes =
+                                (0..width).map(|byte| defined(element, symbol((sum, byte))));
+                            result.extend(bytes);
+                        }
+                    }
+                }
+            }
+            CollectiveKind::AllGather if sent.len() * ranks.len() == bytes => {
+                let of = |rank: usize, own_symbol: Symbol| match Some(rank) == own {
+                    true => own_symbol,
+                    false => defined(
+                        &[own_symbol],
+                        symbol(("of another", c.group, rank, own_symbol)),
+                    ),
+                };
+                result.extend(
+                    (0..ranks.len()).flat_map(|rank| sent.iter().map(move |s| of(rank, *s))),
+                );
+                let gathered = sent.iter().map(|s| defined(&[*s], symbol((&what, s))));
+                self.seen.elements.extend(gathered);
+            }
+            _ => {
+                self.seen.elements.push(symbol((&what, sent)));
+                result.extend((0..bytes).map(|byte| symbol((&what, sent, byte))));
+            }
+        }
+        self.seen.elements.retain(|element| *element != UNDEFINED);
+        result
     }
 
     /// A collective has finished.
@@ -396,57 +516,13 @@ impl Paper<'_> {
         if ALLOCATORS.contains(&name) {
             return made.iter().try_for_each(|v| self.define(*v));
         }
-        // What it reads, and a symbol of everything that decides its results.
+        if let Some(single) = name.strip_prefix("aten::_foreach_") {
+            return self.lists(single, plan.str(overload), list);
+        }
         let meta_only = META_ONLY.contains(&name);
-        let mut read = Vec::new();
-        let mut undefined = false;
-        let mut key = DefaultHasher::new();
-        // A number and a tensor that wraps it are the same to these kernels.
-        let overload = plan.str(overload);
-        (
-            name,
-            if overload == "Scalar" {
-                "Tensor"
-            } else {
-                overload
-            },
-        )
-            .hash(&mut key);
-        for arg in list {
-            self.argument(arg, meta_only, &mut key, &mut read, &mut undefined)?;
-        }
-        if seeded {
-            self.generator.hash(&mut key);
-            self.generator = symbol(("next", self.generator));
-        }
-        let key = key.finish();
-        if seeded || !name.starts_with("aten::") {
-            self.seen.acts.push((name.to_owned(), key));
-        }
-        let source = match (COPIES.contains(&name) || name == "aten::copy_", list) {
-            (true, [Arg::Value(_), Arg::Value(source), ..]) if name == "aten::copy_" => {
-                Some(*source)
-            }
-            (true, [Arg::Value(source), ..]) => Some(*source),
-            _ => None,
-        };
         let mut written = plan.ids(writes).to_vec();
         written.extend(&made);
-        // Everything is read before anything is written: symbols first.
-        let mut results = Vec::new();
-        for (nth, value) in written.iter().enumerate() {
-            let bytes = plan.values[*value as usize];
-            let count = self.elements(&bytes).len() * width(&bytes) as usize;
-            let copied = source.filter(|s| {
-                let s = &plan.values[*s as usize];
-                s.dtype == bytes.dtype && self.elements(s).len() == self.elements(&bytes).len()
-            });
-            results.push(match copied {
-                Some(source) => self.read(source)?,
-                None if undefined => vec![UNDEFINED; count],
-                None => (0..count).map(|byte| symbol((key, nth, byte))).collect(),
-            });
-        }
+        let (results, read) = self.compute(name, plan.str(overload), list, &written, seeded)?;
         let looked: Vec<(ValueId, Vec<Place>)> = (read.iter())
             .map(|v| Ok((*v, self.bytes(*v)?)))
             .collect::<Result<_, String>>()?;
@@ -474,6 +550,140 @@ impl Paper<'_> {
             self.write(&places, symbols)?;
         }
         Ok(())
+    }
+
+    /// An op on lists: that on each of them, all of which read before one writes.
+    fn lists(&mut self, single: &str, overload: &str, args: &[Arg]) -> Result<(), String> {
+        let plan = self.plan;
+        let list = |arg: &Arg| match arg {
+            Arg::Values(range) => Some(plan.ids(*range)),
+            _ => None,
+        };
+        let lists: Vec<&[ValueId]> = args.iter().filter_map(list).collect();
+        let overload = if overload == "List" {
+            "Tensor"
+        } else {
+            overload
+        };
+        let mut results = Vec::new();
+        for (nth, target) in lists[0].iter().enumerate() {
+            let own = lists.iter().map(|list| Arg::Value(list[nth]));
+            let own: Vec<Arg> = own.chain(args[lists.len()..].iter().copied()).collect();
+            let name = format!("aten::{single}");
+            let (mut made, _) = self.compute(&name, overload, &own, &[*target], false)?;
+            results.push((*target, made.remove(0)));
+        }
+        for (target, symbols) in results {
+            let places = self.bytes(target)?;
+            self.write(&places, &symbols)?;
+        }
+        Ok(())
+    }
+
+    /// What an op makes of its arguments for each value that it writes, and what it
+    /// reads. Everything is read before anything is written.
+    fn compute(
+        &mut self,
+        name: &str,
+        overload: &str,
+        list: &[Arg],
+        written: &[ValueId],
+        seeded: bool,
+    ) -> Result<(Vec<Vec<Symbol>>, Vec<ValueId>), String> {
+        let plan = self.plan;
+        // What it reads, and a symbol of everything that decides its results.
+        let meta_only = META_ONLY.contains(&name);
+        let mut read = Vec::new();
+        let mut undefined = false;
+        let mut key = DefaultHasher::new();
+        // A number and a tensor that wraps it are the same to these kernels.
+        let overload = if overload == "Scalar" {
+            "Tensor"
+        } else {
+            overload
+        };
+        (name, overload).hash(&mut key);
+        for arg in list {
+            self.argument(arg, meta_only, &mut key, &mut read, &mut undefined)?;
+        }
+        if seeded {
+            self.generator.hash(&mut key);
+            self.generator = symbol(("next", self.generator));
+        }
+        let key = key.finish();
+        if seeded || !name.starts_with("aten::") {
+            self.seen.acts.push((name.to_owned(), key));
+        }
+        let source = match (COPIES.contains(&name) || name == "aten::copy_", list) {
+            (true, [Arg::Value(_), Arg::Value(source), ..]) if name == "aten::copy_" => {
+                Some(*source)
+            }
+            (true, [Arg::Value(source), ..]) => Some(*source),
+            _ => None,
+        };
+        let mut results = Vec::new();
+        for (nth, value) in written.iter().enumerate() {
+            let bytes = plan.values[*value as usize];
+            let count = self.elements(&bytes).len() * width(&bytes) as usize;
+            let copied = source.filter(|s| {
+                let s = &plan.values[*s as usize];
+                s.dtype == bytes.dtype && self.elements(s).len() == self.elements(&bytes).len()
+            });
+            let joined = match list {
+                [Arg::Values(pieces), Arg::Int(dim)] if name == "aten::cat" => {
+                    self.joined(plan.ids(*pieces), *dim, &bytes)?
+                }
+                _ => None,
+            };
+            results.push(match (copied, joined) {
+                (Some(source), _) => self.read(source)?,
+                (None, Some(joined)) => joined,
+                _ if undefined => vec![UNDEFINED; count],
+                _ => (0..count).map(|byte| symbol((key, nth, byte))).collect(),
+            });
+        }
+        Ok((results, read))
+    }
+
+    /// What pieces are, joined along a dim; nothing where they do not make the result.
+    fn joined(
+        &self,
+        pieces: &[ValueId],
+        dim: i64,
+        result: &Value,
+    ) -> Result<Option<Vec<Symbol>>, String> {
+        let shape = |value: &Value| self.plan.dims(value.shape).to_vec();
+        let whole = shape(result);
+        let dim = dim.rem_euclid(whole.len().max(1) as i64) as usize;
+        let mut along = 0;
+        for piece in pieces {
+            let piece = &self.plan.values[*piece as usize];
+            let mut of = shape(piece);
+            if piece.dtype != result.dtype || of.len() != whole.len() {
+                return Ok(None);
+            }
+            along += of[dim];
+            of[dim] = whole[dim];
+            if of != whole {
+                return Ok(None);
+            }
+        }
+        if whole.get(dim) != Some(&along) {
+            return Ok(None);
+        }
+        let inner = whole[dim + 1..].iter().product::<i64>() * width(result);
+        let mut parts = Vec::new();
+        for piece in pieces {
+            let run = shape(&self.plan.values[*piece as usize])[dim] * inner;
+            parts.push((self.read(*piece)?, run as usize));
+        }
+        let outer: i64 = whole[..dim].iter().product();
+        let rows = (0..outer as usize).flat_map(|row| {
+            parts
+                .iter()
+                .flat_map(move |(part, run)| &part[row * run..(row + 1) * run])
+        });
+        Ok(Some(rows.copied().collect()))
     }
 
     fn argument(

@@ -15,6 +15,7 @@ pub(super) const PASS: Pass = Pass {
     about: "wrap the numbers of element-wise ops in tensors once",
     by_default: true,
     alters_collectives: false,
+    keeps_bits: true,
     stage: Stage::Instructions,
     apply,
 };
