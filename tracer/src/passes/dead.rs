@@ -23,31 +23,49 @@ pub(super) const PASS: Pass = Pass {
 
 fn apply(program: &mut Program) -> Done {
     let plan = &mut program.plan;
-    let mut needed = outlives(plan);
-    let mut keep = vec![false; plan.instrs.len()];
-    let mut changed = 0;
-    for (i, instr) in plan.instrs.iter().enumerate().rev() {
-        let mut live = acts(plan, instr);
-        for_each_out(plan, instr, |out| live |= needed[root(plan, out) as usize]);
-        for_each_written(plan, instr, |root| live |= needed[root as usize]);
-        if live {
-            for_each_value(plan, instr, |value| {
-                needed[root(plan, value) as usize] = true
-            });
-        } else {
-            changed += usize::from(matches!(instr, Instr::Local { .. }));
-        }
-        keep[i] = live;
-    }
-    effects::retain(plan, &keep);
+    let keep = needed(plan, true);
+    let changed = leave_out(plan, &keep);
     Done {
         changed,
         what: format!("{changed} ops that nothing needs"),
     }
 }
 
+/// Keeps these instructions; returns how many local ops go.
+pub(super) fn leave_out(plan: &mut Plan, keep: &[bool]) -> usize {
+    let local = |instr: &Instr| matches!(instr, Instr::Local { .. });
+    let instrs = plan.instrs.iter().zip(keep);
+    let gone = instrs
+        .filter(|(instr, keep)| local(instr) && !**keep)
+        .count();
+    effects::retain(plan, keep);
+    gone
+}
+
+/// Which instructions something needs. `collectives`: whether other ranks need every
+/// collective of this one.
+pub(super) fn needed(plan: &Plan, collectives: bool) -> Vec<bool> {
+    let mut needed = outlives(plan);
+    let mut keep = vec![false; plan.instrs.len()];
+    for (i, instr) in plan.instrs.iter().enumerate().rev() {
+        let mut live = acts(plan, instr, collectives);
+        for_each_out(plan, instr, |out| live |= needed[root(plan, out) as usize]);
+        for_each_written(plan, instr, |root| live |= needed[root as usize]);
+        if let Instr::Wait { value } = instr {
+            live |= needed[root(plan, *value) as usize];
+        }
+        if live {
+            for_each_value(plan, instr, |value| {
+                needed[root(plan, value) as usize] = true
+            });
+        }
+        keep[i] = live;
+    }
+    keep
+}
+
 /// Whether an instruction is needed whatever its results are.
-fn acts(plan: &Plan, instr: &Instr) -> bool {
+fn acts(plan: &Plan, instr: &Instr, collectives: bool) -> bool {
     match instr {
         Instr::Local {
             op,
@@ -61,6 +79,7 @@ fn acts(plan: &Plan, instr: &Instr) -> bool {
             *seeded || !plain || (outs.len == 0 && writes.len == 0)
         }
         Instr::View { .. } => false,
-        Instr::Collective(_) | Instr::Wait { .. } | Instr::Rng { .. } | Instr::Free { .. } => true,
+        Instr::Collective(_) | Instr::Wait { .. } => collectives,
+        Instr::Rng { .. } | Instr::Free { .. } => true,
     }
 }

@@ -9,6 +9,7 @@
 //! | [`scalars`] | ops with a number as ops with a tensor that wraps it |
 //! | [`copies`] | copies that are never told apart from what they copy |
 //! | [`common`] | the same op on the same tensors, once |
+//! | [`gathers`] | gathers of which only this rank's own piece is used |
 //! | [`dead`] | ops whose results nothing needs |
 //! | [`joins`] | evenly spaced pieces joined by one copy |
 //! | [`overlap`] | collectives started early and waited for late |
@@ -31,6 +32,7 @@ mod copies;
 mod dead;
 mod effects;
 mod emit;
+mod gathers;
 mod into;
 mod joins;
 mod overlap;
@@ -101,6 +103,7 @@ pub const PASSES: &[Pass] = &[
     scalars::PASS,
     copies::PASS,
     common::PASS,
+    gathers::PASS,
     dead::PASS,
     joins::PASS,
     overlap::PASS,
