@@ -560,3 +560,93 @@ fn collectives_start_early_and_are_waited_for_late() {
         ]
     );
 }
+
+/// The order in which a plan is left, by the names of ops.
+fn order(plan: &Plan) -> Vec<String> {
+    let lines = program(plan).into_iter();
+    let brief = lines.map(|line| line.split(' ').next().unwrap_or_default().to_owned());
+    brief
+        .filter(|name| name != "free" && name != "view")
+        .collect()
+}
+
+#[test]
+fn compute_that_needs_no_result_runs_while_it_is_under_way() {
+    let x = tensor(1, &[64]);
+    let [a, b, c, d, e, f] = [2, 3, 4, 5, 6, 7].map(|storage| tensor(storage, &[64]));
+    let [first, second] = [8, 9].map(|storage| tensor(storage, &[128]));
+    let gather = "_c10d_functional::all_gather_into_tensor";
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        collective(gather, &a, vec![ArgEvent::Int(2)], &first),
+        sample::wait(&first),
+        op("aten::mm", &[&first], &[&b]),
+        op("aten::exp", &[&x], &[&c]), // makes what the next one sends
+        collective(gather, &c, vec![ArgEvent::Int(2)], &second),
+        sample::wait(&second),
+        op("aten::bmm", &[&second], &[&d]),
+        op("aten::sin", &[&x], &[&e]),
+        op("aten::add", &[&b, &d, &e], &[&f]),
+    ];
+    let found = run("overlap", &steps, &[&f], &[&x]);
+    assert_eq!(
+        order(&found.plan),
+        [
+            "neg",
+            "AllGather",
+            "exp",
+            "AllGather",
+            "sin",
+            "wait",
+            "mm",
+            "wait",
+            "bmm",
+            "add"
+        ]
+    );
+    // What was sent may be written after the wait only, and random numbers, ops
+    // outside of ATen and collectives keep their order.
+    let mut draw = op("aten::rand_like", &[&x], &[&c]);
+    draw.seeded = true;
+    let steps = [
+        collective(gather, &x, vec![ArgEvent::Int(2)], &first),
+        sample::wait(&first),
+        in_place("aten::add_", &x, &[]),
+        op("mylib::log", &[&first], &[]),
+        draw,
+        op("mylib::log", &[], &[]),
+        op("aten::sin", &[&x], &[&e]),
+    ];
+    let found = run("overlap", &steps, &[&c, &e], &[&x]);
+    let expected = [
+        "AllGather",
+        "wait",
+        "add_",
+        "log",
+        "rand_like",
+        "log",
+        "sin",
+    ];
+    assert_eq!(order(&found.plan), expected);
+}
+
+#[test]
+fn only_so_much_runs_ahead_of_its_turn() {
+    let big = 12 << 20; // elements of 4 bytes: two of them are more than the limit
+    let x = tensor(1, &[64]);
+    let [a, out] = [2, 3].map(|storage| tensor(storage, &[64]));
+    let [b, c] = [4, 5].map(|storage| tensor(storage, &[big]));
+    let first = tensor(8, &[128]);
+    let gather = "_c10d_functional::all_gather_into_tensor";
+    let steps = [
+        collective(gather, &x, vec![ArgEvent::Int(2)], &first),
+        sample::wait(&first),
+        op("aten::mm", &[&first], &[&a]),
+        op("aten::arange", &[], &[&b]),
+        op("aten::zeros", &[], &[&c]),
+        op("aten::add", &[&a, &b, &c], &[&out]),
+    ];
+    let found = run("overlap", &steps, &[&out], &[&x]);
+    let expected = ["AllGather", "arange", "wait", "mm", "zeros", "add"];
+    assert_eq!(order(&found.plan), expected);
+}
