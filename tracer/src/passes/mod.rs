@@ -14,6 +14,7 @@
 //! | [`joins`] | evenly spaced pieces joined by one copy |
 //! | [`overlap`] | collectives started early and waited for late |
 //! | [`buckets`] | small collectives of one kind as one |
+//! | [`foreach`] | in-place updates of small tensors as ops on lists |
 //! | [`constants`] | what depends on nothing but constants, in the first run only |
 //! | [`arena`] | results at fixed places, written there directly |
 //! | [`effects`] | what instructions read, write and make |
@@ -32,6 +33,7 @@ mod copies;
 mod dead;
 mod effects;
 mod emit;
+mod foreach;
 mod gathers;
 mod into;
 mod joins;
@@ -109,6 +111,7 @@ pub const PASSES: &[Pass] = &[
     overlap::PASS,
     buckets::PASS,
     buckets::SUMS,
+    foreach::PASS,
     constants::PASS,
     arena::PASS,
 ];
