@@ -315,8 +315,8 @@ def capture(
         max_variants: how many plans may be kept; beyond, calls run eagerly.
         ignore: names of host values that may change without mattering, for
             example ``"trainer.step"``.
-        passes: what runs over a plan before it is replayed: ``"all"``,
-            ``"none"``, or names (``rote show --passes`` lists them), with
+        passes: what runs over a plan before it is replayed: ``"all"`` (that
+            keep every bit), ``"none"``, or names (``rote passes`` lists them), with
             ``-`` before those to leave out of the default, as in
             ``"-arena"``. By default what ``ROTE_PASSES`` says.
 
