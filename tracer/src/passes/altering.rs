@@ -1,7 +1,7 @@
-//! Passes that alter collectives, on plans that the recorder makes of a few ops: what
+//! Passes that alter collectives, orders and ops, on plans of a few ops: what
 //! they leave, that it does what was recorded, and that bugs in it are seen.
 
-use rote_plans::{Collective, Instr, Plan, Schedule};
+use rote_plans::{Arg, Collective, Instr, Plan, Range, Schedule};
 
 use super::paper::{self, Collectives, Seen};
 use super::{Program, Selection, collectives, optimize};
@@ -519,4 +519,90 @@ fn the_piece_of_another_rank_is_seen() {
         let at = [("aten::copy_", 0), ("aten::mul_", 0)].map(|(name, nth)| find(plan, name, nth));
         plan.instrs.swap(at[0], at[1]);
     }));
+}
+
+#[test]
+fn bugs_in_the_order_around_collectives_are_seen() {
+    let x = tensor(1, &[16]);
+    let [a, b, c, d] = tensors(2, &[16]);
+    let whole = tensor(6, &[32]);
+    let draws = [&c, &d].map(|out| {
+        let mut draw = op("aten::rand_like", &[&x], &[out]);
+        draw.seeded = true;
+        draw
+    });
+    let [first, second] = draws;
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        gather(&a, &whole),
+        wait(&whole),
+        in_place("aten::mul_", &a, &[]), // what was sent
+        op("aten::exp", &[&whole], &[&b]),
+        first,
+        second,
+    ];
+    let found = Altered::by("overlap", &steps, &[&a, &b, &c, &d], &[&x]);
+    let swap = |first: (&'static str, usize), second: (&'static str, usize)| {
+        found.sees(|plan| {
+            let at = [first, second].map(|(name, nth)| find(plan, name, nth));
+            plan.instrs.swap(at[0], at[1]);
+        })
+    };
+    assert!(!swap(("wait", 0), ("wait", 0)), "nothing is planted");
+    assert!(
+        swap(("wait", 0), ("aten::mul_", 0)),
+        "what is sent is written"
+    );
+    assert!(
+        swap(("wait", 0), ("aten::exp", 0)),
+        "what is received is read"
+    );
+    assert!(
+        swap(("aten::neg", 0), ("collective", 0)),
+        "nothing is there to be sent"
+    );
+    let draws = [("aten::rand_like", 0), ("aten::rand_like", 1)];
+    assert!(
+        swap(draws[0], draws[1]),
+        "random numbers are drawn in another order"
+    );
+}
+
+#[test]
+fn a_list_of_updates_that_depend_on_each_other_is_seen() {
+    let [x, y, z] = tensors(1, &[16]);
+    let added = |target, source| {
+        let mut event = in_place("aten::add_", target, &[source]);
+        event.overload = "Tensor";
+        event.args.push(crate::sample::read(ArgEvent::Int(1)));
+        event
+    };
+    for (source, wrong) in [(&z, false), (&x, true)] {
+        let steps = [added(&x, &z), added(&y, source)];
+        let found = Altered::by("none", &steps, &[], &[&x, &y, &z]);
+        let seen = found.sees(|plan| {
+            let value = |arg: usize, plan: &Plan| match plan.args[arg] {
+                Arg::Value(value) => value,
+                _ => panic!("a tensor"),
+            };
+            let mut operands = [vec![], vec![]];
+            for instr in &plan.instrs {
+                if let Instr::Local { args, .. } = instr {
+                    let at = args.indices().start;
+                    operands[0].push(value(at, plan));
+                    operands[1].push(value(at + 1, plan));
+                }
+            }
+            let lists = [0, 1].map(|of| {
+                let start = plan.ids.len() as u32;
+                plan.ids.extend(&operands[of]);
+                Arg::Values(Range { start, len: 2 })
+            });
+            let args = [lists[0], lists[1], Arg::Int(1)];
+            let (name, targets) = ("aten::_foreach_add_", &operands[0]);
+            let joint = super::emit::overloaded(plan, name, "List", &args, &[], targets);
+            plan.instrs = vec![joint];
+        });
+        assert_eq!(seen, wrong);
+    }
 }
