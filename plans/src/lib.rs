@@ -12,6 +12,7 @@
 //! | [`header`], [`mod@file`] | the file: written whole or not at all, opened in place |
 //! | [`check`] | what must hold between the tables |
 //! | [`schedule`] | how a bound plan runs: what only once, and where results lie |
+//! | [`sequence`] | the collectives a plan issues, and whether those of all ranks fit together |
 //! | [`store`] | a directory of plans, by guard key and rank |
 //! | [`describe`], [`diff`] | plans for people: text, JSON, differences in words |
 //! | [`error`] | every way a plan can be wrong |
@@ -34,6 +35,7 @@ pub mod placement;
 pub mod plan;
 pub mod pool;
 pub mod schedule;
+pub mod sequence;
 pub mod store;
 pub mod strategy;
 pub mod value;
@@ -48,6 +50,7 @@ pub use placement::{Placement, ReduceOp, Spec};
 pub use plan::{ArchivedPlan, Fingerprint, Plan};
 pub use pool::{InstrId, NONE, Range, StrId, ValueId};
 pub use schedule::Schedule;
+pub use sequence::Sequence;
 pub use store::PlanStore;
 pub use strategy::{Redistribution, Strategy};
 pub use value::{DType, Def, Device, Value};
