@@ -1,7 +1,7 @@
 // A bridge without PyTorch: every function of replay/src/aten/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
-unsigned rote_bridge_abi(void) { return 3; }
+unsigned rote_bridge_abi(void) { return 4; }
 const char *rote_bridge_error(void) { return "the stub fails"; }
 const char *rote_bridge_torch(void) { return "stub"; }
 const char *rote_bridge_table_text(void) { return ""; }
@@ -52,6 +52,9 @@ STUB(run_collective)
 STUB(run_wait)
 STUB(run_rng)
 STUB(run_free)
+STUB(group)
+STUB(gather)
+STUB(without_gil)
 STUB(call_op)
 STUB(list_new)
 STUB(list_set)

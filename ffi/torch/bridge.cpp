@@ -9,6 +9,7 @@
 #include "eager.h"
 #include "facts.h"
 #include "program.h"
+#include "ranks.h"
 
 using namespace rote;
 
@@ -291,6 +292,44 @@ EXPORT PyObject* rote_bridge_program_output(Program* program, uint32_t value, in
 // Marks a returned tensor as eager would: it requires grad, its graph is gone.
 EXPORT int rote_bridge_mark_replayed(PyObject* tensor) {
   return guarded([&] { set_replayed_history(THPVariable_Unpack(tensor)); });
+}
+
+// --- agreement of ranks --------------------------------------------------------
+
+// The process group registered under a name: its number, which no other group
+// ever has, how many ranks it has (0: there is no such group), and whether it
+// has a CPU backend.
+EXPORT int rote_bridge_group(const char* name, uint64_t* number, uint32_t* ranks, int* cpu) {
+  return guarded([&] {
+    *ranks = 0;
+    auto group = find_group(name);
+    if (!group) return;
+    *number = group_number(group);
+    *ranks = static_cast<uint32_t>(group->getSize());
+    *cpu = has_cpu_backend(*group) ? 1 : 0;
+  });
+}
+
+// Gathers `n` bytes of every rank of a group in `out`, in the order of ranks.
+EXPORT int rote_bridge_gather(const char* name, uint64_t number, const uint8_t* ours, uint64_t n, uint8_t* out) {
+  return guarded([&] {
+    ReplayScope scope;
+    c10::impl::ExcludeDispatchKeyGuard python(
+        c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+    auto group = find_group(name);
+    TORCH_CHECK(group && group_number(group) == number, "the process group ", name, " is gone");
+    gather_bytes(*group, ours, n, out);
+  });
+}
+
+// Calls `body(context)` with the GIL released.
+EXPORT int rote_bridge_without_gil(int (*body)(void*), void* context) {
+  int status = 0;
+  int end = guarded([&] {
+    py::gil_scoped_release no_gil;
+    status = body(context);
+  });
+  return end != 0 ? end : status;
 }
 
 // --- single calls --------------------------------------------------------------

@@ -289,6 +289,11 @@ impl Call {
         unsafe { self.collect(args, kwargs) }.map(|_| ())
     }
 
+    /// The words of the last call.
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
     /// The facts of the last call.
     pub fn last(&self) -> (Vec<u64>, Vec<Fact>) {
         (self.words.clone(), self.facts.clone())

@@ -8,6 +8,7 @@
 //! | [`bind`] | a plan file's instructions, handed to the bridge |
 //! | [`ranges`] | what a profiler shows of a replay |
 //! | [`eager`] | single calls on host data |
+//! | [`ranks`] | bytes from each rank of a process group to all |
 
 mod args;
 pub mod bind;
@@ -15,8 +16,10 @@ pub mod bridge;
 pub mod eager;
 pub mod op;
 pub mod ranges;
+pub mod ranks;
 #[allow(missing_docs)]
 pub mod sys;
 
 pub use bind::BoundPlan;
 pub use bridge::{AtenProgram, Bridge, Call, FactTable, Object, Recording};
+pub use ranks::Group;
