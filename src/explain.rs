@@ -27,6 +27,20 @@ pub fn explain(session: &Session) -> String {
         stats.fallbacks,
         session.variants().len()
     );
+    if stats.altered + stats.kept > 0 {
+        let _ = writeln!(
+            out,
+            "ranks agreed about {} replays with altered collectives; {} kept those of eager because not all ranks \
+             could follow; sequences of collectives were compared {} times",
+            stats.altered, stats.kept, stats.exchanges
+        );
+    }
+    if let Some(why) = session.unfit() {
+        let _ = writeln!(
+            out,
+            "altered collectives of ranks did not fit together: {why}"
+        );
+    }
     for variant in session.variants() {
         let _ = writeln!(out, "\nplan {} ({} replays)", variant.key, variant.replays);
         describe_plan(variant.file.plan(), &mut out);

@@ -5,7 +5,9 @@
 //! | [`session`] | one captured function: record, replay, fall back |
 //! | [`recording`] | a recording in progress |
 //! | [`variant`] | a plan, bound, with the facts under which it may run |
+//! | [`bound`] | a plan through its passes, bound to the tensors of a variant |
 //! | [`facts`] | what guards look at, and how it is called |
+//! | [`agreement`] | ranks agree before they replay altered collectives |
 //! | [`explain`] | what was erased, as text for people |
 //! | [`optimized`] | what passes did to a plan, as text and JSON |
 //! | [`opinion`] | what DTensor moved beside what it need have, as text and JSON |
@@ -14,6 +16,8 @@
 //! | [`stats`] | counters |
 //! | [`validation`] | the truth table, with PyTorch's kernels |
 
+pub mod agreement;
+mod bound;
 pub mod events;
 pub mod explain;
 pub mod facts;
@@ -44,6 +48,9 @@ pub enum SessionError {
     /// A step that cannot be replayed.
     #[error("{0}")]
     Refused(rote_tracer::Refusal),
+    /// Ranks that could not agree.
+    #[error("{0}")]
+    Agreement(String),
     /// A recording call without a recording.
     #[error("no recording is in progress")]
     NoRecording,

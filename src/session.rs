@@ -5,12 +5,14 @@
 //! one a plan. State that is created lazily (an optimizer's first step) drops
 //! a recording; what can't be proven right refuses it.
 
+use std::ffi::{CStr, CString};
 use std::path::PathBuf;
 
 use hashbrown::{HashMap, HashSet};
 use rote_plans::{Fingerprint, GuardKind};
+use rote_replay::aten::ranks::without_gil;
 use rote_replay::aten::sys::Object as PyObject;
-use rote_replay::aten::{Call, Object};
+use rote_replay::aten::{Call, Group, Object};
 use rote_replay::first_difference;
 use rote_tracer::Refusal;
 use rote_tracer::compare::{Recording, compare};
@@ -18,6 +20,7 @@ use rote_tracer::passes::Selection;
 use rote_tracer::scalars::TracedFloats;
 
 use crate::SessionError;
+use crate::agreement::{self, Decision};
 use crate::facts::{DISPATCH_MODES_WORD, call_subject};
 use crate::recording::{ActiveRecording, GuardText, Parts};
 use crate::stats::Stats;
@@ -48,6 +51,17 @@ pub enum Next {
     Record,
     /// Run it eagerly.
     Eager,
+}
+
+/// What guards say of a call.
+#[derive(Debug)]
+enum Found {
+    /// This variant's guards hold.
+    Variant(usize),
+    /// No variant's do; of the nearest one, the guard that missed.
+    None(Option<String>),
+    /// Calls made while something is recorded are not looked at.
+    Recording,
 }
 
 /// What became of a recording.
@@ -111,6 +125,12 @@ pub struct Session {
     missed: Option<String>,
     next_id: u32,
     state_storages: Vec<u64>,
+    /// The process group whose ranks agree about every call.
+    ranks: Option<CString>,
+    /// Whether, as far as is known, every rank replays the last call.
+    together: bool,
+    /// Why the ranks' collectives did not fit, once said.
+    unfit: Option<String>,
 }
 
 impl Session {
@@ -136,6 +156,9 @@ impl Session {
             missed: None,
             next_id: 0,
             state_storages: Vec::new(),
+            ranks: None,
+            together: true,
+            unfit: None,
         })
     }
 
@@ -154,47 +177,83 @@ impl Session {
         self.variants.iter().find(|variant| variant.id == id)
     }
 
-    /// Handles a call: replays it, or says how it must run.
+    /// Says which process group all ranks are of. When passes alter collectives,
+    /// its ranks agree about every call: whether that is so. Every rank must then
+    /// make the same calls in the same order.
+    pub fn agree_in(&mut self, group: &CStr) -> Result<bool, SessionError> {
+        if !self.config.passes.alters_collectives() {
+            return Ok(false);
+        }
+        let Some(found) = Group::find(group)? else {
+            return Ok(false);
+        };
+        if !found.cpu {
+            self.config.passes = self.config.passes.keeping_collectives();
+            self.notice = Some(format!(
+                "{}: passes that alter collectives stay off: the ranks would agree on the CPU, and the default \
+                 process group has no backend for it; init_process_group(\"cpu:gloo,cuda:nccl\") makes one that has",
+                self.config.function
+            ));
+            return Ok(false);
+        }
+        self.ranks = Some(group.to_owned());
+        Ok(true)
+    }
+
+    /// Whether every rank replays the call that was handled last, as far as the
+    /// ranks tell each other.
+    pub fn together(&self) -> bool {
+        self.together
+    }
+
+    /// Handles a call: replays it, or says how it must run. The ranks agree, if
+    /// they are to.
     ///
     /// # Safety
     /// `args` must be a live tuple and `kwargs` a live dict, and the GIL held.
     pub unsafe fn call(&mut self, args: PyObject, kwargs: PyObject) -> Result<Next, SessionError> {
+        // SAFETY: the caller vouches for the objects.
+        unsafe { self.handle(args, kwargs, true) }
+    }
+
+    /// Handles a call that is made from within a captured function, which runs
+    /// eagerly here and may be replayed on other ranks: nothing is agreed.
+    ///
+    /// # Safety
+    /// As [`Session::call`].
+    pub unsafe fn call_within(
+        &mut self,
+        args: PyObject,
+        kwargs: PyObject,
+    ) -> Result<Next, SessionError> {
+        // SAFETY: the caller vouches for the objects.
+        unsafe { self.handle(args, kwargs, false) }
+    }
+
+    /// # Safety
+    /// As [`Session::call`].
+    unsafe fn handle(
+        &mut self,
+        args: PyObject,
+        kwargs: PyObject,
+        agree: bool,
+    ) -> Result<Next, SessionError> {
         self.stats.calls += 1;
         self.missed = None;
         // SAFETY: the caller vouches for the objects.
-        let (words, facts) = unsafe { self.call.collect(args, kwargs)? };
-        if self.active.is_some() || words[DISPATCH_MODES_WORD] != 0 {
-            return Ok(Next::Eager);
-        }
-        let mut best: Option<(usize, String)> = None;
-        let mut hit = None;
-        for (i, variant) in self.variants.iter_mut().enumerate() {
-            let (progress, subject) = match variant.call.difference(words) {
-                Some(word) => {
-                    let fact = variant.call_facts.get(word).or_else(|| facts.get(word));
-                    (word, call_subject(word, fact, &variant.leaves))
-                }
-                None => match variant.facts.difference(&variant.free)? {
-                    Some(subject) => (usize::MAX, subject),
-                    None => {
-                        hit = Some(i);
-                        break;
-                    }
-                },
-            };
-            if best.as_ref().is_none_or(|(most, _)| progress > *most) {
-                best = Some((progress, subject));
+        let found = unsafe { self.find(args, kwargs) };
+        // Before anything else, an error included: other ranks wait for this one.
+        let agreed = agree && self.agree(found.as_ref().ok())?;
+        let missed = match found? {
+            Found::Recording => return Ok(Next::Eager),
+            Found::Variant(i) => {
+                self.variants[..=i].rotate_right(1); // most recently used first
+                return self.replay(agreed);
             }
-        }
-        if let Some(i) = hit {
-            self.variants[..=i].rotate_right(1); // most recently used first
-            let variant = &mut self.variants[0];
-            let results = variant.replay(&self.call)?;
-            self.stats.replays += 1;
-            return Ok(Next::Replayed(self.variants[0].id, results));
-        }
-        let refused = self.refused.contains(words);
-        if let Some((_, subject)) = best {
+            Found::None(missed) => missed,
+        };
+        let refused = self.refused.contains(self.call.words());
+        if let Some(subject) = missed {
             self.stats.fallbacks += 1;
             *self.stats.guard_misses.entry(subject.clone()).or_insert(0) += 1;
             self.missed = Some(subject);
@@ -212,6 +271,95 @@ impl Session {
             return Ok(Next::Eager);
         }
         Ok(Next::Record)
+    }
+
+    /// Looks for a variant whose guards hold.
+    ///
+    /// # Safety
+    /// As [`Session::call`].
+    unsafe fn find(&mut self, args: PyObject, kwargs: PyObject) -> Result<Found, SessionError> {
+        // SAFETY: the caller vouches for the objects.
+        let (words, facts) = unsafe { self.call.collect(args, kwargs)? };
+        if self.active.is_some() || words[DISPATCH_MODES_WORD] != 0 {
+            return Ok(Found::Recording);
+        }
+        let mut best: Option<(usize, String)> = None;
+        for (i, variant) in self.variants.iter_mut().enumerate() {
+            let (progress, subject) = match variant.call.difference(words) {
+                Some(word) => {
+                    let fact = variant.call_facts.get(word).or_else(|| facts.get(word));
+                    (word, call_subject(word, fact, &variant.leaves))
+                }
+                None => match variant.facts.difference(&variant.free)? {
+                    Some(subject) => (usize::MAX, subject),
+                    None => return Ok(Found::Variant(i)),
+                },
+            };
+            if best.as_ref().is_none_or(|(most, _)| progress > *most) {
+                best = Some((progress, subject));
+            }
+        }
+        Ok(Found::None(best.map(|(_, subject)| subject)))
+    }
+
+    /// Agrees with the other ranks about a call: whether all replay it with
+    /// altered collectives.
+    fn agree(&mut self, found: Option<&Found>) -> Result<bool, SessionError> {
+        self.together = true;
+        let Some(name) = &self.ranks else {
+            return Ok(false);
+        };
+        let Some(group) = Group::find(name)? else {
+            return Ok(false); // left by all ranks
+        };
+        let offer = match found {
+            Some(Found::Variant(i)) => self.variants[*i].offer(),
+            _ => None,
+        };
+        let decided = without_gil(|| agreement::decide(group.number, &group, offer));
+        let (decision, exchanged) = decided.and_then(|decided| decided).map_err(|error| {
+            SessionError::Agreement(format!(
+                "{}: the ranks could not agree about a call, which every rank of the job must make while passes \
+                 alter collectives: {error}",
+                self.config.function
+            ))
+        })?;
+        self.stats.exchanges += u64::from(exchanged);
+        self.together = decision != Decision::Missed;
+        if let Decision::Unfit(why) = &decision {
+            if self.unfit.is_none() {
+                self.notice = Some(format!(
+                    "{}: the passes altered collectives so that those of the ranks do not fit together; such calls \
+                     keep the collectives of eager: {why}",
+                    self.config.function
+                ));
+            }
+            self.unfit = Some(why.to_string());
+        }
+        Ok(decision == Decision::Altered)
+    }
+
+    /// Replays the call with the first variant.
+    fn replay(&mut self, agreed: bool) -> Result<Next, SessionError> {
+        let Some(variant) = self.variants.first_mut() else {
+            return Ok(Next::Eager);
+        };
+        let results = variant.replay(&self.call, agreed)?;
+        self.stats.replays += 1;
+        if variant.needs_agreement() {
+            *(if agreed {
+                &mut self.stats.altered
+            } else {
+                &mut self.stats.kept
+            }) += 1;
+        }
+        Ok(Next::Replayed(variant.id, results))
+    }
+
+    /// Why the collectives that passes have left did not fit those of other
+    /// ranks, the last time they did not.
+    pub fn unfit(&self) -> Option<&str> {
+        self.unfit.as_deref()
     }
 
     /// Why nothing more is recorded, if so.
@@ -421,14 +569,10 @@ impl Session {
         Ok(true)
     }
 
-    /// Replays the call that was handled last with the newest variant.
+    /// Replays the call that was handled last with the newest variant. Other
+    /// ranks were told that it is not replayed: collectives are as recorded.
     pub fn replay_last(&mut self) -> Result<Next, SessionError> {
-        let Some(variant) = self.variants.first_mut() else {
-            return Ok(Next::Eager);
-        };
-        let results = variant.replay(&self.call)?;
-        self.stats.replays += 1;
-        Ok(Next::Replayed(variant.id, results))
+        self.replay(false)
     }
 
     /// Ends the recording of a step that ran to its end. `result` is the

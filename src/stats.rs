@@ -12,6 +12,13 @@ pub struct Stats {
     pub recordings: u64,
     /// Calls that were replayed.
     pub replays: u64,
+    /// Replays with altered collectives, about which all ranks agreed.
+    pub altered: u64,
+    /// Replays that kept the recorded collectives, though the passes had altered
+    /// them, because not all ranks could follow.
+    pub kept: u64,
+    /// How often the ranks exchanged the sequences of their collectives.
+    pub exchanges: u64,
     /// Calls that ran through full propagation because a guard missed.
     pub fallbacks: u64,
     /// Guard misses by what was looked at.

@@ -1,17 +1,18 @@
 //! A variant: a plan, bound, with the facts under which it may run.
 
-use hashbrown::HashMap;
-use rote_plans::{Arg, BindingKind, Guard, PlanFile, PlanStore, Scalar, StrId};
+use hashbrown::{HashMap, HashSet};
+use rote_plans::{ArchivedPlan, Arg, Guard, PlanFile, PlanStore, Sequence, StrId};
+use rote_replay::Expected;
 use rote_replay::aten::sys::Fact;
-use rote_replay::aten::{BoundPlan, Call, Object};
-use rote_replay::{Expected, ReplayError};
+use rote_replay::aten::{Call, Object};
 use rote_tracer::compare::{BoundNumber, Recording};
 use rote_tracer::passes::{Report, Selection, optimize};
-use rote_tracer::scalars::evaluate;
 
 use crate::SessionError;
+use crate::agreement::Offer;
+use crate::bound::BoundVariant;
 use crate::facts::Facts;
-use crate::recording::{GuardText, Parts};
+use crate::recording::{GuardText, Named, Parts};
 
 /// A plan that can be replayed in this process.
 #[derive(Debug)]
@@ -42,21 +43,24 @@ pub struct Variant {
     pub replays: u64,
     /// What the passes did.
     pub passes: Report,
-    bound: BoundPlan,
-    args: Vec<ArgBinding>,
-    grads: Vec<(u32, Object)>,
-    scalars: Vec<Scalar>,
-    scalar_words: Vec<usize>,
-    /// The scalars' values at the last replay.
-    numbers_now: Vec<f64>,
-    _state: Vec<Object>,
+    /// With the chosen passes.
+    chosen: BoundVariant,
+    /// What the ranks are told of the collectives, if passes may alter them.
+    altered: Option<Altered>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct ArgBinding {
-    slot: u32,
-    leaf: u32,
-    grad: bool,
+/// What passes that may alter collectives have left of them.
+#[derive(Debug)]
+struct Altered {
+    offer: Offer,
+    /// Whether they are other ones than those recorded.
+    differ: bool,
+    /// Whether no other rank takes part in them.
+    alone: bool,
+    /// The plan with the passes that keep collectives, bound when it is needed.
+    kept: Option<BoundVariant>,
+    passes: Selection,
+    named: Vec<Named>,
 }
 
 /// A recording that a second one, or a stored plan, has confirmed.
@@ -110,6 +114,17 @@ pub fn final_plan(
     plan
 }
 
+/// The tensors that a plan binds.
+fn bound_ones(mut named: Vec<Named>, plan: &ArchivedPlan) -> Vec<Named> {
+    let bound: HashSet<&str> = plan
+        .bindings
+        .iter()
+        .map(|binding| plan.str(binding.path.to_native()))
+        .collect();
+    named.retain(|named| bound.contains(named.path.as_str()));
+    named
+}
+
 impl Variant {
     /// Writes a plan to the store, opens what was written and binds it.
     pub fn keep(
@@ -150,60 +165,22 @@ impl Variant {
             free,
             parts,
         } = confirmed;
-        let (program, report) = optimize(file.to_plan(), passes);
-        let optimized = PlanFile::from_plan(&program.plan)?;
-        let plan = optimized.plan();
-        let bound = BoundPlan::bind(plan, &program.schedule)?;
-        let mut args = Vec::new();
-        let mut grads = Vec::new();
-        let mut state = Vec::new();
-        let mut named = parts.named;
-        for (binding, &(kind, slot)) in plan.bindings.iter().zip(bound.bindings()) {
-            let path = plan.str(binding.path.to_native());
-            let Some(at) = named.iter().position(|n| n.kind == kind && n.path == path) else {
-                return Err(ReplayError::Bind(format!(
-                    "the plan binds {path}, which this process does not have"
-                ))
-                .into());
-            };
-            let entry = &mut named[at];
-            match (kind, entry.leaf) {
-                (BindingKind::Arg, Some(leaf)) => args.push(ArgBinding {
-                    slot,
-                    leaf,
-                    grad: false,
-                }),
-                (BindingKind::Grad, Some(leaf)) => args.push(ArgBinding {
-                    slot,
-                    leaf,
-                    grad: true,
-                }),
-                (_, _) => {
-                    let Some(object) = entry.object.take() else {
-                        return Err(ReplayError::Bind(format!("{path} is bound twice")).into());
-                    };
-                    if kind == BindingKind::Grad {
-                        grads.push((slot, object));
-                    } else {
-                        // SAFETY: the object is held, a tensor, and the GIL is held.
-                        unsafe { bound.program().bind(slot, object.as_ptr(), false)? };
-                        state.push(object);
-                    }
-                }
-            }
-        }
-        let scalars = bound.scalars().to_vec();
-        let mut scalar_words = vec![usize::MAX; scalars.len()];
-        for (word, scalar) in scalar_words.iter_mut().zip(&scalars) {
-            if let Scalar::Read { path } = scalar {
-                let path = plan.str(*path);
-                *word = parts.facts.float_word(path).ok_or_else(|| {
-                    ReplayError::Bind(format!(
-                        "the plan reads {path}, which this process does not have"
-                    ))
-                })?;
-            }
-        }
+        let recorded = file.to_plan();
+        let (program, report) = optimize(recorded.clone(), passes);
+        let chosen = BoundVariant::bind(&program, &parts.named, &parts.facts)?;
+        let altered = if passes.alters_collectives() {
+            let sequence = Sequence::of(&recorded, &program.plan, &program.carries);
+            Some(Altered {
+                offer: Offer::new(&sequence)?,
+                differ: sequence != Sequence::recorded(&recorded),
+                alone: sequence.alone() && Sequence::recorded(&recorded).alone(),
+                kept: None,
+                passes: passes.keeping_collectives(),
+                named: bound_ones(parts.named, file.plan()),
+            })
+        } else {
+            None
+        };
         Ok(Variant {
             id,
             key: key.to_owned(),
@@ -217,58 +194,44 @@ impl Variant {
             guards: parts.guards,
             replays: 0,
             passes: report,
-            bound,
-            args,
-            grads,
-            scalars,
-            numbers_now: Vec::with_capacity(scalar_words.len()),
-            scalar_words,
-            _state: state,
+            chosen,
+            altered,
             file,
         })
     }
 
-    /// Replays the plan on the arguments that `call` has collected. Results:
-    /// outputs, then gradients, in a Python list.
-    pub fn replay(&mut self, call: &Call) -> Result<Object, ReplayError> {
-        self.bound.begin()?;
-        let results = self.replayed(call);
-        self.bound.end()?;
-        results
+    /// What the ranks are told of the collectives that a replay would issue;
+    /// none when no pass may alter them.
+    pub fn offer(&self) -> Option<&Offer> {
+        self.altered.as_ref().map(|altered| &altered.offer)
     }
 
-    fn replayed(&mut self, call: &Call) -> Result<Object, ReplayError> {
-        if !self.scalars.is_empty() {
-            let mut failed = None;
-            evaluate(&self.scalars, &mut self.numbers_now, |i| {
-                self.facts
-                    .float_at(self.scalar_words[i])
-                    .unwrap_or_else(|error| {
-                        failed.get_or_insert(error);
-                        f64::NAN
-                    })
-            });
-            if let Some(error) = failed {
-                return Err(error);
+    /// Whether the chosen passes have altered collectives that other ranks take
+    /// part in.
+    pub fn needs_agreement(&self) -> bool {
+        (self.altered.as_ref()).is_some_and(|altered| altered.differ && !altered.alone)
+    }
+
+    /// Replays the plan on the arguments that `call` has collected: with altered
+    /// collectives, if `agreed` or if these concern no other rank. Results:
+    /// outputs, then gradients, in a Python list.
+    pub fn replay(&mut self, call: &Call, agreed: bool) -> Result<Object, SessionError> {
+        let needs_agreement = self.needs_agreement();
+        let bound = match &mut self.altered {
+            Some(altered) if needs_agreement && !agreed => {
+                let bound = match altered.kept.take() {
+                    Some(bound) => bound,
+                    None => {
+                        let (program, _) = optimize(self.file.to_plan(), altered.passes);
+                        BoundVariant::bind(&program, &altered.named, &self.facts)?
+                    }
+                };
+                altered.kept.insert(bound)
             }
-            self.bound.set_numbers(&self.numbers_now)?;
-        }
-        for arg in &self.args {
-            // SAFETY: the leaf belongs to the caller's live arguments, and its
-            // type was guarded.
-            unsafe {
-                self.bound
-                    .program()
-                    .bind(arg.slot, call.leaf(arg.leaf), arg.grad)?
-            };
-        }
-        for (slot, owner) in &self.grads {
-            // SAFETY: the owner is held.
-            unsafe { self.bound.program().bind(*slot, owner.as_ptr(), true)? };
-        }
-        let run = self.bound.run().and_then(|()| self.bound.results());
-        self.bound.clear()?;
+            _ => &mut self.chosen,
+        };
+        let run = bound.replay(call, &self.facts);
         self.replays += 1;
-        run
+        Ok(run?)
     }
 }

@@ -293,6 +293,23 @@ struct RoteSession *rote_session_new(const char *function,
 // be held.
 void rote_session_free(struct RoteSession *session);
 
+// Names the process group that all ranks are of. When the session's passes
+// alter collectives, its ranks tell each other at every call whether they
+// replay it: `*agrees` is 1 then, and every rank must make the same calls in the
+// same order. Else, or when the group cannot carry that, which
+// `rote_session_notice` says, `*agrees` is 0. To be called before the first call.
+//
+// Requires:
+// `group` must be a C string, the place valid, and the GIL held.
+int rote_session_agree_in(struct RoteSession *session, const char *group, int *agrees);
+
+// Whether every rank replays the call that was handled last, as far as ranks
+// tell each other: 1 or 0.
+//
+// Requires:
+// `session` must come from `rote_session_new`.
+int rote_session_together(struct RoteSession *session);
+
 // Handles a call of the captured function: `ROTE_REPLAYED` (`*variant` and
 // `*results`, a new list of the local outputs and then the local gradients,
 // are set), `ROTE_RECORD` or `ROTE_EAGER`.
@@ -305,6 +322,18 @@ int rote_session_call(struct RoteSession *session,
                       void *kwargs,
                       uint32_t *variant,
                       void **results);
+
+// The same for a call made from within a captured function that runs eagerly.
+// Another rank may replay that one, and not make this call: nothing is agreed,
+// and a replay keeps the recorded collectives.
+//
+// Requires:
+// As `rote_session_call`.
+int rote_session_call_within(struct RoteSession *session,
+                             void *args,
+                             void *kwargs,
+                             uint32_t *variant,
+                             void **results);
 
 // Replays the last call with the plan that `rote_record_trust` has bound.
 //

@@ -1,6 +1,6 @@
 //! Sessions: calls, statistics, explanations.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::PathBuf;
 
 use rote::plans::describe;
@@ -147,6 +147,45 @@ impl Delivery {
     }
 }
 
+/// Names the process group that all ranks are of. When the session's passes
+/// alter collectives, its ranks tell each other at every call whether they
+/// replay it: `*agrees` is 1 then, and every rank must make the same calls in the
+/// same order. Else, or when the group cannot carry that, which
+/// `rote_session_notice` says, `*agrees` is 0. To be called before the first call.
+///
+/// # Safety
+/// `group` must be a C string, the place valid, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_agree_in(
+    session: *mut RoteSession,
+    group: *const c_char,
+    agrees: *mut c_int,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for session, text and place.
+        unsafe {
+            let session = self::session(session)?;
+            let agrees = out(agrees, "agrees")?;
+            let group = CString::new(text(group)?).map_err(|error| error.to_string())?;
+            agrees.set(session.agree_in(&group)?.into());
+        }
+        Ok(ROTE_OK)
+    })
+}
+
+/// Whether every rank replays the call that was handled last, as far as ranks
+/// tell each other: 1 or 0.
+///
+/// # Safety
+/// `session` must come from `rote_session_new`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_together(session: *mut RoteSession) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the session.
+        Ok(unsafe { self::session(session)? }.together().into())
+    })
+}
+
 /// Handles a call of the captured function: `ROTE_REPLAYED` (`*variant` and
 /// `*results`, a new list of the local outputs and then the local gradients,
 /// are set), `ROTE_RECORD` or `ROTE_EAGER`.
@@ -169,6 +208,31 @@ pub unsafe extern "C" fn rote_session_call(
             let delivery = Delivery::to(variant, results)?;
             let (args, kwargs) = (object(args, "args")?, object(kwargs, "kwargs")?);
             Ok(delivery.deliver(session.call(args, kwargs)?))
+        }
+    })
+}
+
+/// The same for a call made from within a captured function that runs eagerly.
+/// Another rank may replay that one, and not make this call: nothing is agreed,
+/// and a replay keeps the recorded collectives.
+///
+/// # Safety
+/// As `rote_session_call`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_call_within(
+    session: *mut RoteSession,
+    args: *mut c_void,
+    kwargs: *mut c_void,
+    variant: *mut u32,
+    results: *mut *mut c_void,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for session, objects and places.
+        unsafe {
+            let session = self::session(session)?;
+            let delivery = Delivery::to(variant, results)?;
+            let (args, kwargs) = (object(args, "args")?, object(kwargs, "kwargs")?);
+            Ok(delivery.deliver(session.call_within(args, kwargs)?))
         }
     })
 }
@@ -235,6 +299,9 @@ pub unsafe extern "C" fn rote_session_stats(session: *mut RoteSession) -> *const
         "calls": stats.calls,
         "recordings": stats.recordings,
         "replays": stats.replays,
+        "altered": stats.altered,
+        "kept": stats.kept,
+        "exchanges": stats.exchanges,
         "fallbacks": stats.fallbacks,
         "variants": session.variants().len(),
         "guard_misses": misses,

@@ -89,6 +89,9 @@ static void nulls(void) {
     rote_session_free(NULL);
 
     FAILS(rote_session_call(NULL, NULL, NULL, &index, &results), no_session);
+    FAILS(rote_session_call_within(NULL, NULL, NULL, &index, &results), no_session);
+    FAILS(rote_session_together(NULL), no_session);
+    FAILS(rote_session_agree_in(NULL, "0", NULL), no_session);
     FAILS(rote_session_replay_last(NULL, &index, &results), no_session);
     GIVES_NULL(rote_session_stats(NULL), no_session);
     GIVES_NULL(rote_session_explain(NULL), no_session);
@@ -138,6 +141,8 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     FAILS(rote_session_call(session, &object, &object, &index, NULL), "`results` is null");
     FAILS(rote_session_call(session, NULL, &object, &index, &results), "`args` is null");
     FAILS(rote_session_call(session, &object, NULL, &index, &results), "`kwargs` is null");
+    FAILS(rote_session_call_within(session, NULL, &object, &index, &results), "`args` is null");
+    FAILS(rote_session_agree_in(session, "0", NULL), "`agrees` is null");
     FAILS(rote_session_replay_last(session, NULL, &results), "`variant` is null");
     FAILS(rote_session_replay_last(session, &index, NULL), "`results` is null");
     GIVES_NULL(rote_session_variant(session, 7), "no such variant");

@@ -34,6 +34,21 @@ from ._recording import Recording, flatten
 _recording = threading.RLock()
 
 
+class _Eager(threading.local):
+    """How many captured functions this thread runs eagerly, one within the other."""
+
+    depth = 0
+
+
+_eager = _Eager()
+
+
+def _within() -> bool:
+    """Whether a call made now may be one that other ranks do not make, since
+    they replay a captured function around it."""
+    return _eager.depth > 0 or torch._C._current_graph_task_id() != -1  # a hook of a backward pass
+
+
 class RecordingRefused(RuntimeError):
     """A step cannot be replayed: the op, the source line and the remedy."""
 
@@ -49,6 +64,9 @@ class Stats:
     calls: int = 0
     recordings: int = 0
     replays: int = 0
+    altered: int = 0  # of the replays: with altered collectives, all ranks agreed
+    kept: int = 0  # of the replays: with eager's collectives, since not all ranks could follow
+    exchanges: int = 0  # how often the ranks compared their altered collectives
     fallbacks: int = 0
     variants: int = 0
     guard_misses: dict[str, int] = field(default_factory=dict)
@@ -96,6 +114,7 @@ class Captured:
             weakref.finalize(self, shutil.rmtree, plans, ignore_errors=True)
         self._plans = str(plans)
         self._session: Any = None
+        self._agrees = False  # with the other ranks, about every call
         self._lock = threading.RLock()
         self._variant = c_uint32()
         self._slot = c_void_p()
@@ -111,15 +130,29 @@ class Captured:
             return self._call(args, kwargs)
 
     def _call(self, args: Any, kwargs: Any) -> Any:
-        status = lib.rote_session_call(self._session, args, kwargs, byref(self._variant), byref(self._slot))
+        call = lib.rote_session_call_within if self._agrees and _within() else lib.rote_session_call
+        status = call(self._session, args, kwargs, byref(self._variant), byref(self._slot))
+        if self._agrees:
+            self._notice()
         if status == REPLAYED:
             return self._deliver(args, kwargs)
         if check(status) == EAGER:
-            notice = lib.rote_session_notice(self._session)
-            if notice is not None:
-                warnings.warn(f"rote: {notice.decode()}", stacklevel=3)
-            return self._fn(*args, **kwargs)
+            self._notice()
+            return self._run(args, kwargs)
         return self._recorded(args, kwargs)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        """Runs the function itself."""
+        _eager.depth += 1
+        try:
+            return self._fn(*args, **kwargs)
+        finally:
+            _eager.depth -= 1
+
+    def _notice(self) -> None:
+        notice = lib.rote_session_notice(self._session)
+        if notice is not None:
+            warnings.warn(f"rote: {notice.decode()}", stacklevel=4)
 
     def _deliver(self, args: Any, kwargs: Any) -> Any:
         tensors = take_object(self._slot)
@@ -129,9 +162,9 @@ class Captured:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
-    @staticmethod
-    def _nested() -> bool:
-        return bool(torch.utils._python_dispatch._get_current_dispatch_mode_stack())
+    def _nested(self) -> bool:
+        modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+        return bool(modes) or (self._agrees and _within())
 
     @staticmethod
     def _argument(path: str, args: Any, kwargs: Any) -> Any:
@@ -193,17 +226,25 @@ class Captured:
             raise RuntimeError(f"rote: {error()}")
         self._session = session
         weakref.finalize(self, lib.rote_session_free, session).atexit = False
+        if world > 1:
+            group = dist.distributed_c10d._get_default_group().group_name
+            agrees = c_int()
+            check(lib.rote_session_agree_in(session, group.encode(), byref(agrees)))
+            self._agrees = bool(agrees.value)
+            self._notice()
 
     # -- recording ----------------------------------------------------------------
 
     def _recorded(self, args: Any, kwargs: Any) -> Any:
         if not _recording.acquire(blocking=False):  # by another thread: what is observed is the process's
-            return self._fn(*args, **kwargs)
+            return self._run(args, kwargs)
         collects = gc.isenabled()
         gc.disable()  # a recording allocates enough to set off collections, which take as long as many steps
+        _eager.depth += 1
         try:
             return self._record(args, kwargs)
         finally:
+            _eager.depth -= 1
             if collects:
                 gc.enable()
             _recording.release()
@@ -269,12 +310,12 @@ class Captured:
         replays = self.stats.replays
         before = Snapshot.take(self._state, args, kwargs)
         result = self._call(args, kwargs)
-        if self.stats.replays == replays:
-            return result
+        if self.stats.replays == replays or not lib.rote_session_together(self._session):
+            return result  # eager beside a replay on some ranks only would leave its collectives unanswered
         self._verify -= 1
         replayed = Snapshot.take(self._state, args, kwargs, result)
         before.restore()
-        eager_result = self._fn(*args, **kwargs)
+        eager_result = self._run(args, kwargs)
         eager = Snapshot.take(self._state, args, kwargs, eager_result)
         difference = compare(replayed, eager)
         if difference is not None:
@@ -318,7 +359,8 @@ def capture(
         passes: what runs over a plan before it is replayed: ``"all"`` (that
             keep every bit), ``"none"``, or names (``rote passes`` lists them), with
             ``-`` before those to leave out of the default, as in
-            ``"-arena"``. By default what ``ROTE_PASSES`` says.
+            ``"-arena"``. By default what ``ROTE_PASSES`` says. With one that
+            alters collectives, all ranks must call the step equally often.
 
     Returns:
         A callable with the signature of ``fn``, and ``stats`` and

@@ -30,6 +30,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, py_object, py_object, POINTER(c_uint32), POINTER(c_void_p)],
     ),
+    "rote_session_call_within": (
+        c_int,
+        [c_void_p, py_object, py_object, POINTER(c_uint32), POINTER(c_void_p)],
+    ),
+    "rote_session_agree_in": (c_int, [c_void_p, c_char_p, POINTER(c_int)]),
+    "rote_session_together": (c_int, [c_void_p]),
     "rote_session_replay_last": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_void_p)]),
     "rote_session_stats": (c_char_p, [c_void_p]),
     "rote_session_notice": (c_char_p, [c_void_p]),

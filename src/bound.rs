@@ -1,0 +1,151 @@
+//! A plan through its passes, bound to the tensors and numbers of a variant.
+
+use rote_plans::{BindingKind, PlanFile, Scalar};
+use rote_replay::ReplayError;
+use rote_replay::aten::{BoundPlan, Call, Object};
+use rote_tracer::passes::Program;
+use rote_tracer::scalars::evaluate;
+
+use crate::SessionError;
+use crate::facts::Facts;
+use crate::recording::Named;
+
+/// A program that can run on the arguments of a call.
+#[derive(Debug)]
+pub(crate) struct BoundVariant {
+    bound: BoundPlan,
+    args: Vec<ArgBinding>,
+    grads: Vec<(u32, Object)>,
+    scalars: Vec<Scalar>,
+    scalar_words: Vec<usize>,
+    /// The scalars' values at the last replay.
+    numbers_now: Vec<f64>,
+    _state: Vec<Object>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ArgBinding {
+    slot: u32,
+    leaf: u32,
+    grad: bool,
+}
+
+impl BoundVariant {
+    /// Binds a program to named tensors, and its scalars to the facts that
+    /// follow them.
+    pub(crate) fn bind(
+        program: &Program,
+        named: &[Named],
+        facts: &Facts,
+    ) -> Result<Self, SessionError> {
+        let optimized = PlanFile::from_plan(&program.plan)?;
+        let plan = optimized.plan();
+        let bound = BoundPlan::bind(plan, &program.schedule)?;
+        let mut taken = vec![false; named.len()];
+        let mut args = Vec::new();
+        let mut grads = Vec::new();
+        let mut state = Vec::new();
+        for (binding, &(kind, slot)) in plan.bindings.iter().zip(bound.bindings()) {
+            let path = plan.str(binding.path.to_native());
+            let Some(at) = named.iter().position(|n| n.kind == kind && n.path == path) else {
+                return Err(ReplayError::Bind(format!(
+                    "the plan binds {path}, which this process does not have"
+                ))
+                .into());
+            };
+            let named = &named[at];
+            match (kind, named.leaf) {
+                (BindingKind::Arg, Some(leaf)) => args.push(ArgBinding {
+                    slot,
+                    leaf,
+                    grad: false,
+                }),
+                (BindingKind::Grad, Some(leaf)) => args.push(ArgBinding {
+                    slot,
+                    leaf,
+                    grad: true,
+                }),
+                (_, _) => {
+                    let held = named.object.as_ref();
+                    let Some(object) = held.filter(|_| !std::mem::replace(&mut taken[at], true))
+                    else {
+                        return Err(ReplayError::Bind(format!("{path} is bound twice")).into());
+                    };
+                    // SAFETY: the object is held, a tensor, and the GIL is held.
+                    let object = unsafe { Object::hold(object.as_ptr()) };
+                    if kind == BindingKind::Grad {
+                        grads.push((slot, object));
+                    } else {
+                        // SAFETY: as above.
+                        unsafe { bound.program().bind(slot, object.as_ptr(), false)? };
+                        state.push(object);
+                    }
+                }
+            }
+        }
+        let scalars = bound.scalars().to_vec();
+        let mut scalar_words = vec![usize::MAX; scalars.len()];
+        for (word, scalar) in scalar_words.iter_mut().zip(&scalars) {
+            if let Scalar::Read { path } = scalar {
+                let path = plan.str(*path);
+                *word = facts.float_word(path).ok_or_else(|| {
+                    ReplayError::Bind(format!(
+                        "the plan reads {path}, which this process does not have"
+                    ))
+                })?;
+            }
+        }
+        Ok(BoundVariant {
+            bound,
+            args,
+            grads,
+            scalars,
+            numbers_now: Vec::with_capacity(scalar_words.len()),
+            scalar_words,
+            _state: state,
+        })
+    }
+
+    /// Replays the plan on the arguments that `call` has collected. Results:
+    /// outputs, then gradients, in a Python list.
+    pub(crate) fn replay(&mut self, call: &Call, facts: &Facts) -> Result<Object, ReplayError> {
+        self.bound.begin()?;
+        let results = self.replayed(call, facts);
+        self.bound.end()?;
+        results
+    }
+
+    fn replayed(&mut self, call: &Call, facts: &Facts) -> Result<Object, ReplayError> {
+        if !self.scalars.is_empty() {
+            let mut failed = None;
+            evaluate(&self.scalars, &mut self.numbers_now, |i| {
+                facts
+                    .float_at(self.scalar_words[i])
+                    .unwrap_or_else(|error| {
+                        failed.get_or_insert(error);
+                        f64::NAN
+                    })
+            });
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            self.bound.set_numbers(&self.numbers_now)?;
+        }
+        for arg in &self.args {
+            // SAFETY: the leaf belongs to the caller's live arguments, and its
+            // type was guarded.
+            unsafe {
+                self.bound
+                    .program()
+                    .bind(arg.slot, call.leaf(arg.leaf), arg.grad)?
+            };
+        }
+        for (slot, owner) in &self.grads {
+            // SAFETY: the owner is held.
+            unsafe { self.bound.program().bind(*slot, owner.as_ptr(), true)? };
+        }
+        let run = self.bound.run().and_then(|()| self.bound.results());
+        self.bound.clear()?;
+        run
+    }
+}
