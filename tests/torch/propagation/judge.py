@@ -43,6 +43,8 @@ def is_right(
     wholes, expected = whole(sample)
     torch.manual_seed(0)
     held = [pieces(w, p, sizes) for w, p in zip(wholes, to, strict=True)]
+    if name(sample) == "_scaled_mm" and any(0 in piece.shape for piece in held[0].values()):
+        raise Unmade("the CPU kernel leaves the result of an empty product unwritten")
     places = [*outputs, *(to[i] for i in written(sample))]
     if len(places) != len(expected):
         return f"{len(outputs)} outputs, expected {len(expected)}"
