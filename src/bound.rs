@@ -1,9 +1,9 @@
 //! A plan through its passes, bound to the tensors and numbers of a variant.
 
-use rote_plans::{BindingKind, PlanFile, Scalar};
+use rote_plans::{BindingKind, PlanFile, Scalar, Schedule};
 use rote_replay::ReplayError;
 use rote_replay::aten::{BoundPlan, Call, Object};
-use rote_tracer::passes::Program;
+use rote_tracer::passes::{Done, Program};
 use rote_tracer::scalars::evaluate;
 
 use crate::SessionError;
@@ -20,7 +20,22 @@ pub(crate) struct BoundVariant {
     scalar_words: Vec<usize>,
     /// The scalars' values at the last replay.
     numbers_now: Vec<f64>,
-    _state: Vec<Object>,
+    /// Slots and tensors of the state.
+    state: Vec<(u32, Object)>,
+    /// What is to be bound once a replay has shown what its ops allocate.
+    unplaced: Option<Unplaced>,
+    /// What the arena pass did with what that replay has shown.
+    pub(crate) arranged: Option<Done>,
+}
+
+/// A program whose results get their places in the arena after the first replay,
+/// which runs without one.
+#[derive(Debug)]
+struct Unplaced {
+    plan: PlanFile,
+    program: Program,
+    /// For each instruction, the most bytes that it had allocated at once in a replay.
+    allocated: Option<Vec<u64>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -34,13 +49,18 @@ impl BoundVariant {
     /// Binds a program to named tensors, and its scalars to the facts that
     /// follow them.
     pub(crate) fn bind(
-        program: &Program,
+        program: Program,
         named: &[Named],
         facts: &Facts,
     ) -> Result<Self, SessionError> {
         let optimized = PlanFile::from_plan(&program.plan)?;
         let plan = optimized.plan();
-        let bound = BoundPlan::bind(plan, &program.schedule)?;
+        let arena = !program.schedule.offsets.is_empty();
+        let bound = if arena {
+            BoundPlan::bind(plan, &Schedule::default())?
+        } else {
+            BoundPlan::bind(plan, &program.schedule)?
+        };
         let mut taken = vec![false; named.len()];
         let mut args = Vec::new();
         let mut grads = Vec::new();
@@ -78,7 +98,7 @@ impl BoundVariant {
                     } else {
                         // SAFETY: as above.
                         unsafe { bound.program().bind(slot, object.as_ptr(), false)? };
-                        state.push(object);
+                        state.push((slot, object));
                     }
                 }
             }
@@ -102,13 +122,25 @@ impl BoundVariant {
             scalars,
             numbers_now: Vec::with_capacity(scalar_words.len()),
             scalar_words,
-            _state: state,
+            state,
+            unplaced: arena.then_some(Unplaced {
+                plan: optimized,
+                program,
+                allocated: None,
+            }),
+            arranged: None,
         })
     }
 
     /// Replays the plan on the arguments that `call` has collected. Results:
     /// outputs, then gradients, in a Python list.
     pub(crate) fn replay(&mut self, call: &Call, facts: &Facts) -> Result<Object, ReplayError> {
+        if let Some(mut unplaced) = self.unplaced.take() {
+            match unplaced.allocated.take() {
+                Some(allocated) => self.place(unplaced, &allocated),
+                None => self.unplaced = Some(unplaced),
+            }
+        }
         self.bound.begin()?;
         let results = self.replayed(call, facts);
         self.bound.end()?;
@@ -144,8 +176,39 @@ impl BoundVariant {
             // SAFETY: the owner is held.
             unsafe { self.bound.program().bind(*slot, owner.as_ptr(), true)? };
         }
-        let run = self.bound.run().and_then(|()| self.bound.results());
+        let run = match &mut self.unplaced {
+            Some(unplaced) => {
+                (self.bound.run_watched()).map(|allocated| unplaced.allocated = allocated)
+            }
+            None => self.bound.run(),
+        };
+        let run = run.and_then(|()| self.bound.results());
         self.bound.clear()?;
         run
+    }
+
+    /// Binds the program with its results at their places in the arena, which depend
+    /// on what its ops were seen to allocate in an earlier replay.
+    fn place(&mut self, unplaced: Unplaced, allocated: &[u64]) {
+        let Unplaced {
+            plan, mut program, ..
+        } = unplaced;
+        let done = program.arrange(allocated);
+        let bound = BoundPlan::bind(plan.plan(), &program.schedule).and_then(|bound| {
+            for (slot, tensor) in &self.state {
+                // SAFETY: the object is held, a tensor, and the GIL is held.
+                unsafe { bound.program().bind(*slot, tensor.as_ptr(), false)? };
+            }
+            Ok(bound)
+        });
+        match bound {
+            Ok(bound) => {
+                self.bound = bound;
+                self.arranged = Some(done);
+            }
+            Err(error) => {
+                tracing::warn!(target: "rote::replay", "a plan goes without an arena: {error}");
+            }
+        }
     }
 }

@@ -167,19 +167,19 @@ impl Variant {
         } = confirmed;
         let recorded = file.to_plan();
         let (program, report) = optimize(recorded.clone(), passes);
-        let chosen = BoundVariant::bind(&program, &parts.named, &parts.facts)?;
-        let altered = if passes.alters_collectives() {
-            let sequence = Sequence::of(&recorded, &program.plan, &program.carries);
-            Some(Altered {
+        let sequence = (passes.alters_collectives())
+            .then(|| Sequence::of(&recorded, &program.plan, &program.carries));
+        let chosen = BoundVariant::bind(program, &parts.named, &parts.facts)?;
+        let altered = match sequence {
+            Some(sequence) => Some(Altered {
                 offer: Offer::new(&sequence)?,
                 differ: sequence != Sequence::recorded(&recorded),
                 alone: sequence.alone() && Sequence::recorded(&recorded).alone(),
                 kept: None,
                 passes: passes.keeping_collectives(),
                 named: bound_ones(parts.named, file.plan()),
-            })
-        } else {
-            None
+            }),
+            None => None,
         };
         Ok(Variant {
             id,
@@ -223,7 +223,7 @@ impl Variant {
                     Some(bound) => bound,
                     None => {
                         let (program, _) = optimize(self.file.to_plan(), altered.passes);
-                        BoundVariant::bind(&program, &altered.named, &self.facts)?
+                        BoundVariant::bind(program, &altered.named, &self.facts)?
                     }
                 };
                 altered.kept.insert(bound)
@@ -231,6 +231,10 @@ impl Variant {
             _ => &mut self.chosen,
         };
         let run = bound.replay(call, &self.facts);
+        if let Some(done) = self.chosen.arranged.take() {
+            let row = self.passes.iter_mut().find(|(name, _)| *name == "arena");
+            row.into_iter().for_each(|(_, row)| *row = done.clone());
+        }
         self.replays += 1;
         Ok(run?)
     }

@@ -9,7 +9,7 @@ use crate::status::{ROTE_OK, give_text, guarded, text};
 
 /// Sources of the bridge, `bridge.cpp` first. They are part of the library, so
 /// that library and bridge always fit.
-const SOURCES: [(&str, &str); 10] = [
+const SOURCES: [(&str, &str); 11] = [
     ("bridge.cpp", include_str!("../torch/bridge.cpp")),
     ("abi.h", include_str!("../torch/abi.h")),
     ("describe.h", include_str!("../torch/describe.h")),
@@ -20,6 +20,7 @@ const SOURCES: [(&str, &str); 10] = [
     ("ranges.h", include_str!("../torch/ranges.h")),
     ("ranks.h", include_str!("../torch/ranks.h")),
     ("unboxed.h", include_str!("../torch/unboxed.h")),
+    ("watch.h", include_str!("../torch/watch.h")),
 ];
 
 /// How many source files the bridge has.

@@ -1,7 +1,7 @@
 // A bridge without PyTorch: every function of replay/src/aten/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
-unsigned rote_bridge_abi(void) { return 4; }
+unsigned rote_bridge_abi(void) { return 5; }
 const char *rote_bridge_error(void) { return "the stub fails"; }
 const char *rote_bridge_torch(void) { return "stub"; }
 const char *rote_bridge_table_text(void) { return ""; }
@@ -55,6 +55,9 @@ STUB(run_free)
 STUB(group)
 STUB(gather)
 STUB(without_gil)
+STUB(watch_new)
+STUB(watch_free)
+STUB(watch_rise)
 STUB(call_op)
 STUB(list_new)
 STUB(list_set)

@@ -10,6 +10,7 @@
 #include "facts.h"
 #include "program.h"
 #include "ranks.h"
+#include "watch.h"
 
 using namespace rote;
 
@@ -272,6 +273,16 @@ EXPORT int rote_bridge_run(Program* program, int (*body)(void*), void* context) 
   });
   return end != 0 ? end : status;
 }
+
+// Watches what this thread allocates until the watch is dropped, by the same
+// thread. Null, without an error, while a profiler runs.
+EXPORT int rote_bridge_watch_new(Watching** watch) {
+  return guarded([&] { *watch = Watching::start().release(); });
+}
+EXPORT void rote_bridge_watch_free(Watching* watch) { delete watch; }
+
+// The most bytes allocated at once since the last call, above those at that call.
+EXPORT int64_t rote_bridge_watch_rise(Watching* watch) { return watch->rise(); }
 
 // Drops the tensors of the run from these slots.
 EXPORT int rote_bridge_program_clear(Program* program, const uint32_t* values, uint32_t n) {

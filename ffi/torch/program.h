@@ -194,21 +194,8 @@ class Program {
     for (const auto& [position, value] : op.tensors) stack_[position] = slots_[value];
     for (const TensorList& list : op.lists) stack_[list.position] = build(list);
     op.handle.callBoxed(&stack_);
-    if (op.outs.empty()) return;
-    if (op.copies) {
-      for (size_t i = 0; i < op.outs.size() && i < stack_.size(); ++i) slots_[op.outs[i]].copy_(stack_[i].toTensor());
-      return;
-    }
-    if (stack_.size() == 1 && stack_[0].isTensorList()) {
-      auto results = stack_[0].toTensorVector();
-      TORCH_CHECK(results.size() == op.outs.size(), "operator ", op.handle.schema().name(), " returned ",
-                  results.size(), " tensors, the plan has ", op.outs.size());
-      for (size_t i = 0; i < results.size(); ++i)
-        if (op.outs[i] >= 0) slots_[op.outs[i]] = std::move(results[i]);
-    } else {
-      for (size_t i = 0; i < op.outs.size() && i < stack_.size(); ++i)
-        if (op.outs[i] >= 0) slots_[op.outs[i]] = std::move(stack_[i]).toTensor();
-    }
+    take_results(op);
+    stack_.clear();  // it holds what the op wrote in place
   }
 
   void run_view(uint32_t index) {
@@ -429,6 +416,25 @@ class Program {
     op.constants.resize(2);
     op.constants.emplace_back(false);
     op.outs.clear();
+  }
+
+  // Puts what an op has left on the stack into the slots of its results.
+  void take_results(const Prepared& op) {
+    if (op.outs.empty()) return;
+    if (op.copies) {
+      for (size_t i = 0; i < op.outs.size() && i < stack_.size(); ++i) slots_[op.outs[i]].copy_(stack_[i].toTensor());
+      return;
+    }
+    if (stack_.size() == 1 && stack_[0].isTensorList()) {
+      auto results = stack_[0].toTensorVector();
+      TORCH_CHECK(results.size() == op.outs.size(), "operator ", op.handle.schema().name(), " returned ",
+                  results.size(), " tensors, the plan has ", op.outs.size());
+      for (size_t i = 0; i < results.size(); ++i)
+        if (op.outs[i] >= 0) slots_[op.outs[i]] = std::move(results[i]);
+    } else {
+      for (size_t i = 0; i < op.outs.size() && i < stack_.size(); ++i)
+        if (op.outs[i] >= 0) slots_[op.outs[i]] = std::move(stack_[i]).toTensor();
+    }
   }
 
   // A tensor with the elements of `input`, in the place of `output` if it has one.

@@ -25,6 +25,8 @@ pub struct BoundPlan {
     program: AtenProgram,
     /// What the first run executes: all of it.
     first: Executor,
+    /// The instruction of each of its steps.
+    instrs: Vec<u32>,
     /// What every later run executes.
     executor: Executor,
     /// What a profiler is shown: the step's name, and ranges of the first run
@@ -351,6 +353,7 @@ impl BoundPlan {
         Ok(BoundPlan {
             program,
             first,
+            instrs,
             executor,
             name: text(&format!("rote::replay {}", plan.function)),
             ranges,
@@ -431,6 +434,30 @@ impl BoundPlan {
             self.program.fix(&self.fixed)?;
             self.settled = true;
         }
+        self.bump_versions()
+    }
+
+    /// Runs all of the plan, as the first run does. Returns, for each instruction,
+    /// the most bytes that it had allocated at once, results included; nothing while
+    /// a profiler runs.
+    pub fn run_watched(&mut self) -> Result<Option<Vec<u64>>, ReplayError> {
+        let watched = match self.listened {
+            true => None,
+            false => self.program.run_watched(&self.first)?,
+        };
+        let Some(steps) = watched else {
+            return self.run().map(|()| None);
+        };
+        self.bump_versions()?;
+        let count = self.instrs.last().map_or(0, |last| *last as usize + 1);
+        let mut allocated = vec![0; count];
+        for (instr, bytes) in self.instrs.iter().zip(steps) {
+            allocated[*instr as usize] = bytes;
+        }
+        Ok(Some(allocated))
+    }
+
+    fn bump_versions(&self) -> Result<(), ReplayError> {
         for &value in &self.written {
             self.program.bump_version(value)?;
         }

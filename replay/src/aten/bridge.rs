@@ -541,32 +541,53 @@ impl AtenProgram {
     /// Runs an executor's steps, with the GIL released; in ranges for a
     /// profiler if there are any.
     pub fn run(&self, executor: &Executor, ranges: Option<&Ranges>) -> Result<(), ReplayError> {
-        struct Context<'a> {
-            program: &'a AtenProgram,
-            executor: &'a Executor,
-            ranges: Option<&'a Ranges>,
+        self.under_way(|| match ranges {
+            None => executor.run(self, self),
+            Some(ranges) => ranges.run(executor, self),
+        })
+    }
+
+    /// Runs an executor's steps, with the GIL released. Returns the most bytes that
+    /// each had allocated at once, above those before it; nothing, and runs nothing,
+    /// while a profiler watches what is allocated.
+    pub fn run_watched(&self, executor: &Executor) -> Result<Option<Vec<u64>>, ReplayError> {
+        let Some(watch) = Watch::new()? else {
+            return Ok(None);
+        };
+        let mut rises = Vec::with_capacity(executor.steps.len() + 1);
+        self.under_way(|| executor.run_observed(self, self, |_| rises.push(watch.rise())))?;
+        rises.push(watch.rise());
+        rises.remove(0); // before the first step
+        Ok(Some(rises))
+    }
+
+    /// Calls `steps` as a run of this program.
+    fn under_way<F>(&self, steps: F) -> Result<(), ReplayError>
+    where
+        F: FnMut() -> Result<(), ReplayError>,
+    {
+        struct Context<F> {
+            steps: F,
             result: Result<(), ReplayError>,
         }
-        unsafe extern "C" fn body(context: *mut c_void) -> c_int {
+        unsafe extern "C" fn body<F>(context: *mut c_void) -> c_int
+        where
+            F: FnMut() -> Result<(), ReplayError>,
+        {
             // SAFETY: the context below, which outlives the call.
-            let context = unsafe { &mut *context.cast::<Context<'_>>() };
-            let (program, executor) = (context.program, context.executor);
-            context.result = match context.ranges {
-                None => executor.run(program, program),
-                Some(ranges) => ranges.run(executor, program),
-            };
+            let context = unsafe { &mut *context.cast::<Context<F>>() };
+            context.result = (context.steps)();
             c_int::from(context.result.is_err())
         }
         let bridge = Bridge::get();
         let mut context = Context {
-            program: self,
-            executor,
-            ranges,
+            steps,
             result: Ok(()),
         };
         // SAFETY: `body` takes the context by this type and does not unwind:
         // the executor indexes only what binding has checked.
-        let status = unsafe { (bridge.functions.run)(self.0, body, (&raw mut context).cast()) };
+        let status =
+            unsafe { (bridge.functions.run)(self.0, body::<F>, (&raw mut context).cast()) };
         context.result?;
         bridge.check(status)
     }
@@ -584,6 +605,35 @@ impl Drop for AtenProgram {
     fn drop(&mut self) {
         // SAFETY: made by `new`, freed once.
         unsafe { (Bridge::get().functions.program_free)(self.0) };
+    }
+}
+
+/// Watches what this thread allocates.
+struct Watch(*mut c_void);
+
+impl Watch {
+    /// Starts watching, unless a profiler does.
+    fn new() -> Result<Option<Self>, ReplayError> {
+        let bridge = Bridge::get();
+        let mut watch = std::ptr::null_mut();
+        // SAFETY: makes an object that `drop` frees, on the same thread: the type
+        // is not `Send`.
+        bridge.check(unsafe { (bridge.functions.watch_new)(&mut watch) })?;
+        Ok((!watch.is_null()).then_some(Watch(watch)))
+    }
+
+    /// The most bytes allocated at once since the last call, above those at that call.
+    fn rise(&self) -> u64 {
+        // SAFETY: made by `new`.
+        let rise = unsafe { (Bridge::get().functions.watch_rise)(self.0) };
+        rise.max(0).unsigned_abs()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, freed once.
+        unsafe { (Bridge::get().functions.watch_free)(self.0) };
     }
 }
 

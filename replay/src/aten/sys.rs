@@ -7,7 +7,7 @@ pub use super::op::{
 };
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
@@ -98,6 +98,9 @@ functions! {
     group: fn(*const c_char, *mut u64, *mut u32, *mut c_int) -> c_int;
     gather: fn(*const c_char, u64, *const u8, u64, *mut u8) -> c_int;
     without_gil: fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
+    watch_new: fn(*mut *mut c_void) -> c_int;
+    watch_free: fn(*mut c_void);
+    watch_rise: fn(*mut c_void) -> i64;
     call_op: fn(*const c_char, *const c_char, *const Arg, u32, *mut *const Tensor, *mut u32, *mut u32) -> c_int;
     list_new: fn(u32) -> Object;
     list_set: fn(Object, u32, Object);

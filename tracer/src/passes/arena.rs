@@ -11,16 +11,19 @@
 //! layout that is not used again: element for element the kernel reads before it
 //! writes.
 //!
-//! Offsets are found largest first, each at the smallest gap that holds it among
-//! those that live at the same time.
+//! Offsets are found one after the other, each at the smallest gap that holds it
+//! among those that live at the same time, in a few orders, of which the best
+//! counts. Which results lie in the arena at all is for the `budget` module to
+//! choose.
 
 use rote_plans::schedule::{ARENA_ALIGNMENT, DEVICE_ARENA_ALIGNMENT, DYNAMIC};
 use rote_plans::{Arg, Def, Device, Instr, NONE, Plan, ValueId};
 
-use super::effects::{for_each_written, outlives, outs, root};
+use super::budget::{Allocation, Budget, Buffer, Choice, Unit, choose};
+use super::effects::{outlives, outs, root};
 use super::into::{element_wise, into};
-use super::{Done, Pass, Program, Stage};
-use crate::finish::{for_each_out, for_each_value};
+use super::live::{Bytes, Life, lives, made};
+use super::{Done, Pass, Program, Stage, rounding};
 
 pub(super) const PASS: Pass = Pass {
     name: "arena",
@@ -32,53 +35,205 @@ pub(super) const PASS: Pass = Pass {
     apply,
 };
 
-/// A run of bytes of the arena, for a while.
-#[derive(Clone, Debug)]
-struct Buffer {
-    bytes: u64,
-    /// The instruction that makes it, and the last that looks at it.
-    live: (u32, u32),
-    roots: Vec<ValueId>,
-    offset: u64,
-}
+/// How often a smaller arena is tried where gaps between the buffers take what
+/// was saved.
+const ATTEMPTS: usize = 2;
 
 fn apply(program: &mut Program) -> Done {
+    arrange(program, &[])
+}
+
+/// Gives results their places in the arena. `allocated`: as in [`Program::arrange`],
+/// empty if no run was seen.
+pub(super) fn arrange(program: &mut Program, allocated: &[u64]) -> Done {
     let plan = &program.plan;
     let (roots, device) = candidates(plan, &program.schedule.once);
     let alignment = match device {
         Some(Device { kind: 0, .. }) | None => ARENA_ALIGNMENT,
         Some(_) => DEVICE_ARENA_ALIGNMENT,
     };
-    let lifetimes = lifetimes(plan);
-    let (mut buffers, shared) = buffers(plan, &roots, &lifetimes, alignment);
-    let bound = most_at_once(&buffers, plan.instrs.len());
-    place(&mut buffers);
+    let (buffers, shared) = buffers(plan, &roots, &lives(plan, true), alignment);
+    let memory = Memory::of(program, &roots, allocated);
+    let (placed, beside) = place_within(&buffers, &units(plan, &buffers), &memory);
 
+    let bound = Bytes::of_buffers(&placed, plan.instrs.len()).most().0;
+    let arena_bytes = end(&placed);
     let schedule = &mut program.schedule;
     schedule.offsets = vec![DYNAMIC; plan.values.len()];
-    for buffer in &buffers {
+    for buffer in &placed {
         for root in &buffer.roots {
             schedule.offsets[*root as usize] = buffer.offset;
         }
-        schedule.arena_bytes = schedule.arena_bytes.max(buffer.offset + buffer.bytes);
     }
+    schedule.arena_bytes = arena_bytes;
     schedule.arena_device = device;
-    let mut ops = 0;
+    schedule.into.clear();
     for (i, instr) in plan.instrs.iter().enumerate() {
-        let placed = outs(plan, instr).iter().any(|v| roots[*v as usize]);
+        let placed = (outs(plan, instr).iter()).any(|v| schedule.offset(*v).is_some());
         if let (Instr::Local { op, overload, .. }, true) = (instr, placed) {
             if let Some(how) = into(plan.str(*op), plan.str(*overload)) {
                 schedule.into.push((i as u32, how));
-                ops += 1;
             }
         }
     }
+    let (ops, left) = (schedule.into.len(), buffers.len() - placed.len());
+    let (beside, kept, recorded) = (beside.most().0, memory.kept, memory.budget);
+    let most = arena_bytes + beside + kept;
     Done {
         changed: ops,
         what: format!(
-            "{ops} ops write to an arena of {} bytes ({bound} live at once); {shared} over an argument",
-            schedule.arena_bytes
+            "{ops} ops write to an arena of {arena_bytes} bytes ({bound} live at once); {shared} over an argument; \
+             {left} buffers left out; with {beside} beside it and {kept} kept {most}, as recorded {recorded}"
         ),
+    }
+}
+
+/// What a run needs beside the arena, and may need.
+struct Memory {
+    /// What is not for the arena to hold.
+    beside: Bytes,
+    /// What is kept between runs: results of what only the first run executes, and
+    /// numbers that ops take as tensors.
+    kept: u64,
+    budget: u64,
+}
+
+impl Memory {
+    fn of(program: &Program, roots: &[bool], allocated: &[u64]) -> Self {
+        let plan = &program.plan;
+        let all = Bytes::of_results(plan);
+        let (most, recorded) = (all.most().0, program.recorded);
+        let lives = lives(plan, false);
+        let mut beside: Vec<(Life, u64)> = Vec::new();
+        let mut kept = 8 * wrapped_numbers(plan);
+        for root in made(plan) {
+            let value = &plan.values[root as usize];
+            match value.def {
+                Def::Instr(i) if program.schedule.once(i as usize) => kept += value.storage_bytes,
+                _ if roots[root as usize] => {}
+                _ => beside.push((lives[root as usize], value.storage_bytes)),
+            }
+        }
+        // What an op allocates for itself while it runs.
+        let mut seen = 0;
+        for (i, (instr, allocated)) in plan.instrs.iter().zip(allocated).enumerate() {
+            let made = outs(plan, instr)
+                .into_iter()
+                .filter(|v| root(plan, *v) == *v);
+            let made: u64 = made.map(|v| plan.values[v as usize].storage_bytes).sum();
+            let own = allocated.saturating_sub(made);
+            beside.push(((i as u32, i as u32), own));
+            seen = seen.max(all.at(i) + own);
+        }
+        let beside = Bytes::of(plan.instrs.len(), beside.into_iter());
+        // The recorded plan needed what was seen, less what passes have added.
+        let budget = recorded.max(seen.saturating_sub(most.saturating_sub(recorded)));
+        Memory {
+            beside,
+            kept,
+            budget,
+        }
+    }
+}
+
+/// How many numbers ops take as tensors.
+fn wrapped_numbers(plan: &Plan) -> u64 {
+    let args = plan.instrs.iter().filter_map(|instr| match instr {
+        Instr::Local { args, .. } => Some(&plan.args[args.indices()]),
+        _ => None,
+    });
+    args.flatten()
+        .filter(|arg| matches!(arg, Arg::Wrapped(_)))
+        .count() as u64
+}
+
+/// Chooses buffers that keep the budget, and gives them their offsets. Where none
+/// keep it, those that exceed it by the least that is found; what is beside them
+/// is the second result.
+fn place_within(buffers: &[Buffer], units: &[Unit], memory: &Memory) -> (Vec<Buffer>, Bytes) {
+    let all = Bytes::of_buffers(buffers, memory.beside.instrs());
+    let least = all.and(&memory.beside).most().0 + memory.kept;
+    let rounding = rounding(memory.budget);
+    let mut most = least.max(memory.budget + rounding);
+    loop {
+        let budget = Budget {
+            bytes: most,
+            kept: memory.kept,
+            step: rounding / 2,
+        };
+        let room = most.saturating_sub(memory.kept);
+        let mut ceiling = u64::MAX;
+        for _ in 0..ATTEMPTS {
+            let Some(Choice { out, beside }) =
+                choose(buffers, units, &memory.beside, budget, ceiling)
+            else {
+                break;
+            };
+            let mut placed = buffers.to_vec();
+            for buffer in out.iter().flat_map(|unit| &units[*unit].buffers) {
+                placed[*buffer].roots.clear();
+            }
+            let mut least = u64::MAX;
+            let mut best: Option<(usize, Vec<Buffer>, Bytes)> = None;
+            for order in ORDERS {
+                let mut placed = placed.clone();
+                place(&mut placed, order);
+                least = least.min(end(&placed));
+                let Some((lowered, beside)) = lower(&mut placed, units, beside.clone(), room)
+                else {
+                    continue;
+                };
+                if best.as_ref().is_none_or(|(fewest, ..)| lowered < *fewest) {
+                    best = Some((lowered, placed, beside));
+                }
+                if lowered == 0 {
+                    break;
+                }
+            }
+            if let Some((_, mut placed, beside)) = best {
+                placed.retain(Buffer::is_placed);
+                return (placed, beside);
+            }
+            let over = (least + beside.most().0).saturating_sub(room);
+            let size = Bytes::of_buffers(&placed, memory.beside.instrs()).most().0;
+            ceiling = size.saturating_sub(over);
+        }
+        most += rounding.max((most - memory.budget) / 2);
+    }
+}
+
+/// Takes those out of the arena that lie so high that it is larger than there is
+/// room for, if they fit beside it: gaps between the others may have put them there.
+/// Returns how many units these were, and what is beside the arena then.
+fn lower(
+    placed: &mut [Buffer],
+    units: &[Unit],
+    mut beside: Bytes,
+    room: u64,
+) -> Option<(usize, Bytes)> {
+    let mut lowered = 0;
+    loop {
+        let size = room.checked_sub(beside.most().0)?;
+        let top = |unit: &Unit| {
+            unit.buffers
+                .iter()
+                .map(|b| placed[*b].end())
+                .max()
+                .unwrap_or(0)
+        };
+        let (high, low): (Vec<&Unit>, Vec<&Unit>) = units.iter().partition(|unit| top(unit) > size);
+        if high.is_empty() {
+            return Some((lowered, beside));
+        }
+        let rest = room - low.into_iter().map(top).max().unwrap_or(0);
+        for unit in high {
+            if !unit.fits(&beside, rest) {
+                return None;
+            }
+            unit.leave(&mut beside);
+            unit.buffers.iter().for_each(|b| placed[*b].roots.clear());
+            lowered += 1;
+        }
     }
 }
 
@@ -130,52 +285,9 @@ fn dense(plan: &Plan, value: ValueId) -> bool {
     bytes > 0 && bytes == value.storage_bytes
 }
 
-/// For each root, the instruction that makes it and the last that looks at its
-/// storage.
-fn lifetimes(plan: &Plan) -> Vec<(u32, u32)> {
-    let mut live = vec![(u32::MAX, 0); plan.values.len()];
-    let mut sent: Vec<(ValueId, ValueId)> = Vec::new();
-    for (i, instr) in plan.instrs.iter().enumerate() {
-        let i = i as u32;
-        let mut touch = |root: ValueId| {
-            let (from, to) = &mut live[root as usize];
-            (*from, *to) = ((*from).min(i), (*to).max(i));
-        };
-        if matches!(instr, Instr::Free { .. }) {
-            continue;
-        }
-        for_each_value(plan, instr, |v| touch(root(plan, v)));
-        for_each_out(plan, instr, |v| touch(root(plan, v)));
-        for_each_written(plan, instr, &mut touch);
-        match instr {
-            Instr::Collective(c) => sent.push((root(plan, c.output), root(plan, c.input))),
-            Instr::Wait { value } => {
-                let waited = root(plan, *value);
-                for (_, input) in sent.iter().filter(|(output, _)| *output == waited) {
-                    touch(*input);
-                }
-                sent.retain(|(output, _)| *output != waited);
-            }
-            _ => {}
-        }
-    }
-    // What nobody waits for may be in use until the end.
-    let end = plan.instrs.len() as u32;
-    for (output, input) in sent {
-        live[output as usize].1 = end;
-        live[input as usize].1 = end;
-    }
-    live
-}
-
 /// One buffer per root, or for several where one lies over another; and how many
 /// do.
-fn buffers(
-    plan: &Plan,
-    roots: &[bool],
-    lifetimes: &[(u32, u32)],
-    alignment: u64,
-) -> (Vec<Buffer>, usize) {
+fn buffers(plan: &Plan, roots: &[bool], lives: &[Life], alignment: u64) -> (Vec<Buffer>, usize) {
     let mut buffers: Vec<Buffer> = Vec::new();
     let mut of: Vec<Option<usize>> = vec![None; plan.values.len()];
     let mut shared = 0;
@@ -184,8 +296,8 @@ fn buffers(
             if !roots[out as usize] {
                 continue;
             }
-            let live = lifetimes[out as usize];
-            let under = reused(plan, i, out, lifetimes).and_then(|v| of[v as usize]);
+            let live = lives[out as usize];
+            let under = reused(plan, i, out, lives).and_then(|v| of[v as usize]);
             if let Some(at) = under {
                 let buffer = &mut buffers[at];
                 buffer.live.1 = buffer.live.1.max(live.1);
@@ -207,8 +319,51 @@ fn buffers(
     (buffers, shared)
 }
 
+/// Buffers by what can leave the arena together: all results of an op lie in it or
+/// none.
+fn units(plan: &Plan, buffers: &[Buffer]) -> Vec<Unit> {
+    let mut of: Vec<Option<usize>> = vec![None; plan.values.len()];
+    for (i, buffer) in buffers.iter().enumerate() {
+        buffer
+            .roots
+            .iter()
+            .for_each(|root| of[*root as usize] = Some(i));
+    }
+    let mut unit: Vec<usize> = (0..buffers.len()).collect();
+    for instr in &plan.instrs {
+        let together: Vec<usize> = (outs(plan, instr).iter())
+            .filter_map(|v| of[*v as usize])
+            .collect();
+        for (a, b) in together.iter().zip(together.iter().skip(1)) {
+            let (a, b) = (unit[*a], unit[*b]);
+            if a != b {
+                unit.iter_mut().filter(|u| **u == b).for_each(|u| *u = a);
+            }
+        }
+    }
+    let lives = lives(plan, false);
+    let mut units: Vec<Unit> = vec![
+        Unit {
+            buffers: Vec::new(),
+            allocations: Vec::new()
+        };
+        buffers.len()
+    ];
+    for (i, buffer) in buffers.iter().enumerate() {
+        let unit = &mut units[unit[i]];
+        unit.buffers.push(i);
+        unit.allocations
+            .extend(buffer.roots.iter().map(|root| Allocation {
+                bytes: plan.values[*root as usize].storage_bytes,
+                live: lives[*root as usize],
+            }));
+    }
+    units.retain(|unit| !unit.buffers.is_empty());
+    units
+}
+
 /// The argument that the result of an element-wise op may lie over.
-fn reused(plan: &Plan, i: usize, out: ValueId, lifetimes: &[(u32, u32)]) -> Option<ValueId> {
+fn reused(plan: &Plan, i: usize, out: ValueId, lives: &[Life]) -> Option<ValueId> {
     let Instr::Local { op, args, .. } = &plan.instrs[i] else {
         return None;
     };
@@ -233,47 +388,70 @@ fn reused(plan: &Plan, i: usize, out: ValueId, lifetimes: &[(u32, u32)]) -> Opti
             && plan.dims(value.strides) == plan.dims(result.strides);
         // No other argument may look at the same storage in another way.
         let others = values.iter().all(|o| o == v || root(plan, *o) != *v);
-        same && others && lifetimes[*v as usize].1 == i as u32
+        same && others && lives[*v as usize].1 == i as u32
     })
 }
 
-/// The most bytes that live at one time: no placement needs fewer.
-fn most_at_once(buffers: &[Buffer], instrs: usize) -> u64 {
-    let mut changes = vec![0_i128; instrs + 2];
-    for buffer in buffers {
-        changes[buffer.live.0 as usize] += i128::from(buffer.bytes);
-        changes[buffer.live.1 as usize + 1] -= i128::from(buffer.bytes);
-    }
-    let (mut now, mut most) = (0, 0);
-    for change in changes {
-        now += change;
-        most = most.max(now);
-    }
-    u64::try_from(most).unwrap_or(0)
+/// Where the last buffer ends.
+fn end(buffers: &[Buffer]) -> u64 {
+    buffers.iter().map(Buffer::end).max().unwrap_or(0)
 }
 
-/// Gives every buffer its offset.
-fn place(buffers: &mut [Buffer]) {
+/// In which order buffers get their offsets.
+#[derive(Clone, Copy)]
+enum Order {
+    /// The largest first, and of equals the first made.
+    Size,
+    /// The largest first, and of equals the longest alive.
+    SizeThenLife,
+    /// First those alive at the arena's fullest moment, in the order in which they
+    /// are made, then the others, outwards from it.
+    FromFullest,
+}
+
+const ORDERS: [Order; 3] = [Order::Size, Order::SizeThenLife, Order::FromFullest];
+
+impl Order {
+    fn key(self, buffer: &Buffer, fullest: u32) -> (u64, u32) {
+        let (from, to) = buffer.live;
+        match self {
+            Order::Size => (u64::MAX - buffer.bytes, from),
+            Order::SizeThenLife => (u64::MAX - buffer.bytes, u32::MAX - (to - from)),
+            Order::FromFullest if from <= fullest && fullest <= to => (0, from),
+            Order::FromFullest => (
+                u64::from(from.abs_diff(fullest).min(to.abs_diff(fullest))),
+                from,
+            ),
+        }
+    }
+}
+
+/// Gives every buffer its offset, one after the other: the smallest gap that holds
+/// it among those that live at the same time.
+fn place(buffers: &mut [Buffer], order_by: Order) {
+    let instrs = buffers.iter().map(|b| b.live.1 as usize).max().unwrap_or(0);
+    let fullest = Bytes::of_buffers(buffers, instrs).most().1;
     let mut order: Vec<usize> = (0..buffers.len()).collect();
-    order.sort_by_key(|at| (std::cmp::Reverse(buffers[*at].bytes), buffers[*at].live.0));
-    let mut placed: Vec<usize> = Vec::with_capacity(order.len());
-    let mut taken: Vec<(u64, u64)> = Vec::new();
+    order.retain(|at| buffers[*at].is_placed());
+    order.sort_by_key(|at| order_by.key(&buffers[*at], fullest));
+    // What has a place: first and last instruction, first and last byte; by offset.
+    let mut placed: Vec<(Life, u64, u64)> = Vec::with_capacity(order.len());
     for at in order {
         let (bytes, live) = (buffers[at].bytes, buffers[at].live);
-        taken.clear();
-        let at_once = placed.iter().map(|other| &buffers[*other]);
-        let at_once = at_once.filter(|o| o.live.0 <= live.1 && live.0 <= o.live.1);
-        taken.extend(at_once.map(|o| (o.offset, o.offset + o.bytes)));
-        taken.sort_unstable();
         let (mut best, mut end) = (None::<(u64, u64)>, 0);
-        for (from, to) in &taken {
+        for (other, from, to) in &placed {
+            if other.0 > live.1 || live.0 > other.1 {
+                continue;
+            }
             let gap = from.saturating_sub(end);
             if gap >= bytes && best.is_none_or(|(smallest, _)| gap < smallest) {
                 best = Some((gap, end));
             }
             end = end.max(*to);
         }
-        buffers[at].offset = best.map_or(end, |(_, offset)| offset);
-        placed.push(at);
+        let offset = best.map_or(end, |(_, offset)| offset);
+        buffers[at].offset = offset;
+        let before = placed.partition_point(|(_, from, _)| *from <= offset);
+        placed.insert(before, (live, offset, offset + bytes));
     }
 }

@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use rote_plans::{Arg, Instr, NONE, Plan, ValueId};
 
 use super::effects::{self, is_function, outlives, root, writes};
-use super::{Done, Pass, Program, Stage};
+use super::{Done, Pass, Program, Stage, most};
 use crate::finish::for_each_value;
 
 pub(super) const PASS: Pass = Pass {
@@ -24,7 +24,27 @@ pub(super) const PASS: Pass = Pass {
 };
 
 fn apply(program: &mut Program) -> Done {
-    let plan = &mut program.plan;
+    // What is made twice may be so that it need not be kept in between (activation
+    // checkpointing): then only what is small is made once.
+    let mut changed = 0;
+    for largest in [u64::MAX, program.recorded / 1024] {
+        let mut plan = program.plan.clone();
+        changed = merge(&mut plan, largest);
+        let fits = most(&plan) <= program.allowed().max(most(&program.plan));
+        if fits || largest < u64::MAX {
+            program.plan = plan;
+            break;
+        }
+    }
+    Done {
+        changed,
+        what: format!("{changed} ops repeat an earlier one"),
+    }
+}
+
+/// Lets ops read the results of earlier ones that are the same, if these have no
+/// more than `largest` bytes. Returns how many ops this leaves out.
+fn merge(plan: &mut Plan, largest: u64) -> usize {
     let (outlives, writes) = (outlives(plan), writes(plan));
     let mut with: Vec<ValueId> = (0..plan.values.len() as ValueId).collect();
     let mut keep = vec![true; plan.instrs.len()];
@@ -61,7 +81,10 @@ fn apply(program: &mut Program) -> Done {
         };
         let view = matches!(instr, Instr::View { .. });
         let (a, b) = (all_outs(plan, first), all_outs(plan, i));
+        let is_small =
+            |v: &ValueId| *v == NONE || plan.values[*v as usize].storage_bytes <= largest;
         let fits = a.len() == b.len()
+            && (view || a.iter().all(is_small))
             && (a.iter().zip(&b)).all(|(a, b)| *b == NONE || *a != NONE)
             && (view || (fresh(&a, &outlives, &writes) && fresh(&b, &outlives, &writes)))
             && (view || !written_between(plan, &instr, &with, &writes, first, i));
@@ -83,10 +106,7 @@ fn apply(program: &mut Program) -> Done {
     }
     effects::replace(plan, &with);
     effects::retain(plan, &keep);
-    Done {
-        changed,
-        what: format!("{changed} ops repeat an earlier one"),
-    }
+    changed
 }
 
 /// Results, [`NONE`] included.

@@ -17,6 +17,8 @@
 //! | [`foreach`] | in-place updates of small tensors as ops on lists |
 //! | [`constants`] | what depends on nothing but constants, in the first run only |
 //! | [`arena`] | results at fixed places, written there directly |
+//! | [`budget`] | which results lie in the arena, so that memory stays within what was recorded |
+//! | [`live`] | bytes that are alive at each instruction |
 //! | [`effects`] | what instructions read, write and make |
 //! | [`emit`] | instructions and values that passes add |
 //!
@@ -27,6 +29,7 @@
 mod altering;
 mod arena;
 mod buckets;
+mod budget;
 mod common;
 mod constants;
 mod copies;
@@ -37,6 +40,7 @@ mod foreach;
 mod gathers;
 mod into;
 mod joins;
+mod live;
 mod overlap;
 #[cfg(test)]
 mod paper;
@@ -62,6 +66,32 @@ pub struct Program {
     /// it. A pass that alters collectives keeps this: by it the ranks see that
     /// they mean the same ones.
     pub carries: Vec<Vec<u32>>,
+    /// The most bytes of results alive at once in the plan as recorded.
+    pub recorded: u64,
+}
+
+/// Bytes that a run may need beyond those of the recorded plan, at least, and else a
+/// 256th: offsets are rounded up where allocations of their own are counted by what
+/// was asked for, and numbers that ops take as tensors are kept.
+const ROUNDING: u64 = 512;
+
+/// The same for a plan that was recorded with these bytes.
+fn rounding(recorded: u64) -> u64 {
+    ROUNDING.max(recorded / 256)
+}
+
+impl Program {
+    /// The most bytes that it may need.
+    fn allowed(&self) -> u64 {
+        self.recorded + rounding(self.recorded)
+    }
+
+    /// Gives results their places again, once a run without an arena has shown what
+    /// ops allocate for themselves. `allocated`: for each instruction, the most bytes
+    /// that it had allocated at once, its results included.
+    pub fn arrange(&mut self, allocated: &[u64]) -> Done {
+        arena::arrange(self, allocated)
+    }
 }
 
 /// What a pass did.
@@ -216,18 +246,20 @@ pub type Report = Vec<(&'static str, Done)>;
 
 /// Runs the chosen passes over a recorded plan.
 pub fn optimize(plan: Plan, chosen: Selection) -> (Program, Report) {
+    let recorded = most(&plan);
     let plan = without_frees(plan);
     let groups: Vec<u32> = collectives(&plan).map(|c| c.group).collect();
     let mut program = Program {
         carries: (0..groups.len() as u32).map(|at| vec![at]).collect(),
         plan,
         schedule: Schedule::default(),
+        recorded,
     };
     let mut report = Report::new();
     let mut run = |stage: Stage, program: &mut Program| {
         for pass in PASSES.iter().filter(|p| p.stage == stage) {
             if chosen.has(pass.name) {
-                report.push((pass.name, (pass.apply)(program)));
+                report.push((pass.name, within_memory(program, pass)));
                 check_carries(program, &groups, pass.name);
             }
         }
@@ -267,6 +299,36 @@ fn check_carries(program: &Program, groups: &[u32], pass: &str) {
         left.next().is_none(),
         "pass {pass} says of more collectives than there are what they carry out"
     );
+}
+
+/// Applies a pass, unless it is a default one and what it keeps alive would need
+/// more memory than was recorded.
+fn within_memory(program: &mut Program, pass: &Pass) -> Done {
+    if pass.stage == Stage::Schedule || !pass.by_default {
+        return (pass.apply)(program);
+    }
+    let before = program.clone();
+    let done = (pass.apply)(program);
+    let (most, allowed) = (
+        most(&program.plan),
+        most(&before.plan).max(program.allowed()),
+    );
+    if most <= allowed {
+        return done;
+    }
+    *program = before;
+    Done {
+        changed: 0,
+        what: format!(
+            "left out: {most} bytes at once, as recorded {}",
+            program.recorded
+        ),
+    }
+}
+
+/// The most bytes of results alive at once.
+fn most(plan: &Plan) -> u64 {
+    live::Bytes::of_results(plan).most().0
 }
 
 /// A finished plan as it was before [`finish`].

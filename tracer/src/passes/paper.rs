@@ -42,6 +42,8 @@ pub struct Seen {
     pub acts: Vec<(String, Symbol)>,
     /// Bytes of bindings after each run, results, and results kept from earlier runs.
     pub bytes: Vec<(String, Vec<Symbol>)>,
+    /// The most bytes held at once: the arena, and what was made and not yet dropped.
+    pub most: u64,
 }
 
 /// Which collectives must be the same.
@@ -137,6 +139,8 @@ struct Paper<'a> {
     plan: &'a Plan,
     schedule: &'a Schedule,
     storages: Vec<Vec<Symbol>>,
+    /// Which storages the program made itself.
+    own: Vec<bool>,
     slots: Vec<Option<Place>>,
     arena: usize,
     flights: Vec<Flight>,
@@ -157,6 +161,7 @@ pub fn run(plan: &Plan, schedule: &Schedule, runs: usize) -> Result<Seen, String
         plan,
         schedule,
         storages: vec![vec![UNDEFINED; schedule.arena_bytes as usize]],
+        own: vec![true],
         slots: vec![None; plan.values.len()],
         arena: 0,
         flights: Vec::new(),
@@ -183,6 +188,7 @@ pub fn run(plan: &Plan, schedule: &Schedule, runs: usize) -> Result<Seen, String
         for at in 0..plan.instrs.len() {
             if run == 0 || !paper.settled(at) {
                 paper.step(at)?;
+                paper.seen.most = paper.seen.most.max(paper.held());
             }
         }
         while !paper.flights.is_empty() {
@@ -234,6 +240,7 @@ impl Paper<'_> {
             let (before, bytes) = self.extent(binding.value);
             let fill = (0..bytes).map(|byte| symbol(("binding", i, run, byte)));
             self.storages.push(fill.collect());
+            self.own.push(false);
             self.slots[binding.value as usize] = Some(Place {
                 storage: self.storages.len() - 1,
                 at: before,
@@ -326,6 +333,7 @@ impl Paper<'_> {
             let place = if meta.root == value {
                 let (before, bytes) = self.extent(value);
                 self.storages.push(vec![UNDEFINED; bytes as usize]);
+                self.own.push(true);
                 Place {
                     storage: self.storages.len() - 1,
                     at: before,
@@ -344,6 +352,16 @@ impl Paper<'_> {
             self.write(&places, &vec![UNDEFINED; places.len()])?;
         }
         Ok(())
+    }
+
+    /// Bytes that are held now.
+    fn held(&self) -> u64 {
+        let mut held: Vec<usize> = self.slots.iter().flatten().map(|p| p.storage).collect();
+        held.push(self.arena);
+        held.sort_unstable();
+        held.dedup();
+        let own = held.into_iter().filter(|storage| self.own[*storage]);
+        own.map(|storage| self.storages[storage].len() as u64).sum()
     }
 
     // -- instructions --------------------------------------------------------------

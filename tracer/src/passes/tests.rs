@@ -31,6 +31,15 @@ fn run(names: &str, ops: &[OpEvent<'_>], outputs: &[&Tensor], args: &[&Tensor]) 
     program
 }
 
+/// The plan with all its results in the arena that can lie there: it was recorded
+/// with memory to spare.
+fn placed(ops: &[OpEvent<'_>], outputs: &[&Tensor], args: &[&Tensor]) -> Program {
+    let mut program = run("arena", ops, outputs, args);
+    program.recorded = 1 << 30;
+    program.arrange(&[]);
+    program
+}
+
 /// The local ops of a plan, by name.
 fn ops(plan: &Plan) -> Vec<&str> {
     let name = |instr: &Instr| match instr {
@@ -93,6 +102,37 @@ fn the_same_op_runs_once() {
     ];
     let found = run("common", &twice, &[&c], &[&x]);
     assert_eq!(program(&found.plan)[..2], ["neg %0 > %1", "add %1 %1 > %2"]);
+}
+
+#[test]
+fn what_is_made_twice_to_save_memory_is_made_twice() {
+    let x = tensor(1, &[1 << 12]);
+    let [a, b, again] = [2, 3, 4].map(|storage| tensor(storage, &[1 << 12]));
+    let [small, same, late, out] = [5, 6, 7, 8].map(|storage| tensor(storage, &[4]));
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        op("aten::cat", &[&a], &[&small]),
+        op("aten::nonsense", &[&small], &[&b]),
+        op("aten::exp", &[&b], &[&late]),
+        op("aten::neg", &[&x], &[&again]), // as activation checkpointing does
+        op("aten::sin", &[&again], &[&same]),
+        op("aten::cat", &[&small, &same, &late], &[&out]),
+    ];
+    let found = run("common", &steps, &[&out], &[&x]);
+    assert_eq!(
+        ops(&found.plan),
+        ["neg", "cat", "nonsense", "exp", "neg", "sin", "cat"]
+    );
+    assert!(super::most(&found.plan) <= found.recorded);
+    // Where there is memory for it, it is made once.
+    let room = tensor(9, &[1 << 14]);
+    let mut steps = steps.to_vec();
+    steps.insert(0, op("aten::nonsense", &[&x], &[&room]));
+    let found = run("common", &steps, &[&out], &[&x]);
+    assert_eq!(
+        ops(&found.plan),
+        ["nonsense", "neg", "cat", "nonsense", "exp", "sin", "cat"]
+    );
 }
 
 #[test]
@@ -362,7 +402,7 @@ fn results_that_live_at_once_do_not_share_bytes() {
         op("aten::cat", &[&t[3], &t[2]], &[&t[4]]),
         op("aten::cat", &[&t[4]], &[&t[5]]),
     ];
-    let found = run("arena", &steps, &[&t[5]], &[&x]);
+    let found = placed(&steps, &[&t[5]], &[&x]);
     for (offset, value) in found.schedule.offsets.iter().zip(&found.plan.values) {
         assert!(*offset == u64::MAX || offset + value.storage_bytes <= found.schedule.arena_bytes);
     }
@@ -427,7 +467,7 @@ fn what_a_collective_reads_stays_until_the_wait() {
         sample::wait(&gathered),
         op("aten::cat", &[&gathered, &c], &[&d]),
     ];
-    let found = run("arena", &steps, &[&d], &[&x]);
+    let found = placed(&steps, &[&d], &[&x]);
     let place = |storage_bytes: u64, nth: usize| {
         let roots = found.plan.values.iter().enumerate();
         let mut roots = roots.filter(|(_, v)| v.storage_bytes == storage_bytes);
@@ -439,13 +479,136 @@ fn what_a_collective_reads_stays_until_the_wait() {
     assert!(a.is_some() && a != b && a != c, "{a:?} {b:?} {c:?}");
 }
 
+/// Two large results that live together, and later a result of an op that cannot
+/// write to the arena, with `before` ops of the same kind while they live.
+fn two_moments(before: usize) -> Program {
+    let x = tensor(1, &[64]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[1 << 10]));
+    let [sum, late, out] = [5, 6, 7].map(|storage| tensor(storage, &[16]));
+    let big = tensor(8, &[1 << 10]);
+    let mut steps = vec![
+        op("aten::cat", &[&x], &[&a]),
+        op("aten::cat", &[&a], &[&b]),
+        op("aten::cat", &[&a, &b], &[&c]),
+    ];
+    let early: Vec<Tensor> = (0..before as u64)
+        .map(|i| tensor(20 + i, &[1 << 10]))
+        .collect();
+    for tensor in &early {
+        steps.push(op("aten::nonsense", &[&a, &b], &[tensor]));
+    }
+    steps.extend([
+        op("aten::cat", &[&a, &b, &c], &[&sum]),
+        op("aten::nonsense", &[&sum], &[&big]),
+        op("aten::cat", &[&big], &[&late]),
+        op("aten::cat", &[&late], &[&out]),
+    ]);
+    run("arena", &steps, &[&out], &[&x])
+}
+
+/// How many roots that could lie in the arena do not.
+fn left_out(program: &Program) -> usize {
+    let mut all = program.clone();
+    all.recorded = 1 << 30;
+    all.arrange(&[]);
+    let placed = |program: &Program| {
+        program
+            .schedule
+            .offsets
+            .iter()
+            .filter(|o| **o != u64::MAX)
+            .count()
+    };
+    placed(&all) - placed(program)
+}
+
+/// The most bytes that a run on paper holds.
+fn most(program: &Program) -> u64 {
+    let seen = super::paper::run(&program.plan, &program.schedule, 2).expect("the plan runs");
+    seen.most
+}
+
+#[test]
+fn buffers_leave_the_arena_rather_than_need_more_memory_than_recorded() {
+    let found = two_moments(0);
+    let (large, allowed) = (4 << 10, found.recorded + 512);
+    assert!((3 * large..3 * large + 1024).contains(&found.recorded));
+    assert_eq!(left_out(&found), 1, "the fewest that make room for one");
+    assert!(found.schedule.arena_bytes >= 2 * large, "the others stay");
+    assert!(most(&found) <= allowed, "{} > {allowed}", most(&found));
+    let mut all = found.clone();
+    all.recorded = 1 << 30;
+    all.arrange(&[]);
+    assert!(most(&all) >= 4 * large, "{}", most(&all));
+    check_places(&found);
+}
+
+#[test]
+fn nothing_leaves_the_arena_where_memory_suffices() {
+    // What is beside the arena later was there at its fullest moment too.
+    let found = two_moments(1);
+    assert_eq!(left_out(&found), 0);
+    assert!(most(&found) <= found.recorded + 512);
+}
+
+#[test]
+fn what_ops_allocate_for_themselves_makes_room_too() {
+    let found = two_moments(1);
+    let nonsense = |(i, instr): (usize, &Instr)| match instr {
+        Instr::Local { op, .. } if found.plan.str(*op) == "aten::nonsense" => Some(i),
+        _ => None,
+    };
+    let late = found
+        .plan
+        .instrs
+        .iter()
+        .enumerate()
+        .filter_map(nonsense)
+        .next_back();
+    // The late op needs as much as two large results for itself, once.
+    let large = 4 << 10;
+    let mut allocated = vec![0; found.plan.instrs.len()];
+    allocated[late.expect("the op is there")] = 3 * large; // its result is large too
+    let mut seen = found.clone();
+    seen.arrange(&allocated);
+    assert_eq!(left_out(&seen), 2);
+    let beside = 3 * large;
+    assert!(seen.schedule.arena_bytes + beside <= seen.recorded + 512);
+}
+
+#[test]
+fn all_results_of_an_op_leave_the_arena_together() {
+    let x = tensor(1, &[64]);
+    let (values, mut indices) = (tensor(2, &[1 << 9]), tensor(3, &[1 << 9]));
+    indices.dtype = sample::F64;
+    indices.storage_bytes *= 2;
+    let (a, b, big, out) = (
+        tensor(4, &[16]),
+        tensor(5, &[16]),
+        tensor(6, &[1 << 10]),
+        tensor(7, &[16]),
+    );
+    let mut both = op("aten::max", &[&x], &[&values, &indices]);
+    both.overload = "dim";
+    let steps = [
+        both,
+        op("aten::cat", &[&values, &indices], &[&a]),
+        op("aten::nonsense", &[&a], &[&big]),
+        op("aten::cat", &[&big], &[&b]),
+        op("aten::cat", &[&b], &[&out]),
+    ];
+    let found = run("arena", &steps, &[&out], &[&x]);
+    assert_eq!(left_out(&found), 2);
+    assert!(most(&found) <= found.recorded + 512);
+}
+
 #[test]
 fn an_element_wise_result_lies_over_an_argument_that_dies() {
     let x = tensor(1, &[64]);
     let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[64]));
     let out = tensor(5, &[64]);
     let offsets = |steps: &[OpEvent<'_>]| {
-        let found = run("arena", steps, &[&out], &[&x]);
+        let found = placed(steps, &[&out], &[&x]);
         let placed = found.schedule.offsets.iter().filter(|o| **o != u64::MAX);
         placed.copied().collect::<Vec<_>>()
     };
@@ -494,7 +657,7 @@ fn ops_are_told_how_to_write_their_results() {
         op("aten::clone", &[&b], &[&c]),
         op("aten::nonsense", &[&c], &[&out]),
     ];
-    let found = run("arena", &steps, &[&out], &[&x]);
+    let found = placed(&steps, &[&out], &[&x]);
     let how: Vec<Into> = found.schedule.into.iter().map(|(_, how)| *how).collect();
     assert_eq!(how, [Into::Overload("out"), Into::Nothing, Into::Copy]);
 }
