@@ -1,0 +1,427 @@
+//! From the recording of a call to a variant that can be replayed: what is kept,
+//! what is dropped, what is refused.
+
+use rote_plans::{BindingKind, GuardKind};
+use rote_tracer::Refusal;
+use rote_tracer::compare::{BoundNumber, Recording, compare};
+use rote_tracer::scalars::TracedFloats;
+
+use super::{Active, Candidate, Outcome, Session, guard_on};
+use crate::SessionError;
+use crate::recording::{ActiveRecording, Parts};
+use crate::stored::{free_of, guard_key, guards_differ, numbers_of, same_as_stored};
+use crate::variant::{Confirmed, Variant};
+
+/// How many recordings in a row may differ from the one before.
+const MAX_DIFFERING: u32 = 3;
+
+/// How often a recording may be dropped in a row.
+const MAX_DROPS: u32 = 4;
+
+impl Session {
+    /// Begins to record the call that was handled last.
+    pub fn begin(&mut self) -> &mut ActiveRecording {
+        // The facts are still those of the last call; collect() owns them.
+        let (words, facts) = self.call.last();
+        let recording = ActiveRecording::new(
+            self.config.fingerprint.clone(),
+            &self.config.function,
+            words,
+            facts,
+        );
+        let missed = self.missed.take();
+        &mut self
+            .active
+            .insert(Active {
+                recording,
+                variant: None,
+                candidate: None,
+                missed,
+            })
+            .recording
+    }
+
+    /// The recording in progress.
+    pub fn active(&mut self) -> Option<&mut ActiveRecording> {
+        self.active.as_mut().map(|active| &mut active.recording)
+    }
+
+    /// The step failed: the recording is worth nothing.
+    pub fn abort(&mut self) {
+        self.active = None;
+    }
+
+    /// All names and facts are known; the step is about to run.
+    pub fn ready(&mut self) -> Result<(), SessionError> {
+        let Some(active) = self.active.as_mut() else {
+            return Ok(());
+        };
+        active.recording.facts.settle()?;
+        let storages: Vec<u64> = active
+            .recording
+            .named
+            .iter()
+            .filter(|named| named.kind == BindingKind::State)
+            .map(|named| named.storage)
+            .collect();
+        if storages != self.state_storages {
+            // Arguments that alias the state could not be told before.
+            self.call.set_state(&storages)?;
+            self.state_storages = storages;
+            self.call.recollect()?;
+            let (words, facts) = self.call.last();
+            active.recording.words = words;
+            active.recording.word_facts = facts;
+        }
+        if let Some(subject) = &active.missed {
+            log_miss(
+                &self.config.function,
+                subject,
+                &self.variants,
+                &active.recording,
+            );
+        }
+        let all: Vec<String> = active
+            .recording
+            .facts
+            .entries
+            .iter()
+            .filter(|entry| entry.hyperparameter)
+            .map(|entry| entry.subject.clone())
+            .collect();
+        for (i, variant) in self.variants.iter_mut().enumerate() {
+            if variant.call.words() == active.recording.words
+                && variant.facts.difference(&all)?.is_none()
+            {
+                active.variant = Some(i);
+                break;
+            }
+        }
+        let mut unsteady = None;
+        for (i, candidate) in self.candidates.iter_mut().enumerate() {
+            if candidate.parts.words != active.recording.words {
+                continue;
+            }
+            match candidate.parts.facts.difference(&all)? {
+                None => {
+                    active.candidate = Some(i);
+                    unsteady = None;
+                    break;
+                }
+                Some(subject) => {
+                    let entry = candidate
+                        .parts
+                        .facts
+                        .entries
+                        .iter()
+                        .find(|entry| entry.subject == subject);
+                    if let Some(entry) = entry.filter(|entry| entry.kind == GuardKind::Host) {
+                        unsteady = Some((subject, entry.text.clone()));
+                    }
+                }
+            }
+        }
+        if active.variant.is_none() && active.candidate.is_none() {
+            if let Some((subject, was)) = unsteady {
+                let times = self.unsteady.entry(subject.clone()).or_insert(0);
+                *times += 1;
+                if *times >= 2 {
+                    active
+                        .recording
+                        .refuse(changes_every_call(&format!("{subject} (once {was})")));
+                }
+            }
+        } else {
+            self.unsteady.clear();
+        }
+        Ok(())
+    }
+
+    /// Binds a plan of the store without recording, when one was made under
+    /// the same guards. The call can then be replayed.
+    pub fn trust(&mut self) -> Result<bool, SessionError> {
+        self.stored.scan();
+        let Some(active) = self.active.take() else {
+            return Ok(false);
+        };
+        let guards = active.recording.guard_texts();
+        let key = guard_key(&self.config.function, &guards);
+        let Some(file) = self.stored.find(&key) else {
+            self.active = Some(active);
+            return Ok(false);
+        };
+        let plan = file.to_plan();
+        if let Some(problem) = guards_differ(&plan, &guards) {
+            tracing::warn!(target: "rote::replay", "{}: stored plan {key}: {problem}", self.config.function);
+            self.active = Some(active);
+            return Ok(false);
+        }
+        let free = free_of(&plan);
+        let recording = Recording {
+            plan,
+            sources: Vec::new(),
+            floats: TracedFloats::default(),
+        };
+        let parts = active.recording.into_parts();
+        let variant = Variant::bind(
+            self.next_id,
+            file,
+            &key,
+            Confirmed {
+                recording,
+                numbers: Vec::new(),
+                free,
+                parts,
+            },
+            self.config.passes,
+        )?;
+        self.next_id += 1;
+        self.variants.insert(0, variant);
+        tracing::info!(target: "rote::replay", "{}: stored plan {key} is trusted", self.config.function);
+        Ok(true)
+    }
+
+    /// Ends the recording of a step that ran to its end. `result` is the
+    /// structure of the result as JSON; `None` for one a plan cannot give back.
+    pub fn finish(&mut self, result: &str) -> Result<Outcome, SessionError> {
+        let Some(Active {
+            mut recording,
+            variant,
+            candidate,
+            ..
+        }) = self.active.take()
+        else {
+            return Err(SessionError::NoRecording);
+        };
+        self.stored.scan();
+        recording.check_generators("")?;
+        let words = recording.words.clone();
+        let outcome = match self.judge(recording, variant, candidate, result) {
+            Err(SessionError::Refused(refusal)) => Outcome::Refused(refusal),
+            other => other?,
+        };
+        match &outcome {
+            Outcome::Dropped(why) => {
+                self.drops += 1;
+                tracing::info!(target: "rote::record", "{}: recording dropped: {why}", self.config.function);
+            }
+            Outcome::Refused(refusal) => {
+                self.refused.insert(words);
+                self.stats.refusals.push(refusal.to_string());
+            }
+            _ => self.drops = 0,
+        }
+        Ok(outcome)
+    }
+
+    fn judge(
+        &mut self,
+        mut active: ActiveRecording,
+        variant: Option<usize>,
+        candidate: Option<usize>,
+        result: &str,
+    ) -> Result<Outcome, SessionError> {
+        if let Some(refusal) = active.refusal() {
+            return Ok(Outcome::Refused(refusal.clone()));
+        }
+        active.facts.settle_added()?;
+        let changes = active.facts.changes()?;
+        if !changes.is_empty() {
+            let subject =
+                |change: &String| change.split(" (").next().unwrap_or_default().to_owned();
+            let subjects: Vec<String> = changes.iter().map(subject).collect();
+            let again = changes
+                .iter()
+                .find(|change| self.last_changes.contains(&subject(change)));
+            if let Some(change) = again {
+                return Ok(Outcome::Refused(changes_every_call(change)));
+            }
+            self.last_changes = subjects;
+            return Ok(Outcome::Dropped(format!(
+                "the step changed {}",
+                changes.join(", ")
+            )));
+        }
+        self.last_changes.clear();
+        let survivors = active.survivors();
+        if !survivors.is_empty() {
+            let some: Vec<&str> = survivors.iter().take(3).map(String::as_str).collect();
+            let what = format!(
+                "{} tensors that outlive the call, among them {}",
+                survivors.len(),
+                some.join("; ")
+            );
+            if self.drops + 1 >= MAX_DROPS {
+                return Err(SessionError::Refused(Refusal::step(
+                    format!("keeps {what}, at every call"),
+                    "return them, or write them in place to tensors that state= names",
+                )));
+            }
+            return Ok(Outcome::Dropped(format!("the step made {what}")));
+        }
+
+        let (recording, parts) = active.into_recording(result);
+        let key = guard_key(&self.config.function, &parts.guards);
+        if let Some(i) = variant {
+            return self.generalize(i, &key, recording, parts);
+        }
+        if let Some(i) = candidate {
+            let numbers = match compare(&self.candidates[i].recording, &recording) {
+                Ok(numbers) => numbers,
+                Err(refusal) => {
+                    self.candidates[i] = Candidate { recording, parts };
+                    return self.differs(refusal);
+                }
+            };
+            let free = recording.floats.free(&self.candidates[i].recording.floats);
+            self.candidates.remove(i);
+            return self.keep(&key, recording, numbers, free, parts);
+        }
+        let ours = self.variants.iter().any(|variant| variant.key == key);
+        let stored = if ours { None } else { self.stored.find(&key) };
+        if let Some(file) = stored {
+            let plan = file.to_plan();
+            match same_as_stored(&plan, &recording, &parts) {
+                Ok(free) => {
+                    tracing::info!(target: "rote::record", "{}: stored plan {key} is the same", self.config.function);
+                    let id = self.next_id();
+                    let numbers = numbers_of(&plan, &recording);
+                    let variant = Variant::bind(
+                        id,
+                        file,
+                        &key,
+                        Confirmed {
+                            recording,
+                            numbers,
+                            free,
+                            parts,
+                        },
+                        self.config.passes,
+                    )?;
+                    self.add(variant);
+                    return Ok(Outcome::Adopted(id));
+                }
+                Err(difference) => tracing::warn!(
+                    target: "rote::record",
+                    "{}: stored plan {key} is not what the script does now: {difference}; recording a new one",
+                    self.config.function
+                ),
+            }
+        } else if self.variants.is_empty() && self.candidates.is_empty() {
+            self.stored.explain_strangers(&parts.guards);
+        }
+        if self.candidates.len() >= self.config.max_variants {
+            self.candidates.remove(0);
+        }
+        self.unconfirmed += 1;
+        self.candidates.push(Candidate { recording, parts });
+        Ok(Outcome::Candidate)
+    }
+
+    /// Two recordings under the same guards differ. Once it may be chance:
+    /// autograd clones a gradient that a collective's thread still holds, and
+    /// steals it otherwise.
+    fn differs(&mut self, refusal: Refusal) -> Result<Outcome, SessionError> {
+        self.differing += 1;
+        if self.differing >= MAX_DIFFERING {
+            return Ok(Outcome::Refused(refusal));
+        }
+        Ok(Outcome::Dropped(refusal.to_string()))
+    }
+
+    /// A variant missed because hyperparameters changed: bind the numbers that
+    /// follow them.
+    fn generalize(
+        &mut self,
+        i: usize,
+        key: &str,
+        recording: Recording,
+        parts: Parts,
+    ) -> Result<Outcome, SessionError> {
+        let old = &self.variants[i];
+        let found = match compare(&old.recording, &recording) {
+            Ok(found) => found,
+            Err(refusal) => return self.differs(refusal),
+        };
+        let mut numbers: Vec<_> = old.numbers.iter().copied().chain(found).collect();
+        numbers.sort_unstable();
+        numbers.dedup_by_key(|number| number.arg);
+        let mut free = old.free.clone();
+        for path in recording.floats.free(&old.recording.floats) {
+            if !free.contains(&path) {
+                free.push(path);
+            }
+        }
+        if free.len() > old.free.len() {
+            self.variants.remove(i);
+        }
+        self.keep(key, recording, numbers, free, parts)
+    }
+
+    fn keep(
+        &mut self,
+        key: &str,
+        recording: Recording,
+        numbers: Vec<BoundNumber>,
+        free: Vec<String>,
+        parts: Parts,
+    ) -> Result<Outcome, SessionError> {
+        let id = self.next_id();
+        let variant = Variant::keep(
+            id,
+            self.stored.store(),
+            key,
+            Confirmed {
+                recording,
+                numbers,
+                free,
+                parts,
+            },
+            self.config.passes,
+        )?;
+        tracing::info!(
+            target: "rote::record",
+            "{}: plan {key} recorded, {} instructions, {} guards",
+            self.config.function,
+            variant.file.plan().instrs.len(),
+            variant.file.plan().guards.len()
+        );
+        self.add(variant);
+        self.stats.recordings += 1;
+        Ok(Outcome::Kept(id))
+    }
+
+    /// A recording was confirmed: its variant is the first to be tried.
+    fn add(&mut self, variant: Variant) {
+        self.variants.insert(0, variant);
+        self.unconfirmed = 0;
+        self.differing = 0;
+    }
+
+    fn next_id(&mut self) -> u32 {
+        self.next_id += 1;
+        self.next_id - 1
+    }
+}
+
+fn changes_every_call(what: &str) -> Refusal {
+    Refusal::step(
+        format!(
+            "changes the host value {what} at every call: a replay would not, or would miss every time"
+        ),
+        "pass it as an argument, make it a tensor, or, if it does not matter, name it in ignore=",
+    )
+}
+
+fn log_miss(function: &str, subject: &str, variants: &[Variant], recording: &ActiveRecording) {
+    let expected = variants
+        .first()
+        .and_then(|variant| guard_on(&variant.guards, subject));
+    let found = guard_on(&recording.guard_texts(), subject);
+    tracing::info!(
+        target: "rote::guards",
+        "{function}: {subject}: expected {}, found {}",
+        expected.as_deref().unwrap_or("absent"),
+        found.as_deref().unwrap_or("absent")
+    );
+}
