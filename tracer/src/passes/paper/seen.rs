@@ -1,0 +1,89 @@
+//! What can be told of a program's runs, and how those of two programs differ.
+
+use hashbrown::HashMap;
+
+use super::super::{PASSES, Pass, Selection};
+use super::{Symbol, UNDEFINED};
+
+/// What can be told of a program's runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Collectives in order.
+    pub sent: Vec<(String, Symbol)>,
+    /// Every element of every collective, and what becomes of it.
+    pub elements: Vec<Symbol>,
+    /// Ops outside of ATen and random numbers, in order.
+    pub acts: Vec<(String, Symbol)>,
+    /// Bytes of bindings after each run, results, and results kept from earlier runs.
+    pub bytes: Vec<(String, Vec<Symbol>)>,
+    /// The most bytes held at once: the arena, and what was made and not yet dropped.
+    pub most: u64,
+}
+
+/// Which collectives must be the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collectives {
+    /// All of them, in the same order.
+    AsRecorded,
+    /// What is sent, in any messages.
+    Regrouped,
+    /// None that was not recorded.
+    Fewer,
+}
+
+impl Collectives {
+    /// What these passes may change.
+    pub fn of(passes: Selection) -> Self {
+        let altering = |pass: &&Pass| pass.alters_collectives && passes.has(pass.name);
+        let mut altering = PASSES.iter().filter(altering);
+        match (altering.next(), passes.has("gathers")) {
+            (None, _) => Self::AsRecorded,
+            (_, false) => Self::Regrouped,
+            (_, true) => Self::Fewer,
+        }
+    }
+
+    fn difference(self, recorded: &Seen, found: &Seen) -> Option<String> {
+        if self == Self::AsRecorded {
+            let (expected, found) = (&recorded.sent, &found.sent);
+            return (expected != found).then(|| format!("sent {found:?}, expected {expected:?}"));
+        }
+        let counted = |seen: &Seen| {
+            let mut counts: HashMap<Symbol, usize> = HashMap::new();
+            for element in &seen.elements {
+                *counts.entry(*element).or_default() += 1;
+            }
+            counts
+        };
+        let (recorded, mut found) = (counted(recorded), counted(found));
+        for (element, count) in recorded {
+            let left = found.remove(&element).unwrap_or(0);
+            if left > count || left < count && self == Self::Regrouped {
+                return Some(format!(
+                    "an element was sent {count} times, and is {left} times"
+                ));
+            }
+        }
+        (!found.is_empty()).then(|| "sends what was not sent".to_owned())
+    }
+}
+
+impl Seen {
+    /// The first difference. What was recorded as undefined may be anything.
+    pub fn difference(&self, other: &Seen, collectives: Collectives) -> Option<String> {
+        if let Some(difference) = collectives.difference(self, other) {
+            return Some(difference);
+        }
+        if self.acts != other.acts {
+            return Some(format!("did {:?}, expected {:?}", other.acts, self.acts));
+        }
+        let pairs = self.bytes.iter().zip(&other.bytes);
+        let mut wrong = pairs.filter(|((_, a), (_, b))| {
+            a.len() != b.len() || a.iter().zip(b).any(|(a, b)| *a != UNDEFINED && a != b)
+        });
+        if self.bytes.len() != other.bytes.len() {
+            return Some("other results".to_owned());
+        }
+        wrong.next().map(|(a, _)| a.0.clone())
+    }
+}
