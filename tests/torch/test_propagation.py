@@ -20,7 +20,7 @@ from propagation import compare, engine, samples
 
 EVERYTHING = bool(os.environ.get("ROTE_TEST_EVERYTHING"))
 # Questions per sample on a mesh of one dim; on larger meshes in all.
-MOST, LARGER = (10_000, 50_000) if EVERYTHING else (16, 5_000)
+MOST, LARGER = (10_000, 50_000) if EVERYTHING else (10, 3_000)
 
 
 @pytest.fixture(scope="module")
