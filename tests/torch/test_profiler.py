@@ -177,7 +177,8 @@ def test_the_exported_trace_is_json_with_shapes_of_collectives() -> None:
 
 
 @pytest.mark.ranks(2)
-def test_a_profiler_changes_no_bit() -> None:
+@pytest.mark.parametrize("first", [0, 1, 2])  # of a replay without an arena, with one, or neither
+def test_a_profiler_changes_no_bit(first: int) -> None:
     def script(capture: Capture) -> Calls:
         torch.manual_seed(0)
         model = column_then_row(Mlp(), mesh(2))
@@ -193,8 +194,7 @@ def test_a_profiler_changes_no_bit() -> None:
         state = {"model": model, "optimizer": optimizer}
         step = capture(train_step, state=state)
         for i, x in enumerate(inputs(26, 4, 8)):
-            # The first replay, which makes views and constants, is among those that are profiled.
-            if i % 3 == 2 and step is not train_step:
+            if i % 3 == first and step is not train_step:
                 with profile(activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=i % 2 == 0):
                     result = step(x)
             else:

@@ -31,6 +31,10 @@ from ._native import (
 )
 from ._recording import Recording, flatten
 
+# Replays of a plan before the one that runs as all later ones do: one without an
+# arena, one that runs what is kept.
+UNPLACED = 2
+
 _recording = threading.RLock()
 
 
@@ -101,7 +105,7 @@ class Captured:
         self._fn = fn
         self._state = _state.collect(state)
         self._strict = strict
-        self._verify = verify
+        self._verify = verify + UNPLACED if verify else 0
         self._trust = trust_plans
         self._ignore = tuple(ignore)
         self._max_variants = max_variants
@@ -351,7 +355,8 @@ def capture(
             and stays eager.
         verify: run the first so many replays beside eager, from the same
             state, and raise :class:`VerificationError` at the first bit that
-            differs.
+            differs; two more besides, since the first ones only show what
+            memory the plan needs.
         trust_plans: use a stored plan without recording the step once more.
         max_variants: how many plans may be kept; beyond, calls run eagerly.
         ignore: names of host values that may change without mattering, for
