@@ -24,7 +24,7 @@ pub(crate) struct BoundVariant {
     state: Vec<(u32, Object)>,
     /// What is to be bound once a replay has shown what its ops allocate.
     unplaced: Option<Unplaced>,
-    /// What the arena pass did with what that replay has shown.
+    /// What is new of the arena pass.
     pub(crate) arranged: Option<Done>,
 }
 
@@ -128,7 +128,9 @@ impl BoundVariant {
                 program,
                 allocated: None,
             }),
-            arranged: None,
+            arranged: arena.then(|| {
+                without_arena("until a replay outside of any profiler has shown what ops allocate")
+            }),
         })
     }
 
@@ -208,7 +210,15 @@ impl BoundVariant {
             }
             Err(error) => {
                 tracing::warn!(target: "rote::replay", "a plan goes without an arena: {error}");
+                self.arranged = Some(without_arena(&format!("binding failed: {error}")));
             }
         }
+    }
+}
+
+fn without_arena(why: &str) -> Done {
+    Done {
+        changed: 0,
+        what: format!("no arena: {why}"),
     }
 }

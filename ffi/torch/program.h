@@ -302,6 +302,7 @@ class Program {
     for (uint32_t i = 0; i < n; ++i) slots_[values[i]].reset();
     for (uint32_t value : pending_) works_[value].reset();
     pending_.clear();
+    for (at::Tensor& state : rng_) state.reset();
   }
 
   const at::Tensor& get(uint32_t value) const { return slots_.at(value); }

@@ -52,7 +52,7 @@ pub(super) fn arrange(program: &mut Program, allocated: &[u64]) -> Done {
         Some(Device { kind: 0, .. }) | None => ARENA_ALIGNMENT,
         Some(_) => DEVICE_ARENA_ALIGNMENT,
     };
-    let (buffers, shared) = buffers(plan, &roots, &lives(plan, true), alignment);
+    let (buffers, shared) = buffers(plan, &roots, &lives(plan), alignment);
     let memory = Memory::of(program, &roots, allocated);
     let (placed, beside) = place_within(&buffers, &units(plan, &buffers), &memory);
 
@@ -103,7 +103,7 @@ impl Memory {
         let plan = &program.plan;
         let all = Bytes::of_results(plan);
         let (most, recorded) = (all.most().0, program.recorded);
-        let lives = lives(plan, false);
+        let lives = lives(plan);
         let mut beside: Vec<(Life, u64)> = Vec::new();
         let mut kept = 8 * wrapped_numbers(plan);
         for root in made(plan) {
@@ -341,7 +341,7 @@ fn units(plan: &Plan, buffers: &[Buffer]) -> Vec<Unit> {
             }
         }
     }
-    let lives = lives(plan, false);
+    let lives = lives(plan);
     let mut units: Vec<Unit> = vec![
         Unit {
             buffers: Vec::new(),

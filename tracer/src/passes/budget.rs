@@ -117,8 +117,8 @@ pub(super) fn choose(
     let fewest = arena.most().0.min(most);
     let close = (0..CLOSE).map(|i| budget.step * i);
     let far = (1..=FAR).map(|i| fewest / FAR * i);
-    let smaller = close.chain(far).take_while(|less| *less <= fewest);
-    (smaller.map(|less| fewest - less))
+    let smaller = close.chain(far).filter(|less| *less <= fewest);
+    (smaller.chain([fewest]).map(|less| fewest - less))
         .find_map(|size| within(buffers, units, &arena, beside, size, room - size))
 }
 
@@ -134,7 +134,9 @@ fn within(
 ) -> Option<Choice> {
     let (mut arena, mut beside) = (arena.clone(), beside.clone());
     let mut out = Vec::new();
-    let mut inside = vec![true; units.len()];
+    // What does not fit beside the arena does not later: more is there then.
+    let mut movable = vec![true; units.len()];
+    let mut alive: Vec<(u64, usize, usize)> = Vec::new();
     loop {
         let (most, at) = arena.most();
         if most <= size {
@@ -143,23 +145,24 @@ fn within(
         let excess = most - size;
         // Of those alive then the smallest that is enough, else the largest; of
         // equals, the one with the fewest allocations.
-        let mut best: Option<(u64, usize, usize)> = None;
-        for (i, unit) in units.iter().enumerate().filter(|(i, _)| inside[*i]) {
-            let alive = unit.buffers.iter().map(|b| &buffers[*b]);
-            let alive = alive.filter(|b| b.live.0 <= at && at <= b.live.1);
-            let bytes: u64 = alive.map(|b| b.bytes).sum();
-            let size = if bytes >= excess {
-                bytes
-            } else {
-                u64::MAX - bytes
-            };
-            let key = (size, unit.allocations.len(), i);
-            if bytes > 0 && best.is_none_or(|best| key < best) && unit.fits(&beside, rest) {
-                best = Some(key);
+        alive.clear();
+        for (i, unit) in units.iter().enumerate().filter(|(i, _)| movable[*i]) {
+            let alive_then = unit.buffers.iter().map(|b| &buffers[*b]);
+            let alive_then = alive_then.filter(|b| b.live.0 <= at && at <= b.live.1);
+            let bytes: u64 = alive_then.map(|b| b.bytes).sum();
+            if bytes > 0 {
+                let short = bytes < excess;
+                let key = if short { u64::MAX - bytes } else { bytes };
+                alive.push((key, unit.allocations.len(), i));
             }
         }
-        let (_, _, unit) = best?;
-        inside[unit] = false;
+        alive.sort_unstable();
+        let mut fits = |(_, _, unit): &(u64, usize, usize)| {
+            let fits = units[*unit].fits(&beside, rest);
+            movable[*unit] = false; // it leaves, or never will
+            fits
+        };
+        let (_, _, unit) = *alive.iter().find(|unit| fits(unit))?;
         out.push(unit);
         for buffer in &units[unit].buffers {
             arena.remove(buffers[*buffer].live, buffers[*buffer].bytes);

@@ -1,4 +1,6 @@
-//! What depends on nothing but constants is run in the first run only.
+//! What depends on nothing but constants is run in the first run only (of a plan
+//! whose results have their places: the one before, which shows what these may be,
+//! runs everything).
 //!
 //! An op that makes results from its arguments ([`is_function`]) and reads
 //! nothing, or only the meta of its arguments, or only such results, makes the

@@ -1,6 +1,6 @@
 //! Bytes of a plan's results that are alive at each instruction.
 
-use rote_plans::{Def, Instr, Plan, ValueId};
+use rote_plans::{CollectiveKind, Def, Instr, Plan, ValueId};
 
 use super::budget::Buffer;
 use super::effects::{for_each_written, outlives, root};
@@ -10,9 +10,10 @@ use crate::finish::{for_each_out, for_each_value};
 pub(super) type Life = (u32, u32);
 
 /// For each root, the instruction that makes it and the last at which its
-/// storage is needed. `sent`: what a collective reads is needed until the wait
-/// for it, and what it writes to the end if nobody waits.
-pub(super) fn lives(plan: &Plan, sent: bool) -> Vec<Life> {
+/// storage is needed. What a collective sends is needed until the wait for it,
+/// and what it writes to the end if nobody waits. A reduction to all and a
+/// broadcast send what lies in their result, where the input is copied first.
+pub(super) fn lives(plan: &Plan) -> Vec<Life> {
     let mut live = vec![(u32::MAX, 0); plan.values.len()];
     let mut flights: Vec<(ValueId, ValueId)> = Vec::new();
     for (i, instr) in plan.instrs.iter().enumerate() {
@@ -28,8 +29,13 @@ pub(super) fn lives(plan: &Plan, sent: bool) -> Vec<Life> {
         for_each_out(plan, instr, |v| touch(root(plan, v)));
         for_each_written(plan, instr, &mut touch);
         match instr {
-            Instr::Collective(c) if sent => {
-                flights.push((root(plan, c.output), root(plan, c.input)));
+            Instr::Collective(c) => {
+                let (output, input) = (root(plan, c.output), root(plan, c.input));
+                let copied = matches!(
+                    c.kind,
+                    CollectiveKind::AllReduce | CollectiveKind::Broadcast
+                );
+                flights.push((output, if copied { output } else { input }));
             }
             Instr::Wait { value } => {
                 let waited = root(plan, *value);
@@ -92,7 +98,7 @@ impl Bytes {
 
     /// Those of all results, each an allocation of its own.
     pub(super) fn of_results(plan: &Plan) -> Self {
-        let lives = lives(plan, false);
+        let lives = lives(plan);
         // Between passes there are values of instructions that are gone.
         let made = made(plan).filter(|v| lives[*v as usize].0 != u32::MAX);
         let made = made.map(|v| (lives[v as usize], plan.values[v as usize].storage_bytes));

@@ -270,10 +270,14 @@ impl Paper<'_> {
         Ok(())
     }
 
-    /// Bytes that are held now.
+    /// Bytes that are held now, what is on its way among them.
     fn held(&self) -> u64 {
         let mut held: Vec<usize> = self.slots.iter().flatten().map(|p| p.storage).collect();
         held.push(self.arena);
+        for flight in &self.flights {
+            let sent = flight.sent.iter().map(|(place, _)| place);
+            held.extend(sent.chain(&flight.into).map(|place| place.storage));
+        }
         held.sort_unstable();
         held.dedup();
         let own = held.into_iter().filter(|storage| self.own[*storage]);

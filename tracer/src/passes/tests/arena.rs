@@ -3,9 +3,9 @@
 use rote_plans::Instr;
 use rote_plans::schedule::Into;
 
-use super::run;
+use super::{ops, passes, run};
 use crate::event::{ArgEvent, OpEvent};
-use crate::passes::{Program, effects, paper};
+use crate::passes::{Program, effects, optimize, paper};
 use crate::sample::{self, Tensor, collective, in_place, op, tensor};
 
 /// The plan with all its results in the arena that can lie there: it was recorded
@@ -206,6 +206,35 @@ fn what_ops_allocate_for_themselves_makes_room_too() {
     assert_eq!(left_out(&seen), 2);
     let beside = 3 * large;
     assert!(seen.schedule.arena_bytes + beside <= seen.recorded + 512);
+}
+
+#[test]
+fn a_pass_that_would_keep_too_much_alive_is_left_out() {
+    let x = tensor(1, &[1 << 12]);
+    let [whole, other] = [2, 3].map(|storage| tensor(storage, &[1 << 12]));
+    let part = whole.view(&[16], &[1], 16);
+    let [copy, late, out] = [4, 5, 6].map(|storage| tensor(storage, &[16]));
+    let steps = [
+        op("aten::neg", &[&x], &[&whole]),
+        op("aten::clone", &[&part], &[&copy]), // a view of it would keep all of it
+        op("aten::neg", &[&x], &[&other]),
+        op("aten::cat", &[&other], &[&late]),
+        op("aten::cat", &[&copy, &late], &[&out]),
+    ];
+    let mut recorder = sample::recorder(&[&x]);
+    sample::record(&mut recorder, &steps);
+    let (plan, _) = sample::finish(recorder, &[&out]);
+    let (without, _) = optimize(plan.clone(), passes("none"));
+    let (found, report) = optimize(plan.clone(), passes("copies"));
+    assert!(report[0].1.what.starts_with("left out"), "{report:?}");
+    assert_eq!(report[0].1.changed, 0);
+    assert_eq!(found.plan, without.plan);
+    // Where there is memory for it, the copy goes.
+    let mut room = steps.to_vec();
+    let third = tensor(7, &[1 << 13]);
+    room.push(op("aten::nonsense", &[&x], &[&third]));
+    let found = run("copies", &room, &[&out], &[&x]);
+    assert!(!ops(&found.plan).contains(&"clone"));
 }
 
 #[test]
