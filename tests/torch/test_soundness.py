@@ -285,6 +285,18 @@ def environment() -> Hidden:
     return lambda: float(os.environ["ROTE_TEST_VALUE"]), lambda: os.environ.__setitem__("ROTE_TEST_VALUE", "3.0")
 
 
+def environment_by_a_function() -> Hidden:
+    os.environ["ROTE_TEST_VALUE"] = "2.0"
+    return lambda: float(os.getenv("ROTE_TEST_VALUE", "0")), lambda: os.environ.__setitem__("ROTE_TEST_VALUE", "3.0")
+
+
+def environment_by_name() -> Hidden:
+    from os import environ, getenv
+
+    environ["ROTE_TEST_VALUE"] = "2.0"
+    return lambda: float(getenv("ROTE_TEST_VALUE", "0")), lambda: environ.__setitem__("ROTE_TEST_VALUE", "3.0")
+
+
 def context_variable() -> Hidden:
     held = contextvars.ContextVar("held", default=2.0)
     held.set(2.0)
@@ -362,9 +374,10 @@ SEEN = [
     key_that_is_an_object, key_that_is_none, list_on_a_class, attribute_added_to_a_derived_class,
     attribute_of_a_metaclass, class_in_a_class, method_replaced, class_of_an_object_replaced, descriptor, enum_member,
     module_in_a_closure, module_in_an_attribute, module_imported_by_the_step, value_imported_by_the_step,
-    attribute_named_by_text, global_that_did_not_exist, cell_that_was_empty, environment, context_variable,
-    member_of_a_set, order_of_a_dict, long_list, long_dict, deque, attribute_of_a_dict, attribute_of_a_number,
-    view_of_a_dict, weak_reference, array_of_numpy, array_of_python,
+    attribute_named_by_text, global_that_did_not_exist, cell_that_was_empty, environment,
+    environment_by_a_function, environment_by_name, context_variable, member_of_a_set, order_of_a_dict, long_list,
+    long_dict, deque, attribute_of_a_dict, attribute_of_a_number, view_of_a_dict, weak_reference, array_of_numpy,
+    array_of_python,
 ]  # fmt: skip
 
 

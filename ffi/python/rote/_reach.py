@@ -78,6 +78,7 @@ _OPAQUE_MODULES = (
     "contextlib",
     "tempfile",
 )
+_ENVIRONMENT = (os.environ, os.environb, os.getenv, os.getenvb)
 _PARTS = {ITEMS: "entries", FUNCTION: "code", BUFFER: "bytes", TYPE_OF: "type"}
 _STDLIB = frozenset(sys.stdlib_module_names)
 # What nn.Module keeps for itself and never decides by.
@@ -105,6 +106,10 @@ class Fact:
     subject: str
     expected: str
     hyperparameter: bool = False
+
+
+def _reads_environment(value: Any) -> bool:
+    return any(value is reader for reader in _ENVIRONMENT)
 
 
 def _is_library(module: str | None) -> bool:
@@ -268,13 +273,14 @@ class Walk:
                     continue
                 self._module_entries.add((name, key))
                 item = own[key]
-                if library:  # replaced by another function, as patches do
+                if library:
+                    if _reads_environment(item):
+                        self._environment()
                     if isinstance(item, types.FunctionType | types.BuiltinFunctionType):
+                        # Replaced by another function, as patches do.
                         self._add(DICT_ITEM, own, key, HOST, f"{name}.{key}", item)
                     elif isinstance(item, types.ModuleType):
                         self._python_module(item, depth)
-                    elif item is os.environ:
-                        self._environment()
                 elif self._add(DICT_ITEM, own, key, HOST, f"{name}.{key}", item):
                     self._soon(f"{name}.{key}", item, depth + 1)
         return bool(self._later) or len(self._modules) > known
@@ -351,7 +357,9 @@ class Walk:
             return
         if isinstance(value, torch.Tensor) or not self._visit(value):
             return
-        if isinstance(value, type):
+        if _reads_environment(value):
+            self._environment()
+        elif isinstance(value, type):
             self._class(path, value, depth)
         elif isinstance(value, _FUNCTIONS):
             self._callable(path, value, depth)
