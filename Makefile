@@ -4,8 +4,10 @@
 # make bench   overhead against eager DTensor and torch.compile over models,
 #              sizes, layers and meshes; memory; propagation against DTensor's;
 #              instructions per op; Rust benches (BENCH=--quick: fewer of them)
+# make test-passes  each pass that keeps bits by itself, over the tests of
+#              equality, aliasing, guards, refusals and soundness
 # make lint    formatting, clippy, ruff, mypy, freshness of the C header
-# make clean   removes what was built; .venv/ stays
+# make clean   removes what was built here; .venv/ and ~/.cache/rote stay
 #
 # Each target does its own set-up and needs only a Rust toolchain, a C++
 # compiler and Python 3.11 or later (PYTHON=... picks one).
@@ -45,8 +47,8 @@ test: setup
 	  ROTE_PASSES=$$passes $(BIN)/python -m pytest -q $(KEPT) || exit 1; \
 	done
 
-# Every pass by itself, over all that holds whatever the passes are: some 20
-# minutes.
+# Every pass that keeps bits by itself, over all that holds whatever the passes
+# are: about an hour.
 test-passes: setup
 	for passes in none all $$($(TARGET)/release/rote passes --names); do \
 	  echo "ROTE_PASSES=$$passes"; \

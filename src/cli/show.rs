@@ -33,8 +33,8 @@ pub(super) struct Show {
     /// Run passes over the plan, as a session does before it replays it, and
     /// print what each did; with --ops, list the instructions that are left.
     /// PASSES is all, none, default, or names separated by commas, with - before
-    /// those to leave out
-    #[arg(long, value_name = "PASSES", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
+    /// those to leave out and + before those to add; with --json, what each pass did
+    #[arg(long, conflicts_with = "strategies", value_name = "PASSES", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
     passes: Option<Selection>,
     /// Print all of it as JSON
     #[arg(long, conflicts_with_all = ["ops", "strategies"])]

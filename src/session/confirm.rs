@@ -409,7 +409,7 @@ fn changes_every_call(what: &str) -> Refusal {
         format!(
             "changes the host value {what} at every call: a replay would not, or would miss every time"
         ),
-        "pass it as an argument, make it a tensor, or, if it does not matter, name it in ignore=",
+        "make it a tensor, pass it in if it takes few values, or, if it does not matter, name it in ignore=",
     )
 }
 

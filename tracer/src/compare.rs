@@ -104,8 +104,8 @@ fn differs(a: &Recording, instr: usize, x: &Instr, left: &str, right: &str) -> R
             "differs between two calls in a row: `{left}` and then `{right}`: a number that Python computes anew \
              (a step counter, a schedule) would be frozen"
         ),
-        "pass the value as an argument, keep it in a tensor, or let the optimizer hold it in param_groups; for \
-         optimizers, fused=True or capturable=True keep their step counters in tensors",
+        "keep it in a tensor, pass it as an argument if it takes few values, or let the optimizer hold it in \
+         param_groups; for optimizers, fused=True or capturable=True keep their step counters in tensors",
     )
 }
 

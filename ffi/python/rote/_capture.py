@@ -362,9 +362,9 @@ def capture(
         ignore: names of host values that may change without mattering, for
             example ``"trainer.step"``.
         passes: what runs over a plan before it is replayed: ``"all"`` (that
-            keep every bit), ``"none"``, or names (``rote passes`` lists them), with
-            ``-`` before those to leave out of the default, as in
-            ``"-arena"``. By default what ``ROTE_PASSES`` says. With one that
+            keep every bit), ``"none"``, ``"default"``, or names (``rote passes``
+            lists them), with ``-`` before those to leave out of the default
+            and ``+`` before those to add, as in ``"-arena"``. By default what ``ROTE_PASSES`` says. With one that
             alters collectives, all ranks must call the step equally often.
 
     Returns:

@@ -20,7 +20,7 @@ use crate::finish::for_each_value;
 
 pub(super) const PASS: Pass = Pass {
     name: "constants",
-    about: "run what depends on constants alone in the first run only",
+    about: "run what depends on constants alone once",
     by_default: true,
     alters_collectives: false,
     keeps_bits: true,

@@ -153,7 +153,7 @@ pub struct Selection(u32);
 /// A name that no pass has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "unknown pass {found:?}: expected all, none, default, or names of {known} with - before those to leave out"
+    "unknown pass {found:?}: expected all, none, default, or names of {known}, with - before those to leave out and + before those to add"
 )]
 pub struct UnknownPass {
     found: String,
