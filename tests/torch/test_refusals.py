@@ -514,6 +514,27 @@ def test_one_refusing_rank_does_not_hang_the_other() -> None:
     check_right(lambda capture: small_training(capture, loss_of))
 
 
+@pytest.mark.skipif(ORACLE_ONLY, reason="nothing is recorded")
+@pytest.mark.ranks(2)
+def test_recordings_do_not_differ_by_chance() -> None:
+    """Autograd clones a gradient that the thread of a collective still holds: it must have let go."""
+    for _ in range(40):
+        model = mlp(mesh(2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def train_step(x: Tensor, model: nn.Module = model, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = rote_capture(train_step, state={"model": model, "optimizer": optimizer}, strict=True)
+        for _ in range(4):
+            step(torch.randn(4, 8, requires_grad=True))
+        assert step.stats.replays == 1, step.stats  # state appears, two recordings, a replay
+
+
 def test_marks_are_lines_of_this_file() -> None:
     assert line_of("item").startswith("test_refusals.py:")
     assert eager(len) is len

@@ -118,6 +118,29 @@ def _constant(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
     )
 
 
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+# References to a collective's result, at most, once its thread has let go of it.
+_OWN_REFERENCES = 3
+_LET_GO_SECONDS = 0.5
+
+
+def _let_go(result: torch.Tensor) -> bool:
+    """Waits until the thread that ran a collective lets go of its result, a moment after the wait for it. False:
+    it did not in time.
+
+    Autograd clones a gradient that somebody else holds, and takes others as they are: two recordings
+    would differ by chance.
+    """
+    if result.device.type != "cpu" or not hasattr(result, "_use_count"):
+        return True
+    end = time.monotonic() + _LET_GO_SECONDS
+    while result._use_count() > _OWN_REFERENCES:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.0001)
+    return True
+
+
 class _Recorder(TorchDispatchMode):
     """Hands every op to the library."""
 
@@ -128,6 +151,7 @@ class _Recorder(TorchDispatchMode):
         self._open_ops = open_ops
         self._enter_dtensor = False
         self._random: dict[Any, bool] = {}
+        self._patient = True  # with threads of collectives, until one holds on for long
         self.refused = False
 
     @classmethod
@@ -153,6 +177,8 @@ class _Recorder(TorchDispatchMode):
         if random:
             check(lib.rote_record_random(self._session, user_line()))
         result = func(*args, **kwargs)
+        if func is _WAIT and self._patient:
+            self._patient = _let_go(result)
         if func is _LIFT and args[0].dim() == 0 and not _is_user_code(sys._getframe(1).f_code):
             # torch's own code makes a constant, as optimizers do; were it no
             # constant, the next recording would differ.
