@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use rote_plans::{Arg, Instr, NONE, Plan, ValueId};
 
 use super::effects::{self, is_function, outlives, root, writes};
-use super::{Done, Pass, Program, Stage, most};
+use super::{Done, Pass, Program, Stage};
 use crate::finish::for_each_value;
 
 pub(super) const PASS: Pass = Pass {
@@ -26,16 +26,16 @@ pub(super) const PASS: Pass = Pass {
 fn apply(program: &mut Program) -> Done {
     // What is made twice may be so that it need not be kept in between (activation
     // checkpointing): then only what is small is made once.
-    let mut changed = 0;
-    for largest in [u64::MAX, program.recorded / 1024] {
+    let merged = |largest| {
         let mut plan = program.plan.clone();
-        changed = merge(&mut plan, largest);
-        let fits = most(&plan) <= program.allowed().max(most(&program.plan));
-        if fits || largest < u64::MAX {
-            program.plan = plan;
-            break;
-        }
+        let changed = merge(&mut plan, largest);
+        (plan, changed)
+    };
+    let (mut plan, mut changed) = merged(u64::MAX);
+    if !program.has_room(&plan) {
+        (plan, changed) = merged(program.recorded / 1024);
     }
+    program.plan = plan;
     Done {
         changed,
         what: format!("{changed} ops repeat an earlier one"),

@@ -86,6 +86,12 @@ impl Program {
         self.recorded + rounding(self.recorded)
     }
 
+    /// Whether a plan in the place of its own needs no more bytes than that or than
+    /// it may need.
+    fn has_room(&self, plan: &Plan) -> bool {
+        most(plan) <= self.allowed().max(most(&self.plan))
+    }
+
     /// Gives results their places again, once a run without an arena has shown what
     /// ops allocate for themselves. `allocated`: for each instruction, the most bytes
     /// that it had allocated at once, its results included.
@@ -309,13 +315,10 @@ fn within_memory(program: &mut Program, pass: &Pass) -> Done {
     }
     let before = program.clone();
     let done = (pass.apply)(program);
-    let (most, allowed) = (
-        most(&program.plan),
-        most(&before.plan).max(program.allowed()),
-    );
-    if most <= allowed {
+    if before.has_room(&program.plan) {
         return done;
     }
+    let most = most(&program.plan);
     *program = before;
     Done {
         changed: 0,

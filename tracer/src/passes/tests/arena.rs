@@ -11,10 +11,15 @@ use crate::sample::{self, Tensor, collective, in_place, op, tensor};
 /// The plan with all its results in the arena that can lie there: it was recorded
 /// with memory to spare.
 fn placed(ops: &[OpEvent<'_>], outputs: &[&Tensor], args: &[&Tensor]) -> Program {
-    let mut program = run("arena", ops, outputs, args);
-    program.recorded = 1 << 30;
-    program.arrange(&[]);
-    program
+    with_room(&run("arena", ops, outputs, args))
+}
+
+/// The program as it would be had it been recorded with memory to spare.
+fn with_room(program: &Program) -> Program {
+    let mut all = program.clone();
+    all.recorded = 1 << 30;
+    all.arrange(&[]);
+    all
 }
 
 /// A chain of ops that all can lie in the arena, ending in one that is returned.
@@ -140,9 +145,6 @@ fn two_moments(before: usize) -> Program {
 
 /// How many roots that could lie in the arena do not.
 fn left_out(program: &Program) -> usize {
-    let mut all = program.clone();
-    all.recorded = 1 << 30;
-    all.arrange(&[]);
     let placed = |program: &Program| {
         program
             .schedule
@@ -151,7 +153,7 @@ fn left_out(program: &Program) -> usize {
             .filter(|o| **o != u64::MAX)
             .count()
     };
-    placed(&all) - placed(program)
+    placed(&with_room(program)) - placed(program)
 }
 
 /// The most bytes that a run on paper holds.
@@ -168,10 +170,8 @@ fn buffers_leave_the_arena_rather_than_need_more_memory_than_recorded() {
     assert_eq!(left_out(&found), 1, "the fewest that make room for one");
     assert!(found.schedule.arena_bytes >= 2 * large, "the others stay");
     assert!(most(&found) <= allowed, "{} > {allowed}", most(&found));
-    let mut all = found.clone();
-    all.recorded = 1 << 30;
-    all.arrange(&[]);
-    assert!(most(&all) >= 4 * large, "{}", most(&all));
+    let all = most(&with_room(&found));
+    assert!(all >= 4 * large, "{all}");
     check_places(&found);
 }
 
