@@ -56,11 +56,8 @@ impl BoundVariant {
         let optimized = PlanFile::from_plan(&program.plan)?;
         let plan = optimized.plan();
         let arena = !program.schedule.offsets.is_empty();
-        let bound = if arena {
-            BoundPlan::bind(plan, &Schedule::default())?
-        } else {
-            BoundPlan::bind(plan, &program.schedule)?
-        };
+        let without = Schedule::default();
+        let bound = BoundPlan::bind(plan, if arena { &without } else { &program.schedule })?;
         let mut taken = vec![false; named.len()];
         let mut args = Vec::new();
         let mut grads = Vec::new();
@@ -137,11 +134,9 @@ impl BoundVariant {
     /// Replays the plan on the arguments that `call` has collected. Results:
     /// outputs, then gradients, in a Python list.
     pub(crate) fn replay(&mut self, call: &Call, facts: &Facts) -> Result<Object, ReplayError> {
-        if let Some(mut unplaced) = self.unplaced.take() {
-            match unplaced.allocated.take() {
-                Some(allocated) => self.place(unplaced, &allocated),
-                None => self.unplaced = Some(unplaced),
-            }
+        let seen = |unplaced: &mut Unplaced| unplaced.allocated.is_some();
+        if let Some(unplaced) = self.unplaced.take_if(seen) {
+            self.place(unplaced);
         }
         self.bound.begin()?;
         let results = self.replayed(call, facts);
@@ -191,11 +186,13 @@ impl BoundVariant {
 
     /// Binds the program with its results at their places in the arena, which depend
     /// on what its ops were seen to allocate in an earlier replay.
-    fn place(&mut self, unplaced: Unplaced, allocated: &[u64]) {
+    fn place(&mut self, unplaced: Unplaced) {
         let Unplaced {
-            plan, mut program, ..
+            plan,
+            mut program,
+            allocated,
         } = unplaced;
-        let done = program.arrange(allocated);
+        let done = program.arrange(&allocated.unwrap_or_default());
         let bound = BoundPlan::bind(plan.plan(), &program.schedule).and_then(|bound| {
             for (slot, tensor) in &self.state {
                 // SAFETY: the object is held, a tensor, and the GIL is held.
