@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
-from .subject import RANKS, Batch, Step, Subject, forward_and_loss, fused_adamw, mesh
+from .subject import RANKS, Batch, Step, Subject, forward_and_loss, fused_adamw, mesh, training_step
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from llama_model import Attention, Llama, LlamaConfig, parallelize, rotate
@@ -238,15 +238,8 @@ def by_hand(sizes: LlamaConfig, device: str) -> Step:
             x = x + scatter(block.feed_forward(gather(block.feed_forward_norm(x))))
         return GatherVocabulary.apply(model.output(gather(model.norm(x))))
 
-    forward, opt = forward_and_loss(logits, cross_entropy), fused_adamw(model)
-
-    def reduce_replicated(tokens: Tensor, labels: Tensor) -> Tensor:
-        loss = forward(tokens, labels)
-        loss.backward()
+    def reduce_replicated() -> None:
         for parameter in replicated:  # each rank saw its part of the sequence
             dist.all_reduce(parameter.grad)
-        opt.step()
-        opt.zero_grad()
-        return loss.detach()
 
-    return reduce_replicated
+    return training_step(forward_and_loss(logits, cross_entropy), fused_adamw(model), reduce_replicated)

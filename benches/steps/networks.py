@@ -140,18 +140,20 @@ def convolution(label: str, batch: int = 16) -> Subject:
 
 def convolution_by_hand() -> Step:
     model = initial_network()
-    opt = fused_adamw(model)
 
-    def step(images: Tensor, classes: Tensor) -> Tensor:
+    def forward(images: Tensor, classes: Tensor) -> Tensor:
         logits = model(images.to_local())  # type: ignore[attr-defined]
-        loss = F.cross_entropy(logits, classes.to_local())  # type: ignore[attr-defined]
-        loss.backward()
+        return F.cross_entropy(logits, classes.to_local())  # type: ignore[attr-defined]
+
+    def average_gradients() -> None:
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
-        opt.step()
-        opt.zero_grad()
-        total = loss.detach()
-        dist.all_reduce(total, dist.ReduceOp.AVG)
-        return total
+
+    train = training_step(forward, fused_adamw(model), average_gradients)
+
+    def step(images: Tensor, classes: Tensor) -> Tensor:
+        loss = train(images, classes)
+        dist.all_reduce(loss, dist.ReduceOp.AVG)
+        return loss
 
     return step

@@ -50,10 +50,13 @@ def fused_adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
 
-def training_step(forward: Step, opt: torch.optim.Optimizer) -> Step:
+def training_step(forward: Step, opt: torch.optim.Optimizer, reduce: Callable[[], None] = lambda: None) -> Step:
+    """`reduce`: what happens to gradients before the optimizer sees them."""
+
     def step(inputs: Tensor, labels: Tensor) -> Tensor:
         loss = forward(inputs, labels)
         loss.backward()
+        reduce()
         opt.step()
         opt.zero_grad()
         return loss.detach()
