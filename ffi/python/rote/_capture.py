@@ -33,7 +33,7 @@ from ._recording import Recording, flatten
 
 # Replays of a plan before the one that runs as all later ones do: one without an
 # arena, one that runs what is kept.
-UNPLACED = 2
+_UNSETTLED = 2
 
 _recording = threading.RLock()
 
@@ -105,7 +105,7 @@ class Captured:
         self._fn = fn
         self._state = _state.collect(state)
         self._strict = strict
-        self._verify = verify + UNPLACED if verify else 0
+        self._verify = verify + _UNSETTLED if verify else 0
         self._trust = trust_plans
         self._ignore = tuple(ignore)
         self._max_variants = max_variants
@@ -364,8 +364,9 @@ def capture(
         passes: what runs over a plan before it is replayed: ``"all"`` (that
             keep every bit), ``"none"``, ``"default"``, or names (``rote passes``
             lists them), with ``-`` before those to leave out of the default
-            and ``+`` before those to add, as in ``"-arena"``. By default what ``ROTE_PASSES`` says. With one that
-            alters collectives, all ranks must call the step equally often.
+            and ``+`` before those to add, as in ``"-arena"``. By default what
+            ``ROTE_PASSES`` says. With one that alters collectives, all ranks
+            must call the step equally often.
 
     Returns:
         A callable with the signature of ``fn``, and ``stats`` and

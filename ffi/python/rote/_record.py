@@ -119,7 +119,9 @@ def _constant(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
 
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
-# References to a collective's result, at most, once its thread has let go of it.
+# References to a collective's result, at most, once its thread has let go of it: seen in
+# PyTorch 2.15, where the thread holds three more. Where there are others, recordings go on
+# after the time below, and may differ.
 _OWN_REFERENCES = 3
 _LET_GO_SECONDS = 0.5
 
