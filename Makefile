@@ -1,6 +1,7 @@
 # make setup   .venv/ with pinned torch and the rote wheel in it
 # make demo    a small Llama trained on 2 processes, eager and replayed
 # make test    every test, Rust and Python
+# make test-all  what takes long too: hours
 # make bench   overhead against eager DTensor and torch.compile over models,
 #              sizes, layers and meshes; memory; propagation against DTensor's;
 #              instructions per op; Rust benches (BENCH=--quick: fewer of them)
@@ -32,8 +33,10 @@ export OMP_NUM_THREADS ?= 1
 # besides, with any passes.
 KEPT := tests/torch/test_equality.py tests/torch/test_aliasing.py
 HELD := tests/torch/test_guards.py tests/torch/test_refusals.py tests/torch/test_soundness.py
+# Sweeps of which `make test` runs a part.
+SWEPT :=
 
-.PHONY: setup demo test test-passes bench lint clean
+.PHONY: setup demo test test-all test-passes bench lint clean
 
 setup: $(ROTE)
 
@@ -54,6 +57,9 @@ test-passes: setup
 	  echo "ROTE_PASSES=$$passes"; \
 	  ROTE_PASSES=$$passes $(BIN)/python -m pytest -q $(KEPT) $(HELD) || exit 1; \
 	done
+
+test-all: test test-passes
+	$(if $(SWEPT),ROTE_TEST_EVERYTHING=1 $(BIN)/python -m pytest $(SWEPT))
 
 bench: setup
 	$(BIN)/python benches/overhead.py --out target/bench $(BENCH)
