@@ -1,6 +1,8 @@
 # make setup   .venv/ with pinned torch and the rote wheel in it
 # make demo    a small Llama trained on 2 processes, eager and replayed
 # make test    every test, Rust and Python
+# make test-versions  the bridge and the tests of soundness on each supported
+#              version of PyTorch (about 5 GB of downloads each, one after the other)
 # make test-all  what takes long too: hours
 # make bench   overhead against eager DTensor and torch.compile over models,
 #              sizes, layers and meshes; memory; propagation against DTensor's;
@@ -36,7 +38,7 @@ HELD := tests/torch/test_guards.py tests/torch/test_refusals.py tests/torch/test
 # Sweeps of which `make test` runs a part.
 SWEPT :=
 
-.PHONY: setup demo test test-all test-passes bench lint clean
+.PHONY: setup demo test test-all test-passes test-versions bench lint clean
 
 setup: $(ROTE)
 
@@ -60,6 +62,10 @@ test-passes: setup
 
 test-all: test test-passes
 	$(if $(SWEPT),ROTE_TEST_EVERYTHING=1 $(BIN)/python -m pytest $(SWEPT))
+
+# Each version in a virtual environment of its own, below target/versions.
+test-versions: setup
+	scripts/test_versions.sh $(PYTHON) $(KEPT) $(HELD) tests/torch/test_plans.py
 
 bench: setup
 	$(BIN)/python benches/overhead.py --out target/bench $(BENCH)

@@ -13,9 +13,8 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-
 #include "describe.h"
+#include "ranks.h"
 
 namespace rote {
 
@@ -519,9 +518,8 @@ class FactTable {
       }
       case kGroup: {  // the process group registered under a name
         const char* name = PyUnicode_AsUTF8(entry.container);
-        out[0] = name && c10d::is_process_group_registered(name)
-                     ? address(c10d::resolve_process_group(name).get())
-                     : 0;
+        auto group = name ? find_group(name) : c10::intrusive_ptr<c10d::ProcessGroup>();
+        out[0] = group ? group_number(group) + 1 : 0;
         return;
       }
       case kItems:
