@@ -140,8 +140,22 @@ impl BoundVariant {
         }
         self.bound.begin()?;
         let results = self.replayed(call, facts);
-        self.bound.end()?;
-        results
+        // Whatever became of it.
+        let cleared = self.bound.clear();
+        let ended = self.bound.end();
+        let results = results?;
+        cleared.and(ended)?;
+        Ok(results)
+    }
+
+    /// What the first call that failed since the last time raised.
+    pub(crate) fn exception(&self) -> Option<Object> {
+        self.bound.program().exception()
+    }
+
+    /// Whether a collective of a replay that failed may still use its memory.
+    pub(crate) fn lost(&self) -> bool {
+        self.bound.program().lost()
     }
 
     fn replayed(&mut self, call: &Call, facts: &Facts) -> Result<Object, ReplayError> {
@@ -179,9 +193,7 @@ impl BoundVariant {
             }
             None => self.bound.run(),
         };
-        let run = run.and_then(|()| self.bound.results());
-        self.bound.clear()?;
-        run
+        run.and_then(|()| self.bound.results())
     }
 
     /// Binds the program with its results at their places in the arena, which depend

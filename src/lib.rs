@@ -45,6 +45,14 @@ pub enum SessionError {
     /// Binding or running a plan.
     #[error(transparent)]
     Replay(#[from] rote_replay::ReplayError),
+    /// A replay failed.
+    #[error("{error}")]
+    Failed {
+        /// Where, and what was said.
+        error: rote_replay::ReplayError,
+        /// What the framework's own bindings would raise.
+        exception: Option<rote_replay::aten::Object>,
+    },
     /// A step that cannot be replayed.
     #[error("{0}")]
     Refused(rote_tracer::Refusal),

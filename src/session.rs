@@ -339,7 +339,14 @@ impl Session {
         let Some(variant) = self.variants.first_mut() else {
             return Ok(Next::Eager);
         };
-        let results = variant.replay(&self.call, agreed)?;
+        let results = variant.replay(&self.call, agreed);
+        if variant.lost {
+            self.variants.remove(0);
+        }
+        let results = results?;
+        let Some(variant) = self.variants.first() else {
+            return Ok(Next::Eager);
+        };
         self.stats.replays += 1;
         if variant.needs_agreement() {
             *(if agreed {

@@ -41,6 +41,9 @@ pub struct Variant {
     pub guards: Vec<GuardText>,
     /// How often it was replayed.
     pub replays: u64,
+    /// Whether a collective of a replay that failed may still use its memory: it
+    /// must not be replayed again.
+    pub lost: bool,
     /// What the passes did.
     pub passes: Report,
     /// With the chosen passes.
@@ -193,6 +196,7 @@ impl Variant {
             numbers,
             guards: parts.guards,
             replays: 0,
+            lost: false,
             passes: report,
             chosen,
             altered,
@@ -231,11 +235,16 @@ impl Variant {
             _ => &mut self.chosen,
         };
         let run = bound.replay(call, &self.facts);
+        let run = run.map_err(|error| SessionError::Failed {
+            exception: bound.exception(),
+            error,
+        });
+        self.lost |= bound.lost();
         if let Some(done) = self.chosen.arranged.take() {
             let row = self.passes.iter_mut().find(|(name, _)| *name == "arena");
             row.into_iter().for_each(|(_, row)| *row = done.clone());
         }
         self.replays += 1;
-        Ok(run?)
+        run
     }
 }

@@ -238,6 +238,10 @@ extern "C" {
 // What this thread's last call that failed, or was refused, has to say.
 const char *rote_last_error(void);
 
+// The Python exception behind this thread's last failure, as PyTorch's own
+// bindings would raise it: a new reference, given out once; or null.
+void *rote_last_exception(void);
+
 // The version of Rote, for example `0.1.0`.
 const char *rote_version(void);
 

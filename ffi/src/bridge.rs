@@ -9,11 +9,12 @@ use crate::status::{ROTE_OK, give_text, guarded, text};
 
 /// Sources of the bridge, `bridge.cpp` first. They are part of the library, so
 /// that library and bridge always fit.
-const SOURCES: [(&str, &str); 11] = [
+const SOURCES: [(&str, &str); 12] = [
     ("bridge.cpp", include_str!("../torch/bridge.cpp")),
     ("abi.h", include_str!("../torch/abi.h")),
     ("describe.h", include_str!("../torch/describe.h")),
     ("eager.h", include_str!("../torch/eager.h")),
+    ("exceptions.h", include_str!("../torch/exceptions.h")),
     ("facts.h", include_str!("../torch/facts.h")),
     ("numbers.h", include_str!("../torch/numbers.h")),
     ("program.h", include_str!("../torch/program.h")),

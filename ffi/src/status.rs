@@ -1,11 +1,13 @@
 //! Statuses, errors and text across the border.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
+use rote::SessionError;
 use rote::plans::Device;
+use rote::replay::aten::Object;
 
 /// Success.
 pub const ROTE_OK: c_int = 0;
@@ -14,6 +16,8 @@ pub const ROTE_ERROR: c_int = -1;
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
+    /// A reference to a Python object, or null.
+    static LAST_EXCEPTION: Cell<*mut c_void> = const { Cell::new(std::ptr::null_mut()) };
     static TEXT: RefCell<CString> = RefCell::default();
 }
 
@@ -23,7 +27,19 @@ pub(crate) fn c_string(text: &str) -> CString {
 }
 
 pub(crate) fn set_error(message: &str) {
+    set_exception(None);
     LAST_ERROR.with(|last| *last.borrow_mut() = c_string(message));
+}
+
+/// Keeps the exception behind the last error.
+fn set_exception(exception: Option<Object>) {
+    let new = exception.map_or(std::ptr::null_mut(), Object::into_ptr);
+    let old = LAST_EXCEPTION.replace(new);
+    if !old.is_null() {
+        // SAFETY: a reference that `into_ptr` gave out, to be dropped once. Exceptions
+        // come from functions that hold the GIL, and so do those that replace them.
+        drop(unsafe { Object::own(old) });
+    }
 }
 
 /// Hands out text that lives until the thread's next call.
@@ -43,6 +59,11 @@ pub(crate) fn guarded(body: impl FnOnce() -> Answer) -> c_int {
         Ok(Ok(status)) => status,
         Ok(Err(error)) => {
             set_error(&error.to_string());
+            if let Ok(error) = error.downcast::<SessionError>() {
+                if let SessionError::Failed { exception, .. } = *error {
+                    set_exception(exception);
+                }
+            }
             ROTE_ERROR
         }
         Err(panic) => {
@@ -133,6 +154,13 @@ pub(crate) fn device(kind: u32, index: i32) -> Result<Device, String> {
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_last_error() -> *const c_char {
     LAST_ERROR.with(|last| last.borrow().as_ptr())
+}
+
+/// The Python exception behind this thread's last failure, as PyTorch's own
+/// bindings would raise it: a new reference, given out once; or null.
+#[unsafe(no_mangle)]
+pub extern "C" fn rote_last_exception() -> *mut c_void {
+    LAST_EXCEPTION.replace(std::ptr::null_mut())
 }
 
 /// The version of Rote, for example `0.1.0`.

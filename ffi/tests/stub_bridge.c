@@ -1,7 +1,7 @@
 // A bridge without PyTorch: every function of replay/src/aten/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
-unsigned rote_bridge_abi(void) { return 5; }
+unsigned rote_bridge_abi(void) { return 6; }
 const char *rote_bridge_error(void) { return "the stub fails"; }
 const char *rote_bridge_torch(void) { return "stub"; }
 const char *rote_bridge_table_text(void) { return ""; }
@@ -30,6 +30,8 @@ STUB(table_same)
 STUB(read_float)
 STUB(program_new)
 STUB(program_free)
+STUB(program_exception)
+STUB(program_lost)
 STUB(program_op)
 STUB(program_arena)
 STUB(program_place)

@@ -7,6 +7,7 @@
 #include "abi.h"
 #include "describe.h"
 #include "eager.h"
+#include "exceptions.h"
 #include "facts.h"
 #include "program.h"
 #include "ranks.h"
@@ -31,12 +32,21 @@ int guarded(Body&& body) {
   try {
     body();
     return 0;
-  } catch (py::error_already_set& error) {
-    return fail(error.what());
-  } catch (const std::exception& error) {
-    return fail(error.what());
   } catch (...) {
-    return fail("unknown C++ exception");
+    return fail(what_of(std::current_exception()).c_str());
+  }
+}
+
+// The same for what belongs to a program, which keeps the exception.
+template <typename Body>
+int guarded(Program* program, Body&& body) {
+  try {
+    body();
+    return 0;
+  } catch (...) {
+    auto error = std::current_exception();
+    program->raised.keep(error);
+    return fail(what_of(error).c_str());
   }
 }
 
@@ -166,40 +176,48 @@ EXPORT Program* rote_bridge_program_new(uint32_t values, uint32_t rng_slots) {
   guarded([&] { program = new Program(values, rng_slots); });
   return program;
 }
-EXPORT void rote_bridge_program_free(Program* program) { delete program; }
+EXPORT void rote_bridge_program_free(Program* program) { give_back(program); }
+
+// The exception of the first call on this program that failed since the last
+// time, as a new reference to what PyTorch's own bindings would raise; or null.
+EXPORT PyObject* rote_bridge_program_exception(Program* program) { return program->raised.take(); }
+
+// Whether a collective of a run that failed may still use the program's memory:
+// it must not run again.
+EXPORT int rote_bridge_program_lost(Program* program) { return program->lost() ? 1 : 0; }
 
 EXPORT int rote_bridge_program_op(Program* program, const char* name, const char* overload, const Arg* args,
                                   uint32_t nargs, const int64_t* outs, uint32_t nouts, uint8_t into,
                                   const char* into_overload, uint32_t* index) {
   return guarded(
-      [&] { *index = program->prepare_op(name, overload, args, nargs, outs, nouts, into, into_overload); });
+      program, [&] { *index = program->prepare_op(name, overload, args, nargs, outs, nouts, into, into_overload); });
 }
 
 EXPORT int rote_bridge_program_arena(Program* program, uint64_t bytes, uint8_t device_kind, int8_t device_index) {
-  return guarded([&] {
+  return guarded(program, [&] {
     program->arena(bytes, c10::Device(static_cast<c10::DeviceType>(device_kind), device_kind == 0 ? -1 : device_index));
   });
 }
 
 EXPORT int rote_bridge_program_place(Program* program, uint32_t value, uint8_t dtype, const int64_t* sizes,
                                      const int64_t* strides, uint32_t ndim, uint64_t offset, uint64_t bytes) {
-  return guarded([&] { program->place(value, dtype, {sizes, ndim}, {strides, ndim}, offset, bytes); });
+  return guarded(program, [&] { program->place(value, dtype, {sizes, ndim}, {strides, ndim}, offset, bytes); });
 }
 
 EXPORT int rote_bridge_program_fix(Program* program, const uint32_t* values, uint32_t n) {
-  return guarded([&] { program->fix(values, n); });
+  return guarded(program, [&] { program->fix(values, n); });
 }
 
 EXPORT int rote_bridge_program_view(Program* program, uint32_t base, uint32_t out, uint8_t dtype, const int64_t* sizes,
                                     const int64_t* strides, uint32_t ndim, int64_t offset, uint32_t* index) {
-  return guarded([&] { *index = program->prepare_view(base, out, dtype, sizes, strides, ndim, offset); });
+  return guarded(program, [&] { *index = program->prepare_view(base, out, dtype, sizes, strides, ndim, offset); });
 }
 
 EXPORT int rote_bridge_program_collective(Program* program, uint32_t kind, int32_t reduce, const char* group,
                                           uint32_t root, uint32_t input, uint32_t output, const int64_t* sizes,
                                           uint32_t ndim, const int64_t* input_splits, uint32_t n_input_splits,
                                           const int64_t* output_splits, uint32_t n_output_splits, uint32_t* index) {
-  return guarded([&] {
+  return guarded(program, [&] {
     *index = program->prepare_collective(kind, reduce, group, root, input, output, sizes, ndim, input_splits,
                                          n_input_splits, output_splits, n_output_splits);
   });
@@ -207,7 +225,7 @@ EXPORT int rote_bridge_program_collective(Program* program, uint32_t kind, int32
 
 // Binds the local tensor of a Python tensor, or of its `.grad`, to a slot.
 EXPORT int rote_bridge_program_bind(Program* program, uint32_t value, PyObject* tensor, int grad) {
-  return guarded([&] {
+  return guarded(program, [&] {
     if (!grad) {
       program->bind(value, local_tensor(tensor));
       return;
@@ -220,7 +238,7 @@ EXPORT int rote_bridge_program_bind(Program* program, uint32_t value, PyObject* 
 }
 
 EXPORT int rote_bridge_program_number(Program* program, uint32_t op, uint32_t arg, int64_t element, double value) {
-  return guarded([&] {
+  return guarded(program, [&] {
     if (element < 0) {
       program->set_number(op, arg, value);
     } else {
@@ -230,23 +248,23 @@ EXPORT int rote_bridge_program_number(Program* program, uint32_t op, uint32_t ar
 }
 
 EXPORT int rote_bridge_run_op(Program* program, uint32_t index) {
-  return guarded([&] { program->run_op(index); });
+  return guarded(program, [&] { program->run_op(index); });
 }
 EXPORT int rote_bridge_run_view(Program* program, uint32_t index) {
-  return guarded([&] { program->run_view(index); });
+  return guarded(program, [&] { program->run_view(index); });
 }
 EXPORT int rote_bridge_run_collective(Program* program, uint32_t index) {
-  return guarded([&] { program->run_collective(index); });
+  return guarded(program, [&] { program->run_collective(index); });
 }
 EXPORT int rote_bridge_run_wait(Program* program, uint32_t value) {
-  return guarded([&] { program->run_wait(value); });
+  return guarded(program, [&] { program->run_wait(value); });
 }
 EXPORT int rote_bridge_run_rng(Program* program, uint32_t action, uint8_t device_kind, int8_t device_index,
                                uint32_t slot) {
-  return guarded([&] { program->run_rng(action, device_kind, device_index, slot); });
+  return guarded(program, [&] { program->run_rng(action, device_kind, device_index, slot); });
 }
 EXPORT int rote_bridge_run_free(Program* program, uint32_t value) {
-  return guarded([&] { program->run_free(value); });
+  return guarded(program, [&] { program->run_free(value); });
 }
 
 // Whether a profiler listens to the step that is about to run; collectives
@@ -255,21 +273,21 @@ EXPORT int rote_bridge_program_listened(Program* program) { return program->rang
 
 // Ranges nest: the end is that of the last one begun.
 EXPORT int rote_bridge_range_begin(Program* program, const char* name) {
-  return guarded([&] { program->ranges.begin(name); });
+  return guarded(program, [&] { program->ranges.begin(name); });
 }
 EXPORT int rote_bridge_range_end(Program* program) {
-  return guarded([&] { program->ranges.end(); });
+  return guarded(program, [&] { program->ranges.end(); });
 }
 
 // Calls `body(context)` below autograd and autocast, with the GIL released,
-// then waits for collectives that are still under way.
+// then waits for collectives that are still under way, whatever became of it.
 EXPORT int rote_bridge_run(Program* program, int (*body)(void*), void* context) {
   int status = 0;
-  int end = guarded([&] {
+  int end = guarded(program, [&] {
     py::gil_scoped_release no_gil;
     ReplayScope scope;
     status = body(context);
-    if (status == 0) program->finish();
+    program->finish();
   });
   return end != 0 ? end : status;
 }
@@ -286,17 +304,17 @@ EXPORT int64_t rote_bridge_watch_rise(Watching* watch) { return watch->rise(); }
 
 // Drops the tensors of the run from these slots.
 EXPORT int rote_bridge_program_clear(Program* program, const uint32_t* values, uint32_t n) {
-  return guarded([&] { program->clear(values, n); });
+  return guarded(program, [&] { program->clear(values, n); });
 }
 
 EXPORT int rote_bridge_program_bump(Program* program, uint32_t value) {
-  return guarded([&] { program->bump_version(value); });
+  return guarded(program, [&] { program->bump_version(value); });
 }
 
 // A result as a new reference. `fresh`: nothing else holds the slot's tensor.
 EXPORT PyObject* rote_bridge_program_output(Program* program, uint32_t value, int fresh) {
   PyObject* out = nullptr;
-  if (guarded([&] { out = THPVariable_Wrap(program->output(value, fresh != 0)); }) != 0) return nullptr;
+  if (guarded(program, [&] { out = THPVariable_Wrap(program->output(value, fresh != 0)); }) != 0) return nullptr;
   return out;
 }
 

@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "exceptions.h"
 #include "facts.h"
 #include "numbers.h"
 #include "ranges.h"
@@ -63,6 +64,7 @@ inline at::Tensor alias_of(const at::Tensor& base, at::ScalarType dtype, c10::In
 class Program {
  public:
   Ranges ranges;  // what a profiler is shown
+  Raised raised;  // why a call failed
 
   Program(uint32_t values, uint32_t rng_slots) : slots_(values), works_(values), rng_(rng_slots) {}
 
@@ -287,22 +289,35 @@ class Program {
 
   void run_free(uint32_t value) { slots_[slot(value)].reset(); }
 
-  // After a run: waits for what nobody waited for, drops everything but the
-  // slots in `keep` (the state, bound once).
+  // After a run, one that failed too: waits for what nobody waited for. Where a
+  // wait fails, others may never end: none follows, and the memory is lost.
   void finish() {
     for (uint32_t value : pending_)
       if (auto& work = works_[value]) {
-        work->wait();
+        try {
+          work->wait();
+        } catch (...) {
+          lost_ = true;
+          throw;
+        }
         work.reset();
       }
     pending_.clear();
   }
 
+  // Whether what this program has started may still use its memory.
+  bool lost() const { return lost_; }
+
+  // Whether all of it has come to an end.
+  bool ended() const {
+    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return !work || work->isCompleted(); });
+  }
+
+  // Drops what a run has left in these slots.
   void clear(const uint32_t* values, uint32_t n) {
-    for (uint32_t i = 0; i < n; ++i) slots_[values[i]].reset();
-    for (uint32_t value : pending_) works_[value].reset();
-    pending_.clear();
     for (at::Tensor& state : rng_) state.reset();
+    if (lost_) return;
+    for (uint32_t i = 0; i < n; ++i) slots_[values[i]].reset();
   }
 
   const at::Tensor& get(uint32_t value) const { return slots_.at(value); }
@@ -539,6 +554,7 @@ class Program {
   std::vector<at::Tensor> slots_;
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   std::vector<uint32_t> pending_;  // started and not known to be waited for
+  bool lost_ = false;
   std::vector<at::Tensor> rng_;
   std::vector<Prepared> ops_;
   std::vector<std::unique_ptr<Direct>> direct_;  // of each op, if it is called so
@@ -546,5 +562,15 @@ class Program {
   std::vector<Collective> collectives_;
   std::vector<c10::IValue> stack_;
 };
+
+// Deletes a program, but not while a collective may use its memory.
+inline void give_back(Program* program) {
+  static std::vector<Program*> kept;  // with the GIL held
+  if (program) kept.push_back(program);
+  auto over = std::partition(kept.begin(), kept.end(), [](Program* each) { return each->lost() || !each->ended(); });
+  std::vector<Program*> ended(over, kept.end());
+  kept.erase(over, kept.end());
+  for (Program* each : ended) delete each;
+}
 
 }  // namespace rote

@@ -25,8 +25,10 @@ from ._native import (
     EAGER,
     REPLAYED,
     check,
+    drop_object,
     error,
     lib,
+    object_in,
     take_object,
 )
 from ._recording import Recording, flatten
@@ -135,11 +137,16 @@ class Captured:
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         call = lib.rote_session_call_within if self._agrees and _within() else lib.rote_session_call
-        status = call(self._session, args, kwargs, byref(self._variant), byref(self._slot))
-        if self._agrees:
-            self._notice()
-        if status == REPLAYED:
-            return self._deliver(args, kwargs)
+        try:
+            status = call(self._session, args, kwargs, byref(self._variant), byref(self._slot))
+            if self._agrees:
+                self._notice()
+            if status == REPLAYED:
+                return self._deliver(args, kwargs)
+        except BaseException:  # a signal's: the step is done, and leaves all that it leaves
+            if self._slot.value is not None:
+                self._deliver(args, kwargs)
+            raise
         if check(status) == EAGER:
             self._notice()
             return self._run(args, kwargs)
@@ -159,9 +166,15 @@ class Captured:
             warnings.warn(f"rote: {notice.decode()}", stacklevel=4)
 
     def _deliver(self, args: Any, kwargs: Any) -> Any:
-        tensors = take_object(self._slot)
+        tensors = object_in(self._slot)
         results = self._results[self._variant.value]
-        return results.deliver(tensors, lambda path: self._argument(path, args, kwargs))
+        try:
+            return results.deliver(tensors, lambda path: self._argument(path, args, kwargs))
+        except BaseException:
+            results.deliver(tensors, lambda path: self._argument(path, args, kwargs))
+            raise
+        finally:
+            drop_object(self._slot)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)

@@ -19,6 +19,7 @@ ReportCallback = ctypes.PYFUNCTYPE(None, c_void_p, c_char_p)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_version": (c_char_p, []),
     "rote_last_error": (c_char_p, []),
+    "rote_last_exception": (c_void_p, []),
     "rote_set_log": (c_int, [LogCallback]),
     "rote_bridge_source_count": (c_uint32, []),
     "rote_bridge_source_name": (c_char_p, [c_uint32]),
@@ -113,14 +114,29 @@ def error() -> str:
 def check(status: int) -> int:
     """Raises for a failed status; passes others on."""
     if status < 0:
+        exception = lib.rote_last_exception()
+        if exception is not None:
+            raise take_object(c_void_p(exception))
         raise RuntimeError(f"rote: {error()}")
     return status
 
 
-def take_object(slot: c_void_p) -> Any:
+def object_in(slot: c_void_p) -> Any:
     """The Python object in a slot that owns one reference to it."""
-    value = ctypes.cast(slot, py_object).value
+    return ctypes.cast(slot, py_object).value
+
+
+def drop_object(slot: c_void_p) -> None:
+    """Empties such a slot."""
+    value = object_in(slot)
+    slot.value = None
     ctypes.pythonapi.Py_DecRef(py_object(value))
+
+
+def take_object(slot: c_void_p) -> Any:
+    """The Python object in such a slot, which is empty then."""
+    value = object_in(slot)
+    drop_object(slot)
     return value
 
 

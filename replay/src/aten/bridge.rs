@@ -28,6 +28,15 @@ impl Object {
         Object(object)
     }
 
+    /// Takes over a reference.
+    ///
+    /// # Safety
+    /// `object` must be a live Python object with a reference that is the caller's
+    /// to give, and the GIL must be held whenever the result is dropped.
+    pub unsafe fn own(object: sys::Object) -> Self {
+        Object(object)
+    }
+
     /// The pointer.
     pub fn as_ptr(&self) -> sys::Object {
         self.0
@@ -428,6 +437,20 @@ impl AtenProgram {
         } else {
             Ok(AtenProgram(program))
         }
+    }
+
+    /// What the first call that failed since the last time raised, as PyTorch's own
+    /// bindings would raise it in Python.
+    pub fn exception(&self) -> Option<Object> {
+        // SAFETY: a program of ours; the result is a new reference or null.
+        let object = unsafe { (Bridge::get().functions.program_exception)(self.0) };
+        (!object.is_null()).then_some(Object(object))
+    }
+
+    /// Whether a collective of a run that failed may still use the program's memory.
+    pub fn lost(&self) -> bool {
+        // SAFETY: a program of ours.
+        unsafe { (Bridge::get().functions.program_lost)(self.0) != 0 }
     }
 
     /// Binds a tensor, or its `.grad`, to a slot.

@@ -7,7 +7,7 @@ pub use super::op::{
 };
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
@@ -73,6 +73,8 @@ functions! {
     read_float: fn(*const c_void, u32, *mut f64) -> c_int;
     program_new: fn(u32, u32) -> *mut c_void;
     program_free: fn(*mut c_void);
+    program_exception: fn(*mut c_void) -> Object;
+    program_lost: fn(*mut c_void) -> c_int;
     program_op: fn(*mut c_void, *const c_char, *const c_char, *const Arg, u32, *const i64, u32, u8, *const c_char, *mut u32) -> c_int;
     program_arena: fn(*mut c_void, u64, u8, i8) -> c_int;
     program_place: fn(*mut c_void, u32, u8, *const i64, *const i64, u32, u64, u64) -> c_int;

@@ -1,0 +1,170 @@
+"""A replay that fails raises what eager raises, and leaves what eager leaves."""
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from oracle import ORACLE_ONLY, Calls, Capture, check_right
+from torch import Tensor, nn
+
+WARM = 5
+PLANNED = ["left", "error"]  # read by an op, which a replay runs as well
+
+
+class OwnError(ValueError):
+    """Of a custom op."""
+
+
+class Planned:
+    """Which call of the planted op raises, and what."""
+
+    left = -1
+    error: BaseException | None = None
+
+
+@torch.library.custom_op("rote_failures::pass_on", mutates_args=())
+def pass_on(x: Tensor) -> Tensor:
+    Planned.left -= 1
+    if Planned.left == 0 and Planned.error is not None:
+        raise Planned.error
+    return x.clone()
+
+
+@pass_on.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def attempt(call: Callable[[], Any]) -> Any:
+    """What a call returns, or the class and the words of what it raises."""
+    try:
+        return call()
+    except BaseException as error:
+        return [type(error).__module__, type(error).__qualname__, str(error)]
+
+
+FAILING: dict[str, tuple[Callable[[Tensor], Any], Tensor, Tensor]] = {
+    "IndexError": (
+        lambda x: nn.functional.embedding(x, torch.ones(4, 3)),
+        torch.tensor([1, 2]),
+        torch.tensor([1, 9]),
+    ),
+    "LinAlgError": (torch.linalg.cholesky, torch.eye(3), -torch.eye(3)),
+    "RuntimeError": (lambda x: torch.multinomial(x, 2), torch.ones(3), torch.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_errors_of_ops_keep_their_class(name: str) -> None:
+    step, good, bad = FAILING[name]
+    table = torch.ones(4, 3)
+    if name == "IndexError":
+        step = lambda x: nn.functional.embedding(x, table)  # noqa: E731
+
+    def script(capture: Capture) -> Calls:
+        captured = capture(lambda x: step(x) * 2, state=table)
+        for _ in range(WARM):
+            yield captured(good)
+        yield attempt(lambda: captured(bad))
+        for _ in range(3):
+            yield captured(good)
+        return {}
+
+    run = check_right(script)
+    assert name in str(run.outputs[WARM]["output.1"])
+    if not ORACLE_ONLY:
+        assert run.stats[-1][0].replays >= WARM - 2 + 3
+
+
+@pytest.mark.parametrize("error", [OwnError("no"), NotImplementedError("not so"), KeyboardInterrupt(), SystemExit(3)])
+def test_errors_of_custom_ops_are_the_very_objects(error: BaseException) -> None:
+    def script(capture: Capture) -> Calls:
+        captured = capture(lambda x: pass_on(x * 2) + 1, ignore=PLANNED)
+        for i in range(WARM + 4):
+            Planned.left, Planned.error = (1 if i in (WARM, WARM + 1) else -1), error
+            try:
+                yield captured(torch.arange(3.0) + i)
+            except BaseException as raised:
+                assert raised is error
+                frames = []
+                trace = raised.__traceback__
+                while trace is not None:
+                    frames.append(trace.tb_frame.f_code.co_name)
+                    trace = trace.tb_next
+                assert "pass_on" in frames, frames
+                yield "raised"
+        return {}
+
+    run = check_right(script)
+    if not ORACLE_ONLY:
+        assert run.stats[-1][0].replays == WARM - 2 + 2
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("passes", ["none", "default", "all"])
+def test_what_is_under_way_ends_before_memory_is_used_again(passes: str) -> None:
+    """The op after a start fails, before the wait: the next replay must not overwrite what is being sent."""
+
+    def script(capture: Capture) -> Calls:
+        def step(x: Tensor) -> Tensor:
+            sent = (x * 2).sin()
+            under_way = funcol.all_reduce(sent, "sum", dist.group.WORLD)
+            passed = pass_on(x)
+            return under_way + passed
+
+        captured = capture(step, passes=passes, ignore=PLANNED)
+        for i in range(WARM + 6):
+            Planned.left, Planned.error = (1 if i == WARM + 1 and dist.get_rank() == 0 else -1), OwnError("skip")
+            if i == WARM + 1 and dist.get_rank() == 1:
+                time.sleep(0.3)  # what the other rank sends is still on its way when it fails
+            x = torch.full((1 << 16,), float(i + 1 + dist.get_rank()))
+            yield attempt(lambda x=x: captured(x))  # type: ignore[misc]
+        return {}
+
+    run = check_right(script)
+    if not ORACLE_ONLY:
+        assert run.stats[-1][0].replays >= WARM, run.stats[-1][0]
+
+
+def test_a_signal_during_a_replay_leaves_a_whole_step() -> None:
+    """Python learns of it when the replay is over: gradients are where the rest of the step says."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def script(capture: Capture) -> Calls:
+        weight = nn.Parameter(torch.ones(700, 700) / 700)
+
+        def step(x: Tensor) -> Tensor:
+            weight.grad = None
+            loss = (x @ weight @ weight @ weight @ weight).sum()
+            loss.backward()
+            with torch.no_grad():
+                weight.sub_(weight.grad, alpha=1e-6)
+            return loss
+
+        captured = capture(step, state=weight)
+        x = torch.ones(700, 700)
+        for i in range(WARM + 3):
+            late = i == WARM and captured is not step
+            before = signal.signal(signal.SIGALRM, interrupt)
+            if late:
+                signal.setitimer(signal.ITIMER_REAL, 0.002)
+            try:
+                captured(x)
+                assert not late
+            except KeyboardInterrupt:
+                assert late
+            finally:
+                signal.signal(signal.SIGALRM, before)
+            yield [weight.detach().clone(), weight.grad]
+        return {"weight": weight}
+
+    run = check_right(script)
+    if not ORACLE_ONLY:
+        assert run.stats[-1][0].replays == WARM
