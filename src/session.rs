@@ -126,6 +126,8 @@ pub struct Session {
     together: bool,
     /// Why the ranks' collectives did not fit, once said.
     unfit: Option<String>,
+    /// Whether all calls run eagerly from now on.
+    stopped: bool,
 }
 
 impl Session {
@@ -154,6 +156,7 @@ impl Session {
             ranks: None,
             together: true,
             unfit: None,
+            stopped: false,
         })
     }
 
@@ -201,6 +204,23 @@ impl Session {
         self.together
     }
 
+    /// Whether a call would be replayed, were it made now.
+    ///
+    /// # Safety
+    /// As [`Session::call`].
+    pub unsafe fn holds(&mut self, args: PyObject, kwargs: PyObject) -> Result<bool, SessionError> {
+        // SAFETY: the caller vouches for the objects.
+        let found = unsafe { self.find(args, kwargs) }?;
+        Ok(!self.stopped && matches!(found, Found::Variant(_)))
+    }
+
+    /// Replays nothing any more, for a reason that statistics list. Every rank that
+    /// agrees about calls must do so at the same call.
+    pub fn stop(&mut self, why: &str) {
+        self.stopped = true;
+        self.stats.refusals.push(why.to_owned());
+    }
+
     /// Handles a call: replays it, or says how it must run. The ranks agree, if
     /// they are to.
     ///
@@ -235,6 +255,9 @@ impl Session {
     ) -> Result<Next, SessionError> {
         self.stats.calls += 1;
         self.missed = None;
+        if self.stopped {
+            return Ok(Next::Eager);
+        }
         // SAFETY: the caller vouches for the objects.
         let found = unsafe { self.find(args, kwargs) };
         // Before anything else, an error included: other ranks wait for this one.

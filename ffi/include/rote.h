@@ -314,6 +314,35 @@ int rote_session_agree_in(struct RoteSession *session, const char *group, int *a
 // `session` must come from `rote_session_new`.
 int rote_session_together(struct RoteSession *session);
 
+// Whether a call would be replayed, were it made now: `*holds` is 1 or 0. Nothing
+// is agreed with other ranks.
+//
+// Requires:
+// As `rote_session_call`.
+int rote_session_holds(struct RoteSession *session, void *args, void *kwargs, int *holds);
+
+// Replays nothing any more: calls run eagerly, and are not recorded. `why` is
+// listed among the refusals. Where ranks agree about calls, each must do so at
+// the same one.
+//
+// Requires:
+// `session` must come from `rote_session_new`, `why` must be a C string.
+int rote_session_stop(struct RoteSession *session, const char *why);
+
+// Gathers `n` bytes of every rank of a process group in `all`, in the order of
+// ranks. `*gathered` is 0, and nothing was done, when there is no such group or it
+// has no backend for the CPU. Waits with the GIL released.
+//
+// Requires:
+// `group` must be a C string, `ours` point at `n` bytes and `all` at `n` for each of
+// `ranks`, the place be valid, the bridge loaded, and the GIL held.
+int rote_gather(const char *group,
+                const uint8_t *ours,
+                uint32_t n,
+                uint32_t ranks,
+                uint8_t *all,
+                int *gathered);
+
 // Handles a call of the captured function: `ROTE_REPLAYED` (`*variant` and
 // `*results`, a new list of the local outputs and then the local gradients,
 // are set), `ROTE_RECORD` or `ROTE_EAGER`.

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 
 use rote::plans::describe;
 use rote::plans::{Fingerprint, NONE};
-use rote::replay::aten::{Bridge, Object};
+use rote::replay::aten::ranks::without_gil;
+use rote::replay::aten::{Bridge, Group, Object};
 use rote::tracer::passes::Selection;
 use rote::{Config, Next, Session};
 
 use crate::spec;
-use crate::status::{Out, ROTE_OK, give_text, guarded, object, out, set_error, text};
+use crate::status::{Out, ROTE_OK, give_text, guarded, object, out, set_error, slice, text};
 
 /// The call was replayed.
 pub const ROTE_REPLAYED: c_int = 0;
@@ -183,6 +184,89 @@ pub unsafe extern "C" fn rote_session_together(session: *mut RoteSession) -> c_i
     guarded(|| {
         // SAFETY: the caller vouches for the session.
         Ok(unsafe { self::session(session)? }.together().into())
+    })
+}
+
+/// Whether a call would be replayed, were it made now: `*holds` is 1 or 0. Nothing
+/// is agreed with other ranks.
+///
+/// # Safety
+/// As `rote_session_call`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_holds(
+    session: *mut RoteSession,
+    args: *mut c_void,
+    kwargs: *mut c_void,
+    holds: *mut c_int,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for session, objects and place.
+        unsafe {
+            let session = self::session(session)?;
+            let holds = out(holds, "holds")?;
+            let (args, kwargs) = (object(args, "args")?, object(kwargs, "kwargs")?);
+            holds.set(session.holds(args, kwargs)?.into());
+        }
+        Ok(ROTE_OK)
+    })
+}
+
+/// Replays nothing any more: calls run eagerly, and are not recorded. `why` is
+/// listed among the refusals. Where ranks agree about calls, each must do so at
+/// the same one.
+///
+/// # Safety
+/// `session` must come from `rote_session_new`, `why` must be a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_stop(session: *mut RoteSession, why: *const c_char) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for session and text.
+        unsafe { self::session(session)?.stop(text(why)?) };
+        Ok(ROTE_OK)
+    })
+}
+
+/// Gathers `n` bytes of every rank of a process group in `all`, in the order of
+/// ranks. `*gathered` is 0, and nothing was done, when there is no such group or it
+/// has no backend for the CPU. Waits with the GIL released.
+///
+/// # Safety
+/// `group` must be a C string, `ours` point at `n` bytes and `all` at `n` for each of
+/// `ranks`, the place be valid, the bridge loaded, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_gather(
+    group: *const c_char,
+    ours: *const u8,
+    n: u32,
+    ranks: u32,
+    all: *mut u8,
+    gathered: *mut c_int,
+) -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for text, bytes and places.
+        let (group, ours, all, gathered) = unsafe {
+            let group = CString::new(text(group)?).map_err(|error| error.to_string())?;
+            (
+                group,
+                slice(ours, n)?,
+                out(all, "all")?,
+                out(gathered, "gathered")?,
+            )
+        };
+        gathered.set(0);
+        let Some(group) = Group::find(&group)?.filter(|group| group.cpu) else {
+            return Ok(ROTE_OK);
+        };
+        if group.ranks != ranks as usize {
+            return Err(format!("the group has {} ranks, not {ranks}", group.ranks).into());
+        }
+        let bytes = without_gil(|| group.gather(ours))??;
+        all.fill(&bytes);
+        gathered.set(1);
+        Ok(ROTE_OK)
     })
 }
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from . import _bridge, _results, _state
+from . import _bridge, _ranks, _results, _state, _verify
 from ._native import (
     EAGER,
     REPLAYED,
@@ -131,7 +131,7 @@ class Captured:
         with self._lock:
             if self._session is None:
                 self._open()
-            if self._verify > 0 and self._results and not self._nested():
+            if self._verify > 0 and not self._nested():
                 return self._verified(args, kwargs)
             return self._call(args, kwargs)
 
@@ -180,8 +180,9 @@ class Captured:
         return self if instance is None else functools.partial(self, instance)
 
     def _nested(self) -> bool:
+        """Whether other ranks may not make this call, or a recording sees it."""
         modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
-        return bool(modes) or (self._agrees and _within())
+        return _within() if _ranks.world_size() > 1 else bool(modes)
 
     @staticmethod
     def _argument(path: str, args: Any, kwargs: Any) -> Any:
@@ -322,24 +323,28 @@ class Captured:
     # -- verification ---------------------------------------------------------------
 
     def _verified(self, args: Any, kwargs: Any) -> Any:
-        from ._verify import Snapshot, compare
-
-        replays = self.stats.replays
-        before = Snapshot.take(self._state, args, kwargs)
-        result = self._call(args, kwargs)
-        if self.stats.replays == replays or not lib.rote_session_together(self._session):
-            return result  # eager beside a replay on some ranks only would leave its collectives unanswered
+        """Runs a call beside eager, if all ranks replay it: a rank that runs it once would not answer the
+        collectives of one that runs it twice."""
+        if not self._all_replay(args, kwargs):
+            return self._call(args, kwargs)
         self._verify -= 1
-        replayed = Snapshot.take(self._state, args, kwargs, result)
-        before.restore()
-        eager_result = self._run(args, kwargs)
-        eager = Snapshot.take(self._state, args, kwargs, eager_result)
-        difference = compare(replayed, eager)
-        if difference is not None:
-            raise VerificationError(
-                f"a replay of {getattr(self._fn, '__name__', 'the step')} differs from eager in {difference}"
-            )
-        return eager_result
+        run = _verify.beside(self._state, args, kwargs, self._call, self._run)
+        name = getattr(self._fn, "__name__", "the step")
+        if run.difference is not None:
+            raise VerificationError(f"a replay of {name} differs from eager in {run.difference}") from run.error
+        if run.elsewhere:
+            where = f"rank {run.elsewhere[0]}, not on this one"
+            raise VerificationError(f"a replay of {name} differs from eager on {where}") from run.error
+        return run.result()
+
+    def _all_replay(self, args: Any, kwargs: Any) -> bool:
+        """Whether this rank and all others would replay the call."""
+        holds = c_int()
+        try:
+            check(lib.rote_session_holds(self._session, args, kwargs, byref(holds)))
+        finally:  # an error included: other ranks wait for this one
+            all_hold = all(_ranks.gather(holds.value))
+        return all_hold
 
 
 def capture(

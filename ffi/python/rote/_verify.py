@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from . import _ranks
 from ._specs import local_of
 from ._state import State
 
@@ -18,7 +19,7 @@ class Snapshot:
 
     tensors: dict[str, tuple[torch.Tensor, torch.Tensor]]
     grads: dict[str, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
-    result: list[tuple[str, torch.Tensor]]
+    result: list[tuple[str, Any]]
     cpu_generator: torch.Tensor
     cuda_generator: torch.Tensor | None
 
@@ -35,14 +36,19 @@ class Snapshot:
             if t.requires_grad and t.is_leaf
         }
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-        returned = [(path, local_of(t).detach().clone()) for path, t in _tensors("result", result).items()]
+        returned = [
+            (path, local_of(leaf).detach().clone() if isinstance(leaf, torch.Tensor) else leaf)
+            for path, leaf in _leaves("result", result)
+        ]
         return Snapshot(tensors, grads, returned, torch.get_rng_state(), cuda)
 
     def restore(self) -> None:
         """Puts everything back, in place."""
         with torch.no_grad():
             for tensor, copy in self.tensors.values():
-                local_of(tensor).detach().copy_(copy)
+                local = local_of(tensor).detach()
+                if not same(local, copy):  # what nothing wrote may be of a kind that cannot be written
+                    local.copy_(copy)
             for tensor, grad, grad_copy in self.grads.values():
                 tensor.grad = grad
                 if grad is not None and grad_copy is not None:
@@ -55,43 +61,105 @@ class Snapshot:
 def compare(replayed: Snapshot, eager: Snapshot) -> str | None:
     """The first thing that differs, by name."""
     for path, (_, copy) in eager.tensors.items():
-        if path in replayed.tensors and not _same(copy, replayed.tensors[path][1]):
+        if path in replayed.tensors and not same(copy, replayed.tensors[path][1]):
             return path
     for path, (_, _, eager_grad) in eager.grads.items():
         grad = replayed.grads[path][2]
         if (grad is None) != (eager_grad is None):
             return f"{path}.grad"
-        if grad is not None and eager_grad is not None and not _same(grad, eager_grad):
+        if grad is not None and eager_grad is not None and not same(grad, eager_grad):
             return f"{path}.grad"
     if len(eager.result) != len(replayed.result):
-        return "the number of returned tensors"
-    for (path, tensor), (_, other) in zip(eager.result, replayed.result, strict=True):
-        if not _same(tensor, other):
+        return "the number of results"
+    for (path, leaf), (other_path, other) in zip(eager.result, replayed.result, strict=True):
+        if path != other_path or not _same_leaf(leaf, other):
             return path
     if not torch.equal(eager.cpu_generator, replayed.cpu_generator):
         return "the state of the CPU generator"
     return None
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal bit for bit: NaN equals the same NaN, 0.0 is not -0.0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return (
-        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-        if a.dim()
-        else torch.equal(a.reshape(1).view(torch.uint8), b.reshape(1).view(torch.uint8))
-    )
+    return torch.equal(_bits(a), _bits(b))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _same_leaf(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return same(a, b)
+    return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
 def _tensors(path: str, value: Any) -> dict[str, torch.Tensor]:
-    if isinstance(value, torch.Tensor | DTensor):
-        return {path: value}
-    found: dict[str, torch.Tensor] = {}
+    return {path: leaf for path, leaf in _leaves(path, value) if isinstance(leaf, torch.Tensor)}
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What lists, tuples and dicts hold, by path."""
     if isinstance(value, tuple | list):
         for i, item in enumerate(value):
-            found.update(_tensors(f"{path}[{i}]", item))
+            yield from _leaves(f"{path}[{i}]", item)
     elif isinstance(value, dict):
         for key, item in value.items():
-            found.update(_tensors(f"{path}[{key!r}]", item))
-    return found
+            yield from _leaves(f"{path}[{key!r}]", item)
+    else:
+        yield path, value
+
+
+_EQUAL, _DIFFERS, _RAISED = range(3)
+
+
+@dataclass
+class Beside:
+    """A replay and eager, from the same state. What eager left is there."""
+
+    difference: str | None  # what differs on this rank
+    elsewhere: list[int]  # other ranks on which something differs
+    raised_elsewhere: bool  # by eager
+    before: Snapshot
+    outcome: Any
+    error: BaseException | None
+
+    def result(self) -> Any:
+        """What eager gave."""
+        if self.error is not None:
+            raise self.error
+        return self.outcome
+
+
+def beside(
+    state: State, args: Any, kwargs: Any, replay: Callable[[Any, Any], Any], eager: Callable[[Any, Any], Any]
+) -> Beside:
+    """Replays a call, and runs it eagerly from the same state, on every rank."""
+    before = Snapshot.take(state, args, kwargs)
+    replayed, failure = _attempt(replay, args, kwargs)
+    after_replay = Snapshot.take(state, args, kwargs, replayed)
+    before.restore()
+    outcome, error = _attempt(eager, args, kwargs)
+    after_eager = Snapshot.take(state, args, kwargs, outcome)
+    difference = None
+    if failure is not None and error is None and not isinstance(failure, Exception):
+        failure, error = None, failure  # a signal's, which has nothing to do with the step
+    elif (failure is None) != (error is None):
+        who, said = ("eager", error) if failure is None else ("the replay", failure)
+        difference = f"what is raised: {who} raised {said!r}, the other nothing"
+    elif error is None:
+        difference = compare(after_replay, after_eager)
+    ours = _EQUAL if difference is None else _DIFFERS
+    codes = _ranks.gather(_RAISED if error is not None and difference is None else ours)
+    rank = torch.distributed.get_rank() if len(codes) > 1 else 0
+    elsewhere = [other for other, code in enumerate(codes) if code == _DIFFERS and other != rank]
+    return Beside(difference, elsewhere, error is not None or _RAISED in codes, before, outcome, error)
+
+
+def _attempt(run: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:
+    try:
+        return run(args, kwargs), None
+    except BaseException as error:
+        return None, error
