@@ -22,6 +22,10 @@ pub(crate) struct BoundVariant {
     numbers_now: Vec<f64>,
     /// Slots and tensors of the state.
     state: Vec<(u32, Object)>,
+    /// The plan after its passes.
+    plan: PlanFile,
+    /// For each of its values, the recorded one that it is, or [`rote_plans::NONE`].
+    values: Vec<u32>,
     /// What is to be bound once a replay has shown what its ops allocate.
     unplaced: Option<Unplaced>,
     /// What is new of the arena pass.
@@ -32,7 +36,6 @@ pub(crate) struct BoundVariant {
 /// which runs without one.
 #[derive(Debug)]
 struct Unplaced {
-    plan: PlanFile,
     program: Program,
     /// For each instruction, the most bytes that it had allocated at once in a replay.
     allocated: Option<Vec<u64>>,
@@ -100,6 +103,7 @@ impl BoundVariant {
                 }
             }
         }
+        let values = program.values.clone();
         let scalars = bound.scalars().to_vec();
         let mut scalar_words = vec![usize::MAX; scalars.len()];
         for (word, scalar) in scalar_words.iter_mut().zip(&scalars) {
@@ -120,8 +124,9 @@ impl BoundVariant {
             numbers_now: Vec::with_capacity(scalar_words.len()),
             scalar_words,
             state,
+            plan: optimized,
+            values,
             unplaced: arena.then_some(Unplaced {
-                plan: optimized,
                 program,
                 allocated: None,
             }),
@@ -158,7 +163,38 @@ impl BoundVariant {
         self.bound.program().lost()
     }
 
+    /// Replays the plan without a result. Shows what each instruction has made or
+    /// written in place: the recorded value, or [`rote_plans::NONE`] for one that
+    /// a pass has added, and its tensor.
+    pub(crate) fn show(
+        &mut self,
+        call: &Call,
+        facts: &Facts,
+        seen: &mut dyn FnMut(u32, u32, Object),
+    ) -> Result<(), ReplayError> {
+        let run = (self.prepare(call, facts)).and_then(|()| {
+            let values = &self.values;
+            (self.bound).run_shown(self.plan.plan(), &mut |instr, value, tensor| {
+                seen(instr, values[value as usize], tensor);
+            })
+        });
+        let cleared = self.bound.clear();
+        run.and(cleared)
+    }
+
     fn replayed(&mut self, call: &Call, facts: &Facts) -> Result<Object, ReplayError> {
+        self.prepare(call, facts)?;
+        let run = match &mut self.unplaced {
+            Some(unplaced) => {
+                (self.bound.run_watched()).map(|allocated| unplaced.allocated = allocated)
+            }
+            None => self.bound.run(),
+        };
+        run.and_then(|()| self.bound.results())
+    }
+
+    /// Binds the numbers and tensors of a call.
+    fn prepare(&mut self, call: &Call, facts: &Facts) -> Result<(), ReplayError> {
         if !self.scalars.is_empty() {
             let mut failed = None;
             evaluate(&self.scalars, &mut self.numbers_now, |i| {
@@ -187,25 +223,18 @@ impl BoundVariant {
             // SAFETY: the owner is held.
             unsafe { self.bound.program().bind(*slot, owner.as_ptr(), true)? };
         }
-        let run = match &mut self.unplaced {
-            Some(unplaced) => {
-                (self.bound.run_watched()).map(|allocated| unplaced.allocated = allocated)
-            }
-            None => self.bound.run(),
-        };
-        run.and_then(|()| self.bound.results())
+        Ok(())
     }
 
     /// Binds the program with its results at their places in the arena, which depend
     /// on what its ops were seen to allocate in an earlier replay.
     fn place(&mut self, unplaced: Unplaced) {
         let Unplaced {
-            plan,
             mut program,
             allocated,
         } = unplaced;
         let done = program.arrange(&allocated.unwrap_or_default());
-        let bound = BoundPlan::bind(plan.plan(), &program.schedule).and_then(|bound| {
+        let bound = BoundPlan::bind(self.plan.plan(), &program.schedule).and_then(|bound| {
             for (slot, tensor) in &self.state {
                 // SAFETY: the object is held, a tensor, and the GIL is held.
                 unsafe { bound.program().bind(*slot, tensor.as_ptr(), false)? };

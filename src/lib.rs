@@ -25,6 +25,7 @@ pub mod opinion;
 pub mod optimized;
 pub mod recording;
 pub mod session;
+pub mod shown;
 pub mod stats;
 pub mod stored;
 pub mod validation;
@@ -59,6 +60,9 @@ pub enum SessionError {
     /// Ranks that could not agree.
     #[error("{0}")]
     Agreement(String),
+    /// A variant that the session does not have.
+    #[error("there is no such variant")]
+    NoVariant,
     /// A recording call without a recording.
     #[error("no recording is in progress")]
     NoRecording,

@@ -233,6 +233,11 @@ impl ActiveRecording {
         Ok(())
     }
 
+    /// How many local ops and waits are recorded.
+    pub fn executed(&self) -> usize {
+        self.recorder.executed()
+    }
+
     /// Records a save or restore of generator state. Returns the slot.
     pub fn rng(
         &mut self,

@@ -175,6 +175,11 @@ impl Session {
         self.variants.iter().find(|variant| variant.id == id)
     }
 
+    /// The same, to change it.
+    pub fn variant_mut(&mut self, id: u32) -> Option<&mut Variant> {
+        self.variants.iter_mut().find(|variant| variant.id == id)
+    }
+
     /// Says which process group all ranks are of. When passes alter collectives,
     /// its ranks agree about every call: whether that is so. Every rank must then
     /// make the same calls in the same order.
@@ -212,6 +217,27 @@ impl Session {
         // SAFETY: the caller vouches for the objects.
         let found = unsafe { self.find(args, kwargs) }?;
         Ok(!self.stopped && matches!(found, Found::Variant(_)))
+    }
+
+    /// The facts of a call, and a variant. An error where there is no such variant.
+    ///
+    /// # Safety
+    /// As [`Session::call`].
+    pub(crate) unsafe fn collected(
+        &mut self,
+        id: u32,
+        args: PyObject,
+        kwargs: PyObject,
+    ) -> Result<(&Call, &mut Variant), SessionError> {
+        // SAFETY: the caller vouches for the objects.
+        unsafe { self.call.collect(args, kwargs)? };
+        let variant = self.variants.iter_mut().find(|variant| variant.id == id);
+        Ok((&self.call, variant.ok_or(SessionError::NoVariant)?))
+    }
+
+    /// The recording in progress, which ends.
+    pub(crate) fn take_recording(&mut self) -> Option<ActiveRecording> {
+        self.active.take().map(|active| active.recording)
     }
 
     /// Replays nothing any more, for a reason that statistics list. Every rank that

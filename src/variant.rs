@@ -1,12 +1,12 @@
 //! A variant: a plan, bound, with the facts under which it may run.
 
 use hashbrown::{HashMap, HashSet};
-use rote_plans::{ArchivedPlan, Arg, Guard, PlanFile, PlanStore, Sequence, StrId};
+use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, PlanStore, Sequence, StrId};
 use rote_replay::Expected;
 use rote_replay::aten::sys::Fact;
 use rote_replay::aten::{Call, Object};
 use rote_tracer::compare::{BoundNumber, Recording};
-use rote_tracer::passes::{Report, Selection, optimize};
+use rote_tracer::passes::{Program, Report, Selection, optimize};
 
 use crate::SessionError;
 use crate::agreement::Offer;
@@ -50,6 +50,11 @@ pub struct Variant {
     chosen: BoundVariant,
     /// What the ranks are told of the collectives, if passes may alter them.
     altered: Option<Altered>,
+    /// The tensors that the plan binds.
+    named: Vec<Named>,
+    chosen_passes: Selection,
+    /// Whether the last replay kept the recorded collectives, which passes had altered.
+    kept: bool,
 }
 
 /// What passes that may alter collectives have left of them.
@@ -63,7 +68,6 @@ struct Altered {
     /// The plan with the passes that keep collectives, bound when it is needed.
     kept: Option<BoundVariant>,
     passes: Selection,
-    named: Vec<Named>,
 }
 
 /// A recording that a second one, or a stored plan, has confirmed.
@@ -180,7 +184,6 @@ impl Variant {
                 alone: sequence.alone() && Sequence::recorded(&recorded).alone(),
                 kept: None,
                 passes: passes.keeping_collectives(),
-                named: bound_ones(parts.named, file.plan()),
             }),
             None => None,
         };
@@ -200,6 +203,9 @@ impl Variant {
             passes: report,
             chosen,
             altered,
+            named: bound_ones(parts.named, file.plan()),
+            chosen_passes: passes,
+            kept: false,
             file,
         })
     }
@@ -216,18 +222,53 @@ impl Variant {
         (self.altered.as_ref()).is_some_and(|altered| altered.differ && !altered.alone)
     }
 
+    /// Replays a call and shows what each instruction makes or writes in place: of the
+    /// plan as it was recorded, or else of the program that ran last. A value has its
+    /// number in the recorded plan, [`rote_plans::NONE`] if a pass has added it.
+    pub fn show(
+        &mut self,
+        call: &Call,
+        recorded: bool,
+        seen: &mut dyn FnMut(u32, u32, Object),
+    ) -> Result<(), SessionError> {
+        if recorded {
+            let (program, _) = optimize(self.file.to_plan(), Selection::NONE);
+            let mut bound = BoundVariant::bind(program, &self.named, &self.facts)?;
+            return Ok(bound.show(call, &self.facts, seen)?);
+        }
+        let kept = self.altered.as_mut().filter(|_| self.kept);
+        let bound = kept.and_then(|altered| altered.kept.as_mut());
+        let bound = bound.unwrap_or(&mut self.chosen);
+        Ok(bound.show(call, &self.facts, seen)?)
+    }
+
+    /// Puts another plan in the place of the recorded one, and changes its program as
+    /// a pass would. For tests of what finds such faults.
+    pub fn spoil(
+        &mut self,
+        plan: Plan,
+        change: &mut dyn FnMut(&mut Program),
+    ) -> Result<(), SessionError> {
+        self.file = PlanFile::from_plan(&plan)?;
+        let (mut program, _) = optimize(plan, self.chosen_passes);
+        change(&mut program);
+        self.chosen = BoundVariant::bind(program, &self.named, &self.facts)?;
+        Ok(())
+    }
+
     /// Replays the plan on the arguments that `call` has collected: with altered
     /// collectives, if `agreed` or if these concern no other rank. Results:
     /// outputs, then gradients, in a Python list.
     pub fn replay(&mut self, call: &Call, agreed: bool) -> Result<Object, SessionError> {
         let needs_agreement = self.needs_agreement();
+        self.kept = needs_agreement && !agreed;
         let bound = match &mut self.altered {
             Some(altered) if needs_agreement && !agreed => {
                 let bound = match altered.kept.take() {
                     Some(bound) => bound,
                     None => {
                         let (program, _) = optimize(self.file.to_plan(), altered.passes);
-                        BoundVariant::bind(program, &altered.named, &self.facts)?
+                        BoundVariant::bind(program, &self.named, &self.facts)?
                     }
                 };
                 altered.kept.insert(bound)

@@ -153,6 +153,11 @@ typedef struct RoteSession RoteSession;
 // `rote::replay`) and text.
 typedef void (*RoteLogCallback)(int level, const char *target, const char *message);
 
+// Takes what an instruction has made or written in place, as a tensor object, with
+// what the caller gave for it. `value`: its number in the recorded plan, or
+// 0xFFFFFFFF for what a pass has added.
+typedef void (*RoteShowCallback)(void *context, uint32_t instr, uint32_t value, void *tensor);
+
 // A local tensor.
 typedef struct RoteTensor {
     // Identity of its storage: equal for tensors that share memory, never used
@@ -328,6 +333,40 @@ int rote_session_holds(struct RoteSession *session, void *args, void *kwargs, in
 // Requires:
 // `session` must come from `rote_session_new`, `why` must be a C string.
 int rote_session_stop(struct RoteSession *session, const char *why);
+
+// Replays a call with a variant, without results, and shows what each instruction
+// makes or writes: of the plan as `recorded`, or of what passes have made of it.
+//
+// Requires:
+// As `rote_session_call`; `show` must not unwind, nor call the session.
+int rote_session_show(struct RoteSession *session,
+                      uint32_t variant,
+                      void *args,
+                      void *kwargs,
+                      int recorded,
+                      RoteShowCallback show,
+                      void *context);
+
+// The instructions of a variant's recorded plan as JSON: for each its `text`, its
+// `source` line, the roots that it `reads`, how many `outs` it has, and what it has
+// `shown`: values and their roots. `counted`: whether it is a local op or a wait.
+//
+// Requires:
+// `session` must come from `rote_session_new`.
+const char *rote_session_program(struct RoteSession *session, uint32_t variant);
+
+// Makes a variant wrong at an instruction of its recorded plan, for tests of what
+// finds such faults: `number`, `swap`, `drop`, `offset`, `reduce`, `stale` or
+// the name of another op. In the plan, or where it is `bound` in what passes have made
+// of it. Returns 0, or 1 where there is no such fault at the instruction.
+//
+// Requires:
+// `session` must come from `rote_session_new`, `fault` must be a C string.
+int rote_session_plant(struct RoteSession *session,
+                       uint32_t variant,
+                       uint32_t instr,
+                       int bound,
+                       const char *fault);
 
 // Gathers `n` bytes of every rank of a process group in `all`, in the order of
 // ranks. `*gathered` is 0, and nothing was done, when there is no such group or it
@@ -650,6 +689,20 @@ int rote_record_survivors(struct RoteSession *session, uint32_t *count);
 // Requires:
 // `session` must come from `rote_session_new`.
 const char *rote_record_groups(struct RoteSession *session);
+
+// How many local ops and waits are recorded.
+//
+// Requires:
+// `session` must come from `rote_session_new`, and the place be valid.
+int rote_record_executed(struct RoteSession *session, uint32_t *count);
+
+// Ends the recording without a variant, and compares it with the plan of one. JSON:
+// `null`, or the first instruction that they do not share (`instr`), as it is in the
+// `plan` and `now`. `result` is as for `rote_record_finish`. Null on failure.
+//
+// Requires:
+// `session` must come from `rote_session_new`, `result` must be a C string.
+const char *rote_record_compare(struct RoteSession *session, uint32_t variant, const char *result);
 
 // The step failed: drops the recording.
 //

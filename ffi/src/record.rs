@@ -677,6 +677,48 @@ pub unsafe extern "C" fn rote_record_groups(session: *mut RoteSession) -> *const
     }
 }
 
+/// How many local ops and waits are recorded.
+///
+/// # Safety
+/// `session` must come from `rote_session_new`, and the place be valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_executed(session: *mut RoteSession, count: *mut u32) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for session and place.
+        unsafe {
+            let count = out(count, "count")?;
+            count.set(active(session)?.executed() as u32);
+        }
+        Ok(ROTE_OK)
+    })
+}
+
+/// Ends the recording without a variant, and compares it with the plan of one. JSON:
+/// `null`, or the first instruction that they do not share (`instr`), as it is in the
+/// `plan` and `now`. `result` is as for `rote_record_finish`. Null on failure.
+///
+/// # Safety
+/// `session` must come from `rote_session_new`, `result` must be a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_compare(
+    session: *mut RoteSession,
+    variant: u32,
+    result: *const c_char,
+) -> *const c_char {
+    let mut answer = std::ptr::null();
+    guarded(|| {
+        // SAFETY: the caller vouches for session and text.
+        let (session, result) = unsafe { (crate::session::session(session)?, text(result)?) };
+        let difference = session.compare_with(variant, result)?;
+        let json = difference.map(
+            |(instr, plan, now)| serde_json::json!({"instr": instr, "plan": plan, "now": now}),
+        );
+        answer = give_text(&serde_json::json!(json).to_string());
+        Ok(ROTE_OK)
+    });
+    answer
+}
+
 /// The step failed: drops the recording.
 ///
 /// # Safety

@@ -7,6 +7,7 @@ use rote::plans::describe;
 use rote::plans::{Fingerprint, NONE};
 use rote::replay::aten::ranks::without_gil;
 use rote::replay::aten::{Bridge, Group, Object};
+use rote::shown::Fault;
 use rote::tracer::passes::Selection;
 use rote::{Config, Next, Session};
 
@@ -223,6 +224,94 @@ pub unsafe extern "C" fn rote_session_stop(session: *mut RoteSession, why: *cons
         // SAFETY: the caller vouches for session and text.
         unsafe { self::session(session)?.stop(text(why)?) };
         Ok(ROTE_OK)
+    })
+}
+
+/// Takes what an instruction has made or written in place, as a tensor object, with
+/// what the caller gave for it. `value`: its number in the recorded plan, or
+/// 0xFFFFFFFF for what a pass has added.
+pub type RoteShowCallback =
+    Option<unsafe extern "C" fn(context: *mut c_void, instr: u32, value: u32, tensor: *mut c_void)>;
+
+/// Replays a call with a variant, without results, and shows what each instruction
+/// makes or writes: of the plan as `recorded`, or of what passes have made of it.
+///
+/// # Safety
+/// As `rote_session_call`; `show` must not unwind, nor call the session.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_show(
+    session: *mut RoteSession,
+    variant: u32,
+    args: *mut c_void,
+    kwargs: *mut c_void,
+    recorded: c_int,
+    show: RoteShowCallback,
+    context: *mut c_void,
+) -> c_int {
+    guarded(|| {
+        let show = show.ok_or("`show` is null")?;
+        // SAFETY: the caller vouches for session, objects and callback.
+        unsafe {
+            let session = self::session(session)?;
+            let call = (object(args, "args")?, object(kwargs, "kwargs")?);
+            session.show(variant, call, recorded != 0, &mut |instr, value, tensor| {
+                show(context, instr, value, tensor.as_ptr());
+            })?;
+        }
+        Ok(ROTE_OK)
+    })
+}
+
+/// The instructions of a variant's recorded plan as JSON: for each its `text`, its
+/// `source` line, the roots that it `reads`, how many `outs` it has, and what it has
+/// `shown`: values and their roots. `counted`: whether it is a local op or a wait.
+///
+/// # Safety
+/// `session` must come from `rote_session_new`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_program(
+    session: *mut RoteSession,
+    variant: u32,
+) -> *const c_char {
+    // SAFETY: the caller vouches for the session.
+    let found = unsafe { self::session(session) }
+        .ok()
+        .and_then(|session| session.variant(variant));
+    match found {
+        Some(variant) => give_text(&rote::shown::program(variant).to_string()),
+        None => {
+            set_error("there is no such variant");
+            std::ptr::null()
+        }
+    }
+}
+
+/// Makes a variant wrong at an instruction of its recorded plan, for tests of what
+/// finds such faults: `number`, `swap`, `drop`, `offset`, `reduce`, `stale` or
+/// the name of another op. In the plan, or where it is `bound` in what passes have made
+/// of it. Returns 0, or 1 where there is no such fault at the instruction.
+///
+/// # Safety
+/// `session` must come from `rote_session_new`, `fault` must be a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_plant(
+    session: *mut RoteSession,
+    variant: u32,
+    instr: u32,
+    bound: c_int,
+    fault: *const c_char,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for session and text.
+        let (session, fault) = unsafe { (self::session(session)?, Fault::parse(text(fault)?)) };
+        let variant = session
+            .variant_mut(variant)
+            .ok_or("there is no such variant")?;
+        if instr as usize >= variant.file.plan().instrs.len() {
+            return Err("there is no such instruction".into());
+        }
+        let done = fault.plant(variant, instr as usize, bound != 0)?;
+        Ok(c_int::from(!done))
     })
 }
 

@@ -318,6 +318,25 @@ EXPORT PyObject* rote_bridge_program_output(Program* program, uint32_t value, in
   return out;
 }
 
+// The tensor of a slot as a new reference; null, without an error, for an empty one.
+EXPORT PyObject* rote_bridge_program_shown(Program* program, uint32_t value) {
+  PyObject* out = nullptr;
+  guarded([&] {
+    if (program->get(value).defined()) out = THPVariable_Wrap(program->output(value, false));
+  });
+  return out;
+}
+
+// Calls `body(context)` with the GIL held, from where it was released.
+EXPORT int rote_bridge_with_gil(int (*body)(void*), void* context) {
+  int status = 0;
+  int end = guarded([&] {
+    py::gil_scoped_acquire gil;
+    status = body(context);
+  });
+  return end != 0 ? end : status;
+}
+
 // Marks a returned tensor as eager would: it requires grad, its graph is gone.
 EXPORT int rote_bridge_mark_replayed(PyObject* tensor) {
   return guarded([&] { set_replayed_history(THPVariable_Unpack(tensor)); });

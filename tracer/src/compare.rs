@@ -87,6 +87,18 @@ pub fn compare(a: &Recording, b: &Recording) -> Result<Vec<BoundNumber>, Refusal
     Ok(bound)
 }
 
+/// The first instruction that two plans do not share, and what it is in each; empty
+/// where one has ended.
+pub fn first_difference(a: &Plan, b: &Plan) -> Option<(usize, String, String)> {
+    let text = |plan: &Plan, at: usize| {
+        let instr = plan.instrs.get(at);
+        instr.map_or(String::new(), |instr| render(plan, instr, &|_| false))
+    };
+    (0..a.instrs.len().max(b.instrs.len()))
+        .map(|at| (at, text(a, at), text(b, at)))
+        .find(|(_, x, y)| x != y)
+}
+
 fn differs(a: &Recording, instr: usize, x: &Instr, left: &str, right: &str) -> Refusal {
     let op = match x {
         Instr::Local { op, .. } => a.plan.str(*op).to_owned(),

@@ -5,7 +5,16 @@ use rote_plans::{Arg, Def, Instr, InstrId, NONE, Plan, Range, ValueId};
 
 /// Drops dead views, computes last uses and inserts frees. `sources` holds the
 /// source line of each instruction and is returned in the new order.
-pub fn finish(mut plan: Plan, sources: Vec<String>) -> (Plan, Vec<String>) {
+pub fn finish(plan: Plan, sources: Vec<String>) -> (Plan, Vec<String>) {
+    let (plan, sources, _) = finish_values(plan, sources);
+    (plan, sources)
+}
+
+/// The same, and for each value which one it was before.
+pub(crate) fn finish_values(
+    mut plan: Plan,
+    sources: Vec<String>,
+) -> (Plan, Vec<String>, Vec<ValueId>) {
     let outlives = outlives(&plan);
     let last = last_uses(&plan, &outlives);
 
@@ -46,8 +55,8 @@ pub fn finish(mut plan: Plan, sources: Vec<String>) -> (Plan, Vec<String>) {
         };
     }
     plan.instrs = instrs;
-    drop_dead_values(&mut plan);
-    (plan, new_sources)
+    let before = drop_dead_values(&mut plan);
+    (plan, new_sources, before)
 }
 
 /// Lets definitions, strategies and redistributions follow their instructions:
@@ -106,8 +115,9 @@ fn last_uses(plan: &Plan, outlives: &[bool]) -> Vec<Option<InstrId>> {
     last
 }
 
-/// Values of views that were dropped would have no definition: renumber.
-fn drop_dead_values(plan: &mut Plan) {
+/// Values of views that were dropped would have no definition: renumber. Returns
+/// the old number of each that is left.
+fn drop_dead_values(plan: &mut Plan) -> Vec<ValueId> {
     let mut defined = vec![false; plan.values.len()];
     for binding in &plan.bindings {
         defined[binding.value as usize] = true;
@@ -184,6 +194,10 @@ fn drop_dead_values(plan: &mut Plan) {
     for grad in &mut plan.grads {
         new(&mut grad.value);
     }
+    (0..)
+        .zip(&defined)
+        .filter_map(|(old, keep)| keep.then_some(old))
+        .collect()
 }
 
 /// Calls `visit` with every value that an instruction reads.

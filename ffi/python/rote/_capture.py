@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from . import _bridge, _ranks, _results, _state, _verify
+from . import _bridge, _difference, _ranks, _results, _state, _verify
 from ._native import (
     EAGER,
     REPLAYED,
@@ -73,6 +73,7 @@ class Stats:
     altered: int = 0  # of the replays: with altered collectives, all ranks agreed
     kept: int = 0  # of the replays: with eager's collectives, since not all ranks could follow
     exchanges: int = 0  # how often the ranks compared their altered collectives
+    verified: int = 0  # of the calls: replayed beside eager
     fallbacks: int = 0
     variants: int = 0
     guard_misses: dict[str, int] = field(default_factory=dict)
@@ -89,6 +90,7 @@ class Captured:
         plans: str | Path | None,
         strict: bool,
         verify: int,
+        verify_every: int,
         trust_plans: bool,
         max_variants: int,
         ignore: Sequence[str],
@@ -98,6 +100,8 @@ class Captured:
             raise TypeError(f"rote.capture takes a function, not a {type(fn).__name__}")
         if verify < 0:
             raise ValueError(f"verify= must not be negative, it is {verify}")
+        if verify_every < 0:
+            raise ValueError(f"verify_every= must not be negative, it is {verify_every}")
         if max_variants < 1:
             raise ValueError(f"max_variants= must be at least 1, it is {max_variants}")
         if isinstance(ignore, str) or not all(isinstance(name, str) for name in ignore):
@@ -108,6 +112,10 @@ class Captured:
         self._state = _state.collect(state)
         self._strict = strict
         self._verify = verify + _UNSETTLED if verify else 0
+        self._verify_every = verify_every
+        self._until = verify_every  # calls until the next one that runs beside eager
+        self._verified_calls = 0
+        self._stopped = False
         self._trust = trust_plans
         self._ignore = tuple(ignore)
         self._max_variants = max_variants
@@ -117,7 +125,9 @@ class Captured:
         self._arguments: tuple[Any, Any] = ((), {})
         if plans is None:
             plans = tempfile.mkdtemp(prefix="rote-plans-")
-            weakref.finalize(self, shutil.rmtree, plans, ignore_errors=True)
+            self._temporary: Any = weakref.finalize(self, shutil.rmtree, plans, ignore_errors=True)
+        else:
+            self._temporary = None
         self._plans = str(plans)
         self._session: Any = None
         self._agrees = False  # with the other ranks, about every call
@@ -131,8 +141,10 @@ class Captured:
         with self._lock:
             if self._session is None:
                 self._open()
-            if self._verify > 0 and not self._nested():
-                return self._verified(args, kwargs)
+            if (self._verify > 0 or self._verify_every > 0) and not self._stopped and not self._nested():
+                self._until -= 1
+                if self._verify > 0 or self._until <= 0 < self._verify_every:
+                    return self._verified(args, kwargs)
             return self._call(args, kwargs)
 
     def _call(self, args: Any, kwargs: Any) -> Any:
@@ -201,7 +213,7 @@ class Captured:
         text = lib.rote_session_stats(self._session)
         if text is None:
             raise RuntimeError(f"rote: {error()}")
-        return Stats(**json.loads(text))
+        return Stats(**json.loads(text), verified=self._verified_calls)
 
     def explain(self) -> str:
         """What was erased, collectives and redistributions with their causes,
@@ -327,15 +339,45 @@ class Captured:
         collectives of one that runs it twice."""
         if not self._all_replay(args, kwargs):
             return self._call(args, kwargs)
-        self._verify -= 1
+        raises = self._verify > 0
+        self._verify -= raises
+        self._until = self._verify_every
         run = _verify.beside(self._state, args, kwargs, self._call, self._run)
-        name = getattr(self._fn, "__name__", "the step")
-        if run.difference is not None:
-            raise VerificationError(f"a replay of {name} differs from eager in {run.difference}") from run.error
-        if run.elsewhere:
-            where = f"rank {run.elsewhere[0]}, not on this one"
-            raise VerificationError(f"a replay of {name} differs from eager on {where}") from run.error
+        self._verified_calls += 1
+        if run.difference is None and not run.elsewhere:
+            return run.result()
+        where = "" if run.difference is not None else f"rank {run.elsewhere[0]}, not on this one"
+        if raises:
+            what = run.difference or where
+            how = "in" if run.difference is not None else "on"
+            raise VerificationError(f"a replay of {self._name()} differs from eager {how} {what}") from run.error
+        self._differs(args, kwargs, run, where)
         return run.result()
+
+    def _differs(self, args: Any, kwargs: Any, run: _verify.Beside, elsewhere: str) -> None:
+        """Ends replays, on all ranks at once, and reports why."""
+        self._stopped = True
+        finding = _difference.Finding(where="eager raised, so no instruction was looked for")
+        if not run.raised_elsewhere:
+            with _recording:
+                _eager.depth += 1
+                try:
+                    finding = _difference.find(self, args, kwargs, run.before)
+                finally:
+                    _eager.depth -= 1
+                    run.after.restore()
+        if run.difference is None:
+            why = f"a replay of {self._name()} differs from eager on {elsewhere}"
+        else:
+            if self._temporary is not None:
+                self._temporary.detach()  # the report stays
+            path = _difference.write(self, run.difference, finding, run.before)
+            why = f"a replay of {self._name()} differs from eager in {run.difference}; first {finding}; see {path}"
+        check(lib.rote_session_stop(self._session, why.encode()))
+        warnings.warn(f"rote: {why}; the step stays eager from now on", stacklevel=5)
+
+    def _name(self) -> str:
+        return str(getattr(self._fn, "__name__", "the step"))
 
     def _all_replay(self, args: Any, kwargs: Any) -> bool:
         """Whether this rank and all others would replay the call."""
@@ -354,6 +396,7 @@ def capture(
     plans: str | Path | None = None,
     strict: bool = False,
     verify: int = 0,
+    verify_every: int = 0,
     trust_plans: bool = False,
     max_variants: int = 8,
     ignore: Sequence[str] = (),
@@ -375,6 +418,10 @@ def capture(
             state, and raise :class:`VerificationError` at the first bit that
             differs; two more besides, since the first ones only show what
             memory the plan needs.
+        verify_every: replay every n-th call beside eager, on all ranks at the
+            same calls, and go on with what eager leaves. At a difference the
+            step stays eager for good, with a warning that names a report in
+            the plan directory: the first instruction that differs, and how.
         trust_plans: use a stored plan without recording the step once more.
         max_variants: how many plans may be kept; beyond, calls run eagerly.
         ignore: names of host values that may change without mattering, for
@@ -392,6 +439,6 @@ def capture(
     """
 
     def wrap(function: Callable[..., Any]) -> Captured:
-        return Captured(function, state, plans, strict, verify, trust_plans, max_variants, ignore, passes)
+        return Captured(function, state, plans, strict, verify, verify_every, trust_plans, max_variants, ignore, passes)
 
     return wrap if fn is None else wrap(fn)

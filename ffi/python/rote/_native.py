@@ -15,6 +15,7 @@ NO_INDEX = 0xFFFFFFFF
 LogCallback = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_char_p)
 # The caller holds the GIL throughout.
 ReportCallback = ctypes.PYFUNCTYPE(None, c_void_p, c_char_p)
+ShowCallback = ctypes.PYFUNCTYPE(None, c_void_p, c_uint32, c_uint32, py_object)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_version": (c_char_p, []),
@@ -37,6 +38,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "rote_session_agree_in": (c_int, [c_void_p, c_char_p, POINTER(c_int)]),
     "rote_session_together": (c_int, [c_void_p]),
+    "rote_session_show": (c_int, [c_void_p, c_uint32, py_object, py_object, c_int, ShowCallback, c_void_p]),
+    "rote_session_program": (c_char_p, [c_void_p, c_uint32]),
+    "rote_session_plant": (c_int, [c_void_p, c_uint32, c_uint32, c_int, c_char_p]),
+    "rote_record_executed": (c_int, [c_void_p, POINTER(c_uint32)]),
+    "rote_record_compare": (c_char_p, [c_void_p, c_uint32, c_char_p]),
     "rote_session_holds": (c_int, [c_void_p, py_object, py_object, POINTER(c_int)]),
     "rote_session_stop": (c_int, [c_void_p, c_char_p]),
     "rote_gather": (c_int, [c_char_p, c_char_p, c_uint32, c_uint32, c_char_p, POINTER(c_int)]),
@@ -156,6 +162,7 @@ __all__ = [
     "REPLAYED",
     "LogCallback",
     "ReportCallback",
+    "ShowCallback",
     "byref",
     "c_uint32",
     "c_void_p",

@@ -143,11 +143,16 @@ def _let_go(result: torch.Tensor) -> bool:
     return True
 
 
+# Is called with an op that was recorded, its arguments and its result.
+Seen = Callable[[Any, Any, Any, Any], None]
+
+
 class _Recorder(TorchDispatchMode):
     """Hands every op to the library."""
 
-    def __init__(self, session: Any, specs: Specs, open_ops: list[Call | None]) -> None:
+    def __init__(self, session: Any, specs: Specs, open_ops: list[Call | None], seen: Seen | None) -> None:
         super().__init__()
+        self._seen = seen
         self._session = session
         self._specs = specs
         self._open_ops = open_ops
@@ -187,6 +192,8 @@ class _Recorder(TorchDispatchMode):
             func, args, kwargs = _constant(args[0])
         status = check(lib.rote_record_op(self._session, func, args, kwargs, result, user_line()))
         self.refused = status == REFUSED
+        if self._seen is not None:
+            self._seen(func, args, kwargs, result)
         return result
 
     def _global(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -426,9 +433,9 @@ class Watch:
         self._states.clear()
 
 
-def run(session: Any, specs: Specs, watch: Watch, step: Callable[[], Any]) -> Any:
+def run(session: Any, specs: Specs, watch: Watch, step: Callable[[], Any], seen: Seen | None = None) -> Any:
     """Runs the step under every observer."""
-    recorder = _Recorder(session, specs, watch.open_ops)
+    recorder = _Recorder(session, specs, watch.open_ops, seen)
     with ExitStack() as stack:
         watch.patches(stack)
         stack.enter_context(recorder)

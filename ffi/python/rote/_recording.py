@@ -215,11 +215,11 @@ class Recording:
                 )
             check(status)
 
-    def run(self) -> Any:
-        """Runs the step under observation."""
+    def run(self, seen: _record.Seen | None = None) -> Any:
+        """Runs the step under observation. ``seen`` is called with every op that was recorded."""
         step = functools.partial(self._captured._fn, *self._args, **self._kwargs)
         try:
-            return _record.run(self._session, self._specs, self._watch, step)
+            return _record.run(self._session, self._specs, self._watch, step, seen)
         finally:
             self.close()
 
@@ -243,6 +243,26 @@ class Recording:
 
     def finish(self, result: Any) -> dict[str, Any]:
         """Hands results and gradients to the library and ends the recording."""
+        structure, output_specs = self._leave(result)
+        text = lib.rote_record_finish(self._session, _results.to_json(structure))
+        if text is None:
+            raise RuntimeError(f"rote: {error()}")
+        outcome: dict[str, Any] = json.loads(text)
+        if "variant" in outcome:
+            self._captured._results[outcome["variant"]] = _results.Results(
+                structure, output_specs, self._grad_specs, self.own()
+            )
+        return outcome
+
+    def compare(self, result: Any, variant: int) -> dict[str, Any] | None:
+        """Ends the recording without a plan: the first instruction that the plan of a variant has otherwise."""
+        structure, _ = self._leave(result)
+        text = lib.rote_record_compare(self._session, variant, _results.to_json(structure))
+        return None if text is None else json.loads(text)
+
+    def _leave(self, result: Any) -> tuple[Any, list[tuple[Any, bool]]]:
+        """Hands results and gradients to the library: the structure of the result, and of each tensor in it the
+        spec and whether it requires grad."""
         session = self._session
         self._check_left()
         names = {id(tensor): path for path, tensor in reversed(self.tensors)}
@@ -313,15 +333,7 @@ class Recording:
                 "until its context ends, and a replay would not see them",
                 "enter torch.autocast inside the captured function, or pass it cache_enabled=False",
             )
-        text = lib.rote_record_finish(session, _results.to_json(structure))
-        if text is None:
-            raise RuntimeError(f"rote: {error()}")
-        outcome: dict[str, Any] = json.loads(text)
-        if "variant" in outcome:
-            self._captured._results[outcome["variant"]] = _results.Results(
-                structure, output_specs, self._grad_specs, self.own()
-            )
-        return outcome
+        return structure, output_specs
 
     def _finish_grad(self, path: str, tensor: torch.Tensor, before: torch.Tensor | None) -> None:
         after = tensor.grad

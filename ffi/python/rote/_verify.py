@@ -83,10 +83,11 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal bit for bit: NaN equals the same NaN, 0.0 is not -0.0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(_bits(a), _bits(b))
+    return torch.equal(bits(a), bits(b))
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes, element after element."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -123,6 +124,7 @@ class Beside:
     elsewhere: list[int]  # other ranks on which something differs
     raised_elsewhere: bool  # by eager
     before: Snapshot
+    after: Snapshot  # eager
     outcome: Any
     error: BaseException | None
 
@@ -155,7 +157,7 @@ def beside(
     codes = _ranks.gather(_RAISED if error is not None and difference is None else ours)
     rank = torch.distributed.get_rank() if len(codes) > 1 else 0
     elsewhere = [other for other, code in enumerate(codes) if code == _DIFFERS and other != rank]
-    return Beside(difference, elsewhere, error is not None or _RAISED in codes, before, outcome, error)
+    return Beside(difference, elsewhere, error is not None or _RAISED in codes, before, after_eager, outcome, error)
 
 
 def _attempt(run: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:

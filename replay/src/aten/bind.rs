@@ -29,6 +29,8 @@ pub struct BoundPlan {
     instrs: Vec<u32>,
     /// What every later run executes.
     executor: Executor,
+    /// What the first run keeps for later ones: the instruction, and its result.
+    kept: Vec<(u32, u32)>,
     /// What a profiler is shown: the step's name, and ranges of the first run
     /// and of later ones.
     name: CString,
@@ -181,6 +183,7 @@ impl BoundPlan {
         // The instruction of each step, of the first run and of later ones.
         let (mut instrs, mut later_instrs) = (Vec::new(), Vec::new());
         let mut numbers = Vec::new();
+        let mut kept = Vec::new();
         for (at, instr) in plan.instrs.iter().enumerate() {
             let into = schedule.into(at);
             let step = match instr {
@@ -299,6 +302,14 @@ impl BoundPlan {
                     Step::Rng(executor.rng.len() as u32 - 1)
                 }
             };
+            if let (ArchivedInstr::Local { outs, .. }, true) = (instr, schedule.once(at)) {
+                let outs = ids_of(plan, *outs);
+                kept.extend(
+                    outs.iter()
+                        .filter(|out| **out >= 0)
+                        .map(|out| (at as u32, *out as u32)),
+                );
+            }
             if !lasting.step(plan, schedule, at) {
                 later.push(step);
                 later_instrs.push(at as u32);
@@ -355,6 +366,7 @@ impl BoundPlan {
             first,
             instrs,
             executor,
+            kept,
             name: text(&format!("rote::replay {}", plan.function)),
             ranges,
             listened: false,
@@ -455,6 +467,55 @@ impl BoundPlan {
             allocated[*instr as usize] = bytes;
         }
         Ok(Some(allocated))
+    }
+
+    /// Runs the plan, and shows what each instruction has made or written in place:
+    /// the instruction, the value, and its tensor. `plan`: the one that was bound.
+    pub fn run_shown(
+        &mut self,
+        plan: &ArchivedPlan,
+        seen: &mut dyn FnMut(u32, u32, Object),
+    ) -> Result<(), ReplayError> {
+        // Views that last are made anew, to be shown; what is kept is shown as it is.
+        let kept = |instr: &u32| self.settled && self.kept.iter().any(|(at, _)| at == instr);
+        let steps = self.first.steps.iter().zip(&self.instrs);
+        let (steps, instrs): (Vec<Step>, Vec<u32>) =
+            steps.filter(|(_, instr)| !kept(instr)).unzip();
+        let executor = Executor {
+            steps,
+            rng: self.first.rng.clone(),
+        };
+        let program = &self.program;
+        let mut show = |instr: u32, value: u32| {
+            if let Some(tensor) = program.shown(value) {
+                seen(instr, value, tensor);
+            }
+        };
+        for &(instr, value) in self.kept.iter().filter(|_| self.settled) {
+            show(instr, value);
+        }
+        program.run_shown(&executor, &mut |step| {
+            let instr = instrs[step];
+            match &plan.instrs[instr as usize] {
+                ArchivedInstr::Local { outs, writes, .. } => {
+                    for range in [outs, writes] {
+                        let values = plan.ids[range.indices()].iter();
+                        values
+                            .map(|value| value.to_native())
+                            .filter(|&value| value != NONE)
+                            .for_each(|value| show(instr, value));
+                    }
+                }
+                ArchivedInstr::View { out, .. } => show(instr, out.to_native()),
+                ArchivedInstr::Wait { value } => show(instr, value.to_native()),
+                _ => {}
+            }
+        })?;
+        if !self.settled {
+            self.program.fix(&self.fixed)?;
+            self.settled = true;
+        }
+        self.bump_versions()
     }
 
     fn bump_versions(&self) -> Result<(), ReplayError> {

@@ -584,6 +584,37 @@ impl AtenProgram {
         Ok(Some(rises))
     }
 
+    /// Runs an executor's steps. Calls `seen` with each, by its place, once it is done,
+    /// with the GIL held.
+    pub fn run_shown(
+        &self,
+        executor: &Executor,
+        seen: &mut dyn FnMut(usize),
+    ) -> Result<(), ReplayError> {
+        let mut done = None;
+        let mut show = |step: Option<usize>| match step {
+            Some(step) => with_gil(&mut || seen(step)),
+            None => Ok(()),
+        };
+        self.under_way(|| {
+            let mut shown = Ok(());
+            executor.run_observed(self, self, |next| {
+                if shown.is_ok() {
+                    shown = show(done.replace(next));
+                }
+            })?;
+            shown?;
+            show(done.take())
+        })
+    }
+
+    /// A slot's tensor, unless the slot is empty. To be called with the GIL held.
+    pub fn shown(&self, value: u32) -> Option<Object> {
+        // SAFETY: a program of ours; the result is a new reference or null.
+        let object = unsafe { (Bridge::get().functions.program_shown)(self.0, value) };
+        (!object.is_null()).then_some(Object(object))
+    }
+
     /// Calls `steps` as a run of this program.
     fn under_way<F>(&self, steps: F) -> Result<(), ReplayError>
     where
@@ -629,6 +660,20 @@ impl Drop for AtenProgram {
         // SAFETY: made by `new`, freed once.
         unsafe { (Bridge::get().functions.program_free)(self.0) };
     }
+}
+
+/// Calls `body` with the GIL held, from where it was released.
+fn with_gil(mut body: &mut dyn FnMut()) -> Result<(), ReplayError> {
+    unsafe extern "C" fn run(context: *mut c_void) -> c_int {
+        // SAFETY: the reference below, which outlives the call.
+        let body = unsafe { &mut *context.cast::<&mut dyn FnMut()>() };
+        body();
+        0
+    }
+    let bridge = Bridge::get();
+    // SAFETY: `run` takes the context by this type. A panic in it ends the process, as
+    // it would leave a C function.
+    bridge.check(unsafe { (bridge.functions.with_gil)(run, (&raw mut body).cast()) })
 }
 
 /// Watches what this thread allocates.

@@ -86,6 +86,8 @@ functions! {
     program_clear: fn(*mut c_void, *const u32, u32) -> c_int;
     program_bump: fn(*mut c_void, u32) -> c_int;
     program_output: fn(*mut c_void, u32, c_int) -> Object;
+    program_shown: fn(*mut c_void, u32) -> Object;
+    with_gil: fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
     mark_replayed: fn(Object) -> c_int;
     program_listened: fn(*mut c_void) -> c_int;
     range_begin: fn(*mut c_void, *const c_char) -> c_int;

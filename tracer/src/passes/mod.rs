@@ -50,9 +50,9 @@ mod scalars;
 #[cfg(test)]
 mod tests;
 
-use rote_plans::{Collective, Instr, Plan, Schedule};
+use rote_plans::{Collective, Instr, NONE, Plan, Schedule, ValueId};
 
-use crate::finish::finish;
+use crate::finish::finish_values;
 
 /// A plan on its way through the passes.
 #[derive(Clone, Debug)]
@@ -68,6 +68,9 @@ pub struct Program {
     pub carries: Vec<Vec<u32>>,
     /// The most bytes of results alive at once in the plan as recorded.
     pub recorded: u64,
+    /// For each value of the plan, the recorded one that it is, or
+    /// [`rote_plans::NONE`] for one that a pass has added.
+    pub values: Vec<ValueId>,
 }
 
 /// Bytes that a run may need beyond those of the recorded plan, at least, and else a
@@ -260,7 +263,9 @@ pub fn optimize(plan: Plan, chosen: Selection) -> (Program, Report) {
         plan,
         schedule: Schedule::default(),
         recorded,
+        values: Vec::new(),
     };
+    let known = program.plan.values.len() as ValueId;
     let mut report = Report::new();
     let mut run = |stage: Stage, program: &mut Program| {
         for pass in PASSES.iter().filter(|p| p.stage == stage) {
@@ -272,9 +277,26 @@ pub fn optimize(plan: Plan, chosen: Selection) -> (Program, Report) {
     };
     run(Stage::Instructions, &mut program);
     let sources = vec![String::new(); program.plan.instrs.len()];
-    program.plan = finish(program.plan, sources).0;
+    let (plan, _, values) = finish_values(program.plan, sources);
+    program.plan = plan;
+    let recorded_one = |value: ValueId| if value < known { value } else { NONE };
+    program.values = values.into_iter().map(recorded_one).collect();
     run(Stage::Schedule, &mut program);
     (program, report)
+}
+
+/// A finished plan without some of its instructions, which nothing may need but for
+/// what they write.
+pub fn without(plan: &mut Plan, instr: usize) {
+    let keep: Vec<bool> = (0..plan.instrs.len()).map(|at| at != instr).collect();
+    let last_uses: Vec<_> = plan.values.iter().map(|value| value.last_use).collect();
+    effects::retain(plan, &keep);
+    for (value, at) in plan.values.iter_mut().zip(last_uses) {
+        value.last_use = match at {
+            NONE => NONE,
+            at => at - u32::from(at as usize > instr),
+        };
+    }
 }
 
 /// The collectives of a plan, in order.

@@ -71,6 +71,12 @@ impl Recorder {
         self.tables.plan.instrs.len()
     }
 
+    /// How many of the instructions are local ops or waits.
+    pub fn executed(&self) -> usize {
+        let counted = |instr: &&Instr| matches!(instr, Instr::Local { .. } | Instr::Wait { .. });
+        self.tables.plan.instrs.iter().filter(counted).count()
+    }
+
     /// Whether nothing was recorded yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -1,0 +1,268 @@
+//! Replays that show every result, to find the instruction that goes wrong.
+
+use rote_plans::describe;
+use rote_plans::{Arg, Instr, NONE, Plan, PlanFile, ReduceOp, Scalar, ValueId};
+use rote_replay::aten::Object;
+use rote_replay::aten::sys::Object as PyObject;
+use rote_tracer::compare::first_difference;
+use rote_tracer::finish::for_each_value;
+use rote_tracer::passes::without;
+use rote_tracer::scalars::evaluate;
+use serde_json::{Value, json};
+
+use crate::SessionError;
+use crate::session::Session;
+use crate::variant::Variant;
+
+impl Session {
+    /// Replays a call with a variant and shows what each instruction makes or writes in
+    /// place: of the plan as it was recorded, or else of the program that ran last.
+    ///
+    /// # Safety
+    /// As [`Session::call`].
+    pub unsafe fn show(
+        &mut self,
+        id: u32,
+        (args, kwargs): (PyObject, PyObject),
+        recorded: bool,
+        seen: &mut dyn FnMut(u32, u32, Object),
+    ) -> Result<(), SessionError> {
+        // SAFETY: the caller vouches for the objects.
+        let (call, variant) = unsafe { self.collected(id, args, kwargs)? };
+        variant.show(call, recorded, seen)
+    }
+
+    /// Ends the recording in progress without a variant. Where it differs from the plan
+    /// of a variant: the instruction, and what it is in the plan and now.
+    pub fn compare_with(
+        &mut self,
+        id: u32,
+        result: &str,
+    ) -> Result<Option<(usize, String, String)>, SessionError> {
+        let recording = self.take_recording().ok_or(SessionError::NoRecording)?;
+        let variant = self.variant(id).ok_or(SessionError::NoVariant)?;
+        let (recording, _) = recording.into_recording(result);
+        let mut plan = variant.file.to_plan();
+        let mut numbers = Vec::new();
+        evaluate(&plan.scalars, &mut numbers, |i| match plan.scalars[i] {
+            Scalar::Read { path } => (variant.facts.float(plan.str(path))).unwrap_or(f64::NAN),
+            _ => f64::NAN,
+        });
+        for arg in &mut plan.args {
+            if let Arg::Scalar(scalar) = *arg {
+                *arg = Arg::Float(numbers[scalar as usize]);
+            }
+        }
+        Ok(first_difference(&plan, &recording.plan))
+    }
+}
+
+/// The instructions of a variant's plan: for each its text, its line, the roots that
+/// it reads, and what it shows: values made, then written ones, each with its root.
+pub fn program(variant: &Variant) -> Value {
+    let plan = variant.file.to_plan();
+    let root = |value: ValueId| plan.values[value as usize].root;
+    let sources = &variant.recording.sources;
+    let rows = plan.instrs.iter().enumerate().map(|(at, instr)| {
+        let mut reads = Vec::new();
+        for_each_value(&plan, instr, |value| reads.push(root(value)));
+        let shown: Vec<u32> = match instr {
+            Instr::Local { outs, writes, .. } => [*outs, *writes]
+                .iter()
+                .flat_map(|range| plan.ids(*range))
+                .copied()
+                .collect(),
+            Instr::View { out, .. } => vec![*out],
+            Instr::Wait { value } => vec![*value],
+            _ => Vec::new(),
+        };
+        let counted = matches!(instr, Instr::Local { .. } | Instr::Wait { .. });
+        let outs = match instr {
+            Instr::Local { outs, .. } => outs.len,
+            _ => 0,
+        };
+        json!({
+            "text": describe::instr(variant.file.plan(), at as u32).to_string(),
+            "source": sources.get(at).cloned().unwrap_or_default(),
+            "counted": counted,
+            "view": matches!(instr, Instr::View { .. }),
+            "outs": outs,
+            "reads": reads,
+            "shown": shown.iter().map(|&value| match value {
+                NONE => json!([NONE, NONE]),
+                value => json!([value, root(value)]),
+            }).collect::<Vec<_>>(),
+        })
+    });
+    Value::Array(rows.collect())
+}
+
+/// What a test makes wrong in a plan.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// The first number among the arguments is another one.
+    Number,
+    /// The first two tensors among the arguments change places.
+    Swap,
+    /// The instruction is left out.
+    Drop,
+    /// A view begins one element later, or earlier where there is none.
+    Offset,
+    /// Another reduction.
+    Reduce,
+    /// Another op of the same arguments.
+    Op(String),
+    /// What the first run has made is used ever after.
+    Stale,
+}
+
+impl Fault {
+    /// Reads `number`, `swap`, `drop`, `offset`, `reduce`, `stale` or the name of an op.
+    pub fn parse(text: &str) -> Self {
+        match text {
+            "number" => Fault::Number,
+            "swap" => Fault::Swap,
+            "drop" => Fault::Drop,
+            "offset" => Fault::Offset,
+            "reduce" => Fault::Reduce,
+            "stale" => Fault::Stale,
+            op => Fault::Op(op.to_owned()),
+        }
+    }
+
+    /// Changes an instruction; whether it could.
+    fn apply(&self, plan: &mut Plan, at: usize) -> bool {
+        match (self, plan.instrs[at]) {
+            (Fault::Number, Instr::Local { args, .. }) => {
+                let number = args.indices().find_map(|index| match plan.args[index] {
+                    Arg::Wrapped(inner) => Some(inner as usize),
+                    Arg::Float(_) | Arg::Int(_) | Arg::Scalar(_) => Some(index),
+                    _ => None,
+                });
+                let Some(number) = number else { return false };
+                plan.args[number] = match plan.args[number] {
+                    Arg::Int(number) => Arg::Int(number + 1),
+                    Arg::Float(number) => Arg::Float(number * 1.5 + 1.0),
+                    _ => Arg::Float(0.0625),
+                };
+                true
+            }
+            (Fault::Swap, Instr::Local { args, .. }) => {
+                let is_tensor = |index: &usize| matches!(plan.args[*index], Arg::Value(_));
+                let mut tensors = args.indices().filter(is_tensor);
+                match (tensors.next(), tensors.next()) {
+                    (Some(first), Some(second)) => {
+                        plan.args.swap(first, second);
+                        true
+                    }
+                    _ => false,
+                }
+            }
+            (
+                Fault::Op(name),
+                Instr::Local {
+                    args,
+                    outs,
+                    writes,
+                    seeded,
+                    ..
+                },
+            ) => {
+                let (name, overload) = name.split_once('.').unwrap_or((name, ""));
+                let mut intern = |text: &str| {
+                    plan.strings.push(text.to_owned());
+                    plan.strings.len() as u32 - 1
+                };
+                plan.instrs[at] = Instr::Local {
+                    op: intern(name),
+                    overload: intern(overload),
+                    args,
+                    outs,
+                    writes,
+                    seeded,
+                };
+                true
+            }
+            (Fault::Offset, Instr::View { out, .. }) => {
+                let before = plan.values[out as usize].offset;
+                [1, -1].iter().any(|step| {
+                    plan.values[out as usize].offset = before + step;
+                    PlanFile::from_plan(plan).is_ok()
+                })
+            }
+            (Fault::Reduce, Instr::Collective(mut c)) => {
+                c.reduce = Some(ReduceOp::Max);
+                plan.instrs[at] = Instr::Collective(c);
+                true
+            }
+            (Fault::Drop, Instr::Local { .. }) => {
+                without(plan, at);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Makes a variant wrong at an instruction of its recorded plan: in the plan itself,
+    /// or in what the passes have made of it. Returns whether there was a way.
+    pub fn plant(
+        &self,
+        variant: &mut Variant,
+        at: usize,
+        bound: bool,
+    ) -> Result<bool, SessionError> {
+        let mut plan = variant.file.to_plan();
+        let made = first_shown(&plan, at);
+        let mut done = false;
+        if !bound {
+            done = self.apply(&mut plan, at);
+        }
+        variant.spoil(plan, &mut |program| {
+            if !bound {
+                return;
+            }
+            let same = |now: &ValueId| {
+                *now != NONE && Some(program.values[*now as usize]) == made.map(|(value, _)| value)
+            };
+            let nth = made.map_or(0, |(_, nth)| nth);
+            let instrs = (0..program.plan.instrs.len())
+                .filter(|&now| shown(&program.plan, now).iter().any(same));
+            let Some(now) = instrs.clone().nth(nth) else {
+                return;
+            };
+            done = match self {
+                Fault::Stale => {
+                    program
+                        .schedule
+                        .once
+                        .resize(program.plan.instrs.len(), false);
+                    program.schedule.once[now] = true;
+                    true
+                }
+                fault => fault.apply(&mut program.plan, now),
+            };
+        })?;
+        Ok(done)
+    }
+}
+
+/// What an instruction makes or writes.
+fn shown(plan: &Plan, at: usize) -> Vec<ValueId> {
+    match plan.instrs[at] {
+        Instr::Local { outs, writes, .. } => {
+            let mut all = plan.ids(outs).to_vec();
+            all.extend(plan.ids(writes));
+            all
+        }
+        Instr::View { out, .. } => vec![out],
+        Instr::Collective(c) => vec![c.output],
+        _ => Vec::new(),
+    }
+}
+
+/// The first value that an instruction shows, and how many show it before.
+fn first_shown(plan: &Plan, at: usize) -> Option<(ValueId, usize)> {
+    let value = shown(plan, at).into_iter().find(|&value| value != NONE)?;
+    let before = (0..at).filter(|&at| shown(plan, at).contains(&value));
+    Some((value, before.count()))
+}
