@@ -2,7 +2,7 @@
 
 use rote_plans::{BindingKind, PlanFile, Scalar, Schedule};
 use rote_replay::ReplayError;
-use rote_replay::aten::{BoundPlan, Call, Object};
+use rote_replay::aten::{BoundPlan, Call, Left, Object};
 use rote_tracer::passes::{Done, Program};
 use rote_tracer::scalars::evaluate;
 
@@ -26,6 +26,8 @@ pub(crate) struct BoundVariant {
     plan: PlanFile,
     /// For each of its values, the recorded one that it is, or [`rote_plans::NONE`].
     values: Vec<u32>,
+    /// What a replay that failed has left of each gradient.
+    left: Vec<Left>,
     /// What is to be bound once a replay has shown what its ops allocate.
     unplaced: Option<Unplaced>,
     /// What is new of the arena pass.
@@ -126,6 +128,7 @@ impl BoundVariant {
             state,
             plan: optimized,
             values,
+            left: Vec::new(),
             unplaced: arena.then_some(Unplaced {
                 program,
                 allocated: None,
@@ -145,12 +148,23 @@ impl BoundVariant {
         }
         self.bound.begin()?;
         let results = self.replayed(call, facts);
+        self.left = match &results {
+            Err(ReplayError::Step { step, .. }) if !self.lost() => {
+                self.bound.left(self.plan.plan(), *step).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        };
         // Whatever became of it.
         let cleared = self.bound.clear();
         let ended = self.bound.end();
         let results = results?;
         cleared.and(ended)?;
         Ok(results)
+    }
+
+    /// What the last replay has left of each gradient, if it failed.
+    pub(crate) fn take_left(&mut self) -> Vec<Left> {
+        std::mem::take(&mut self.left)
     }
 
     /// What the first call that failed since the last time raised.

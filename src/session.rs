@@ -14,7 +14,7 @@ use hashbrown::{HashMap, HashSet};
 use rote_plans::Fingerprint;
 use rote_replay::aten::ranks::without_gil;
 use rote_replay::aten::sys::Object as PyObject;
-use rote_replay::aten::{Call, Group, Object};
+use rote_replay::aten::{Call, Group, Left, Object};
 use rote_replay::first_difference;
 use rote_tracer::Refusal;
 use rote_tracer::compare::Recording;
@@ -128,6 +128,8 @@ pub struct Session {
     unfit: Option<String>,
     /// Whether all calls run eagerly from now on.
     stopped: bool,
+    /// What the last replay has left of each gradient of a variant's plan, if it failed.
+    left: Option<(u32, Vec<Left>)>,
 }
 
 impl Session {
@@ -157,6 +159,7 @@ impl Session {
             together: true,
             unfit: None,
             stopped: false,
+            left: None,
         })
     }
 
@@ -389,6 +392,8 @@ impl Session {
             return Ok(Next::Eager);
         };
         let results = variant.replay(&self.call, agreed);
+        let left = std::mem::take(&mut variant.left);
+        self.left = (!left.is_empty()).then_some((variant.id, left));
         if variant.lost {
             self.variants.remove(0);
         }
@@ -442,6 +447,12 @@ impl Session {
                 changing.as_deref().unwrap_or("a host value")
             )
         })
+    }
+
+    /// What the last replay has left of each gradient of a variant's plan, if it failed;
+    /// given out once.
+    pub fn take_left(&mut self) -> Option<(u32, Vec<Left>)> {
+        self.left.take()
     }
 
     /// Something to warn the user of, once.

@@ -4,7 +4,7 @@ use hashbrown::{HashMap, HashSet};
 use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, PlanStore, Sequence, StrId};
 use rote_replay::Expected;
 use rote_replay::aten::sys::Fact;
-use rote_replay::aten::{Call, Object};
+use rote_replay::aten::{Call, Left, Object};
 use rote_tracer::compare::{BoundNumber, Recording};
 use rote_tracer::passes::{Program, Report, Selection, optimize};
 
@@ -46,6 +46,8 @@ pub struct Variant {
     pub lost: bool,
     /// What the passes did.
     pub passes: Report,
+    /// What a replay that failed has left of each gradient of the plan.
+    pub left: Vec<Left>,
     /// With the chosen passes.
     chosen: BoundVariant,
     /// What the ranks are told of the collectives, if passes may alter them.
@@ -200,6 +202,7 @@ impl Variant {
             guards: parts.guards,
             replays: 0,
             lost: false,
+            left: Vec::new(),
             passes: report,
             chosen,
             altered,
@@ -281,6 +284,7 @@ impl Variant {
             error,
         });
         self.lost |= bound.lost();
+        self.left = bound.take_left();
         if let Some(done) = self.chosen.arranged.take() {
             let row = self.passes.iter_mut().find(|(name, _)| *name == "arena");
             row.into_iter().for_each(|(_, row)| *row = done.clone());

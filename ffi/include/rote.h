@@ -413,6 +413,16 @@ int rote_session_call_within(struct RoteSession *session,
 // As `rote_session_call`.
 int rote_session_replay_last(struct RoteSession *session, uint32_t *variant, void **results);
 
+// What a replay that failed leaves of gradients, as eager would: JSON with the
+// `variant` and, as places in its list of `grads`, those `made`, and those that become
+// None (`nothing`); `*tensors` is a new list of the made ones. Null where no
+// replay has failed since the last call, or it leaves none. To be called after a call
+// that failed.
+//
+// Requires:
+// `session` must come from `rote_session_new`, the place be valid, and the GIL held.
+const char *rote_session_left(struct RoteSession *session, void **tensors);
+
 // Marks a tensor object as eager returns it after a step that went backward:
 // it requires grad, and its graph is used up.
 //

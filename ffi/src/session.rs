@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rote::plans::describe;
 use rote::plans::{Fingerprint, NONE};
 use rote::replay::aten::ranks::without_gil;
-use rote::replay::aten::{Bridge, Group, Object};
+use rote::replay::aten::{AtenProgram, Bridge, Group, Left, Object};
 use rote::shown::Fault;
 use rote::tracer::passes::Selection;
 use rote::{Config, Next, Session};
@@ -428,6 +428,46 @@ pub unsafe extern "C" fn rote_session_replay_last(
             Ok(delivery.deliver(session.replay_last()?))
         }
     })
+}
+
+/// What a replay that failed leaves of gradients, as eager would: JSON with the
+/// `variant` and, as places in its list of `grads`, those `made`, and those that become
+/// None (`nothing`); `*tensors` is a new list of the made ones. Null where no
+/// replay has failed since the last call, or it leaves none. To be called after a call
+/// that failed.
+///
+/// # Safety
+/// `session` must come from `rote_session_new`, the place be valid, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_left(
+    session: *mut RoteSession,
+    tensors: *mut *mut c_void,
+) -> *const c_char {
+    // SAFETY: the caller vouches for session and place.
+    let (session, tensors) = match unsafe { (self::session(session), out(tensors, "tensors")) } {
+        (Ok(session), Ok(tensors)) => (session, tensors),
+        _ => return std::ptr::null(),
+    };
+    let Some((variant, left)) = session.take_left() else {
+        return std::ptr::null();
+    };
+    let (mut made, mut nothing, mut objects) = (Vec::new(), Vec::new(), Vec::new());
+    for (place, left) in left.into_iter().enumerate() {
+        match left {
+            Left::Made(tensor) => {
+                made.push(place);
+                objects.push(tensor);
+            }
+            Left::Nothing => nothing.push(place),
+            Left::AsItWas => {}
+        }
+    }
+    let Ok(list) = AtenProgram::list(objects) else {
+        return std::ptr::null();
+    };
+    tensors.set(list.into_ptr());
+    let json = serde_json::json!({"variant": variant, "made": made, "nothing": nothing});
+    give_text(&json.to_string())
 }
 
 /// Marks a tensor object as eager returns it after a step that went backward:

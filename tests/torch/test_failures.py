@@ -168,3 +168,65 @@ def test_a_signal_during_a_replay_leaves_a_whole_step() -> None:
     run = check_right(script)
     if not ORACLE_ONLY:
         assert run.stats[-1][0].replays == WARM
+
+
+class PassOn(torch.autograd.Function):
+    """The planted op in the forward and in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return pass_on(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return pass_on(grads[0])
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = PassOn.apply(nn.functional.dropout(torch.tanh(layer(x)), 0.2))
+        return self.norm(x)
+
+
+# Planted ops of a step: of each of 3 layers one forward and one backward, and one for each of 8 parameters' updates.
+POINTS = 3 + 3 + 8
+
+
+@pytest.mark.parametrize("passes", ["none", "default"])
+@pytest.mark.parametrize("clears", ["before", "never"])
+def test_each_op_of_a_step_fails_in_turn(clears: str, passes: str) -> None:
+    """Forward, backward and optimizer: gradients, buffers, parameters, momentum and generators are eager's."""
+
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(3)
+        model = Layers()
+        momentum = [torch.zeros_like(p) for p in model.parameters()]
+
+        def step(x: Tensor) -> Tensor:
+            if clears == "before":
+                model.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            with torch.no_grad():
+                for p, m in zip(model.parameters(), momentum, strict=True):
+                    m.mul_(0.9).add_(pass_on(p.grad))
+                    p.sub_(m, alpha=0.1)
+            return loss
+
+        captured = capture(step, state={"model": model, "momentum": momentum}, passes=passes, ignore=PLANNED)
+        for i in range(WARM + 2 * POINTS):
+            point = (i - WARM) // 2 + 1 if i >= WARM and i % 2 else -1
+            Planned.left, Planned.error = point, OwnError(f"at {point}")
+            loss = attempt(lambda: captured(torch.randn(3, 4)))
+            yield [loss, {f"{i}": p.grad for i, p in enumerate(model.parameters())}, [*model.buffers()], momentum]
+        return {"model": model, "momentum": momentum}
+
+    run = check_right(script)
+    if not ORACLE_ONLY:
+        assert run.stats[-1][0].replays >= 10, run.stats[-1][0]  # beside those that failed, which do not count

@@ -159,10 +159,23 @@ class Captured:
             if self._slot.value is not None:
                 self._deliver(args, kwargs)
             raise
+        if status < 0:
+            self._leave(args, kwargs)
         if check(status) == EAGER:
             self._notice()
             return self._run(args, kwargs)
         return self._recorded(args, kwargs)
+
+    def _leave(self, args: Any, kwargs: Any) -> None:
+        """Puts gradients where eager has left them when its step fails as the last replay did."""
+        text = lib.rote_session_left(self._session, byref(self._slot))
+        if text is None:
+            return
+        tensors, left = take_object(self._slot), json.loads(text)
+        results = self._results.get(left["variant"])
+        if results is not None:
+            own = functools.partial(self._argument, args=args, kwargs=kwargs)
+            results.leave(dict(zip(left["made"], tensors, strict=True)), left["nothing"], own)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         """Runs the function itself."""

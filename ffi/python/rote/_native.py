@@ -43,6 +43,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_session_plant": (c_int, [c_void_p, c_uint32, c_uint32, c_int, c_char_p]),
     "rote_record_executed": (c_int, [c_void_p, POINTER(c_uint32)]),
     "rote_record_compare": (c_char_p, [c_void_p, c_uint32, c_char_p]),
+    "rote_session_left": (c_char_p, [c_void_p, POINTER(c_void_p)]),
     "rote_session_holds": (c_int, [c_void_p, py_object, py_object, POINTER(c_int)]),
     "rote_session_stop": (c_int, [c_void_p, c_char_p]),
     "rote_gather": (c_int, [c_char_p, c_char_p, c_uint32, c_uint32, c_char_p, POINTER(c_int)]),

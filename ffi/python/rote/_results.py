@@ -144,6 +144,16 @@ class Results:
             return tensors[0]
         return _decode(self._structure, tensors, lambda path: self._find(path, own_argument))
 
+    def leave(self, made: dict[int, torch.Tensor], nothing: list[int], own_argument: Callable[[str], Any]) -> None:
+        """Puts some of the gradients where eager leaves them, and takes others away, by their places."""
+        for place, (path, spec, _) in enumerate(self._grads):
+            if place in made:
+                local = made[place]
+                grad = local if spec is None else DTensor(local, spec, requires_grad=False)
+                self._find(path, own_argument).grad = grad
+            elif place in nothing:
+                self._find(path, own_argument).grad = None
+
     def _find(self, path: str, own_argument: Callable[[str], Any]) -> Any:
         if not path.startswith(("args", "kwargs")):
             return self._own(path)

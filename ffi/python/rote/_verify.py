@@ -141,9 +141,13 @@ def beside(
     """Replays a call, and runs it eagerly from the same state, on every rank."""
     before = Snapshot.take(state, args, kwargs)
     replayed, failure = _attempt(replay, args, kwargs)
+    if failure is not None and _left_alone(failure):
+        raise failure
     after_replay = Snapshot.take(state, args, kwargs, replayed)
     before.restore()
     outcome, error = _attempt(eager, args, kwargs)
+    if error is not None and _left_alone(error):
+        raise error
     after_eager = Snapshot.take(state, args, kwargs, outcome)
     difference = None
     if failure is not None and error is None and not isinstance(failure, Exception):
@@ -158,6 +162,14 @@ def beside(
     rank = torch.distributed.get_rank() if len(codes) > 1 else 0
     elsewhere = [other for other, code in enumerate(codes) if code == _DIFFERS and other != rank]
     return Beside(difference, elsewhere, error is not None or _RAISED in codes, before, after_eager, outcome, error)
+
+
+def _left_alone(error: BaseException) -> bool:
+    """Whether other ranks did not answer: to ask them anything more would take another timeout."""
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    text = str(error).lower()
+    return type(error) is RuntimeError and any(word in text for word in ("gloo", "timed out", "connection"))
 
 
 def _attempt(run: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> tuple[Any, BaseException | None]:

@@ -29,6 +29,8 @@ pub struct BoundPlan {
     instrs: Vec<u32>,
     /// What every later run executes.
     executor: Executor,
+    /// The instruction of each of its steps.
+    later_instrs: Vec<u32>,
     /// What the first run keeps for later ones: the instruction, and its result.
     kept: Vec<(u32, u32)>,
     /// What a profiler is shown: the step's name, and ranges of the first run
@@ -164,6 +166,30 @@ fn place(
         })?;
     }
     Ok(())
+}
+
+/// What a run that failed leaves in the `.grad` of a tensor.
+#[derive(Debug)]
+pub enum Left {
+    /// A gradient.
+    Made(Object),
+    /// None.
+    Nothing,
+    /// What was there before.
+    AsItWas,
+}
+
+/// Whether an instruction writes a root in place.
+fn writes(plan: &ArchivedPlan, instr: &ArchivedInstr, root: u32) -> bool {
+    match instr {
+        ArchivedInstr::Local { writes, .. } => plan.ids[writes.indices()]
+            .iter()
+            .any(|value| plan.values[value.to_native() as usize].root == root),
+        ArchivedInstr::Collective(c) => {
+            c.output == c.input && plan.values[c.output.to_native() as usize].root == root
+        }
+        _ => false,
+    }
 }
 
 impl BoundPlan {
@@ -366,6 +392,7 @@ impl BoundPlan {
             first,
             instrs,
             executor,
+            later_instrs,
             kept,
             name: text(&format!("rote::replay {}", plan.function)),
             ranges,
@@ -516,6 +543,45 @@ impl BoundPlan {
             self.settled = true;
         }
         self.bump_versions()
+    }
+
+    /// What eager leaves behind when an instruction fails: for each gradient that the
+    /// plan leaves, in its order, the tensor if it was made by then, and nothing if
+    /// eager has dropped the one before it or never had one. `step`: the one of the
+    /// run that failed. `plan`: the one that was bound. To be called before
+    /// [`BoundPlan::clear`].
+    pub fn left(&self, plan: &ArchivedPlan, step: usize) -> Result<Vec<Left>, ReplayError> {
+        let instrs = match self.settled {
+            true => &self.later_instrs,
+            false => &self.instrs,
+        };
+        let failed = instrs.get(step).copied().unwrap_or(0);
+        for (binding, &(_, slot)) in plan.bindings.iter().zip(&self.bindings) {
+            let before = &plan.instrs[..failed as usize];
+            let written = binding.written && before.iter().any(|i| writes(plan, i, slot));
+            if written {
+                self.program.bump_version(slot)?;
+            }
+        }
+        let mut results = self.results[self.outputs..].iter();
+        let left = plan.grads.iter().map(|grad| {
+            if grad.value == NONE {
+                return Ok(Left::AsItWas);
+            }
+            let &(value, fresh) = results.next().ok_or_else(|| bind_error("a gradient"))?;
+            let read = plan.bindings.iter().any(|binding| {
+                matches!(binding.kind, ArchivedBindingKind::Grad) && binding.path == grad.path
+            });
+            Ok(match &plan.values[value as usize].def {
+                // Autograd takes a gradient as soon as it is there.
+                ArchivedDef::Instr(at) if at.to_native() < failed => {
+                    Left::Made(self.program.output(value, fresh)?)
+                }
+                ArchivedDef::Instr(_) if !read => Left::Nothing,
+                _ => Left::AsItWas,
+            })
+        });
+        left.collect()
     }
 
     fn bump_versions(&self) -> Result<(), ReplayError> {

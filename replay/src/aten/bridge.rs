@@ -521,6 +521,21 @@ impl AtenProgram {
         }
     }
 
+    /// Tensors in a new Python list.
+    pub fn list(tensors: Vec<Object>) -> Result<Object, ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: a plain number; the result is a new reference or null.
+        let list = unsafe { (bridge.functions.list_new)(tensors.len() as u32) };
+        if list.is_null() {
+            return Err(ReplayError::Bridge("no memory for the results".to_owned()));
+        }
+        for (place, tensor) in (0..).zip(tensors) {
+            // SAFETY: a place of the new list, which takes over the reference.
+            unsafe { (bridge.functions.list_set)(list, place, tensor.into_ptr()) };
+        }
+        Ok(Object(list))
+    }
+
     /// Slots' tensors in a new Python list, each as [`AtenProgram::output`]
     /// gives it.
     pub fn outputs(&self, slots: &[(u32, bool)]) -> Result<Object, ReplayError> {

@@ -20,6 +20,6 @@ pub mod ranks;
 #[allow(missing_docs)]
 pub mod sys;
 
-pub use bind::BoundPlan;
+pub use bind::{BoundPlan, Left};
 pub use bridge::{AtenProgram, Bridge, Call, FactTable, Object, Recording};
 pub use ranks::Group;
