@@ -81,7 +81,14 @@ pub struct Entry {
 
 /// What the words of a fact about a tensor say after the first two, which are
 /// its address (`facts.h`, `kTensorMeta`).
-const TENSOR_PARTS: [&str; 5] = ["", "", ".meta", ".requires_grad or hooks", ".placements"];
+const TENSOR_PARTS: [&str; 6] = [
+    "",
+    "",
+    ".meta",
+    ".requires_grad or hooks",
+    ".placements",
+    ".attributes",
+];
 
 impl Entry {
     /// What the word at `index` looks at.

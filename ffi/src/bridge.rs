@@ -17,6 +17,7 @@ const SOURCES: [(&str, &str); 12] = [
     ("exceptions.h", include_str!("../torch/exceptions.h")),
     ("facts.h", include_str!("../torch/facts.h")),
     ("numbers.h", include_str!("../torch/numbers.h")),
+    ("objects.h", include_str!("../torch/objects.h")),
     ("program.h", include_str!("../torch/program.h")),
     ("ranges.h", include_str!("../torch/ranges.h")),
     ("ranks.h", include_str!("../torch/ranks.h")),

@@ -42,7 +42,7 @@ pub const ROTE_GUARD_MODE: u32 = 4;
 pub const ROTE_GUARD_WORLD: u32 = 5;
 
 /// How many kinds of facts the bridge reads (`FactTable::Kind` in `facts.h`).
-const FACT_KINDS: u32 = 13;
+const FACT_KINDS: u32 = 20;
 
 /// # Safety
 /// As [`session`].

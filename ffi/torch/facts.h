@@ -13,17 +13,10 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 
-#include "describe.h"
+#include "objects.h"
 #include "ranks.h"
 
 namespace rote {
-
-inline uint64_t mix(uint64_t hash, uint64_t word) {
-  hash ^= word + 0x9e3779b97f4a7c15ull + (hash << 6) + (hash >> 2);
-  return hash * 0xff51afd7ed558ccdull;
-}
-
-inline uint64_t address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
 // Gives equal Python values equal numbers, so that a value fits in one word.
 class Interned {
@@ -245,11 +238,19 @@ class FactTable {
   enum Kind : uint32_t {
     kDictItem, kListItem, kCell, kAttribute, kSize, kTensorMeta, kGradMeta, kGroup,
     // Other things about an object itself than its size.
-    kItems,       // which keys, members or items a container has, in its order
+    kItems,       // which keys, members or items a container has, in its order; of a dict values too, if the key is True
     kFunction,    // the code, defaults and keyword defaults of a function
-    kBuffer,      // the bytes behind an array
+    kBuffer,      // format, shape and bytes of an array; where it lies in place of the bytes, if the key is True
     kTypeOf,      // the class of an object
     kContextVar,  // the value of a context variable
+    kOwn,         // the attributes of an object's own; their names and order too, if the key is True
+    kMember,      // what a descriptor (the key) finds in an object
+    kEntrySize,   // the container that is an entry of a dict, and its size
+    kBases,       // the classes that a class inherits from
+    kClass,       // the attributes of a library's class and its bases; the key: private ones that count
+    kWeak,        // what a weak reference refers to
+    kReferents,   // what an object of the interpreter's own classes points to
+    kKinds,
   };
 
   ~FactTable() {
@@ -263,10 +264,16 @@ class FactTable {
 
   // Returns how many words the fact adds.
   uint32_t add(uint32_t kind, PyObject* container, PyObject* key) {
-    TORCH_CHECK(kind <= kContextVar, kind, " is no kind of fact");
+    TORCH_CHECK(kind < kKinds, kind, " is no kind of fact");
+    Py_hash_t hash = 0;
+    if (kind == kDictItem) {  // once: a user's class may say how its objects hash
+      hash = PyObject_Hash(key);
+      if (hash == -1) throw py::error_already_set();
+    }
     Py_XINCREF(container);
     Py_XINCREF(key);
-    entries_.push_back({static_cast<Kind>(kind), container, key, nullptr, static_cast<uint32_t>(words_), nullptr, 0});
+    entries_.push_back(
+        {static_cast<Kind>(kind), container, key, nullptr, static_cast<uint32_t>(words_), nullptr, 0, 0, hash});
     uint32_t n = width(entries_.back());
     words_ += n;
     return n;
@@ -290,12 +297,14 @@ class FactTable {
   // Whether the value behind word `index` equals the one held, by content.
   bool same(uint32_t index) const {
     const Entry& entry = at(index);
-    bool words_are_all = entry.kind >= kSize && entry.kind != kItems && entry.kind != kContextVar;
-    if (words_are_all) return false;
-    py::object now = object(entry);
-    if (!now || !entry.held) return false;
-    if (now.ptr() == entry.held) return true;
-    return equal(now.ptr(), entry.held);
+    switch (entry.kind) {
+      case kDictItem: case kListItem: case kCell: case kAttribute: case kItems: case kContextVar: case kMember: {
+        py::object now = object(entry);
+        return now && entry.held && same_content(now.ptr(), entry.held);
+      }
+      default:
+        return false;  // the words are all there is
+    }
   }
 
   // The float behind the word at `index`, now.
@@ -308,15 +317,18 @@ class FactTable {
   // What the word at `index` sees, as text: now, or when it was held.
   std::string text(uint32_t index, bool held) const {
     const Entry& entry = at(index);
-    if (entry.kind == kSize) return held ? "" : std::to_string(PyObject_Size(entry.container));
-    if (entry.kind >= kItems && entry.kind != kContextVar) return "";
-    py::object value = held ? py::reinterpret_borrow<py::object>(entry.held) : object(entry);
-    if (!value) return "absent";
-    if (entry.kind == kTensorMeta || entry.kind == kGradMeta) return "";
-    py::str repr = py::repr(value);
-    std::string out = repr;
-    if (out.size() > 80) out = out.substr(0, 77) + "...";
-    return out;
+    switch (entry.kind) {
+      case kSize:
+        return held ? "" : std::to_string(entry_count(entry.container));
+      case kDictItem: case kListItem: case kCell: case kAttribute: case kContextVar: case kMember: {
+        py::object value = held ? py::reinterpret_borrow<py::object>(entry.held) : object(entry);
+        if (!value) return "absent";
+        std::string out = in_words(value.ptr());
+        return out.size() > 80 ? out.substr(0, 77) + "..." : out;
+      }
+      default:
+        return "";
+    }
   }
 
  private:
@@ -327,7 +339,9 @@ class FactTable {
     PyObject* held;
     uint32_t start;
     mutable PyObject* spec;         // the spec that was looked at last,
-    mutable uint64_t placements;    // and the number of its placements
+    mutable uint64_t number;        // and the number of its placements; of a class, of its attributes
+    mutable unsigned version;       // of a class, when it was looked at last
+    Py_hash_t hash;                 // of the key of an entry
   };
 
   // A number for the placements of a DTensor; quick for a spec seen before.
@@ -336,10 +350,10 @@ class FactTable {
     PyObject* spec = dtensor_attribute(dtensor, classes.spec_offset, classes.spec_name, keep);
     if (spec != entry.spec) {
       auto now = py::reinterpret_borrow<py::object>(spec);
-      entry.placements = mix(interned.id(now.attr("placements").ptr()), interned.id(now.attr("mesh").ptr()));
+      entry.number = mix(interned.id(now.attr("placements").ptr()), interned.id(now.attr("mesh").ptr()));
       Py_XSETREF(entry.spec, now.release().ptr());
     }
-    return entry.placements;
+    return entry.number;
   }
 
   const Entry& at(uint32_t index) const {
@@ -349,78 +363,30 @@ class FactTable {
   }
 
   static uint32_t width(const Entry& entry) {
-    if (entry.kind == kTensorMeta) return 5;
+    if (entry.kind == kTensorMeta) return 6;
     if (entry.kind == kGradMeta) return 2;
     if (entry.kind == kFunction) return 3;
     return 1;
   }
 
-  // A number for what a container holds, by identity: keys alone of a dict.
-  static uint64_t items(PyObject* container) {
-    uint64_t hash = 0x4954;
-    if (PyDict_Check(container)) {
-      PyObject *key, *value;
-      Py_ssize_t position = 0;
-      while (PyDict_Next(container, &position, &key, &value)) hash = mix(hash, address(key));
-    } else if (PyList_Check(container)) {
-      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(container); ++i) hash = mix(hash, address(PyList_GET_ITEM(container, i)));
-    } else {
-      py::object all = py::reinterpret_steal<py::object>(PySequence_Tuple(container));
-      if (!all) {
-        PyErr_Clear();
-        return 0;
-      }
-      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(all.ptr()); ++i)
-        hash = mix(hash, address(PyTuple_GET_ITEM(all.ptr(), i)));
-    }
-    return hash;
-  }
-
-  static uint64_t bytes(PyObject* array) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(array, &view, PyBUF_FULL_RO) != 0) {
-      PyErr_Clear();
-      return 0;
-    }
-    std::vector<uint64_t> words(view.len / 8 + 1);
-    if (PyBuffer_ToContiguous(words.data(), &view, view.len, 'C') != 0) PyErr_Clear();
-    uint64_t hash = mix(0x4255, view.len);
-    for (uint64_t word : words) hash = mix(hash, word);
-    PyBuffer_Release(&view);
-    return hash;
-  }
-
-  static bool equal(PyObject* a, PyObject* b) {
-    if (Py_TYPE(a) != Py_TYPE(b)) return false;
-    if (PyFloat_CheckExact(a)) {
-      double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
-      return std::memcmp(&x, &y, sizeof x) == 0;
-    }
-    if (PyTuple_CheckExact(a)) {
-      Py_ssize_t n = PyTuple_GET_SIZE(a);
-      if (n != PyTuple_GET_SIZE(b)) return false;
-      for (Py_ssize_t i = 0; i < n; ++i) {
-        PyObject *x = PyTuple_GET_ITEM(a, i), *y = PyTuple_GET_ITEM(b, i);
-        if (x != y && !equal(x, y)) return false;
-      }
-      return true;
-    }
-    bool torch_value = std::strcmp(Py_TYPE(a)->tp_name, "torch.device") == 0 ||
-                       std::strcmp(Py_TYPE(a)->tp_name, "torch.Size") == 0;
-    if (!comparable(a) && !torch_value) return false;
-    int same = PyObject_RichCompareBool(a, b, Py_EQ);
-    if (same < 0) PyErr_Clear();
-    return same == 1;
+  // Borrowed; null where there is none.
+  static PyObject* dict_item(const Entry& entry) {
+#if PY_VERSION_HEX < 0x030E0000
+    PyObject* item = _PyDict_GetItem_KnownHash(entry.container, entry.key, entry.hash);
+#else
+    PyObject* item = PyDict_GetItemWithError(entry.container, entry.key);
+#endif
+    if (!item) PyErr_Clear();
+    return item;
   }
 
   // The object that a fact compares; null where there is none.
   static py::object object(const Entry& entry) {
     switch (entry.kind) {
-      case kDictItem: {
-        PyObject* item = PyDict_GetItemWithError(entry.container, entry.key);
-        if (!item) PyErr_Clear();
-        return py::reinterpret_borrow<py::object>(item);
-      }
+      case kDictItem:
+      case kEntrySize:
+        return py::reinterpret_borrow<py::object>(
+            entry.kind == kDictItem ? dict_item(entry) : PyDict_GetItemWithError(entry.container, entry.key));
       case kListItem: {
         Py_ssize_t index = PyLong_AsSsize_t(entry.key);
         if (index >= PyList_GET_SIZE(entry.container)) return py::object();
@@ -433,11 +399,8 @@ class FactTable {
         if (!value) PyErr_Clear();
         return value;
       }
-      case kItems: {
-        py::object all = py::reinterpret_steal<py::object>(PySequence_Tuple(entry.container));
-        if (!all) PyErr_Clear();
-        return all;
-      }
+      case kItems:
+        return entries_held(entry.container, entry.key == Py_True);
       case kFunction: {
         auto part = [](PyObject* object) { return py::reinterpret_borrow<py::object>(object ? object : Py_None); };
         return py::make_tuple(part(PyFunction_GetCode(entry.container)), part(PyFunction_GetDefaults(entry.container)),
@@ -450,10 +413,30 @@ class FactTable {
         if (PyContextVar_Get(entry.container, nullptr, &value) < 0) PyErr_Clear();
         return py::reinterpret_steal<py::object>(value);
       }
+      case kTensorMeta:
+      case kOwn:
+        return py::reinterpret_borrow<py::object>(own_dict(entry.container));
+      case kMember: {
+        descrgetfunc get = Py_TYPE(entry.key)->tp_descr_get;
+        py::object value = py::reinterpret_steal<py::object>(
+            get ? get(entry.key, entry.container, reinterpret_cast<PyObject*>(Py_TYPE(entry.container))) : nullptr);
+        if (!value) PyErr_Clear();
+        return value;
+      }
+      case kBases:
+        return py::reinterpret_borrow<py::object>(as_type(entry.container)->tp_mro);
+      case kClass:
+        return class_entries_held(as_type(entry.container), entry.key);
+      case kReferents:
+        return referents_held(entry.container);
+      case kWeak:  // held, it would never go
+        return py::none();
       default:
         return py::reinterpret_borrow<py::object>(entry.container);
     }
   }
+
+  static PyTypeObject* as_type(PyObject* type) { return reinterpret_cast<PyTypeObject*>(type); }
 
   static uint64_t meta(const at::Tensor& tensor) {
     uint64_t hash = mix(static_cast<uint64_t>(tensor.scalar_type()), static_cast<uint64_t>(tensor.device().type()));
@@ -469,20 +452,23 @@ class FactTable {
   static void read_one(const Entry& entry, uint64_t* out) {
     switch (entry.kind) {
       case kDictItem: {  // the frequent kind: no reference counting
+        out[0] = address(dict_item(entry));
+        return;
+      }
+      case kSize:
+        out[0] = static_cast<uint64_t>(PyDict_CheckExact(entry.container) ? PyDict_GET_SIZE(entry.container)
+                                                                          : entry_count(entry.container));
+        return;
+      case kOwn:
+        out[0] = own_attributes(entry.container, entry.key == Py_True);
+        return;
+      case kEntrySize: {
         PyObject* item = PyDict_GetItemWithError(entry.container, entry.key);
         if (!item) PyErr_Clear();
-        out[0] = address(item);
+        out[0] = item ? mix(address(item), entry_count(item)) : 0;
         return;
       }
-      case kSize: {
-        Py_ssize_t n = PyDict_CheckExact(entry.container)   ? PyDict_GET_SIZE(entry.container)
-                       : PyList_CheckExact(entry.container) ? PyList_GET_SIZE(entry.container)
-                                                            : PyObject_Size(entry.container);
-        if (n < 0) PyErr_Clear();
-        out[0] = static_cast<uint64_t>(n);
-        return;
-      }
-      case kTensorMeta: {  // local storage, data, meta; requires_grad; spec
+      case kTensorMeta: {  // local storage, data, meta; requires_grad; spec; attributes
         const at::Tensor& outer = THPVariable_Unpack(entry.container);
         bool distributed = is_dtensor(entry.container);
         py::object keep;
@@ -498,6 +484,7 @@ class FactTable {
         out[2] = meta(local);
         out[3] = grad_flags(outer);
         out[4] = distributed ? placements(entry, entry.container) : 0;
+        out[5] = mix(address(Py_TYPE(entry.container)), own_attributes(entry.container, false));
         return;
       }
       case kGradMeta: {  // whether there is one, and its meta when the plan reads it
@@ -523,7 +510,7 @@ class FactTable {
         return;
       }
       case kItems:
-        out[0] = items(entry.container);
+        out[0] = entries(entry.container, entry.key == Py_True);
         return;
       case kFunction:
         out[0] = address(PyFunction_GetCode(entry.container));
@@ -531,13 +518,31 @@ class FactTable {
         out[2] = address(PyFunction_GetKwDefaults(entry.container));
         return;
       case kBuffer:
-        out[0] = bytes(entry.container);
+        out[0] = buffer(entry.container, entry.key != Py_True);
+        return;
+      case kBases:
+        out[0] = address(as_type(entry.container)->tp_mro);
+        return;
+      case kClass: {
+        unsigned version = class_version(as_type(entry.container));
+        if (version == 0 || version != entry.version) {
+          entry.number = class_entries(as_type(entry.container), entry.key);
+          entry.version = version;
+        }
+        out[0] = entry.number;
+        return;
+      }
+      case kWeak:
+        out[0] = address(referent(entry.container).ptr());
+        return;
+      case kReferents:
+        out[0] = referents(entry.container);
         return;
       case kTypeOf:
         out[0] = address(Py_TYPE(entry.container));
         return;
       default:
-        out[0] = address(object(entry).ptr());
+        out[0] = number_of(object(entry));
     }
   }
 

@@ -23,29 +23,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hidden import AFTER, BEFORE, Hidden, check_seen
 from oracle import ORACLE_ONLY, Calls, Capture, check_right, rote_capture
 from torch import Tensor, nn
-
-BEFORE, AFTER = 6, 4
-Hidden = tuple[Callable[[], float], Callable[[], object]]  # how to read the number, how to change it
-
-
-def check_seen(build: Callable[[], Hidden]) -> None:
-    def script(capture: Capture) -> Calls:
-        read, change = build()
-        step = capture(lambda x: x * read())
-        x = torch.arange(4.0) + 1
-        for _ in range(BEFORE):
-            yield step(x)
-        change()
-        for _ in range(AFTER):
-            yield step(x)
-        return {}
-
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        before, after = found.stats[BEFORE - 1][0], found.stats[-1][0]
-        assert before.replays and after.replays > before.replays, after
 
 
 class Holder:

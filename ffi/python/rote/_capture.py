@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import logging
 import shutil
 import tempfile
 import threading
@@ -120,6 +121,7 @@ class Captured:
         self._ignore = tuple(ignore)
         self._max_variants = max_variants
         self._warned: set[str] = set()
+        self._unguarded: list[str] = []  # where the walk over what is in reach stopped
         self._kept_tensors = False  # the last recording left tensors that outlived it
         self._results: dict[int, _results.Results] = {}
         self._arguments: tuple[Any, Any] = ((), {})
@@ -236,7 +238,8 @@ class Captured:
         text = lib.rote_session_explain(self._session)
         if text is None:
             raise RuntimeError(f"rote: {error()}")
-        return str(text.decode())
+        stopped = "".join(f"\n  {where}" for where in self._unguarded)
+        return str(text.decode()) + (f"\nwhat lies beyond is not guarded:{stopped}\n" if stopped else "")
 
     def plan_counts(self) -> dict[str, int]:
         """Instructions of the variant that ran last: local, views, collectives."""
@@ -306,9 +309,11 @@ class Captured:
             result = recording.run()
         except BaseException:
             recording.close()
+            recording.forget()
             lib.rote_record_abort(session)
             raise
         outcome = recording.finish(result)
+        recording.forget()
         if outcome["outcome"] == "refused":
             self._refused(outcome["reason"])
         return result
@@ -344,6 +349,15 @@ class Captured:
         if reason not in self._warned:
             self._warned.add(reason)
             warnings.warn(f"rote: recording refused, the step stays eager: {reason}", stacklevel=5)
+
+    def _stopped(self, where: list[str]) -> None:
+        """Says once where the walk over what the function reaches has stopped."""
+        new = [place for place in where if place not in self._unguarded]
+        if new and not self._unguarded:
+            logging.getLogger("rote.guards").warning(
+                "%s: what lies beyond is not guarded: %s", getattr(self._fn, "__name__", "the step"), "; ".join(new)
+            )
+        self._unguarded += new
 
     # -- verification ---------------------------------------------------------------
 

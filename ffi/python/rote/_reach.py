@@ -2,85 +2,82 @@
 
 A threshold that is crossed at step 1,000 leaves no trace in two recordings, so
 plain values in reach of the captured function are guarded: closure cells,
-globals that its code names, attributes of captured modules, objects, classes and Python modules, and entries
-of containers, down to ``DEPTH`` hops (a call is no hop). Of containers with more
-than ``LARGE`` entries, and of arrays, which entries they hold is guarded, not
-what these hold; beyond ``HUGE`` only identity and size.
+globals that its code names, attributes of captured modules, tensors, objects,
+classes and Python modules, and entries of containers, down to ``DEPTH`` hops (a
+call is no hop). Of containers with more than ``LARGE`` entries, which entries
+they hold is guarded, not what these hold.
 """
 
 from __future__ import annotations
 
 import array
-import builtins
 import collections
 import contextvars
-import dis
-import enum
+import ctypes
 import functools
 import gc
-import hashlib
-import importlib.util
-import inspect
+import mmap
 import os
 import pickle
 import random
+import re
 import sys
+import threading
 import types
+import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from . import _look
+from ._facts import (
+    ABSENT,
+    ATTRIBUTE,
+    BASES,
+    BUFFER,
+    CLASS,
+    CONTEXT_VAR,
+    DICT_ITEM,
+    ENTRY_SIZE,
+    FUNCTIONS,
+    GRAD_META,
+    HOST,
+    ITEMS,
+    LIST_ITEM,
+    MEMBER,
+    OWN,
+    PARTS,
+    REFERENTS,
+    SIZE,
+    STATE,
+    TENSOR_META,
+    TYPE_OF,
+    WEAK,
+    Fact,
+    atom,
+    describe,
+    expects,
+    plain,
+)
+from ._libraries import is_library_class, is_opaque
+from ._named import Named, reads_environment
+
 DEPTH = 12
 LARGE = 1024
-HUGE = 65536
+# Objects that a walk looks at, at most.
+MOST = 100_000
+# Bytes of an array that are compared at every call: some 15 GB a second.
+BYTES = 64 << 20
 
-# Kinds of facts, as facts.h numbers them.
-DICT_ITEM, LIST_ITEM, CELL, ATTRIBUTE, SIZE, TENSOR_META, GRAD_META, GROUP = range(8)
-# Other things about an object itself than its size.
-ITEMS, FUNCTION, BUFFER, TYPE_OF, CONTEXT_VAR = range(8, 13)
-# Kinds of guards, as GuardKind numbers them.
-STATE, HOST, WORLD = 2, 3, 5
-
-_PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    enum.Enum,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-)
-_LIBRARY_ROOTS = ("torch", "numpy", "rote", "typing", "builtins")
-_OPAQUE_MODULES = (
-    "torch.distributed",
-    "torch.utils.data",
-    "torch._C",
-    "torch.autograd",
-    "torch._dynamo",
-    "logging",
-    "threading",
-    "multiprocessing",
-    "concurrent",
-    "io",
-    "_io",
-    "weakref",
-    "rote",
-    "numpy",
-    "abc",
-    "contextlib",
-    "tempfile",
-)
-_ENVIRONMENT = (os.environ, os.environb, os.getenv, os.getenvb)
-_PARTS = {ITEMS: "entries", FUNCTION: "code", BUFFER: "bytes", TYPE_OF: "type"}
-_STDLIB = frozenset(sys.stdlib_module_names)
+# The last is what all classes of ctypes have in common.
+_BUFFERS = (bytearray, array.array, memoryview, mmap.mmap, ctypes.Structure.__mro__[1])
+_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+# Classes of Python's own, whose objects point to others without attributes.
+_BUILT_IN = ("builtins", "itertools", "functools", "operator", "collections", "_collections", "_functools")
+_NO_PARTS = (types.FrameType, types.TracebackType, types.CodeType, types.GetSetDescriptorType)
 # What nn.Module keeps for itself and never decides by.
 _MODULE_SKIP = frozenset(
     {
@@ -93,139 +90,93 @@ _MODULE_SKIP = frozenset(
         "_load_state_dict_post_hooks",
     }
 )
-
-
-@dataclass
-class Fact:
-    """One thing to look at, at every call."""
-
-    kind: int
-    container: Any
-    key: Any
-    guard: int
-    subject: str
-    expected: str
-    hyperparameter: bool = False
-
-
-def _reads_environment(value: Any) -> bool:
-    return any(value is reader for reader in _ENVIRONMENT)
-
-
-def _is_library(module: str | None) -> bool:
-    root = (module or "").split(".")[0]
-    return root in _LIBRARY_ROOTS or (root in _STDLIB and root != "__main__")
-
-
-def _is_opaque(kind: type) -> bool:
-    module = kind.__module__ or ""
-    return any(module == name or module.startswith(name + ".") for name in _OPAQUE_MODULES)
-
-
-def plain(value: Any) -> bool:
-    """Whether a value is compared by content."""
-    if isinstance(value, tuple):
-        return all(plain(item) for item in value)
-    return isinstance(value, _PLAIN)
-
-
-_ABSENT: Any = object()
-_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
-
-
-def describe(value: Any) -> str:
-    """What a guard expects, in words that hold in another process too."""
-    if value is _ABSENT:
-        return "absent"
-    if plain(value):
-        text = repr(value)
-        return text if len(text) <= 120 else text[:117] + "..."
-    if isinstance(value, types.FunctionType | type | types.ModuleType):
-        return getattr(value, "__qualname__", value.__name__)
-    return f"a {type(value).__qualname__}"
-
-
-def _digest(kind: int, value: Any) -> str:
-    """What a fact about an object itself expects, where other processes can tell."""
-    if kind == TYPE_OF:
-        return type(value).__qualname__
-    if kind == BUFFER:
-        content = bytes(memoryview(value).tobytes())
-    elif len(value) <= LARGE and all(plain(item) for item in value):
-        names = [repr(item) for item in value]
-        content = repr(sorted(names) if isinstance(value, set) else names).encode()
-    else:
-        return ""
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
+# Namespaces of ops that are PyTorch's own.
+_OPS_OF_TORCH = (
+    "aten",
+    "prim",
+    "prims",
+    "c10d",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "_dtensor",
+    "quantized",
+)
+# Kernels above those that a replay calls, in PyTorch's own list of an op's kernels.
+_PYTHON_KERNEL = re.compile(r"^(CompositeImplicitAutograd|Autograd)\S*: registered at \S*\.py:", re.MULTILINE)
+_METHODS = ("forward", "__call__", "_call_impl", "step")
 
 
 class Walk:
     """One walk over everything in reach."""
 
+    depth = DEPTH
+
     def __init__(self, function: Any, ignore: tuple[str, ...]) -> None:
         self.facts: list[Fact] = []
         self._ignore = ignore
         self.seen: set[int] = set()
-        self._classes: set[int] = set()
-        self._codes: set[types.CodeType] = set()
+        self._once: set[Any] = set()
         self._hold: list[Any] = []
         self._later: collections.deque[Callable[[], None]] = collections.deque()
-        self._named: set[str] = set()  # names of attributes in the code that was seen
-        self._modules: dict[str, tuple[types.ModuleType, int]] = {}
-        self._module_entries: set[tuple[str, str]] = set()
+        self._weak: list[tuple[str, Any, int]] = []
+        self._objects: list[tuple[str, Any]] = []
+        self._classes: set[int] = set()
+        self._library_classes: list[type] = []
+        self._covered: set[int] = set()  # library classes that a fact of another one covers
         self.iterators: list[Any] = []
-        self.moving: list[tuple[str, Callable[[], Any]]] = []
-        while isinstance(function, functools.partial):
+        self.moving: list[tuple[str, Callable[[], Any]]] = []  # generators of random numbers, and their state
+        self.advancing: list[tuple[str, Callable[[], Any]]] = []  # iterators, and where they stand
+        self.stopped: list[str] = []  # where the walk went no further
+        self.unseen: list[tuple[str, str]] = []  # what could not be looked into, and why
+        while issubclass(type(function), functools.partial):
             function = function.func
-        self._globals = getattr(inspect.unwrap(function), "__globals__", None)  # named without their module
+        self._named = Named(self, _innermost(function))
 
     # -- entry points ---------------------------------------------------------
 
     def optimizer(self, path: str, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> None:
         """Guards an optimizer: hyperparameters, parameters and state."""
-        self._visit(optimizer.param_groups)
-        self._visit(optimizer.state)
-        self._add(
-            SIZE,
-            optimizer.param_groups,
-            None,
-            STATE,
-            f"{path}.param_groups",
-            optimizer.param_groups,
-        )
-        for i, group in enumerate(optimizer.param_groups):
-            self._visit(group)
-            self._add(LIST_ITEM, optimizer.param_groups, i, STATE, f"{path}.param_groups[{i}]", group)
-            self._add(SIZE, group, None, STATE, f"{path}.param_groups[{i}]", group)
+        groups = optimizer.param_groups
+        self.visit(groups)
+        self.visit(optimizer.state)
+        self.add(SIZE, groups, None, STATE, f"{path}.param_groups", groups)
+        for i, group in enumerate(groups):
+            self.visit(group)
+            self.add(LIST_ITEM, groups, i, STATE, f"{path}.param_groups[{i}]", group)
+            self.add(SIZE, group, None, STATE, f"{path}.param_groups[{i}]", group)
             for key, value in group.items():
                 subject = f"{path}.param_groups[{i}]['{key}']"
                 if key == "params":
-                    self._visit(value)
-                    self._add(SIZE, value, None, STATE, subject, value)
+                    self.visit(value)
+                    self.add(SIZE, value, None, STATE, subject, value)
                     for j, parameter in enumerate(value):
-                        self._add(LIST_ITEM, value, j, STATE, f"{subject}[{j}]", parameter, "")
+                        self.add(LIST_ITEM, value, j, STATE, f"{subject}[{j}]", parameter, "")
                     continue
                 hyper = type(value) is float
-                self._add(DICT_ITEM, group, key, STATE, subject, value, hyperparameter=hyper)
-        self._add(SIZE, optimizer.state, None, STATE, f"{path}.state", optimizer.state)
+                self.add(DICT_ITEM, group, key, STATE, subject, value, hyperparameter=hyper)
+                self.value(subject, value, 1)
+        self.add(SIZE, optimizer.state, None, STATE, f"{path}.state", optimizer.state)
         for number, (owner, entries) in enumerate(optimizer.state.items()):
             label = f"{path}.state[{names.get(id(owner), number)}]"
-            self._add(DICT_ITEM, optimizer.state, owner, STATE, label, entries, "")
+            self.add(DICT_ITEM, optimizer.state, owner, STATE, label, entries, "")
             if isinstance(entries, dict):
-                self._visit(entries)
-                self._add(SIZE, entries, None, STATE, label, entries)
+                self.visit(entries)
+                self.add(SIZE, entries, None, STATE, label, entries)
                 for key, value in entries.items():
                     text = "" if isinstance(value, torch.Tensor) else None
-                    self._add(DICT_ITEM, entries, key, STATE, f"{label}.{key}", value, text)
+                    self.add(DICT_ITEM, entries, key, STATE, f"{label}.{key}", value, text)
         self._object(path, optimizer, 0, skip=("state", "param_groups"))
 
     def module(self, path: str, module: nn.Module) -> None:
         """Guards a module and its children, however deep."""
-        self._value(path, module, 0)
+        self.value(path, module, 0)
 
     def tensor(self, path: str, tensor: torch.Tensor, text: str, reads_grad: bool) -> None:
-        """Guards a tensor of the state by address and meta, and its ``.grad``."""
+        """Guards a tensor of the state by address and meta, its attributes and its ``.grad``."""
         self.facts.append(Fact(TENSOR_META, tensor, None, STATE, path, text))
+        self.visit(tensor)
+        self._entries_of_own(path, tensor, 0)
+        self._tensor_class(path, tensor, 0)
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             hooks = getattr(tensor, name, None)
             if hooks:
@@ -234,79 +185,100 @@ class Walk:
             grad = "no gradient" if tensor.grad is None else "a gradient"
             self.facts.append(Fact(GRAD_META, tensor, reads_grad, STATE, f"{path}.grad", grad))
 
+    def argument(self, path: str, tensor: torch.Tensor) -> None:
+        """Guards what the attributes of an argument hold; which they are, each call says itself."""
+        self.visit(tensor)
+        for key, item in (_look.own(tensor) or {}).items():
+            self.value(f"{path}.{key}", item, 1)
+        self._tensor_class(path, tensor, 0, argument=True)
+
     def function(self, function: Any) -> None:
         """Guards what a function can reach."""
-        self._callable("", function, 0)
-
-    def value(self, path: str, value: Any) -> None:
-        """Guards what an object can reach."""
-        self._value(path, value, 0)
+        self.value("" if issubclass(type(function), FUNCTIONS) else "self", function, 0)
 
     def finish(self) -> list[Fact]:
         """Follows what is left to follow; every fact."""
-        for owner, suffix in ((nn.modules.module, "_hooks"), (sys.modules["torch.optim.optimizer"], "_hooks")):
+        for owner in (nn.modules.module, sys.modules["torch.optim.optimizer"]):
             for name, hooks in vars(owner).items():
-                if name.startswith("_global_") and name.endswith(suffix) and isinstance(hooks, dict):
+                if name.startswith("_global_") and name.endswith("_hooks") and isinstance(hooks, dict):
                     self._hooks(f"torch.{name}", hooks, 1)
-        while self._later or self._modules_left():
-            while self._later:
-                self._later.popleft()()
+        self._follow()
+        while self._weak:  # what is held strongly too has been seen by now
+            for path, value, depth in self._weak:
+                self._guarded(path, functools.partial(self._weakly, path, value, depth))
+            self._follow(clear=self._weak)
+        self._finish_classes()
+        if self._named.sees_own:
+            for path, value in self._objects:
+                self.add(OWN, value, True, HOST, path, value)
         return self.facts
 
-    # -- the walk -------------------------------------------------------------
+    def _follow(self, clear: list[Any] | None = None) -> None:
+        if clear is not None:
+            clear.clear()
+        while self._later or self._named.modules():
+            while self._later:
+                self._later.popleft()()
 
-    def _hooks(self, path: str, hooks: Any, depth: int) -> None:
-        self._add(SIZE, hooks, None, HOST, path, hooks)
-        if hooks:
-            self._add(ITEMS, hooks, None, HOST, path, hooks, "")  # numbered in each process
-        for hook in hooks.values():
-            self._value(f"{path}[...]", hook, depth)
+    # -- what the parts of a walk share -----------------------------------------
 
-    def _modules_left(self) -> bool:
-        """Guards what code names in Python modules. False: there was nothing new."""
-        known = len(self._modules)
-        for name, (module, depth) in list(self._modules.items()):
-            own = vars(module)
-            library = _is_library(name)
-            for key in sorted(self._named & own.keys()):
-                if (name, key) in self._module_entries:
-                    continue
-                self._module_entries.add((name, key))
-                item = own[key]
-                if library:
-                    if _reads_environment(item):
-                        self._environment()
-                    if isinstance(item, types.FunctionType | types.BuiltinFunctionType):
-                        # Replaced by another function, as patches do.
-                        self._add(DICT_ITEM, own, key, HOST, f"{name}.{key}", item)
-                    elif isinstance(item, types.ModuleType):
-                        self._python_module(item, depth)
-                elif self._add(DICT_ITEM, own, key, HOST, f"{name}.{key}", item):
-                    self._soon(f"{name}.{key}", item, depth + 1)
-        return bool(self._later) or len(self._modules) > known
-
-    def _python_module(self, module: types.ModuleType, depth: int) -> None:
-        if depth <= DEPTH and module is not builtins:
-            self._modules.setdefault(module.__name__, (module, depth))
-
-    def _environment(self) -> None:
-        data = vars(os.environ)["_data"]
-        if self._visit(data):
-            self._add(SIZE, data, None, HOST, "os.environ", data, "")
-            for key, item in data.items():
-                self._add(DICT_ITEM, data, key, HOST, f"os.environ[{key!r}]", item, "")
-
-    def _soon(self, path: str, value: Any, depth: int) -> None:
+    def soon(self, path: str, value: Any, depth: int) -> None:
         """Visits a value once the present visit is over: calls nest without end, and are no hops."""
-        depth -= isinstance(value, _FUNCTIONS)
-        self._later.append(lambda: self._value(path, value, depth))
+        if not atom(value):
+            depth -= issubclass(type(value), FUNCTIONS)
+            self._later.append(lambda: self.value(path, value, depth))
 
-    def _visit(self, value: Any) -> bool:
+    def hold(self, value: Any) -> None:
+        """Keeps an object while the walk lasts, so that its address stays its own."""
+        self._hold.append(value)
+
+    def forget(self) -> None:
+        """Lets go of everything."""
+        self._hold.clear()
+        self._objects.clear()
+        self.facts = []
+
+    def visit(self, value: Any) -> bool:
+        """Whether an object is seen for the first time."""
         if id(value) in self.seen:
             return False
         self.seen.add(id(value))
         self._hold.append(value)
         return True
+
+    def visit_once(self, key: Any) -> bool:
+        """Whether a key is seen for the first time."""
+        if key in self._once:
+            return False
+        self._once.add(key)
+        return True
+
+    def environment(self) -> None:
+        """Guards the environment variables."""
+        data = vars(os.environ)["_data"]
+        if self.visit(data):
+            self.add(SIZE, data, None, HOST, "os.environ", data, "")
+            for key, item in data.items():
+                self.add(DICT_ITEM, data, key, HOST, f"os.environ[{key!r}]", item, "")
+
+    def op(self, path: str, packet: Any, depth: int) -> None:
+        """Guards the Python functions behind an op: its gradient, and what sets it up."""
+        name = getattr(packet, "_qualified_op_name", None) or packet._schema.name
+        definitions = sys.modules.get("torch._library.custom_ops")
+        found = getattr(definitions, "OPDEFS", {}).get(name)
+        if found is not None:
+            self.value(path, found, depth)
+        elif name.split("::")[0] not in _OPS_OF_TORCH and _PYTHON_KERNEL.search(torch._C._dispatch_dump(name)):
+            self.unseen.append(
+                (path, "an op whose gradient or parts are a Python function; torch.library.custom_op names it")
+            )
+
+    def _definition(self, path: str, definition: Any, depth: int) -> None:
+        """What an op's gradient does; what the op itself does, every replay does anew."""
+        for name in ("_backward_fn", "_setup_context_fn"):
+            own = vars(definition)
+            if name in own and self.add(DICT_ITEM, own, name, HOST, f"{path}.{name}", own[name]):
+                self.value(f"{path}.{name}", own[name], depth)
 
     def _ignored(self, subject: str) -> bool:
         if not self._ignore:
@@ -323,7 +295,7 @@ class Walk:
             for ignored in self._ignore
         )
 
-    def _add(
+    def add(
         self,
         kind: int,
         container: Any,
@@ -334,312 +306,431 @@ class Walk:
         text: str | None = None,
         hyperparameter: bool = False,
     ) -> bool:
+        """Adds a fact. False: the user has said to ignore it."""
         if self._ignored(subject):
             return False
-        if kind == SIZE:
-            text, subject = str(len(value)) if text is None else text, f"len({subject})"
-        elif kind in (ITEMS, FUNCTION, BUFFER, TYPE_OF):
-            text, subject = _digest(kind, value) if text is None else text, f"{_PARTS[kind]}({subject})"
-        elif text is None:
-            text = describe(value)
+        part = PARTS.get(kind)
+        if text is None:
+            text = describe(value) if part is None else expects(kind, value, key)
+        if part is not None:
+            subject = f"{part}({subject})"
         self.facts.append(Fact(kind, container, key, guard, subject, text, hyperparameter))
         return True
 
-    def _value(self, path: str, value: Any, depth: int) -> None:
-        if depth > DEPTH or self._ignored(path):
+    # -- the walk -------------------------------------------------------------
+
+    def value(self, path: str, value: Any, depth: int) -> None:
+        """Guards what an object can reach. Nothing that it is raises."""
+        if atom(value) or self._ignored(path):
             return
-        if isinstance(value, types.ModuleType):
-            self._python_module(value, depth)
+        if depth > DEPTH:
+            if id(value) not in self.seen:
+                self._stop(f"{path} is {depth} objects deep")
             return
-        if plain(value):
-            if not isinstance(value, tuple | enum.Enum) and hasattr(value, "__dict__") and self._visit(value):
-                self._object(path, value, depth)
+        if len(self._hold) > MOST:
+            self._stop(f"more than {MOST} objects are in reach", once=True)
             return
-        if isinstance(value, torch.Tensor) or not self._visit(value):
+        self._guarded(path, lambda: self._any(path, value, depth))
+
+    def _guarded(self, path: str, visit: Callable[[], None]) -> None:
+        try:
+            visit()
+        except Exception as problem:  # an object may be anything
+            self.unseen.append((path or "the function", type(problem).__name__))
+
+    def _stop(self, why: str, once: bool = False) -> None:
+        if why not in self.stopped if once else len(self.stopped) < 20:
+            self.stopped.append(why)
+
+    def _any(self, path: str, value: Any, depth: int) -> None:
+        kind = type(value)
+        if issubclass(kind, types.ModuleType):
+            self._named.python_module(value, depth)
+        elif issubclass(kind, torch.Tensor):
+            self._tensor(path, value, depth)
+        elif (kind is tuple and plain(value)) or _look.numpy_scalar(kind) or not self.visit(value):
             return
-        if _reads_environment(value):
-            self._environment()
-        elif isinstance(value, type):
+        elif reads_environment(value):
+            self.environment()
+        elif issubclass(kind, (weakref.ref, *_PROXIES)):
+            self._weak.append((path, value, depth))
+        elif issubclass(kind, type):
             self._class(path, value, depth)
-        elif isinstance(value, _FUNCTIONS):
-            self._callable(path, value, depth)
-        elif isinstance(value, dict):
+        elif issubclass(kind, FUNCTIONS):
+            self._named.callable(path, value, depth)
+        elif issubclass(kind, dict):
             self._dict(path, value, depth)
-            self._attributes(path, value, depth)
-        elif isinstance(value, list):
+            self.attributes(path, value, depth)
+        elif issubclass(kind, list):
             self._list(path, value, depth)
-            self._attributes(path, value, depth)
-        elif isinstance(value, tuple | set | frozenset | collections.deque):
+            self.attributes(path, value, depth)
+        elif issubclass(kind, tuple | set | frozenset | collections.deque):
             self._collection(path, value, depth)
-            self._attributes(path, value, depth)
-        elif isinstance(value, types.MappingProxyType):
-            for inner in gc.get_referents(value):
-                self._value(path, inner, depth)
-        elif isinstance(value, weakref.ref):
-            self._value(f"{path}()", value(), depth + 1)
-        elif isinstance(value, contextvars.ContextVar):
+            self.attributes(path, value, depth)
+        elif issubclass(kind, contextvars.ContextVar):
             inner = value.get(None)
-            if self._add(CONTEXT_VAR, value, None, HOST, path, inner):
-                self._value(path, inner, depth + 1)
-        elif isinstance(value, bytearray | array.array) or type(value).__module__ == "numpy":
+            if self.add(CONTEXT_VAR, value, None, HOST, path, inner):
+                self.value(path, inner, depth + 1)
+        elif _look.numpy_array(kind):
+            self._array(path, value, depth)
+        elif issubclass(kind, _BUFFERS) or _look.module_of(kind) == "numpy":
             self._buffer(path, value)
-        elif isinstance(value, nn.Module):
+            self.attributes(path, value, depth)
+        elif issubclass(kind, nn.Module):
             self._module(path, value, depth)
-        elif (type(value).__module__ or "").startswith("numpy.random"):
+        elif _look.module_of(kind).startswith("numpy.random"):
             self.moving.append((path, functools.partial(pickle.dumps, value)))
+        elif issubclass(kind, threading.local):
+            own = threading.local.__getattribute__(value, "__dict__")  # of this thread
+            if self.add(ATTRIBUTE, value, "__dict__", HOST, f"{path}.__dict__", own):
+                self._entries(path, own, depth)
+                self.methods(kind, depth)
+        elif kind.__name__ in ("OpOverload", "OpOverloadPacket"):
+            self.op(path, value, depth)
+        elif kind.__name__ == "CustomOpDef":
+            self._definition(path, value, depth)
+        elif kind is types.CellType:
+            self._named.cell(path, value, depth)
+        elif _look.module_of(kind) in _BUILT_IN and not _look.can_change(kind):
+            self._built_in(path, value, depth)
         else:
-            if hasattr(type(value), "__next__"):
+            if any("__next__" in _look.class_dict(base) for base in _look.mro(kind)):
                 self.iterators.append(value)
             self._object(path, value, depth)
 
-    def _attributes(self, path: str, value: Any, depth: int) -> None:
-        """What a container of a class of its own holds beside its entries."""
-        if type(value).__module__ not in ("builtins", "collections"):
+    def attributes(self, path: str, value: Any, depth: int) -> None:
+        """What an object that is no plain one of Python's classes holds beside its content."""
+        if type(value) is collections.OrderedDict:
+            self.add(OWN, value, None, HOST, f"{path}.__dict__", value)
+        elif _look.own(value) is not None or _look.can_change(type(value)) or type(value) is collections.defaultdict:
             self._object(path, value, depth)
 
-    def _buffer(self, path: str, value: Any) -> None:
-        try:
-            size = memoryview(value).nbytes
-        except (TypeError, ValueError, BufferError):
+    def _built_in(self, path: str, value: Any, depth: int) -> None:
+        """An object of Python's own classes: iterators, getters, views, caches, what decorators make."""
+        kind = type(value)
+        if issubclass(kind, _NO_PARTS) or kind is object:
             return
-        if size <= HUGE:
-            self._add(BUFFER, value, None, HOST, path, value)
+        if hasattr(kind, "__next__"):
+            self.iterators.append(value)
+            self.advancing.append((path, functools.partial(_position, value)))
+        if kind.__name__ in ("attrgetter", "methodcaller"):
+            for text in value.__reduce__()[1]:
+                if type(text) is str:
+                    self._named.attributes.update(text.split("."))
+        if not self.add(REFERENTS, value, None, HOST, path, value, ""):
+            return
+        for i, item in enumerate(gc.get_referents(value)):
+            if not issubclass(type(item), type | types.ModuleType | types.CodeType | types.FrameType):
+                self.value(f"{path}.parts[{i}]", item, depth + (not issubclass(type(item), FUNCTIONS)))
+
+    def _weakly(self, path: str, reference: Any, depth: int) -> None:
+        """What a weak reference refers to, without holding it."""
+        found = _look.referent(reference)
+        if not self.add(WEAK, reference, None, HOST, path, found, "gone" if found is None else "alive"):
+            return
+        if found is None or atom(found):
+            return
+        if id(found) in self.seen:
+            return
+        own = _look.own(found)
+        kind = type(found)
+        if issubclass(kind, (torch.Tensor, nn.Module, type, types.ModuleType, *FUNCTIONS)) or own is None:
+            self.value(f"{path}()", found, depth + 1)
+            return
+        self.visit(found)
+        self._entries(f"{path}()", own, depth + 1)
+        self.methods(kind, depth)
+
+    def _entries(self, path: str, own: dict[Any, Any], depth: int) -> None:
+        self.add(SIZE, own, None, HOST, path, own)
+        for key, item in own.items():
+            if type(key) is str and self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item):
+                self.value(f"{path}.{key}", item, depth + 1)
+
+    # -- tensors and arrays -----------------------------------------------------
+
+    def _tensor(self, path: str, tensor: torch.Tensor, depth: int) -> None:
+        if not self.visit(tensor):
+            return
+        if self.add(OWN, tensor, None, HOST, path, tensor):
+            self.add(TYPE_OF, tensor, None, HOST, path, tensor)
+            self._entries_of_own(path, tensor, depth)
+            self._tensor_class(path, tensor, depth)
+
+    def _entries_of_own(self, path: str, tensor: torch.Tensor, depth: int) -> None:
+        own = _look.own(tensor)
+        for key, item in list((own or {}).items()):
+            if type(key) is str and self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item):
+                self.value(f"{path}.{key}", item, depth + 1)
+
+    def _tensor_class(self, path: str, tensor: torch.Tensor, depth: int, argument: bool = False) -> None:
+        kind = type(tensor)
+        if is_library_class(kind):
+            self._library_class(kind)
+            return
+        for name, member, base in _look.members(kind):
+            if is_library_class(base):
+                continue
+            if argument:
+                self.unseen.append((f"{path}.{name}", "a slot of a tensor that is an argument"))
+                return
+            self._member(path, tensor, name, member, depth)
+        self.methods(kind, depth)
+
+    def _array(self, path: str, value: Any, depth: int) -> None:
+        import numpy
+
+        flat = numpy.ndarray.view(value, numpy.ndarray)
+        if value.dtype.hasobject:
+            if value.dtype != object or not flat.flags.c_contiguous:
+                self.unseen.append((path, "objects in fields or strides of a NumPy array"))
+                return
+            self.add(BUFFER, value, True, HOST, path, value, "")
+            flat = flat.reshape(-1)
+            self.add(ITEMS, flat, None, HOST, path, flat, "")
+            if flat.size > LARGE:
+                self._stop(f"{path} has {flat.size} entries")
+            for i, item in enumerate(flat.tolist() if flat.size <= LARGE else ()):
+                self.value(f"{path}[{i}]", item, depth + 1)
+        elif not self._buffer(path, value):
+            try:
+                self._buffer(path, flat.view(numpy.uint8))  # dates, which the protocol of buffers does not know
+            except (TypeError, ValueError):
+                self.unseen.append((path, f"a NumPy array of {value.dtype}"))
+        if type(value) is not numpy.ndarray:
+            self.attributes(path, value, depth)
+
+    def _buffer(self, path: str, value: Any) -> bool:
+        try:
+            view = memoryview(value)
+        except (TypeError, ValueError, BufferError, NotImplementedError):
+            return False
+        with view:
+            nbytes, constant = view.nbytes, view.readonly and _constant(value)
+        if nbytes > BYTES and not constant:
+            self.unseen.append(
+                (path, f"{nbytes >> 20} MiB that may change: with array.flags.writeable = False they would not")
+            )
+            return True
+        return self.add(BUFFER, value, True if constant else None, HOST, path, value) or True
+
+    # -- containers -------------------------------------------------------------
 
     def _collection(self, path: str, value: Any, depth: int) -> None:
-        if not isinstance(value, tuple | frozenset):
-            if not self._add(SIZE, value, None, HOST, path, value):
+        size = _look.size(value)
+        if not issubclass(type(value), tuple | frozenset):
+            if not self.add(SIZE, value, None, HOST, path, value):
                 return
-            if 0 < len(value) <= HUGE:
-                self._add(ITEMS, value, None, HOST, path, value)
-        if len(value) <= LARGE:
-            for i, item in enumerate(value):
-                self._value(f"{path}[{i}]", item, depth + 1)
+            if size:
+                self.add(ITEMS, value, None, HOST, path, value)
+        self._inner(path, enumerate(_look.entries(value)), size, depth)
 
     def _dict(self, path: str, value: dict[Any, Any], depth: int) -> None:
-        if not self._add(SIZE, value, None, HOST, path, value) or len(value) > HUGE:
+        size = _look.size(value)
+        if not self.add(SIZE, value, None, HOST, path, value):
             return
-        if len(value) > 1:  # their order
-            self._add(ITEMS, value, None, HOST, path, value)
-        for i, (key, item) in enumerate(value.items()):
-            subject = f"{path}[{key!r}]" if plain(key) else f"{path}[key {i}]"
-            if self._add(DICT_ITEM, value, key, HOST, subject, item) and len(value) <= LARGE:
-                self._value(subject, item, depth + 1)
+        if size > LARGE:
+            self.add(ITEMS, value, True, HOST, path, value)
+            self._inner(path, dict.items(value), size, depth)
+            return
+        if size > 1:  # their order
+            self.add(ITEMS, value, None, HOST, path, value)
+        for i, (key, item) in enumerate(list(dict.items(value))):
+            subject = f"{path}[{describe(key)}]" if plain(key) else f"{path}[key {i}]"
+            if self.add(DICT_ITEM, value, key, HOST, subject, item):
+                self.value(subject, item, depth + 1)
+            if not atom(key):
+                self.value(f"{path}[key {i}]", key, depth + 1)
 
     def _list(self, path: str, value: list[Any], depth: int) -> None:
-        if not self._add(SIZE, value, None, HOST, path, value):
+        size = _look.size(value)
+        if not self.add(SIZE, value, None, HOST, path, value):
             return
-        if len(value) > LARGE:
-            if len(value) <= HUGE:
-                self._add(ITEMS, value, None, HOST, path, value)
+        if size > LARGE:
+            self.add(ITEMS, value, None, HOST, path, value)
+            self._inner(path, enumerate(list.__iter__(value)), size, depth)
             return
-        for i, item in enumerate(value):
+        for i, item in enumerate(list.__iter__(value)):
             subject = f"{path}[{i}]"
-            if self._add(LIST_ITEM, value, i, HOST, subject, item):
-                self._value(subject, item, depth + 1)
+            if self.add(LIST_ITEM, value, i, HOST, subject, item):
+                self.value(subject, item, depth + 1)
+
+    def _inner(self, path: str, items: Any, size: int, depth: int) -> None:
+        """What the entries of a container hold, unless there are too many."""
+        if size <= LARGE:
+            for i, item in list(items):
+                self.value(f"{path}[{i}]", item, depth + 1)
+        elif not all(plain(item) for _, item in items):
+            self._stop(f"{path} has {size} entries, which may change inside")
+
+    # -- objects ----------------------------------------------------------------
+
+    def _hooks(self, path: str, hooks: Any, depth: int) -> None:
+        self.add(SIZE, hooks, None, HOST, path, hooks)
+        if hooks:
+            self.add(ITEMS, hooks, True, HOST, path, hooks, "")  # numbered in each process
+        for hook in hooks.values():
+            self.value(f"{path}[...]", hook, depth)
 
     def _module(self, path: str, module: nn.Module, depth: int) -> None:
-        own = module.__dict__
-        for key, value in own.items():
+        own = _look.own(module)
+        if own is None:
+            return
+        for key, value in list(own.items()):
             if key in _MODULE_SKIP:
                 continue
             subject = f"{path}.{key}"
-            if key in ("_parameters", "_buffers", "_modules"):
-                self._add(DICT_ITEM, own, key, HOST, subject, value, "")
-                self._add(SIZE, value, None, HOST, subject, value)
+            if key in ("_parameters", "_buffers", "_modules") and issubclass(type(value), dict):
+                self.add(ENTRY_SIZE, own, key, HOST, subject, value)
                 if len(value) > 1:  # their order
-                    self._add(ITEMS, value, None, HOST, subject, value)
+                    self.add(ITEMS, value, None, HOST, subject, value)
                 for name, item in value.items():
-                    self._add(DICT_ITEM, value, name, STATE, f"{path}.{name}", item, "")
-                    if isinstance(item, nn.Module):
-                        self._value(f"{path}.{name}", item, depth)  # children are no hop
-            elif (isinstance(value, dict) and key.endswith("_hooks")) or key.startswith("_backward"):
-                if isinstance(value, dict):
+                    self.add(DICT_ITEM, value, name, STATE, f"{path}.{name}", item, "")
+                    if issubclass(type(item), nn.Module | torch.Tensor):
+                        self.value(f"{path}.{name}", item, depth)  # children are no hop
+            elif issubclass(type(value), dict) and ("_hooks" in key or key.startswith("_backward")):
+                self.add(ENTRY_SIZE, own, key, HOST, subject, value)
+                if value:
                     self._hooks(subject, value, depth + 1)
-            elif self._add(DICT_ITEM, own, key, HOST, subject, value):
-                self._value(subject, value, depth + 1)
-        self._add(SIZE, own, None, HOST, path, own)
-        self._add(TYPE_OF, module, None, HOST, path, module)
-        self._methods(type(module), depth)
+            elif self.add(DICT_ITEM, own, key, HOST, subject, value):
+                self.value(subject, value, depth + 1)
+        self.add(OWN, module, None, HOST, path, module)
+        self.add(TYPE_OF, module, None, HOST, path, module)
+        self.methods(type(module), depth)
+        if issubclass(type(module), torch.jit.ScriptModule):
+            self._script(path, module)
+
+    def _script(self, path: str, module: Any) -> None:
+        """The attributes of a compiled module, which C++ keeps."""
+        concrete = _look.own(module).get("_concrete_type")  # type: ignore[union-attr]
+        for name in concrete.get_attributes() if concrete is not None else ():
+            item = getattr(module, name)
+            if issubclass(type(item), torch.Tensor | nn.Module):
+                continue
+            if not plain(item):
+                self.unseen.append((f"{path}.{name}", "a container in a compiled module"))
+            else:
+                self.add(ATTRIBUTE, module, name, HOST, f"{path}.{name}", item)
 
     def _object(self, path: str, value: Any, depth: int, skip: tuple[str, ...] = ()) -> None:
         kind = type(value)
-        if _is_opaque(kind) and not isinstance(value, torch.optim.Optimizer):
+        if is_opaque(kind) and not issubclass(kind, torch.optim.Optimizer) and not _look.numpy_array(kind):
             return
-        own = getattr(value, "__dict__", None)
-        if isinstance(own, dict):
-            if not skip and not self._add(SIZE, own, None, HOST, path, own):
+        own = _look.own(value)
+        if own is not None:
+            if not skip and not self.add(OWN, value, None, HOST, path, value):
                 return
+            if not skip and len(own) > 1:
+                self._objects.append((path, value))
             for key, item in list(own.items()):
-                if key in skip or not isinstance(key, str):
+                if key in skip or type(key) is not str:
                     continue
                 subject = f"{path}.{key}"
-                if self._add(DICT_ITEM, own, key, HOST, subject, item):
-                    self._value(subject, item, depth + 1)
-        for name in _slots(kind):
-            item = getattr(value, name, _ABSENT)
-            if self._add(ATTRIBUTE, value, name, HOST, f"{path}.{name}", item) and item is not _ABSENT:
-                self._value(f"{path}.{name}", item, depth + 1)
-        self._add(TYPE_OF, value, None, HOST, path, value)
-        if isinstance(value, random.Random):
+                if self.add(DICT_ITEM, own, key, HOST, subject, item):
+                    self.value(subject, item, depth + 1)
+        for name, member, _ in _look.members(kind):
+            self._member(path, value, name, member, depth)
+        self.add(TYPE_OF, value, None, HOST, path, value)
+        if issubclass(kind, random.Random):
             self.moving.append((path, value.getstate))
-        self._methods(kind, depth)
+        self.methods(kind, depth)
+
+    def _member(self, path: str, value: Any, name: str, member: Any, depth: int) -> None:
+        try:
+            item = member.__get__(value)
+        except AttributeError:
+            item = ABSENT
+        if self.add(MEMBER, value, member, HOST, f"{path}.{name}", item) and item is not ABSENT:
+            self.value(f"{path}.{name}", item, depth + 1)
 
     def _class(self, path: str, kind: type, depth: int) -> None:
-        if _is_library(kind.__module__):
-            return
-        self._methods(kind, depth)
-        self._methods(type(kind), depth)
+        self.methods(kind, depth)
+        if type(kind) is not type:
+            self.methods(type(kind), depth)
 
-    def _methods(self, kind: type, depth: int) -> None:
+    def methods(self, kind: type, depth: int) -> None:
         """The attributes of a class, and what its methods name."""
-        for base in kind.__mro__:
-            if id(base) in self._classes:
+        for base in _look.mro(kind):
+            if not _look.can_change(base):
                 continue
-            library = _is_library(base.__module__)
-            if library and not issubclass(base, nn.Module | torch.optim.Optimizer):
-                continue
-            self._classes.add(id(base))
-            own = next((inner for inner in gc.get_referents(vars(base)) if isinstance(inner, dict)), None)
-            if own is None:
-                continue
-            if library:  # replaced by another function, as patches do
-                for key in ("forward", "__call__", "_call_impl", "step"):
-                    if key in own:
-                        self._add(DICT_ITEM, own, key, HOST, f"{base.__qualname__}.{key}", own[key])
-                continue
-            self._add(SIZE, own, None, HOST, base.__qualname__, own, "")
-            for key, item in list(own.items()):
-                if key.startswith("__") and key.endswith("__") and not callable(item):
-                    continue
-                subject = f"{base.__qualname__}.{key}"
-                if not self._add(DICT_ITEM, own, key, HOST, subject, item):
-                    continue
-                if isinstance(item, staticmethod | classmethod):
-                    self._soon(subject, item.__func__, depth + 1)
-                elif isinstance(item, property):
-                    for accessor in (item.fget, item.fset):
-                        self._soon(subject, accessor, depth + 1)
-                elif not isinstance(item, types.GetSetDescriptorType | types.MemberDescriptorType):
-                    self._soon(subject, item, depth + 1)
+            if is_library_class(base):
+                self._library_class(base)
+            elif id(base) not in self._classes:
+                self._classes.add(id(base))
+                self._own_class(base, depth)
 
-    def _callable(self, path: str, function: Any, depth: int) -> None:
-        if depth > DEPTH:
+    def _own_class(self, base: type, depth: int) -> None:
+        label = _look.name(base)
+        self.add(BASES, base, None, HOST, label, base)
+        own = next((inner for inner in gc.get_referents(_look.class_dict(base)) if isinstance(inner, dict)), None)
+        if own is None:
             return
-        if isinstance(function, functools.partial):
-            self._callable(path, function.func, depth)
-            for i, item in enumerate(function.args):
-                self._soon(f"{path}args[{i}]", item, depth + 1)
-            self._value(f"{path}keywords", function.keywords, depth + 1)
-            return
-        if isinstance(function, types.MethodType):
-            self._value("self", function.__self__, depth)
-            function = function.__func__
-        if not isinstance(function, types.FunctionType):
-            if isinstance(function, types.BuiltinFunctionType):
-                owner = function.__self__
-                if owner is not None and not isinstance(owner, types.ModuleType | type):
-                    self._value(f"{path}.__self__", owner, depth + 1)
-            else:
-                self._value(path or "self", function, depth)
-            return
-        wrapped = getattr(function, "__wrapped__", None)
-        if wrapped is not None:
-            self._callable(path, wrapped, depth)
-        library = _is_library(function.__module__)
-        self._closure(function, depth)  # even of a library's function, it may be the user's
-        if library or function.__code__ in self._codes:
-            return
-        self._codes.add(function.__code__)
-        label = path or function.__qualname__
-        self._add(FUNCTION, function, None, HOST, label, function, "")  # a stored plan of other code is compared
-        if function.__dict__.keys() - {"__wrapped__"}:
-            self._dict(label, function.__dict__, depth + 1)
-        else:
-            self._add(SIZE, function.__dict__, None, HOST, f"{label}.__dict__", function.__dict__)
-        for i, item in enumerate(function.__defaults__ or ()):
-            self._value(f"{function.__qualname__}.__defaults__[{i}]", item, depth + 1)
-        if function.__kwdefaults__:
-            self._value(f"{function.__qualname__}.__kwdefaults__", function.__kwdefaults__, depth + 1)
-        own = function.__globals__
-        place = "" if own is self._globals else f"{function.__module__}."
-        names = _names(function.__code__)
-        self._named |= names.attributes
-        for name in names.imports:
-            for level in range(4):
-                try:
-                    full = importlib.util.resolve_name("." * level + name, own.get("__package__") or "")
-                except (ImportError, ValueError):
-                    continue
-                for part in (full, *(f"{full}.{child}" for child in names.attributes)):
-                    if isinstance(module := sys.modules.get(part), types.ModuleType):
-                        self._python_module(module, depth)
-        found = names.globals if "globals" not in names.globals else (*names.globals, *(names.texts & own.keys()))
-        for name in found:
-            item = own.get(name, _ABSENT)
-            subject = f"{place}globals['{name}']"
-            if isinstance(item, types.ModuleType):
-                self._add(DICT_ITEM, own, name, HOST, subject, item)
-                self._python_module(item, depth)
+        self.add(SIZE, own, None, HOST, label, own, "")
+        for key, item in list(own.items()):
+            if type(key) is not str or (key.startswith("__") and key.endswith("__") and not callable(item)):
                 continue
-            if self._add(DICT_ITEM, own, name, HOST, subject, item) and not (
-                _is_library(getattr(item, "__module__", None)) and isinstance(item, types.FunctionType | type)
-            ):
-                self._soon(subject, item, depth + 1)
-
-    def _closure(self, function: types.FunctionType, depth: int) -> None:
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if id(cell) in self.seen or name == "__class__":
+            subject = f"{label}.{key}"
+            if not self.add(DICT_ITEM, own, key, HOST, subject, item):
                 continue
-            try:
-                item = cell.cell_contents
-            except ValueError:  # not filled yet
-                item = _ABSENT
-            place = "" if function.__globals__ is self._globals else f"{function.__qualname__}."
-            subject = f"{place}closure['{name}']"
-            self.seen.add(id(cell))
-            self._hold.append(cell)
-            if self._add(CELL, cell, None, HOST, subject, item) and item is not _ABSENT:
-                self._soon(subject, item, depth + 1)
+            if isinstance(item, staticmethod | classmethod):
+                self.soon(subject, item.__func__, depth + 1)
+            elif isinstance(item, property):
+                for accessor in (item.fget, item.fset):
+                    self.soon(subject, accessor, depth + 1)
+            elif not isinstance(item, types.GetSetDescriptorType | types.MemberDescriptorType):
+                self.soon(subject, item, depth + 1)
+
+    def _library_class(self, kind: type) -> None:
+        if id(kind) in self._classes:
+            return
+        self._classes.add(id(kind))
+        self._library_classes.append(kind)
+        for base in _look.mro(kind)[1:]:
+            self._covered.add(id(base))
+        for key in _METHODS:
+            method = next((own[key] for own in map(_look.class_dict, _look.mro(kind)) if key in own), None)
+            if type(method) is types.FunctionType and is_library_class(kind):
+                self._named.borrow(method)
+
+    def _finish_classes(self) -> None:
+        """Guards the classes of libraries, each with its bases, once all names are known."""
+        private = frozenset(name for name in self._named.attributes if name.startswith("_"))
+        for kind in self._library_classes:
+            if id(kind) not in self._covered:
+                self.add(CLASS, kind, private, HOST, _look.name(kind), kind, "")
 
 
-def _slots(kind: type) -> Iterator[str]:
-    for base in kind.__mro__:
-        if base.__module__ == "builtins":
-            continue
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name.startswith("__") and not name.endswith("__"):
-                yield f"_{base.__name__.lstrip('_')}{name}"
-            elif name not in ("__dict__", "__weakref__"):
-                yield name
+def _innermost(function: Any) -> Any:
+    """The function that decorators wrap, if they say so."""
+    seen = set()
+    while type(function) is types.FunctionType and "__wrapped__" in function.__dict__ and id(function) not in seen:
+        seen.add(id(function))
+        function = function.__dict__["__wrapped__"]
+    return function.__func__ if type(function) is types.MethodType else function
 
 
-@dataclass(frozen=True)
-class _Names:
-    """What code names, nested code included."""
+def _constant(array: Any) -> bool:
+    """Whether nobody can write to an array of NumPy, unless by saying so first."""
+    while _look.numpy_array(type(array)):
+        if array.flags.writeable:
+            return False
+        array = array.base
+    return array is None or type(array) in (bytes, mmap.mmap)
 
-    globals: tuple[str, ...]
-    attributes: frozenset[str]  # of anything; text counts, getattr may use it
-    imports: tuple[str, ...]
-    texts: frozenset[str]
 
-
-@functools.lru_cache(maxsize=4096)
-def _names(code: types.CodeType) -> _Names:
-    found: list[str] = []
-    attributes: set[str] = set()
-    imports: list[str] = []
-    texts: set[str] = set()
-    pending = [code]
-    while pending:
-        current = pending.pop()
-        for instruction in dis.get_instructions(current):
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                found.append(instruction.argval)
-            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
-                attributes.add(instruction.argval)
-            elif instruction.opname == "IMPORT_NAME":
-                imports.append(instruction.argval)
-        pending.extend(const for const in current.co_consts if isinstance(const, types.CodeType))
-        texts.update(const for const in current.co_consts if isinstance(const, str) and const.isidentifier())
-    return _Names(tuple(dict.fromkeys(found)), frozenset(attributes | texts), tuple(imports), frozenset(texts))
+def _position(iterator: Any) -> Any:
+    """Where an iterator stands."""
+    if isinstance(iterator, types.GeneratorType):
+        frame = iterator.gi_frame
+        return None if frame is None else (frame.f_lasti, *map(id, frame.f_locals.values()))
+    kind = type(iterator)
+    if hasattr(kind, "__length_hint__"):
+        return kind.__length_hint__(iterator)
+    if kind.__name__ in ("count", "repeat"):
+        return repr(iterator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return tuple(part if type(part) is int else id(part) for part in iterator.__reduce__()[1:])
+        except (TypeError, AttributeError):
+            return None

@@ -246,6 +246,7 @@ class Watch:
         self._states: list[tuple[torch.Tensor, int, tuple[int, int]]] = []
         self._roots: list[Any] = []
         self._moving: list[tuple[str, Callable[[], Any], Any]] = []
+        self._advancing: list[tuple[str, Callable[[], Any], Any]] = []
         self.iterators: list[Any] = []
         self.open_ops: list[Call | None] = []
 
@@ -287,8 +288,11 @@ class Watch:
         """Refuses the recording at the user's current line."""
         lib.rote_record_refuse(self._session, op.encode(), user_line(), reason.encode(), remedy.encode())
 
-    def moving(self, generators: list[tuple[str, Callable[[], Any]]]) -> None:
-        """Notes where generators of random numbers stand that are not torch's."""
+    def moving(
+        self, generators: list[tuple[str, Callable[[], Any]]], iterators: list[tuple[str, Callable[[], Any]]]
+    ) -> None:
+        """Notes where generators of random numbers stand that are not torch's, and where iterators do."""
+        self._advancing = [(name, state, state()) for name, state in iterators]
         found = [("random", random.getstate), *generators]
         numpy = sys.modules.get("numpy")
         if numpy is not None:
@@ -296,7 +300,15 @@ class Watch:
         self._moving = [(name, state, state()) for name, state in found]
 
     def check_moving(self) -> None:
-        """Refuses when the step drew from one of them."""
+        """Refuses when the step drew from one of them, or advanced an iterator."""
+        for name, state, before in self._advancing:
+            if state() != before:
+                self.refuse(
+                    "",
+                    f"advances the iterator {name}, which outlives the step: a replay would not",
+                    "call next() outside the captured function and pass the result as an argument",
+                )
+        self._advancing = []
         for name, state, before in self._moving:
             if state() != before:
                 self.refuse(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from ctypes import c_int64
+from ctypes import c_int64, py_object
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from . import _floats, _reach, _record, _results, _state
+from . import _facts, _floats, _reach, _record, _results, _state
 from ._native import NO_INDEX, check, error, lib, record_fact_without_key, record_no_grad
 from ._specs import local_of, short_text
 
@@ -62,6 +62,7 @@ class Recording:
         self._replaced: list[tuple[dict[str, Any], str, float, _floats.TracedFloat]] = []
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._grad_specs: list[tuple[str, Any, bool]] = []
+        self._walk = _reach.Walk(captured._fn, captured._ignore)
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
         self._casts_outlive_the_call = autocast and torch.is_autocast_cache_enabled()
 
@@ -80,7 +81,7 @@ class Recording:
             self._guard(_MODE, subject, text)
         world = dist.get_world_size() if dist.is_initialized() else 1
         self._guard(_WORLD, "world size", str(world))
-        walk = _reach.Walk(self._captured._fn, self._captured._ignore)
+        walk = self._walk
         seen: set[int] = set()
         for path, tensor in self.tensors:
             if id(tensor) in seen:
@@ -106,7 +107,7 @@ class Recording:
                 self._name(_ARG, path, leaf, leaf, i)
                 self._track_grad(path, leaf, i)
             else:
-                self._guard(_ARGUMENT, path, _reach.describe(leaf))
+                self._guard(_ARGUMENT, path, _facts.describe(leaf))
         state = self._captured._state
         names = {id(tensor): path.split(".", 1)[-1] for path, tensor in reversed(self.tensors)}
         for path, module in state.modules:
@@ -115,13 +116,22 @@ class Recording:
             walk.optimizer(path, optimizer, names)
         walk.function(self._captured._fn)
         for path, leaf in self.leaves:
-            if not isinstance(leaf, torch.Tensor):
-                walk.value(path, leaf)
+            if isinstance(leaf, torch.Tensor):
+                walk.argument(path, leaf)
+            else:
+                walk.value(path, leaf, 0)
         self._facts(walk.finish())
+        for path, why in walk.unseen:
+            self._watch.refuse(
+                "",
+                f"reaches {path}, which cannot be guarded: {why}",
+                f'keep it out of reach of the captured function, or, if it does not matter, ignore=["{path}"]',
+            )
+        self._captured._stopped(walk.stopped)
         self._outlives = walk.seen
         _containers((self._args, self._kwargs), self._outlives)
         self._watch.iterators = walk.iterators
-        self._watch.moving(walk.moving)
+        self._watch.moving(walk.moving, walk.advancing)
         unsupported = _state.unsupported(state)
         if unsupported is not None:
             self._watch.refuse(
@@ -192,7 +202,7 @@ class Recording:
         if tensor.grad is not None:
             self._name(_GRAD, path, tensor, tensor.grad, leaf)
 
-    def _facts(self, facts: list[_reach.Fact]) -> None:
+    def _facts(self, facts: list[_facts.Fact]) -> None:
         add, add_alone, session = lib.rote_record_fact, record_fact_without_key, self._session
         for fact in facts:
             subject, expected, hyper = (
@@ -200,14 +210,16 @@ class Recording:
                 fact.expected.encode(),
                 fact.hyperparameter,
             )
-            if fact.key is None and fact.kind != _reach.DICT_ITEM:  # there it is a key
-                status = add_alone(session, fact.kind, fact.container, None, fact.guard, subject, expected, hyper)
+            if fact.key is None and fact.kind != _facts.DICT_ITEM:  # there it is a key
+                status = add_alone(
+                    session, fact.kind, py_object(fact.container), None, fact.guard, subject, expected, hyper
+                )
             else:
                 status = add(
                     session,
                     fact.kind,
-                    fact.container,
-                    fact.key,
+                    py_object(fact.container),  # whose class may answer anything to ctypes
+                    py_object(fact.key),
                     fact.guard,
                     subject,
                     expected,
@@ -230,6 +242,10 @@ class Recording:
             if group.get(key) is traced:
                 group[key] = value
         self._replaced = []
+
+    def forget(self) -> None:
+        """Lets go of what the walk has seen, which nothing but weak references may hold."""
+        self._walk.forget()
 
     def own(self) -> Callable[[str], Any]:
         """Finds the state's tensors by path."""
@@ -354,4 +370,4 @@ class Recording:
         label = label.removeprefix("mesh_") if label != "undefined" else name
         array = (c_int64 * len(ranks))(*ranks)
         check(lib.rote_record_group(self._session, name.encode(), array, len(ranks), label.encode()))
-        self._facts([_reach.Fact(_reach.GROUP, name, None, _reach.WORLD, f"group {name}", "")])
+        self._facts([_facts.Fact(_facts.GROUP, name, None, _facts.WORLD, f"group {name}", "")])

@@ -1,0 +1,132 @@
+"""What a function's code names and says, nested code included."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import hashlib
+import types
+from dataclasses import dataclass
+
+# With these, code asks for attributes by their text, or whether there are any.
+_ASKING = frozenset(
+    {"getattr", "hasattr", "vars", "__dict__", "globals", "locals", "eval", "exec", "attrgetter", "getattr_static"}
+)
+# With these, text is code.
+_RUNNING = frozenset({"eval", "exec", "compile"})
+# With these, text names a Python module.
+_IMPORTING = frozenset({"import_module", "__import__", "modules", "reload"})
+
+
+@dataclass(frozen=True)
+class Names:
+    """What code names, nested code included."""
+
+    globals: tuple[str, ...]
+    attributes: frozenset[str]  # of anything; text counts, getattr may use it
+    imports: tuple[str, ...]
+    texts: frozenset[str]
+    asks: bool  # for attributes that there may be or not
+    catches: bool  # exceptions, as those for attributes that are not there
+    sees_own: bool  # the dict of an object's attributes
+
+
+def _identifiers(text: str) -> list[str]:
+    parts = text.split(".")
+    return parts if all(part.isidentifier() for part in parts) else []
+
+
+@functools.lru_cache(maxsize=4096)
+def names(code: types.CodeType) -> Names:
+    """The names in code."""
+    found: list[str] = []
+    attributes: set[str] = set()
+    imports: list[str] = []
+    strings: list[str] = []
+    catches = False
+    pending = [code]
+    as_code = False
+    done = 0
+    while pending or as_code:
+        if not pending:  # what eval and exec are given
+            as_code = False
+            for text in strings[done:]:
+                try:
+                    pending.append(compile(text, "<text>", "exec"))
+                except (SyntaxError, ValueError, RecursionError, MemoryError):
+                    continue
+            done = len(strings)
+            continue
+        current = pending.pop()
+        enters = False
+        for instruction in dis.get_instructions(current):
+            opname, argument = instruction.opname, instruction.argval
+            if opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+                found.append(argument)
+            elif opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "LOAD_SUPER_ATTR"):
+                attributes.add(argument)
+            elif opname == "IMPORT_NAME":
+                imports.append(argument)
+            elif opname == "CHECK_EXC_MATCH":
+                catches = True
+            elif opname == "PUSH_EXC_INFO":
+                enters = True
+            elif enters and opname != "NOP":  # an except that names no exception catches all
+                catches = catches or opname == "POP_TOP"
+                enters = False
+        stack = list(current.co_consts)
+        while stack:
+            const = stack.pop()
+            if isinstance(const, types.CodeType):
+                pending.append(const)
+            elif isinstance(const, str):
+                strings.append(const)
+            elif isinstance(const, tuple | frozenset):
+                stack.extend(const)
+        said = attributes.union(found)
+        as_code = bool(said & _RUNNING) and len(strings) > done
+    said = attributes.union(found)
+    texts = {part for text in strings for part in _identifiers(text)}
+    if said & _IMPORTING:
+        imports.extend(text for text in strings if _identifiers(text))
+    return Names(
+        tuple(dict.fromkeys(found)),
+        frozenset(attributes | texts),
+        tuple(dict.fromkeys(imports)),
+        frozenset(texts),
+        bool(said & _ASKING),
+        catches or "suppress" in said,
+        bool(said & {"vars", "__dict__"}),
+    )
+
+
+def _constant(value: object) -> str:
+    if isinstance(value, types.CodeType):
+        return _text(value)
+    if isinstance(value, frozenset):
+        return "{" + ",".join(sorted(map(_constant, value))) + "}"
+    if isinstance(value, tuple):
+        return "(" + ",".join(map(_constant, value)) + ")"
+    return f"{type(value).__name__} {value!r}"
+
+
+def _text(code: types.CodeType) -> str:
+    return "\n".join(
+        (
+            code.co_code.hex(),
+            _constant(code.co_consts),
+            repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)),
+            repr((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)),
+            getattr(code, "co_exceptiontable", b"").hex(),
+        )
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def digest(code: types.CodeType) -> str:
+    """What code does, as text that is the same in every process: no line numbers, files or addresses."""
+    return hashlib.blake2b(_text(code).encode(errors="surrogatepass"), digest_size=12).hexdigest()
+
+
+BUILTINS = vars(builtins)

@@ -1,0 +1,116 @@
+"""Looks into objects without running code of their classes, which may answer anything, raise or change things."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import sys
+import types
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_mro_of = type.__dict__["__mro__"].__get__
+_dict_of = type.__dict__["__dict__"].__get__
+_name_of = type.__dict__["__qualname__"].__get__
+_flags_of = type.__dict__["__flags__"].__get__
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_module_of = type.__dict__["__module__"].__get__
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # Py_TPFLAGS_HEAPTYPE and _IMMUTABLETYPE
+
+_referent = ctypes.pythonapi.PyWeakref_GetObject if sys.version_info < (3, 13) else None
+if _referent is not None:
+    _referent.argtypes = [ctypes.py_object]
+    _referent.restype = ctypes.c_void_p
+
+
+def mro(kind: type) -> tuple[type, ...]:
+    """A class and its bases in their order."""
+    return _mro_of(kind) or (kind,)
+
+
+def class_dict(kind: type) -> types.MappingProxyType[str, Any]:
+    """The attributes of a class itself."""
+    found: types.MappingProxyType[str, Any] = _dict_of(kind)
+    return found
+
+
+def can_change(kind: type) -> bool:
+    """Whether attributes of a class can be set."""
+    return bool(_flags_of(kind) & (_HEAP | _IMMUTABLE) == _HEAP)
+
+
+def module_of(kind: type) -> str:
+    """The name of the Python module that a class is from."""
+    found = _module_of(kind)
+    return found if type(found) is str else ""
+
+
+def name(thing: Any) -> str:
+    """The name of a class or a Python module."""
+    if issubclass(type(thing), type):
+        return str(_name_of(thing))
+    found = (own(thing) or {}).get("__name__")
+    return found if type(found) is str else "a module"
+
+
+def own(value: Any) -> dict[Any, Any] | None:
+    """The dict of an object's own attributes; None where its class has none."""
+    for base in _mro_of(type(value)):
+        descriptor = _dict_of(base).get("__dict__")
+        if descriptor is not None and type(descriptor) in _DESCRIPTORS:
+            found = descriptor.__get__(value)
+            return found if issubclass(type(found), dict) else None
+    return None
+
+
+def members(kind: type) -> Iterator[tuple[str, Any, type]]:
+    """The slots of a class and its bases: name, descriptor, and the class they are from."""
+    for base in _mro_of(kind):
+        for key, item in _dict_of(base).items():
+            if type(item) is types.MemberDescriptorType and key != "__dict__" and type(key) is str:
+                yield key, item, base
+
+
+def size(container: Any) -> int:
+    """The number of entries, by the container's own class of Python's."""
+    for kind in (dict, list, set, frozenset, tuple, collections.deque):
+        if issubclass(type(container), kind):
+            return kind.__len__(container)
+    return len(container)
+
+
+def entries(container: Any) -> Iterable[Any]:
+    """The entries of a list, set, tuple or deque; the keys of a dict."""
+    for kind in (collections.OrderedDict, dict, list, set, frozenset, tuple, collections.deque):
+        if issubclass(type(container), kind):
+            return list(kind.__iter__(container))
+    return iter(container)
+
+
+def referent(reference: Any) -> Any:
+    """What a weak reference or proxy refers to; None where that is gone."""
+    if issubclass(type(reference), weakref.ref):
+        return weakref.ref.__call__(reference)
+    if _referent is None:  # the method is bound to what the proxy stands for
+        try:
+            return reference.__init__.__self__
+        except ReferenceError:
+            return None
+    found = _referent(reference)
+    return ctypes.cast(found, ctypes.py_object).value if found else None
+
+
+def numpy_scalar(kind: type) -> bool:
+    """Whether a class is one of NumPy's scalars, which never change."""
+    numpy = sys.modules.get("numpy")
+    generic = getattr(numpy, "generic", None)
+    if not isinstance(generic, type) or not issubclass(kind, generic):
+        return False
+    return kind.__module__ == "numpy" and not issubclass(kind, numpy.void)  # type: ignore[union-attr]
+
+
+def numpy_array(kind: type) -> bool:
+    """Whether a class is NumPy's array or inherits from it."""
+    array = getattr(sys.modules.get("numpy"), "ndarray", None)
+    return isinstance(array, type) and issubclass(kind, array)

@@ -1,0 +1,264 @@
+"""What code names: the globals, closures and Python modules behind a function."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib.util
+import os
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+from . import _code, _look
+from ._code import Names
+from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, REFERENTS, SIZE, TYPE_OF, loaded, plain
+from ._libraries import is_library
+
+if TYPE_CHECKING:
+    from ._reach import Walk
+
+_ENVIRONMENT = (os.environ, os.environb, os.getenv, os.getenvb)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+# Entries of Python modules that everything passes through: what they hold is nobody's setting.
+_REGISTRIES = frozenset({id(sys.modules), id(sys.path_importer_cache)})
+
+
+def reads_environment(value: Any) -> bool:
+    """Whether a value is one of Python's ways to read environment variables."""
+    return any(value is reader for reader in _ENVIRONMENT)
+
+
+class Named:
+    """The part of a walk that follows names."""
+
+    def __init__(self, walk: Walk, function: Any) -> None:
+        self._walk = walk
+        self._codes: set[types.CodeType] = set()
+        self._borrowed: set[types.CodeType] = set()
+        self.attributes: set[str] = set()  # that the code seen so far names
+        self._texts: set[str] = set()
+        self._asks = False
+        self._catches = False
+        self.sees_own = False  # some code reads the dict of an object's attributes
+        self._modules: dict[int, tuple[types.ModuleType, str, int]] = {}
+        self._entries: set[tuple[int, str]] = set()
+        self._builtins: set[str] = set()
+        self._globals = getattr(function, "__globals__", None) if type(function) is types.FunctionType else None
+
+    # -- functions ------------------------------------------------------------
+
+    def callable(self, path: str, function: Any, depth: int) -> None:
+        """Guards what a function, method or partial can reach."""
+        walk = self._walk
+        kind = type(function)
+        if issubclass(kind, functools.partial):
+            self._partial(path, function, depth)
+        elif kind is types.MethodType:
+            walk.value("self", function.__self__, depth)
+            walk.value(path, function.__func__, depth)
+        elif kind is types.FunctionType:
+            self._function(path, function, depth)
+        elif kind is types.BuiltinFunctionType:
+            owner = function.__self__
+            if owner is not None and not issubclass(type(owner), types.ModuleType | type):
+                walk.value(f"{path}.__self__", owner, depth + 1)
+
+    def _partial(self, path: str, function: Any, depth: int) -> None:
+        walk = self._walk
+        inner, args, keywords = (
+            vars(functools.partial)[name].__get__(function) for name in ("func", "args", "keywords")
+        )
+        walk.add(REFERENTS, function, None, HOST, path or "partial", function)
+        walk.value(path, inner, depth)
+        for i, item in enumerate(args):
+            walk.soon(f"{path}args[{i}]", item, depth + 1)
+        walk.value(f"{path}keywords", keywords, depth + 1)
+        if _look.own(function) or type(function) is not functools.partial:
+            walk.attributes(path, function, depth)
+
+    def _function(self, path: str, function: types.FunctionType, depth: int) -> None:
+        walk = self._walk
+        own = function.__dict__
+        wrapped = own.get("__wrapped__")
+        if wrapped is not None:
+            walk.value(path, wrapped, depth)
+        self._closure(function, depth)  # even of a library's function, it may be the user's
+        if is_library(function.__module__):
+            self.borrow(function)
+            return
+        label = path or function.__qualname__
+        walk.add(FUNCTION, function, None, HOST, label, function)
+        if own.keys() - {"__wrapped__"}:
+            walk.value(label, own, depth + 1)
+        else:
+            walk.add(SIZE, own, None, HOST, f"{label}.__dict__", own)
+        for i, item in enumerate(function.__defaults__ or ()):
+            walk.value(f"{function.__qualname__}.__defaults__[{i}]", item, depth + 1)
+        if function.__kwdefaults__:
+            walk.value(f"{function.__qualname__}.__kwdefaults__", function.__kwdefaults__, depth + 1)
+        self._code(function, depth)
+
+    def _closure(self, function: types.FunctionType, depth: int) -> None:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            place = "" if function.__globals__ is self._globals else f"{function.__qualname__}."
+            self.cell(f"{place}closure['{name}']", cell, depth)
+
+    def cell(self, subject: str, cell: types.CellType, depth: int) -> None:
+        """Guards what a cell holds."""
+        walk = self._walk
+        if not walk.visit_once(id(cell)):
+            return
+        walk.hold(cell)
+        try:
+            item = cell.cell_contents
+        except ValueError:  # not filled yet
+            item = ABSENT
+        if walk.add(CELL, cell, None, HOST, subject, item) and item is not ABSENT:
+            walk.soon(subject, item, depth + 1)
+
+    def _code(self, function: types.FunctionType, depth: int) -> None:
+        walk = self._walk
+        own = function.__globals__
+        names = self.note(function.__code__)
+        place = "" if own is self._globals else f"{function.__module__}."
+        for name in names.imports:
+            self._imported(name, own, names, depth)
+        found = names.globals
+        if "globals" in names.globals:
+            found = (*found, *sorted(names.texts - set(found)))
+        for name in found:
+            if not walk.visit_once((id(own), name)):
+                continue
+            item = own.get(name, ABSENT)
+            subject = f"{place}globals['{name}']"
+            if not walk.add(DICT_ITEM, own, name, HOST, subject, item):
+                continue
+            if item is ABSENT:
+                self._builtin(name)
+            elif issubclass(type(item), types.ModuleType):
+                self.python_module(item, depth)
+            elif not (issubclass(type(item), type) and is_library(_look.module_of(item))):
+                walk.soon(subject, item, depth + 1)
+            else:
+                walk.soon(subject, item, depth)
+
+    def note(self, code: types.CodeType) -> Names:
+        """Remembers what code names."""
+        names = _code.names(code)
+        if code not in self._codes:
+            self._codes.add(code)
+            self.attributes |= names.attributes
+            self._texts |= names.texts
+            self._asks |= names.asks
+            self._catches |= names.catches
+            self.sees_own |= names.sees_own
+        return names
+
+    def _builtin(self, name: str) -> None:
+        if name in self._builtins:
+            return
+        self._builtins.add(name)
+        self._walk.add(DICT_ITEM, vars(builtins), name, HOST, f"builtins.{name}", vars(builtins).get(name, ABSENT))
+
+    def borrow(self, function: types.FunctionType) -> None:
+        """Guards the functions that a library's function calls by name, as patches replace them."""
+        if function.__code__ in self._borrowed:
+            return
+        self._borrowed.add(function.__code__)
+        names = _code.names(function.__code__)
+        own = function.__globals__
+        for name in names.globals:
+            item = own.get(name)
+            if type(item) in _FUNCTIONS and self._entry(id(own), name):
+                self._walk.add(DICT_ITEM, own, name, HOST, f"{function.__module__}.{name}", item)
+            elif type(item) is types.ModuleType:
+                inner = vars(item)
+                for key in sorted(names.attributes & inner.keys()):
+                    if type(inner[key]) in _FUNCTIONS and self._entry(id(inner), key):
+                        self._walk.add(DICT_ITEM, inner, key, HOST, f"{_look.name(item)}.{key}", inner[key])
+
+    def _entry(self, owner: int, key: str) -> bool:
+        if (owner, key) in self._entries:
+            return False
+        self._entries.add((owner, key))
+        return True
+
+    # -- Python modules -------------------------------------------------------
+
+    def _imported(self, name: str, own: dict[str, Any], names: Names, depth: int) -> None:
+        package = own.get("__package__")
+        for level in range(4):
+            try:
+                full = importlib.util.resolve_name("." * level + name, package if type(package) is str else "")
+            except (ImportError, ValueError):
+                continue
+            for part in (full, *(f"{full}.{child}" for child in sorted(names.attributes))):
+                module = loaded(part)
+                if module is None:
+                    continue
+                if not is_library(part) and self._entry(id(sys.modules), part):
+                    self._walk.add(DICT_ITEM, sys.modules, part, HOST, f"sys.modules['{part}']", module)
+                self.python_module(module, depth)
+
+    def python_module(self, module: types.ModuleType, depth: int) -> None:
+        """Guards what code names in a Python module, once all code is known."""
+        if depth <= self._walk.depth and module is not builtins and id(module) not in self._modules:
+            self._walk.hold(module)
+            self._modules[id(module)] = (module, _look.name(module), depth)
+
+    def modules(self) -> bool:
+        """Guards what code names in Python modules. False: there was nothing new."""
+        before = len(self._entries) + len(self._modules)
+        for module, name, depth in list(self._modules.values()):
+            own = _look.own(module)
+            if own is not None:
+                self._module(module, name, own, depth)
+        return len(self._entries) + len(self._modules) > before
+
+    def _module(self, module: types.ModuleType, name: str, own: dict[str, Any], depth: int) -> None:
+        walk = self._walk
+        library = is_library(name)
+        if not library and self._entry(id(own), ""):
+            walk.add(TYPE_OF, module, None, HOST, name, module)
+            walk.methods(type(module), depth)
+        asked = set(self.attributes)
+        if not library:
+            asked.add("__getattr__")
+        for key in sorted(asked & own.keys()):
+            if not self._entry(id(own), key):
+                continue
+            item = own[key]
+            subject = f"{name}.{key}"
+            if not library:
+                if walk.add(DICT_ITEM, own, key, HOST, subject, item):
+                    walk.soon(subject, item, depth + 1)
+            elif id(item) not in _REGISTRIES:
+                self._of_library(subject, own, key, item, depth)
+        for key in sorted(self._maybe() - own.keys()):
+            if self._entry(id(own), key):
+                walk.add(DICT_ITEM, own, key, HOST, f"{name}.{key}", ABSENT)
+
+    def _maybe(self) -> set[str]:
+        """Names that code may ask for where there are none."""
+        found = set(self._texts) if self._asks or self._catches else set()
+        if self._catches:
+            found |= self.attributes
+        return found | {"__getattr__"} if found else found
+
+    def _of_library(self, subject: str, own: dict[str, Any], key: str, item: Any, depth: int) -> None:
+        walk = self._walk
+        if reads_environment(item):
+            walk.environment()
+        if issubclass(type(item), types.ModuleType):
+            self.python_module(item, depth)
+            return
+        if not walk.add(DICT_ITEM, own, key, HOST, subject, item):
+            return
+        kind = type(item)
+        if kind is types.FunctionType or (issubclass(kind, type) and not is_library(_look.module_of(item))):
+            walk.soon(subject, item, depth + 1)
+        elif kind.__name__ == "OpOverloadPacket":
+            walk.op(subject, item, depth)
+        elif not plain(item) and (kind in (list, dict, set) or not is_library(_look.module_of(kind))):
+            walk.soon(subject, item, depth + 1)
