@@ -85,7 +85,7 @@ def entries(container: Any) -> Iterable[Any]:
     for kind in (collections.OrderedDict, dict, list, set, frozenset, tuple, collections.deque):
         if issubclass(type(container), kind):
             return list(kind.__iter__(container))
-    return iter(container)
+    return list(container)
 
 
 def referent(reference: Any) -> Any:
