@@ -15,6 +15,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -789,3 +790,38 @@ def test_limit_of_depth_is_as_documented() -> None:
     inner[0] = 3.0
     assert step(torch.ones(1)).item() == 2.0  # eager: 3.0
     assert "objects deep" in step.explain()
+
+
+def doubled_or_tripled(times: int, inner: bool) -> Callable[[Tensor], Tensor]:
+    if inner:
+        if times == 2:
+
+            def factor() -> int:
+                return 2
+        else:
+
+            def factor() -> int:
+                return 3
+
+        def step(x: Tensor) -> Tensor:
+            return x * factor()
+    elif times == 2:
+
+        def step(x: Tensor) -> Tensor:
+            return x * 2
+    else:
+
+        def step(x: Tensor) -> Tensor:
+            return x * 3
+
+    return step
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_trusted_plans_are_those_of_the_same_code(inner: bool, tmp_path: Path) -> None:
+    for times in (2, 3, 2):
+        step = rote_capture(doubled_or_tripled(times, inner), plans=tmp_path, trust_plans=True)
+        for _ in range(5):
+            assert step(torch.ones(1)).item() == times
+        if not ORACLE_ONLY:
+            assert step.stats.replays, step.stats

@@ -350,7 +350,7 @@ class Captured:
             self._warned.add(reason)
             warnings.warn(f"rote: recording refused, the step stays eager: {reason}", stacklevel=5)
 
-    def _stopped(self, where: list[str]) -> None:
+    def _went_no_further(self, where: list[str]) -> None:
         """Says once where the walk over what the function reaches has stopped."""
         new = [place for place in where if place not in self._unguarded]
         if new and not self._unguarded:

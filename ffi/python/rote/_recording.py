@@ -127,7 +127,7 @@ class Recording:
                 f"reaches {path}, which cannot be guarded: {why}",
                 f'keep it out of reach of the captured function, or, if it does not matter, ignore=["{path}"]',
             )
-        self._captured._stopped(walk.stopped)
+        self._captured._went_no_further(walk.stopped)
         self._outlives = walk.seen
         _containers((self._args, self._kwargs), self._outlives)
         self._watch.iterators = walk.iterators
