@@ -27,7 +27,7 @@ from torch import Tensor
 
 EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
 RUNS = 1000 if EVERYTHING else 20
-TIMEOUT_S = 3.0
+TIMEOUT_S = 5.0
 GRACE_S = 5.0
 CALLS = 12
 HARMLESS = ("misses", "refuses", "observed")
@@ -112,10 +112,17 @@ def job(seed: int) -> dict[str, Any]:
     }
 
 
+def set_timeout(seconds: float) -> None:
+    group = dist.distributed_c10d._get_default_group()
+    group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=seconds))
+
+
 def script(captured: Any, rank: int, faulty: bool, what: dict[str, Any]) -> Iterator[list[Tensor]]:
     for i in range(CALLS):
         now = faulty and i == what["call"]
         kind = what["kind"]
+        if i == what["call"]:  # ranks record at different speeds on a busy machine
+            set_timeout(TIMEOUT_S)
         if now and kind.endswith("between"):
             act(kind)
         Fault.kind, Fault.now = kind, now
@@ -143,11 +150,10 @@ def one_rank(rank: int, port: int, what: dict[str, Any], at: Any, answers: Any) 
     )
     import rote
 
-    group = dist.distributed_c10d._get_default_group()
-    group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=TIMEOUT_S))
     faulty = rank == int(what["rank"] * what["world"])
     harmless = what["kind"] in HARMLESS
     expected = list(script(step, rank, faulty, what)) if harmless else []
+    set_timeout(60)
     rote.capture(lambda x: x + 1)(torch.ones(1))  # loads the bridge
     dist.barrier()
     captured = rote.capture(step, ignore=["kind", "now", "at"], **what["options"])

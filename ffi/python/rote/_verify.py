@@ -143,6 +143,19 @@ def beside(
     replayed, failure = _attempt(replay, args, kwargs)
     if failure is not None and _left_alone(failure):
         raise failure
+    if _ranks.world_size() > 1:
+        # A rank whose step fails may leave collectives unanswered: nothing is run twice then.
+        try:
+            failed = any(_ranks.gather(failure is not None))
+        except RuntimeError:
+            if failure is None:
+                raise
+            failed = True
+        if failure is not None:
+            raise failure
+        if failed:
+            after = Snapshot.take(state, args, kwargs, replayed)
+            return Beside(None, [], True, before, after, replayed, None)
     after_replay = Snapshot.take(state, args, kwargs, replayed)
     before.restore()
     outcome, error = _attempt(eager, args, kwargs)
