@@ -223,8 +223,25 @@ impl ActiveRecording {
         // SAFETY: the caller vouches for the objects; the event is used before
         // the bridge's next call.
         let event = unsafe { events::op(self.bridge.op(func, args, kwargs, result)?, source) };
+        let recorded = self.recorder.op(&event);
         let seeded = event.seeded;
-        if let Err(refusal) = self.recorder.op(&event) {
+        self.settle(recorded, seeded)
+    }
+
+    /// Records the op that has just run under observation.
+    pub fn observed_op(&mut self, source: &str) -> Result<(), ReplayError> {
+        if self.refusal.is_some() {
+            return Ok(());
+        }
+        // SAFETY: the event is used before the bridge's next call.
+        let event = unsafe { events::op(self.bridge.observed_op()?, source) };
+        let recorded = self.recorder.op(&event);
+        let seeded = event.seeded;
+        self.settle(recorded, seeded)
+    }
+
+    fn settle(&mut self, recorded: Result<(), Refusal>, seeded: bool) -> Result<(), ReplayError> {
+        if let Err(refusal) = recorded {
             self.refusal = Some(refusal);
         }
         if seeded {
@@ -357,6 +374,11 @@ impl ActiveRecording {
             .collect();
         alive.sort();
         alive
+    }
+
+    /// How many collectives the step has not waited for.
+    pub fn unwaited(&self) -> usize {
+        self.recorder.unwaited()
     }
 
     /// All guards, as text, facts included.

@@ -564,6 +564,37 @@ int rote_record_op(struct RoteSession *session,
                    void *result,
                    const char *source);
 
+// Tells `listener`, a Python object, of the ops of this thread, and of threads that
+// work for it, until the call with null. Its methods: `ran(kind, tensor)` after an op
+// (kind 1: `wait_tensor`, 2: `lift_fresh`, with their result), in which
+// `rote_record_observed` records it; `draws()` before one that draws random numbers;
+// `begins(op, args)` and `ends(results)` around one on DTensors; `called(name)` when
+// one of `rote_record_tell_of` is called.
+//
+// Requires:
+// `listener` must be null or live, and the GIL held.
+int rote_record_observe(void *listener);
+
+// Has listeners told of calls of the composite op `name`.
+//
+// Requires:
+// `name` must be a C string.
+int rote_record_tell_of(const char *name);
+
+// Tells the listener of the innermost call on DTensors under way, if it does not
+// know of it yet.
+//
+// Requires:
+// The GIL must be held.
+int rote_record_global_call(void);
+
+// Records the op of which the listener has just been told. Returns `ROTE_REFUSED`
+// when the recording is refused.
+//
+// Requires:
+// Pointers must be live, texts C strings, and the GIL held.
+int rote_record_observed(struct RoteSession *session, const char *source);
+
 // An op that draws random numbers is about to run.
 //
 // Requires:

@@ -9,7 +9,7 @@ use crate::status::{ROTE_OK, give_text, guarded, text};
 
 /// Sources of the bridge, `bridge.cpp` first. They are part of the library, so
 /// that library and bridge always fit.
-const SOURCES: [(&str, &str); 13] = [
+const SOURCES: [(&str, &str); 14] = [
     ("bridge.cpp", include_str!("../torch/bridge.cpp")),
     ("abi.h", include_str!("../torch/abi.h")),
     ("describe.h", include_str!("../torch/describe.h")),
@@ -18,6 +18,7 @@ const SOURCES: [(&str, &str); 13] = [
     ("facts.h", include_str!("../torch/facts.h")),
     ("numbers.h", include_str!("../torch/numbers.h")),
     ("objects.h", include_str!("../torch/objects.h")),
+    ("observe.h", include_str!("../torch/observe.h")),
     ("program.h", include_str!("../torch/program.h")),
     ("ranges.h", include_str!("../torch/ranges.h")),
     ("ranks.h", include_str!("../torch/ranks.h")),

@@ -1,11 +1,12 @@
 //! Recording a step of a PyTorch program, op by op.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 
 use rote::Outcome;
 use rote::facts::NewFact;
 use rote::plans::{BindingKind, GuardKind, RngAction};
 use rote::recording::{ActiveRecording, NewTensor};
+use rote::replay::aten::Bridge;
 use rote::tracer::Refusal;
 use rote::tracer::scalars::Origin;
 
@@ -321,6 +322,74 @@ pub unsafe extern "C" fn rote_record_op(
                 object(result, "result")?,
                 text(source)?,
             )?;
+            Ok(if recording.refusal().is_some() {
+                ROTE_REFUSED
+            } else {
+                ROTE_OK
+            })
+        })
+    }
+}
+
+/// Tells `listener`, a Python object, of the ops of this thread, and of threads that
+/// work for it, until the call with null. Its methods: `ran(kind, tensor)` after an op
+/// (kind 1: `wait_tensor`, 2: `lift_fresh`, with their result), in which
+/// `rote_record_observed` records it; `draws()` before one that draws random numbers;
+/// `begins(op, args)` and `ends(results)` around one on DTensors; `called(name)` when
+/// one of `rote_record_tell_of` is called.
+///
+/// # Safety
+/// `listener` must be null or live, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_observe(listener: *mut c_void) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the object.
+        unsafe { Bridge::get().observe(listener) }?;
+        Ok(ROTE_OK)
+    })
+}
+
+/// Has listeners told of calls of the composite op `name`.
+///
+/// # Safety
+/// `name` must be a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_tell_of(name: *const c_char) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the text.
+        let name = CString::new(unsafe { text(name) }?).map_err(|e| e.to_string())?;
+        Bridge::get().observe_calls_of(&name)?;
+        Ok(ROTE_OK)
+    })
+}
+
+/// Tells the listener of the innermost call on DTensors under way, if it does not
+/// know of it yet.
+///
+/// # Safety
+/// The GIL must be held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_global_call() -> c_int {
+    guarded(|| {
+        Bridge::get().observe_global_call()?;
+        Ok(ROTE_OK)
+    })
+}
+
+/// Records the op of which the listener has just been told. Returns `ROTE_REFUSED`
+/// when the recording is refused.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_observed(
+    session: *mut RoteSession,
+    source: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.observed_op(text(source)?)?;
             Ok(if recording.refusal().is_some() {
                 ROTE_REFUSED
             } else {

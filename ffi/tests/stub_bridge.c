@@ -1,7 +1,7 @@
 // A bridge without PyTorch: every function of replay/src/aten/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
-unsigned rote_bridge_abi(void) { return 6; }
+unsigned rote_bridge_abi(void) { return 7; }
 const char *rote_bridge_error(void) { return "the stub fails"; }
 const char *rote_bridge_torch(void) { return "stub"; }
 const char *rote_bridge_table_text(void) { return ""; }
@@ -13,6 +13,10 @@ STUB(init)
 STUB(recording_new)
 STUB(recording_free)
 STUB(describe_op)
+STUB(describe_observed)
+STUB(observe)
+STUB(observe_global_call)
+STUB(observe_calls_of)
 STUB(describe_tensor)
 STUB(storage_alive)
 STUB(rng_digest)

@@ -9,6 +9,7 @@
 #include "eager.h"
 #include "exceptions.h"
 #include "facts.h"
+#include "observe.h"
 #include "program.h"
 #include "ranks.h"
 #include "watch.h"
@@ -86,6 +87,31 @@ EXPORT void rote_bridge_recording_free(Recording* recording) { delete recording;
 EXPORT int rote_bridge_describe_op(Recording* recording, PyObject* func, PyObject* args, PyObject* kwargs,
                                    PyObject* result, const Op** out) {
   return guarded([&] { *out = recording->describe(func, args, kwargs, result); });
+}
+
+EXPORT int rote_bridge_describe_observed(Recording* recording, const Op** out) {
+  return guarded([&] { *out = recording->describe_observed(); });
+}
+
+// Tells `listener` of the ops of this thread; null: no longer.
+EXPORT int rote_bridge_observe(PyObject* listener) {
+  return guarded([&] {
+    if (listener) {
+      observe_from_now(listener);
+    } else {
+      observe_no_more();
+    }
+  });
+}
+
+// Tells the listener of the innermost call on DTensors, if it does not know of it.
+EXPORT int rote_bridge_observe_global_call() {
+  return guarded([&] { begin_global_call(); });
+}
+
+// Has the listener told of calls of a composite op.
+EXPORT int rote_bridge_observe_calls_of(const char* name) {
+  return guarded([&] { told_of[name] = true; });
 }
 
 EXPORT int rote_bridge_describe_tensor(Recording* recording, PyObject* tensor, const Tensor** out) {

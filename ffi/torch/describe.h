@@ -59,6 +59,14 @@ inline PyObject* dtensor_attribute(PyObject* dtensor, Py_ssize_t offset, PyObjec
   return keep.ptr();
 }
 
+// An op that has just run, as the dispatcher has it.
+struct JustRun {
+  const c10::OperatorHandle* op = nullptr;
+  const std::vector<c10::IValue>* inputs = nullptr;
+  const std::vector<c10::IValue>* outputs = nullptr;
+};
+inline JustRun just_run;
+
 // One recording: the storages it has seen, held weakly so that no address is
 // used twice while it lasts, and the scratch space of the op being described.
 class Recording {
@@ -93,13 +101,31 @@ class Recording {
     } else if (result != Py_None) {
       out.push_back(from_result(result));
     }
-    op_.name = known.name.c_str();
-    op_.overload = known.overload.c_str();
-    op_.args = in.data();
-    op_.nargs = static_cast<uint32_t>(in.size());
-    op_.outs = out.data();
-    op_.nouts = static_cast<uint32_t>(out.size());
-    op_.flags = known.flags;
+    set_op(known, in, out);
+    return &op_;
+  }
+
+  // Describes the op that has just run under observation.
+  const Op* describe_observed() {
+    clear();
+    TORCH_CHECK(just_run.op, "no op has just run");
+    const Known& known = know(*just_run.op);
+    const auto& formals = known.schema->arguments();
+    std::vector<Arg>& in = block();
+    in.reserve(formals.size());
+    for (size_t i = 0; i < formals.size(); ++i) {
+      Arg arg = from_stack((*just_run.inputs)[i], formals[i]);
+      arg.written = formals[i].alias_info() && formals[i].alias_info()->isWrite();
+      in.push_back(arg);
+    }
+    std::vector<Arg>& out = block();
+    const auto& results = *just_run.outputs;
+    if (results.size() == 1 && results[0].isTensorList()) {
+      for (const at::Tensor& tensor : results[0].toTensorVector()) out.push_back(from_tensor_or_none(tensor));
+    } else {
+      for (const c10::IValue& result : results) out.push_back(from_stack(result, c10::Argument("", c10::AnyType::get())));
+    }
+    set_op(known, in, out);
     return &op_;
   }
 
@@ -135,24 +161,49 @@ class Recording {
     const auto& schema = schema_object.cast<const c10::FunctionSchema&>();
     auto handle = c10::Dispatcher::singleton().findSchema({schema.name(), schema.overload_name()});
     TORCH_CHECK(handle, "operator ", schema.name(), " is not registered");
-    Known entry{&handle->schema(), schema.name(), schema.overload_name(), 0};
-    for (at::Tag tag : handle->getTags()) {
+    return known->emplace(func, known_of(*handle)).first->second;
+  }
+
+  static const Known& know(const c10::OperatorHandle& op) {
+    static auto* known = new std::unordered_map<c10::OperatorName, Known>();
+    auto it = known->find(op.operator_name());
+    // An op may be registered anew under its name.
+    if (it == known->end() || it->second.schema != &op.schema())
+      it = known->insert_or_assign(op.operator_name(), known_of(op)).first;
+    return it->second;
+  }
+
+  static Known known_of(const c10::OperatorHandle& op) {
+    Known entry{&op.schema(), op.schema().name(), op.schema().overload_name(), 0};
+    for (at::Tag tag : op.getTags()) {
       if (tag == at::Tag::nondeterministic_seeded) entry.flags |= kSeeded;
       if (tag == at::Tag::data_dependent_output || tag == at::Tag::dynamic_output_shape)
         entry.flags |= kDataDependent;
       if (tag == at::Tag::inplace_view) entry.flags |= kInplaceView;
     }
-    return known->emplace(func, std::move(entry)).first->second;
+    return entry;
+  }
+
+  void set_op(const Known& known, const std::vector<Arg>& in, const std::vector<Arg>& out) {
+    op_.name = known.name.c_str();
+    op_.overload = known.overload.c_str();
+    op_.args = in.data();
+    op_.nargs = static_cast<uint32_t>(in.size());
+    op_.outs = out.data();
+    op_.nouts = static_cast<uint32_t>(out.size());
+    op_.flags = known.flags;
   }
 
   Tensor meta(const at::Tensor& tensor) {
     Tensor out{};
-    out.ndim = static_cast<uint32_t>(tensor.dim());
+    if (!tensor.is_nested()) {  // else it has no sizes to speak of
+      out.ndim = static_cast<uint32_t>(tensor.dim());
+      out.sizes = tensor.sizes().data();
+    }
     out.dtype = static_cast<uint8_t>(tensor.scalar_type());
     out.device_kind = static_cast<uint8_t>(tensor.device().type());
     out.device_index = static_cast<int8_t>(tensor.device().index());
-    out.sizes = tensor.sizes().data();
-    if (!tensor.has_storage() || tensor.layout() != at::kStrided) {
+    if (!tensor.has_storage() || tensor.layout() != at::kStrided || tensor.is_nested()) {
       out.flags = kNoStorage;
       return out;
     }
@@ -191,6 +242,67 @@ class Recording {
     arg.len = 1;
     arg.tensors = space.data();
     return arg;
+  }
+
+  // What a subclass that only waits for a collective holds; the tensor itself otherwise.
+  static at::Tensor unwrapped(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.key_set().has(c10::DispatchKey::Python)) return tensor;
+    py::object object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+    if (!object) throw py::error_already_set();
+    return plain_tensor(object.ptr());
+  }
+
+  Arg from_tensor_or_none(const at::Tensor& tensor) { return tensor.defined() ? from_tensor(unwrapped(tensor)) : Arg{}; }
+
+  // A tensor, a list of tensors, or anything else, from a stack of the dispatcher.
+  Arg from_stack(const c10::IValue& value, const c10::Argument& formal) {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      if (!tensor.defined() || !tensor.unsafeGetTensorImpl()->is_wrapped_number()) return from_tensor_or_none(tensor);
+      std::vector<Arg>& one = block();  // a number, wrapped by PyTorch
+      one.push_back(from_ivalue(item(tensor), c10::Argument("", c10::NumberType::get())));
+      Arg arg{};
+      arg.tag = kWrapped;
+      arg.len = 1;
+      arg.list = one.data();
+      return arg;
+    }
+    if (value.isList() && is_of_tensors(formal, value)) {
+      std::vector<Tensor>& space = tensor_block();
+      auto items = value.toListRef();
+      space.reserve(items.size());
+      for (const c10::IValue& each : items)
+        space.push_back(each.isTensor() && each.toTensor().defined() ? meta(unwrapped(each.toTensor())) : Tensor{});
+      Arg arg{};
+      arg.tag = kTensors;
+      arg.len = static_cast<uint32_t>(space.size());
+      arg.tensors = space.data();
+      return arg;
+    }
+    return from_ivalue(value, formal);
+  }
+
+  static bool is_of_tensors(const c10::Argument& formal, const c10::IValue& value) {
+    if (value.isTensorList() || value.isOptionalTensorList()) return true;
+    c10::TypePtr type = formal.type();
+    if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    auto list = type->cast<c10::ListType>();
+    if (!list) return false;
+    c10::TypePtr element = list->getElementType();
+    if (auto optional = element->cast<c10::OptionalType>()) element = optional->getElementType();
+    return element->kind() == c10::TypeKind::TensorType;
+  }
+
+  // The number in a tensor without dims on the host.
+  static c10::IValue item(const at::Tensor& tensor) {
+    const void* data = tensor.const_data_ptr();
+    switch (tensor.scalar_type()) {
+      case at::kDouble: return *static_cast<const double*>(data);
+      case at::kLong: return *static_cast<const int64_t*>(data);
+      case at::kBool: return *static_cast<const bool*>(data);
+      case at::kComplexDouble: return *static_cast<const c10::complex<double>*>(data);
+      default: TORCH_CHECK(false, "a number of type ", tensor.scalar_type());
+    }
   }
 
   Arg other(const char* what) {

@@ -227,7 +227,9 @@ inline void Call::modes() {
        (context.userEnabledFlashSDP() ? 512 : 0) | (context.userEnabledMemEfficientSDP() ? 1024 : 0) |
        (context.userEnabledMathSDP() ? 2048 : 0) | (context.userEnabledCuDNNSDP() ? 4096 : 0) |
        (context.userEnabledMkldnn() ? 8192 : 0));
-  mode(c10::impl::TorchDispatchModeTLS::stack_len());
+  // A recording under way counts as a mode: it sees what the ops of this call do.
+  mode(c10::impl::TorchDispatchModeTLS::stack_len() +
+       (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake) ? 1 : 0));
   mode(at::impl::PythonTorchFunctionTLS::stack_len());
 }
 

@@ -150,6 +150,18 @@ constexpr DirectKind direct_kind() {
           }};
 }
 
+// Whether an op has one result, and that is a tensor: a new one, or the one argument
+// that it writes.
+inline bool one_tensor(const c10::FunctionSchema& schema, bool makes_result) {
+  if (schema.returns().size() != 1 || schema.returns()[0].type()->kind() != c10::TypeKind::TensorType) return false;
+  const c10::AliasInfo* result = schema.returns()[0].alias_info();
+  if (makes_result) return result == nullptr;
+  for (const c10::Argument& formal : schema.arguments())
+    if (formal.alias_info() && formal.alias_info()->isWrite())
+      return result && result->isWrite() && result->beforeSets() == formal.alias_info()->beforeSets();
+  return false;
+}
+
 // How to call an op of these kinds, or nothing.
 inline std::unique_ptr<Direct> direct_call(const std::string& kinds, const DirectArguments& from) {
   using at::Tensor;
@@ -173,6 +185,7 @@ inline std::unique_ptr<Direct> direct_call(const std::string& kinds, const Direc
       direct_kind<Tensor, 't', 't', 's'>(),
       direct_kind<Tensor, 't', 't', 't', 's', 's'>(),
   };
+  if (!one_tensor(from.handle.schema(), from.result != nullptr)) return nullptr;
   for (const DirectKind& kind : known)
     if (kind.kinds == kinds && kind.makes_result == (from.result != nullptr)) {
       try {

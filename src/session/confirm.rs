@@ -254,7 +254,12 @@ impl Session {
             if self.drops + 1 >= MAX_DROPS {
                 return Err(SessionError::Refused(Refusal::step(
                     format!("keeps {what}, at every call"),
-                    "return them, or write them in place to tensors that state= names",
+                    if active.unwaited() > 0 {
+                        "wait for every collective inside the captured function (wait_tensor(), or .wait()); return \
+                         other tensors, or write them in place to tensors that state= names"
+                    } else {
+                        "return them, or write them in place to tensors that state= names"
+                    },
                 )));
             }
             return Ok(Outcome::Dropped(format!("the step made {what}")));

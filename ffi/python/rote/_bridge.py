@@ -59,6 +59,7 @@ def _command(compiler: str, source: Path, output: Path) -> list[str]:
         "-O2",
         "-fPIC",
         "-shared",
+        "-DNDEBUG",  # as torch is built: some of its classes are larger without
         "-fvisibility=hidden",
         "-w",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
@@ -85,6 +86,7 @@ def build() -> Path:
         torch.__file__,
         *sources.keys(),
         *sources.values(),
+        *_command("", Path(), Path()),
     ):
         digest.update(part.encode() + b"\0")
     version = torch.__version__.replace("+", "-")

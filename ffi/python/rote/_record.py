@@ -1,6 +1,6 @@
 """Runs one call eagerly while the library records it.
 
-A dispatch mode sees every op: those on DTensors frame what follows, those on
+The bridge tells of every op: those on DTensors frame what follows, those on
 plain tensors are recorded. What never reaches the dispatcher is observed where
 it happens: generator state, host reads, redistributions, backward passes.
 """
@@ -20,13 +20,10 @@ from ctypes import byref, c_uint32
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ._arguments import notation, op_name
-from ._native import NO_INDEX, REFUSED, check, ids, lib
+from ._native import NO_INDEX, REFUSED, check, error, ids, lib, observe_no_more
 from ._specs import spec_text
 
 _TORCH = str(torch.__path__[0])
@@ -77,7 +74,8 @@ class Specs:
         number = self._by_id.get(id(spec))
         if number is not None:
             return number
-        text = spec_text(spec)
+        with _unseen():
+            text = spec_text(spec)
         number = self._by_text.get(text)
         if number is None:
             index = c_uint32()
@@ -102,14 +100,39 @@ class Specs:
         return found
 
 
-_get_dispatch_mode = torch._C._get_dispatch_mode
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
-_LIFT = torch.ops.aten.lift_fresh.default
+# Composite ops that read or write the memory of their tensors themselves, below the dispatcher,
+# and go other ways by what is there. Found as those that run on tensors but not on tensors without
+# data (FakeTensor), and as those that `python -m tests.torch.sweep` saw replay with old values.
+_IN_MEMORY = (
+    "aten::_pad_packed_sequence",
+    "aten::_sobol_engine_draw",
+    "aten::_sobol_engine_ff_",
+    "aten::_sobol_engine_initialize_state_",
+    "aten::_sobol_engine_scramble_",
+    "aten::ctc_loss.Tensor",
+    "aten::gru.data",
+    "aten::lstm.data",
+    "aten::quantized_gru.data",
+    "aten::quantized_lstm.data",
+    "aten::rnn_relu.data",
+    "aten::rnn_tanh.data",
+    "aten::tensor_split.tensor_indices_or_sections",
+)
+# What the bridge tells of an op that has run.
+_WAITS, _LIFTS = 1, 2
+_OBSERVED = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("Fake"))  # as observe.h has it
+# Operators of functions that call them under autograd's transforms, and do nothing else.
+_TRANSPARENT = ("custom_function_call",)
+
+
+def _unseen() -> Any:
+    """Within, ops are not recorded."""
+    return torch._C._ExcludeDispatchKeyGuard(_OBSERVED)
 
 
 def _constant(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
     """The op that makes a constant of no dims anew at every replay."""
-    with _disable_current_modes():
+    with _unseen():
         value = torch._C.TensorBase.item(tensor)
     return (
         torch.ops.aten.scalar_tensor.default,
@@ -118,12 +141,12 @@ def _constant(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
     )
 
 
-_WAIT = torch.ops._c10d_functional.wait_tensor.default
-# References to a collective's result, at most, once its thread has let go of it: seen in
-# PyTorch 2.15, where the thread holds three more. Where there are others, recordings go on
-# after the time below, and may differ.
-_OWN_REFERENCES = 3
+# References to a collective's result once its thread has let go of it: four, or five where the
+# caller has one more, as seen in PyTorch 2.15, where the thread holds three more. Where there
+# are others, recordings go on after the time below, and may differ.
+_OWN_REFERENCES = (4, 5)
 _LET_GO_SECONDS = 0.5
+_LAST_REFERENCE_SECONDS = 0.0003  # the thread drops its three at once
 
 
 def _let_go(result: torch.Tensor) -> bool:
@@ -136,10 +159,13 @@ def _let_go(result: torch.Tensor) -> bool:
     if result.device.type != "cpu" or not hasattr(result, "_use_count"):
         return True
     end = time.monotonic() + _LET_GO_SECONDS
-    while result._use_count() > _OWN_REFERENCES:
+    fewest, most = _OWN_REFERENCES
+    while result._use_count() > most:
         if time.monotonic() > end:
             return False
         time.sleep(0.0001)
+    if result._use_count() > fewest:
+        time.sleep(_LAST_REFERENCE_SECONDS)
     return True
 
 
@@ -147,75 +173,70 @@ def _let_go(result: torch.Tensor) -> bool:
 Seen = Callable[[Any, Any, Any, Any], None]
 
 
-class _Recorder(TorchDispatchMode):
-    """Hands every op to the library."""
+class _Recorder:
+    """Hands every op to the library; ``observe.h`` tells it of them."""
 
-    def __init__(self, session: Any, specs: Specs, open_ops: list[Call | None], seen: Seen | None) -> None:
-        super().__init__()
+    def __init__(self, session: Any, watch: Watch, seen: Seen | None) -> None:
         self._seen = seen
+        self.detailed = seen is not None  # whether `ran` is told of arguments and results
         self._session = session
-        self._specs = specs
-        self._open_ops = open_ops
-        self._enter_dtensor = False
-        self._random: dict[Any, bool] = {}
+        self._watch = watch
         self._patient = True  # with threads of collectives, until one holds on for long
         self.refused = False
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing compiles a step that is being recorded: spare every op the check
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        for kind in types:
-            if kind is torch.Tensor or kind is torch.nn.Parameter:
-                continue
-            if kind is AsyncCollectiveTensor:
-                return NotImplemented
-            if issubclass(kind, FakeTensor):  # propagation asks for shapes
-                return func(*args, **kwargs)
-            if issubclass(kind, DTensor):
-                return self._global(func, args, kwargs)
-        if self.refused or _get_dispatch_mode(_FAKE) is not None:
-            return func(*args, **kwargs)
-        random = self._random.get(func)
-        if random is None:
-            random = self._random[func] = torch.Tag.nondeterministic_seeded in func.tags
-        if random:
-            check(lib.rote_record_random(self._session, user_line()))
-        result = func(*args, **kwargs)
-        if func is _WAIT and self._patient:
-            self._patient = _let_go(result)
-        if func is _LIFT and args[0].dim() == 0 and not _is_user_code(sys._getframe(1).f_code):
+    def ran(self, kind: int, tensor: Any, func: Any = None, args: Any = (), result: Any = ()) -> None:
+        """Records the op that has just run; of some kinds, with its result."""
+        if self.refused:
+            return
+        kwargs: dict[str, Any] = {}
+        result = result[0] if len(result) == 1 else result
+        if kind == _WAITS and self._patient:
+            self._patient = _let_go(tensor)
+        if kind == _LIFTS and tensor.dim() == 0 and not _is_user_code(sys._getframe(1).f_code):
             # torch's own code makes a constant, as optimizers do; were it no
             # constant, the next recording would differ.
-            func, args, kwargs = _constant(args[0])
-        status = check(lib.rote_record_op(self._session, func, args, kwargs, result, user_line()))
-        self.refused = status == REFUSED
+            func, args, kwargs = _constant(tensor)
+            self._note(lib.rote_record_op(self._session, func, args, kwargs, tensor, user_line()))
+        else:
+            self._note(lib.rote_record_observed(self._session, user_line()))
         if self._seen is not None:
             self._seen(func, args, kwargs, result)
-        return result
 
-    def _global(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._enter_dtensor:
-            self._enter_dtensor = False
-            return NotImplemented
-        inputs = self._specs.of_all(args)
-        if kwargs:
-            inputs += self._specs.of_all(kwargs.values())
+    def _note(self, status: int) -> None:
+        """Ends the recording when it was refused, or failed: the step runs on."""
+        if status < 0:
+            self._watch.refuse(
+                "", f"does what cannot be written down: {error()}", "leave it outside the captured function"
+            )
+        self.refused |= status < 0 or status == REFUSED
+
+    def draws(self) -> None:
+        """An op that draws random numbers is about to run."""
+        if not self.refused:
+            self._note(lib.rote_record_random(self._session, user_line()))
+
+    def called(self, name: str) -> None:
+        """Refuses an op that reads or writes memory itself, see ``_IN_MEMORY``."""
+        if not self.refused:
+            self._watch.refuse(
+                name,
+                "reads or writes the memory of a tensor on the host: what it does then depends on the values, and "
+                "leaves no trace in a plan",
+                "give it Python numbers in place of the tensor (padded sequences in place of packed ones), or leave it "
+                "outside the captured function",
+            )
+
+    def begins(self, func: Any, args: Any) -> None:
+        """An op on DTensors is under way."""
+        inputs = self._watch.specs.of_all(args)
         check(lib.rote_record_global_begin(self._session, op_name(func), ids(inputs), len(inputs), user_line()))
-        result: Any = ()
-        self._open_ops.append((func, args, kwargs))
-        try:
-            with self:
-                self._enter_dtensor = True
-                result = func(*args, **kwargs)
-            return result
-        finally:
-            self._enter_dtensor = False
-            self._open_ops.pop()
-            outputs = self._specs.of_all(result if isinstance(result, list | tuple) else (result,))
-            check(lib.rote_record_global_end(self._session, ids(outputs), len(outputs)))
+        self._watch.open_ops.append((func, args, {}))
+
+    def ends(self, result: Any) -> None:
+        """The op on DTensors that began last has run."""
+        self._watch.open_ops.pop()
+        outputs = self._watch.specs.of_all(result)
+        check(lib.rote_record_global_end(self._session, ids(outputs), len(outputs)))
 
 
 # An op on DTensors that is under way, until its arguments have been written down.
@@ -242,7 +263,7 @@ class Watch:
 
     def __init__(self, session: Any, specs: Specs) -> None:
         self._session = session
-        self._specs = specs
+        self.specs = specs
         self._states: list[tuple[torch.Tensor, int, tuple[int, int]]] = []
         self._roots: list[Any] = []
         self._moving: list[tuple[str, Callable[[], Any], Any]] = []
@@ -272,6 +293,11 @@ class Watch:
                 torch.autograd,
                 "_engine_run_backward",
                 self._backward(vars(torch.autograd)["_engine_run_backward"]),
+            )
+        )
+        stack.enter_context(
+            _patched(
+                torch._ops.HigherOrderOperator, "dispatch", self._higher_order(torch._ops.HigherOrderOperator.dispatch)
             )
         )
         import torch.distributed.tensor._api as api
@@ -370,7 +396,7 @@ class Watch:
         def get_rng_state(*args: Any, **kwargs: Any) -> Any:
             slot = c_uint32()
             check(lib.rote_record_rng(self._session, 0, *device, byref(slot), user_line()))
-            with _disable_current_modes():
+            with _unseen():
                 state = original(*args, **kwargs)
             self._states.append((state, slot.value, device))
             return state
@@ -379,7 +405,7 @@ class Watch:
 
     def _restore(self, original: Callable[..., Any], device: tuple[int, int]) -> Callable[..., Any]:
         def set_rng_state(state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            with _disable_current_modes():
+            with _unseen():
                 slot = self._slot(state, device)
                 done = original(state, *args, **kwargs)
             if slot is not None:  # else the next draw finds the generator moved, and refuses
@@ -400,7 +426,8 @@ class Watch:
 
     def _redistribute(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def redistribute_local_tensor(local: Any, current: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-            begin, end = self._specs.of(current), self._specs.of(target)
+            check(lib.rote_record_global_call())
+            begin, end = self.specs.of(current), self.specs.of(target)
             call = self.open_ops[-1] if self.open_ops else None
             if call is not None:
                 self.open_ops[-1] = None
@@ -427,6 +454,24 @@ class Watch:
 
         return run
 
+    def _higher_order(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        watch = self
+
+        def dispatch(op: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+            name = op.name()
+            if name in _TRANSPARENT:
+                return original(op, key, *args, **kwargs)
+            watch.refuse(
+                name,
+                "calls functions of Python as an operator: which of them run may depend on data",
+                "leave it outside the captured function",
+            )
+            with _unseen():
+                key = torch._ops._compute_keyset(args, kwargs, op.non_fallthrough_keys).highestPriorityTypeId()
+                return original(op, key, *args, **kwargs)
+
+        return dispatch
+
     def used_up(self, node: Any) -> bool:
         """Whether a backward pass of this recording has used a graph up."""
         seen: set[Any] = set()
@@ -445,12 +490,15 @@ class Watch:
         self._states.clear()
 
 
-def run(session: Any, specs: Specs, watch: Watch, step: Callable[[], Any], seen: Seen | None = None) -> Any:
+def run(session: Any, watch: Watch, step: Callable[[], Any], seen: Seen | None = None) -> Any:
     """Runs the step under every observer."""
-    recorder = _Recorder(session, specs, watch.open_ops, seen)
+    for name in _IN_MEMORY:
+        check(lib.rote_record_tell_of(name.encode()))
+    recorder = _Recorder(session, watch, seen)
     with ExitStack() as stack:
         watch.patches(stack)
-        stack.enter_context(recorder)
+        check(lib.rote_record_observe(recorder))
+        stack.callback(observe_no_more, None)
         return step()
 
 

@@ -158,6 +158,28 @@ impl Bridge {
         Ok(digest)
     }
 
+    /// Tells `listener`, a Python object, of the ops of this thread from now on;
+    /// null: no longer.
+    ///
+    /// # Safety
+    /// `listener` must be null or a live object.
+    pub unsafe fn observe(&self, listener: sys::Object) -> Result<(), ReplayError> {
+        // SAFETY: the caller vouches for the object.
+        self.check(unsafe { (self.functions.observe)(listener) })
+    }
+
+    /// Tells the listener of the innermost call on DTensors under way.
+    pub fn observe_global_call(&self) -> Result<(), ReplayError> {
+        // SAFETY: takes nothing.
+        self.check(unsafe { (self.functions.observe_global_call)() })
+    }
+
+    /// Has the listener told of calls of the composite op `name`.
+    pub fn observe_calls_of(&self, name: &CStr) -> Result<(), ReplayError> {
+        // SAFETY: the text lives through the call, which copies it.
+        self.check(unsafe { (self.functions.observe_calls_of)(name.as_ptr()) })
+    }
+
     /// Marks a returned tensor as one whose graph is used up.
     pub fn mark_replayed(&self, tensor: &Object) -> Result<(), ReplayError> {
         // SAFETY: a live object.
@@ -198,6 +220,17 @@ impl Recording {
         })?;
         // SAFETY: on success the bridge points at its own description, which
         // lives until the next call on this recording.
+        Ok(unsafe { &*op })
+    }
+
+    /// Describes the op that has just run under observation; see
+    /// [`Bridge::observe`]. What is described holds until the next call.
+    pub fn observed_op(&mut self) -> Result<&sys::Op, ReplayError> {
+        let mut op = std::ptr::null();
+        let bridge = Bridge::get();
+        // SAFETY: `op` outlives the call.
+        bridge.check(unsafe { (bridge.functions.describe_observed)(self.0, &mut op) })?;
+        // SAFETY: as in `op`.
         Ok(unsafe { &*op })
     }
 

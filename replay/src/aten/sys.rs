@@ -7,7 +7,7 @@ pub use super::op::{
 };
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
@@ -55,6 +55,10 @@ functions! {
     recording_new: fn() -> *mut c_void;
     recording_free: fn(*mut c_void);
     describe_op: fn(*mut c_void, Object, Object, Object, Object, *mut *const Op) -> c_int;
+    describe_observed: fn(*mut c_void, *mut *const Op) -> c_int;
+    observe: fn(Object) -> c_int;
+    observe_global_call: fn() -> c_int;
+    observe_calls_of: fn(*const c_char) -> c_int;
     describe_tensor: fn(*mut c_void, Object, *mut *const Tensor) -> c_int;
     storage_alive: fn(*const c_void, u64) -> c_int;
     rng_digest: fn(u8, i8, *mut u64) -> c_int;

@@ -71,7 +71,9 @@ impl Recorder {
                     .any(|t| t.storage != 0 && matches!(t.dtype.0, 0 | 11)),
                 _ => false,
             });
-        if op.data_dependent && !indexes_by_integers {
+        // What it packs, and how long the result is, depends on lengths that lie in a tensor.
+        let packs = op.name == "aten::_pack_padded_sequence";
+        if op.data_dependent && !indexes_by_integers || packs {
             return Self::refuse(
                 op,
                 "makes a result whose shape or value on the host depends on tensor data",
@@ -110,6 +112,27 @@ impl Recorder {
             }
         }
         Ok(())
+    }
+
+    /// Refuses answers for the host from ops of other libraries, of which nobody knows
+    /// whether they depend on data.
+    pub(super) fn check_answers(op: &OpEvent<'_>) -> Result<(), Refusal> {
+        let answer = op.outs.iter().find_map(|out| match out {
+            ArgEvent::Tensor(_) | ArgEvent::Tensors(_) => None,
+            ArgEvent::None => Some("None in place of a tensor"),
+            ArgEvent::Other(kind) => Some(*kind),
+            _ => Some("number or text"),
+        });
+        match answer {
+            Some(answer) => Self::refuse(
+                op,
+                format!(
+                    "returns a result to the host ({answer}): what Python does with it leaves no trace in a plan"
+                ),
+                "return it as a tensor, or leave the call outside the captured function",
+            ),
+            None => Ok(()),
+        }
     }
 
     /// Refuses tensors that the plan could only read stale.

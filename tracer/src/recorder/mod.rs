@@ -107,6 +107,9 @@ impl Recorder {
             return self.question(op);
         }
         if !self.collective(op)? {
+            if !of_torch {
+                Self::check_answers(op)?;
+            }
             self.local(op)?;
         }
         Ok(())

@@ -56,6 +56,21 @@ impl Recorder {
         if !self.roots.contains_key(&tensor.storage) {
             self.bind(tensor.storage);
         }
+        if tensor.numel() > 0
+            && self
+                .roots
+                .get(&tensor.storage)
+                .is_some_and(|r| r.uninitialized)
+        {
+            return Err(Refusal::step(
+                format!(
+                    "leaves a tensor in {path} ({}) that comes from an empty() to which no recorded op wrote: it \
+                     was written outside the dispatcher (a raw kernel launch, numpy, ctypes), or not at all",
+                    tensor.describe()
+                ),
+                "make it with torch.zeros, or wrap what writes to it as a custom op (torch.library.custom_op)",
+            ));
+        }
         self.value(tensor, "").ok_or_else(|| {
             Refusal::step(
                 format!(
@@ -89,6 +104,11 @@ impl Recorder {
             .collect()
     }
 
+    /// How many collectives the step has not waited for.
+    pub fn unwaited(&self) -> usize {
+        self.pending.len()
+    }
+
     fn describe_maker(&self, value: ValueId) -> String {
         let plan = &self.tables.plan;
         let entry = &plan.values[value as usize];
@@ -98,6 +118,7 @@ impl Recorder {
                 let source = plan.str(self.sources[instr as usize]);
                 let name = match plan.instrs[instr as usize] {
                     Instr::Local { op, .. } => plan.str(op),
+                    _ if self.pending.contains(&value) => "a collective that was never waited for",
                     _ => "a collective",
                 };
                 format!("{shape} made by {name} at {source}")

@@ -1,0 +1,202 @@
+// Sees the ops of a recording, each below autograd and above its kernel, without a
+// dispatch mode: PyTorch's composites look for modes, and go other ways where there
+// is one. A dispatch key that PyTorch leaves to others does instead.
+#pragma once
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/library.h>
+
+#include "describe.h"
+
+namespace rote {
+
+// Above the kernels of all backends. PyTorch has no kernel for it.
+inline constexpr c10::DispatchKey kObserved = c10::DispatchKey::Fake;
+
+// Who is told, one at a time: an object of Python with the methods `ran`, `draws`,
+// `begins`, `ends` and `called`. Read and written under the GIL.
+inline PyObject* listener = nullptr;
+
+// Whether this thread runs a step that is being recorded.
+inline bool observing() { return c10::impl::tls_is_dispatch_key_included(kObserved); }
+
+inline void call_listener(const char* method, const py::tuple& arguments, py::object* answer = nullptr) {
+  if (!listener) return;
+  c10::impl::ExcludeDispatchKeyGuard unseen(kObserved);  // what the listener does is none of the step's
+  py::object bound = py::reinterpret_steal<py::object>(PyObject_GetAttrString(listener, method));
+  if (!bound) throw py::error_already_set();
+  py::object result = py::reinterpret_steal<py::object>(PyObject_Call(bound.ptr(), arguments.ptr(), nullptr));
+  if (!result) throw py::error_already_set();
+  if (answer) *answer = std::move(result);
+}
+
+// What is the same for every call of an op.
+struct ObservedOp {
+  bool composite;  // it calls others, and no backend has a kernel for it
+  bool told;       // the listener wants to know when it is called
+};
+
+// Composites whose calls the listener wants to know of.
+inline std::unordered_map<std::string, bool> told_of;
+
+// A call of an op on DTensors, told to the listener once it does something.
+struct GlobalCall {
+  c10::OperatorName name;
+  std::vector<c10::IValue> inputs;
+  bool begun = false;
+};
+inline thread_local std::vector<GlobalCall> global_calls;
+
+inline py::tuple to_python(c10::ArrayRef<c10::IValue> values) {
+  py::tuple out(values.size());
+  for (size_t i = 0; i < values.size(); ++i) out[i] = torch::jit::toPyObject(values[i]);
+  return out;
+}
+
+// Tells of the innermost call on DTensors under way. The GIL is held.
+inline void begin_global_call() {
+  if (global_calls.empty() || global_calls.back().begun) return;
+  global_calls.back().begun = true;
+  auto handle = c10::Dispatcher::singleton().findSchema(global_calls.back().name);
+  if (!handle) return;
+  py::object overload = py::reinterpret_borrow<py::object>(torch::detail::getTorchApiFunction(*handle));
+  py::tuple inputs = to_python(global_calls.back().inputs);
+  call_listener("begins", py::make_tuple(overload, inputs));
+}
+
+// Runs an op of a step that is being recorded, and tells what it has done.
+inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kObserved);
+  // What goes on to a mode or a subclass of Tensor comes back as the ops that these
+  // call; what hides from modes hides from a recording.
+  if (below.has(c10::DispatchKey::Python) || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python)) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  const c10::FunctionSchema& schema = op.schema();
+  std::vector<c10::IValue> inputs = torch::jit::last(*stack, schema.arguments().size()).vec();
+  {
+    bool draws = op.hasTag(at::Tag::nondeterministic_seeded);
+    bool begins = !global_calls.empty() && !global_calls.back().begun;
+    if (draws || begins) {
+      py::gil_scoped_acquire gil;
+      begin_global_call();
+      if (draws) call_listener("draws", py::tuple(0));
+    }
+  }
+  {
+    c10::impl::ExcludeDispatchKeyGuard unseen(kObserved);
+    op.redispatchBoxed(below, stack);
+  }
+  std::vector<c10::IValue> outputs = torch::jit::last(*stack, schema.returns().size()).vec();
+  py::gil_scoped_acquire gil;
+  just_run = {&op, &inputs, &outputs};
+  py::object tensor = py::none();
+  const std::string& name = schema.name();
+  bool waits = name == "_c10d_functional::wait_tensor", lifts = name == "aten::lift_fresh";
+  if ((waits || lifts) && outputs.size() == 1 && outputs[0].isTensor()) tensor = torch::jit::toPyObject(outputs[0]);
+  py::tuple told = py::make_tuple(waits ? 1 : lifts ? 2 : 0, tensor);
+  if (listener && py::handle(listener).attr("detailed").cast<bool>()) {
+    py::object overload = py::reinterpret_borrow<py::object>(torch::detail::getTorchApiFunction(op));
+    told = py::make_tuple(told[0], tensor, overload, to_python(inputs), to_python(outputs));
+  }
+  call_listener("ran", told);
+  just_run = {};
+}
+
+// --- calls on DTensors, and of composites ------------------------------------------
+
+struct Nested : public at::ObserverContext {};
+
+inline const ObservedOp& observed_op(const c10::OperatorName& name) {
+  static auto* known = new std::unordered_map<c10::OperatorName, ObservedOp>();
+  auto it = known->find(name);
+  if (it != known->end()) return it->second;
+  ObservedOp op{false, told_of.count(c10::toString(name)) != 0};
+  if (auto handle = c10::Dispatcher::singleton().findSchema(name))
+    op.composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  return known->emplace(name, op).first->second;
+}
+
+inline bool on_dtensors(c10::ArrayRef<const c10::IValue> inputs) {
+  auto is_dtensor = [](const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.key_set().has(c10::DispatchKey::Python)) return false;
+    py::gil_scoped_acquire gil;
+    py::object object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+    return object && PyObject_IsInstance(object.ptr(), classes.dtensor) == 1;
+  };
+  for (const c10::IValue& input : inputs) {
+    if (input.isTensor()) {
+      if (is_dtensor(input.toTensor())) return true;
+    } else if (input.isList()) {
+      for (const c10::IValue& item : input.toListRef()) {
+        if (!item.isTensor()) break;
+        if (is_dtensor(item.toTensor())) return true;
+      }
+    }
+  }
+  return false;
+}
+
+inline std::unique_ptr<at::ObserverContext> call_begins(const at::RecordFunction& call) {
+  if (!observing()) return nullptr;
+  auto name = call.operator_name();
+  if (!name) return nullptr;
+  const ObservedOp& op = observed_op(*name);
+  if (op.told) {
+    py::gil_scoped_acquire gil;
+    call_listener("called", py::make_tuple(py::str(c10::toString(*name))));
+  }
+  if (op.composite || !on_dtensors(call.inputs())) return nullptr;
+  global_calls.push_back({*name, std::vector<c10::IValue>(call.inputs().begin(), call.inputs().end())});
+  return std::make_unique<Nested>();
+}
+
+inline void call_ends(const at::RecordFunction& call, at::ObserverContext* nested) {
+  if (!nested || global_calls.empty()) return;
+  py::gil_scoped_acquire gil;
+  bool begun = global_calls.back().begun;
+  global_calls.pop_back();
+  if (!begun) return;
+  // Called while an exception goes by, too.
+  PyObject *kind, *value, *trace;
+  PyErr_Fetch(&kind, &value, &trace);
+  call_listener("ends", py::make_tuple(to_python(call.outputs())));
+  PyErr_Restore(kind, value, trace);
+}
+
+// --- beginning and end --------------------------------------------------------------
+
+inline at::CallbackHandle calls_seen = 0;
+
+// From now on, `object` is told of the ops of this thread, and of threads that work for it.
+inline void observe_from_now(PyObject* object) {
+  static auto* library = new torch::Library(torch::Library::IMPL, "_", kObserved, __FILE__, __LINE__);
+  static bool registered = (library->fallback(torch::CppFunction::makeFromBoxedFunction<&observe>()), true);
+  (void)registered;
+  TORCH_CHECK(!listener && !observing(), "a step is being recorded already");
+  Py_INCREF(object);
+  listener = object;
+  calls_seen = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(call_begins, call_ends).needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION}));
+  c10::impl::tls_set_dispatch_key_included(kObserved, true);
+}
+
+inline void observe_no_more() {
+  if (!listener) return;
+  c10::impl::tls_set_dispatch_key_included(kObserved, false);
+  at::removeCallback(calls_seen);
+  global_calls.clear();
+  PyObject* object = listener;
+  listener = nullptr;
+  Py_DECREF(object);
+}
+
+}  // namespace rote

@@ -1,0 +1,218 @@
+"""Ops of other libraries, of every kind of signature: replayed as eager runs them, or refused.
+
+Each schema has an implementation and arguments; `results` of the call, and what it wrote to its
+arguments, must be eager's at every call.
+"""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from oracle import ORACLE_ONLY, rote_capture
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+CALLS = 8
+EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
+library = torch.library.Library("rote_test_signatures", "FRAGMENT")
+numbers = itertools.count()
+
+
+@dataclasses.dataclass
+class Op:
+    schema: str
+    body: Callable[..., Any]
+    arguments: Callable[[], tuple[Any, ...]]
+    refused: str = ""  # what the refusal says
+
+    def make(self) -> Any:
+        name = f"op{next(numbers)}"
+        library.define(name + self.schema)
+        library.impl(name, self.body, "CPU")
+        return getattr(torch.ops.rote_test_signatures, name)
+
+
+def one() -> tuple[Any, ...]:
+    return (torch.randn(3),)
+
+
+def two() -> tuple[Any, ...]:
+    return torch.randn(3), torch.randn(3)
+
+
+def three() -> tuple[Any, ...]:
+    return torch.randn(3), torch.randn(3), torch.randn(3)
+
+
+def nothing(*done: Any) -> None:
+    return None
+
+
+MUTATING = [
+    Op("(Tensor(a!) x) -> ()", lambda x: nothing(x.mul_(2)), one),
+    Op("(Tensor(a!) x, Tensor y) -> ()", lambda x, y: nothing(x.mul_(y)), two),
+    Op("(Tensor x, Tensor(a!) y) -> ()", lambda x, y: nothing(y.add_(x)), two),
+    Op("(Tensor x, Tensor y, Tensor(a!) z) -> ()", lambda x, y, z: nothing(z.add_(x * y)), three),
+    Op("(Tensor(a!) x, Tensor(b!) y) -> ()", lambda x, y: nothing(x.mul_(y), y.add_(1)), two),
+    Op("(Tensor(a!) x, Tensor(b!) y, Tensor z) -> ()", lambda x, y, z: nothing(x.mul_(z), y.add_(z)), three),
+    Op("(Tensor(a!) x, float s) -> ()", lambda x, s: nothing(x.mul_(s)), lambda: (torch.randn(3), 2.5)),
+    Op("(Tensor(a!) x, Scalar s) -> ()", lambda x, s: nothing(x.mul_(s)), lambda: (torch.randn(3), 2.5)),
+    Op("(Tensor(a!) x, Tensor y, Scalar s) -> ()", lambda x, y, s: nothing(x.add_(y, alpha=s)), lambda: (*two(), 3)),
+    Op("(Tensor(a!) x, Tensor y, bool b) -> ()", lambda x, y, b: nothing(x.add_(y)), lambda: (*two(), True)),
+    Op("(Tensor(a!)[] xs) -> ()", lambda xs: nothing([x.mul_(2) for x in xs]), lambda: ([*two()],)),
+    Op("(Tensor(a!)? x, Tensor y) -> ()", lambda x, y: nothing(x.mul_(y)), two),
+    Op("(Tensor(a!)? x, Tensor(b!) y) -> ()", lambda x, y: nothing(y.mul_(2)), lambda: (None, torch.randn(3))),
+    Op("(Tensor(a!) x, Tensor y) -> Tensor", lambda x, y: (x.mul_(y), y + 1)[1], two),
+    Op("(Tensor(a!) x, Tensor y) -> (Tensor, Tensor)", lambda x, y: (x.mul_(y) * 1, y + 1), two),
+    Op("(Tensor(a!) x) -> Tensor(a!)", lambda x: x.mul_(2), one),
+    Op("(Tensor(a!) x, Tensor y) -> Tensor(a!)", lambda x, y: x.mul_(y), two),
+    Op("(Tensor x) -> ()", lambda x: nothing(), one),
+]
+
+MAKING = [
+    Op("(Tensor x) -> Tensor", lambda x: x * 2, one),
+    Op("(Tensor x, Tensor y) -> (Tensor, Tensor)", lambda x, y: (x + y, x - y), two),
+    Op("(Tensor x) -> Tensor[]", lambda x: [x + 1], one),
+    Op("(Tensor x) -> Tensor[]", lambda x: [x + 1, x + 2], one),
+    Op("(Tensor? x, Tensor y) -> Tensor", lambda x, y: y + 1, lambda: (None, torch.randn(3))),
+    Op("(Tensor? x, Tensor y) -> Tensor", lambda x, y: x + y, two),
+    Op("(Tensor[] xs) -> Tensor", lambda xs: xs[0] + xs[1], lambda: ([*two()],)),
+    Op("(Tensor?[] xs) -> Tensor", lambda xs: xs[0] + 1, lambda: ([torch.randn(3), None],)),
+    Op("(Tensor x, int i, int? j, SymInt k) -> Tensor", lambda x, i, j, k: x * (i + k), lambda: (*one(), 2, None, 3)),
+    Op("(Tensor x, int[] s, SymInt[] k) -> Tensor", lambda x, s, k: x * s[0] + k[1], lambda: (*one(), [2], [3, 4])),
+    Op(
+        "(Tensor x, float f, float[] g, complex c) -> Tensor",
+        lambda x, f, g, c: x * f + g[0],
+        lambda: (*one(), 0.5, [1.5, 2.5], 1j),
+    ),
+    Op(
+        "(Tensor x, bool b, bool[] bs) -> Tensor", lambda x, b, bs: x * b + bs[0], lambda: (*one(), True, [True, False])
+    ),
+    Op(
+        "(Tensor x, str s, str? t, str[] u) -> Tensor",
+        lambda x, s, t, u: x * len(s) + len(u),
+        lambda: (*one(), "ab", None, ["a", "b"]),
+    ),
+    Op(
+        "(Tensor x, Scalar s, Scalar? t, Scalar[] u) -> Tensor",
+        lambda x, s, t, u: x * s + u[0],
+        lambda: (*one(), 2, None, [1.5, 2]),
+    ),
+    Op(
+        "(Tensor x, ScalarType d, Layout layout, MemoryFormat m, Device v) -> Tensor",
+        lambda x, d, layout, m, v: x * 2,
+        lambda: (*one(), torch.float32, torch.strided, torch.contiguous_format, CPU),
+    ),
+    Op("(Tensor x, float s=2.0, *, int k=3) -> Tensor", lambda x, s=2.0, k=3: x * s + k, one),
+]
+CPU = torch.device("cpu")
+
+REFUSED = [
+    Op("(Tensor x) -> int", lambda x: int(x.sum() > 0), one, "returns a result to the host"),
+    Op("(Tensor x) -> bool", lambda x: bool(x.sum() > 0), one, "returns a result to the host"),
+    Op("(Tensor x) -> float", lambda x: float(x.sum() > 0), one, "returns a result to the host"),
+    Op("(Tensor x) -> str", lambda x: "a" if x.sum() > 0 else "b", one, "returns a result to the host"),
+    Op("(Tensor x) -> (Tensor, int)", lambda x: (x + 1, int(x.sum() > 0)), one, "returns a result to the host"),
+    Op("(Tensor x) -> Tensor?", lambda x: None if x.sum() < 99 else x + 1, one, "returns a result to the host"),
+    Op("(Tensor x) -> (Tensor, Tensor[])", lambda x: (x + 1, [x + 2]), one, "returns a list among other results"),
+    Op(
+        "(Tensor x, Tensor[][] s) -> Tensor",
+        lambda x, s: x * s[0][0],
+        lambda: (*one(), [[torch.ones(3)]]),
+        "which a plan cannot hold",
+    ),
+]
+
+
+def ids(ops: list[Op]) -> list[str]:
+    return [op.schema for op in ops]
+
+
+def values(tree: Any) -> list[Any]:
+    return [leaf.tolist() if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(tree)]
+
+
+def check(op: Op) -> Any:
+    call = op.make()
+    step = rote_capture(call_of(call))
+    for number in range(CALLS):
+        torch.manual_seed(number)
+        expected_arguments = op.arguments()
+        torch.manual_seed(number)
+        arguments = op.arguments()
+        expected, found = call_of(call)(*expected_arguments), step(*arguments)
+        assert values(found) == values(expected), number
+        assert values(arguments) == values(expected_arguments), number
+    return step
+
+
+def call_of(call: Any) -> Callable[..., Any]:
+    return lambda *arguments: call(*arguments)
+
+
+@pytest.mark.parametrize("op", [*MUTATING, *MAKING], ids=ids([*MUTATING, *MAKING]))
+def test_signature(op: Op) -> None:
+    step = check(op)
+    if not ORACLE_ONLY:
+        assert not step.stats.refusals
+        assert step.stats.replays >= CALLS - 4, step.stats
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("op", REFUSED, ids=ids(REFUSED))
+def test_refused_signature(op: Op) -> None:
+    step = check(op)
+    if not ORACLE_ONLY:
+        assert not step.stats.replays
+        assert any(op.refused in refusal for refusal in step.stats.refusals), step.stats
+
+
+def generated() -> Iterator[Op]:
+    """Every order of up to three arguments of these kinds, returning nothing or a tensor."""
+    kinds: dict[str, Callable[[], Any]] = {
+        "Tensor {}": lambda: torch.randn(3),
+        "Tensor(a{}!) {}": lambda: torch.randn(3),
+        "Scalar {}": lambda: 2.5,
+        "bool {}": lambda: True,
+        "Tensor[] {}": lambda: [torch.randn(3)],
+        "int {}": lambda: 3,
+    }
+
+    def body(*arguments: Any, returns: bool, written: tuple[bool, ...]) -> Any:
+        total = sum(pytree.tree_leaves(arguments)) + torch.zeros(3)
+        for argument, write in zip(arguments, written, strict=True):
+            if write:
+                argument.add_(total)
+        return total if returns else None
+
+    for size in (1, 2, 3):
+        for chosen in itertools.product(kinds, repeat=size):
+            written = tuple("!" in kind for kind in chosen)
+            for returns in (False, True):
+                if not any("Tensor" in kind for kind in chosen) or not (returns or any(written)):
+                    continue
+                formals = ", ".join(kind.replace("(a{}!)", f"(a{i}!)").format(f"x{i}") for i, kind in enumerate(chosen))
+                schema = f"({formals}) -> {'Tensor' if returns else '()'}"
+
+                def make(chosen: tuple[str, ...] = chosen) -> tuple[Any, ...]:
+                    return tuple(kinds[kind]() for kind in chosen)
+
+                def run(*arguments: Any, returns: bool = returns, written: tuple[bool, ...] = written) -> Any:
+                    return body(*arguments, returns=returns, written=written)
+
+                yield Op(schema, run, make)
+
+
+def test_generated_signatures() -> None:
+    ops = list(generated())
+    assert len(ops) > 200
+    for op in ops[:: 1 if EVERYTHING else 8]:
+        try:
+            step = check(op)
+        except Exception as error:
+            raise AssertionError(op.schema) from error
+        assert ORACLE_ONLY or step.stats.replays >= CALLS - 4, (op.schema, step.stats)
