@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char};
 
 use rote_plans::check::MAX_ARG_DEPTH;
-use rote_plans::{DType, Device};
+use rote_plans::{DType, Device, Marks};
 use rote_replay::aten::sys::{self, tag};
 use rote_tracer::{ArgEvent, Argument, OpEvent, TensorEvent};
 
@@ -123,6 +123,18 @@ unsafe fn is_text(text: *const c_char) -> bool {
     text.is_null() || unsafe { CStr::from_ptr(text) }.to_str().is_ok()
 }
 
+/// What flags say of a tensor's marks.
+fn marks(flags: u8) -> Marks {
+    let table = [
+        (sys::CONJ, Marks::CONJ),
+        (sys::NEG, Marks::NEG),
+        (sys::ZERO_TENSOR, Marks::ZERO),
+        (sys::WRAPPED_NUMBER, Marks::WRAPPED),
+    ];
+    let set = table.iter().filter(|(flag, _)| flags & flag != 0);
+    Marks(set.fold(0, |all, (_, mark)| all | mark.0))
+}
+
 /// A tensor that the bridge described.
 ///
 /// # Safety
@@ -143,7 +155,7 @@ pub unsafe fn tensor<'a>(tensor: &sys::Tensor) -> TensorEvent<'a> {
         strides: unsafe { slice(tensor.strides, ndim) },
         offset: tensor.offset,
         storage_bytes: tensor.storage_bytes,
-        lazy_bits: tensor.flags & (sys::CONJ | sys::NEG),
+        marks: marks(tensor.flags),
         opaque: tensor.flags & sys::NO_STORAGE != 0,
     }
 }

@@ -11,6 +11,7 @@
 //! | [`explain`] | what was erased, as text for people |
 //! | [`optimized`] | what passes did to a plan, as text and JSON |
 //! | [`opinion`] | what DTensor moved beside what it need have, as text and JSON |
+//! | `places` | where arguments must lie in their storages |
 //! | [`events`] | from the bridge's structs to the recorder's events |
 //! | [`stored`] | stored plans: their names, and whether one applies |
 //! | [`stats`] | counters |
@@ -23,6 +24,7 @@ pub mod explain;
 pub mod facts;
 pub mod opinion;
 pub mod optimized;
+mod places;
 pub mod recording;
 pub mod session;
 pub mod shown;

@@ -1,7 +1,7 @@
 //! A recording in progress: what the framework reports while a step runs.
 
 use hashbrown::HashMap;
-use rote_plans::{BindingKind, Device, Fingerprint, GuardKind, RngAction};
+use rote_plans::{Anchor, BindingKind, Device, Fingerprint, GuardKind, RngAction};
 use rote_replay::ReplayError;
 use rote_replay::aten::sys::{Fact, Object as PyObject};
 use rote_replay::aten::{self, Bridge, Object};
@@ -158,7 +158,15 @@ impl ActiveRecording {
         // SAFETY: the caller vouches for the tensor; the event is used before
         // the bridge's next call.
         let event = unsafe { events::tensor(self.bridge.tensor(local)?) };
-        self.recorder.name_tensor(kind, path, &event, spec.as_ref());
+        let place = match (kind, leaf) {
+            (BindingKind::Arg, Some(_)) if !event.opaque => {
+                // SAFETY: the caller vouches for the object.
+                let aten::sys::Place { start, bytes, base } = unsafe { aten::place(object, true)? };
+                Some(Anchor { start, bytes, base })
+            }
+            _ => None,
+        };
+        (self.recorder).name_tensor(kind, path, &event, spec.as_ref(), place);
         let storage = event.storage;
         // SAFETY: the caller vouches for the object.
         let object = leaf.is_none().then(|| unsafe { Object::hold(object) });
@@ -170,6 +178,19 @@ impl ActiveRecording {
             storage,
         });
         Ok(())
+    }
+
+    /// The step asks how a tensor lies in its storage: the plan depends on that.
+    /// Returns whether the tensor's storage exists before the step.
+    ///
+    /// # Safety
+    /// `local` must be a live tensor object.
+    pub unsafe fn anchor(&mut self, local: PyObject) -> Result<bool, ReplayError> {
+        // SAFETY: the caller vouches for the tensor; the event is used before
+        // the bridge's next call.
+        let storage = unsafe { events::tensor(self.bridge.tensor(local)?) }.storage;
+        self.recorder.anchor(storage);
+        Ok(self.recorder.is_named(storage))
     }
 
     /// Notes where a device's generator stands.

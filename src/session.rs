@@ -23,6 +23,7 @@ use rote_tracer::passes::Selection;
 use crate::SessionError;
 use crate::agreement::{self, Decision};
 use crate::facts::{DISPATCH_MODES_WORD, call_subject};
+use crate::places::Places;
 use crate::recording::{ActiveRecording, GuardText, Parts};
 use crate::stats::Stats;
 use crate::stored::StoredPlans;
@@ -84,6 +85,17 @@ pub enum Outcome {
 struct Candidate {
     recording: Recording,
     parts: Parts,
+    places: Places,
+}
+
+impl Candidate {
+    fn new(recording: Recording, parts: Parts) -> Self {
+        Candidate {
+            places: Places::of(&recording.plan, &parts.named),
+            recording,
+            parts,
+        }
+    }
 }
 
 /// A recording in progress, with what it was found to resemble.
@@ -326,7 +338,8 @@ impl Session {
     /// As [`Session::call`].
     unsafe fn find(&mut self, args: PyObject, kwargs: PyObject) -> Result<Found, SessionError> {
         // SAFETY: the caller vouches for the objects.
-        let (words, facts) = unsafe { self.call.collect(args, kwargs)? };
+        unsafe { self.call.collect(args, kwargs)? };
+        let (words, facts) = (self.call.words(), self.call.facts());
         if self.active.is_some() || words[DISPATCH_MODES_WORD] != 0 {
             return Ok(Found::Recording);
         }
@@ -337,7 +350,7 @@ impl Session {
                     let fact = variant.call_facts.get(word).or_else(|| facts.get(word));
                     (word, call_subject(word, fact, &variant.leaves))
                 }
-                None => match variant.facts.difference(&variant.free)? {
+                None => match variant.missed(&self.call)? {
                     Some(subject) => (usize::MAX, subject),
                     None => return Ok(Found::Variant(i)),
                 },

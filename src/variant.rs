@@ -12,6 +12,7 @@ use crate::SessionError;
 use crate::agreement::Offer;
 use crate::bound::BoundVariant;
 use crate::facts::Facts;
+use crate::places::Places;
 use crate::recording::{GuardText, Named, Parts};
 
 /// A plan that can be replayed in this process.
@@ -29,6 +30,8 @@ pub struct Variant {
     pub call_facts: Vec<Fact>,
     /// Names of the leaves of the arguments.
     pub leaves: Vec<String>,
+    /// Where arguments must lie in their storages.
+    pub places: Places,
     /// Facts about objects that outlive calls.
     pub facts: Facts,
     /// Hyperparameters that may change.
@@ -175,6 +178,7 @@ impl Variant {
             parts,
         } = confirmed;
         let recorded = file.to_plan();
+        let places = Places::of(&recorded, &parts.named);
         let (program, report) = optimize(recorded.clone(), passes);
         let sequence = (passes.alters_collectives())
             .then(|| Sequence::of(&recorded, &program.plan, &program.carries));
@@ -195,6 +199,7 @@ impl Variant {
             call: Expected::new(parts.words),
             call_facts: parts.word_facts,
             leaves: parts.leaves,
+            places,
             facts: parts.facts,
             free,
             recording,
@@ -217,6 +222,27 @@ impl Variant {
     /// none when no pass may alter them.
     pub fn offer(&self) -> Option<&Offer> {
         self.altered.as_ref().map(|altered| &altered.offer)
+    }
+
+    /// The first fact that does not hold for a call whose words do; `free`
+    /// hyperparameters may change.
+    pub fn difference(
+        &mut self,
+        call: &Call,
+        free: &[String],
+    ) -> Result<Option<String>, SessionError> {
+        Ok(match self.facts.difference(free)? {
+            None => self.places.difference(call)?.map(str::to_owned),
+            found => found,
+        })
+    }
+
+    /// The first fact that does not hold for a call whose words do.
+    pub fn missed(&mut self, call: &Call) -> Result<Option<String>, SessionError> {
+        let free = std::mem::take(&mut self.free);
+        let missed = self.difference(call, &free);
+        self.free = free;
+        missed
     }
 
     /// Whether the chosen passes have altered collectives that other ranks take

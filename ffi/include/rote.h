@@ -85,6 +85,12 @@
 // Tensor flag: no strided storage (sparse and such).
 #define ROTE_TENSOR_NO_STORAGE 4
 
+// Tensor flag: zeros that take no memory.
+#define ROTE_TENSOR_ZERO 8
+
+// Tensor flag: a number in a tensor, which promotes types as a number does.
+#define ROTE_TENSOR_WRAPPED 16
+
 // Op flag: draws from a generator.
 #define ROTE_OP_SEEDED 1
 
@@ -594,6 +600,13 @@ int rote_record_global_call(void);
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_observed(struct RoteSession *session, const char *source);
+
+// The step asks how a tensor lies in its storage: a plan is only for arguments that
+// lie there. `*named` is set to 1 when the storage exists before the step, else 0.
+//
+// Requires:
+// Pointers must be live, `local` a tensor object, and the GIL held.
+int rote_record_anchor(struct RoteSession *session, void *local, int *named);
 
 // An op that draws random numbers is about to run.
 //

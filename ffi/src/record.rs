@@ -399,6 +399,26 @@ pub unsafe extern "C" fn rote_record_observed(
     }
 }
 
+/// The step asks how a tensor lies in its storage: a plan is only for arguments that
+/// lie there. `*named` is set to 1 when the storage exists before the step, else 0.
+///
+/// # Safety
+/// Pointers must be live, `local` a tensor object, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_anchor(
+    session: *mut RoteSession,
+    local: *mut c_void,
+    named: *mut c_int,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            *named = c_int::from(recording.anchor(local)?);
+            Ok(ROTE_OK)
+        })
+    }
+}
+
 /// An op that draws random numbers is about to run.
 ///
 /// # Safety

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int};
 
 use rote::events;
-use rote::plans::Fingerprint;
+use rote::plans::{Anchor, BindingKind, Fingerprint};
 use rote::replay::aten::op::{Op, Tensor};
 use rote::tracer::{Recorder, Refusal, TensorEvent};
 
@@ -150,9 +150,15 @@ pub unsafe extern "C" fn rote_recorder_name_tensor(
             if tensor.storage == 0 {
                 return Err(format!("the tensor {path} has no storage").into());
             }
+            let width = tensor.dtype.bytes().unwrap_or(1) as i64;
+            let place = (kind == BindingKind::Arg).then_some(Anchor {
+                start: tensor.offset.saturating_mul(width),
+                bytes: tensor.storage_bytes,
+                base: 0,
+            });
             recorder
                 .recorder()?
-                .name_tensor(kind, path, &tensor, spec.as_ref());
+                .name_tensor(kind, path, &tensor, spec.as_ref(), place);
             Ok(ROTE_OK)
         })
     }

@@ -38,7 +38,17 @@ enum Into : uint8_t {
 };
 
 // Bits of Tensor::flags.
-enum TensorFlags : uint8_t { kConj = 1, kNeg = 2, kNoStorage = 4 };
+enum TensorFlags : uint8_t { kConj = 1, kNeg = 2, kNoStorage = 4, kZeroTensor = 8, kWrappedNumber = 16 };
+
+// What a plan says that a value is marked as (`Marks` in plans/src/value.rs).
+enum Marks : uint8_t { kMarkedConj = 1, kMarkedNeg = 2 };
+
+// Where a tensor lies in its storage.
+struct Place {
+  int64_t start;   // the byte at which its data starts
+  uint64_t bytes;  // of the storage
+  uint64_t base;   // a number for what it is a view of
+};
 
 // A local tensor as the dispatcher sees it. Pointers hold until the next call.
 struct Tensor {

@@ -171,6 +171,11 @@ EXPORT PyObject* rote_bridge_call_leaf(Call* call, uint32_t leaf) {
   return leaf < call->leaves.size() ? call->leaves[leaf] : nullptr;
 }
 
+// Where a tensor lies in its storage; looked at closely, what it is a view of too.
+EXPORT int rote_bridge_tensor_place(PyObject* tensor, int closely, Place* out) {
+  return guarded([&] { *out = place_of(tensor, closely != 0); });
+}
+
 EXPORT FactTable* rote_bridge_table_new() { return new FactTable(); }
 EXPORT void rote_bridge_table_free(FactTable* table) { delete table; }
 
@@ -234,9 +239,10 @@ EXPORT int rote_bridge_program_fix(Program* program, const uint32_t* values, uin
   return guarded(program, [&] { program->fix(values, n); });
 }
 
-EXPORT int rote_bridge_program_view(Program* program, uint32_t base, uint32_t out, uint8_t dtype, const int64_t* sizes,
-                                    const int64_t* strides, uint32_t ndim, int64_t offset, uint32_t* index) {
-  return guarded(program, [&] { *index = program->prepare_view(base, out, dtype, sizes, strides, ndim, offset); });
+EXPORT int rote_bridge_program_view(Program* program, uint32_t base, uint32_t out, uint8_t dtype, uint8_t marks,
+                                    const int64_t* sizes, const int64_t* strides, uint32_t ndim, int64_t offset,
+                                    uint32_t* index) {
+  return guarded(program, [&] { *index = program->prepare_view(base, out, dtype, marks, sizes, strides, ndim, offset); });
 }
 
 EXPORT int rote_bridge_program_collective(Program* program, uint32_t kind, int32_t reduce, const char* group,

@@ -67,6 +67,16 @@ struct JustRun {
 };
 inline JustRun just_run;
 
+// Whether dims have names, which newer versions of torch no longer know.
+template <typename Impl>
+bool has_names(const Impl& impl) {
+  if constexpr (requires { impl.has_named_tensor_meta(); }) {
+    return impl.has_named_tensor_meta();
+  } else {
+    return false;
+  }
+}
+
 // One recording: the storages it has seen, held weakly so that no address is
 // used twice while it lasts, and the scratch space of the op being described.
 class Recording {
@@ -203,7 +213,8 @@ class Recording {
     out.dtype = static_cast<uint8_t>(tensor.scalar_type());
     out.device_kind = static_cast<uint8_t>(tensor.device().type());
     out.device_index = static_cast<int8_t>(tensor.device().index());
-    if (!tensor.has_storage() || tensor.layout() != at::kStrided || tensor.is_nested()) {
+    if (!tensor.has_storage() || tensor.layout() != at::kStrided || tensor.is_nested() ||
+        has_names(*tensor.unsafeGetTensorImpl())) {
       out.flags = kNoStorage;
       return out;
     }
@@ -216,7 +227,9 @@ class Recording {
     out.storage_bytes = storage->nbytes();
     out.strides = tensor.strides().data();
     out.offset = tensor.storage_offset();
-    out.flags = (tensor.is_conj() ? kConj : 0) | (tensor.is_neg() ? kNeg : 0);
+    out.flags = (tensor.is_conj() ? kConj : 0) | (tensor.is_neg() ? kNeg : 0) |
+                (tensor._is_zerotensor() ? kZeroTensor : 0) |
+                (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? kWrappedNumber : 0);
     return out;
   }
 

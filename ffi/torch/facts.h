@@ -73,6 +73,37 @@ inline uint64_t grad_flags(const at::Tensor& tensor) {
   return (tensor.requires_grad() ? 1 : 0) | (after ? 2 : 0) | hooks << 2;
 }
 
+// A number for how a tensor looks and where in its storage it lies.
+inline uint64_t meta_word(const at::Tensor& tensor) {
+  uint64_t hash = mix(static_cast<uint64_t>(tensor.scalar_type()), static_cast<uint64_t>(tensor.device().type()));
+  hash = mix(hash, static_cast<uint8_t>(tensor.device().index()));
+  for (int64_t size : tensor.sizes()) hash = mix(hash, size);
+  if (tensor.layout() == at::kStrided && tensor.has_storage()) {
+    for (int64_t stride : tensor.strides()) hash = mix(hash, stride);
+    hash = mix(hash, tensor.storage_offset());
+    hash = mix(hash, tensor.storage().nbytes());
+    hash = mix(hash, (tensor.is_conj() ? 1 : 0) | (tensor.is_neg() ? 2 : 0));
+  } else {
+    hash = mix(hash, static_cast<uint64_t>(tensor.layout()) + 16);
+  }
+  return hash;
+}
+
+// Where a tensor lies in its storage; looked at closely, what it is a view of too.
+inline Place place_of(PyObject* object, bool closely) {
+  const at::Tensor local = local_tensor(object);
+  Place place{0, 0, 0};
+  if (!local.has_storage() || local.layout() != at::kStrided) return place;
+  place.start = local.storage_offset() * static_cast<int64_t>(local.element_size());
+  place.bytes = local.storage().nbytes();
+  if (closely) {
+    const at::Tensor& outer = THPVariable_Unpack(object);
+    place.base = mix(0x506c, (outer.is_inference() ? 1 : 0) | (local.is_pinned() ? 2 : 0));
+    if (outer.is_view()) place.base = mix(place.base, meta_word(at::Tensor(outer._base())));
+  }
+  return place;
+}
+
 // A value that can be compared by content: its equality is the value's own.
 inline bool comparable(PyObject* value) {
   return value == Py_None || PyBool_Check(value) || PyLong_Check(value) || PyFloat_Check(value) ||
@@ -155,7 +186,7 @@ class Call {
                                 static_cast<uint8_t>(local.device().index()));
     add(leaf, kRequiresGrad, grad_flags(outer));
     add(leaf, kGraph, outer.grad_fn() != nullptr);
-    add(leaf, kGradField, outer.requires_grad() && outer.is_leaf() && outer.grad().defined());
+    add(leaf, kGradField, grad_word(outer));
     if (distributed) {
       py::object spec = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, classes.spec_name));
       if (!spec) throw py::error_already_set();
@@ -174,6 +205,16 @@ class Call {
     for (int64_t stride : local.strides()) add(leaf, kStrides, stride);
     add(leaf, kStorageFlags, (local.is_conj() ? 1 : 0) | (local.is_neg() ? 2 : 0));
     alias(leaf, local);
+  }
+
+  // Whether a tensor has a gradient, and how that looks.
+  static uint64_t grad_word(const at::Tensor& tensor) {
+    if (!tensor.requires_grad() || !tensor.is_leaf()) return 0;
+    const at::Tensor& grad = tensor.grad();
+    if (!grad.defined()) return 0;
+    if (!grad.key_set().has(c10::DispatchKey::Python)) return meta_word(grad);
+    py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
+    return meta_word(local_tensor(wrapped.ptr()));
   }
 
   // Which earlier leaf or state tensor shares the storage, and how far apart
@@ -440,17 +481,6 @@ class FactTable {
 
   static PyTypeObject* as_type(PyObject* type) { return reinterpret_cast<PyTypeObject*>(type); }
 
-  static uint64_t meta(const at::Tensor& tensor) {
-    uint64_t hash = mix(static_cast<uint64_t>(tensor.scalar_type()), static_cast<uint64_t>(tensor.device().type()));
-    hash = mix(hash, static_cast<uint8_t>(tensor.device().index()));
-    for (int64_t size : tensor.sizes()) hash = mix(hash, size);
-    if (tensor.layout() == at::kStrided) {
-      for (int64_t stride : tensor.strides()) hash = mix(hash, stride);
-      hash = mix(hash, tensor.storage_offset());
-    }
-    return hash;
-  }
-
   static void read_one(const Entry& entry, uint64_t* out) {
     switch (entry.kind) {
       case kDictItem: {  // the frequent kind: no reference counting
@@ -483,7 +513,7 @@ class FactTable {
         const bool stored = local.has_storage();
         out[0] = stored ? address(local.storage().unsafeGetStorageImpl()) : 0;
         out[1] = stored ? address(local.unsafeGetTensorImpl()->data()) : 0;
-        out[2] = meta(local);
+        out[2] = meta_word(local);
         out[3] = grad_flags(outer);
         out[4] = distributed ? placements(entry, entry.container) : 0;
         out[5] = mix(address(Py_TYPE(entry.container)), own_attributes(entry.container, false));
@@ -497,7 +527,7 @@ class FactTable {
         if (grad.defined() && entry.key == Py_True) {
           PyObject* wrapped = THPVariable_Wrap(grad);
           at::Tensor local = local_tensor(wrapped);
-          out[1] = mix(meta(local), local.has_storage() ? local.storage().nbytes() : 0);
+          out[1] = meta_word(local);
           if (is_dtensor(wrapped)) {
             out[1] = mix(out[1], placements(entry, wrapped));
           }

@@ -50,14 +50,48 @@ inline void set_replayed_history(const at::Tensor& tensor) {
   torch::autograd::create_gradient_edge(const_cast<at::Tensor&>(tensor), new_replayed_backward<NodePointer>());
 }
 
-// A tensor on the storage of `base`, without going through the dispatcher.
-inline at::Tensor alias_of(const at::Tensor& base, at::ScalarType dtype, c10::IntArrayRef sizes,
+// The bytes that a tensor reaches from its first element on: from the first of them
+// to the one after the last. Nothing, if it has no elements.
+struct Reach {
+  int64_t from = 0, to = 0;
+
+  Reach(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, int64_t element) {
+    TORCH_CHECK(sizes.size() == strides.size() && element > 0, "a tensor without a layout");
+    bool beyond = false;
+    int64_t low = offset, high = offset, step = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      if (sizes[i] == 0) return;
+      TORCH_CHECK(sizes[i] > 0, "a negative size");
+      beyond |= __builtin_mul_overflow(sizes[i] - 1, strides[i], &step);
+      int64_t& end = step < 0 ? low : high;
+      beyond |= __builtin_add_overflow(end, step, &end);
+    }
+    beyond |= __builtin_add_overflow(high, 1, &high);
+    beyond |= __builtin_mul_overflow(low, element, &from) || __builtin_mul_overflow(high, element, &to);
+    TORCH_CHECK(!beyond, "a tensor of more than 2^63 bytes");
+  }
+
+  // Fails unless a tensor that starts at a byte of a storage stays inside.
+  void check(int64_t start, size_t bytes) const {
+    if (from == to) return;
+    int64_t last = 0;
+    TORCH_CHECK(from >= -start && !__builtin_add_overflow(start, to, &last) && last <= static_cast<int64_t>(bytes),
+                "a view of bytes ", from, " to ", to, " from byte ", start, " of a storage of ", bytes, " bytes");
+  }
+};
+
+// A tensor on the storage of `base`, without going through the dispatcher. The caller
+// has checked that it stays inside. `marks`: conjugated, negated.
+inline at::Tensor alias_of(const at::Tensor& base, at::ScalarType dtype, uint8_t marks, c10::IntArrayRef sizes,
                            c10::IntArrayRef strides, int64_t offset) {
   c10::Storage storage = base.storage();
-  auto out = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage), base.key_set(),
+  auto keys = base.key_set().remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative);
+  auto out = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage), keys,
                                                       c10::scalarTypeToTypeMeta(dtype));
   c10::TensorImpl* impl = out.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(sizes, strides, offset);
+  if (marks & kMarkedConj) impl->_set_conj(true);
+  if (marks & kMarkedNeg) impl->_set_neg(true);
   return out;
 }
 
@@ -77,11 +111,13 @@ class Program {
   // the tensor does.
   void place(uint32_t value, uint8_t dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides, uint64_t offset,
              uint64_t bytes) {
-    TORCH_CHECK(arena_.defined() && offset + bytes <= arena_.nbytes(), "value ", value, " lies outside the arena");
+    TORCH_CHECK(arena_.defined() && bytes <= arena_.nbytes() && offset <= arena_.nbytes() - bytes, "value ", value, " lies outside the arena");
+    const auto type = static_cast<at::ScalarType>(dtype);
+    Reach(sizes, strides, 0, static_cast<int64_t>(c10::elementSize(type))).check(0, bytes);
     void* data = static_cast<uint8_t*>(arena_.data_ptr()) + offset;
     c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(data, arena_.device()), nullptr, false);
     auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-        std::move(storage), arena_.key_set(), c10::scalarTypeToTypeMeta(static_cast<at::ScalarType>(dtype)));
+        std::move(storage), arena_.key_set(), c10::scalarTypeToTypeMeta(type));
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, 0);
     slots_[slot(value)] = std::move(tensor);
   }
@@ -165,10 +201,12 @@ class Program {
     }
   }
 
-  uint32_t prepare_view(uint32_t base, uint32_t out, uint8_t dtype, const int64_t* sizes, const int64_t* strides,
-                        uint32_t ndim, int64_t offset) {
-    views_.push_back({slot(base), slot(out), static_cast<at::ScalarType>(dtype),
-                      std::vector<int64_t>(sizes, sizes + ndim), std::vector<int64_t>(strides, strides + ndim), offset});
+  uint32_t prepare_view(uint32_t base, uint32_t out, uint8_t dtype, uint8_t marks, const int64_t* sizes,
+                        const int64_t* strides, uint32_t ndim, int64_t offset) {
+    const auto type = static_cast<at::ScalarType>(dtype);
+    Reach reach({sizes, ndim}, {strides, ndim}, offset, static_cast<int64_t>(c10::elementSize(type)));
+    views_.push_back({slot(base), slot(out), type, marks, std::vector<int64_t>(sizes, sizes + ndim),
+                      std::vector<int64_t>(strides, strides + ndim), offset, reach});
     return static_cast<uint32_t>(views_.size() - 1);
   }
 
@@ -203,11 +241,13 @@ class Program {
   void run_view(uint32_t index) {
     const View& view = views_[index];
     const at::Tensor& base = slots_[view.base];
+    TORCH_CHECK(base.defined() && base.has_storage(), "a view of what has no storage");
     // The base is the root: offsets count from where its data starts.
     int64_t start = base.storage_offset() * static_cast<int64_t>(base.element_size());
     int64_t element = static_cast<int64_t>(c10::elementSize(view.dtype));
     TORCH_CHECK(start % element == 0, "a view of another dtype starts inside an element");
-    slots_[view.out] = alias_of(base, view.dtype, view.sizes, view.strides, view.offset + start / element);
+    view.reach.check(start, base.storage().nbytes());
+    slots_[view.out] = alias_of(base, view.dtype, view.marks, view.sizes, view.strides, view.offset + start / element);
   }
 
   void run_collective(uint32_t index) {
@@ -328,7 +368,8 @@ class Program {
     const at::Tensor& tensor = slots_[slot(value)];
     TORCH_CHECK(tensor.defined(), "result ", value, " was not computed");
     if (fresh) return tensor;
-    return alias_of(tensor, tensor.scalar_type(), tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    uint8_t marks = (tensor.is_conj() ? kMarkedConj : 0) | (tensor.is_neg() ? kMarkedNeg : 0);
+    return alias_of(tensor, tensor.scalar_type(), marks, tensor.sizes(), tensor.strides(), tensor.storage_offset());
   }
 
   void bump_version(uint32_t value) {
@@ -353,8 +394,10 @@ class Program {
   struct View {
     uint32_t base, out;
     at::ScalarType dtype;
+    uint8_t marks;
     std::vector<int64_t> sizes, strides;
     int64_t offset;
+    Reach reach;
   };
   struct Collective {
     uint32_t kind;
@@ -493,14 +536,17 @@ class Program {
     switch (arg.tag) {
       case kNone: return c10::IValue();
       case kBool: return arg.i != 0;
-      case kInt:
       case kDType:
+        TORCH_CHECK(arg.i >= 0 && arg.i < static_cast<int64_t>(at::ScalarType::NumOptions), "no element type: ", arg.i);
+        return arg.i;
+      case kInt:
       case kLayout:
       case kMemoryFormat: return arg.i;
       case kFloat: return arg.f;
       case kComplex: return c10::complex<double>(arg.c[0], arg.c[1]);
       case kStr: return std::string(arg.s);
       case kDevice:
+        TORCH_CHECK((arg.i >> 8) < static_cast<int64_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES), "no device: ", arg.i >> 8);
         return c10::Device(static_cast<c10::DeviceType>(arg.i >> 8), static_cast<int8_t>(arg.i & 0xff));
       case kWrapped: return wrapped(number(arg.list[0]));
       case kInts: return c10::List<int64_t>(c10::IntArrayRef(arg.ints, arg.len));

@@ -35,6 +35,21 @@ pub struct Binding {
     pub spec: u32,
     /// Whether the plan writes to its storage.
     pub written: bool,
+    /// Where in its storage an argument must lie, if the step depends on that: it
+    /// counted from the start of the storage, or asked how the tensor lies in it.
+    pub anchor: Option<Anchor>,
+}
+
+/// Where a tensor lies in its storage.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
+pub struct Anchor {
+    /// The byte at which its data starts.
+    pub start: i64,
+    /// Bytes of the storage.
+    pub bytes: u64,
+    /// A number for what it is a view of, and whether it is an inference tensor.
+    pub base: u64,
 }
 
 /// A tensor in the captured function's result.

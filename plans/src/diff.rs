@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::describe::{
-    Bytes, binding_kind, collectives, guard_kind, instr, memory, placements, scalar, spec, tensor,
-    text,
+    Bytes, binding_kind, binding_marks, collectives, guard_kind, instr, memory, placements, scalar,
+    spec, tensor, text,
 };
 use crate::plan::{ArchivedFingerprint, ArchivedPlan};
 use crate::pool::{ArchivedRange, NONE};
@@ -277,7 +277,7 @@ fn bindings(plan: &ArchivedPlan, entry: &mut dyn FnMut(String, String)) {
     for binding in plan.bindings.iter() {
         let value = binding.value.to_native();
         let kind = binding_kind(binding.kind);
-        let written = if binding.written { ", written" } else { "" };
+        let written = binding_marks(binding);
         entry(
             format!("{kind} {}", plan.str(binding.path.to_native())),
             format!(

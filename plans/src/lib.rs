@@ -3,7 +3,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`plan`] | the whole: tables that refer to each other by index |
-//! | [`value`] | tensors: dtype, device, shape, strides, alias root, last use |
+//! | [`value`] | tensors: dtype, device, marks, shape, strides, alias root, last use |
 //! | [`instr`] | instructions and their arguments |
 //! | [`binding`] | bindings, outputs, gradients, scalars, guards |
 //! | [`placement`], [`mesh`] | specs, placements, meshes, process groups |
@@ -40,7 +40,9 @@ pub mod store;
 pub mod strategy;
 pub mod value;
 
-pub use binding::{Binding, BindingKind, Constant, GradResult, Guard, GuardKind, Output, Scalar};
+pub use binding::{
+    Anchor, Binding, BindingKind, Constant, GradResult, Guard, GuardKind, Output, Scalar,
+};
 pub use check::Fault;
 pub use error::PlanError;
 pub use file::PlanFile;
@@ -53,7 +55,7 @@ pub use schedule::Schedule;
 pub use sequence::Sequence;
 pub use store::PlanStore;
 pub use strategy::{Redistribution, Strategy};
-pub use value::{DType, Def, Device, Value};
+pub use value::{DType, Def, Device, Kind, Look, Marks, Meta, Value};
 
 #[cfg(test)]
 #[path = "../tests/sample/mod.rs"]

@@ -2,6 +2,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use crate::plan::Plan;
 use crate::pool::{InstrId, Range, ValueId};
 
 /// Element types, with PyTorch's `ScalarType` numbers (c10/core/ScalarType.h),
@@ -46,6 +47,11 @@ impl DType {
         DTYPES.iter().find(|d| d.0 == self.0).map(|d| d.2)
     }
 
+    /// Whether its elements are complex numbers.
+    pub fn is_complex(self) -> bool {
+        self.name().is_some_and(|name| name.starts_with('c'))
+    }
+
     /// The type with this short name.
     pub fn from_name(name: &str) -> Option<Self> {
         DTYPES.iter().find(|d| d.1 == name).map(|d| DType(d.0))
@@ -87,6 +93,56 @@ impl std::fmt::Display for Device {
     }
 }
 
+/// What PyTorch marks a tensor as, beside its geometry: bits of this number.
+/// Ops on a marked tensor see other elements than its bytes hold, or promote
+/// types in another way.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
+pub struct Marks(pub u8);
+
+impl Marks {
+    /// None.
+    pub const NONE: Marks = Marks(0);
+    /// Lazily conjugated.
+    pub const CONJ: Marks = Marks(1);
+    /// Lazily negated.
+    pub const NEG: Marks = Marks(2);
+    /// Zeros that take no memory (`_efficientzerotensor`).
+    pub const ZERO: Marks = Marks(4);
+    /// A Python number in a tensor, which promotes types as a number does.
+    pub const WRAPPED: Marks = Marks(8);
+
+    /// `(mark, name)`.
+    const NAMES: [(Marks, &'static str); 4] = [
+        (Marks::CONJ, "conj"),
+        (Marks::NEG, "neg"),
+        (Marks::ZERO, "zero"),
+        (Marks::WRAPPED, "wrapped"),
+    ];
+
+    /// One past the largest number.
+    pub const END: i64 = 16;
+
+    /// Whether it has a mark.
+    pub fn has(self, mark: Marks) -> bool {
+        self.0 & mark.0 != 0
+    }
+
+    /// Whether a plain view of a tensor with marks `of` can have these: a view
+    /// says by itself whether it is conjugated or negated, and nothing else.
+    pub fn can_view(self, of: Marks) -> bool {
+        (self.0 ^ of.0) & !(Marks::CONJ.0 | Marks::NEG.0) == 0
+    }
+}
+
+impl std::fmt::Display for Marks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = Marks::NAMES.iter().filter(|(mark, _)| self.has(*mark));
+        let names: Vec<&str> = names.map(|(_, name)| *name).collect();
+        f.write_str(&names.join(" "))
+    }
+}
+
 /// Where a value comes from.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
@@ -108,6 +164,8 @@ pub struct Value {
     pub dtype: DType,
     /// Device of the storage.
     pub device: Device,
+    /// What PyTorch marks it as.
+    pub marks: Marks,
     /// Where it comes from.
     pub def: Def,
     /// The value whose storage this one looks at: itself, unless it is a view.
@@ -124,4 +182,103 @@ pub struct Value {
     /// that outlive the run (bindings, outputs, gradients) or that nothing
     /// reads.
     pub last_use: InstrId,
+}
+
+/// What elements a tensor has: what two tensors have in common if the same bytes
+/// mean the same in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kind {
+    /// Element type.
+    pub dtype: DType,
+    /// Device of the storage.
+    pub device: Device,
+    /// What PyTorch marks it as.
+    pub marks: Marks,
+}
+
+/// All that an op can tell of a tensor but for what it holds and where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Meta<'a> {
+    /// Its elements.
+    pub kind: Kind,
+    /// Shape in elements.
+    pub shape: &'a [i64],
+    /// Strides in elements.
+    pub strides: &'a [i64],
+}
+
+/// A tensor with its place: two that are equal are the same tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Look<'a> {
+    /// What it looks like.
+    pub meta: Meta<'a>,
+    /// The value whose storage it looks at.
+    pub root: ValueId,
+    /// Offset in elements, from where the root's data starts.
+    pub offset: i64,
+}
+
+impl Plan {
+    /// How a value looks at its storage. Whoever compares tensors compares this, or a
+    /// part of it.
+    pub fn look(&self, value: ValueId) -> Look<'_> {
+        // Destructured so that a new field cannot be left out.
+        let Value {
+            dtype,
+            device,
+            marks,
+            def: _,
+            root,
+            shape,
+            strides,
+            offset,
+            storage_bytes: _,
+            last_use: _,
+        } = self.values[value as usize];
+        Look {
+            meta: Meta {
+                kind: Kind {
+                    dtype,
+                    device,
+                    marks,
+                },
+                shape: self.dims(shape),
+                strides: self.dims(strides),
+            },
+            root,
+            offset,
+        }
+    }
+
+    /// What a value looks like to an op.
+    pub fn meta(&self, value: ValueId) -> Meta<'_> {
+        self.look(value).meta
+    }
+
+    /// What elements a value has.
+    pub fn kind(&self, value: ValueId) -> Kind {
+        self.meta(value).kind
+    }
+}
+
+/// The bytes that a tensor reaches, counted from where its root's data starts: the
+/// first, and the one after the last. `None` for a tensor without elements. `offset`
+/// and strides are counted in elements of so many bytes.
+pub fn reach(
+    element: u64,
+    offset: i64,
+    dims: impl IntoIterator<Item = (i64, i64)>,
+) -> Option<(i128, i128)> {
+    let element = i128::from(element);
+    let (mut from, mut to) = (i128::from(offset), i128::from(offset));
+    for (size, stride) in dims {
+        if size <= 0 {
+            return None;
+        }
+        let step = i128::from(size - 1) * i128::from(stride);
+        let end = if step < 0 { &mut from } else { &mut to };
+        *end = end.saturating_add(step);
+    }
+    let to = to.saturating_add(1);
+    Some((from.saturating_mul(element), to.saturating_mul(element)))
 }

@@ -8,6 +8,7 @@ use rote_tracer::scalars::TracedFloats;
 
 use super::{Active, Candidate, Outcome, Session, guard_on};
 use crate::SessionError;
+use crate::places::Places;
 use crate::recording::{ActiveRecording, Parts};
 use crate::stored::{free_of, guard_key, guards_differ, numbers_of, same_as_stored};
 use crate::variant::{Confirmed, Variant};
@@ -91,7 +92,7 @@ impl Session {
             .collect();
         for (i, variant) in self.variants.iter_mut().enumerate() {
             if variant.call.words() == active.recording.words
-                && variant.facts.difference(&all)?.is_none()
+                && variant.difference(&self.call, &all)?.is_none()
             {
                 active.variant = Some(i);
                 break;
@@ -103,6 +104,7 @@ impl Session {
                 continue;
             }
             match candidate.parts.facts.difference(&all)? {
+                None if candidate.places.difference(&self.call)?.is_some() => {}
                 None => {
                     active.candidate = Some(i);
                     unsteady = None;
@@ -153,6 +155,16 @@ impl Session {
         let plan = file.to_plan();
         if let Some(problem) = guards_differ(&plan, &guards) {
             tracing::warn!(target: "rote::replay", "{}: stored plan {key}: {problem}", self.config.function);
+            self.active = Some(active);
+            return Ok(false);
+        }
+        let places = Places::of(&plan, &active.recording.named);
+        if let Some(subject) = places.difference(&self.call)? {
+            tracing::info!(
+                target: "rote::replay",
+                "{}: stored plan {key}: it was recorded with another {subject}",
+                self.config.function
+            );
             self.active = Some(active);
             return Ok(false);
         }
@@ -274,7 +286,7 @@ impl Session {
             let numbers = match compare(&self.candidates[i].recording, &recording) {
                 Ok(numbers) => numbers,
                 Err(refusal) => {
-                    self.candidates[i] = Candidate { recording, parts };
+                    self.candidates[i] = Candidate::new(recording, parts);
                     return self.differs(refusal);
                 }
             };
@@ -319,7 +331,7 @@ impl Session {
             self.candidates.remove(0);
         }
         self.unconfirmed += 1;
-        self.candidates.push(Candidate { recording, parts });
+        self.candidates.push(Candidate::new(recording, parts));
         Ok(Outcome::Candidate)
     }
 

@@ -4,7 +4,9 @@
 //! schedule) shows as a difference: it is bound when it is explained by a
 //! hyperparameter, and refused otherwise.
 
-use rote_plans::{Arg, Binding, GradResult, Instr, Output, Placement, Plan};
+use rote_plans::{
+    Arg, Binding, GradResult, Instr, Kind, Look, Meta, Output, Placement, Plan, ValueId,
+};
 
 use crate::refusal::Refusal;
 use crate::scalars::TracedFloats;
@@ -160,20 +162,11 @@ fn render(plan: &Plan, instr: &Instr, is_bound: &impl Fn(u32) -> bool) -> String
             let _ = write!(out, " writes {:?}", plan.ids(*writes));
             out.push_str(if *seeded { " random" } else { "" });
             for &id in plan.ids(*outs).iter().filter(|&&id| id != u32::MAX) {
-                let value = &plan.values[id as usize];
-                let _ = write!(out, " {}{:?}", value.dtype, plan.dims(value.shape));
+                let _ = write!(out, " {}", look(plan, id));
             }
         }
         Instr::View { base, out: view } => {
-            let value = &plan.values[*view as usize];
-            let _ = write!(
-                out,
-                "view of {base} as {view}: {}{:?} strides {:?} offset {}",
-                value.dtype,
-                plan.dims(value.shape),
-                plan.dims(value.strides),
-                value.offset
-            );
+            let _ = write!(out, "view of {base} as {view}: {}", look(plan, *view));
         }
         Instr::Collective(c) => {
             let _ = write!(
@@ -194,6 +187,26 @@ fn render(plan: &Plan, instr: &Instr, is_bound: &impl Fn(u32) -> bool) -> String
         }
     }
     out
+}
+
+/// A value as text, complete enough that equal text means an equal tensor.
+fn look(plan: &Plan, value: ValueId) -> String {
+    let Look {
+        meta,
+        root: _,
+        offset,
+    } = plan.look(value);
+    let Meta {
+        kind,
+        shape,
+        strides,
+    } = meta;
+    let Kind {
+        dtype,
+        device,
+        marks,
+    } = kind;
+    format!("{dtype}{shape:?} strides {strides:?} offset {offset} {marks} on {device}")
 }
 
 fn render_arg(plan: &Plan, index: u32, is_bound: &impl Fn(u32) -> bool, out: &mut String) {
@@ -240,7 +253,7 @@ fn tables_differ(a: &Plan, b: &Plan) -> Option<&'static str> {
     let bindings = |plan: &Plan| -> Vec<_> {
         let row = |x: &Binding| {
             let (path, spec) = (plan.str(x.path).to_owned(), spec_text(plan, x.spec));
-            (x.kind, path, x.value, spec, x.written)
+            (x.kind, path, look(plan, x.value), spec, x.written, x.anchor)
         };
         plan.bindings.iter().map(row).collect()
     };

@@ -1,6 +1,7 @@
 //! What the recorder is told: ops as they run, with plain local tensors.
 
-use rote_plans::{DType, Device};
+use rote_plans::value::reach;
+use rote_plans::{DType, Device, Kind, Marks};
 
 /// A local tensor as a framework shows it.
 #[derive(Clone, Copy, Debug)]
@@ -20,13 +21,40 @@ pub struct TensorEvent<'a> {
     pub offset: i64,
     /// Size of the storage in bytes.
     pub storage_bytes: u64,
-    /// Conjugate and negative bits, which a plain view cannot express.
-    pub lazy_bits: u8,
+    /// What the framework marks it as.
+    pub marks: Marks,
     /// Whether it has no strided storage at all (sparse and such).
     pub opaque: bool,
 }
 
 impl TensorEvent<'_> {
+    /// What elements it has.
+    pub fn kind(&self) -> Kind {
+        // Destructured so that a new field cannot be left out.
+        let TensorEvent {
+            storage: _,
+            dtype,
+            device,
+            sizes: _,
+            strides: _,
+            offset: _,
+            storage_bytes: _,
+            marks,
+            opaque: _,
+        } = *self;
+        Kind {
+            dtype,
+            device,
+            marks,
+        }
+    }
+
+    /// The bytes of its storage that it reaches, `None` without elements.
+    pub fn reach(&self) -> Option<(i128, i128)> {
+        let dims = self.sizes.iter().copied().zip(self.strides.iter().copied());
+        reach(self.dtype.bytes()?, self.offset, dims)
+    }
+
     /// Number of elements.
     pub fn numel(&self) -> i64 {
         self.sizes.iter().product()
@@ -52,21 +80,13 @@ impl TensorEvent<'_> {
         if counted.is_none() || self.sizes.iter().any(|&size| size < 0) {
             return Some(format!("has the impossible shape {:?}", self.sizes));
         }
-        let element = i128::from(self.dtype.bytes()?);
-        let (mut from, mut to) = (i128::from(self.offset), i128::from(self.offset));
-        for (&size, &stride) in self.sizes.iter().zip(self.strides) {
-            let step = i128::from(size - 1) * i128::from(stride);
-            *(if step < 0 { &mut from } else { &mut to }) += step;
-        }
-        (counted != Some(0) && (from < 0 || (to + 1) * element > i128::from(self.storage_bytes)))
-            .then(|| {
-                format!(
-                    "reaches bytes {} to {} of a storage of {} bytes",
-                    from * element,
-                    (to + 1) * element,
-                    self.storage_bytes
-                )
-            })
+        let (from, to) = self.reach()?;
+        (from < 0 || to > i128::from(self.storage_bytes)).then(|| {
+            format!(
+                "reaches bytes {from} to {to} of a storage of {} bytes",
+                self.storage_bytes
+            )
+        })
     }
 
     /// Printed like `f32[4, 64]`.

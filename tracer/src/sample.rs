@@ -1,6 +1,6 @@
 //! Tensors, ops and recordings for tests, and what must hold for every plan.
 
-use rote_plans::{Arg, BindingKind, DType, Device, Fingerprint, Instr, NONE, Plan, ValueId};
+use rote_plans::{Arg, BindingKind, DType, Device, Fingerprint, Instr, Marks, NONE, Plan, ValueId};
 
 use crate::event::{ArgEvent, Argument, OpEvent, SpecEvent, TensorEvent};
 use crate::recorder::Recorder;
@@ -19,7 +19,7 @@ pub struct Tensor {
     pub strides: Vec<i64>,
     pub offset: i64,
     pub storage_bytes: u64,
-    pub lazy_bits: u8,
+    pub marks: Marks,
     pub opaque: bool,
 }
 
@@ -36,7 +36,7 @@ pub fn tensor(storage: u64, sizes: &[i64]) -> Tensor {
         strides,
         offset: 0,
         storage_bytes: 4 * sizes.iter().product::<i64>() as u64,
-        lazy_bits: 0,
+        marks: Marks::NONE,
         opaque: false,
     }
 }
@@ -51,7 +51,7 @@ impl Tensor {
             strides: &self.strides,
             offset: self.offset,
             storage_bytes: self.storage_bytes,
-            lazy_bits: self.lazy_bits,
+            marks: self.marks,
             opaque: self.opaque,
         }
     }
@@ -147,7 +147,7 @@ pub fn recorder(args: &[&Tensor]) -> Recorder {
     let mut recorder = Recorder::new(process, "train.py:step");
     for (i, tensor) in args.iter().enumerate() {
         let path = format!("args[{i}]");
-        recorder.name_tensor(BindingKind::Arg, &path, &tensor.event(), None);
+        recorder.name_tensor(BindingKind::Arg, &path, &tensor.event(), None, None);
     }
     recorder
 }

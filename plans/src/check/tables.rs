@@ -12,7 +12,9 @@ use crate::mesh::{ArchivedGroup, ArchivedMesh};
 use crate::placement::{ArchivedPlacement, ArchivedSpec};
 use crate::pool::{ArchivedRange, NONE};
 use crate::strategy::{ArchivedRedistribution, ArchivedStrategy};
-use crate::value::{ArchivedDType, ArchivedDef, ArchivedDevice, ArchivedValue, DType};
+use crate::value::{
+    ArchivedDType, ArchivedDef, ArchivedDevice, ArchivedValue, DType, Marks, reach,
+};
 
 impl Checker<'_> {
     pub(super) fn placements(&self, placements: &[ArchivedPlacement]) -> Result<(), Fault> {
@@ -183,6 +185,7 @@ impl Checker<'_> {
             let ArchivedValue {
                 dtype,
                 device,
+                marks,
                 def,
                 root,
                 shape,
@@ -193,6 +196,9 @@ impl Checker<'_> {
             } = value;
             self.dtype(*dtype, "values", index)?;
             self.device(*device, "values", index)?;
+            self.number(i64::from(marks.0), 0, Marks::END, || {
+                at("values", index, "marks")
+            })?;
             let id = index as u32;
             let defined_by = |table, len, entry: u32, value: Option<u32>| {
                 self.id(entry, table, len, || at("values", index, "def"))?;
@@ -282,29 +288,18 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// The bytes that a tensor reaches, counted from where its root's data
-    /// starts; `None` for an empty tensor or an unknown element type.
+    /// The bytes that a tensor reaches; `None` for an empty tensor or an unknown
+    /// element type.
     fn reach(&self, value: &ArchivedValue) -> Option<(i128, i128)> {
-        let element = i128::from(DType(value.dtype.0).bytes()?);
-        let shape = &self.plan.dims[value.shape.indices()];
-        let strides = &self.plan.dims[value.strides.indices()];
-        let (mut from, mut to) = (i128::from(value.offset.to_native()), 0_i128);
-        for (size, stride) in shape.iter().zip(strides) {
-            let (size, stride) = (size.to_native(), stride.to_native());
-            if size == 0 {
-                return None;
-            }
-            let step = i128::from(size - 1) * i128::from(stride);
-            if step < 0 {
-                from = from.saturating_add(step);
-            } else {
-                to = to.saturating_add(step);
-            }
-        }
-        let to = to
-            .saturating_add(i128::from(value.offset.to_native()))
-            .saturating_add(1);
-        Some((from.saturating_mul(element), to.saturating_mul(element)))
+        let native = |range: ArchivedRange| {
+            let dims = self.plan.dims[range.indices()].iter();
+            dims.map(|dim| dim.to_native())
+        };
+        reach(
+            DType(value.dtype.0).bytes()?,
+            value.offset.to_native(),
+            native(value.shape).zip(native(value.strides)),
+        )
     }
 
     pub(super) fn dtype(
@@ -337,9 +332,15 @@ impl Checker<'_> {
                 value,
                 spec,
                 written: _,
+                anchor,
             } = binding;
             self.text(path.to_native(), || at("bindings", index, "path"))?;
             self.spec(spec.to_native(), || at("bindings", index, "spec"))?;
+            if let Some(anchor) = anchor.as_ref() {
+                let (start, bytes) = (anchor.start.to_native(), anchor.bytes.to_native());
+                let end = i64::try_from(bytes).unwrap_or(i64::MAX).saturating_add(1);
+                self.number(start, 0, end, || at("bindings", index, "anchor"))?;
+            }
             let id = value.to_native();
             let value = self.outlives(id, "bindings", index)?;
             match value.def {

@@ -7,6 +7,7 @@ use super::notation::{binding_kind, guard_kind, instr, placements, scalar, spec,
 use crate::describe::{CollectiveTotal, Instructions, Memory};
 use crate::plan::ArchivedPlan;
 use crate::pool::{ArchivedRange, NONE};
+use crate::value::Marks;
 
 /// Everything that `rote show` can tell of a plan.
 pub fn json(plan: &ArchivedPlan) -> Json {
@@ -54,6 +55,10 @@ pub fn json(plan: &ArchivedPlan) -> Json {
             "tensor": tensor_of(plan, binding.value.to_native()),
             "spec": spec_of(plan, binding.spec.to_native()),
             "written": binding.written,
+            "anchor": binding.anchor.as_ref().map_or(Json::Null, |anchor| object!({
+                "start": anchor.start.to_native(),
+                "bytes": anchor.bytes.to_native(),
+            })),
         })),
         "outputs": all(&plan.outputs, |output| object!({
             "path": plan.str(output.path.to_native()),
@@ -158,6 +163,7 @@ fn tensor_of(plan: &ArchivedPlan, id: u32) -> Json {
         "root": value.root.to_native(),
         "shape": ints(plan, value.shape),
         "strides": ints(plan, value.strides),
+        "marks": Marks(value.marks.0).to_string(),
     })
 }
 

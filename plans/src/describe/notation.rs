@@ -3,14 +3,14 @@
 
 use std::fmt::{self, Display, Formatter, Write};
 
-use crate::binding::{ArchivedBindingKind, ArchivedGuardKind, ArchivedScalar};
+use crate::binding::{ArchivedBinding, ArchivedBindingKind, ArchivedGuardKind, ArchivedScalar};
 use crate::instr::{
     ArchivedArg, ArchivedCollective, ArchivedCollectiveKind, ArchivedInstr, ArchivedRngAction,
 };
 use crate::placement::{ArchivedPlacement, ArchivedReduceOp};
 use crate::plan::ArchivedPlan;
 use crate::pool::NONE;
-use crate::value::{ArchivedDType, ArchivedDef, ArchivedDevice, DType, Device};
+use crate::value::{ArchivedDType, ArchivedDef, ArchivedDevice, DType, Device, Marks};
 
 /// Something that displays itself by a function.
 struct Written<F>(F);
@@ -89,8 +89,8 @@ fn device(device: ArchivedDevice) -> Device {
 }
 
 /// The local tensor of a value: `f32[4,8]`, strides unless contiguous
-/// (`f32[8,8]{1,8}`), offset unless 0 (`+16`), device unless it is the CPU
-/// (` on cuda:0`).
+/// (`f32[8,8]{1,8}`), offset unless 0 (`+16`), marks if there are any (` conj`),
+/// device unless it is the CPU (` on cuda:0`).
 pub fn tensor(plan: &ArchivedPlan, id: u32) -> impl Display {
     written(move |f| {
         let value = &plan.values[id as usize];
@@ -113,6 +113,9 @@ pub fn tensor(plan: &ArchivedPlan, id: u32) -> impl Display {
         }
         if value.offset != 0 {
             write!(f, "{:+}", value.offset.to_native())?;
+        }
+        if value.marks.0 != 0 {
+            write!(f, " {}", Marks(value.marks.0))?;
         }
         if value.device.kind != 0 {
             write!(f, " on {}", device(value.device))?;
@@ -376,6 +379,19 @@ pub(crate) fn binding_kind(kind: ArchivedBindingKind) -> &'static str {
         ArchivedBindingKind::State => "state",
         ArchivedBindingKind::Grad => "gradient",
     }
+}
+
+/// What else is known of a binding: `, written`, `, at byte 64 of 256`.
+pub(crate) fn binding_marks(binding: &ArchivedBinding) -> impl Display {
+    written(move |f| {
+        if binding.written {
+            f.write_str(", written")?;
+        }
+        match binding.anchor.as_ref() {
+            Some(anchor) => write!(f, ", at byte {} of {}", anchor.start, anchor.bytes),
+            None => Ok(()),
+        }
+    })
 }
 
 pub(crate) fn guard_kind(kind: ArchivedGuardKind) -> &'static str {

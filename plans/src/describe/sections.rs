@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter};
 
 use super::figures::{collectives, instructions, memory};
 use super::notation::{
-    Bytes, binding_kind, guard_kind, instr, placements, scalar, spec, tensor, text,
+    Bytes, binding_kind, binding_marks, guard_kind, instr, placements, scalar, spec, tensor, text,
 };
 use crate::describe::{Instructions, Memory};
 use crate::plan::ArchivedPlan;
@@ -132,7 +132,7 @@ fn write_bindings(f: &mut Formatter<'_>, plan: &ArchivedPlan) -> fmt::Result {
         if root != value {
             write!(f, ", in the storage of %{root}")?;
         }
-        writeln!(f, "{}", if binding.written { ", written" } else { "" })?;
+        writeln!(f, "{}", binding_marks(binding))?;
     }
     writeln!(f, "outputs      {}", plan.outputs.len())?;
     for output in plan.outputs.iter() {

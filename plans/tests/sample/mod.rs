@@ -93,6 +93,7 @@ impl Builder {
         self.plan.values.push(Value {
             dtype: F32,
             device: CPU,
+            marks: Marks::NONE,
             def,
             root: id,
             shape,
@@ -115,6 +116,7 @@ impl Builder {
             value,
             spec,
             written,
+            anchor: None,
         });
         value
     }

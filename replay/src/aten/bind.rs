@@ -270,6 +270,7 @@ impl BoundPlan {
                             base.to_native(),
                             out.to_native(),
                             value.dtype.0,
+                            value.marks.0,
                             shape.as_ptr(),
                             strides.as_ptr(),
                             shape.len() as u32,

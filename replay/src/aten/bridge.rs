@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use crate::executor::{Backend, Communicator, Executor, ReplayError};
 
 use super::ranges::Ranges;
-use super::sys::{self, Fact, Functions};
+use super::sys::{self, Fact, Functions, Place};
 
 /// A Python object, held by one reference.
 #[derive(Debug)]
@@ -336,6 +336,22 @@ impl Call {
         &self.words
     }
 
+    /// Where each word of the last call belongs.
+    pub fn facts(&self) -> &[Fact] {
+        &self.facts
+    }
+
+    /// Where a leaf of the last collected arguments, a tensor, lies in its storage.
+    /// `closely`: with a number for what it is a view of.
+    pub fn place(&self, leaf: u32, closely: bool) -> Result<Place, ReplayError> {
+        let object = self.leaf(leaf);
+        if object.is_null() {
+            return Err(ReplayError::Bridge(format!("there is no leaf {leaf}")));
+        }
+        // SAFETY: the caller's arguments are live while the call lasts.
+        unsafe { place(object, closely) }
+    }
+
     /// The facts of the last call.
     pub fn last(&self) -> (Vec<u64>, Vec<Fact>) {
         (self.words.clone(), self.facts.clone())
@@ -347,6 +363,20 @@ impl Call {
         // live while the call lasts.
         unsafe { (Bridge::get().functions.call_leaf)(self.call, leaf) }
     }
+}
+
+/// Where a tensor, local or distributed, lies in its storage.
+///
+/// # Safety
+/// `tensor` must be a live tensor object, and the GIL held.
+pub unsafe fn place(tensor: sys::Object, closely: bool) -> Result<Place, ReplayError> {
+    let bridge = Bridge::get();
+    let mut found = Place::default();
+    // SAFETY: the caller vouches for the tensor.
+    bridge.check(unsafe {
+        (bridge.functions.tensor_place)(tensor, c_int::from(closely), &mut found)
+    })?;
+    Ok(found)
 }
 
 impl Drop for Call {

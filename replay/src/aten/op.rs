@@ -10,6 +10,10 @@ pub const CONJ: u8 = 1;
 pub const NEG: u8 = 2;
 /// Tensor flag: no strided storage (sparse and such).
 pub const NO_STORAGE: u8 = 4;
+/// Tensor flag: zeros that take no memory.
+pub const ZERO_TENSOR: u8 = 8;
+/// Tensor flag: a number in a tensor, which promotes types as a number does.
+pub const WRAPPED_NUMBER: u8 = 16;
 
 /// A local tensor.
 #[repr(C)]

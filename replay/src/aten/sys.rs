@@ -3,7 +3,8 @@
 use std::ffi::{c_char, c_int, c_void};
 
 pub use super::op::{
-    Arg, CONJ, DATA_DEPENDENT, INPLACE_VIEW, NEG, NO_STORAGE, Op, Payload, SEEDED, Tensor, tag,
+    Arg, CONJ, DATA_DEPENDENT, INPLACE_VIEW, NEG, NO_STORAGE, Op, Payload, SEEDED, Tensor,
+    WRAPPED_NUMBER, ZERO_TENSOR, tag,
 };
 
 /// Both sides must say the same number.
@@ -18,6 +19,18 @@ pub type Object = *mut c_void;
 pub struct Fact {
     pub leaf: u32,
     pub field: u32,
+}
+
+/// `rote::Place`: where a tensor lies in its storage.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The byte at which its data starts.
+    pub start: i64,
+    /// Bytes of the storage.
+    pub bytes: u64,
+    /// A number for what it is a view of, if that was asked for.
+    pub base: u64,
 }
 
 macro_rules! functions {
@@ -67,6 +80,7 @@ functions! {
     call_state: fn(*mut c_void, *const u64, u32) -> c_int;
     call_collect: fn(*mut c_void, Object, Object, *mut *const u64, *mut *const Fact, *mut u32) -> c_int;
     call_leaf: fn(*mut c_void, u32) -> Object;
+    tensor_place: fn(Object, c_int, *mut Place) -> c_int;
     table_new: fn() -> *mut c_void;
     table_free: fn(*mut c_void);
     table_add: fn(*mut c_void, u32, Object, Object, *mut u32) -> c_int;
@@ -83,7 +97,7 @@ functions! {
     program_arena: fn(*mut c_void, u64, u8, i8) -> c_int;
     program_place: fn(*mut c_void, u32, u8, *const i64, *const i64, u32, u64, u64) -> c_int;
     program_fix: fn(*mut c_void, *const u32, u32) -> c_int;
-    program_view: fn(*mut c_void, u32, u32, u8, *const i64, *const i64, u32, i64, *mut u32) -> c_int;
+    program_view: fn(*mut c_void, u32, u32, u8, u8, *const i64, *const i64, u32, i64, *mut u32) -> c_int;
     program_collective: fn(*mut c_void, u32, i32, *const c_char, u32, u32, u32, *const i64, u32, *const i64, u32, *const i64, u32, *mut u32) -> c_int;
     program_bind: fn(*mut c_void, u32, Object, c_int) -> c_int;
     program_number: fn(*mut c_void, u32, u32, i64, f64) -> c_int;

@@ -39,9 +39,11 @@
 
 use hashbrown::HashMap;
 use rote_plans::schedule::{ARENA_ALIGNMENT, DEVICE_ARENA_ALIGNMENT};
-use rote_plans::{Collective, CollectiveKind, DType, Device, Instr, NONE, Plan, ReduceOp, ValueId};
+use rote_plans::{
+    Collective, CollectiveKind, DType, Instr, Kind, Marks, NONE, Plan, ReduceOp, ValueId,
+};
 
-use super::effects::{for_each_written, outlives, root};
+use super::effects::{anchored, for_each_written, outlives, root};
 use super::{Done, Pass, Program, Stage, emit};
 use crate::finish::{follow, for_each_out, for_each_value};
 
@@ -74,7 +76,7 @@ const MEMBER_BYTES: u64 = 128 << 10;
 const BUCKET_BYTES: i64 = 4 << 20;
 
 /// What members of a bucket have in common.
-type Key = (CollectiveKind, Option<ReduceOp>, u32, DType, Device);
+type Key = (CollectiveKind, Option<ReduceOp>, u32, Kind);
 
 /// A collective in a bucket.
 #[derive(Clone, Copy, Debug)]
@@ -117,7 +119,7 @@ fn apply(program: &mut Program, takes: fn(&Plan, Key) -> bool) -> Done {
 
 /// Buckets of two members and more, by one scan.
 fn find(plan: &Plan, takes: fn(&Plan, Key) -> bool) -> Vec<Bucket> {
-    let end = plan.instrs.len();
+    let (end, anchored) = (plan.instrs.len(), anchored(plan));
     let mut buckets: Vec<Bucket> = Vec::new();
     // For each root, the last bucket that a result on it is in, and the result.
     let mut results: Vec<Option<(usize, ValueId)>> = vec![None; plan.values.len()];
@@ -137,13 +139,14 @@ fn find(plan: &Plan, takes: fn(&Plan, Key) -> bool) -> Vec<Bucket> {
         let Instr::Collective(c) = instr else {
             continue;
         };
-        let Some((key, elements)) = candidate(plan, i, c).filter(|(key, _)| takes(plan, *key))
+        let Some((key, elements)) =
+            candidate(plan, &anchored, i, c).filter(|(key, _)| takes(plan, *key))
         else {
             continue;
         };
         let gap = gap(key);
         let elements = (elements + gap - 1) / gap * gap;
-        let limit = BUCKET_BYTES / width(key.3) / rows(plan, key);
+        let limit = BUCKET_BYTES / width(key.3.dtype) / rows(plan, key);
         let last = buckets.iter().rposition(|bucket| bucket.key == key);
         let at = match last {
             Some(at) if buckets[at].open && buckets[at].row + elements <= limit => at,
@@ -173,12 +176,14 @@ fn find(plan: &Plan, takes: fn(&Plan, Key) -> bool) -> Vec<Bucket> {
 }
 
 /// The key of a collective that can be in a bucket, and the elements of its piece.
-fn candidate(plan: &Plan, at: usize, c: &Collective) -> Option<(Key, i64)> {
+fn candidate(plan: &Plan, anchored: &[bool], at: usize, c: &Collective) -> Option<(Key, i64)> {
     let value = |v: ValueId| &plan.values[v as usize];
     let (input, output) = (value(c.input), value(c.output));
-    let key = (c.kind, c.reduce, c.group, input.dtype, input.device);
+    let elements = plan.kind(c.input);
+    let key = (c.kind, c.reduce, c.group, elements);
     let width = input.dtype.bytes()?;
-    if (output.dtype, output.device) != (input.dtype, input.device) || alignment(key) % width != 0 {
+    let same = plan.kind(c.output) == elements && elements.marks == Marks::NONE;
+    if !same || alignment(key) % width != 0 {
         return None;
     }
     let (sent, received) = (plan.dims(input.shape), plan.dims(output.shape));
@@ -202,6 +207,7 @@ fn candidate(plan: &Plan, at: usize, c: &Collective) -> Option<(Key, i64)> {
         && bytes > 0
         && bytes <= MEMBER_BYTES
         && emit::is_contiguous(received, plan.dims(output.strides))
+        && !anchored[root(plan, c.output) as usize]
         && (if in_place {
             c.kind == CollectiveKind::AllReduce
         } else {
@@ -246,8 +252,8 @@ fn acts(plan: &Plan, instr: &Instr) -> bool {
 
 /// Whether a collective gives the same bits wherever in a message an element lies.
 fn exact(plan: &Plan, key: Key) -> bool {
-    let (kind, reduce, group, dtype, _) = key;
-    let whole = dtype
+    let (kind, reduce, group, elements) = key;
+    let whole = (elements.dtype)
         .name()
         .is_some_and(|name| name.starts_with(['i', 'u', 'b']) && name != "bf16");
     let commutes = matches!(
@@ -272,7 +278,7 @@ fn width(dtype: DType) -> i64 {
 
 /// What each piece starts at a multiple of, in bytes: as an allocation does.
 fn alignment(key: Key) -> u64 {
-    match key.4.kind {
+    match key.3.device.kind {
         0 => ARENA_ALIGNMENT,
         _ => DEVICE_ARENA_ALIGNMENT,
     }
@@ -280,7 +286,7 @@ fn alignment(key: Key) -> u64 {
 
 /// The same in elements.
 fn gap(key: Key) -> i64 {
-    alignment(key) as i64 / width(key.3)
+    alignment(key) as i64 / width(key.3.dtype)
 }
 
 // -- what takes their place ---------------------------------------------------------

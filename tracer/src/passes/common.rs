@@ -7,7 +7,7 @@
 //! (returned tensors are fresh).
 
 use hashbrown::HashMap;
-use rote_plans::{Arg, Instr, NONE, Plan, ValueId};
+use rote_plans::{Arg, Instr, Look, Meta, NONE, Plan, ValueId};
 
 use super::effects::{self, is_function, outlives, root, writes};
 use super::{Done, Pass, Program, Stage};
@@ -48,22 +48,25 @@ fn merge(plan: &mut Plan, largest: u64) -> usize {
     let (outlives, writes) = (outlives(plan), writes(plan));
     let mut with: Vec<ValueId> = (0..plan.values.len() as ValueId).collect();
     let mut keep = vec![true; plan.instrs.len()];
-    let mut known: HashMap<Vec<u64>, usize> = HashMap::new();
+    let before = plan.clone();
+    // Of ops as numbers that are equal for equal arguments only.
+    let mut ops: HashMap<Vec<u64>, usize> = HashMap::new();
+    // Views of one root are told apart by how they look at it alone.
+    let mut views: HashMap<(ValueId, Meta<'_>, i64), usize> = HashMap::new();
     let mut key = Vec::new();
     let mut changed = 0;
     for (i, kept) in keep.iter_mut().enumerate() {
         let instr = plan.instrs[i];
         key.clear();
-        match instr {
+        let first = match instr {
             Instr::View { base, out } => {
-                // Views of one root are told apart by their geometry alone.
-                let value = &plan.values[out as usize];
-                key.extend([1, u64::from(root(plan, with[base as usize]))]);
-                key.extend([u64::from(value.dtype.0), value.offset as u64]);
-                for list in [value.shape, value.strides] {
-                    key.push(u64::from(list.len));
-                    key.extend(plan.dims(list).iter().map(|n| *n as u64));
-                }
+                let Look {
+                    meta,
+                    root: _,
+                    offset,
+                } = before.look(out);
+                let looks = (root(plan, with[base as usize]), meta, offset);
+                *views.entry(looks).or_insert(i)
             }
             Instr::Local {
                 op, overload, args, ..
@@ -72,13 +75,13 @@ fn merge(plan: &mut Plan, largest: u64) -> usize {
                 for arg in args.indices() {
                     encode(plan, &plan.args[arg], &with, &mut key);
                 }
+                *ops.entry(key.clone()).or_insert(i)
             }
             _ => continue,
-        }
-        let Some(&first) = known.get(&key) else {
-            known.insert(key.clone(), i);
-            continue;
         };
+        if first == i {
+            continue;
+        }
         let view = matches!(instr, Instr::View { .. });
         let (a, b) = (all_outs(plan, first), all_outs(plan, i));
         let is_small =
@@ -89,7 +92,9 @@ fn merge(plan: &mut Plan, largest: u64) -> usize {
             && (view || (fresh(&a, &outlives, &writes) && fresh(&b, &outlives, &writes)))
             && (view || !written_between(plan, &instr, &with, &writes, first, i));
         if !fits {
-            known.insert(key.clone(), i);
+            if !view {
+                ops.insert(key.clone(), i);
+            }
             continue;
         }
         for (a, b) in a.into_iter().zip(b).filter(|(_, b)| *b != NONE) {

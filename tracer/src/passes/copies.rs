@@ -1,17 +1,18 @@
 //! Copies that nothing can tell from what they copy become views of it.
 //!
-//! A copy with the layout of its source holds the same elements at the same
-//! strides for as long as neither is written, so whoever reads the copy may read
-//! the source. The same holds for pieces of one tensor that are joined again as
+//! A copy with the layout and the marks (conjugated, negated) of its source holds
+//! the same elements at the same strides for as long as neither is written, so
+//! whoever reads the copy may read the source, unless it counts from the start of
+//! the copy's storage. The same holds for pieces of one tensor that are joined again as
 //! they lie. A copy stays when the source is written after the copy was made,
 //! when the copy is ever written, or when it is returned or left as a gradient
 //! (returned tensors are fresh). The source must be aligned as the copy would
 //! have been: matrix kernels may sum in another order on data that is not.
 
 use rote_plans::schedule::ARENA_ALIGNMENT;
-use rote_plans::{Arg, Def, Instr, Plan, ValueId};
+use rote_plans::{Arg, Def, Instr, Look, Meta, NONE, Plan, ValueId};
 
-use super::effects::{is_function, outlives, outs, root, writes};
+use super::effects::{anchored, is_function, outlives, outs, root, writes};
 use super::into::COPIES;
 use super::{Done, Pass, Program, Stage};
 
@@ -27,7 +28,7 @@ pub(super) const PASS: Pass = Pass {
 
 fn apply(program: &mut Program) -> Done {
     let plan = &mut program.plan;
-    let (outlives, writes) = (outlives(plan), writes(plan));
+    let (outlives, writes, anchored) = (outlives(plan), writes(plan), anchored(plan));
     let (mut changed, mut bytes) = (0, 0);
     for i in 0..plan.instrs.len() {
         let Some((source, copy)) = copied(plan, i) else {
@@ -36,6 +37,7 @@ fn apply(program: &mut Program) -> Done {
         let from = root(plan, source);
         let written_later = writes[from as usize].iter().any(|at| *at > i as u32);
         if outlives[copy as usize]
+            || anchored[copy as usize]
             || !writes[copy as usize].is_empty()
             || written_later
             || !aligned(plan, source)
@@ -101,22 +103,25 @@ fn copied(plan: &Plan, i: usize) -> Option<(ValueId, ValueId)> {
         }
         _ => return None,
     };
-    let (a, b) = (&plan.values[source as usize], &plan.values[copy as usize]);
-    let same = (a.dtype, a.device) == (b.dtype, b.device)
-        && sizes == plan.dims(b.shape)
-        && plan.dims(a.strides) == plan.dims(b.strides)
-        && b.root == copy
-        && b.offset == 0;
-    same.then_some((source, copy))
+    let (from, to) = (plan.look(source), plan.look(copy));
+    let joined = Meta {
+        shape: &sizes,
+        ..from.meta
+    };
+    let own = (to.root, to.offset) == (copy, 0);
+    (joined == to.meta && own).then_some((source, copy))
 }
 
 /// The first of several pieces that lie one after another along a dim of one
 /// tensor, and the sizes of all of them together.
 fn joined(plan: &Plan, pieces: &[ValueId], dim: i64) -> Option<(ValueId, Vec<i64>)> {
     let first = *pieces.first()?;
-    let head = plan.values.get(first as usize)?;
-    let mut sizes = plan.dims(head.shape).to_vec();
-    let strides = plan.dims(head.strides);
+    if pieces.contains(&NONE) {
+        return None;
+    }
+    let head = plan.look(first);
+    let mut sizes = head.meta.shape.to_vec();
+    let strides = head.meta.strides;
     let dim = usize::try_from(if dim < 0 {
         dim + sizes.len() as i64
     } else {
@@ -125,13 +130,16 @@ fn joined(plan: &Plan, pieces: &[ValueId], dim: i64) -> Option<(ValueId, Vec<i64
     .ok()?;
     let stride = *strides.get(dim)?;
     for &piece in &pieces[1..] {
-        let value = plan.values.get(piece as usize)?;
-        let shape = plan.dims(value.shape);
+        let look = plan.look(piece);
+        let shape = look.meta.shape;
+        let expected = Look {
+            meta: Meta { shape, ..head.meta },
+            offset: head.offset + sizes[dim] * stride,
+            ..head
+        };
         let alike = shape.len() == sizes.len()
             && (0..sizes.len()).all(|d| d == dim || shape[d] == sizes[d])
-            && plan.dims(value.strides) == strides
-            && (value.root, value.dtype) == (head.root, head.dtype)
-            && value.offset == head.offset + sizes[dim] * stride;
+            && look == expected;
         if !alike {
             return None;
         }

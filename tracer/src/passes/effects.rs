@@ -6,6 +6,7 @@
 use rote_plans::{Arg, Def, Instr, NONE, Plan, Range, StrId, ValueId};
 
 use crate::finish::{self, follow, for_each_out};
+use crate::recorder::ABSOLUTE;
 
 /// The root of a value.
 pub fn root(plan: &Plan, value: ValueId) -> ValueId {
@@ -42,6 +43,25 @@ pub fn outlives(plan: &Plan) -> Vec<bool> {
     let mut roots = vec![false; plan.values.len()];
     for (value, outlives) in finish::outlives(plan).into_iter().enumerate() {
         roots[root(plan, value as ValueId) as usize] |= outlives;
+    }
+    roots
+}
+
+/// For each value that is a root, whether an op counts from the start of its storage:
+/// its data must stay where the op that makes it puts it.
+pub fn anchored(plan: &Plan) -> Vec<bool> {
+    let mut roots = vec![false; plan.values.len()];
+    for instr in &plan.instrs {
+        let Instr::Local { op, args, .. } = instr else {
+            continue;
+        };
+        let name = plan.str(*op);
+        if let (true, Some(Arg::Value(value))) = (
+            ABSOLUTE.iter().any(|(absolute, _)| *absolute == name),
+            plan.args[args.indices()].first(),
+        ) {
+            roots[root(plan, *value) as usize] = true;
+        }
     }
     roots
 }

@@ -22,7 +22,7 @@
 //! itself (`can_use_fast_route`, `ForeachUtils.h`).
 
 use hashbrown::HashMap;
-use rote_plans::{Arg, DType, Def, Device, Instr, NONE, Plan, Range, ValueId};
+use rote_plans::{Arg, Def, Instr, Kind, Marks, NONE, Plan, Range, ValueId};
 
 use super::effects::root;
 use super::{Done, Pass, Program, Stage, emit};
@@ -95,9 +95,8 @@ struct Update {
 /// Updates of one kind, in order.
 struct List {
     row: &'static Row,
-    /// Element type and device of all of them, and what else they are given.
-    dtype: DType,
-    device: Device,
+    /// The elements of all of them, and what else they are given.
+    elements: Kind,
     rest: Vec<Arg>,
     updates: Vec<Update>,
 }
@@ -207,7 +206,7 @@ fn down(plan: &Plan) -> Vec<List> {
 impl List {
     /// Whether an update, the only one of another list, can be one of this list.
     fn takes(&self, plan: &Plan, new: &List) -> bool {
-        let kind = |list: &List| (list.row, list.dtype, list.device);
+        let kind = |list: &List| (list.row, list.elements);
         let apart = |old: &Update, new: &Update| {
             let sources = [old.source, new.source];
             let over = |a: ValueId, b: Option<ValueId>| b.is_some_and(|b| overlap(plan, a, b));
@@ -248,13 +247,14 @@ fn update(plan: &Plan, at: usize, instr: &Instr) -> Option<List> {
     let mut matches = rows.filter_map(|row| Some((row, operands(plan, row.2, args)?)));
     let (row, (source, rest)) = matches.next()?;
     let value = &plan.values[*target as usize];
+    let meta = plan.meta(*target);
     let like = |source: ValueId| {
-        let source = &plan.values[source as usize];
-        (source.dtype, source.device) == (value.dtype, value.device)
-            && plan.dims(source.shape) == plan.dims(value.shape)
+        let source = plan.meta(source);
+        (source.kind, source.shape) == (meta.kind, meta.shape)
     };
     let numel: i64 = plan.dims(value.shape).iter().product();
-    let fits = source.is_none_or(like)
+    let fits = meta.kind.marks == Marks::NONE
+        && source.is_none_or(like)
         && numel.unsigned_abs() * value.dtype.bytes()? <= MAX_BYTES
         && value
             .dtype
@@ -262,8 +262,7 @@ fn update(plan: &Plan, at: usize, instr: &Instr) -> Option<List> {
             .is_some_and(|name| DTYPES.contains(&name));
     fits.then(|| List {
         row,
-        dtype: value.dtype,
-        device: value.device,
+        elements: meta.kind,
         rest,
         updates: vec![Update {
             at,

@@ -24,7 +24,7 @@
 //! the same program and look at their own pieces alike; they agree on it before they
 //! replay.
 
-use rote_plans::{Arg, Collective, CollectiveKind, Instr, Plan, Value, ValueId};
+use rote_plans::{Arg, Collective, CollectiveKind, Instr, NONE, Plan, Value, ValueId};
 
 use super::effects::{for_each_written, is_function, outlives, outs, root};
 use super::{Done, Pass, Program, Stage, dead, emit};
@@ -171,7 +171,7 @@ fn is_gathered(plan: &Plan, own: &Own, ranks: i64) -> bool {
     let numel: i64 = shape.iter().product();
     let bytes = numel.unsigned_abs() * result.dtype.bytes().unwrap_or(0);
     bytes > 0
-        && (input.dtype, input.device) == (result.dtype, result.device)
+        && plan.kind(own.input) == plan.kind(own.result)
         && plan.dims(result.shape) == shape
         && emit::is_contiguous(&shape, plan.dims(result.strides))
         && (result.root, result.offset, result.storage_bytes) == (own.result, 0, bytes)
@@ -224,12 +224,13 @@ fn joined(plan: &Plan, at: usize, gather: &Collective) -> Option<(ValueId, usize
     let rows = plan.ids(pieces).iter().zip(0_i64..).all(|(piece, rank)| {
         let of = |value: &Value| {
             value.root == gather.output
-                && value.dtype == plan.values[gather.output as usize].dtype
                 && value.offset == rank * row
                 && plan.dims(value.shape) == shape
                 && emit::is_contiguous(shape, plan.dims(value.strides))
         };
-        plan.values.get(*piece as usize).is_some_and(of)
+        *piece != NONE
+            && plan.kind(*piece) == plan.kind(gather.output)
+            && of(&plan.values[*piece as usize])
     });
     let dims = shape.len() as i64;
     let dim = usize::try_from(if dim < 0 { dim + dims } else { dim }).ok()?;

@@ -6,7 +6,7 @@
 //! of the same shape: one `copy_` between the two moves the same elements to the
 //! same places. All pieces are read before anything else is written, as before.
 
-use rote_plans::{Arg, Instr, NONE, Plan, ValueId};
+use rote_plans::{Arg, Instr, Look, NONE, Plan, ValueId};
 
 use super::effects::{is_function, outs};
 use super::{Done, Pass, Program, Stage, emit};
@@ -84,25 +84,24 @@ fn join(plan: &Plan, instr: &Instr) -> Option<Join> {
     if pieces.len() < LEAST || pieces.contains(&NONE) {
         return None;
     }
-    let value = |v: ValueId| &plan.values[v as usize];
-    let (head, second, result) = (value(pieces[0]), value(pieces[1]), value(out));
-    let (size, stride) = (plan.dims(head.shape), plan.dims(head.strides));
+    let (head, result) = (plan.look(pieces[0]), plan.look(out));
+    let (size, stride) = (head.meta.shape, head.meta.strides);
     let dim = usize::try_from(if dim < 0 {
         dim + size.len() as i64
     } else {
         dim
     })
     .ok()?;
-    let step = second.offset - head.offset;
-    let even = pieces.iter().enumerate().all(|(at, piece)| {
-        let piece = value(*piece);
-        (piece.root, piece.dtype) == (head.root, head.dtype)
-            && plan.dims(piece.shape) == size
-            && plan.dims(piece.strides) == stride
-            && piece.offset == head.offset + at as i64 * step
+    let step = plan.look(pieces[1]).offset - head.offset;
+    let even = pieces.iter().zip(0..).all(|(piece, at): (_, i64)| {
+        let expected = Look {
+            offset: head.offset + at * step,
+            ..head
+        };
+        plan.look(*piece) == expected
     });
-    let same = (result.dtype, result.device) == (head.dtype, head.device);
-    let fresh = result.root == out && result.offset == 0;
+    let same = result.meta.kind == head.meta.kind;
+    let fresh = (result.root, result.offset) == (out, 0);
     if !even || !same || !fresh || dim >= size.len() || step <= 0 {
         return None;
     }
@@ -111,7 +110,7 @@ fn join(plan: &Plan, instr: &Instr) -> Option<Join> {
         list.insert(dim, new);
         list
     };
-    let to = plan.dims(result.strides);
+    let to = result.meta.strides;
     Some(Join {
         first: pieces[0],
         out,

@@ -102,6 +102,7 @@ fn plan(steps: &[Step], outputs: &[usize]) -> Plan {
             &format!("state[{i}]"),
             &state.event(),
             None,
+            None,
         );
     }
     let mut storage = 10;

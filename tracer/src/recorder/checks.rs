@@ -27,13 +27,56 @@ const META_QUESTIONS: &[&str] = &[
     "sym_stride",
 ];
 
+/// Ops that count from the start of their argument's storage, not of the argument, and
+/// which of their arguments says from where.
+pub(crate) const ABSOLUTE: &[(&str, usize)] = &[
+    ("aten::as_strided", 3),
+    ("aten::as_strided_copy", 3),
+    ("aten::as_strided_scatter", 4),
+    ("aten::as_strided_", 3),
+];
+
+/// Questions about how a tensor lies in its storage.
+const PLACE_QUESTIONS: &[&str] = &[
+    "aten::storage_offset",
+    "aten::sym_storage_offset",
+    "aten::is_set_to",
+    "aten::is_inference",
+    "aten::is_pinned",
+];
+
 impl Recorder {
+    /// Anchors what an op counts from the start of a storage.
+    pub(super) fn anchor_absolute(&mut self, op: &OpEvent<'_>) {
+        let counts = |(name, at): &(&str, usize)| {
+            let given = op.args.get(*at).map(|arg| &arg.value);
+            *name == op.name && !matches!(given, None | Some(ArgEvent::None))
+        };
+        if !ABSOLUTE.iter().any(counts) && !PLACE_QUESTIONS.contains(&op.name) {
+            return;
+        }
+        let first = op.args.first().map(|arg| tensors(&arg.value));
+        let storages: Vec<u64> = first.into_iter().flatten().map(|t| t.storage).collect();
+        storages
+            .into_iter()
+            .for_each(|storage| self.anchor(storage));
+    }
+
     /// Looks at an op that gives the host an answer and no tensor: nothing is to
     /// be recorded of one about meta, and one about data is refused.
     pub(super) fn question(&self, op: &OpEvent<'_>) -> Result<(), Refusal> {
         let name = op.name.split("::").last().unwrap_or_default();
         let of_data = matches!(name, "_use_cudnn_ctc_loss" | "_use_miopen_ctc_loss")
             && op.overload == "Tensor";
+        let mut asked = op.args.iter().flat_map(|arg| tensors(&arg.value));
+        if name == "_version" && asked.any(|t| self.is_named(t.storage)) {
+            return Self::refuse(
+                op,
+                "asks how often a tensor was written that exists before the step: what Python does with the \
+                 answer leaves no trace in a plan",
+                "ask outside the captured function",
+            );
+        }
         let none = op.outs.iter().all(|out| {
             matches!(
                 out,
@@ -88,7 +131,10 @@ impl Recorder {
                 "use the out-of-place form of the op (without the trailing underscore)",
             );
         }
-        if matches!(op.name, "aten::resize_" | "aten::resize_as_" | "aten::set_") {
+        if matches!(
+            op.name,
+            "aten::resize_" | "aten::resize_as_" | "aten::set_" | "inductor::resize_storage_bytes_"
+        ) {
             return Self::refuse(
                 op,
                 "changes the storage of an existing tensor",

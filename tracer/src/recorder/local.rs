@@ -30,10 +30,10 @@ impl Recorder {
             None => Self::refuse(
                 op,
                 format!(
-                    "argument {i} ({}) is a lazily conjugated or negated view, or starts inside an element",
+                    "argument {i} ({}) starts inside an element, or is no plain view of what it was made from",
                     tensor.describe()
                 ),
-                "call resolve_conj(), resolve_neg() or contiguous() on it",
+                "call contiguous() on it",
             ),
         }
     }
@@ -110,7 +110,7 @@ impl Recorder {
                 Ok(self.fresh(tensor, self.next_instr(), uninitialized))
             }
             Some((root, geometry))
-                if root.lazy_bits == tensor.lazy_bits
+                if tensor.marks.can_view(root.elements.marks)
                     || self.geometries.contains_key(&geometry) =>
             {
                 Ok(NONE)

@@ -31,13 +31,14 @@ use rote_plans::{
     Device, Fingerprint, Guard, GuardKind, Instr, InstrId, Plan, RngAction, StrId, ValueId,
 };
 
+pub(crate) use checks::ABSOLUTE;
 pub(crate) use local::ALLOCATORS;
 
 use crate::event::{ArgEvent, OpEvent, TensorEvent};
 use crate::finish;
 use crate::refusal::Refusal;
 use crate::tables::Tables;
-use roots::{Candidate, Geometry, Root};
+use roots::{Candidate, Geometry, Named, Root};
 
 /// Records one run of a step.
 #[derive(Debug, Default)]
@@ -48,6 +49,8 @@ pub struct Recorder {
     /// Storages that the plan knows.
     roots: HashMap<u64, Root>,
     geometries: HashMap<Geometry, ValueId>,
+    /// Of each binding of the plan, in order.
+    named: Vec<Named>,
     /// Outputs of collectives that were started and not yet waited for.
     pending: HashSet<ValueId>,
     /// The user's source line of each instruction.
@@ -90,6 +93,7 @@ impl Recorder {
         }
         self.check(op)?;
         self.check_tensors(op)?;
+        self.anchor_absolute(op);
         let of_torch = namespace == "aten" || namespace == "prims";
         let fresh = self.has_fresh_output(op);
         let writes = op
@@ -207,6 +211,7 @@ impl Recorder {
     /// The plan, with last uses and frees, and the source line of each
     /// instruction. `result` is the structure of the result as JSON.
     pub fn finish(mut self, result: &str) -> (Plan, Vec<String>) {
+        self.anchor_neighbours();
         self.tables.plan.result = result.to_owned();
         let sources: Vec<String> = self
             .sources

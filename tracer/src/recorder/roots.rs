@@ -1,6 +1,7 @@
 //! The storages that a plan knows, and the values that look at them.
 
-use rote_plans::{Binding, BindingKind, DType, Def, Device, Instr, InstrId, NONE, Value, ValueId};
+use rote_plans::value::reach;
+use rote_plans::{Anchor, Binding, BindingKind, Def, Instr, InstrId, Kind, NONE, Value, ValueId};
 
 use super::Recorder;
 use crate::event::{SpecEvent, TensorEvent};
@@ -12,25 +13,48 @@ pub(super) struct Candidate {
     path: String,
     spec: Option<SpecEvent>,
     storage: u64,
-    dtype: DType,
-    device: Device,
+    elements: Kind,
     sizes: Vec<i64>,
     strides: Vec<i64>,
     offset: i64,
-    lazy_bits: u8,
+    named: Named,
+}
+
+/// What is known of a storage that has a name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Named {
+    /// Where the first tensor of that storage lies in it; of arguments only: other
+    /// tensors are guarded where they lie.
+    place: Option<Anchor>,
+    /// The bytes of the storage that its named tensors reach.
+    reach: Option<(i128, i128)>,
+}
+
+impl Named {
+    fn extend(&mut self, reach: Option<(i128, i128)>) {
+        self.reach = match (self.reach, reach) {
+            (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
+            (a, b) => a.or(b),
+        };
+    }
 }
 
 impl Candidate {
     fn event(&self) -> TensorEvent<'_> {
+        let Kind {
+            dtype,
+            device,
+            marks,
+        } = self.elements;
         TensorEvent {
             storage: self.storage,
-            dtype: self.dtype,
-            device: self.device,
+            dtype,
+            device,
+            marks,
             sizes: &self.sizes,
             strides: &self.strides,
             offset: self.offset,
             storage_bytes: 0, // the plan does not own it
-            lazy_bits: self.lazy_bits,
             opaque: false,
         }
     }
@@ -44,7 +68,7 @@ pub(super) struct Root {
     start_bytes: i64,
     /// Size of the storage; 0 for a binding's.
     pub(super) storage_bytes: u64,
-    pub(super) lazy_bits: u8,
+    pub(super) elements: Kind,
     /// Allocated by an `empty`, and nothing has been written to it yet.
     pub(super) uninitialized: bool,
     /// Index of the binding, for storages that exist before the step.
@@ -55,8 +79,7 @@ pub(super) struct Root {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Geometry {
     pub(super) root: ValueId,
-    dtype: DType,
-    lazy_bits: u8,
+    elements: Kind,
     /// In elements of this dtype, from where the root's data starts.
     pub(super) offset: i64,
     sizes: Vec<i64>,
@@ -65,13 +88,16 @@ pub(super) struct Geometry {
 
 impl Recorder {
     /// Names a tensor that exists before the step. The first name of a storage
-    /// is the one that counts.
+    /// is the one that counts. `place`: where an argument lies in its storage, of which
+    /// the replays know no more than what the step turns out to depend on; `None` for
+    /// tensors that are guarded where they lie.
     pub fn name_tensor(
         &mut self,
         kind: BindingKind,
         path: &str,
         tensor: &TensorEvent<'_>,
         spec: Option<&SpecEvent>,
+        place: Option<Anchor>,
     ) {
         if tensor.opaque
             || tensor.storage == 0
@@ -80,20 +106,72 @@ impl Recorder {
         {
             return;
         }
-        self.candidates
+        let candidate = self
+            .candidates
             .entry(tensor.storage)
             .or_insert_with(|| Candidate {
                 kind,
                 path: path.to_owned(),
                 spec: spec.cloned(),
                 storage: tensor.storage,
-                dtype: tensor.dtype,
-                device: tensor.device,
+                elements: tensor.kind(),
                 sizes: tensor.sizes.to_vec(),
                 strides: tensor.strides.to_vec(),
                 offset: tensor.offset,
-                lazy_bits: tensor.lazy_bits,
+                named: Named { place, reach: None },
             });
+        candidate.named.extend(tensor.reach());
+    }
+
+    /// The step depends on where in its storage a tensor lies: the plan is only for
+    /// calls whose argument lies there.
+    pub fn anchor(&mut self, storage: u64) {
+        if !self.roots.contains_key(&storage) {
+            self.bind(storage);
+        }
+        let binding = self.roots.get(&storage).and_then(|root| root.binding);
+        if let Some(index) = binding {
+            let place = self.named[index as usize].place;
+            self.tables.plan.bindings[index as usize].anchor = place;
+        }
+    }
+
+    /// Whether a storage belongs to a tensor that exists before the step.
+    pub fn is_named(&self, storage: u64) -> bool {
+        let bound = |root: &Root| root.binding.is_some();
+        self.candidates.contains_key(&storage) || self.roots.get(&storage).is_some_and(bound)
+    }
+
+    /// Anchors the arguments of whose storage the plan reaches more than the
+    /// arguments themselves do: another argument of the same shape may have other
+    /// neighbours.
+    pub(super) fn anchor_neighbours(&mut self) {
+        let plan = &self.tables.plan;
+        let mut beyond = Vec::new();
+        for (&storage, root) in &self.roots {
+            let Some(index) = root.binding else {
+                continue;
+            };
+            let named = self.named[index as usize].reach;
+            let start = i128::from(root.start_bytes);
+            let inside = plan.values.iter().zip(0..).all(|(value, id)| {
+                if value.root != root.value {
+                    return true;
+                }
+                let meta = plan.meta(id);
+                let dims = meta.shape.iter().copied().zip(meta.strides.iter().copied());
+                let width = meta.kind.dtype.bytes().unwrap_or(0);
+                reach(width, value.offset, dims).is_none_or(|(from, to)| {
+                    named.is_some_and(|all| all.0 <= from + start && to + start <= all.1)
+                })
+            });
+            if !inside {
+                beyond.push(storage);
+            }
+        }
+        for storage in beyond {
+            self.anchor(storage);
+        }
     }
 
     /// Makes a candidate a binding. False when the storage has no name.
@@ -111,7 +189,9 @@ impl Recorder {
             value,
             spec,
             written: false,
+            anchor: None,
         });
+        self.named.push(candidate.named);
         true
     }
 
@@ -130,8 +210,7 @@ impl Recorder {
         let id = self.tables.plan.values.len() as ValueId;
         let geometry = Geometry {
             root: id,
-            dtype: tensor.dtype,
-            lazy_bits: tensor.lazy_bits,
+            elements: tensor.kind(),
             offset: 0,
             sizes: tensor.sizes.to_vec(),
             strides: tensor.strides.to_vec(),
@@ -140,7 +219,7 @@ impl Recorder {
             value: id,
             start_bytes: tensor.offset * tensor.dtype.bytes().unwrap_or(1) as i64,
             storage_bytes: tensor.storage_bytes,
-            lazy_bits: tensor.lazy_bits,
+            elements: tensor.kind(),
             uninitialized,
             binding: match def {
                 Def::Binding(binding) => Some(binding),
@@ -168,9 +247,15 @@ impl Recorder {
         let id = self.tables.plan.values.len() as ValueId;
         let shape = self.tables.dims(tensor.sizes);
         let strides = self.tables.dims(tensor.strides);
+        let Kind {
+            dtype,
+            device,
+            marks,
+        } = geometry.elements;
         self.tables.plan.values.push(Value {
-            dtype: tensor.dtype,
-            device: tensor.device,
+            dtype,
+            device,
+            marks,
             def,
             root: geometry.root,
             shape,
@@ -193,8 +278,7 @@ impl Recorder {
                 root,
                 Geometry {
                     root: root.value,
-                    dtype: tensor.dtype,
-                    lazy_bits: tensor.lazy_bits,
+                    elements: tensor.kind(),
                     offset: start / bytes,
                     sizes: tensor.sizes.to_vec(),
                     strides: tensor.strides.to_vec(),
@@ -209,7 +293,7 @@ impl Recorder {
         if let Some(&value) = self.geometries.get(&geometry) {
             return Some(value);
         }
-        if root.lazy_bits != tensor.lazy_bits {
+        if !tensor.marks.can_view(root.elements.marks) {
             return None; // only the op itself can make it
         }
         let out = self.push_view(tensor, geometry);

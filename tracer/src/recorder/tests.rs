@@ -1,6 +1,6 @@
 //! What the recorder makes of streams of ops, against programs written by hand.
 
-use rote_plans::{BindingKind, Def, Device, NONE, RngAction};
+use rote_plans::{BindingKind, Def, Device, Marks, NONE, RngAction};
 
 use crate::event::ArgEvent;
 use crate::sample::*;
@@ -105,10 +105,10 @@ fn a_view_that_starts_inside_an_element_is_refused() {
 }
 
 #[test]
-fn a_lazily_negated_view_is_made_by_its_op() {
+fn a_lazily_negated_view_is_a_view_that_says_so() {
     let (x, y) = (tensor(1, &[4]), tensor(2, &[4]));
     let negated = Tensor {
-        lazy_bits: 2,
+        marks: Marks::NEG,
         ..x.clone()
     };
     let mut recorder = recorder(&[&x]);
@@ -116,15 +116,31 @@ fn a_lazily_negated_view_is_made_by_its_op() {
         &mut recorder,
         &[
             op("aten::_neg_view", &[&x], &[&negated]),
-            op("aten::resolve_neg", &[&negated], &[&y]),
+            op("aten::clone", &[&negated], &[&y]),
         ],
     );
     let (plan, _) = finish(recorder, &[&y]);
-    assert_eq!(
-        program(&plan),
-        ["_neg_view %0 > %1", "resolve_neg %1 > %2", "free %1"]
+    assert_eq!(program(&plan), ["view %0 > %1", "clone %1 > %2", "free %1"]);
+    assert_eq!((plan.values[1].root, plan.values[1].marks), (0, Marks::NEG));
+}
+
+#[test]
+fn what_a_view_cannot_be_marked_as_is_made_by_its_op() {
+    let (x, y) = (tensor(1, &[4]), tensor(2, &[4]));
+    let marked = Tensor {
+        marks: Marks::WRAPPED,
+        ..x.clone()
+    };
+    let (make, read) = (
+        op("aten::alias", &[&x], &[&marked]),
+        op("aten::neg", &[&marked], &[&y]),
     );
-    assert_eq!(plan.values[1].root, 0);
+    let mut known = recorder(&[&x]);
+    record(&mut known, &[make, read.clone()]);
+    let (plan, _) = finish(known, &[&y]);
+    assert_eq!(program(&plan), ["alias %0 > %1", "neg %1 > %2", "free %1"]);
+    let refused = refusal(&mut recorder(&[&x]), &read);
+    assert!(refused.reason.contains("no plain view"), "{refused}");
 }
 
 #[test]
@@ -722,7 +738,7 @@ fn state_and_arguments_keep_their_kind_and_spec() {
     let (w, y) = (tensor(1, &[4, 8]), tensor(2, &[4, 8]));
     let mut recorder = recorder(&[]);
     let spec = spec("S(0)");
-    recorder.name_tensor(BindingKind::State, "model.w", &w.event(), Some(&spec));
+    recorder.name_tensor(BindingKind::State, "model.w", &w.event(), Some(&spec), None);
     record(&mut recorder, &[op("aten::relu", &[&w], &[&y])]);
     let (plan, _) = finish(recorder, &[&y]);
     let binding = plan.bindings[0];

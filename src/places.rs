@@ -1,0 +1,91 @@
+//! Where arguments must lie in their storages for a plan to be replayed.
+//!
+//! An argument may start anywhere in its storage, as batches of one data set do: the
+//! plan counts from where it starts. Two things depend on more. A plan that reaches
+//! bytes around an argument needs them to be there; and one that counts from the start
+//! of the storage, or of which the step asked how the argument lies in it, is only for
+//! arguments that lie in the very same place (an anchor).
+
+use rote_plans::value::reach;
+use rote_plans::{Anchor, BindingKind, Plan};
+use rote_replay::ReplayError;
+use rote_replay::aten::Call;
+
+use crate::recording::Named;
+
+/// What must hold of the arguments of a plan.
+#[derive(Clone, Debug, Default)]
+pub struct Places(Vec<Place>);
+
+/// What must hold of an argument.
+#[derive(Clone, Debug)]
+struct Place {
+    leaf: u32,
+    subject: String,
+    /// The bytes around where it starts that the plan reaches, if these are more than
+    /// its own.
+    reach: Option<(i128, i128)>,
+    anchor: Option<Anchor>,
+}
+
+impl Places {
+    /// What must hold for a plan. `named`: the tensors that it may bind.
+    pub fn of(plan: &Plan, named: &[Named]) -> Self {
+        let mut places = Vec::new();
+        for binding in plan.bindings.iter().filter(|b| b.kind == BindingKind::Arg) {
+            let path = plan.str(binding.path);
+            let is_it = |named: &&Named| named.kind == binding.kind && named.path == path;
+            let Some(leaf) = named.iter().find(is_it).and_then(|named| named.leaf) else {
+                continue; // binding it will fail, and say so
+            };
+            let own = reach_of(plan, binding.value);
+            let all = (0..plan.values.len() as u32)
+                .filter(|id| plan.values[*id as usize].root == binding.value)
+                .filter_map(|id| reach_of(plan, id))
+                .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+            let inside =
+                |all: &(i128, i128)| own.is_some_and(|own| own.0 <= all.0 && all.1 <= own.1);
+            let reach = all.filter(|all| !inside(all));
+            if reach.is_some() || binding.anchor.is_some() {
+                places.push(Place {
+                    leaf,
+                    subject: format!("{path}.storage"),
+                    reach,
+                    anchor: binding.anchor,
+                });
+            }
+        }
+        Places(places)
+    }
+
+    /// The first argument of a call that does not lie where it must.
+    pub fn difference(&self, call: &Call) -> Result<Option<&str>, ReplayError> {
+        for place in &self.0 {
+            let found = call.place(place.leaf, place.anchor.is_some())?;
+            let start = i128::from(found.start);
+            let outside = place
+                .reach
+                .is_some_and(|(from, to)| start + from < 0 || start + to > i128::from(found.bytes));
+            let found = Anchor {
+                start: found.start,
+                bytes: found.bytes,
+                base: found.base,
+            };
+            if outside || place.anchor.is_some_and(|anchor| anchor != found) {
+                return Ok(Some(&place.subject));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The bytes that a value reaches, counted from where its root starts.
+fn reach_of(plan: &Plan, value: u32) -> Option<(i128, i128)> {
+    let look = plan.look(value);
+    let dims = look.meta.shape.iter().copied();
+    reach(
+        look.meta.kind.dtype.bytes()?,
+        look.offset,
+        dims.zip(look.meta.strides.iter().copied()),
+    )
+}
