@@ -4,7 +4,7 @@ use rote_plans::{BindingKind, PlanFile, Scalar, Schedule};
 use rote_replay::ReplayError;
 use rote_replay::aten::{BoundPlan, Call, Left, Object};
 use rote_tracer::passes::{Done, Program};
-use rote_tracer::scalars::evaluate;
+use rote_tracer::scalars::{evaluate, read_behind};
 
 use crate::SessionError;
 use crate::facts::Facts;
@@ -18,8 +18,12 @@ pub(crate) struct BoundVariant {
     grads: Vec<(u32, Object)>,
     scalars: Vec<Scalar>,
     scalar_words: Vec<usize>,
-    /// The scalars' values at the last replay.
+    /// What each of them is read from; empty where it is computed.
+    scalar_paths: Vec<String>,
+    /// The scalars' values, as computed last.
     numbers_now: Vec<f64>,
+    /// Whether they were computed for the call that is handled now.
+    computed: bool,
     /// Slots and tensors of the state.
     state: Vec<(u32, Object)>,
     /// The plan after its passes.
@@ -108,10 +112,12 @@ impl BoundVariant {
         let values = program.values.clone();
         let scalars = bound.scalars().to_vec();
         let mut scalar_words = vec![usize::MAX; scalars.len()];
-        for (word, scalar) in scalar_words.iter_mut().zip(&scalars) {
+        let mut scalar_paths = vec![String::new(); scalars.len()];
+        for (i, scalar) in scalars.iter().enumerate() {
             if let Scalar::Read { path } = scalar {
                 let path = plan.str(*path);
-                *word = facts.float_word(path).ok_or_else(|| {
+                path.clone_into(&mut scalar_paths[i]);
+                scalar_words[i] = facts.float_word(path).ok_or_else(|| {
                     ReplayError::Bind(format!(
                         "the plan reads {path}, which this process does not have"
                     ))
@@ -124,7 +130,9 @@ impl BoundVariant {
             grads,
             scalars,
             numbers_now: Vec::with_capacity(scalar_words.len()),
+            computed: false,
             scalar_words,
+            scalar_paths,
             state,
             plan: optimized,
             values,
@@ -137,6 +145,29 @@ impl BoundVariant {
                 without_arena("until a replay outside of any profiler has shown what ops allocate")
             }),
         })
+    }
+
+    /// Computes the scalars from the hyperparameters of now, for the replay that
+    /// follows. Comes back: a hyperparameter under which the plan does not apply,
+    /// if Python would raise or the sources of a number do not agree.
+    pub(crate) fn compute(&mut self, facts: &Facts) -> Option<String> {
+        self.computed = true;
+        if self.scalars.is_empty() {
+            return None;
+        }
+        let mut missing = None;
+        let done = evaluate(&self.scalars, &mut self.numbers_now, |i| {
+            facts.float_at(self.scalar_words[i]).unwrap_or_else(|_| {
+                missing.get_or_insert(i); // no float any more
+                f64::NAN
+            })
+        });
+        let unfit = missing.or_else(|| {
+            let scalar = done.err()?;
+            Some(read_behind(&self.scalars, scalar).unwrap_or(scalar))
+        })?;
+        self.computed = false;
+        Some(self.scalar_paths[unfit].clone())
     }
 
     /// Replays the plan on the arguments that `call` has collected. Results:
@@ -209,19 +240,15 @@ impl BoundVariant {
 
     /// Binds the numbers and tensors of a call.
     fn prepare(&mut self, call: &Call, facts: &Facts) -> Result<(), ReplayError> {
+        let computed = std::mem::take(&mut self.computed);
+        let unfit = if computed { None } else { self.compute(facts) };
+        if let Some(path) = unfit {
+            return Err(ReplayError::Bind(format!(
+                "the plan does not apply to {path} as it is now"
+            )));
+        }
+        self.computed = false;
         if !self.scalars.is_empty() {
-            let mut failed = None;
-            evaluate(&self.scalars, &mut self.numbers_now, |i| {
-                facts
-                    .float_at(self.scalar_words[i])
-                    .unwrap_or_else(|error| {
-                        failed.get_or_insert(error);
-                        f64::NAN
-                    })
-            });
-            if let Some(error) = failed {
-                return Err(error);
-            }
             self.bound.set_numbers(&self.numbers_now)?;
         }
         for arg in &self.args {

@@ -241,6 +241,15 @@ impl Facts {
         Ok(changed)
     }
 
+    /// The names of all hyperparameters.
+    pub fn hyperparameters(&self) -> Vec<String> {
+        self.entries
+            .iter()
+            .filter(|entry| entry.hyperparameter)
+            .map(|entry| entry.subject.clone())
+            .collect()
+    }
+
     /// A hyperparameter's value now.
     pub fn float(&self, path: &str) -> Result<f64, ReplayError> {
         match self

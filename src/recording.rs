@@ -323,6 +323,11 @@ impl ActiveRecording {
         self.floats.add(origin, value)
     }
 
+    /// Whether a hyperparameter is followed, and nothing pins it so far.
+    pub fn is_loose(&self, path: &str) -> bool {
+        self.floats.is_loose(path)
+    }
+
     /// A followed float was compared or converted.
     pub fn pin_float(&mut self, index: u32) -> Result<(), UnknownFloat> {
         self.floats.pin(index)

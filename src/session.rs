@@ -55,15 +55,34 @@ pub enum Next {
     Eager,
 }
 
+/// For how many calls a variant must be unused before it makes room for another,
+/// and for how many at first nothing is recorded after too many recordings that
+/// none confirmed: what these cost is then a small part of the calls between.
+const IDLE_CALLS: u64 = 256;
+
+/// How many recordings in a row none may confirm, at least, and how many kinds of
+/// calls may be refused: the first steps of a run are like no others.
+const MIN_ATTEMPTS: usize = 4;
+
 /// What guards say of a call.
 #[derive(Debug)]
 enum Found {
     /// This variant's guards hold.
     Variant(usize),
-    /// No variant's do; of the nearest one, the guard that missed.
-    None(Option<String>),
+    /// No variant's do.
+    None(Miss),
     /// Calls made while something is recorded are not looked at.
     Recording,
+}
+
+/// Why no variant is replayed.
+#[derive(Debug, Default)]
+struct Miss {
+    /// Of the nearest variant, the guard that missed.
+    subject: Option<String>,
+    /// Whether one variant may follow from another recording: nothing but
+    /// hyperparameters has changed, on which only arithmetic was seen.
+    near: bool,
 }
 
 /// What became of a recording.
@@ -124,8 +143,14 @@ pub struct Session {
     last_changes: Vec<String>,
     unsteady: HashMap<String, u32>,
     full: bool,
+    /// Whether it was said that guards could not be checked.
+    unguarded: bool,
     /// Recordings since the last one that was confirmed.
     unconfirmed: usize,
+    /// Up to which call nothing is recorded, after too many of these.
+    paused_until: u64,
+    /// For how many calls, the next time.
+    pause: u64,
     /// Recordings in a row that differed from the one before.
     differing: u32,
     notice: Option<String>,
@@ -161,7 +186,10 @@ impl Session {
             last_changes: Vec::new(),
             unsteady: HashMap::new(),
             full: false,
+            unguarded: false,
             unconfirmed: 0,
+            paused_until: 0,
+            pause: IDLE_CALLS,
             differing: 0,
             notice: None,
             missed: None,
@@ -303,27 +331,38 @@ impl Session {
         let found = unsafe { self.find(args, kwargs) };
         // Before anything else, an error included: other ranks wait for this one.
         let agreed = agree && self.agree(found.as_ref().ok())?;
-        let missed = match found? {
+        let found = found.unwrap_or_else(|error| {
+            // No replay without guards. What the step makes of the call, it says itself.
+            if !std::mem::replace(&mut self.unguarded, true) {
+                self.notice = Some(format!(
+                    "{}: guards could not be checked, and such calls run eagerly: {error}",
+                    self.config.function
+                ));
+            }
+            Found::Recording
+        });
+        let missed = match found {
             Found::Recording => return Ok(Next::Eager),
             Found::Variant(i) => {
                 self.variants[..=i].rotate_right(1); // most recently used first
+                self.variants[0].last_used = self.stats.calls;
                 return self.replay(agreed);
             }
             Found::None(missed) => missed,
         };
         let refused = self.refused.contains(self.call.words());
-        if let Some(subject) = missed {
+        if let Some(subject) = missed.subject {
             self.stats.fallbacks += 1;
             *self.stats.guard_misses.entry(subject.clone()).or_insert(0) += 1;
             self.missed = Some(subject);
         }
-        if refused || self.refused.len() >= self.config.max_variants {
+        if refused || self.refused.len() >= self.attempts() {
             self.log_eager_miss();
             return Ok(Next::Eager);
         }
-        if let Some(why) = self.no_room() {
-            if !self.full {
-                self.full = true;
+        let no_room = if missed.near { None } else { self.no_room() };
+        if let Some(why) = no_room {
+            if !std::mem::replace(&mut self.full, true) {
                 self.notice = Some(format!("{}: {why}", self.config.function));
             }
             self.log_eager_miss();
@@ -344,6 +383,7 @@ impl Session {
             return Ok(Found::Recording);
         }
         let mut best: Option<(usize, String)> = None;
+        let mut near = false;
         for (i, variant) in self.variants.iter_mut().enumerate() {
             let (progress, subject) = match variant.call.difference(words) {
                 Some(word) => {
@@ -351,7 +391,10 @@ impl Session {
                     (word, call_subject(word, fact, &variant.leaves))
                 }
                 None => match variant.missed(&self.call)? {
-                    Some(subject) => (usize::MAX, subject),
+                    Some(subject) => {
+                        near = near || variant.is_near_but_for(&self.call, &subject)?;
+                        (usize::MAX, subject)
+                    }
                     None => return Ok(Found::Variant(i)),
                 },
             };
@@ -359,7 +402,10 @@ impl Session {
                 best = Some((progress, subject));
             }
         }
-        Ok(Found::None(best.map(|(_, subject)| subject)))
+        Ok(Found::None(Miss {
+            subject: best.map(|(_, subject)| subject),
+            near,
+        }))
     }
 
     /// Agrees with the other ranks about a call: whether all replay it with
@@ -431,34 +477,76 @@ impl Session {
         self.replay(false)
     }
 
+    /// Gives up a variant whose results the framework cannot give back.
+    pub fn give_up(&mut self, id: u32) {
+        self.variants.retain(|variant| variant.id != id);
+    }
+
     /// Why the collectives that passes have left did not fit those of other
     /// ranks, the last time they did not.
     pub fn unfit(&self) -> Option<&str> {
         self.unfit.as_deref()
     }
 
+    /// How many recordings in a row none may confirm, and how many kinds of calls
+    /// may be refused.
+    fn attempts(&self) -> usize {
+        self.config.max_variants.max(MIN_ATTEMPTS)
+    }
+
     /// Why nothing more is recorded, if so.
-    fn no_room(&self) -> Option<String> {
-        let most = self.config.max_variants;
-        if self.variants.len() >= most {
+    fn no_room(&mut self) -> Option<String> {
+        let (most, calls) = (self.config.max_variants, self.stats.calls);
+        let used_lately = |variant: &Variant| calls - variant.last_used < IDLE_CALLS;
+        if self.variants.len() >= most && self.variants.iter().all(used_lately) {
             return Some(format!(
-                "{most} variants are recorded, which is the most allowed (max_variants): calls that match none of \
-                 them run eagerly; the last miss was on {}",
+                "{most} variants are recorded, which is the most allowed (max_variants), and all are in use: calls \
+                 that match none of them run eagerly, until one was not used for {IDLE_CALLS} calls; the last miss \
+                 was on {}",
                 self.missed.as_deref().unwrap_or("?")
             ));
         }
-        (self.unconfirmed >= most).then(|| {
-            let mut latest = self.candidates.iter().rev().map(|candidate| &candidate.parts);
-            let changing = match (latest.next(), latest.next()) {
-                (Some(last), Some(before)) => first_difference(&before.words, &last.words)
-                    .map(|word| call_subject(word, last.word_facts.get(word), &last.leaves)),
-                _ => None,
+        if calls < self.paused_until {
+            return Some(String::new()); // which was said when it began
+        }
+        if self.unconfirmed < self.attempts() {
+            return None;
+        }
+        let changing = self.changing();
+        let (attempts, pause) = (self.unconfirmed, self.pause);
+        self.unconfirmed = 0;
+        self.paused_until = calls + pause;
+        self.pause = pause.saturating_mul(2);
+        Some(format!(
+            "{attempts} recordings in a row were made under different guards, so that none could be confirmed \
+             (max_variants): the next {pause} calls that match no plan run eagerly, then it is tried again; what \
+             changes is {}",
+            changing.as_deref().unwrap_or("a host value")
+        ))
+    }
+
+    /// What differs between the last two recordings.
+    fn changing(&self) -> Option<String> {
+        let mut latest = self
+            .candidates
+            .iter()
+            .rev()
+            .map(|candidate| &candidate.parts);
+        let (last, before) = (latest.next()?, latest.next()?);
+        if let Some(word) = first_difference(&before.words, &last.words) {
+            return Some(call_subject(word, last.word_facts.get(word), &last.leaves));
+        }
+        let differs = |guard: &&GuardText| {
+            let same = |other: &GuardText| {
+                other.subject == guard.subject && other.expected == guard.expected
             };
-            format!(
-                "{most} recordings in a row were made under different guards, so that none could be confirmed \
-                 (max_variants): further calls run eagerly; what changes is {}",
-                changing.as_deref().unwrap_or("a host value")
-            )
+            !before.guards.iter().any(same)
+        };
+        let changed = last.guards.iter().find(differs)?;
+        let was = guard_on(&before.guards, &changed.subject);
+        Some(match was {
+            Some(was) => format!("{}: {was}, then {}", changed.subject, changed.expected),
+            None => changed.subject.clone(),
         })
     }
 

@@ -44,10 +44,13 @@ impl Session {
         let (recording, _) = recording.into_recording(result);
         let mut plan = variant.file.to_plan();
         let mut numbers = Vec::new();
-        evaluate(&plan.scalars, &mut numbers, |i| match plan.scalars[i] {
+        let done = evaluate(&plan.scalars, &mut numbers, |i| match plan.scalars[i] {
             Scalar::Read { path } => (variant.facts.float(plan.str(path))).unwrap_or(f64::NAN),
             _ => f64::NAN,
         });
+        if done.is_err() {
+            numbers.resize(plan.scalars.len(), f64::NAN); // differ from all that was recorded
+        }
         for arg in &mut plan.args {
             if let Arg::Scalar(scalar) = *arg {
                 *arg = Arg::Float(numbers[scalar as usize]);

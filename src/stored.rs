@@ -3,9 +3,10 @@
 use rote_plans::{
     Arg, Fingerprint, Guard, GuardKind, Plan, PlanError, PlanFile, PlanStore, Scalar,
 };
-use rote_tracer::compare::{BoundNumber, Recording, compare};
-use rote_tracer::scalars::{TracedFloats, evaluate};
+use rote_tracer::compare::{Recording, Source, compare};
+use rote_tracer::scalars::{AS_WRITTEN, TracedFloats, evaluate};
 
+use crate::facts::Facts;
 use crate::recording::{GuardText, Parts};
 use crate::session::Config;
 
@@ -162,6 +163,26 @@ pub fn free_of(plan: &Plan) -> Vec<String> {
         .collect()
 }
 
+/// The scalars of a stored plan, computed from today's hyperparameters.
+pub fn numbers_now(stored: &Plan, facts: &Facts) -> Result<Vec<f64>, String> {
+    let mut failed = None;
+    let mut values = Vec::new();
+    let done = evaluate(&stored.scalars, &mut values, |i| match stored.scalars[i] {
+        Scalar::Read { path } => facts.float(stored.str(path)).unwrap_or_else(|error| {
+            failed.get_or_insert(error.to_string());
+            f64::NAN
+        }),
+        _ => f64::NAN,
+    });
+    match (failed, done) {
+        (Some(error), _) => Err(error),
+        (None, Err(_)) => {
+            Err("its arithmetic on hyperparameters does not fit their values now".to_owned())
+        }
+        (None, Ok(())) => Ok(values),
+    }
+}
+
 /// Whether a stored plan is what was just recorded, bound numbers computed
 /// from today's hyperparameters. Gives the hyperparameters it reads.
 pub fn same_as_stored(
@@ -172,18 +193,13 @@ pub fn same_as_stored(
     if let Some(problem) = guards_differ(stored, &parts.guards) {
         return Err(problem);
     }
-    let mut failed = None;
-    let mut values = Vec::new();
-    evaluate(&stored.scalars, &mut values, |i| match stored.scalars[i] {
-        Scalar::Read { path } => parts.facts.float(stored.str(path)).unwrap_or_else(|error| {
-            failed.get_or_insert(error.to_string());
-            f64::NAN
-        }),
-        _ => f64::NAN,
-    });
-    if let Some(error) = failed {
-        return Err(error);
+    let free = free_of(stored);
+    if let Some(path) = free.iter().find(|path| !recording.floats.is_loose(path)) {
+        return Err(format!(
+            "it lets {path} vary, which the script now does more with than arithmetic"
+        ));
     }
+    let values = numbers_now(stored, &parts.facts)?;
     let mut plan = stored.clone();
     for arg in &mut plan.args {
         if let Arg::Scalar(scalar) = *arg {
@@ -195,22 +211,21 @@ pub fn same_as_stored(
         plan,
         floats: TracedFloats::default(),
     };
-    compare(&stored_recording, recording).map_err(|refusal| refusal.reason)?;
-    Ok(free_of(stored))
+    compare(&stored_recording, &[], recording).map_err(|refusal| refusal.reason)?;
+    Ok(free)
 }
 
-/// Where a stored plan has bound numbers, in terms of a new recording.
-pub fn numbers_of(stored: &Plan, recording: &Recording) -> Vec<BoundNumber> {
-    let mut numbers = Vec::new();
-    for (i, (old, new)) in stored.args.iter().zip(&recording.plan.args).enumerate() {
-        if let (Arg::Scalar(_), Arg::Float(value)) = (old, new) {
-            if let Some(float) = recording.floats.explain(&recording.floats, *value, *value) {
-                numbers.push(BoundNumber {
-                    arg: i as u32,
-                    float,
-                });
-            }
+/// Where the numbers of a stored plan come from, in terms of a new recording
+/// that equals it. What the plan computes has been seen to vary, but for what it
+/// holds to a constant.
+pub fn sources_of(stored: &Plan, recording: &Recording) -> Vec<Source> {
+    let computed = |arg: u32| match stored.args.get(arg as usize) {
+        Some(Arg::Scalar(scalar)) => {
+            !matches!(stored.scalars.get(*scalar as usize), Some(Scalar::Same(..)))
         }
-    }
-    numbers
+        _ => false,
+    };
+    let mut sources = recording.sources();
+    sources.retain(|source| source.float != AS_WRITTEN || !computed(source.arg));
+    sources
 }

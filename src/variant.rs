@@ -5,7 +5,7 @@ use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, PlanStore, Sequence, 
 use rote_replay::Expected;
 use rote_replay::aten::sys::Fact;
 use rote_replay::aten::{Call, Left, Object};
-use rote_tracer::compare::{BoundNumber, Recording};
+use rote_tracer::compare::{Recording, Source};
 use rote_tracer::passes::{Program, Report, Selection, optimize};
 
 use crate::SessionError;
@@ -38,12 +38,14 @@ pub struct Variant {
     pub free: Vec<String>,
     /// The recording it comes from, every number as it was.
     pub recording: Recording,
-    /// Numbers that hyperparameters explain.
-    pub numbers: Vec<BoundNumber>,
+    /// Where numbers that hyperparameters may explain come from.
+    pub sources: Vec<Source>,
     /// Guards as text.
     pub guards: Vec<GuardText>,
     /// How often it was replayed.
     pub replays: u64,
+    /// The number of the last call that it was used for, or made by.
+    pub last_used: u64,
     /// Whether a collective of a replay that failed may still use its memory: it
     /// must not be replayed again.
     pub lost: bool,
@@ -80,8 +82,8 @@ struct Altered {
 pub struct Confirmed {
     /// The recording, every number as it was.
     pub recording: Recording,
-    /// Numbers that hyperparameters explain.
-    pub numbers: Vec<BoundNumber>,
+    /// Where numbers that hyperparameters may explain come from.
+    pub sources: Vec<Source>,
     /// Hyperparameters that may change.
     pub free: Vec<String>,
     /// What it names and the facts it was made under.
@@ -91,12 +93,11 @@ pub struct Confirmed {
 /// The plan of a recording with its bound numbers and guards filled in.
 pub fn final_plan(
     recording: &Recording,
-    numbers: &[BoundNumber],
+    sources: &[Source],
     guards: &[GuardText],
     free: &[String],
 ) -> rote_plans::Plan {
     let mut plan = recording.plan.clone();
-    let wanted: Vec<u32> = numbers.iter().map(|number| number.float).collect();
     let mut strings = std::mem::take(&mut plan.strings);
     let mut ids: HashMap<String, StrId> = (0..)
         .zip(&strings)
@@ -108,9 +109,19 @@ pub fn final_plan(
             strings.len() as StrId - 1
         })
     };
-    let (scalars, at) = recording.floats.scalars(&wanted, &mut intern);
-    for number in numbers {
-        plan.args[number.arg as usize] = Arg::Scalar(at[&number.float]);
+    let (mut args, mut numbers) = (Vec::new(), Vec::new());
+    for of in sources.chunk_by(|a, b| a.arg == b.arg) {
+        let arg = of[0].arg as usize;
+        if let Arg::Float(value) = plan.args[arg] {
+            args.push(arg);
+            numbers.push((value, of.iter().map(|source| source.float).collect()));
+        }
+    }
+    let (scalars, at) = recording.floats.scalars(&numbers, free, &mut intern);
+    for (arg, scalar) in args.into_iter().zip(at) {
+        if let Some(scalar) = scalar {
+            plan.args[arg] = Arg::Scalar(scalar);
+        }
     }
     plan.scalars = scalars;
     plan.guards = guards
@@ -148,7 +159,7 @@ impl Variant {
     ) -> Result<Self, SessionError> {
         let plan = final_plan(
             &confirmed.recording,
-            &confirmed.numbers,
+            &confirmed.sources,
             &confirmed.parts.guards,
             &confirmed.free,
         );
@@ -173,7 +184,7 @@ impl Variant {
     ) -> Result<Self, SessionError> {
         let Confirmed {
             recording,
-            numbers,
+            sources,
             free,
             parts,
         } = confirmed;
@@ -203,9 +214,10 @@ impl Variant {
             facts: parts.facts,
             free,
             recording,
-            numbers,
+            sources,
             guards: parts.guards,
             replays: 0,
+            last_used: 0,
             lost: false,
             left: Vec::new(),
             passes: report,
@@ -218,6 +230,35 @@ impl Variant {
         })
     }
 
+    /// Whether all facts hold for a call whose words do, but for hyperparameters among
+    /// `all` that only arithmetic was seen on: another recording tells what follows from
+    /// them.
+    pub fn is_near(&mut self, call: &Call, all: &[String]) -> Result<bool, SessionError> {
+        let floats = &self.recording.floats;
+        let loose: Vec<String> = (all.iter().filter(|path| floats.is_loose(path)))
+            .cloned()
+            .collect();
+        let known = !floats.is_empty() || self.free.is_empty(); // of a trusted plan, they are not
+        Ok(known && self.difference(call, &loose)?.is_none())
+    }
+
+    /// Whether another recording may make this variant apply, though
+    /// the guard on `subject` missed: nothing else has changed, but for
+    /// hyperparameters on which only arithmetic was seen.
+    pub fn is_near_but_for(&mut self, call: &Call, subject: &str) -> Result<bool, SessionError> {
+        if !self.recording.floats.is_loose(subject) {
+            return Ok(false);
+        }
+        let all = self.facts.hyperparameters();
+        self.is_near(call, &all)
+    }
+
+    /// Computes the numbers of a replay from the hyperparameters of now. Comes
+    /// back: a hyperparameter under which the plan does not apply, if any.
+    fn unfit(&mut self) -> Option<String> {
+        self.chosen.compute(&self.facts)
+    }
+
     /// What the ranks are told of the collectives that a replay would issue;
     /// none when no pass may alter them.
     pub fn offer(&self) -> Option<&Offer> {
@@ -226,7 +267,7 @@ impl Variant {
 
     /// The first fact that does not hold for a call whose words do; `free`
     /// hyperparameters may change.
-    pub fn difference(
+    fn difference(
         &mut self,
         call: &Call,
         free: &[String],
@@ -237,12 +278,16 @@ impl Variant {
         })
     }
 
-    /// The first fact that does not hold for a call whose words do.
+    /// The first fact that does not hold for a call whose words do. If there is none,
+    /// the numbers of its replay are computed.
     pub fn missed(&mut self, call: &Call) -> Result<Option<String>, SessionError> {
         let free = std::mem::take(&mut self.free);
         let missed = self.difference(call, &free);
         self.free = free;
-        missed
+        Ok(match missed? {
+            None => self.unfit(),
+            found => found,
+        })
     }
 
     /// Whether the chosen passes have altered collectives that other ranks take

@@ -11,6 +11,7 @@ use rote::{Config, Next, Session};
 use rote_plans::{BindingKind, Guard, GuardKind, PlanStore};
 use rote_replay::aten::Object;
 use rote_tracer::passes::Selection;
+use rote_tracer::scalars::Origin;
 
 #[path = "../plans/tests/sample/mod.rs"]
 mod sample;
@@ -126,6 +127,9 @@ fn session(plans: &std::path::Path, passes: Selection) -> Session {
         .expect("a store")
         .write(&key, &plan)
         .expect("is written");
+    active
+        .float(Origin::Read(rates[0].0.to_owned()), 0.1)
+        .expect("is followed");
     session.ready().expect("is ready");
     assert!(session.trust().expect("binds"), "the plan was not found");
     session.replay_last().expect("replays");

@@ -429,6 +429,13 @@ int rote_session_replay_last(struct RoteSession *session, uint32_t *variant, voi
 // `session` must come from `rote_session_new`, the place be valid, and the GIL held.
 const char *rote_session_left(struct RoteSession *session, void **tensors);
 
+// Gives up a variant that has not been replayed yet, since the caller cannot
+// give back its results.
+//
+// Requires:
+// `session` must come from `rote_session_new`, and the GIL must be held.
+int rote_session_give_up(struct RoteSession *session, uint32_t variant);
+
 // Marks a tensor object as eager returns it after a step that went backward:
 // it requires grad, and its graph is used up.
 //
@@ -552,11 +559,12 @@ int rote_record_generator(struct RoteSession *session, uint32_t device_kind, int
 int rote_record_ready(struct RoteSession *session);
 
 // Binds a stored plan made under the same guards instead of recording:
-// `*bound` is 1 when there was one, and the recording is over; else 0.
+// `*bound` is 1 when there was one, `*variant` is its number, and the recording is
+// over; else 0.
 //
 // Requires:
 // `session` must come from `rote_session_new`; the GIL must be held.
-int rote_record_trust(struct RoteSession *session, int *bound);
+int rote_record_trust(struct RoteSession *session, uint32_t *variant, int *bound);
 
 // Records an op that has run, with plain local tensors. Returns
 // `ROTE_REFUSED` when the recording is refused.
@@ -766,8 +774,9 @@ int rote_record_abort(struct RoteSession *session);
 
 // Ends the recording. `result` is the structure of the result as JSON
 // (docs/plan-format.md). Returns what became of it as JSON with `outcome`
-// (`dropped`, `candidate`, `kept`, `adopted`, `refused`), and `variant` or
-// `reason`; null on failure.
+// (`dropped`, `candidate`, `kept`, `adopted`, `refused`), `variant` or
+// `reason`, and `variants`, the numbers of all that can still be replayed; null on
+// failure.
 //
 // Requires:
 // `session` must come from `rote_session_new`, `result` be a C string, and

@@ -284,16 +284,30 @@ pub unsafe extern "C" fn rote_record_ready(session: *mut RoteSession) -> c_int {
 }
 
 /// Binds a stored plan made under the same guards instead of recording:
-/// `*bound` is 1 when there was one, and the recording is over; else 0.
+/// `*bound` is 1 when there was one, `*variant` is its number, and the recording is
+/// over; else 0.
 ///
 /// # Safety
 /// `session` must come from `rote_session_new`; the GIL must be held.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_trust(session: *mut RoteSession, bound: *mut c_int) -> c_int {
+pub unsafe extern "C" fn rote_record_trust(
+    session: *mut RoteSession,
+    variant: *mut u32,
+    bound: *mut c_int,
+) -> c_int {
     guarded(|| {
         // SAFETY: the caller vouches for the pointers.
-        let (session, bound) = unsafe { (self::session(session)?, out(bound, "bound")?) };
+        let (session, variant, bound) = unsafe {
+            (
+                self::session(session)?,
+                out(variant, "variant")?,
+                out(bound, "bound")?,
+            )
+        };
         bound.set(c_int::from(session.trust()?));
+        if let Some(newest) = session.variants().first() {
+            variant.set(newest.id);
+        }
         Ok(ROTE_OK)
     })
 }
@@ -823,8 +837,9 @@ pub unsafe extern "C" fn rote_record_abort(session: *mut RoteSession) -> c_int {
 
 /// Ends the recording. `result` is the structure of the result as JSON
 /// (docs/plan-format.md). Returns what became of it as JSON with `outcome`
-/// (`dropped`, `candidate`, `kept`, `adopted`, `refused`), and `variant` or
-/// `reason`; null on failure.
+/// (`dropped`, `candidate`, `kept`, `adopted`, `refused`), `variant` or
+/// `reason`, and `variants`, the numbers of all that can still be replayed; null on
+/// failure.
 ///
 /// # Safety
 /// `session` must come from `rote_session_new`, `result` be a C string, and
@@ -836,9 +851,11 @@ pub unsafe extern "C" fn rote_record_finish(
 ) -> *const c_char {
     let mut out = std::ptr::null();
     guarded(|| {
-        // SAFETY: the caller vouches for session and text.
-        let outcome = unsafe { self::session(session)?.finish(text(result)?)? };
-        let json = match outcome {
+        // SAFETY: the caller vouches for the session.
+        let session = unsafe { self::session(session)? };
+        // SAFETY: the caller vouches for the text.
+        let outcome = session.finish(unsafe { text(result)? })?;
+        let mut json = match outcome {
             Outcome::Dropped(why) => serde_json::json!({"outcome": "dropped", "reason": why}),
             Outcome::Candidate => serde_json::json!({"outcome": "candidate"}),
             Outcome::Kept(variant) => serde_json::json!({"outcome": "kept", "variant": variant}),
@@ -849,6 +866,12 @@ pub unsafe extern "C" fn rote_record_finish(
                 serde_json::json!({"outcome": "refused", "reason": refusal.to_string()})
             }
         };
+        let left: Vec<u32> = session
+            .variants()
+            .iter()
+            .map(|variant| variant.id)
+            .collect();
+        json["variants"] = left.into();
         out = give_text(&json.to_string());
         Ok(ROTE_OK)
     });

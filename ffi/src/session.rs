@@ -470,6 +470,20 @@ pub unsafe extern "C" fn rote_session_left(
     give_text(&json.to_string())
 }
 
+/// Gives up a variant that has not been replayed yet, since the caller cannot
+/// give back its results.
+///
+/// # Safety
+/// `session` must come from `rote_session_new`, and the GIL must be held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_give_up(session: *mut RoteSession, variant: u32) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the session.
+        unsafe { self::session(session)? }.give_up(variant);
+        Ok(ROTE_OK)
+    })
+}
+
 /// Marks a tensor object as eager returns it after a step that went backward:
 /// it requires grad, and its graph is used up.
 ///

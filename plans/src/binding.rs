@@ -103,6 +103,8 @@ pub enum Scalar {
     Div(u32, u32),
     /// `a ** b`
     Pow(u32, u32),
+    /// `a`, which `b` must equal bit for bit: a number that may have come from either.
+    Same(u32, u32),
 }
 
 /// Where a guard looks.

@@ -3,14 +3,14 @@
 
 use rote_plans::{BindingKind, GuardKind};
 use rote_tracer::Refusal;
-use rote_tracer::compare::{BoundNumber, Recording, compare};
+use rote_tracer::compare::{Recording, Source, compare};
 use rote_tracer::scalars::TracedFloats;
 
 use super::{Active, Candidate, Outcome, Session, guard_on};
 use crate::SessionError;
 use crate::places::Places;
 use crate::recording::{ActiveRecording, Parts};
-use crate::stored::{free_of, guard_key, guards_differ, numbers_of, same_as_stored};
+use crate::stored::{free_of, guard_key, guards_differ, numbers_now, same_as_stored, sources_of};
 use crate::variant::{Confirmed, Variant};
 
 /// How many recordings in a row may differ from the one before.
@@ -82,17 +82,9 @@ impl Session {
                 &active.recording,
             );
         }
-        let all: Vec<String> = active
-            .recording
-            .facts
-            .entries
-            .iter()
-            .filter(|entry| entry.hyperparameter)
-            .map(|entry| entry.subject.clone())
-            .collect();
+        let all = active.recording.facts.hyperparameters();
         for (i, variant) in self.variants.iter_mut().enumerate() {
-            if variant.call.words() == active.recording.words
-                && variant.difference(&self.call, &all)?.is_none()
+            if variant.call.words() == active.recording.words && variant.is_near(&self.call, &all)?
             {
                 active.variant = Some(i);
                 break;
@@ -103,7 +95,8 @@ impl Session {
             if candidate.parts.words != active.recording.words {
                 continue;
             }
-            match candidate.parts.facts.difference(&all)? {
+            let loose = loose(&candidate.recording, &all);
+            match candidate.parts.facts.difference(&loose)? {
                 None if candidate.places.difference(&self.call)?.is_some() => {}
                 None => {
                     active.candidate = Some(i);
@@ -153,7 +146,16 @@ impl Session {
             return Ok(false);
         };
         let plan = file.to_plan();
-        if let Some(problem) = guards_differ(&plan, &guards) {
+        let free = free_of(&plan);
+        let pinned = free.iter().find(|path| !active.recording.is_loose(path));
+        let problem = guards_differ(&plan, &guards)
+            .or_else(|| {
+                pinned.map(|path| {
+                    format!("it lets {path} vary, which the script does more with than arithmetic")
+                })
+            })
+            .or_else(|| numbers_now(&plan, &active.recording.facts).err());
+        if let Some(problem) = problem {
             tracing::warn!(target: "rote::replay", "{}: stored plan {key}: {problem}", self.config.function);
             self.active = Some(active);
             return Ok(false);
@@ -168,7 +170,6 @@ impl Session {
             self.active = Some(active);
             return Ok(false);
         }
-        let free = free_of(&plan);
         let recording = Recording {
             plan,
             sources: Vec::new(),
@@ -181,14 +182,14 @@ impl Session {
             &key,
             Confirmed {
                 recording,
-                numbers: Vec::new(),
+                sources: Vec::new(),
                 free,
                 parts,
             },
             self.config.passes,
         )?;
         self.next_id += 1;
-        self.variants.insert(0, variant);
+        self.add(variant);
         tracing::info!(target: "rote::replay", "{}: stored plan {key} is trusted", self.config.function);
         Ok(true)
     }
@@ -197,7 +198,7 @@ impl Session {
     /// structure of the result as JSON; `None` for one a plan cannot give back.
     pub fn finish(&mut self, result: &str) -> Result<Outcome, SessionError> {
         let Some(Active {
-            mut recording,
+            recording,
             variant,
             candidate,
             ..
@@ -206,11 +207,15 @@ impl Session {
             return Err(SessionError::NoRecording);
         };
         self.stored.scan();
-        recording.check_generators("")?;
         let words = recording.words.clone();
+        // The step has run: whatever goes wrong from here on is no error of its.
         let outcome = match self.judge(recording, variant, candidate, result) {
+            Ok(outcome) => outcome,
             Err(SessionError::Refused(refusal)) => Outcome::Refused(refusal),
-            other => other?,
+            Err(error) => Outcome::Refused(Refusal::step(
+                format!("was recorded, and could not be made a plan: {error}"),
+                "report this with the step; it stays eager",
+            )),
         };
         match &outcome {
             Outcome::Dropped(why) => {
@@ -233,6 +238,7 @@ impl Session {
         candidate: Option<usize>,
         result: &str,
     ) -> Result<Outcome, SessionError> {
+        active.check_generators("")?;
         if let Some(refusal) = active.refusal() {
             return Ok(Outcome::Refused(refusal.clone()));
         }
@@ -283,8 +289,9 @@ impl Session {
             return self.generalize(i, &key, recording, parts);
         }
         if let Some(i) = candidate {
-            let numbers = match compare(&self.candidates[i].recording, &recording) {
-                Ok(numbers) => numbers,
+            let known = &self.candidates[i].recording;
+            let sources = match compare(known, &known.sources(), &recording) {
+                Ok(sources) => sources,
                 Err(refusal) => {
                     self.candidates[i] = Candidate::new(recording, parts);
                     return self.differs(refusal);
@@ -292,7 +299,7 @@ impl Session {
             };
             let free = recording.floats.free(&self.candidates[i].recording.floats);
             self.candidates.remove(i);
-            return self.keep(&key, recording, numbers, free, parts);
+            return self.keep(&key, recording, sources, free, parts);
         }
         let ours = self.variants.iter().any(|variant| variant.key == key);
         let stored = if ours { None } else { self.stored.find(&key) };
@@ -302,14 +309,14 @@ impl Session {
                 Ok(free) => {
                     tracing::info!(target: "rote::record", "{}: stored plan {key} is the same", self.config.function);
                     let id = self.next_id();
-                    let numbers = numbers_of(&plan, &recording);
+                    let sources = sources_of(&plan, &recording);
                     let variant = Variant::bind(
                         id,
                         file,
                         &key,
                         Confirmed {
                             recording,
-                            numbers,
+                            sources,
                             free,
                             parts,
                         },
@@ -356,30 +363,27 @@ impl Session {
         parts: Parts,
     ) -> Result<Outcome, SessionError> {
         let old = &self.variants[i];
-        let found = match compare(&old.recording, &recording) {
-            Ok(found) => found,
+        let sources = match compare(&old.recording, &old.sources, &recording) {
+            Ok(sources) => sources,
             Err(refusal) => return self.differs(refusal),
         };
-        let mut numbers: Vec<_> = old.numbers.iter().copied().chain(found).collect();
-        numbers.sort_unstable();
-        numbers.dedup_by_key(|number| number.arg);
         let mut free = old.free.clone();
         for path in recording.floats.free(&old.recording.floats) {
             if !free.contains(&path) {
                 free.push(path);
             }
         }
-        if free.len() > old.free.len() {
-            self.variants.remove(i);
-        }
-        self.keep(key, recording, numbers, free, parts)
+        free.retain(|path| recording.floats.is_loose(path));
+        // What it could replay, the new one can, or neither should.
+        self.variants.remove(i);
+        self.keep(key, recording, sources, free, parts)
     }
 
     fn keep(
         &mut self,
         key: &str,
         recording: Recording,
-        numbers: Vec<BoundNumber>,
+        sources: Vec<Source>,
         free: Vec<String>,
         parts: Parts,
     ) -> Result<Outcome, SessionError> {
@@ -390,7 +394,7 @@ impl Session {
             key,
             Confirmed {
                 recording,
-                numbers,
+                sources,
                 free,
                 parts,
             },
@@ -408,9 +412,25 @@ impl Session {
         Ok(Outcome::Kept(id))
     }
 
-    /// A recording was confirmed: its variant is the first to be tried.
-    fn add(&mut self, variant: Variant) {
+    /// A recording was confirmed: its variant is the first to be tried. Beyond
+    /// `max_variants`, the one that was not used for the longest time goes.
+    fn add(&mut self, mut variant: Variant) {
+        variant.last_used = self.stats.calls;
         self.variants.insert(0, variant);
+        while self.variants.len() > self.config.max_variants {
+            let used = self.variants.iter().map(|variant| variant.last_used);
+            let Some((oldest, _)) = used.enumerate().skip(1).min_by_key(|&(_, used)| used) else {
+                break;
+            };
+            let gone = self.variants.remove(oldest);
+            tracing::info!(
+                target: "rote::record",
+                "{}: plan {} is given up for it, unused for {} calls",
+                self.config.function,
+                gone.key,
+                self.stats.calls - gone.last_used
+            );
+        }
         self.unconfirmed = 0;
         self.differing = 0;
     }
@@ -419,6 +439,13 @@ impl Session {
         self.next_id += 1;
         self.next_id - 1
     }
+}
+
+/// The hyperparameters among `all` that a recording follows and nothing pins.
+fn loose(recording: &Recording, all: &[String]) -> Vec<String> {
+    let mut loose = all.to_vec();
+    loose.retain(|path| recording.floats.is_loose(path));
+    loose
 }
 
 fn changes_every_call(what: &str) -> Refusal {

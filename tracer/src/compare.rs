@@ -4,12 +4,13 @@
 //! schedule) shows as a difference: it is bound when it is explained by a
 //! hyperparameter, and refused otherwise.
 
+use hashbrown::HashSet;
 use rote_plans::{
     Arg, Binding, GradResult, Instr, Kind, Look, Meta, Output, Placement, Plan, ValueId,
 };
 
 use crate::refusal::Refusal;
-use crate::scalars::TracedFloats;
+use crate::scalars::{AS_WRITTEN, TracedFloats};
 
 /// One run of a step, recorded.
 #[derive(Clone, Debug)]
@@ -22,39 +23,67 @@ pub struct Recording {
     pub floats: TracedFloats,
 }
 
-/// An op argument that a hyperparameter explains.
+/// Where a number among op arguments may come from: one of its sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct BoundNumber {
+pub struct Source {
     /// Index into the plan's argument pool.
     pub arg: u32,
-    /// Index into the recording's traced floats.
+    /// Index into the recording's traced floats, or [`AS_WRITTEN`].
     pub float: u32,
 }
 
-/// Compares two recordings. Numbers that differ and are explained by
-/// hyperparameters come back; anything else is a refusal that names the op.
-pub fn compare(a: &Recording, b: &Recording) -> Result<Vec<BoundNumber>, Refusal> {
-    if same_bits(&a.plan.args, &b.plan.args) && a.plan == b.plan {
-        return Ok(Vec::new()); // the usual case, quickly
-    }
-    let mut bound = Vec::new();
-    let same_shape =
-        a.plan.instrs.len() == b.plan.instrs.len() && a.plan.args.len() == b.plan.args.len();
-    if same_shape {
-        for (i, (x, y)) in a.plan.args.iter().zip(&b.plan.args).enumerate() {
-            if let (Arg::Float(x), Arg::Float(y)) = (x, y) {
-                if x.to_bits() != y.to_bits() {
-                    if let Some(float) = a.floats.explain(&b.floats, *x, *y) {
-                        bound.push(BoundNumber {
-                            arg: i as u32,
-                            float,
-                        });
-                    }
-                }
+impl Recording {
+    /// Every source of every number that a hyperparameter may explain, as far as
+    /// one recording can tell.
+    pub fn sources(&self) -> Vec<Source> {
+        let mut sources = Vec::new();
+        for (arg, value) in (0_u32..).zip(&self.plan.args) {
+            let Arg::Float(value) = value else {
+                continue;
+            };
+            let found = sources.len();
+            let floats = self.floats.valued(*value);
+            sources.extend(floats.map(|float| Source { arg, float }));
+            if sources.len() > found {
+                let float = AS_WRITTEN;
+                sources.push(Source { arg, float });
             }
         }
+        sources
     }
-    let is_bound = |arg: u32| bound.iter().any(|b| b.arg == arg);
+}
+
+/// Compares two recordings, of the first of which the sources of numbers are
+/// known. Comes back: the sources that fit both, of numbers that a hyperparameter may
+/// explain. A number that differs and has no source, and anything else that
+/// differs, is a refusal that names the op.
+pub fn compare(a: &Recording, known: &[Source], b: &Recording) -> Result<Vec<Source>, Refusal> {
+    let same_args = same_bits(&a.plan.args, &b.plan.args);
+    let shared = a.floats.shared(&b.floats);
+    let fitting = |source: &Source| {
+        let float = |plan: &Plan| match plan.args.get(source.arg as usize) {
+            Some(Arg::Float(value)) => Some(*value),
+            _ => None,
+        };
+        let (Some(x), Some(y)) = (float(&a.plan), float(&b.plan)) else {
+            return false;
+        };
+        if source.float == AS_WRITTEN {
+            return x.to_bits() == y.to_bits();
+        }
+        shared.get(source.float as usize) == Some(&true) && b.floats.has_value(source.float, y)
+    };
+    let mut sources: Vec<Source> = known.iter().copied().filter(fitting).collect();
+    let traced: HashSet<u32> = sources
+        .iter()
+        .filter(|source| source.float != AS_WRITTEN)
+        .map(|source| source.arg)
+        .collect();
+    sources.retain(|source| traced.contains(&source.arg));
+    if same_args && a.plan == b.plan {
+        return Ok(sources); // the usual case, quickly
+    }
+    let is_bound = |arg: u32| traced.contains(&arg);
     for (i, (x, y)) in a.plan.instrs.iter().zip(&b.plan.instrs).enumerate() {
         let (left, right) = (render(&a.plan, x, &is_bound), render(&b.plan, y, &is_bound));
         if left != right {
@@ -86,7 +115,7 @@ pub fn compare(a: &Recording, b: &Recording) -> Result<Vec<BoundNumber>, Refusal
             "make the step do the same at every call",
         ));
     }
-    Ok(bound)
+    Ok(sources)
 }
 
 /// The first instruction that two plans do not share, and what it is in each; empty
@@ -353,6 +382,10 @@ mod tests {
         floats
     }
 
+    fn compare(a: &Recording, b: &Recording) -> Result<Vec<Source>, Refusal> {
+        super::compare(a, &a.sources(), b)
+    }
+
     #[test]
     fn equal_recordings_bind_nothing() {
         let (a, b) = (scaled(0.5, negated(0.1)), scaled(0.5, negated(0.1)));
@@ -362,11 +395,39 @@ mod tests {
     #[test]
     fn a_float_that_a_hyperparameter_explains_is_bound() {
         let (a, b) = (scaled(-0.1, negated(0.1)), scaled(-0.2, negated(0.2)));
-        assert_eq!(compare(&a, &b), Ok(vec![BoundNumber { arg: 1, float: 1 }]));
+        assert_eq!(compare(&a, &b), Ok(vec![Source { arg: 1, float: 1 }]));
         assert_eq!(a.plan.args[1], Arg::Float(-0.1));
         // Zeros of either sign are equal, and not the same.
         let (a, b) = (scaled(-0.0, negated(0.0)), scaled(0.0, negated(-0.0)));
-        assert_eq!(compare(&a, &b), Ok(vec![BoundNumber { arg: 1, float: 1 }]));
+        assert_eq!(compare(&a, &b), Ok(vec![Source { arg: 1, float: 1 }]));
+    }
+
+    #[test]
+    fn a_number_keeps_every_source_that_fits_both() {
+        let two = |lr: f64, other: f64| {
+            let mut floats = TracedFloats::default();
+            for (path, value) in [("opt.lr", lr), ("opt.other", other)] {
+                let read = Origin::Read(path.to_owned());
+                floats.add(read, value).expect("known");
+            }
+            floats
+        };
+        let sources = |floats: &[u32]| -> Result<Vec<Source>, Refusal> {
+            Ok(floats
+                .iter()
+                .map(|&float| Source { arg: 1, float })
+                .collect())
+        };
+        let (a, b) = (scaled(0.1, two(0.1, 0.1)), scaled(0.2, two(0.2, 0.2)));
+        assert_eq!(compare(&a, &b), sources(&[0, 1]), "either hyperparameter");
+        // A third recording tells them apart.
+        let both = compare(&a, &b).expect("equal");
+        let c = scaled(0.4, two(0.3, 0.4));
+        assert_eq!(super::compare(&b, &both, &c), sources(&[1]));
+        // Equal in both, it may be what is written.
+        let (a, b) = (scaled(0.1, two(0.1, 0.1)), scaled(0.1, two(0.1, 0.2)));
+        assert_eq!(compare(&a, &b), sources(&[0, AS_WRITTEN]));
+        assert_eq!(compare(&b, &scaled(0.1, two(0.3, 0.2))), Ok(vec![]));
     }
 
     #[test]

@@ -6,6 +6,7 @@ import functools
 import gc
 import json
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -25,6 +26,7 @@ from . import _bridge, _difference, _ranks, _results, _state, _verify
 from ._native import (
     EAGER,
     REPLAYED,
+    c_text,
     check,
     drop_object,
     error,
@@ -37,6 +39,9 @@ from ._recording import Recording, flatten
 # Replays of a plan before the one that runs as all later ones do: one without an
 # arena, one that runs what is kept.
 _UNSETTLED = 2
+
+# How often in a row something of Rote's own may go wrong before nothing more is tried.
+_MAX_FAILURES = 3
 
 _recording = threading.RLock()
 
@@ -81,6 +86,12 @@ class Stats:
     refusals: list[str] = field(default_factory=list)
 
 
+def _temporary_plans(owner: object) -> tuple[str, Any]:
+    """A directory for plans that lasts as long as its owner, and what removes it."""
+    plans = tempfile.mkdtemp(prefix="rote-plans-")
+    return plans, weakref.finalize(owner, shutil.rmtree, plans, ignore_errors=True)
+
+
 class Captured:
     """A captured function. Call it as the function it stands for."""
 
@@ -122,12 +133,13 @@ class Captured:
         self._max_variants = max_variants
         self._warned: set[str] = set()
         self._unguarded: list[str] = []  # where the walk over what is in reach stopped
+        self._failures = 0  # in a row, of Rote's own
+        self._off = False  # for good: every call runs eagerly
         self._kept_tensors = False  # the last recording left tensors that outlived it
         self._results: dict[int, _results.Results] = {}
         self._arguments: tuple[Any, Any] = ((), {})
         if plans is None:
-            plans = tempfile.mkdtemp(prefix="rote-plans-")
-            self._temporary: Any = weakref.finalize(self, shutil.rmtree, plans, ignore_errors=True)
+            plans, self._temporary = _temporary_plans(self)
         else:
             self._temporary = None
         self._plans = str(plans)
@@ -141,8 +153,10 @@ class Captured:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
-            if self._session is None:
-                self._open()
+            if self._session is None and not self._off:
+                self._begin()
+            if self._off:
+                return self._run(args, kwargs)
             if (self._verify > 0 or self._verify_every > 0) and not self._stopped and not self._nested():
                 self._until -= 1
                 if self._verify > 0 or self._until <= 0 < self._verify_every:
@@ -250,8 +264,24 @@ class Captured:
 
     # -- set-up -----------------------------------------------------------------
 
-    def _open(self) -> None:
-        _bridge.load()
+    def _begin(self) -> None:
+        """Opens the session. Where that cannot be done, the step runs eagerly."""
+        try:
+            _bridge.load()
+        except Exception as problem:
+            self._off = True
+            self._refused(str(problem).removeprefix("rote: "))
+            return
+        try:
+            self._open(self._plans)
+        except RuntimeError as problem:
+            # The directory, or what people have asked for: that fails elsewhere too.
+            plans, temporary = _temporary_plans(self)
+            self._open(plans)
+            self._plans, self._temporary = plans, temporary
+            warnings.warn(f"{problem}; plans are kept in a temporary directory", stacklevel=4)
+
+    def _open(self, plans: str) -> None:
         world, rank = 1, 0
         if dist.is_available() and dist.is_initialized():
             world, rank = dist.get_world_size(), dist.get_rank()
@@ -260,13 +290,13 @@ class Captured:
         if code is not None:
             function = f"{Path(code.co_filename).name}:{function}"
         session = lib.rote_session_new(
-            function.encode(),
-            f"torch {torch.__version__}".encode(),
+            c_text(function),
+            c_text(f"torch {torch.__version__}"),
             world,
             rank,
-            self._plans.encode(),
+            os.fsencode(plans),
             self._max_variants,
-            self._passes.encode(),
+            c_text(self._passes),
         )
         if session is None:
             raise RuntimeError(f"rote: {error()}")
@@ -275,7 +305,7 @@ class Captured:
         if world > 1:
             group = dist.distributed_c10d._get_default_group().group_name
             agrees = c_int()
-            check(lib.rote_session_agree_in(session, group.encode(), byref(agrees)))
+            check(lib.rote_session_agree_in(session, c_text(group), byref(agrees)))
             self._agrees = bool(agrees.value)
             self._notice()
 
@@ -297,47 +327,94 @@ class Captured:
 
     def _record(self, args: Any, kwargs: Any) -> Any:
         session = self._session
-        check(lib.rote_record_begin(session))
-        recording = Recording(self, args, kwargs)
+        recording: Recording | None = None
+        trusted: list[_results.StoredSpec | None] | None = None
         try:
+            check(lib.rote_record_begin(session))
+            recording = Recording(self, args, kwargs)
             recording.prepare()
             if self._trust:
-                bound = c_int()
-                check(lib.rote_record_trust(session, byref(bound)))
-                if bound.value:
-                    return self._trusted(recording, args, kwargs)
+                trusted = self._trusted(recording)
+        except BaseException as problem:  # of ours, or a signal's: the step has not begun
+            self._abort(recording)
+            if not isinstance(problem, Exception):
+                raise
+            self._failed(problem)
+            return self._run(args, kwargs)
+        if trusted is not None:
+            return self._replay_trusted(recording, trusted, args, kwargs)
+        try:
             result = recording.run()
         except BaseException:
-            recording.close()
-            recording.forget()
-            lib.rote_record_abort(session)
+            self._abort(recording)
             raise
-        outcome = recording.finish(result)
+        try:
+            outcome = recording.finish(result)
+        except BaseException as problem:
+            self._abort(recording)
+            if not isinstance(problem, Exception):
+                raise
+            self._failed(problem)
+            return result
         recording.forget()
+        self._failures = 0
+        for gone in self._results.keys() - set(outcome["variants"]):
+            del self._results[gone]
         if outcome["outcome"] == "refused":
             self._refused(outcome["reason"])
         return result
 
-    def _trusted(self, recording: Recording, args: Any, kwargs: Any) -> Any:
+    def _abort(self, recording: Recording | None) -> None:
+        if recording is not None:
+            recording.close()
+            recording.forget()
+        lib.rote_record_abort(self._session)
+
+    def _failed(self, problem: Exception) -> None:
+        """Something of Rote's own went wrong. The step itself runs, or has run."""
+        self._failures += 1
+        reason = f"{type(problem).__name__}: {problem}"
+        if self._failures >= _MAX_FAILURES and not self._agrees:  # other ranks wait for every call
+            self._off = True
+            reason += f" ({self._failures} times in a row: nothing more is recorded)"
+        self._refused(reason.removeprefix("RuntimeError: rote: "))
+
+    def _trusted(self, recording: Recording) -> list[_results.StoredSpec | None] | None:
+        """Binds a stored plan unrecorded, if there is one: the specs of what a replay gives."""
+        bound = c_int()
+        check(lib.rote_record_trust(self._session, byref(self._variant), byref(bound)))
+        if not bound.value:
+            return None
+        variant = self._variant.value
+        try:
+            plan = json.loads(lib.rote_session_variant(self._session, variant))
+            examples = [t._spec for _, t in [*recording.tensors, *recording.leaves] if isinstance(t, DTensor)]
+            given = [*plan["outputs"], *(grad for grad in plan["grads"] if not grad["none"])]
+            return [None if each["spec"] is None else _results.StoredSpec(each["spec"], examples) for each in given]
+        except Exception:
+            check(lib.rote_session_give_up(self._session, variant))
+            raise
+
+    def _replay_trusted(
+        self, recording: Recording | None, specs: list[_results.StoredSpec | None], args: Any, kwargs: Any
+    ) -> Any:
         """Replays a stored plan that has just been bound, unrecorded."""
+        assert recording is not None
         recording.close()
         check(lib.rote_session_replay_last(self._session, byref(self._variant), byref(self._slot)))
         variant = self._variant.value
         plan = json.loads(lib.rote_session_variant(self._session, variant))
-        examples = [t._spec for _, t in [*recording.tensors, *recording.leaves] if isinstance(t, DTensor)]
         locals_ = take_object(self._slot)
+        left = zip(specs, locals_, strict=True)
 
-        def spec(text: str | None, local: torch.Tensor) -> Any:
-            return None if text is None else _results.StoredSpec(text, examples).of(local)
+        def spec() -> Any:
+            stored, local = next(left)
+            return None if stored is None else stored.of(local)
 
-        left = iter(locals_)
         results = _results.Results(
             plan["result"],
-            [(spec(output["spec"], next(left)), output["requires_grad"]) for output in plan["outputs"]],
-            [
-                (grad["path"], None if grad["none"] else spec(grad["spec"], next(left)), grad["none"])
-                for grad in plan["grads"]
-            ],
+            [(spec(), output["requires_grad"]) for output in plan["outputs"]],
+            [(grad["path"], None if grad["none"] else spec(), grad["none"]) for grad in plan["grads"]],
             recording.own(),
         )
         self._results[variant] = results
@@ -450,7 +527,9 @@ def capture(
             step stays eager for good, with a warning that names a report in
             the plan directory: the first instruction that differs, and how.
         trust_plans: use a stored plan without recording the step once more.
-        max_variants: how many plans may be kept; beyond, calls run eagerly.
+        max_variants: how many plans may be kept. Beyond, one that was not used
+            for 256 calls makes room; until there is one, further kinds of calls run
+            eagerly. A hyperparameter that varies needs no plan of its own.
         ignore: names of host values that may change without mattering, for
             example ``"trainer.step"``.
         passes: what runs over a plan before it is replayed: ``"all"`` (that

@@ -1,18 +1,25 @@
 """Floats that remember how they came about.
 
 While a step is recorded, the hyperparameters in ``param_groups`` are replaced
-by floats that report arithmetic on them. A number among an op's arguments that
+by floats that report arithmetic on them, if they can get only to code whose
+every use of them is seen (:mod:`._uses`). A number among an op's arguments that
 changes from one recording to the next is then explained by the
 hyperparameter, or refused.
 """
 
 from __future__ import annotations
 
+import operator
+import sys
+import types
 from collections.abc import Callable
 from ctypes import byref, c_uint32
 from typing import Any, cast
 
-from ._native import check, lib
+import torch
+
+from ._native import c_text, check, lib
+from ._uses import is_followed
 
 _READ, _CONST, _NEG, _ADD, _SUB, _MUL, _DIV, _POW = range(8)
 
@@ -20,8 +27,9 @@ _READ, _CONST, _NEG, _ADD, _SUB, _MUL, _DIV, _POW = range(8)
 class Tape:
     """Where the floats of one recording report to; closed when it ends."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, proven: frozenset[types.CodeType]) -> None:
         self.session: Any = session
+        self.proven = proven
 
     def close(self) -> None:
         """Floats that escaped become ordinary ones."""
@@ -31,31 +39,50 @@ class Tape:
 class TracedFloat(float):
     """A float that reports what is computed from it."""
 
-    __slots__ = ("_index", "_tape")
+    __slots__ = ("_index", "_plain", "_tape")
     _tape: Tape
     _index: int
+    _plain: float  # what it stands for, which may be NumPy's
 
     def __neg__(self) -> float:
-        return cast(float, _derive(self, _NEG, float.__neg__(self), self, None))
+        return cast(float, _derive(self, _NEG, float.__neg__(self), self, None, sys._getframe(1)))
 
     def __pos__(self) -> float:
         return self
 
-    def __reduce__(self) -> Any:
-        return (float, (float.__float__(self),))
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _pin(self)
+        return self._plain.__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: Any) -> float:
-        return self
+        _pin(self)
+        return self._plain
 
     def __copy__(self) -> float:
-        return self
+        _pin(self)
+        return self._plain
+
+    @property
+    def real(self) -> float:
+        _pin(self)
+        return self._plain
+
+    @property
+    def imag(self) -> float:
+        return 0.0
+
+    def conjugate(self) -> float:
+        _pin(self)
+        return self._plain
 
 
-def _make(tape: Tape, kind: int, value: float, a: int = 0, b: int = 0, path: str = "") -> TracedFloat:
+def _make(tape: Tape, kind: int, plain: float, a: int = 0, b: int = 0, path: str = "") -> TracedFloat:
     index = c_uint32()
-    check(lib.rote_record_float(tape.session, kind, a, b, value, path.encode(), byref(index)))
+    value = float(plain)
+    check(lib.rote_record_float(tape.session, kind, a, b, value, c_text(path), byref(index)))
     made = TracedFloat(value)
     made._tape = tape
+    made._plain = plain
     made._index = index.value
     return made
 
@@ -65,43 +92,65 @@ def read(tape: Tape, path: str, value: float) -> TracedFloat:
     return _make(tape, _READ, value, path=path)
 
 
+def _pin(traced: TracedFloat) -> None:
+    """More than arithmetic is done with a float: what it depends on must not vary."""
+    if traced._tape.session is not None:
+        lib.rote_record_pin(traced._tape.session, traced._index)
+
+
 def _operand(tape: Tape, value: Any) -> int | None:
     if isinstance(value, TracedFloat):
         return value._index if value._tape is tape else None
-    if isinstance(value, int | float):
-        return _make(tape, _CONST, float(value))._index
-    return None
+    return _make(tape, _CONST, float(value))._index
 
 
-def _derive(self: TracedFloat, kind: int, value: Any, a: Any, b: Any) -> Any:
-    if type(value) is not float or self._tape.session is None:  # NotImplemented, a complex power
+def _derive(self: TracedFloat, kind: int, value: Any, a: Any, b: Any, by: types.FrameType) -> Any:
+    tape = self._tape
+    if type(value) is not float or tape.session is None or not is_followed(by.f_code, tape.proven):
+        _pin(self)  # a complex power, or code that was not expected to come by it
         return value
-    left = _operand(self._tape, a)
-    right = 0 if b is None else _operand(self._tape, b)
+    left = _operand(tape, a)
+    right = 0 if b is None else _operand(tape, b)
     if left is None or right is None:
+        _pin(self)
         return value
-    return _make(self._tape, kind, value, left, right)
+    return _make(tape, kind, value, left, right)
 
 
 def _binary(name: str, kind: int) -> Callable[[TracedFloat, Any], Any]:
-    plain = getattr(float, name)
     reflected = name.startswith("__r")
+    plain = getattr(float, name)
+    apply = getattr(operator, name.replace("__r", "__", 1) if reflected else name)
 
     def method(self: TracedFloat, other: Any) -> Any:
-        value = plain(self, other)
-        return _derive(self, kind, value, *((other, self) if reflected else (self, other)))
+        if type(other) in (float, int, bool, TracedFloat):
+            if type(self._plain) is float:
+                value = plain(self, other)
+            else:
+                try:
+                    value = plain(self, other)
+                except ArithmeticError:  # where NumPy warns
+                    _pin(self)
+                    return apply(other, self._plain) if reflected else apply(self._plain, other)
+            left, right = (other, self) if reflected else (self, other)
+            return _derive(self, kind, value, left, right, sys._getframe(1))
+        if isinstance(other, torch.Tensor):
+            return NotImplemented  # which gives the number to an op
+        _pin(self)
+        return apply(other, self._plain) if reflected else apply(self._plain, other)
 
     method.__name__ = name
     return method
 
 
 def _pinning(name: str) -> Callable[..., Any]:
-    plain = getattr(float, name)
-
     def method(self: TracedFloat, *others: Any) -> Any:
-        if self._tape.session is not None:
-            lib.rote_record_pin(self._tape.session, self._index)
-        return plain(self, *others)
+        _pin(self)
+        plain = [other._plain if isinstance(other, TracedFloat) else other for other in others]
+        for other in others:
+            if isinstance(other, TracedFloat):
+                _pin(other)
+        return getattr(type(self._plain), name)(self._plain, *plain)
 
     method.__name__ = name
     return method
@@ -134,6 +183,7 @@ for _name in [
     "__floor__",
     "__ceil__",
     "__hash__",
+    "__repr__",
     "__str__",
     "__format__",
     "is_integer",

@@ -119,6 +119,7 @@ class Named:
 
     def _code(self, function: types.FunctionType, depth: int) -> None:
         walk = self._walk
+        walk.functions.append(function)
         own = function.__globals__
         names = self.note(function.__code__)
         place = "" if own is self._globals else f"{function.__module__}."

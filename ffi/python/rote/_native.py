@@ -48,6 +48,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_session_stop": (c_int, [c_void_p, c_char_p]),
     "rote_gather": (c_int, [c_char_p, c_char_p, c_uint32, c_uint32, c_char_p, POINTER(c_int)]),
     "rote_session_replay_last": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_void_p)]),
+    "rote_session_give_up": (c_int, [c_void_p, c_uint32]),
     "rote_session_stats": (c_char_p, [c_void_p]),
     "rote_session_notice": (c_char_p, [c_void_p]),
     "rote_session_explain": (c_char_p, [c_void_p]),
@@ -67,7 +68,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_guard": (c_int, [c_void_p, c_uint32, c_char_p, c_char_p]),
     "rote_record_generator": (c_int, [c_void_p, c_uint32, c_int]),
     "rote_record_ready": (c_int, [c_void_p]),
-    "rote_record_trust": (c_int, [c_void_p, POINTER(c_int)]),
+    "rote_record_trust": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_int)]),
     "rote_record_op": (c_int, [c_void_p, py_object, py_object, py_object, py_object, c_char_p]),
     "rote_record_observe": (c_int, [py_object]),
     "rote_record_tell_of": (c_int, [c_char_p]),
@@ -126,6 +127,11 @@ record_fact_without_key: Any = ctypes.PYFUNCTYPE(
 def error() -> str:
     """What the last failed call has to say."""
     return str(lib.rote_last_error().decode(errors="replace"))
+
+
+def c_text(words: str) -> bytes:
+    """Any text as the library takes it: what a C string cannot hold is escaped."""
+    return words.encode(errors="backslashreplace").replace(b"\0", b"\\x00")
 
 
 def check(status: int) -> int:

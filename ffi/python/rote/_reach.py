@@ -64,6 +64,7 @@ from ._facts import (
 )
 from ._libraries import is_library_class, is_opaque
 from ._named import Named, reads_environment
+from ._uses import is_number
 
 DEPTH = 12
 LARGE = 1024
@@ -124,6 +125,9 @@ class Walk:
         self._library_classes: list[type] = []
         self._covered: set[int] = set()  # library classes that a fact of another one covers
         self.iterators: list[Any] = []
+        self.functions: list[types.FunctionType] = []  # whose code is the user's
+        self.watched: set[int] = set()  # objects of which it matters who else holds them,
+        self.aliases: list[tuple[str, int]] = []  # and where they were found
         self.moving: list[tuple[str, Callable[[], Any]]] = []  # generators of random numbers, and their state
         self.advancing: list[tuple[str, Callable[[], Any]]] = []  # iterators, and where they stand
         self.stopped: list[str] = []  # where the walk went no further
@@ -152,7 +156,7 @@ class Walk:
                     for j, parameter in enumerate(value):
                         self.add(LIST_ITEM, value, j, STATE, f"{subject}[{j}]", parameter, "")
                     continue
-                hyper = type(value) is float
+                hyper = is_number(value)
                 self.add(DICT_ITEM, group, key, STATE, subject, value, hyperparameter=hyper)
                 self.value(subject, value, 1)
         self.add(SIZE, optimizer.state, None, STATE, f"{path}.state", optimizer.state)
@@ -321,6 +325,8 @@ class Walk:
 
     def value(self, path: str, value: Any, depth: int) -> None:
         """Guards what an object can reach. Nothing that it is raises."""
+        if id(value) in self.watched:
+            self.aliases.append((path, id(value)))
         if atom(value) or self._ignored(path):
             return
         if depth > DEPTH:

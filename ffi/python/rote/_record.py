@@ -23,7 +23,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ._arguments import notation, op_name
-from ._native import NO_INDEX, REFUSED, check, error, ids, lib, observe_no_more
+from ._native import NO_INDEX, REFUSED, c_text, check, error, ids, lib, observe_no_more
 from ._specs import local_of, spec_text
 
 _TORCH = str(torch.__path__[0])
@@ -54,10 +54,24 @@ def user_line() -> bytes:
             key = (code, frame.f_lineno)
             line = _lines.get(key)
             if line is None:
-                line = _lines[key] = f"{code.co_filename}:{frame.f_lineno}".encode()
+                line = _lines[key] = c_text(f"{code.co_filename}:{frame.f_lineno}")
             return line
         frame = frame.f_back
     return b""
+
+
+def note(session: Any, status: int) -> int:
+    """A status of the library: what went wrong there refuses the recording, and does not stop the step."""
+    if status < 0:
+        failed(session, error())
+    return status
+
+
+def failed(session: Any, problem: object) -> None:
+    """Refuses the recording, since something of Rote's own went wrong while the step ran."""
+    kind = f"{type(problem).__name__}: " if isinstance(problem, Exception) else ""
+    reason = c_text(f"could not be recorded: {kind}{problem}")
+    lib.rote_record_refuse(session, b"", b"", reason, b"report this with the step; it stays eager")
 
 
 class Specs:
@@ -79,7 +93,7 @@ class Specs:
         number = self._by_text.get(text)
         if number is None:
             index = c_uint32()
-            check(lib.rote_record_spec(self._session, text.encode(), byref(index)))
+            note(self._session, lib.rote_record_spec(self._session, c_text(text), byref(index)))
             number = self._by_text[text] = index.value
         self._hold.append(spec)
         self._by_id[id(spec)] = number
@@ -190,15 +204,18 @@ class _Recorder:
             return
         kwargs: dict[str, Any] = {}
         result = result[0] if len(result) == 1 else result
-        if kind == _WAITS and self._patient:
-            self._patient = _let_go(tensor)
-        if kind == _LIFTS and tensor.dim() == 0 and not _is_user_code(sys._getframe(1).f_code):
-            # torch's own code makes a constant, as optimizers do; were it no
-            # constant, the next recording would differ.
-            func, args, kwargs = _constant(tensor)
-            self._note(lib.rote_record_op(self._session, func, args, kwargs, tensor, user_line()))
-        else:
-            self._note(lib.rote_record_observed(self._session, user_line()))
+        try:
+            if kind == _WAITS and self._patient:
+                self._patient = _let_go(tensor)
+            if kind == _LIFTS and tensor.dim() == 0 and not _is_user_code(sys._getframe(1).f_code):
+                # torch's own code makes a constant, as optimizers do; were it no
+                # constant, the next recording would differ.
+                func, args, kwargs = _constant(tensor)
+                self._note(lib.rote_record_op(self._session, func, args, kwargs, tensor, user_line()))
+            else:
+                self._note(lib.rote_record_observed(self._session, user_line()))
+        except Exception as problem:
+            self._fail(problem)
         if self._seen is not None:
             self._seen(func, args, kwargs, result)
 
@@ -212,8 +229,11 @@ class _Recorder:
 
     def draws(self) -> None:
         """An op that draws random numbers is about to run."""
-        if not self.refused:
-            self._note(lib.rote_record_random(self._session, user_line()))
+        try:
+            if not self.refused:
+                self._note(lib.rote_record_random(self._session, user_line()))
+        except Exception as problem:
+            self._fail(problem)
 
     def called(self, name: str) -> None:
         """Refuses an op that reads or writes memory itself, see ``_IN_MEMORY``."""
@@ -228,15 +248,26 @@ class _Recorder:
 
     def begins(self, func: Any, args: Any) -> None:
         """An op on DTensors is under way."""
-        inputs = self._watch.specs.of_all(args)
-        check(lib.rote_record_global_begin(self._session, op_name(func), ids(inputs), len(inputs), user_line()))
+        try:
+            inputs = self._watch.specs.of_all(args)
+            begun = lib.rote_record_global_begin(self._session, op_name(func), ids(inputs), len(inputs), user_line())
+            note(self._session, begun)
+        except Exception as problem:
+            self._fail(problem)
         self._watch.open_ops.append((func, args, {}))
 
     def ends(self, result: Any) -> None:
         """The op on DTensors that began last has run."""
         self._watch.open_ops.pop()
-        outputs = self._watch.specs.of_all(result)
-        check(lib.rote_record_global_end(self._session, ids(outputs), len(outputs)))
+        try:
+            outputs = self._watch.specs.of_all(result)
+            note(self._session, lib.rote_record_global_end(self._session, ids(outputs), len(outputs)))
+        except Exception as problem:
+            self._fail(problem)
+
+    def _fail(self, problem: Exception) -> None:
+        failed(self._session, problem)
+        self.refused = True
 
 
 # An op on DTensors that is under way, until its arguments have been written down.
@@ -333,7 +364,7 @@ class Watch:
 
     def refuse(self, op: str, reason: str, remedy: str) -> None:
         """Refuses the recording at the user's current line."""
-        lib.rote_record_refuse(self._session, op.encode(), user_line(), reason.encode(), remedy.encode())
+        lib.rote_record_refuse(self._session, c_text(op), user_line(), c_text(reason), c_text(remedy))
 
     def moving(
         self, generators: list[tuple[str, Callable[[], Any]]], iterators: list[tuple[str, Callable[[], Any]]]
@@ -462,7 +493,7 @@ class Watch:
     def _save(self, original: Callable[..., Any], device: tuple[int, int]) -> Callable[..., Any]:
         def get_rng_state(*args: Any, **kwargs: Any) -> Any:
             slot = c_uint32()
-            check(lib.rote_record_rng(self._session, 0, *device, byref(slot), user_line()))
+            note(self._session, lib.rote_record_rng(self._session, 0, *device, byref(slot), user_line()))
             with _unseen():
                 state = original(*args, **kwargs)
             self._states.append((state, slot.value, device))
@@ -477,7 +508,7 @@ class Watch:
                 done = original(state, *args, **kwargs)
             if slot is not None:  # else the next draw finds the generator moved, and refuses
                 number = c_uint32(slot)
-                check(lib.rote_record_rng(self._session, 1, *device, byref(number), user_line()))
+                note(self._session, lib.rote_record_rng(self._session, 1, *device, byref(number), user_line()))
             return done
 
         return set_rng_state
@@ -493,17 +524,20 @@ class Watch:
 
     def _redistribute(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def redistribute_local_tensor(local: Any, current: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-            check(lib.rote_record_global_call())
-            begin, end = self.specs.of(current), self.specs.of(target)
-            call = self.open_ops[-1] if self.open_ops else None
-            if call is not None:
-                self.open_ops[-1] = None
-                check(lib.rote_record_global_args(self._session, notation(*call)))
-            check(lib.rote_record_redistribute_begin(self._session, begin, end, user_line()))
+            try:
+                note(self._session, lib.rote_record_global_call())
+                begin, end = self.specs.of(current), self.specs.of(target)
+                call = self.open_ops[-1] if self.open_ops else None
+                if call is not None:
+                    self.open_ops[-1] = None
+                    note(self._session, lib.rote_record_global_args(self._session, notation(*call)))
+                note(self._session, lib.rote_record_redistribute_begin(self._session, begin, end, user_line()))
+            except Exception as problem:
+                failed(self._session, problem)
             try:
                 return original(local, current, target, *args, **kwargs)
             finally:
-                check(lib.rote_record_redistribute_end(self._session))
+                note(self._session, lib.rote_record_redistribute_end(self._session))
 
         return redistribute_local_tensor
 

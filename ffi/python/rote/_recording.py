@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from . import _facts, _floats, _reach, _record, _results, _state
-from ._native import NO_INDEX, check, error, lib, record_fact_without_key, record_no_grad
+from . import _code, _facts, _floats, _reach, _record, _results, _state, _uses
+from ._native import NO_INDEX, c_text, check, error, lib, record_fact_without_key, record_no_grad
 from ._specs import local_of, short_text
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Recording:
         self.tensors: list[tuple[str, torch.Tensor]] = list(captured._state.tensors())
         self._specs = _record.Specs(self._session)
         self._watch = _record.Watch(self._session, self._specs)
-        self._tape = _floats.Tape(self._session)
+        self._tape = _floats.Tape(self._session, frozenset())
         self._replaced: list[tuple[dict[str, Any], str, float, _floats.TracedFloat]] = []
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._grad_specs: list[tuple[str, Any, bool]] = []
@@ -73,7 +73,7 @@ class Recording:
         structure = flatten("args", self._args, self.leaves)
         structure += " " + flatten("kwargs", self._kwargs, self.leaves)
         for path, _ in self.leaves:
-            check(lib.rote_record_leaf(session, path.encode()))
+            check(lib.rote_record_leaf(session, c_text(path)))
         self._guard(_STRUCTURE, "args structure", structure)
         self._before = self._shape_of_arguments()
         self._modes_before = self._modes()
@@ -82,6 +82,7 @@ class Recording:
         world = dist.get_world_size() if dist.is_initialized() else 1
         self._guard(_WORLD, "world size", str(world))
         walk = self._walk
+        walk.watched = _uses.watched(optimizer for _, optimizer in self._captured._state.optimizers)
         seen: set[int] = set()
         for path, tensor in self.tensors:
             if id(tensor) in seen:
@@ -120,7 +121,13 @@ class Recording:
                 walk.argument(path, leaf)
             else:
                 walk.value(path, leaf, 0)
-        self._facts(walk.finish())
+        facts = walk.finish()
+        given: set[int] = set()
+        _containers((self._args, self._kwargs), given)
+        follows = self._follows(walk, given)
+        for fact in facts:
+            fact.hyperparameter = fact.hyperparameter and follows
+        self._facts(facts)
         for path, why in walk.unseen:
             self._watch.refuse(
                 "",
@@ -128,8 +135,7 @@ class Recording:
                 f'keep it out of reach of the captured function, or, if it does not matter, ignore=["{path}"]',
             )
         self._captured._went_no_further(walk.stopped)
-        self._outlives = walk.seen
-        _containers((self._args, self._kwargs), self._outlives)
+        self._outlives = walk.seen | given
         self._watch.iterators = walk.iterators
         self._watch.moving(walk.moving, walk.advancing)
         unsupported = _state.unsupported(state)
@@ -143,17 +149,32 @@ class Recording:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             check(lib.rote_record_generator(session, 1, torch.cuda.current_device()))
         check(lib.rote_record_ready(session))
-        for path, optimizer in state.optimizers:
+        for path, optimizer in state.optimizers if follows else ():
             for i, group in enumerate(optimizer.param_groups):
                 for key, value in group.items():
-                    if type(value) is float:
+                    if _uses.is_number(value):
                         traced = _floats.read(self._tape, f"{path}.param_groups[{i}]['{key}']", value)
                         self._replaced.append((group, key, value, traced))
         for group, key, _, traced in self._replaced:
             group[key] = traced
 
+    def _follows(self, walk: _reach.Walk, given: set[int]) -> bool:
+        """Whether hyperparameters can be followed: all that the step does with them is seen."""
+        optimizers = self._captured._state.optimizers
+        if not optimizers:
+            return False
+        aliases = [path for path, _ in walk.aliases if _uses.is_alias(path)]
+        if given & walk.watched:
+            aliases.append("an argument")
+        try:
+            proven = _uses.prove(optimizers, self.tensors, walk.functions, _code.names, aliases, walk.iterators)
+        except _uses.Unproven:
+            return False
+        self._tape.proven = proven
+        return True
+
     def _guard(self, kind: int, subject: str, text: str) -> None:
-        check(lib.rote_record_guard(self._session, kind, subject.encode(), text.encode()))
+        check(lib.rote_record_guard(self._session, kind, c_text(subject), c_text(text)))
 
     @staticmethod
     def _modes() -> list[tuple[str, str]]:
@@ -193,7 +214,7 @@ class Recording:
 
     def _name(self, kind: int, path: str, owner: torch.Tensor, tensor: torch.Tensor, leaf: int) -> None:
         spec = self._specs.of_tensor(tensor)
-        check(lib.rote_record_tensor(self._session, kind, path.encode(), owner, local_of(tensor), spec, leaf))
+        check(lib.rote_record_tensor(self._session, kind, c_text(path), owner, local_of(tensor), spec, leaf))
 
     def _track_grad(self, path: str, tensor: torch.Tensor, leaf: int) -> None:
         if not tensor.requires_grad or not tensor.is_leaf:
@@ -206,8 +227,8 @@ class Recording:
         add, add_alone, session = lib.rote_record_fact, record_fact_without_key, self._session
         for fact in facts:
             subject, expected, hyper = (
-                fact.subject.encode(),
-                fact.expected.encode(),
+                c_text(fact.subject),
+                c_text(fact.expected),
                 fact.hyperparameter,
             )
             if fact.key is None and fact.kind != _facts.DICT_ITEM:  # there it is a key
@@ -330,7 +351,7 @@ class Recording:
             output_specs.append((tensor._spec if isinstance(tensor, DTensor) else None, tensor.requires_grad))
             local = local_of(tensor)
             spec = self._specs.of_tensor(tensor)
-            check(lib.rote_record_output(session, f"result[{i}]".encode(), local, spec, tensor.requires_grad))
+            check(lib.rote_record_output(session, c_text(f"result[{i}]"), local, spec, tensor.requires_grad))
         self._watch.check_moving()
         self._watch.forget()
         for path, tensor, before in self._grads:
@@ -356,11 +377,11 @@ class Recording:
         if after is before:
             return
         if after is None:
-            check(record_no_grad(self._session, path.encode(), None, NO_INDEX))
+            check(record_no_grad(self._session, c_text(path), None, NO_INDEX))
             self._grad_specs.append((path, None, True))
             return
         spec = self._specs.of_tensor(after)
-        check(lib.rote_record_grad(self._session, path.encode(), local_of(after), spec))
+        check(lib.rote_record_grad(self._session, c_text(path), local_of(after), spec))
         self._grad_specs.append((path, after._spec if isinstance(after, DTensor) else None, False))
 
     def _group(self, name: str) -> None:
@@ -369,5 +390,5 @@ class Recording:
         label = getattr(group, "group_desc", "") or name
         label = label.removeprefix("mesh_") if label != "undefined" else name
         array = (c_int64 * len(ranks))(*ranks)
-        check(lib.rote_record_group(self._session, name.encode(), array, len(ranks), label.encode()))
+        check(lib.rote_record_group(self._session, c_text(name), array, len(ranks), c_text(label)))
         self._facts([_facts.Fact(_facts.GROUP, name, None, _facts.WORLD, f"group {name}", "")])

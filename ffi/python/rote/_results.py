@@ -35,6 +35,8 @@ def encode(result: Any, names: dict[int, str], outputs: list[torch.Tensor], outl
         return {"t": len(outputs) - 1}
     if isinstance(result, float) and not math.isfinite(result):
         return {"f": "nan" if math.isnan(result) else ("inf" if result > 0 else "-inf")}
+    if type(result) is str and not _is_unicode(result):
+        raise Unsupported("text that is no Unicode")
     if result is None or type(result) in (bool, int, float, str):
         return {"c": result}
     if type(result) in (list, dict) and id(result) in outlives:
@@ -48,6 +50,14 @@ def encode(result: Any, names: dict[int, str], outputs: list[torch.Tensor], outl
             ]
         }
     raise Unsupported(type(result).__qualname__)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _decode(node: Any, tensors: list[Any], own: Callable[[str], Any]) -> Any:

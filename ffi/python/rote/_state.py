@@ -19,12 +19,23 @@ class State:
     loose: list[tuple[str, torch.Tensor]] = field(default_factory=list)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor of the state with its path; parameters first."""
+        """Every tensor of the state with its path; parameters first. No two go by one path."""
+        known: dict[str, int] = {}
+        for path, tensor in self._named():
+            yield _unique(path, id(tensor), known), tensor
+
+    def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
         names: dict[int, str] = {}
+        full_names: dict[int, str] = {}
+        owners: dict[str, int] = {}
+        ambiguous: set[str] = set()  # names of parameters of two modules
         for path, module in self.modules:
             for name, parameter in module.named_parameters(remove_duplicate=False):
                 full = f"{path}.{name}" if path else name
                 names.setdefault(id(parameter), name)
+                full_names.setdefault(id(parameter), full)
+                if owners.setdefault(name, id(parameter)) != id(parameter):
+                    ambiguous.add(name)
                 yield full, parameter
             for name, buffer in module.named_buffers(remove_duplicate=False):
                 yield (f"{path}.{name}" if path else name), buffer
@@ -40,15 +51,29 @@ class State:
                 if not isinstance(entries, dict):
                     continue
                 label = names.get(id(owner), str(number))
+                if label in ambiguous:
+                    label = full_names[id(owner)]
                 for key, value in entries.items():
                     if isinstance(value, torch.Tensor):
                         yield f"{path}.state[{label}].{key}", value
+
+
+def _unique(path: str, owner: int, known: dict[str, int]) -> str:
+    """A path that stands for one object only."""
+    name, copies = path, 1
+    while known.setdefault(name, owner) != owner:
+        copies += 1
+        name = f"{path}#{copies}"
+    return name
 
 
 def collect(state: Any) -> State:
     """Flattens ``state=``: modules, optimizers, tensors, dicts and lists."""
     found = State()
     _collect(found, "", state)
+    known: dict[str, int] = {}
+    found.modules = [(_unique(path, id(module), known), module) for path, module in found.modules]
+    found.optimizers = [(_unique(path, id(optimizer), known), optimizer) for path, optimizer in found.optimizers]
     return found
 
 

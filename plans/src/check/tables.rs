@@ -454,7 +454,8 @@ impl Checker<'_> {
                 | ArchivedScalar::Sub(a, b)
                 | ArchivedScalar::Mul(a, b)
                 | ArchivedScalar::Div(a, b)
-                | ArchivedScalar::Pow(a, b) => {
+                | ArchivedScalar::Pow(a, b)
+                | ArchivedScalar::Same(a, b) => {
                     before(a.to_native())?;
                     before(b.to_native())?;
                 }

@@ -605,6 +605,7 @@ fn scalars_are_computed_from_earlier_ones() {
         (Scalar::Mul(2, 2), 2),
         (Scalar::Div(1, 4), 4),
         (Scalar::Pow(u32::MAX, 0), u32::MAX),
+        (Scalar::Same(0, 5), 5),
     ] {
         assert_eq!(
             broken(|p| p.scalars[2] = scalar),

@@ -249,6 +249,7 @@ pub fn scalar(plan: &ArchivedPlan, scalar: ArchivedScalar) -> impl Display {
         ArchivedScalar::Mul(a, b) => write!(f, "${a} * ${b}"),
         ArchivedScalar::Div(a, b) => write!(f, "${a} / ${b}"),
         ArchivedScalar::Pow(a, b) => write!(f, "${a} ** ${b}"),
+        ArchivedScalar::Same(a, b) => write!(f, "${a} == ${b}"),
     })
 }
 

@@ -72,6 +72,7 @@ fn native_scalar(scalar: &ArchivedScalar) -> Scalar {
         ArchivedScalar::Mul(a, b) => Scalar::Mul(a.to_native(), b.to_native()),
         ArchivedScalar::Div(a, b) => Scalar::Div(a.to_native(), b.to_native()),
         ArchivedScalar::Pow(a, b) => Scalar::Pow(a.to_native(), b.to_native()),
+        ArchivedScalar::Same(a, b) => Scalar::Same(a.to_native(), b.to_native()),
     }
 }
 
