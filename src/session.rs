@@ -9,12 +9,13 @@ mod confirm;
 
 use std::ffi::{CStr, CString};
 use std::path::PathBuf;
+use std::rc::Rc;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 use rote_plans::Fingerprint;
 use rote_replay::aten::ranks::without_gil;
 use rote_replay::aten::sys::Object as PyObject;
-use rote_replay::aten::{Call, Group, Left, Object};
+use rote_replay::aten::{Call, CallFacts, Group, Left, Object};
 use rote_replay::first_difference;
 use rote_tracer::Refusal;
 use rote_tracer::compare::Recording;
@@ -22,7 +23,7 @@ use rote_tracer::passes::Selection;
 
 use crate::SessionError;
 use crate::agreement::{self, Decision};
-use crate::facts::{DISPATCH_MODES_WORD, call_subject};
+use crate::facts::{AROUND_WORD, call_subject};
 use crate::recording::{ActiveRecording, GuardText, Parts};
 use crate::stats::Stats;
 use crate::stored::StoredPlans;
@@ -61,8 +62,9 @@ enum Found {
     Variant(usize),
     /// No variant's do; of the nearest one, the guard that missed.
     None(Option<String>),
-    /// Calls made while something is recorded are not looked at.
-    Recording,
+    /// Calls made while something is recorded, or under something that sees
+    /// each op, are not looked at.
+    Unseen,
 }
 
 /// What became of a recording.
@@ -107,7 +109,8 @@ pub struct Session {
     candidates: Vec<Candidate>,
     active: Option<Active>,
     stats: Stats,
-    refused: HashSet<Vec<u64>>,
+    /// Calls whose recording was refused.
+    refused: Vec<Rc<CallFacts>>,
     drops: u32,
     last_changes: Vec<String>,
     unsteady: HashMap<String, u32>,
@@ -119,7 +122,6 @@ pub struct Session {
     notice: Option<String>,
     missed: Option<String>,
     next_id: u32,
-    state_storages: Vec<u64>,
     /// The process group whose ranks agree about every call.
     ranks: Option<CString>,
     /// Whether, as far as is known, every rank replays the last call.
@@ -144,7 +146,7 @@ impl Session {
             candidates: Vec::new(),
             active: None,
             stats: Stats::default(),
-            refused: HashSet::new(),
+            refused: Vec::new(),
             drops: 0,
             last_changes: Vec::new(),
             unsteady: HashMap::new(),
@@ -154,7 +156,6 @@ impl Session {
             notice: None,
             missed: None,
             next_id: 0,
-            state_storages: Vec::new(),
             ranks: None,
             together: true,
             unfit: None,
@@ -292,14 +293,17 @@ impl Session {
         // Before anything else, an error included: other ranks wait for this one.
         let agreed = agree && self.agree(found.as_ref().ok())?;
         let missed = match found? {
-            Found::Recording => return Ok(Next::Eager),
+            Found::Unseen => return Ok(Next::Eager),
             Found::Variant(i) => {
                 self.variants[..=i].rotate_right(1); // most recently used first
                 return self.replay(agreed);
             }
             Found::None(missed) => missed,
         };
-        let refused = self.refused.contains(self.call.words());
+        let mut refused = false;
+        for earlier in &self.refused {
+            refused = refused || self.call.difference(earlier)?.is_none();
+        }
         if let Some(subject) = missed {
             self.stats.fallbacks += 1;
             *self.stats.guard_misses.entry(subject.clone()).or_insert(0) += 1;
@@ -325,16 +329,20 @@ impl Session {
     /// # Safety
     /// As [`Session::call`].
     unsafe fn find(&mut self, args: PyObject, kwargs: PyObject) -> Result<Found, SessionError> {
+        if self.active.is_some() {
+            return Ok(Found::Unseen); // what is recorded stays the last call
+        }
         // SAFETY: the caller vouches for the objects.
-        let (words, facts) = unsafe { self.call.collect(args, kwargs)? };
-        if self.active.is_some() || words[DISPATCH_MODES_WORD] != 0 {
-            return Ok(Found::Recording);
+        unsafe { self.call.collect(args, kwargs)? };
+        if self.call.words()[AROUND_WORD] != 0 {
+            return Ok(Found::Unseen);
         }
         let mut best: Option<(usize, String)> = None;
         for (i, variant) in self.variants.iter_mut().enumerate() {
-            let (progress, subject) = match variant.call.difference(words) {
+            let (progress, subject) = match self.call.difference(&variant.call)? {
                 Some(word) => {
-                    let fact = variant.call_facts.get(word).or_else(|| facts.get(word));
+                    let fact = variant.call.places.get(word);
+                    let fact = fact.or_else(|| self.call.places().get(word));
                     (word, call_subject(word, fact, &variant.leaves))
                 }
                 None => match variant.facts.difference(&variant.free)? {
@@ -425,7 +433,7 @@ impl Session {
     }
 
     /// Why nothing more is recorded, if so.
-    fn no_room(&self) -> Option<String> {
+    fn no_room(&mut self) -> Option<String> {
         let most = self.config.max_variants;
         if self.variants.len() >= most {
             return Some(format!(
@@ -434,19 +442,26 @@ impl Session {
                 self.missed.as_deref().unwrap_or("?")
             ));
         }
-        (self.unconfirmed >= most).then(|| {
-            let mut latest = self.candidates.iter().rev().map(|candidate| &candidate.parts);
-            let changing = match (latest.next(), latest.next()) {
-                (Some(last), Some(before)) => first_difference(&before.words, &last.words)
-                    .map(|word| call_subject(word, last.word_facts.get(word), &last.leaves)),
-                _ => None,
-            };
-            format!(
-                "{most} recordings in a row were made under different guards, so that none could be confirmed \
-                 (max_variants): further calls run eagerly; what changes is {}",
-                changing.as_deref().unwrap_or("a host value")
-            )
-        })
+        if self.unconfirmed < most {
+            return None;
+        }
+        let changing = self.changing();
+        Some(format!(
+            "{most} recordings in a row were made under different guards, so that none could be confirmed \
+             (max_variants): further calls run eagerly; what changes is {}",
+            changing.as_deref().unwrap_or("a host value")
+        ))
+    }
+
+    /// What differed between the last two recordings that none has confirmed.
+    fn changing(&mut self) -> Option<String> {
+        let mut latest = self.candidates.iter_mut().rev();
+        let last = &latest.next()?.parts;
+        let before = &mut latest.next()?.parts;
+        match first_difference(&before.call.words, &last.call.words) {
+            Some(word) => Some(call_subject(word, last.call.places.get(word), &last.leaves)),
+            None => before.facts.difference(&[]).ok().flatten(),
+        }
     }
 
     /// What the last replay has left of each gradient of a variant's plan, if it failed;

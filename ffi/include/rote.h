@@ -468,11 +468,12 @@ const char *rote_session_variant(struct RoteSession *session, uint32_t variant);
 // `session` must come from `rote_session_new`; the GIL must be held.
 int rote_record_begin(struct RoteSession *session);
 
-// Names the next leaf of the arguments, in flattened order.
+// Names the next leaf of the arguments, in flattened order. Another `leaf` than the
+// library's own at that place refuses the recording.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_leaf(struct RoteSession *session, const char *name);
+int rote_record_leaf(struct RoteSession *session, const char *name, void *leaf);
 
 // Registers a spec and sets `*index` to its number. A spec is
 // `device|mesh shape|dim names|ranks|placements|shape|strides`, with commas

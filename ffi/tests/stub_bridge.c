@@ -6,6 +6,11 @@ const char *rote_bridge_error(void) { return "the stub fails"; }
 const char *rote_bridge_torch(void) { return "stub"; }
 const char *rote_bridge_table_text(void) { return ""; }
 
+void *rote_bridge_call_hold(void) {
+    static int held;
+    return &held;
+}
+
 #define STUB(name) \
     __attribute__((weak)) void *rote_bridge_##name(void) { return 0; }
 
@@ -23,6 +28,10 @@ STUB(rng_digest)
 STUB(call_new)
 STUB(call_free)
 STUB(call_state)
+STUB(call_world)
+STUB(call_closer)
+STUB(held_free)
+STUB(held_difference)
 STUB(call_collect)
 STUB(call_leaf)
 STUB(table_new)

@@ -105,6 +105,8 @@ enum Field : uint32_t {
   kGradField = 13,
   kGraph = 14,
   kStorageFlags = 15,
+  kAttributes = 16,
+  kMemory = 17,
 };
 
 struct Fact {

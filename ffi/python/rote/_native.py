@@ -54,7 +54,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_session_variant": (c_char_p, [c_void_p, c_uint32]),
     "rote_mark_replayed": (c_int, [py_object]),
     "rote_record_begin": (c_int, [c_void_p]),
-    "rote_record_leaf": (c_int, [c_void_p, c_char_p]),
+    "rote_record_leaf": (c_int, [c_void_p, c_char_p, py_object]),
     "rote_record_spec": (c_int, [c_void_p, c_char_p, POINTER(c_uint32)]),
     "rote_record_tensor": (
         c_int,

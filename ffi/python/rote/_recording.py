@@ -3,6 +3,7 @@ the step, results and gradients after it."""
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 from collections.abc import Callable
@@ -27,23 +28,41 @@ _ARG, _STATE, _GRAD = range(3)
 _STRUCTURE, _ARGUMENT, _, _, _MODE, _WORLD = range(6)
 
 
-def flatten(path: str, value: Any, leaves: list[tuple[str, Any]]) -> str:
-    """Leaves in the order of the bridge (facts.h), and the structure as text."""
-    if type(value) in (tuple, list):
-        inner = [flatten(f"{path}[{i}]", item, leaves) for i, item in enumerate(value)]
-        return ("({})" if type(value) is tuple else "[{}]").format(", ".join(inner))
-    if type(value) is dict:
-        inner = [f"{key!r}: {flatten(f'{path}[{key!r}]', item, leaves)}" for key, item in value.items()]
-        return "{" + ", ".join(inner) + "}"
+_MOST_DEPTH = 64  # what contains itself is a leaf in the end
+
+
+def _is_named_tuple(value: Any) -> bool:
+    """Whether a tuple of a class of its own is nothing but its items, which have names."""
+    kind = type(value)
+    return (
+        isinstance(value, tuple)
+        and kind is not tuple
+        and hasattr(kind, "_fields")
+        and kind.__basicsize__ == tuple.__basicsize__ + 8 * (kind.__dictoffset__ != 0)
+        and not getattr(value, "__dict__", None)
+    )
+
+
+def flatten(path: str, value: Any, leaves: list[tuple[str, Any]], depth: int = 0) -> str:
+    """Leaves in the order of the bridge (call.h), and the structure as text."""
+    kind = type(value)
+    if depth <= _MOST_DEPTH:
+        if kind in (tuple, list) or _is_named_tuple(value):
+            inner = [flatten(f"{path}[{i}]", item, leaves, depth + 1) for i, item in enumerate(value)]
+            form = "[{}]" if kind is list else "({})" if kind is tuple else kind.__qualname__ + "({})"
+            return form.format(", ".join(inner))
+        if kind is dict or (kind is collections.OrderedDict and not vars(value)):
+            inner = [f"{key!r}: {flatten(f'{path}[{key!r}]', item, leaves, depth + 1)}" for key, item in value.items()]
+            return ("" if kind is dict else "OrderedDict") + "{" + ", ".join(inner) + "}"
     leaves.append((path, value))
     return "tensor" if isinstance(value, torch.Tensor) else "*"
 
 
 def _containers(value: Any, found: set[int]) -> None:
     """The identities of all containers in arguments."""
-    if type(value) in (tuple, list, dict):
+    if isinstance(value, tuple | list | dict) and id(value) not in found:
         found.add(id(value))
-        for item in value.values() if type(value) is dict else value:
+        for item in value.values() if isinstance(value, dict) else value:
             _containers(item, found)
 
 
@@ -72,8 +91,8 @@ class Recording:
         session = self._session
         structure = flatten("args", self._args, self.leaves)
         structure += " " + flatten("kwargs", self._kwargs, self.leaves)
-        for path, _ in self.leaves:
-            check(lib.rote_record_leaf(session, path.encode()))
+        for path, leaf in self.leaves:
+            check(lib.rote_record_leaf(session, path.encode(), leaf))
         self._guard(_STRUCTURE, "args structure", structure)
         self._before = self._shape_of_arguments()
         self._modes_before = self._modes()

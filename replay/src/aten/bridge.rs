@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use crate::executor::{Backend, Communicator, Executor, ReplayError};
+use crate::guard::first_difference;
 
 use super::ranges::Ranges;
 use super::sys::{self, Fact, Functions};
@@ -284,13 +285,28 @@ impl Call {
         }
     }
 
-    /// The storages of the state, to see arguments that alias it.
-    pub fn set_state(&mut self, storages: &[u64]) -> Result<(), ReplayError> {
+    /// Adds storages of the state, and the tensor objects that have them, to see
+    /// arguments that alias them.
+    pub fn add_state(&mut self, storages: &[u64], objects: &[u64]) -> Result<(), ReplayError> {
+        let n = storages.len().min(objects.len()) as u32;
         let bridge = Bridge::get();
-        // SAFETY: pointer and length of a slice.
+        // SAFETY: pointers to at least `n` numbers each.
         bridge.check(unsafe {
-            (bridge.functions.call_state)(self.call, storages.as_ptr(), storages.len() as u32)
+            (bridge.functions.call_state)(self.call, storages.as_ptr(), objects.as_ptr(), n)
         })
+    }
+
+    /// Says which default process group there is, by a number.
+    pub fn set_world(&mut self, world: u64) {
+        // SAFETY: a collector of ours.
+        unsafe { (Bridge::get().functions.call_world)(self.call, world) }
+    }
+
+    /// Looks from now on at where the storage of a leaf lies too.
+    pub fn look_closer(&mut self, leaf: u32) -> Result<(), ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: a collector of ours.
+        bridge.check(unsafe { (bridge.functions.call_closer)(self.call, leaf) })
     }
 
     /// Flattens and reads the arguments.
@@ -301,7 +317,7 @@ impl Call {
         &mut self,
         args: sys::Object,
         kwargs: sys::Object,
-    ) -> Result<(&[u64], &[Fact]), ReplayError> {
+    ) -> Result<(), ReplayError> {
         self.arguments = (args, kwargs);
         let bridge = Bridge::get();
         let (mut words, mut facts, mut n) = (std::ptr::null(), std::ptr::null(), 0);
@@ -321,14 +337,14 @@ impl Call {
         self.words.extend_from_slice(words);
         self.facts.clear();
         self.facts.extend_from_slice(facts);
-        Ok((&self.words, &self.facts))
+        Ok(())
     }
 
     /// Reads the last arguments again, which the caller still holds.
     pub fn recollect(&mut self) -> Result<(), ReplayError> {
         let (args, kwargs) = self.arguments;
         // SAFETY: the call that passed them is still under way.
-        unsafe { self.collect(args, kwargs) }.map(|_| ())
+        unsafe { self.collect(args, kwargs) }
     }
 
     /// The words of the last call.
@@ -336,9 +352,39 @@ impl Call {
         &self.words
     }
 
-    /// The facts of the last call.
-    pub fn last(&self) -> (Vec<u64>, Vec<Fact>) {
-        (self.words.clone(), self.facts.clone())
+    /// Where each word of the last call belongs.
+    pub fn places(&self) -> &[Fact] {
+        &self.facts
+    }
+
+    /// The facts of the last call, which the caller still makes, held.
+    pub fn last(&self) -> Result<CallFacts, ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: the arguments are live while the call lasts; makes an object
+        // that `drop` frees.
+        let held = unsafe { (bridge.functions.call_hold)(self.call) };
+        if held.is_null() {
+            return Err(ReplayError::Bridge(bridge.message()));
+        }
+        Ok(CallFacts {
+            words: self.words.clone(),
+            places: self.facts.clone(),
+            held: Held(held),
+        })
+    }
+
+    /// The first word of the last call in which it differs from an earlier one.
+    pub fn difference(&self, earlier: &CallFacts) -> Result<Option<usize>, ReplayError> {
+        if let Some(word) = first_difference(&earlier.words, &self.words) {
+            return Ok(Some(word));
+        }
+        let bridge = Bridge::get();
+        let mut word = -1;
+        // SAFETY: both are ours, and the arguments are live while the call lasts.
+        bridge.check(unsafe {
+            (bridge.functions.held_difference)(earlier.held.0, self.call, &mut word)
+        })?;
+        Ok(usize::try_from(word).ok())
     }
 
     /// A leaf of the last collected arguments, or null.
@@ -353,6 +399,28 @@ impl Drop for Call {
     fn drop(&mut self) {
         // SAFETY: made by `new`, freed once.
         unsafe { (Bridge::get().functions.call_free)(self.call) };
+    }
+}
+
+/// The facts of one call, to compare later ones with. What they name by an
+/// address is held, so that no other object gets it.
+#[derive(Debug)]
+pub struct CallFacts {
+    /// The facts.
+    pub words: Vec<u64>,
+    /// Where each of them belongs.
+    pub places: Vec<Fact>,
+    held: Held,
+}
+
+/// What the words of a call stand for.
+#[derive(Debug)]
+struct Held(*mut c_void);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: made by `Call::last`, freed once; sessions are dropped with the GIL held.
+        unsafe { (Bridge::get().functions.held_free)(self.0) };
     }
 }
 

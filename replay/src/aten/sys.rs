@@ -64,7 +64,12 @@ functions! {
     rng_digest: fn(u8, i8, *mut u64) -> c_int;
     call_new: fn() -> *mut c_void;
     call_free: fn(*mut c_void);
-    call_state: fn(*mut c_void, *const u64, u32) -> c_int;
+    call_state: fn(*mut c_void, *const u64, *const u64, u32) -> c_int;
+    call_world: fn(*mut c_void, u64);
+    call_closer: fn(*mut c_void, u32) -> c_int;
+    call_hold: fn(*mut c_void) -> *mut c_void;
+    held_free: fn(*mut c_void);
+    held_difference: fn(*const c_void, *const c_void, *mut i64) -> c_int;
     call_collect: fn(*mut c_void, Object, Object, *mut *const u64, *mut *const Fact, *mut u32) -> c_int;
     call_leaf: fn(*mut c_void, u32) -> Object;
     table_new: fn() -> *mut c_void;
