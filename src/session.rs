@@ -97,6 +97,8 @@ struct Active {
     /// A candidate under the same guards.
     candidate: Option<usize>,
     missed: Option<String>,
+    /// Why later calls are compared in more than this one was.
+    closer: Option<String>,
 }
 
 /// One captured function.
@@ -124,6 +126,10 @@ pub struct Session {
     next_id: u32,
     /// The process group whose ranks agree about every call.
     ranks: Option<CString>,
+    /// Leaves of which a step has looked at where they lie in memory.
+    closer: Vec<u32>,
+    /// How many default process groups were not registered with PyTorch.
+    unregistered: u64,
     /// Whether, as far as is known, every rank replays the last call.
     together: bool,
     /// Why the ranks' collectives did not fit, once said.
@@ -157,6 +163,8 @@ impl Session {
             missed: None,
             next_id: 0,
             ranks: None,
+            closer: Vec::new(),
+            unregistered: 0,
             together: true,
             unfit: None,
             stopped: false,
@@ -182,6 +190,35 @@ impl Session {
     /// The same, to change it.
     pub fn variant_mut(&mut self, id: u32) -> Option<&mut Variant> {
         self.variants.iter_mut().find(|variant| variant.id == id)
+    }
+
+    /// Says which process group is the default one now, none or another than
+    /// before, and what this process is in it. Plans of another one stay, and are
+    /// not used until it is back.
+    pub fn enter_world(
+        &mut self,
+        group: Option<&CStr>,
+        world_size: u32,
+        rank: u32,
+    ) -> Result<(), SessionError> {
+        let number = match group {
+            None => 0,
+            Some(name) => match Group::find(name)? {
+                Some(group) => group.number + 1,
+                None => {
+                    self.unregistered += 1;
+                    u64::MAX - self.unregistered // never the same again
+                }
+            },
+        };
+        self.call.set_world(number);
+        self.ranks = None;
+        let own = &mut self.config.fingerprint;
+        if (own.world_size, own.rank) != (world_size, rank) {
+            (own.world_size, own.rank) = (world_size, rank);
+            self.stored = StoredPlans::open(&self.config)?;
+        }
+        Ok(())
     }
 
     /// Says which process group all ranks are of. When passes alter collectives,

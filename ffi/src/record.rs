@@ -123,6 +123,21 @@ pub unsafe extern "C" fn rote_record_leaf(
     })
 }
 
+/// Says that the step has read where the memory of a leaf lies: its storage's size, its
+/// offset there, whether it is a view. Later calls are compared in that too; this
+/// recording is dropped.
+///
+/// # Safety
+/// As `rote_record_begin`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_closer(session: *mut RoteSession, leaf: u32) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the session.
+        unsafe { self::session(session)? }.look_closer(leaf)?;
+        Ok(ROTE_OK)
+    })
+}
+
 /// Registers a spec and sets `*index` to its number. A spec is
 /// `device|mesh shape|dim names|ranks|placements|shape|strides`, with commas
 /// inside and semicolons between placements, for example

@@ -92,6 +92,7 @@ static void nulls(void) {
     FAILS(rote_session_call_within(NULL, NULL, NULL, &index, &results), no_session);
     FAILS(rote_session_together(NULL), no_session);
     FAILS(rote_session_agree_in(NULL, "0", NULL), no_session);
+    FAILS(rote_session_world(NULL, NULL, 1, 0), no_session);
     FAILS(rote_session_replay_last(NULL, &index, &results), no_session);
     GIVES_NULL(rote_session_stats(NULL), no_session);
     GIVES_NULL(rote_session_explain(NULL), no_session);
@@ -100,6 +101,7 @@ static void nulls(void) {
 
     FAILS(rote_record_begin(NULL), no_session);
     FAILS(rote_record_leaf(NULL, NULL, NULL), no_session);
+    FAILS(rote_record_closer(NULL, 0), no_session);
     FAILS(rote_record_spec(NULL, NULL, NULL), no_session);
     FAILS(rote_record_tensor(NULL, 0, NULL, NULL, NULL, ROTE_NO_INDEX, ROTE_NO_INDEX), no_session);
     FAILS(rote_record_fact(NULL, 0, NULL, NULL, 0, NULL, NULL, 0), no_session);

@@ -163,6 +163,13 @@ EXPORT int rote_bridge_call_closer(Call* call, uint32_t leaf) {
   return guarded([&] { call->look_closer(leaf); });
 }
 
+// A new list of the functions in the hooks of the node that adds up a leaf's gradient; None for one of C++.
+EXPORT PyObject* rote_bridge_hooks(PyObject* tensor) {
+  PyObject* found = nullptr;
+  guarded([&] { found = hooks_of(tensor).release().ptr(); });
+  return found;
+}
+
 // What the words of the last collected call stand for; null on failure.
 EXPORT Held* rote_bridge_call_hold(Call* call) {
   Held* held = nullptr;

@@ -198,6 +198,7 @@ class Call {
     add(leaf, kDeviceField, static_cast<uint64_t>(local.device().type()) << 8 |
                                 static_cast<uint8_t>(local.device().index()));
     add(leaf, kRequiresGrad, grad_flags(outer));
+    if (kept_) kept_->push_back(hooks_of(object));
     add(leaf, kGraph, outer.grad_fn() != nullptr);
     add(leaf, kGradField, outer.requires_grad() && outer.is_leaf() && outer.grad().defined());
     if (distributed) {

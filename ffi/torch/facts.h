@@ -189,6 +189,8 @@ class FactTable {
       }
       case kTypeOf:
         return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(entry.container)));
+      case kTensorMeta:
+        return hooks_of(entry.container);
       case kContextVar: {
         PyObject* value = nullptr;
         if (PyContextVar_Get(entry.container, nullptr, &value) < 0) PyErr_Clear();

@@ -12,15 +12,13 @@
 namespace rote {
 
 // The functions in the hooks of the node that adds up a leaf's gradient: `take(hook)` for each Python function,
-// null for a hook of C++. Without hooks, false.
+// null for a hook of C++.
 template <typename Take>
-inline bool accumulation_hooks(const at::Tensor& leaf, Take&& take) {
+inline void accumulation_hooks(const at::Tensor& leaf, Take&& take) {
   auto node = torch::autograd::impl::try_get_grad_accumulator(leaf);
-  if (!node) return false;
-  bool any = false;
+  if (!node) return;
   auto all = [&](const auto& hooks, const char* python) {
     for (const auto& hook : hooks) {
-      any = true;
       const auto& found = *hook;
       if (std::strstr(typeid(found).name(), python) == nullptr) {
         take(nullptr);
@@ -40,7 +38,17 @@ inline bool accumulation_hooks(const at::Tensor& leaf, Take&& take) {
   };
   all(node->post_hooks(), "18PyFunctionPostHook");
   all(node->pre_hooks(), "17PyFunctionPreHook");
-  return any;
+}
+
+// A list of these functions, None for a hook of C++.
+inline py::list hooks_of(PyObject* tensor) {
+  py::list found;
+  const at::Tensor& leaf = THPVariable_Unpack(tensor);
+  if (leaf.requires_grad() && leaf.is_leaf())
+    accumulation_hooks(leaf, [&](PyObject* hook) {
+      found.append(py::reinterpret_borrow<py::object>(hook ? hook : Py_None));
+    });
+  return found;
 }
 
 // Whether a tensor requires grad, what kind of tensor it is to the dispatcher, and which hooks wait for its

@@ -45,6 +45,7 @@ impl Session {
                 variant: None,
                 candidate: None,
                 missed,
+                closer: None,
             })
             .recording)
     }
@@ -62,6 +63,22 @@ impl Session {
                 format!("takes arguments whose parts have changed before {name} was looked at"),
                 "change arguments by the thread that calls the step, and not while it is called",
             ));
+        }
+        Ok(())
+    }
+
+    /// The step looks at where an argument lies in memory: later calls are compared
+    /// in that too, and this recording is dropped.
+    pub fn look_closer(&mut self, leaf: u32) -> Result<(), SessionError> {
+        if self.closer.contains(&leaf) {
+            return Ok(());
+        }
+        self.call.look_closer(leaf)?;
+        self.closer.push(leaf);
+        if let Some(active) = self.active.as_mut() {
+            let names = &active.recording.leaves;
+            let name = names.get(leaf as usize).map_or("args", String::as_str);
+            active.closer = Some(format!("the step looked at where {name} lies in memory"));
         }
         Ok(())
     }
@@ -209,6 +226,7 @@ impl Session {
             mut recording,
             variant,
             candidate,
+            closer,
             ..
         }) = self.active.take()
         else {
@@ -217,7 +235,11 @@ impl Session {
         self.stored.scan();
         recording.check_generators("")?;
         let call = recording.call.clone();
-        let outcome = match self.judge(recording, variant, candidate, result) {
+        let judged = match closer {
+            Some(why) if recording.refusal().is_none() => Ok(Outcome::Dropped(why)),
+            _ => self.judge(recording, variant, candidate, result),
+        };
+        let outcome = match judged {
             Err(SessionError::Refused(refusal)) => Outcome::Refused(refusal),
             other => other?,
         };

@@ -23,6 +23,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ._arguments import notation, op_name
+from ._looks import Looks
 from ._native import NO_INDEX, REFUSED, check, error, ids, lib, observe_no_more
 from ._specs import spec_text
 
@@ -270,9 +271,11 @@ class Watch:
         self._advancing: list[tuple[str, Callable[[], Any], Any]] = []
         self.iterators: list[Any] = []
         self.open_ops: list[Call | None] = []
+        self.looks = Looks(session, self.refuse, _is_user_code)
 
     def patches(self, stack: ExitStack) -> None:
         """Enters every patch."""
+        self.looks.patches(stack, _patched)
         for name in _HOST_READS:
             stack.enter_context(_patched(torch.Tensor, name, self._host_read(name)))
         stack.enter_context(_patched(torch.Tensor, "data_ptr", self._address()))

@@ -6,8 +6,9 @@ from __future__ import annotations
 import collections
 import functools
 import json
+import sys
 from collections.abc import Callable
-from ctypes import c_int64, py_object
+from ctypes import byref, c_int64, c_void_p, py_object
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from . import _facts, _floats, _reach, _record, _results, _state
-from ._native import NO_INDEX, check, error, lib, record_fact_without_key, record_no_grad
+from ._native import NO_INDEX, check, error, lib, record_fact_without_key, record_no_grad, take_object
 from ._specs import local_of, short_text
 
 if TYPE_CHECKING:
@@ -64,6 +65,25 @@ def _containers(value: Any, found: set[int]) -> None:
         found.add(id(value))
         for item in value.values() if isinstance(value, dict) else value:
             _containers(item, found)
+
+
+def _switches() -> list[_facts.Fact]:
+    """Settings of PyTorch that it keeps in Python, where code decides by them."""
+    modules = ("torch.backends.mha", "torch.backends.opt_einsum", "torch.utils.checkpoint")
+    names = {
+        "_is_fastpath_enabled",
+        "enabled",
+        "strategy",
+        "_enable_checkpoint_early_stop",
+        "_checkpoint_debug_enabled",
+    }
+    return [
+        _facts.Fact(_facts.DICT_ITEM, own, name, _MODE, f"{module}.{name}", _facts.describe(own[name]))
+        for module in modules
+        if module in sys.modules
+        for own in [vars(sys.modules[module])]
+        for name in sorted(names & own.keys())
+    ]
 
 
 class Recording:
@@ -127,6 +147,11 @@ class Recording:
                 self._track_grad(path, leaf, i)
             else:
                 self._guard(_ARGUMENT, path, _facts.describe(leaf))
+        for path, tensor in [*self.tensors, *self.leaves]:
+            if isinstance(tensor, torch.Tensor):
+                self._hooks(walk, path, tensor)
+        self._watch.looks.know((tensor, None) for _, tensor in self.tensors)
+        self._watch.looks.know((leaf, i) for i, (_, leaf) in enumerate(self.leaves) if isinstance(leaf, torch.Tensor))
         state = self._captured._state
         names = {id(tensor): path.split(".", 1)[-1] for path, tensor in reversed(self.tensors)}
         for path, module in state.modules:
@@ -147,6 +172,7 @@ class Recording:
                 f'keep it out of reach of the captured function, or, if it does not matter, ignore=["{path}"]',
             )
         self._captured._went_no_further(walk.stopped)
+        self._facts(_switches())
         self._outlives = walk.seen
         _containers((self._args, self._kwargs), self._outlives)
         self._watch.iterators = walk.iterators
@@ -171,6 +197,22 @@ class Recording:
         for group, key, _, traced in self._replaced:
             group[key] = traced
 
+    def _hooks(self, walk: _reach.Walk, path: str, tensor: torch.Tensor) -> None:
+        """Guards what the hooks of the node that adds up a tensor's gradient can reach."""
+        if not (tensor.requires_grad and tensor.is_leaf):
+            return
+        slot = c_void_p()
+        check(lib.rote_tensor_hooks(tensor, byref(slot)))
+        for hook in take_object(slot):
+            if hook is not None:
+                walk.value(f"{path}.grad_fn.hooks", hook, 0)
+                continue
+            self._watch.refuse(
+                "",
+                f"accumulates a gradient in {path} under a hook of C++, which a replay would not call",
+                "apply rote.capture to a model without the wrapper that registers it",
+            )
+
     def _guard(self, kind: int, subject: str, text: str) -> None:
         check(lib.rote_record_guard(self._session, kind, subject.encode(), text.encode()))
 
@@ -179,19 +221,25 @@ class Recording:
         autocast = [
             f"{kind} {torch.get_autocast_dtype(kind)}" for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
         ]
+        group = f"of {dist.get_world_size()}" if dist.is_initialized() else "none"
         return [
+            ("default process group", group),
             ("grad_mode", str(torch.is_grad_enabled())),
             ("inference_mode", str(torch.is_inference_mode_enabled())),
             ("autocast", ", ".join(autocast) or "off"),
             ("deterministic", str(torch.are_deterministic_algorithms_enabled())),
             ("default_dtype", str(torch.get_default_dtype())),
-            ("float32_matmul_precision", torch.get_float32_matmul_precision()),
         ]
 
     def _shape_of_arguments(self) -> list[Any]:
         leaves: list[tuple[str, Any]] = []
         text = flatten("args", self._args, leaves) + flatten("kwargs", self._kwargs, leaves)
-        facts = [(path, id(leaf), isinstance(leaf, torch.Tensor) and leaf.requires_grad) for path, leaf in leaves]
+        facts = [
+            (path, id(leaf), leaf.requires_grad, [(name, id(item)) for name, item in vars(leaf).items()])
+            if isinstance(leaf, torch.Tensor)
+            else (path, id(leaf))
+            for path, leaf in leaves
+        ]
         return [text, *facts]
 
     def _check_left(self) -> None:
@@ -199,7 +247,7 @@ class Recording:
         if self._shape_of_arguments() != self._before:
             self._watch.refuse(
                 "",
-                "changes the lists, dicts or requires_grad of its arguments: a replay would not",
+                "changes the lists, dicts, attributes or requires_grad of its arguments: a replay would not",
                 "change a copy inside the captured function, or the arguments outside of it",
             )
         for (subject, before), (_, after) in zip(self._modes_before, self._modes(), strict=True):

@@ -181,6 +181,20 @@ impl Bridge {
         self.check(unsafe { (self.functions.observe_calls_of)(name.as_ptr()) })
     }
 
+    /// A list of the Python functions in the hooks of the autograd node that adds up a
+    /// tensor's gradient; `None` stands for a hook of C++.
+    ///
+    /// # Safety
+    /// `tensor` must be a live tensor object.
+    pub unsafe fn hooks(&self, tensor: sys::Object) -> Result<Object, ReplayError> {
+        // SAFETY: the caller vouches for the tensor; the result is a new reference.
+        let list = unsafe { (self.functions.hooks)(tensor) };
+        if list.is_null() {
+            return Err(ReplayError::Bridge(self.message()));
+        }
+        Ok(Object(list))
+    }
+
     /// Marks a returned tensor as one whose graph is used up.
     pub fn mark_replayed(&self, tensor: &Object) -> Result<(), ReplayError> {
         // SAFETY: a live object.

@@ -68,6 +68,7 @@ functions! {
     call_world: fn(*mut c_void, u64);
     call_closer: fn(*mut c_void, u32) -> c_int;
     call_hold: fn(*mut c_void) -> *mut c_void;
+    hooks: fn(Object) -> Object;
     held_free: fn(*mut c_void);
     held_difference: fn(*const c_void, *const c_void, *mut i64) -> c_int;
     call_collect: fn(*mut c_void, Object, Object, *mut *const u64, *mut *const Fact, *mut u32) -> c_int;
