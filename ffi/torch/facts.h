@@ -189,14 +189,13 @@ class FactTable {
       }
       case kTypeOf:
         return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(entry.container)));
-      case kTensorMeta:
-        return hooks_of(entry.container);
       case kContextVar: {
         PyObject* value = nullptr;
         if (PyContextVar_Get(entry.container, nullptr, &value) < 0) PyErr_Clear();
         return py::reinterpret_steal<py::object>(value);
       }
       case kTensorMeta:
+        return py::make_tuple(py::reinterpret_borrow<py::object>(own_dict(entry.container) ? own_dict(entry.container) : Py_None), hooks_of(entry.container));
       case kOwn:
         return py::reinterpret_borrow<py::object>(own_dict(entry.container));
       case kMember: {

@@ -147,6 +147,13 @@ class Recording:
                 self._track_grad(path, leaf, i)
             else:
                 self._guard(_ARGUMENT, path, _facts.describe(leaf))
+        unsupported = _state.unsupported(self._captured._state)
+        if unsupported is not None:
+            self._watch.refuse(
+                "",
+                f"uses {unsupported}, which is not supported yet",
+                "apply rote.capture to a model without the wrapper, for example with DTensor parameters",
+            )
         for path, tensor in [*self.tensors, *self.leaves]:
             if isinstance(tensor, torch.Tensor):
                 self._hooks(walk, path, tensor)
@@ -177,13 +184,6 @@ class Recording:
         _containers((self._args, self._kwargs), self._outlives)
         self._watch.iterators = walk.iterators
         self._watch.moving(walk.moving, walk.advancing)
-        unsupported = _state.unsupported(state)
-        if unsupported is not None:
-            self._watch.refuse(
-                "",
-                f"uses {unsupported}, which is not supported yet",
-                "apply rote.capture to a model without the wrapper, for example with DTensor parameters",
-            )
         check(lib.rote_record_generator(session, 0, -1))
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             check(lib.rote_record_generator(session, 1, torch.cuda.current_device()))
