@@ -5,23 +5,38 @@ use rote_replay::ReplayError;
 use rote_replay::aten::FactTable;
 use rote_replay::aten::sys::{Fact, Object as PyObject};
 
-/// Global modes, in the order in which the bridge reads them (`facts.h`).
-pub const MODES: [&str; 8] = [
+/// What surrounds a call, in the order in which the bridge reads it (`modes.h`).
+pub const MODES: [&str; 12] = [
+    "around",
     "grad_mode",
     "inference_mode",
     "autocast",
     "deterministic",
     "default_dtype",
     "backends",
-    "dispatch_modes",
-    "function_modes",
+    "default_device",
+    "autograd",
+    "dispatch_keys",
+    "threads",
+    "default process group",
 ];
 
-/// Index of the word that counts active dispatch modes.
-pub const DISPATCH_MODES_WORD: usize = 7;
+/// Index of the word that is not 0 while something around a call sees or
+/// changes its ops: `modes.h`, `Around`.
+pub const AROUND_WORD: usize = 1;
+
+/// Modes whose words say the same in every process of one version of PyTorch,
+/// and that no other guard tells as text.
+pub const PORTABLE_MODES: [&str; 5] = [
+    "backends",
+    "default_device",
+    "autograd",
+    "dispatch_keys",
+    "threads",
+];
 
 /// Properties of a leaf, as `abi.h` numbers them.
-const FIELDS: [&str; 16] = [
+const FIELDS: [&str; 17] = [
     "structure",
     "type",
     "dtype",
@@ -38,6 +53,7 @@ const FIELDS: [&str; 16] = [
     "grad",
     "grad_fn",
     "layout",
+    "attributes",
 ];
 
 /// What the word at `index` of a call's facts is called.

@@ -1,10 +1,12 @@
 //! A recording in progress: what the framework reports while a step runs.
 
+use std::rc::Rc;
+
 use hashbrown::HashMap;
 use rote_plans::{Anchor, BindingKind, Device, Fingerprint, GuardKind, RngAction};
 use rote_replay::ReplayError;
-use rote_replay::aten::sys::{Fact, Object as PyObject};
-use rote_replay::aten::{self, Bridge, Object};
+use rote_replay::aten::sys::Object as PyObject;
+use rote_replay::aten::{self, Bridge, CallFacts, Object};
 use rote_tracer::compare::Recording;
 use rote_tracer::scalars::{Origin, TracedFloats, UnknownFloat};
 use rote_tracer::{Recorder, Refusal, SpecEvent};
@@ -67,9 +69,7 @@ pub struct ActiveRecording {
     /// Guards of the call and its modes, as text.
     pub guards: Vec<GuardText>,
     /// Facts of the call.
-    pub words: Vec<u64>,
-    /// Where each of them belongs.
-    pub word_facts: Vec<Fact>,
+    pub call: Rc<CallFacts>,
     /// Names of the leaves of the arguments.
     pub leaves: Vec<String>,
     refusal: Option<Refusal>,
@@ -78,12 +78,7 @@ pub struct ActiveRecording {
 
 impl ActiveRecording {
     /// Begins a recording for a call with these facts.
-    pub fn new(
-        fingerprint: Fingerprint,
-        function: &str,
-        words: Vec<u64>,
-        word_facts: Vec<Fact>,
-    ) -> Self {
+    pub fn new(fingerprint: Fingerprint, function: &str, call: Rc<CallFacts>) -> Self {
         ActiveRecording {
             bridge: aten::Recording::new(),
             recorder: Recorder::new(fingerprint, function),
@@ -92,8 +87,7 @@ impl ActiveRecording {
             named: Vec::new(),
             specs: Vec::new(),
             guards: Vec::new(),
-            words,
-            word_facts,
+            call,
             leaves: Vec::new(),
             refusal: None,
             generators: HashMap::new(),
@@ -437,8 +431,7 @@ impl ActiveRecording {
                 facts: self.facts,
                 named: self.named,
                 guards,
-                words: self.words,
-                word_facts: self.word_facts,
+                call: self.call,
                 leaves: self.leaves,
             },
         )
@@ -460,9 +453,7 @@ pub struct Parts {
     /// Guards as text.
     pub guards: Vec<GuardText>,
     /// Facts of the call.
-    pub words: Vec<u64>,
-    /// Where each of them belongs.
-    pub word_facts: Vec<Fact>,
+    pub call: Rc<CallFacts>,
     /// Names of the leaves of the arguments.
     pub leaves: Vec<String>,
 }

@@ -9,12 +9,13 @@ mod confirm;
 
 use std::ffi::{CStr, CString};
 use std::path::PathBuf;
+use std::rc::Rc;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 use rote_plans::Fingerprint;
 use rote_replay::aten::ranks::without_gil;
 use rote_replay::aten::sys::Object as PyObject;
-use rote_replay::aten::{Call, Group, Left, Object};
+use rote_replay::aten::{Call, CallFacts, Group, Left, Object};
 use rote_replay::first_difference;
 use rote_tracer::Refusal;
 use rote_tracer::compare::Recording;
@@ -22,7 +23,7 @@ use rote_tracer::passes::Selection;
 
 use crate::SessionError;
 use crate::agreement::{self, Decision};
-use crate::facts::{DISPATCH_MODES_WORD, call_subject};
+use crate::facts::{AROUND_WORD, call_subject};
 use crate::places::Places;
 use crate::recording::{ActiveRecording, GuardText, Parts};
 use crate::stats::Stats;
@@ -71,8 +72,9 @@ enum Found {
     Variant(usize),
     /// No variant's do.
     None(Miss),
-    /// Calls made while something is recorded are not looked at.
-    Recording,
+    /// Calls made while something is recorded, or under something that sees
+    /// each op, are not looked at.
+    Unseen,
 }
 
 /// Why no variant is replayed.
@@ -138,7 +140,8 @@ pub struct Session {
     candidates: Vec<Candidate>,
     active: Option<Active>,
     stats: Stats,
-    refused: HashSet<Vec<u64>>,
+    /// Calls whose recording was refused.
+    refused: Vec<Rc<CallFacts>>,
     drops: u32,
     last_changes: Vec<String>,
     unsteady: HashMap<String, u32>,
@@ -156,9 +159,10 @@ pub struct Session {
     notice: Option<String>,
     missed: Option<String>,
     next_id: u32,
-    state_storages: Vec<u64>,
     /// The process group whose ranks agree about every call.
     ranks: Option<CString>,
+    /// How many default process groups were not registered with PyTorch.
+    unregistered: u64,
     /// Whether, as far as is known, every rank replays the last call.
     together: bool,
     /// Why the ranks' collectives did not fit, once said.
@@ -181,7 +185,7 @@ impl Session {
             candidates: Vec::new(),
             active: None,
             stats: Stats::default(),
-            refused: HashSet::new(),
+            refused: Vec::new(),
             drops: 0,
             last_changes: Vec::new(),
             unsteady: HashMap::new(),
@@ -194,8 +198,8 @@ impl Session {
             notice: None,
             missed: None,
             next_id: 0,
-            state_storages: Vec::new(),
             ranks: None,
+            unregistered: 0,
             together: true,
             unfit: None,
             stopped: false,
@@ -221,6 +225,35 @@ impl Session {
     /// The same, to change it.
     pub fn variant_mut(&mut self, id: u32) -> Option<&mut Variant> {
         self.variants.iter_mut().find(|variant| variant.id == id)
+    }
+
+    /// Says which process group is the default one now, none or another than
+    /// before, and what this process is in it. Plans of another one stay, and are
+    /// not used until it is back.
+    pub fn enter_world(
+        &mut self,
+        group: Option<&CStr>,
+        world_size: u32,
+        rank: u32,
+    ) -> Result<(), SessionError> {
+        let number = match group {
+            None => 0,
+            Some(name) => match Group::find(name)? {
+                Some(group) => group.number + 1,
+                None => {
+                    self.unregistered += 1;
+                    u64::MAX - self.unregistered // never the same again
+                }
+            },
+        };
+        self.call.set_world(number);
+        self.ranks = None;
+        let own = &mut self.config.fingerprint;
+        if (own.world_size, own.rank) != (world_size, rank) {
+            (own.world_size, own.rank) = (world_size, rank);
+            self.stored = StoredPlans::open(&self.config)?;
+        }
+        Ok(())
     }
 
     /// Says which process group all ranks are of. When passes alter collectives,
@@ -339,10 +372,10 @@ impl Session {
                     self.config.function
                 ));
             }
-            Found::Recording
+            Found::Unseen
         });
         let missed = match found {
-            Found::Recording => return Ok(Next::Eager),
+            Found::Unseen => return Ok(Next::Eager),
             Found::Variant(i) => {
                 self.variants[..=i].rotate_right(1); // most recently used first
                 self.variants[0].last_used = self.stats.calls;
@@ -350,7 +383,10 @@ impl Session {
             }
             Found::None(missed) => missed,
         };
-        let refused = self.refused.contains(self.call.words());
+        let mut refused = false;
+        for earlier in &self.refused {
+            refused = refused || self.call.difference(earlier)?.is_none();
+        }
         if let Some(subject) = missed.subject {
             self.stats.fallbacks += 1;
             *self.stats.guard_misses.entry(subject.clone()).or_insert(0) += 1;
@@ -376,18 +412,21 @@ impl Session {
     /// # Safety
     /// As [`Session::call`].
     unsafe fn find(&mut self, args: PyObject, kwargs: PyObject) -> Result<Found, SessionError> {
+        if self.active.is_some() {
+            return Ok(Found::Unseen); // what is recorded stays the last call
+        }
         // SAFETY: the caller vouches for the objects.
         unsafe { self.call.collect(args, kwargs)? };
-        let (words, facts) = (self.call.words(), self.call.facts());
-        if self.active.is_some() || words[DISPATCH_MODES_WORD] != 0 {
-            return Ok(Found::Recording);
+        if self.call.words()[AROUND_WORD] != 0 {
+            return Ok(Found::Unseen);
         }
         let mut best: Option<(usize, String)> = None;
         let mut near = false;
         for (i, variant) in self.variants.iter_mut().enumerate() {
-            let (progress, subject) = match variant.call.difference(words) {
+            let (progress, subject) = match self.call.difference(&variant.call)? {
                 Some(word) => {
-                    let fact = variant.call_facts.get(word).or_else(|| facts.get(word));
+                    let fact = variant.call.places.get(word);
+                    let fact = fact.or_else(|| self.call.places().get(word));
                     (word, call_subject(word, fact, &variant.leaves))
                 }
                 None => match variant.missed(&self.call)? {
@@ -533,8 +572,8 @@ impl Session {
             .rev()
             .map(|candidate| &candidate.parts);
         let (last, before) = (latest.next()?, latest.next()?);
-        if let Some(word) = first_difference(&before.words, &last.words) {
-            return Some(call_subject(word, last.word_facts.get(word), &last.leaves));
+        if let Some(word) = first_difference(&before.call.words, &last.call.words) {
+            return Some(call_subject(word, last.call.places.get(word), &last.leaves));
         }
         let differs = |guard: &&GuardText| {
             let same = |other: &GuardText| {

@@ -70,7 +70,8 @@ impl StoredPlans {
             .flatten()
     }
 
-    /// Says why stored plans of this function do not apply.
+    /// Says why stored plans of this function are not for a call. Each may be for a
+    /// later one.
     pub fn explain_strangers(&self, guards: &[GuardText]) {
         let rank = self.fingerprint.rank;
         for (key, _, path) in self
@@ -90,7 +91,7 @@ impl StoredPlans {
             if let Some(problem) = guards_differ(&plan, guards) {
                 tracing::warn!(
                     target: "rote::replay",
-                    "{}: stored plan {key} does not apply: {problem}; recording a new one",
+                    "{}: stored plan {key} is not for this call: {problem}; recording another one",
                     self.function
                 );
             }

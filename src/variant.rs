@@ -1,10 +1,10 @@
 //! A variant: a plan, bound, with the facts under which it may run.
 
+use std::rc::Rc;
+
 use hashbrown::{HashMap, HashSet};
 use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, PlanStore, Sequence, StrId};
-use rote_replay::Expected;
-use rote_replay::aten::sys::Fact;
-use rote_replay::aten::{Call, Left, Object};
+use rote_replay::aten::{Call, CallFacts, Left, Object};
 use rote_tracer::compare::{Recording, Source};
 use rote_tracer::passes::{Program, Report, Selection, optimize};
 
@@ -25,9 +25,7 @@ pub struct Variant {
     /// Its guard key.
     pub key: String,
     /// The facts of the call.
-    pub call: Expected,
-    /// Where each of them belongs.
-    pub call_facts: Vec<Fact>,
+    pub call: Rc<CallFacts>,
     /// Names of the leaves of the arguments.
     pub leaves: Vec<String>,
     /// Where arguments must lie in their storages.
@@ -207,8 +205,7 @@ impl Variant {
         Ok(Variant {
             id,
             key: key.to_owned(),
-            call: Expected::new(parts.words),
-            call_facts: parts.word_facts,
+            call: parts.call,
             leaves: parts.leaves,
             places,
             facts: parts.facts,

@@ -88,7 +88,7 @@ fn session(plans: &std::path::Path, passes: Selection) -> Session {
     // SAFETY: this bridge looks at no object.
     let next = unsafe { session.call(object(), object()) }.expect("is handled");
     assert!(matches!(next, Next::Record), "{next:?}");
-    let active = session.begin();
+    let active = session.begin().expect("begins");
     for guard in &plan.guards {
         active.guard(
             guard.kind,

@@ -308,6 +308,17 @@ struct RoteSession *rote_session_new(const char *function,
 // be held.
 void rote_session_free(struct RoteSession *session);
 
+// Says which process group is the default one from now on, by its name, and what
+// this process is in it. Null or an empty name: there is none. To be called before
+// the first call and whenever that changes, and before `rote_session_agree_in`.
+//
+// Requires:
+// `group` must be null or a C string and the GIL held.
+int rote_session_world(struct RoteSession *session,
+                       const char *group,
+                       uint32_t world_size,
+                       uint32_t rank);
+
 // Names the process group that all ranks are of. When the session's passes
 // alter collectives, its ranks tell each other at every call whether they
 // replay it: `*agrees` is 1 then, and every rank must make the same calls in the
@@ -443,6 +454,13 @@ int rote_session_give_up(struct RoteSession *session, uint32_t variant);
 // `tensor` must be a tensor object and the GIL held.
 int rote_mark_replayed(void *tensor);
 
+// Sets `*hooks` to a new list of the Python functions in the hooks of the autograd node
+// that adds up a tensor's gradient; `None` stands for a hook of C++.
+//
+// Requires:
+// `tensor` must be a tensor object, the place valid, and the GIL held.
+int rote_tensor_hooks(void *tensor, void **hooks);
+
 // The session's counters as JSON, or null on failure.
 //
 // Requires:
@@ -481,11 +499,12 @@ const char *rote_session_variant(struct RoteSession *session, uint32_t variant);
 // `session` must come from `rote_session_new`; the GIL must be held.
 int rote_record_begin(struct RoteSession *session);
 
-// Names the next leaf of the arguments, in flattened order.
+// Names the next leaf of the arguments, in flattened order. Another `leaf` than the
+// library's own at that place refuses the recording.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_leaf(struct RoteSession *session, const char *name);
+int rote_record_leaf(struct RoteSession *session, const char *name, void *leaf);
 
 // Registers a spec and sets `*index` to its number. A spec is
 // `device|mesh shape|dim names|ranks|placements|shape|strides`, with commas

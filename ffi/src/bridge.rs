@@ -9,13 +9,17 @@ use crate::status::{ROTE_OK, give_text, guarded, text};
 
 /// Sources of the bridge, `bridge.cpp` first. They are part of the library, so
 /// that library and bridge always fit.
-const SOURCES: [(&str, &str); 14] = [
+const SOURCES: [(&str, &str); 19] = [
     ("bridge.cpp", include_str!("../torch/bridge.cpp")),
     ("abi.h", include_str!("../torch/abi.h")),
+    ("call.h", include_str!("../torch/call.h")),
     ("describe.h", include_str!("../torch/describe.h")),
     ("eager.h", include_str!("../torch/eager.h")),
     ("exceptions.h", include_str!("../torch/exceptions.h")),
     ("facts.h", include_str!("../torch/facts.h")),
+    ("hooks.h", include_str!("../torch/hooks.h")),
+    ("looks.h", include_str!("../torch/looks.h")),
+    ("modes.h", include_str!("../torch/modes.h")),
     ("numbers.h", include_str!("../torch/numbers.h")),
     ("objects.h", include_str!("../torch/objects.h")),
     ("observe.h", include_str!("../torch/observe.h")),
@@ -23,6 +27,7 @@ const SOURCES: [(&str, &str); 14] = [
     ("ranges.h", include_str!("../torch/ranges.h")),
     ("ranks.h", include_str!("../torch/ranks.h")),
     ("unboxed.h", include_str!("../torch/unboxed.h")),
+    ("values.h", include_str!("../torch/values.h")),
     ("watch.h", include_str!("../torch/watch.h")),
 ];
 

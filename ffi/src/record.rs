@@ -99,24 +99,28 @@ fn guard_kind(kind: u32) -> Result<GuardKind, String> {
 pub unsafe extern "C" fn rote_record_begin(session: *mut RoteSession) -> c_int {
     guarded(|| {
         // SAFETY: the caller vouches for the session.
-        unsafe { self::session(session)? }.begin();
+        unsafe { self::session(session)? }.begin()?;
         Ok(ROTE_OK)
     })
 }
 
-/// Names the next leaf of the arguments, in flattened order.
+/// Names the next leaf of the arguments, in flattened order. Another `leaf` than the
+/// library's own at that place refuses the recording.
 ///
 /// # Safety
 /// Pointers must be live, texts C strings, and the GIL held.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_leaf(session: *mut RoteSession, name: *const c_char) -> c_int {
-    // SAFETY: the caller vouches for the session and what is passed.
-    unsafe {
-        record(session, |recording| {
-            recording.leaves.push(text(name)?.to_owned());
-            Ok(ROTE_OK)
-        })
-    }
+pub unsafe extern "C" fn rote_record_leaf(
+    session: *mut RoteSession,
+    name: *const c_char,
+    leaf: *mut c_void,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the session and what is passed.
+        let (session, name) = unsafe { (self::session(session)?, text(name)?) };
+        session.name_leaf(name, leaf)?;
+        Ok(ROTE_OK)
+    })
 }
 
 /// Registers a spec and sets `*index` to its number. A spec is

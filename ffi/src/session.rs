@@ -149,6 +149,28 @@ impl Delivery {
     }
 }
 
+/// Says which process group is the default one from now on, by its name, and what
+/// this process is in it. Null or an empty name: there is none. To be called before
+/// the first call and whenever that changes, and before `rote_session_agree_in`.
+///
+/// # Safety
+/// `group` must be null or a C string and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_world(
+    session: *mut RoteSession,
+    group: *const c_char,
+    world_size: u32,
+    rank: u32,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for session and text.
+        let (session, group) = unsafe { (self::session(session)?, text(group)?) };
+        let name = CString::new(group).map_err(|error| error.to_string())?;
+        session.enter_world((!group.is_empty()).then_some(&*name), world_size, rank)?;
+        Ok(ROTE_OK)
+    })
+}
+
 /// Names the process group that all ranks are of. When the session's passes
 /// alter collectives, its ranks tell each other at every call whether they
 /// replay it: `*agrees` is 1 then, and every rank must make the same calls in the
@@ -498,6 +520,27 @@ pub unsafe extern "C" fn rote_mark_replayed(tensor: *mut c_void) -> c_int {
         // SAFETY: the caller vouches for the object.
         let tensor = unsafe { Object::hold(object(tensor, "tensor")?) };
         Bridge::get().mark_replayed(&tensor)?;
+        Ok(ROTE_OK)
+    })
+}
+
+/// Sets `*hooks` to a new list of the Python functions in the hooks of the autograd node
+/// that adds up a tensor's gradient; `None` stands for a hook of C++.
+///
+/// # Safety
+/// `tensor` must be a tensor object, the place valid, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_tensor_hooks(tensor: *mut c_void, hooks: *mut *mut c_void) -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for object and place.
+        unsafe {
+            let hooks = out(hooks, "hooks")?;
+            let found = Bridge::get().hooks(object(tensor, "tensor")?)?;
+            hooks.set(found.into_ptr());
+        }
         Ok(ROTE_OK)
     })
 }

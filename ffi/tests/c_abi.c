@@ -92,6 +92,7 @@ static void nulls(void) {
     FAILS(rote_session_call_within(NULL, NULL, NULL, &index, &results), no_session);
     FAILS(rote_session_together(NULL), no_session);
     FAILS(rote_session_agree_in(NULL, "0", NULL), no_session);
+    FAILS(rote_session_world(NULL, NULL, 1, 0), no_session);
     FAILS(rote_session_replay_last(NULL, &index, &results), no_session);
     GIVES_NULL(rote_session_stats(NULL), no_session);
     GIVES_NULL(rote_session_explain(NULL), no_session);
@@ -99,7 +100,7 @@ static void nulls(void) {
     CHECK(rote_session_notice(NULL) == NULL);
 
     FAILS(rote_record_begin(NULL), no_session);
-    FAILS(rote_record_leaf(NULL, NULL), no_session);
+    FAILS(rote_record_leaf(NULL, NULL, NULL), no_session);
     FAILS(rote_record_spec(NULL, NULL, NULL), no_session);
     FAILS(rote_record_tensor(NULL, 0, NULL, NULL, NULL, ROTE_NO_INDEX, ROTE_NO_INDEX), no_session);
     FAILS(rote_record_fact(NULL, 0, NULL, NULL, 0, NULL, NULL, 0), no_session);
@@ -146,7 +147,7 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     FAILS(rote_session_replay_last(session, NULL, &results), "`variant` is null");
     FAILS(rote_session_replay_last(session, &index, NULL), "`results` is null");
     GIVES_NULL(rote_session_variant(session, 7), "no such variant");
-    FAILS(rote_record_leaf(session, "x"), "no recording is in progress");
+    FAILS(rote_record_leaf(session, "x", NULL), "no recording is in progress");
 
     CHECK(rote_record_begin(session) == ROTE_OK);
     const char *spec = "cpu|2|tp|0,1|S(0)|8,4|4,1";

@@ -1,10 +1,15 @@
 // A bridge without PyTorch: every function of replay/src/aten/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
-unsigned rote_bridge_abi(void) { return 7; }
+unsigned rote_bridge_abi(void) { return 9; }
 const char *rote_bridge_error(void) { return "the stub fails"; }
 const char *rote_bridge_torch(void) { return "stub"; }
 const char *rote_bridge_table_text(void) { return ""; }
+
+void *rote_bridge_call_hold(void) {
+    static int held;
+    return &held;
+}
 
 #define STUB(name) \
     __attribute__((weak)) void *rote_bridge_##name(void) { return 0; }
@@ -23,6 +28,10 @@ STUB(rng_digest)
 STUB(call_new)
 STUB(call_free)
 STUB(call_state)
+STUB(call_world)
+STUB(hooks)
+STUB(held_free)
+STUB(held_difference)
 STUB(call_collect)
 STUB(call_leaf)
 STUB(tensor_place)

@@ -6,7 +6,7 @@
 
 namespace rote {
 
-constexpr uint32_t kAbiVersion = 7;
+constexpr uint32_t kAbiVersion = 9;
 
 // The tag of an Arg: which member of its union is set.
 enum Tag : uint8_t {
@@ -115,6 +115,7 @@ enum Field : uint32_t {
   kGradField = 13,
   kGraph = 14,
   kStorageFlags = 15,
+  kAttributes = 16,
 };
 
 struct Fact {

@@ -5,6 +5,7 @@
 #include <torch/version.h>
 
 #include "abi.h"
+#include "call.h"
 #include "describe.h"
 #include "eager.h"
 #include "exceptions.h"
@@ -152,8 +153,31 @@ EXPORT int rote_bridge_rng_digest(uint8_t device_kind, int8_t device_index, uint
 EXPORT Call* rote_bridge_call_new() { return new Call(); }
 EXPORT void rote_bridge_call_free(Call* call) { delete call; }
 
-EXPORT int rote_bridge_call_state(Call* call, const uint64_t* storages, uint32_t n) {
-  return guarded([&] { call->set_state_storages(storages, n); });
+EXPORT int rote_bridge_call_state(Call* call, const uint64_t* storages, const uint64_t* objects, uint32_t n) {
+  return guarded([&] { call->add_state(storages, objects, n); });
+}
+
+EXPORT void rote_bridge_call_world(Call* call, uint64_t world) { call->set_world(world); }
+
+// A new list of the functions in the hooks of the node that adds up a leaf's gradient; None for one of C++.
+EXPORT PyObject* rote_bridge_hooks(PyObject* tensor) {
+  PyObject* found = nullptr;
+  guarded([&] { found = hooks_of(tensor).release().ptr(); });
+  return found;
+}
+
+// What the words of the last collected call stand for; null on failure.
+EXPORT Held* rote_bridge_call_hold(Call* call) {
+  Held* held = nullptr;
+  guarded([&] { held = new Held(*call); });
+  return held;
+}
+EXPORT void rote_bridge_held_free(Held* held) { delete held; }
+
+// The first word of the last collected call that stands for another value than the same word of what is held;
+// -1 when there is none. The words must be equal.
+EXPORT int rote_bridge_held_difference(const Held* held, const Call* call, int64_t* word) {
+  return guarded([&] { *word = held->difference(*call); });
 }
 
 EXPORT int rote_bridge_call_collect(Call* call, PyObject* args, PyObject* kwargs, const uint64_t** words,

@@ -77,6 +77,20 @@ bool has_names(const Impl& impl) {
   }
 }
 
+inline bool is_dtensor(PyObject* object) {
+  return reinterpret_cast<PyObject*>(Py_TYPE(object)) == classes.dtensor ||
+         (classes.dtensor && THPVariable_Check(object) && PyObject_IsInstance(object, classes.dtensor) == 1);
+}
+
+// The local tensor of a DTensor, the plain tensor otherwise.
+inline at::Tensor local_tensor(PyObject* object) {
+  if (is_dtensor(object)) {
+    py::object keep;
+    return plain_tensor(dtensor_attribute(object, classes.local_tensor_offset, classes.local_tensor_name, keep));
+  }
+  return plain_tensor(object);
+}
+
 // One recording: the storages it has seen, held weakly so that no address is
 // used twice while it lasts, and the scratch space of the op being described.
 class Recording {

@@ -1,278 +1,17 @@
-// Reads facts for the guards: the arguments of a call, and Python objects that
-// the captured function can reach, as flat arrays of 64-bit words. Rust
-// compares them; nothing here decides.
+// Reads facts about Python objects that the captured function can reach, as
+// flat arrays of 64-bit words. Rust compares them; nothing here decides.
 #pragma once
 #include <cstring>
-#include <unordered_map>
 #include <vector>
 
-#include <ATen/autocast_mode.h>
-#include <ATen/Context.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
-#include <ATen/PythonTorchFunctionTLS.h>
-
+#include "describe.h"
+#include "hooks.h"
+#include "looks.h"
 #include "objects.h"
 #include "ranks.h"
+#include "values.h"
 
 namespace rote {
-
-// Gives equal Python values equal numbers, so that a value fits in one word.
-class Interned {
- public:
-  uint64_t id(PyObject* value) {
-    // The type is part of the key: 1, 1.0 and True are equal in Python.
-    // Floats go by their bits: 0.0 and -0.0 are equal in Python, NaN is not.
-    py::object content = py::reinterpret_borrow<py::object>(value);
-    if (PyFloat_CheckExact(value)) {
-      double bits = PyFloat_AS_DOUBLE(value);
-      content = py::bytes(reinterpret_cast<const char*>(&bits), sizeof bits);
-    }
-    py::tuple key = py::make_tuple(
-        py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(value))), content);
-    PyObject* found = PyDict_GetItemWithError(ids().ptr(), key.ptr());
-    if (found) return PyLong_AsUnsignedLongLong(found);
-    if (PyErr_Occurred()) {  // unhashable: identity, kept alive so that it stays unique
-      PyErr_Clear();
-      Py_INCREF(value);
-      return address(value);
-    }
-    uint64_t next = static_cast<uint64_t>(PyDict_Size(ids().ptr())) + 1;
-    ids()[key] = py::int_(next);
-    return next;
-  }
-
- private:
-  static py::dict& ids() {
-    static auto* dict = new py::dict();
-    return *dict;
-  }
-};
-inline Interned interned;
-
-inline bool is_dtensor(PyObject* object) {
-  return reinterpret_cast<PyObject*>(Py_TYPE(object)) == classes.dtensor ||
-         (classes.dtensor && THPVariable_Check(object) && PyObject_IsInstance(object, classes.dtensor) == 1);
-}
-
-// The local tensor of a DTensor, the plain tensor otherwise.
-inline at::Tensor local_tensor(PyObject* object) {
-  if (is_dtensor(object)) {
-    py::object keep;
-    return plain_tensor(dtensor_attribute(object, classes.local_tensor_offset, classes.local_tensor_name, keep));
-  }
-  return plain_tensor(object);
-}
-
-// Whether a tensor requires grad, and how many hooks wait for its gradient.
-inline uint64_t grad_flags(const at::Tensor& tensor) {
-  if (!torch::autograd::impl::get_autograd_meta(tensor)) return 0;
-  uint64_t hooks = torch::autograd::impl::hooks(tensor).size();
-  bool after = torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr;
-  return (tensor.requires_grad() ? 1 : 0) | (after ? 2 : 0) | hooks << 2;
-}
-
-// A number for how a tensor looks and where in its storage it lies.
-inline uint64_t meta_word(const at::Tensor& tensor) {
-  uint64_t hash = mix(static_cast<uint64_t>(tensor.scalar_type()), static_cast<uint64_t>(tensor.device().type()));
-  hash = mix(hash, static_cast<uint8_t>(tensor.device().index()));
-  for (int64_t size : tensor.sizes()) hash = mix(hash, size);
-  if (tensor.layout() == at::kStrided && tensor.has_storage()) {
-    for (int64_t stride : tensor.strides()) hash = mix(hash, stride);
-    hash = mix(hash, tensor.storage_offset());
-    hash = mix(hash, tensor.storage().nbytes());
-    hash = mix(hash, (tensor.is_conj() ? 1 : 0) | (tensor.is_neg() ? 2 : 0));
-  } else {
-    hash = mix(hash, static_cast<uint64_t>(tensor.layout()) + 16);
-  }
-  return hash;
-}
-
-// Where a tensor lies in its storage; looked at closely, what it is a view of too.
-inline Place place_of(PyObject* object, bool closely) {
-  const at::Tensor local = local_tensor(object);
-  Place place{0, 0, 0};
-  if (!local.has_storage() || local.layout() != at::kStrided) return place;
-  place.start = local.storage_offset() * static_cast<int64_t>(local.element_size());
-  place.bytes = local.storage().nbytes();
-  if (closely) {
-    const at::Tensor& outer = THPVariable_Unpack(object);
-    place.base = mix(0x506c, (outer.is_inference() ? 1 : 0) | (local.is_pinned() ? 2 : 0));
-    if (outer.is_view()) place.base = mix(place.base, meta_word(at::Tensor(outer._base())));
-  }
-  return place;
-}
-
-// A value that can be compared by content: its equality is the value's own.
-inline bool comparable(PyObject* value) {
-  return value == Py_None || PyBool_Check(value) || PyLong_Check(value) || PyFloat_Check(value) ||
-         PyUnicode_Check(value) || PyBytes_Check(value) || PyComplex_Check(value);
-}
-
-// The arguments of one call, flattened: tuples, lists and dicts are structure,
-// everything else is a leaf.
-class Call {
- public:
-  std::vector<uint64_t> words;
-  std::vector<Fact> facts;
-  std::vector<PyObject*> leaves;  // borrowed: the caller holds the arguments
-
-  // The storages of the captured state, to see arguments that alias it.
-  void set_state_storages(const uint64_t* storages, uint32_t n) {
-    state_.clear();
-    for (uint32_t i = 0; i < n; ++i) state_.emplace(storages[i], i);
-  }
-
-  void collect(PyObject* args, PyObject* kwargs) {
-    words.clear();
-    facts.clear();
-    leaves.clear();
-    storages_.clear();
-    structure_ = 0x5242;
-    add(0, kStructure, 0);  // filled in below
-    modes();
-    flatten(args);
-    flatten(kwargs);
-    words[0] = structure_;
-  }
-
- private:
-  void add(uint32_t leaf, uint32_t field, uint64_t word) {
-    words.push_back(word);
-    facts.push_back({leaf, field});
-  }
-
-  void modes();
-
-  void flatten(PyObject* object) {
-    if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
-      Py_ssize_t n = PySequence_Fast_GET_SIZE(object);
-      structure_ = mix(structure_, PyTuple_CheckExact(object) ? 1 : 2);
-      structure_ = mix(structure_, n);
-      for (Py_ssize_t i = 0; i < n; ++i) flatten(PySequence_Fast_GET_ITEM(object, i));
-      return;
-    }
-    if (PyDict_CheckExact(object)) {
-      structure_ = mix(structure_, 3);
-      structure_ = mix(structure_, PyDict_GET_SIZE(object));
-      PyObject *key, *value;
-      Py_ssize_t position = 0;
-      while (PyDict_Next(object, &position, &key, &value)) {
-        structure_ = mix(structure_, interned.id(key));
-        flatten(value);
-      }
-      return;
-    }
-    uint32_t leaf = static_cast<uint32_t>(leaves.size());
-    leaves.push_back(object);
-    if (THPVariable_Check(object)) {
-      structure_ = mix(structure_, 4);
-      tensor(leaf, object);
-    } else {
-      structure_ = mix(structure_, 5);
-      add(leaf, kType, address(Py_TYPE(object)));
-      add(leaf, kValueField, comparable(object) ? interned.id(object) : address(object));
-    }
-  }
-
-  void tensor(uint32_t leaf, PyObject* object) {
-    const at::Tensor& outer = THPVariable_Unpack(object);
-    add(leaf, kType, address(Py_TYPE(object)));
-    bool distributed = is_dtensor(object);
-    at::Tensor local = distributed ? local_tensor(object) : plain_tensor(object);
-    add(leaf, kDTypeField, static_cast<uint64_t>(local.scalar_type()));
-    add(leaf, kDeviceField, static_cast<uint64_t>(local.device().type()) << 8 |
-                                static_cast<uint8_t>(local.device().index()));
-    add(leaf, kRequiresGrad, grad_flags(outer));
-    add(leaf, kGraph, outer.grad_fn() != nullptr);
-    add(leaf, kGradField, grad_word(outer));
-    if (distributed) {
-      py::object spec = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, classes.spec_name));
-      if (!spec) throw py::error_already_set();
-      add(leaf, kMesh, interned.id(spec.attr("mesh").ptr()));
-      add(leaf, kPlacements, interned.id(spec.attr("placements").ptr()));
-      add(leaf, kGlobalShape, outer.dim());
-      for (int64_t size : outer.sizes()) add(leaf, kGlobalShape, size);
-      for (int64_t stride : outer.strides()) add(leaf, kGlobalStrides, stride);
-    }
-    add(leaf, kShape, local.dim());
-    for (int64_t size : local.sizes()) add(leaf, kShape, size);
-    if (local.layout() != at::kStrided || !local.has_storage()) {
-      add(leaf, kStorageFlags, static_cast<uint64_t>(local.layout()) + 16);
-      return;
-    }
-    for (int64_t stride : local.strides()) add(leaf, kStrides, stride);
-    add(leaf, kStorageFlags, (local.is_conj() ? 1 : 0) | (local.is_neg() ? 2 : 0));
-    alias(leaf, local);
-  }
-
-  // Whether a tensor has a gradient, and how that looks.
-  static uint64_t grad_word(const at::Tensor& tensor) {
-    if (!tensor.requires_grad() || !tensor.is_leaf()) return 0;
-    const at::Tensor& grad = tensor.grad();
-    if (!grad.defined()) return 0;
-    if (!grad.key_set().has(c10::DispatchKey::Python)) return meta_word(grad);
-    py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
-    return meta_word(local_tensor(wrapped.ptr()));
-  }
-
-  // Which earlier leaf or state tensor shares the storage, and how far apart
-  // the two start. Alone in its storage, a tensor may start anywhere.
-  void alias(uint32_t leaf, const at::Tensor& local) {
-    uint64_t storage = address(local.storage().unsafeGetStorageImpl());
-    int64_t start = local.storage_offset() * static_cast<int64_t>(local.element_size());
-    auto state = state_.find(storage);
-    if (state != state_.end()) {
-      add(leaf, kAlias, 1ull << 32 | state->second);
-      add(leaf, kAlias, static_cast<uint64_t>(start));
-      return;
-    }
-    for (const auto& [other, seen, at] : storages_) {
-      if (seen != storage) continue;
-      add(leaf, kAlias, 1ull << 33 | other);
-      add(leaf, kAlias, static_cast<uint64_t>(start - at));
-      return;
-    }
-    storages_.push_back({leaf, storage, start});
-    add(leaf, kAlias, 0);
-    add(leaf, kAlias, 0);
-  }
-
-  struct Seen {
-    uint32_t leaf;
-    uint64_t storage;
-    int64_t start;
-  };
-  std::unordered_map<uint64_t, uint32_t> state_;
-  std::vector<Seen> storages_;
-  uint64_t structure_ = 0;
-};
-
-// Global modes, a word each; Rust names them in this order (guard.rs, MODES).
-inline void Call::modes() {
-  auto& context = at::globalContext();
-  uint32_t i = 0;
-  auto mode = [&](uint64_t word) { add(i++, kStructure, word); };
-  mode(c10::GradMode::is_enabled());
-  mode(c10::InferenceMode::is_enabled());
-  mode((at::autocast::is_autocast_enabled(at::kCPU) ? 1 : 0) | (at::autocast::is_autocast_enabled(at::kCUDA) ? 2 : 0) |
-       (at::autocast::is_autocast_cache_enabled() ? 4 : 0) |
-       static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)) << 8 |
-       static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCUDA)) << 16);
-  mode((context.deterministicAlgorithms() ? 1 : 0) | (context.deterministicAlgorithmsWarnOnly() ? 2 : 0) |
-       (context.deterministicCuDNN() ? 4 : 0) | (context.benchmarkCuDNN() ? 8 : 0) |
-       (context.deterministicFillUninitializedMemory() ? 16 : 0));
-  mode(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
-  mode(static_cast<uint64_t>(context.float32MatmulPrecision()) | (context.allowTF32CuDNN() ? 256 : 0) |
-       (context.userEnabledFlashSDP() ? 512 : 0) | (context.userEnabledMemEfficientSDP() ? 1024 : 0) |
-       (context.userEnabledMathSDP() ? 2048 : 0) | (context.userEnabledCuDNNSDP() ? 4096 : 0) |
-       (context.userEnabledMkldnn() ? 8192 : 0));
-  // A recording under way counts as a mode: it sees what the ops of this call do.
-  mode(c10::impl::TorchDispatchModeTLS::stack_len() +
-       (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake) ? 1 : 0));
-  mode(at::impl::PythonTorchFunctionTLS::stack_len());
-}
 
 // Facts about Python objects that outlive calls: entries of dicts and lists,
 // cells, attributes, sizes, and the tensors of the state.
@@ -393,7 +132,7 @@ class FactTable {
     PyObject* spec = dtensor_attribute(dtensor, classes.spec_offset, classes.spec_name, keep);
     if (spec != entry.spec) {
       auto now = py::reinterpret_borrow<py::object>(spec);
-      entry.number = mix(interned.id(now.attr("placements").ptr()), interned.id(now.attr("mesh").ptr()));
+      entry.number = mix(hash_of(now.attr("placements").ptr()), hash_of(now.attr("mesh").ptr()));
       Py_XSETREF(entry.spec, now.release().ptr());
     }
     return entry.number;
@@ -457,6 +196,7 @@ class FactTable {
         return py::reinterpret_steal<py::object>(value);
       }
       case kTensorMeta:
+        return py::make_tuple(py::reinterpret_borrow<py::object>(own_dict(entry.container) ? own_dict(entry.container) : Py_None), hooks_of(entry.container));
       case kOwn:
         return py::reinterpret_borrow<py::object>(own_dict(entry.container));
       case kMember: {

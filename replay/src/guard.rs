@@ -1,35 +1,5 @@
 //! Guards: facts as flat arrays of words, compared one by one.
 
-/// The words that a plan expects, with where each of them belongs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Expected {
-    words: Vec<u64>,
-}
-
-impl Expected {
-    /// What was found when the plan was recorded.
-    pub fn new(words: Vec<u64>) -> Self {
-        Expected { words }
-    }
-
-    /// The words.
-    pub fn words(&self) -> &[u64] {
-        &self.words
-    }
-
-    /// The first fact that does not hold. A different number of facts differs
-    /// where the shorter array ends.
-    pub fn difference(&self, found: &[u64]) -> Option<usize> {
-        first_difference(&self.words, found)
-    }
-
-    /// Takes over a word that differs but means the same, so that the next
-    /// comparison is quick.
-    pub fn accept(&mut self, index: usize, word: u64) {
-        self.words[index] = word;
-    }
-}
-
 /// Where two arrays of facts first differ, a block of words at a time.
 pub fn first_difference(expected: &[u64], found: &[u64]) -> Option<usize> {
     const BLOCK: usize = 16;
@@ -84,14 +54,5 @@ mod tests {
                 assert_eq!(first_difference(&expected, &found), plain);
             }
         }
-    }
-
-    #[test]
-    fn an_accepted_word_no_longer_differs() {
-        let mut expected = Expected::new(vec![1, 2, 3]);
-        assert_eq!(expected.difference(&[1, 9, 8]), Some(1));
-        expected.accept(1, 9);
-        assert_eq!(expected.difference(&[1, 9, 8]), Some(2));
-        assert_eq!(expected.words(), [1, 9, 3]);
     }
 }

@@ -13,4 +13,4 @@ pub mod executor;
 pub mod guard;
 
 pub use executor::{Backend, Communicator, Executor, ReplayError, Step};
-pub use guard::{Expected, first_difference};
+pub use guard::first_difference;

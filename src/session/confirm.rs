@@ -1,13 +1,17 @@
 //! From the recording of a call to a variant that can be replayed: what is kept,
 //! what is dropped, what is refused.
 
+use std::rc::Rc;
+
 use rote_plans::{BindingKind, GuardKind};
+use rote_replay::aten::sys::Object as PyObject;
 use rote_tracer::Refusal;
 use rote_tracer::compare::{Recording, Source, compare};
 use rote_tracer::scalars::TracedFloats;
 
 use super::{Active, Candidate, Outcome, Session, guard_on};
 use crate::SessionError;
+use crate::facts::{AROUND_WORD, MODES, PORTABLE_MODES};
 use crate::places::Places;
 use crate::recording::{ActiveRecording, Parts};
 use crate::stored::{free_of, guard_key, guards_differ, numbers_now, same_as_stored, sources_of};
@@ -21,17 +25,21 @@ const MAX_DROPS: u32 = 4;
 
 impl Session {
     /// Begins to record the call that was handled last.
-    pub fn begin(&mut self) -> &mut ActiveRecording {
-        // The facts are still those of the last call; collect() owns them.
-        let (words, facts) = self.call.last();
-        let recording = ActiveRecording::new(
+    pub fn begin(&mut self) -> Result<&mut ActiveRecording, SessionError> {
+        let call = Rc::new(self.call.last()?);
+        let modes = call.words.get(AROUND_WORD..).unwrap_or_default();
+        let mut recording = ActiveRecording::new(
             self.config.fingerprint.clone(),
             &self.config.function,
-            words,
-            facts,
+            call.clone(),
         );
+        for (name, word) in MODES.iter().zip(modes) {
+            if PORTABLE_MODES.contains(name) {
+                recording.guard(GuardKind::Mode, name, &format!("{word:x}"));
+            }
+        }
         let missed = self.missed.take();
-        &mut self
+        Ok(&mut self
             .active
             .insert(Active {
                 recording,
@@ -39,7 +47,24 @@ impl Session {
                 candidate: None,
                 missed,
             })
-            .recording
+            .recording)
+    }
+
+    /// Names the next leaf of the call that is recorded.
+    pub fn name_leaf(&mut self, name: &str, leaf: PyObject) -> Result<(), SessionError> {
+        let Some(active) = self.active.as_mut() else {
+            return Err(SessionError::NoRecording);
+        };
+        let leaves = &mut active.recording.leaves;
+        let found = self.call.leaf(leaves.len() as u32);
+        leaves.push(name.to_owned());
+        if found != leaf {
+            active.recording.refuse(Refusal::step(
+                format!("takes arguments whose parts have changed before {name} was looked at"),
+                "change arguments by the thread that calls the step, and not while it is called",
+            ));
+        }
+        Ok(())
     }
 
     /// The recording in progress.
@@ -58,22 +83,18 @@ impl Session {
             return Ok(());
         };
         active.recording.facts.settle()?;
-        let storages: Vec<u64> = active
+        let state = active
             .recording
             .named
             .iter()
-            .filter(|named| named.kind == BindingKind::State)
-            .map(|named| named.storage)
-            .collect();
-        if storages != self.state_storages {
-            // Arguments that alias the state could not be told before.
-            self.call.set_state(&storages)?;
-            self.state_storages = storages;
-            self.call.recollect()?;
-            let (words, facts) = self.call.last();
-            active.recording.words = words;
-            active.recording.word_facts = facts;
-        }
+            .filter(|named| named.kind == BindingKind::State);
+        let (storages, objects): (Vec<u64>, Vec<u64>) = state
+            .filter_map(|named| Some((named.storage, named.object.as_ref()?.as_ptr() as u64)))
+            .unzip();
+        // Arguments that alias the state could not be told before.
+        self.call.add_state(&storages, &objects)?;
+        self.call.recollect()?;
+        active.recording.call = Rc::new(self.call.last()?);
         if let Some(subject) = &active.missed {
             log_miss(
                 &self.config.function,
@@ -84,7 +105,7 @@ impl Session {
         }
         let all = active.recording.facts.hyperparameters();
         for (i, variant) in self.variants.iter_mut().enumerate() {
-            if variant.call.words() == active.recording.words && variant.is_near(&self.call, &all)?
+            if self.call.difference(&variant.call)?.is_none() && variant.is_near(&self.call, &all)?
             {
                 active.variant = Some(i);
                 break;
@@ -92,7 +113,7 @@ impl Session {
         }
         let mut unsteady = None;
         for (i, candidate) in self.candidates.iter_mut().enumerate() {
-            if candidate.parts.words != active.recording.words {
+            if self.call.difference(&candidate.parts.call)?.is_some() {
                 continue;
             }
             let loose = loose(&candidate.recording, &all);
@@ -207,7 +228,7 @@ impl Session {
             return Err(SessionError::NoRecording);
         };
         self.stored.scan();
-        let words = recording.words.clone();
+        let call = recording.call.clone();
         // The step has run: whatever goes wrong from here on is no error of its.
         let outcome = match self.judge(recording, variant, candidate, result) {
             Ok(outcome) => outcome,
@@ -223,7 +244,7 @@ impl Session {
                 tracing::info!(target: "rote::record", "{}: recording dropped: {why}", self.config.function);
             }
             Outcome::Refused(refusal) => {
-                self.refused.insert(words);
+                self.refused.push(call);
                 self.stats.refusals.push(refusal.to_string());
             }
             _ => self.drops = 0,

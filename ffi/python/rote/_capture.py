@@ -55,6 +55,11 @@ class _Eager(threading.local):
 _eager = _Eager()
 
 
+def _default_group() -> Any:
+    """The default process group, or None."""
+    return dist.distributed_c10d.GroupMember.WORLD if dist.is_available() else None
+
+
 def _within() -> bool:
     """Whether a call made now may be one that other ranks do not make, since
     they replay a captured function around it."""
@@ -144,6 +149,7 @@ class Captured:
             self._temporary = None
         self._plans = str(plans)
         self._session: Any = None
+        self._group: weakref.ref[Any] | None = None  # the default process group at the last call
         self._agrees = False  # with the other ranks, about every call
         self._lock = threading.RLock()
         self._variant = c_uint32()
@@ -157,6 +163,9 @@ class Captured:
                 self._begin()
             if self._off:
                 return self._run(args, kwargs)
+            group, known = _default_group(), self._group
+            if (group is not None) if known is None else (group is None or known() is not group):
+                self._enter_world()
             if (self._verify > 0 or self._verify_every > 0) and not self._stopped and not self._nested():
                 self._until -= 1
                 if self._verify > 0 or self._until <= 0 < self._verify_every:
@@ -302,10 +311,19 @@ class Captured:
             raise RuntimeError(f"rote: {error()}")
         self._session = session
         weakref.finalize(self, lib.rote_session_free, session).atexit = False
+        self._enter_world()
+
+    def _enter_world(self) -> None:
+        """Follows the job: there is a default process group, another one, or none any more."""
+        group = _default_group()
+        self._group = None if group is None else weakref.ref(group)
+        world, rank = (1, 0) if group is None else (dist.get_world_size(), dist.get_rank())
+        name = b"" if group is None else str(group.group_name).encode()
+        check(lib.rote_session_world(self._session, name, world, rank))
+        self._agrees = False
         if world > 1:
-            group = dist.distributed_c10d._get_default_group().group_name
             agrees = c_int()
-            check(lib.rote_session_agree_in(session, c_text(group), byref(agrees)))
+            check(lib.rote_session_agree_in(self._session, name, byref(agrees)))
             self._agrees = bool(agrees.value)
             self._notice()
 

@@ -16,15 +16,16 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from ctypes import byref, c_int, c_uint32
+from ctypes import byref, c_uint32
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from ._arguments import notation, op_name
+from ._looks import Looks
 from ._native import NO_INDEX, REFUSED, c_text, check, error, ids, lib, observe_no_more
-from ._specs import local_of, spec_text
+from ._specs import spec_text
 
 _TORCH = str(torch.__path__[0])
 _ROTE = __file__.rsplit("/", 1)[0]
@@ -276,22 +277,6 @@ Call = tuple[Any, Any, Any]
 _HOST_READS = ("tolist", "numpy", "__array__")
 
 
-# How a tensor lies in its storage, by what asks for it: a plan is only for arguments that
-# lie there.
-_PLACES = ["storage_offset", "untyped_storage", "storage", "_typed_storage", "_base", "_is_view", "is_inference"]
-# What cannot be guarded: refused for tensors that exist before the step.
-_COUNTED = ("_version", "is_shared", "_use_count")
-_PLACES += [name for name in _COUNTED if hasattr(torch.Tensor, name)]
-# What reads or writes memory through a storage.
-_STORAGE_ACCESS = {
-    torch.UntypedStorage: (
-        *("__getitem__", "__setitem__", "tolist", "data_ptr", "copy_", "fill_", "resize_", "clone", "cpu", "cuda"),
-        *("byteswap", "share_memory_"),
-    ),
-    torch.TypedStorage: ("data_ptr", "resize_", "copy_", "fill_", "tolist", "__getitem__", "__setitem__"),
-}
-
-
 @contextmanager
 def _patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
     own = vars(owner).get(name)
@@ -317,17 +302,14 @@ class Watch:
         self._advancing: list[tuple[str, Callable[[], Any], Any]] = []
         self.iterators: list[Any] = []
         self.open_ops: list[Call | None] = []
+        self.looks = Looks(session, self.refuse, _is_user_code)
 
     def patches(self, stack: ExitStack) -> None:
         """Enters every patch."""
+        self.looks.patches(stack, _patched)
         for name in _HOST_READS:
             stack.enter_context(_patched(torch.Tensor, name, self._host_read(name)))
         stack.enter_context(_patched(torch.Tensor, "data_ptr", self._address()))
-        for name in _PLACES:
-            stack.enter_context(_patched(torch.Tensor, name, self._place(name)))
-        for kind, names in _STORAGE_ACCESS.items():
-            for name in names:
-                stack.enter_context(_patched(kind, name, self._storage_access(kind, name)))
         if self.iterators:
             stack.enter_context(_patched(builtins, "next", self._next()))
         get, set_ = torch.get_rng_state, torch.set_rng_state
@@ -443,52 +425,6 @@ class Watch:
             return int(original(tensor))
 
         return data_ptr
-
-    def _place(self, name: str) -> Any:
-        original = vars(torch.Tensor).get(name, getattr(torch._C.TensorBase, name, None))
-        watch = self
-
-        def ask(tensor: torch.Tensor) -> None:
-            if not _is_user_code(sys._getframe(2).f_code):
-                return
-            named = c_int()
-            check(lib.rote_record_anchor(watch._session, local_of(tensor), byref(named)))
-            if named.value and name in _COUNTED:
-                watch.refuse(
-                    f"Tensor.{name}",
-                    f"asks for {name} of a tensor that exists before the step: what Python does with the answer "
-                    "leaves no trace in a plan",
-                    "ask outside the captured function, and pass the answer as an argument",
-                )
-
-        if not callable(original):  # a property
-
-            def get(tensor: torch.Tensor) -> Any:
-                ask(tensor)
-                return original.__get__(tensor)
-
-            return property(get)
-
-        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            ask(tensor)
-            return original(tensor, *args, **kwargs)
-
-        return call
-
-    def _storage_access(self, kind: type, name: str) -> Callable[..., Any]:
-        original = getattr(kind, name)
-        watch = self
-
-        def access(storage: Any, *args: Any, **kwargs: Any) -> Any:
-            if _is_user_code(sys._getframe(1).f_code):
-                watch.refuse(
-                    f"{kind.__name__}.{name}",
-                    "reads or writes the memory of a storage, which leaves no trace in a plan",
-                    "use torch ops on the tensor, or do it outside the captured function",
-                )
-            return original(storage, *args, **kwargs)
-
-        return access
 
     def _save(self, original: Callable[..., Any], device: tuple[int, int]) -> Callable[..., Any]:
         def get_rng_state(*args: Any, **kwargs: Any) -> Any:

@@ -3,10 +3,12 @@ the step, results and gradients after it."""
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
+import sys
 from collections.abc import Callable
-from ctypes import c_int64, py_object
+from ctypes import byref, c_int64, c_void_p, py_object
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +17,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from . import _code, _facts, _floats, _reach, _record, _results, _state, _uses
-from ._native import NO_INDEX, c_text, check, error, lib, record_fact_without_key, record_no_grad
+from ._native import NO_INDEX, c_text, check, error, lib, record_fact_without_key, record_no_grad, take_object
 from ._specs import local_of, short_text
 
 if TYPE_CHECKING:
@@ -27,24 +29,61 @@ _ARG, _STATE, _GRAD = range(3)
 _STRUCTURE, _ARGUMENT, _, _, _MODE, _WORLD = range(6)
 
 
-def flatten(path: str, value: Any, leaves: list[tuple[str, Any]]) -> str:
-    """Leaves in the order of the bridge (facts.h), and the structure as text."""
-    if type(value) in (tuple, list):
-        inner = [flatten(f"{path}[{i}]", item, leaves) for i, item in enumerate(value)]
-        return ("({})" if type(value) is tuple else "[{}]").format(", ".join(inner))
-    if type(value) is dict:
-        inner = [f"{key!r}: {flatten(f'{path}[{key!r}]', item, leaves)}" for key, item in value.items()]
-        return "{" + ", ".join(inner) + "}"
+_MOST_DEPTH = 64  # what contains itself is a leaf in the end
+
+
+def _is_named_tuple(value: Any) -> bool:
+    """Whether a tuple of a class of its own is nothing but its items, which have names."""
+    kind = type(value)
+    return (
+        isinstance(value, tuple)
+        and kind is not tuple
+        and hasattr(kind, "_fields")
+        and kind.__basicsize__ == tuple.__basicsize__ + 8 * (kind.__dictoffset__ != 0)
+        and not getattr(value, "__dict__", None)
+    )
+
+
+def flatten(path: str, value: Any, leaves: list[tuple[str, Any]], depth: int = 0) -> str:
+    """Leaves in the order of the bridge (call.h), and the structure as text."""
+    kind = type(value)
+    if depth <= _MOST_DEPTH:
+        if kind in (tuple, list) or _is_named_tuple(value):
+            inner = [flatten(f"{path}[{i}]", item, leaves, depth + 1) for i, item in enumerate(value)]
+            form = "[{}]" if kind is list else "({})" if kind is tuple else kind.__qualname__ + "({})"
+            return form.format(", ".join(inner))
+        if kind is dict or (kind is collections.OrderedDict and not vars(value)):
+            inner = [f"{key!r}: {flatten(f'{path}[{key!r}]', item, leaves, depth + 1)}" for key, item in value.items()]
+            return ("" if kind is dict else "OrderedDict") + "{" + ", ".join(inner) + "}"
     leaves.append((path, value))
     return "tensor" if isinstance(value, torch.Tensor) else "*"
 
 
 def _containers(value: Any, found: set[int]) -> None:
     """The identities of all containers in arguments."""
-    if type(value) in (tuple, list, dict):
+    if isinstance(value, tuple | list | dict) and id(value) not in found:
         found.add(id(value))
-        for item in value.values() if type(value) is dict else value:
+        for item in value.values() if isinstance(value, dict) else value:
             _containers(item, found)
+
+
+def _switches() -> list[_facts.Fact]:
+    """Settings of PyTorch that it keeps in Python, where code decides by them."""
+    modules = ("torch.backends.mha", "torch.backends.opt_einsum", "torch.utils.checkpoint")
+    names = {
+        "_is_fastpath_enabled",
+        "enabled",
+        "strategy",
+        "_enable_checkpoint_early_stop",
+        "_checkpoint_debug_enabled",
+    }
+    return [
+        _facts.Fact(_facts.DICT_ITEM, own, name, _MODE, f"{module}.{name}", _facts.describe(own[name]))
+        for module in modules
+        if module in sys.modules
+        for own in [vars(sys.modules[module])]
+        for name in sorted(names & own.keys())
+    ]
 
 
 class Recording:
@@ -72,8 +111,8 @@ class Recording:
         session = self._session
         structure = flatten("args", self._args, self.leaves)
         structure += " " + flatten("kwargs", self._kwargs, self.leaves)
-        for path, _ in self.leaves:
-            check(lib.rote_record_leaf(session, c_text(path)))
+        for path, leaf in self.leaves:
+            check(lib.rote_record_leaf(session, c_text(path), leaf))
         self._guard(_STRUCTURE, "args structure", structure)
         self._before = self._shape_of_arguments()
         self._modes_before = self._modes()
@@ -109,6 +148,16 @@ class Recording:
                 self._track_grad(path, leaf, i)
             else:
                 self._guard(_ARGUMENT, path, _facts.describe(leaf))
+        unsupported = _state.unsupported(self._captured._state)
+        if unsupported is not None:
+            self._watch.refuse(
+                "",
+                f"uses {unsupported}, which is not supported yet",
+                "apply rote.capture to a model without the wrapper, for example with DTensor parameters",
+            )
+        for path, tensor in [*self.tensors, *self.leaves]:
+            if isinstance(tensor, torch.Tensor):
+                self._hooks(walk, path, tensor)
         state = self._captured._state
         names = {id(tensor): path.split(".", 1)[-1] for path, tensor in reversed(self.tensors)}
         for path, module in state.modules:
@@ -135,16 +184,10 @@ class Recording:
                 f'keep it out of reach of the captured function, or, if it does not matter, ignore=["{path}"]',
             )
         self._captured._went_no_further(walk.stopped)
+        self._facts(_switches())
         self._outlives = walk.seen | given
         self._watch.iterators = walk.iterators
         self._watch.moving(walk.moving, walk.advancing)
-        unsupported = _state.unsupported(state)
-        if unsupported is not None:
-            self._watch.refuse(
-                "",
-                f"uses {unsupported}, which is not supported yet",
-                "apply rote.capture to a model without the wrapper, for example with DTensor parameters",
-            )
         check(lib.rote_record_generator(session, 0, -1))
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             check(lib.rote_record_generator(session, 1, torch.cuda.current_device()))
@@ -172,6 +215,21 @@ class Recording:
             return False
         self._tape.proven = proven
         return True
+    def _hooks(self, walk: _reach.Walk, path: str, tensor: torch.Tensor) -> None:
+        """Guards what the hooks of the node that adds up a tensor's gradient can reach."""
+        if not (tensor.requires_grad and tensor.is_leaf):
+            return
+        slot = c_void_p()
+        check(lib.rote_tensor_hooks(tensor, byref(slot)))
+        for hook in take_object(slot):
+            if hook is not None:
+                walk.value(f"{path}.grad_fn.hooks", hook, 0)
+                continue
+            self._watch.refuse(
+                "",
+                f"accumulates a gradient in {path} under a hook of C++, which a replay would not call",
+                "apply rote.capture to a model without the wrapper that registers it",
+            )
 
     def _guard(self, kind: int, subject: str, text: str) -> None:
         check(lib.rote_record_guard(self._session, kind, c_text(subject), c_text(text)))
@@ -181,19 +239,25 @@ class Recording:
         autocast = [
             f"{kind} {torch.get_autocast_dtype(kind)}" for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
         ]
+        group = f"of {dist.get_world_size()}" if dist.is_initialized() else "none"
         return [
+            ("default process group", group),
             ("grad_mode", str(torch.is_grad_enabled())),
             ("inference_mode", str(torch.is_inference_mode_enabled())),
             ("autocast", ", ".join(autocast) or "off"),
             ("deterministic", str(torch.are_deterministic_algorithms_enabled())),
             ("default_dtype", str(torch.get_default_dtype())),
-            ("float32_matmul_precision", torch.get_float32_matmul_precision()),
         ]
 
     def _shape_of_arguments(self) -> list[Any]:
         leaves: list[tuple[str, Any]] = []
         text = flatten("args", self._args, leaves) + flatten("kwargs", self._kwargs, leaves)
-        facts = [(path, id(leaf), isinstance(leaf, torch.Tensor) and leaf.requires_grad) for path, leaf in leaves]
+        facts = [
+            (path, id(leaf), leaf.requires_grad, [(name, id(item)) for name, item in vars(leaf).items()])
+            if isinstance(leaf, torch.Tensor)
+            else (path, id(leaf))
+            for path, leaf in leaves
+        ]
         return [text, *facts]
 
     def _check_left(self) -> None:
@@ -201,7 +265,7 @@ class Recording:
         if self._shape_of_arguments() != self._before:
             self._watch.refuse(
                 "",
-                "changes the lists, dicts or requires_grad of its arguments: a replay would not",
+                "changes the lists, dicts, attributes or requires_grad of its arguments: a replay would not",
                 "change a copy inside the captured function, or the arguments outside of it",
             )
         for (subject, before), (_, after) in zip(self._modes_before, self._modes(), strict=True):

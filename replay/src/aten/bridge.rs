@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use crate::executor::{Backend, Communicator, Executor, ReplayError};
+use crate::guard::first_difference;
 
 use super::ranges::Ranges;
 use super::sys::{self, Fact, Functions, Place};
@@ -180,6 +181,20 @@ impl Bridge {
         self.check(unsafe { (self.functions.observe_calls_of)(name.as_ptr()) })
     }
 
+    /// A list of the Python functions in the hooks of the autograd node that adds up a
+    /// tensor's gradient; `None` stands for a hook of C++.
+    ///
+    /// # Safety
+    /// `tensor` must be a live tensor object.
+    pub unsafe fn hooks(&self, tensor: sys::Object) -> Result<Object, ReplayError> {
+        // SAFETY: the caller vouches for the tensor; the result is a new reference.
+        let list = unsafe { (self.functions.hooks)(tensor) };
+        if list.is_null() {
+            return Err(ReplayError::Bridge(self.message()));
+        }
+        Ok(Object(list))
+    }
+
     /// Marks a returned tensor as one whose graph is used up.
     pub fn mark_replayed(&self, tensor: &Object) -> Result<(), ReplayError> {
         // SAFETY: a live object.
@@ -284,13 +299,21 @@ impl Call {
         }
     }
 
-    /// The storages of the state, to see arguments that alias it.
-    pub fn set_state(&mut self, storages: &[u64]) -> Result<(), ReplayError> {
+    /// Adds storages of the state, and the tensor objects that have them, to see
+    /// arguments that alias them.
+    pub fn add_state(&mut self, storages: &[u64], objects: &[u64]) -> Result<(), ReplayError> {
+        let n = storages.len().min(objects.len()) as u32;
         let bridge = Bridge::get();
-        // SAFETY: pointer and length of a slice.
+        // SAFETY: pointers to at least `n` numbers each.
         bridge.check(unsafe {
-            (bridge.functions.call_state)(self.call, storages.as_ptr(), storages.len() as u32)
+            (bridge.functions.call_state)(self.call, storages.as_ptr(), objects.as_ptr(), n)
         })
+    }
+
+    /// Says which default process group there is, by a number.
+    pub fn set_world(&mut self, world: u64) {
+        // SAFETY: a collector of ours.
+        unsafe { (Bridge::get().functions.call_world)(self.call, world) }
     }
 
     /// Flattens and reads the arguments.
@@ -301,7 +324,7 @@ impl Call {
         &mut self,
         args: sys::Object,
         kwargs: sys::Object,
-    ) -> Result<(&[u64], &[Fact]), ReplayError> {
+    ) -> Result<(), ReplayError> {
         self.arguments = (args, kwargs);
         let bridge = Bridge::get();
         let (mut words, mut facts, mut n) = (std::ptr::null(), std::ptr::null(), 0);
@@ -321,14 +344,14 @@ impl Call {
         self.words.extend_from_slice(words);
         self.facts.clear();
         self.facts.extend_from_slice(facts);
-        Ok((&self.words, &self.facts))
+        Ok(())
     }
 
     /// Reads the last arguments again, which the caller still holds.
     pub fn recollect(&mut self) -> Result<(), ReplayError> {
         let (args, kwargs) = self.arguments;
         // SAFETY: the call that passed them is still under way.
-        unsafe { self.collect(args, kwargs) }.map(|_| ())
+        unsafe { self.collect(args, kwargs) }
     }
 
     /// The words of the last call.
@@ -337,7 +360,7 @@ impl Call {
     }
 
     /// Where each word of the last call belongs.
-    pub fn facts(&self) -> &[Fact] {
+    pub fn places(&self) -> &[Fact] {
         &self.facts
     }
 
@@ -352,9 +375,34 @@ impl Call {
         unsafe { place(object, closely) }
     }
 
-    /// The facts of the last call.
-    pub fn last(&self) -> (Vec<u64>, Vec<Fact>) {
-        (self.words.clone(), self.facts.clone())
+    /// The facts of the last call, which the caller still makes, held.
+    pub fn last(&self) -> Result<CallFacts, ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: the arguments are live while the call lasts; makes an object
+        // that `drop` frees.
+        let held = unsafe { (bridge.functions.call_hold)(self.call) };
+        if held.is_null() {
+            return Err(ReplayError::Bridge(bridge.message()));
+        }
+        Ok(CallFacts {
+            words: self.words.clone(),
+            places: self.facts.clone(),
+            held: Held(held),
+        })
+    }
+
+    /// The first word of the last call in which it differs from an earlier one.
+    pub fn difference(&self, earlier: &CallFacts) -> Result<Option<usize>, ReplayError> {
+        if let Some(word) = first_difference(&earlier.words, &self.words) {
+            return Ok(Some(word));
+        }
+        let bridge = Bridge::get();
+        let mut word = -1;
+        // SAFETY: both are ours, and the arguments are live while the call lasts.
+        bridge.check(unsafe {
+            (bridge.functions.held_difference)(earlier.held.0, self.call, &mut word)
+        })?;
+        Ok(usize::try_from(word).ok())
     }
 
     /// A leaf of the last collected arguments, or null.
@@ -383,6 +431,28 @@ impl Drop for Call {
     fn drop(&mut self) {
         // SAFETY: made by `new`, freed once.
         unsafe { (Bridge::get().functions.call_free)(self.call) };
+    }
+}
+
+/// The facts of one call, to compare later ones with. What they name by an
+/// address is held, so that no other object gets it.
+#[derive(Debug)]
+pub struct CallFacts {
+    /// The facts.
+    pub words: Vec<u64>,
+    /// Where each of them belongs.
+    pub places: Vec<Fact>,
+    held: Held,
+}
+
+/// What the words of a call stand for.
+#[derive(Debug)]
+struct Held(*mut c_void);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: made by `Call::last`, freed once; sessions are dropped with the GIL held.
+        unsafe { (Bridge::get().functions.held_free)(self.0) };
     }
 }
 

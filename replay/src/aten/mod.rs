@@ -21,5 +21,5 @@ pub mod ranks;
 pub mod sys;
 
 pub use bind::{BoundPlan, Left};
-pub use bridge::{AtenProgram, Bridge, Call, FactTable, Object, Recording, place};
+pub use bridge::{AtenProgram, Bridge, Call, CallFacts, FactTable, Object, Recording, place};
 pub use ranks::Group;

@@ -8,7 +8,7 @@ pub use super::op::{
 };
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 9;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
@@ -77,7 +77,12 @@ functions! {
     rng_digest: fn(u8, i8, *mut u64) -> c_int;
     call_new: fn() -> *mut c_void;
     call_free: fn(*mut c_void);
-    call_state: fn(*mut c_void, *const u64, u32) -> c_int;
+    call_state: fn(*mut c_void, *const u64, *const u64, u32) -> c_int;
+    call_world: fn(*mut c_void, u64);
+    call_hold: fn(*mut c_void) -> *mut c_void;
+    hooks: fn(Object) -> Object;
+    held_free: fn(*mut c_void);
+    held_difference: fn(*const c_void, *const c_void, *mut i64) -> c_int;
     call_collect: fn(*mut c_void, Object, Object, *mut *const u64, *mut *const Fact, *mut u32) -> c_int;
     call_leaf: fn(*mut c_void, u32) -> Object;
     tensor_place: fn(Object, c_int, *mut Place) -> c_int;

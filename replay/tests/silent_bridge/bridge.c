@@ -32,8 +32,8 @@ int rote_bridge_run(void *program, int (*body)(void *), void *context) {
     return body(context);
 }
 
-// One tensor argument: the structure, the eight modes, and what is guarded of it.
-enum { WORDS = 16 };
+// One tensor argument: the structure, the twelve modes, and what is guarded of it.
+enum { WORDS = 20 };
 
 int rote_bridge_call_collect(void *call, void *args, void *kwargs, const uint64_t **words, const Fact **facts,
                              uint32_t *n) {

@@ -1,0 +1,316 @@
+// Reads the arguments of a call and what it runs under, as flat arrays of
+// 64-bit words. Rust compares them; nothing here decides.
+#pragma once
+#include <unordered_map>
+#include <vector>
+
+#include "describe.h"
+#include "hooks.h"
+#include "looks.h"
+#include "modes.h"
+#include "values.h"
+
+namespace rote {
+
+// Numbers addresses: equal ones by the place of the first.
+class Firsts {
+ public:
+  // The place of the first equal address; the address's own place when it is new.
+  uint32_t add(uint64_t address) {
+    uint32_t place = static_cast<uint32_t>(seen_.size());
+    seen_.push_back(address);
+    if (place < kFew) {
+      for (uint32_t i = 0; i < place; ++i)
+        if (seen_[i] == address) return i;
+      return place;
+    }
+    if (place == kFew)
+      for (uint32_t i = 0; i < place; ++i) places_.emplace(seen_[i], i);
+    return places_.emplace(address, place).first->second;
+  }
+
+  void clear() {
+    seen_.clear();
+    places_.clear();
+  }
+
+ private:
+  static constexpr uint32_t kFew = 48;
+  std::vector<uint64_t> seen_;
+  std::unordered_map<uint64_t, uint32_t> places_;
+};
+
+// What the words of a call cannot tell alone: values to compare in full, and
+// the objects that the words name by their addresses.
+class Held;
+
+// The arguments of one call, flattened: tuples, named ones too, lists, dicts
+// and ordered dicts are structure, everything else is a leaf.
+// `_recording.flatten` does the same.
+class Call {
+ public:
+  std::vector<uint64_t> words;
+  std::vector<Fact> facts;
+  std::vector<PyObject*> leaves;  // borrowed: the caller holds the arguments
+
+  // The storages and tensors of the captured state, to see arguments that alias it.
+  // Numbers stay: what is said again after others were added has the number that it had.
+  void add_state(const uint64_t* storages, const uint64_t* objects, uint32_t n) {
+    for (uint32_t i = 0; i < n; ++i) {
+      state_.emplace(storages[i], state_.size());
+      state_objects_.emplace(objects[i], state_objects_.size());
+    }
+  }
+
+  // A number that the default process group of the process has.
+  void set_world(uint64_t world) { world_ = world; }
+
+  void collect(PyObject* args, PyObject* kwargs) {
+    args_ = args;
+    kwargs_ = kwargs;
+    read(nullptr);
+  }
+
+ private:
+  friend class Held;
+
+  // How a value is compared besides its word.
+  enum class By : uint8_t { kContent, kPlacement };
+  struct Value {
+    PyObject* value;  // borrowed
+    uint32_t word;
+    By by;
+  };
+
+  // `kept`: takes the objects that the words name by their addresses.
+  void read(std::vector<py::object>* kept) {
+    words.clear();
+    facts.clear();
+    leaves.clear();
+    values_.clear();
+    storages_.clear();
+    starts_.clear();
+    tensors_.clear();
+    containers_.clear();
+    kept_ = kept;
+    structure_ = 0x5242;
+    add(0, kStructure, 0);  // filled in below
+    uint32_t mode = 0;
+    read_modes(world_, kept, [&](uint64_t word) { add(mode++, kStructure, word); });
+    flatten(args_, 0);
+    flatten(kwargs_, 0);
+    words[0] = structure_;
+    kept_ = nullptr;
+  }
+
+  void add(uint32_t leaf, uint32_t field, uint64_t word) {
+    words.push_back(word);
+    facts.push_back({leaf, field});
+  }
+
+  // A word that names an object by its address.
+  uint64_t identity(PyObject* object) {
+    if (kept_) kept_->push_back(py::reinterpret_borrow<py::object>(object));
+    return address(object);
+  }
+
+  void compare_in_full(PyObject* value, By by = By::kContent) {
+    values_.push_back({value, static_cast<uint32_t>(words.size()) - 1, by});
+  }
+
+  void open(PyObject* container, uint64_t kind, Py_ssize_t n) {
+    structure_ = mix(structure_, kind);
+    structure_ = mix(structure_, n);
+    // One container passed twice is another thing than two equal ones.
+    if (n > 0) structure_ = mix(structure_, containers_.add(address(container)));
+  }
+
+  void entry(PyObject* key, PyObject* value, int depth) {
+    structure_ = mix(structure_, Content(Content::kAll, kept_).word(key));
+    values_.push_back({key, 0, By::kContent});
+    flatten(value, depth);
+  }
+
+  static constexpr int kMostDepth = 64;  // what contains itself is a leaf in the end
+
+  void flatten(PyObject* object, int depth) {
+    if (depth > kMostDepth) return leaf(object);
+    bool named = PyTuple_Check(object) && !PyTuple_CheckExact(object) && is_named_tuple(object);
+    if (PyTuple_CheckExact(object) || PyList_CheckExact(object) || named) {
+      Py_ssize_t n = PySequence_Fast_GET_SIZE(object);
+      open(object, PyTuple_CheckExact(object) ? 1 : PyList_CheckExact(object) ? 2 : 6, n);
+      if (named) structure_ = mix(structure_, identity(reinterpret_cast<PyObject*>(Py_TYPE(object))));
+      for (Py_ssize_t i = 0; i < n; ++i) flatten(PySequence_Fast_GET_ITEM(object, i), depth + 1);
+      return;
+    }
+    if (PyDict_CheckExact(object)) {
+      open(object, 3, PyDict_GET_SIZE(object));
+      PyObject *key, *value;
+      Py_ssize_t position = 0;
+      while (PyDict_Next(object, &position, &key, &value)) entry(key, value, depth + 1);
+      return;
+    }
+    if (PyODict_CheckExact(object) && !attributes(object)) {
+      open(object, 7, PyDict_GET_SIZE(object));
+      py::object keys = py::reinterpret_steal<py::object>(PyObject_GetIter(object));
+      while (keys) {
+        py::object key = py::reinterpret_steal<py::object>(PyIter_Next(keys.ptr()));
+        if (!key) break;
+        PyObject* value = PyDict_GetItemWithError(object, key.ptr());
+        if (value) entry(key.ptr(), value, depth + 1);
+      }
+      if (PyErr_Occurred()) throw py::error_already_set();
+      return;
+    }
+    leaf(object);
+  }
+
+  void leaf(PyObject* object) {
+    uint32_t at = static_cast<uint32_t>(leaves.size());
+    leaves.push_back(object);
+    bool is_tensor = THPVariable_Check(object);
+    structure_ = mix(structure_, is_tensor ? 4 : 5);
+    add(at, kType, identity(reinterpret_cast<PyObject*>(Py_TYPE(object))));
+    if (is_tensor) return tensor(at, object);
+    if (PyFloat_CheckExact(object)) return add(at, kValueField, Content::float_bits(object));
+    if (PyLong_CheckExact(object)) {
+      int overflow = 0;
+      long long small = PyLong_AsLongLongAndOverflow(object, &overflow);
+      if (!overflow) return add(at, kValueField, static_cast<uint64_t>(small));
+    }
+    add(at, kValueField, Content(Content::kAll, kept_).word(object));
+    if (form_of(object) == Form::kIdentity) return;
+    compare_in_full(object);
+    // Which of equal values are one object, where programs may ask.
+    if (form_of(object) > Form::kNumber) add(at, kAlias, containers_.add(address(object)));
+  }
+
+  void tensor(uint32_t leaf, PyObject* object) {
+    const at::Tensor& outer = THPVariable_Unpack(object);
+    bool distributed = is_dtensor(object);
+    at::Tensor local = distributed ? local_tensor(object) : plain_tensor(object);
+    add(leaf, kDTypeField, static_cast<uint64_t>(local.scalar_type()));
+    add(leaf, kDeviceField, static_cast<uint64_t>(local.device().type()) << 8 |
+                                static_cast<uint8_t>(local.device().index()));
+    add(leaf, kRequiresGrad, grad_flags(outer));
+    if (kept_) kept_->push_back(hooks_of(object));
+    add(leaf, kGraph, outer.grad_fn() != nullptr);
+    add(leaf, kGradField, grad_word(outer));
+    if (distributed) {
+      py::object spec = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, classes.spec_name));
+      if (!spec) throw py::error_already_set();
+      placed(leaf, kMesh, spec.attr("mesh").ptr());
+      placed(leaf, kPlacements, spec.attr("placements").ptr());
+      add(leaf, kGlobalShape, outer.dim());
+      for (int64_t size : outer.sizes()) add(leaf, kGlobalShape, size);
+      for (int64_t stride : outer.strides()) add(leaf, kGlobalStrides, stride);
+    }
+    if (PyObject* own = attributes(object)) {
+      add(leaf, kAttributes, Content(Content::kAll, kept_).word(own));
+      compare_in_full(own);
+    }
+    add(leaf, kShape, local.dim());
+    for (int64_t size : local.sizes()) add(leaf, kShape, size);
+    uint32_t same = tensors_.add(address(object));
+    if (local.layout() != at::kStrided || !local.has_storage()) {
+      add(leaf, kStorageFlags, static_cast<uint64_t>(local.layout()) + 16);
+      add(leaf, kAlias, same);
+      return;
+    }
+    for (int64_t stride : local.strides()) add(leaf, kStrides, stride);
+    add(leaf, kStorageFlags, (local.is_conj() ? 1 : 0) | (local.is_neg() ? 2 : 0));
+    alias(leaf, object, local, same);
+  }
+
+  void placed(uint32_t leaf, uint32_t field, PyObject* value) {
+    add(leaf, field, hash_of(value));
+    compare_in_full(value, By::kPlacement);
+  }
+
+  // Whether a tensor has a gradient, and how that looks.
+  static uint64_t grad_word(const at::Tensor& tensor) {
+    if (!tensor.requires_grad() || !tensor.is_leaf()) return 0;
+    const at::Tensor& grad = tensor.grad();
+    if (!grad.defined()) return 0;
+    if (!grad.key_set().has(c10::DispatchKey::Python)) return meta_word(grad);
+    py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
+    return meta_word(local_tensor(wrapped.ptr()));
+  }
+
+  // Which earlier leaf or state tensor shares the storage, how far apart the
+  // two start, and whether they are one object. Alone in its storage, a tensor
+  // may start anywhere.
+  void alias(uint32_t leaf, PyObject* object, const at::Tensor& local, uint32_t same) {
+    const c10::StorageImpl* storage = local.storage().unsafeGetStorageImpl();
+    int64_t start = local.storage_offset() * static_cast<int64_t>(local.element_size());
+    uint32_t own = static_cast<uint32_t>(starts_.size());
+    uint32_t first = storages_.add(address(storage));
+    starts_.push_back({leaf, start});
+    auto state = state_.find(address(storage));
+    if (state != state_.end()) {
+      auto named = state_objects_.find(address(object));
+      add(leaf, kAlias, 1ull << 32 | state->second);
+      add(leaf, kAlias, static_cast<uint64_t>(start));
+      add(leaf, kAlias, named == state_objects_.end() ? 0 : named->second + 1);
+      add(leaf, kAlias, same);
+    } else if (first != own) {
+      add(leaf, kAlias, 1ull << 33 | starts_[first].leaf);
+      add(leaf, kAlias, static_cast<uint64_t>(start - starts_[first].bytes));
+      add(leaf, kAlias, same);
+    } else {
+      add(leaf, kAlias, 0);
+      add(leaf, kAlias, 0);
+    }
+  }
+
+  struct Start {
+    uint32_t leaf;
+    int64_t bytes;
+  };
+  PyObject* args_ = nullptr;  // borrowed, as the leaves are
+  PyObject* kwargs_ = nullptr;
+  std::unordered_map<uint64_t, uint32_t> state_;
+  std::unordered_map<uint64_t, uint32_t> state_objects_;
+  uint64_t world_ = 0;
+  std::vector<Value> values_;
+  Firsts storages_;
+  std::vector<Start> starts_;  // of the leaves in `storages_`
+  Firsts tensors_;
+  Firsts containers_;
+  std::vector<py::object>* kept_ = nullptr;
+  uint64_t structure_ = 0;
+};
+
+class Held {
+ public:
+  // Holds what the words of the last collected call stand for.
+  explicit Held(Call& call) {
+    call.read(&kept_);
+    for (const Call::Value& value : call.values_)
+      values_.push_back({py::reinterpret_borrow<py::object>(value.value), value.by});
+  }
+
+  // The first word of a call with equal words that stands for another value; -1 when there is none.
+  int64_t difference(const Call& call) const {
+    if (call.values_.size() != values_.size()) return 0;
+    for (size_t i = 0; i < values_.size(); ++i) {
+      const Call::Value& now = call.values_[i];
+      PyObject* then = values_[i].value.ptr();
+      if (now.value == then) continue;
+      bool same = values_[i].by == Call::By::kContent ? Content(Content::kAll).same(now.value, then)
+                                                      : equal_placed(now.value, then);
+      if (!same) return now.word;
+    }
+    return -1;
+  }
+
+ private:
+  struct Value {
+    py::object value;
+    Call::By by;
+  };
+  std::vector<py::object> kept_;
+  std::vector<Value> values_;
+};
+
+}  // namespace rote
