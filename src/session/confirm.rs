@@ -105,7 +105,8 @@ impl Session {
         }
         let all = active.recording.facts.hyperparameters();
         for (i, variant) in self.variants.iter_mut().enumerate() {
-            if self.call.difference(&variant.call)?.is_none() && variant.is_near(&self.call, &all)?
+            if self.call.difference(&variant.call)?.is_none()
+                && variant.is_near(&self.call, &all)?
             {
                 active.variant = Some(i);
                 break;

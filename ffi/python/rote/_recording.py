@@ -215,6 +215,7 @@ class Recording:
             return False
         self._tape.proven = proven
         return True
+
     def _hooks(self, walk: _reach.Walk, path: str, tensor: torch.Tensor) -> None:
         """Guards what the hooks of the node that adds up a tensor's gradient can reach."""
         if not (tensor.requires_grad and tensor.is_leaf):
