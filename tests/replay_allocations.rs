@@ -8,7 +8,7 @@ use std::cell::Cell;
 use rote::recording::Named;
 use rote::stored::guard_key;
 use rote::{Config, Next, Session};
-use rote_plans::{BindingKind, Guard, GuardKind, PlanStore};
+use rote_plans::{BindingKind, Guard, GuardKind, Plan, PlanStore};
 use rote_replay::aten::Object;
 use rote_tracer::passes::Selection;
 use rote_tracer::scalars::Origin;
@@ -64,17 +64,20 @@ fn session(plans: &std::path::Path, passes: Selection) -> Session {
     let mut plan = sample::large(1_000);
     // A step size as an optimizer computes it, in place of the bare rate.
     plan.scalars.extend([rote_plans::Scalar::Neg(0)]);
-    for (subject, expected) in [("args[0].shape", "(64, 64)"), ("grad_mode", "on")] {
+    let guard = |plan: &mut Plan, kind: GuardKind, subject: &str, expected: &str| {
         let mut text = |text: &str| {
             plan.strings.push(text.to_owned());
             plan.strings.len() as u32 - 1
         };
         let (subject, expected) = (text(subject), text(expected));
         plan.guards.push(Guard {
-            kind: GuardKind::Argument,
+            kind,
             subject,
             expected,
         });
+    };
+    for (subject, expected) in [("args[0].shape", "(64, 64)"), ("grad_mode", "on")] {
+        guard(&mut plan, GuardKind::Argument, subject, expected);
     }
     let mut session = Session::new(Config {
         function: plan.function.clone(),
@@ -89,12 +92,16 @@ fn session(plans: &std::path::Path, passes: Selection) -> Session {
     let next = unsafe { session.call(object(), object()) }.expect("is handled");
     assert!(matches!(next, Next::Record), "{next:?}");
     let active = session.begin().expect("begins");
+    let modes = active.guards.clone(); // which the session knows by itself
     for guard in &plan.guards {
         active.guard(
             guard.kind,
             plan.str(guard.subject),
             plan.str(guard.expected),
         );
+    }
+    for mode in modes {
+        guard(&mut plan, mode.kind, &mode.subject, &mode.expected);
     }
     for binding in &plan.bindings {
         let is_argument = binding.kind == BindingKind::Arg;
