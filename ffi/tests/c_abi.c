@@ -107,7 +107,7 @@ static void nulls(void) {
     FAILS(rote_record_guard(NULL, 0, NULL, NULL), no_session);
     FAILS(rote_record_generator(NULL, 0, -1), no_session);
     FAILS(rote_record_ready(NULL), no_session);
-    FAILS(rote_record_trust(NULL, &bound), no_session);
+    FAILS(rote_record_trust(NULL, &index, &bound), no_session);
     FAILS(rote_record_op(NULL, NULL, NULL, NULL, NULL, NULL), no_session);
     FAILS(rote_record_random(NULL, NULL), no_session);
     FAILS(rote_record_rng(NULL, 0, 0, -1, NULL, NULL), no_session);
@@ -158,7 +158,7 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     FAILS(rote_record_tensor(session, ROTE_BINDING_ARG, "x", &object, NULL, 0, 0), "`local` is null");
     FAILS(rote_record_tensor(session, ROTE_BINDING_ARG, "x", NULL, &object, 0, 0), "`object` is null");
     FAILS(rote_record_fact(session, 0, NULL, NULL, 0, "x", "1", 0), "`container` is null");
-    FAILS(rote_record_fact(session, 13, &object, NULL, 0, "x", "1", 0), "13 is no kind of fact");
+    FAILS(rote_record_fact(session, 20, &object, NULL, 0, "x", "1", 0), "20 is no kind of fact");
     FAILS(rote_record_fact(session, 0, &object, NULL, 6, "x", "1", 0), "6 is no kind of guard");
     FAILS(rote_record_guard(session, 6, "x", "1"), "6 is no kind of guard");
     CHECK(rote_record_guard(session, ROTE_GUARD_WORLD, "world", "1") == ROTE_OK);
@@ -174,7 +174,7 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     FAILS(rote_record_pin(session, 9), "float 9 is not followed");
     FAILS(rote_record_output(session, "x", NULL, ROTE_NO_INDEX, 0), "`local` is null");
     FAILS(rote_record_survivors(session, NULL), "`count` is null");
-    FAILS(rote_record_trust(session, NULL), "`bound` is null");
+    FAILS(rote_record_trust(session, &index, NULL), "`bound` is null");
     CHECK(rote_record_refuse(session, "op", "a.py:1", "reason", "remedy") == ROTE_REFUSED);
     CHECK(rote_record_abort(session) == ROTE_OK);
     rote_session_free(session);

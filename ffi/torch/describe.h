@@ -69,12 +69,12 @@ inline JustRun just_run;
 
 // Whether dims have names, which newer versions of torch no longer know.
 template <typename Impl>
-bool has_names(const Impl& impl) {
-  if constexpr (requires { impl.has_named_tensor_meta(); }) {
-    return impl.has_named_tensor_meta();
-  } else {
-    return false;
-  }
+auto has_names(const Impl& impl, int) -> decltype(impl.has_named_tensor_meta()) {
+  return impl.has_named_tensor_meta();
+}
+template <typename Impl>
+bool has_names(const Impl&, long) {
+  return false;
 }
 
 inline bool is_dtensor(PyObject* object) {
@@ -228,7 +228,7 @@ class Recording {
     out.device_kind = static_cast<uint8_t>(tensor.device().type());
     out.device_index = static_cast<int8_t>(tensor.device().index());
     if (!tensor.has_storage() || tensor.layout() != at::kStrided || tensor.is_nested() ||
-        has_names(*tensor.unsafeGetTensorImpl())) {
+        has_names(*tensor.unsafeGetTensorImpl(), 0)) {
       out.flags = kNoStorage;
       return out;
     }

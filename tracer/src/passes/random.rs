@@ -8,6 +8,8 @@ use rote_plans::{BindingKind, Def, Instr, Plan, Schedule, Value};
 use super::paper::Collectives;
 use super::{PASSES, Program, Selection, effects, optimize, paper};
 use crate::event::{ArgEvent, OpEvent};
+use crate::recorder::Recorder;
+use crate::refusal::Refusal;
 use crate::sample::{F64, Tensor, collective, in_place, op, read, recorder, tensor, wait};
 
 /// Elements of every storage.
@@ -63,6 +65,14 @@ impl Step {
             Step::Factory(_) | Step::View(..) => Vec::new(),
         }
     }
+}
+
+/// Writes to what an `empty` has made: a recording that hands it out as it is, is refused.
+fn fill(recorder: &mut Recorder, name: &str, made: &Tensor) -> Result<(), Refusal> {
+    if name.contains("empty") {
+        return recorder.op(&in_place("aten::zero_", made, &[]));
+    }
+    Ok(())
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -152,12 +162,15 @@ fn plan(steps: &[Step], outputs: &[usize]) -> Plan {
             }
             Step::Factory(name) => {
                 made.push(fresh(ELEMENTS));
-                recorder.op(&op(name, &[], &[&made[0]]))
+                let made = &made[0];
+                (recorder.op(&op(name, &[], &[made]))).and_then(|_| fill(&mut recorder, name, made))
             }
             Step::Like(name, a) => {
                 let a = at(a);
                 made.push(fresh(a.sizes[0]));
-                recorder.op(&op(name, &[&a], &[&made[0]]))
+                let made = &made[0];
+                (recorder.op(&op(name, &[&a], &[made])))
+                    .and_then(|_| fill(&mut recorder, name, made))
             }
             Step::View(a, size, stride, offset) => {
                 let a = at(a);

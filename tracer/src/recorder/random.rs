@@ -88,7 +88,8 @@ proptest! {
                 }
                 Step::Empty => {
                     made.push(fresh());
-                    recorder.op(&op("aten::empty", &[], &[&made[0]]))
+                    let allocated = recorder.op(&op("aten::empty", &[], &[&made[0]]));
+                    allocated.and_then(|_| recorder.op(&in_place("aten::zero_", &made[0], &[])))
                 }
                 Step::View(a, size, stride, offset) => {
                     let view = at(a).view(&[*size], &[*stride], *offset);
