@@ -35,6 +35,50 @@ class Holder:
         return self.value
 
 
+SCALE = 2.0
+
+
+def set_scale(value: float) -> None:
+    global SCALE
+    SCALE = value
+
+
+class Value:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize("what", ["global", "cell", "attribute"])
+def test_captured_function_within_another(what: str) -> None:
+    """What the inner function reads is seen by the outer one."""
+
+    def script(capture: Capture) -> Calls:
+        set_scale(2.0)
+        cell = 2.0
+
+        def change(value: float) -> None:
+            nonlocal cell
+            if what == "global":
+                set_scale(value)
+            elif what == "cell":
+                cell = value
+            else:
+                holder.value = value
+
+        holder = Value(2.0)
+        functions = {"global": lambda x: x * SCALE, "cell": lambda x: x * cell, "attribute": lambda x: x * holder.value}
+        inner = capture(functions[what])
+        step = capture(lambda x: inner(x) + 1)
+        for i in range(18):
+            change(2.0 + i // 6)
+            yield step(torch.arange(4.0))
+        return {}
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        assert found.stats[-1][-1].replays > 6, found.stats[-1]
+
+
 class Slots:
     __slots__ = ("__hidden", "maybe")
 

@@ -395,6 +395,8 @@ class Walk:
             self.op(path, value, depth)
         elif kind.__name__ == "CustomOpDef":
             self._definition(path, value, depth)
+        elif (_look.module_of(kind), kind.__name__) == ("rote._capture", "Captured"):
+            self.value(path, (_look.own(value) or {}).get("_fn"), depth)  # called within the step, as any function
         elif kind is types.CellType:
             self._named.cell(path, value, depth)
         elif _look.module_of(kind) in _BUILT_IN and not _look.can_change(kind):
