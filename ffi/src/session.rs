@@ -284,6 +284,23 @@ pub unsafe extern "C" fn rote_session_show(
     })
 }
 
+/// A variant of a session. None, and the last error, when there is none.
+///
+/// # Safety
+/// `session` must come from `rote_session_new`.
+unsafe fn variant_of<'a>(
+    session: *mut RoteSession,
+    variant: u32,
+) -> Option<&'a rote::variant::Variant> {
+    // SAFETY: the caller vouches for the session.
+    let found = unsafe { self::session(session) }.ok();
+    let found = found.and_then(|session| session.variant(variant));
+    if found.is_none() {
+        set_error("there is no such variant");
+    }
+    found
+}
+
 /// The instructions of a variant's recorded plan as JSON: for each its `text`, its
 /// `source` line, the roots that it `reads`, how many `outs` it has, and what it has
 /// `shown`: values and their roots. `counted`: whether it is a local op or a wait.
@@ -296,15 +313,9 @@ pub unsafe extern "C" fn rote_session_program(
     variant: u32,
 ) -> *const c_char {
     // SAFETY: the caller vouches for the session.
-    let found = unsafe { self::session(session) }
-        .ok()
-        .and_then(|session| session.variant(variant));
-    match found {
+    match unsafe { variant_of(session, variant) } {
         Some(variant) => give_text(&rote::shown::program(variant).to_string()),
-        None => {
-            set_error("there is no such variant");
-            std::ptr::null()
-        }
+        None => std::ptr::null(),
     }
 }
 
@@ -625,11 +636,7 @@ pub unsafe extern "C" fn rote_session_variant(
     variant: u32,
 ) -> *const c_char {
     // SAFETY: the caller vouches for the session.
-    let found = unsafe { self::session(session) }
-        .ok()
-        .and_then(|session| session.variant(variant));
-    let Some(variant) = found else {
-        set_error("there is no such variant");
+    let Some(variant) = (unsafe { variant_of(session, variant) }) else {
         return std::ptr::null();
     };
     let plan = variant.file.plan();
