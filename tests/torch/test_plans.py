@@ -15,6 +15,7 @@ from models import inputs, mesh, mlp
 from oracle import ORACLE_ONLY, Calls, Capture, check_right, rote_capture, run
 from ranks import Pools
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 CALLS = 12
 
@@ -109,6 +110,32 @@ def test_found_again_by_a_new_process(pools: Pools, tmp_path: Path) -> None:
             assert report["stats"]["replays"] == CALLS - 1, report
             assert not problems(report), report
     assert before == {path: path.stat().st_mtime_ns for path in plan_files(tmp_path)}
+
+
+def train_without_mesh(store: Path, fake: bool) -> Report:
+    """Fake tensors, once used, leave a device guard for CUDA in a process that has no GPU."""
+    if fake:
+        with FakeTensorMode():
+            torch.zeros(1)
+
+    def script(capture: Capture) -> Calls:
+        step = capture(lambda x: x * 2, plans=store)
+        for x in inputs(CALLS, 4, 8):
+            yield step(x)
+        return None
+
+    found = check_right(script)
+    return {} if ORACLE_ONLY else {"stats": dataclasses.asdict(found.steps[0].stats)}
+
+
+def test_found_by_a_process_that_used_fake_tensors(pools: Pools, tmp_path: Path) -> None:
+    recordings = []
+    for fake in (False, True):
+        pools.restart(1)
+        [report] = pools.run(1, train_without_mesh, {"store": tmp_path, "fake": fake})
+        if not ORACLE_ONLY:
+            recordings.append(report["stats"]["recordings"])
+    assert ORACLE_ONLY or recordings == [1, 0]
 
 
 def test_trusted_plans_replay_from_the_first_call(pools: Pools, tmp_path: Path) -> None:
