@@ -14,7 +14,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -23,6 +22,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import TCPStore
 
 PRELOAD = ["torch", "torch.distributed.tensor.parallel", "torch.optim", "numpy"]
 GRACE_S = 5.0  # for the other ranks, once one rank has failed
@@ -46,14 +47,13 @@ class Pool:
         self.output = Path(tempfile.mkdtemp(prefix="rote-ranks-"))
         self.connections: list[Connection] = []
         self.processes = []
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        # The store is ours, so that its port is taken from the moment it is known.
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(world):
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=serve,
-                args=(rank, world, port, theirs, str(self.log(rank))),
+                args=(rank, world, self.store.port, theirs, str(self.log(rank))),
                 daemon=True,
             )
             process.start()
@@ -180,12 +180,11 @@ def serve(rank: int, world: int, port: int, connection: Connection, log: str) ->
         RANK=str(rank),
         WORLD_SIZE=str(world),
         LOCAL_RANK=str(rank),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
         GLOO_SOCKET_IFNAME="lo",
     )
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    store = dist.TCPStore("127.0.0.1", port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     connection.send(("pass", None))
     while True:
         try:

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import time
 import warnings
 from collections.abc import Iterator
@@ -137,13 +136,24 @@ def script(captured: Any, rank: int, faulty: bool, what: dict[str, Any]) -> Iter
             yield captured(x, scale, what["place"], faulty and kind == "refuses")
 
 
-def one_rank(rank: int, port: int, what: dict[str, Any], at: Any, answers: Any) -> None:
+def meet(rank: int, port: Any) -> dist.Store:
+    """A store that lives and dies with rank 0, which says its port as soon as it has one."""
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port.value = store.port
+        return store
+    while port.value == 0:
+        time.sleep(0.01)
+    return dist.TCPStore("127.0.0.1", port.value)
+
+
+def one_rank(rank: int, port: Any, what: dict[str, Any], at: Any, answers: Any) -> None:
     Fault.at = at
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group(
         "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
+        store=meet(rank, port),
         rank=rank,
         world_size=what["world"],
         timeout=timedelta(seconds=60),
@@ -177,10 +187,7 @@ def check(seed: int) -> None:
     print(f"seed {seed}: {what}", flush=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    answers, at = context.Queue(), context.Value("d", 0.0)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    answers, at, port = context.Queue(), context.Value("d", 0.0), context.Value("i", 0)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     ranks = [
         context.Process(target=one_rank, args=(rank, port, what, at, answers), daemon=True)

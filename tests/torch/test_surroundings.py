@@ -6,7 +6,7 @@ it back. Every call equals eager.
 
 import contextlib
 import os
-import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -297,12 +297,6 @@ def test_hooks_of_the_node_that_accumulates(when: str) -> None:
 # The job: rank, world size, and whether there is one.
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def position() -> float:
     """Depends on all that a step can ask of the job."""
     if not dist.is_initialized():
@@ -315,7 +309,7 @@ def test_group_that_is_made_after_calls_without_one() -> None:
         step, draw = capture(lambda x: x * position()), source()
         for i in range(15):
             if i == 5:
-                dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+                dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
             if i == 10:
                 dist.destroy_process_group()
             yield step(draw(4))
@@ -332,16 +326,18 @@ def test_group_that_is_made_after_calls_without_one() -> None:
         assert "default process group" in stats[-1].guard_misses, stats[-1]
 
 
-def agreed_port() -> int:
-    """A port that all ranks know."""
-    found = [free_port()]
+def agreed_file() -> str:
+    """A new file, known to all ranks, where they can meet."""
+    file, path = tempfile.mkstemp(prefix="rote-group-")
+    os.close(file)
+    found = [path]
     dist.broadcast_object_list(found)
     return found[0]
 
 
-def join(port: int, rank: int, world: int) -> None:
+def join(store: dist.Store, rank: int, world: int) -> None:
     dist.destroy_process_group()
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
 
 
 @pytest.mark.ranks(2)
@@ -358,15 +354,15 @@ def test_ranks_that_swap() -> None:
             return out
 
         for rank in (own, 1 - own, own):
-            join(agreed_port(), rank, 2)
+            join(dist.FileStore(agreed_file(), 2), rank, 2)
             for _ in range(5):
                 yield step(draw(4)), reduce(draw(2))
-        back = agreed_port()
+        back = agreed_file()
         dist.barrier()
-        join(free_port(), 0, 1)
+        join(dist.HashStore(), 0, 1)
         for _ in range(5):
             yield step(draw(4))
-        join(back, own, 2)
+        join(dist.FileStore(back, 2), own, 2)
         for _ in range(5):
             yield step(draw(4))
         return None
