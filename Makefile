@@ -65,7 +65,7 @@ test-all: test test-passes
 
 # Each version in a virtual environment of its own, below target/versions.
 test-versions: setup
-	scripts/test_versions.sh $(PYTHON) $(KEPT) $(HELD) tests/torch/test_plans.py
+	scripts/test_versions.sh $(PYTHON) $(KEPT) $(HELD) tests/torch/test_plans.py tests/torch/test_modes_inside.py
 
 bench: setup
 	$(BIN)/python benches/overhead.py --out target/bench $(BENCH)

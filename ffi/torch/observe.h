@@ -71,12 +71,32 @@ inline void begin_global_call() {
   call_listener("begins", py::make_tuple(overload, inputs));
 }
 
+// Hands a call to a mode or a subclass of Tensor. Up to PyTorch 2.12 the observed key
+// stands above Python's, and PyTorch's own kernel excludes all keys above Python's
+// while Python code runs, so that the ops that it calls would go by unseen. This
+// excludes the same keys without the observed one.
+inline void hand_to_python(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) {
+  constexpr c10::DispatchKeySet from_python =
+      c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python) | c10::DispatchKeySet(c10::DispatchKey::Python);
+  constexpr c10::DispatchKeySet above_python = c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^ from_python;
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::Python)) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  c10::impl::ExcludeDispatchKeyGuard guard(above_python.remove(kObserved));
+  (*getPyInterpreter())->dispatch(op, stack);
+}
+
 // Runs an op of a step that is being recorded, and tells what it has done.
 inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kObserved);
   // What goes on to a mode or a subclass of Tensor comes back as the ops that these
   // call; what hides from modes hides from a recording.
-  if (below.has(c10::DispatchKey::Python) || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python)) {
+  if (below.has(c10::DispatchKey::Python)) {
+    hand_to_python(op, below, stack);
+    return;
+  }
+  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python)) {
     op.redispatchBoxed(below, stack);
     return;
   }
