@@ -11,6 +11,7 @@
 //! | `checks` | what is refused |
 //! | `roots` | storages that the plan knows, and the values that look at them |
 //! | `local` | local ops: their arguments and results |
+//! | `undeclared` | arguments that ops write though their schemas do not say so |
 //! | `collectives` | collectives, and the waits for them |
 //! | `strategies` | global ops and redistributions |
 //! | `results` | what the step leaves behind |
@@ -25,6 +26,7 @@ mod roots;
 mod strategies;
 #[cfg(test)]
 mod tests;
+mod undeclared;
 
 use hashbrown::{HashMap, HashSet};
 use rote_plans::{
@@ -87,6 +89,8 @@ impl Recorder {
 
     /// Records an op that has just run.
     pub fn op(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
+        let marked = undeclared::marked(op);
+        let op = marked.as_ref().unwrap_or(op);
         let namespace = op.name.split("::").next().unwrap_or_default();
         if namespace == "profiler" || op.name == "aten::detach_" || touches_meta(op) {
             return Ok(());
