@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from . import _code, _facts, _floats, _reach, _record, _results, _state, _uses
 from ._native import NO_INDEX, c_text, check, error, lib, record_fact_without_key, record_no_grad, take_object
-from ._specs import local_of, short_text
+from ._specs import local_of, place_of, short_text
 
 if TYPE_CHECKING:
     from ._capture import Captured
@@ -115,6 +115,7 @@ class Recording:
             check(lib.rote_record_leaf(session, c_text(path), leaf))
         self._guard(_STRUCTURE, "args structure", structure)
         self._before = self._shape_of_arguments()
+        self._places_before = self._places()
         self._modes_before = self._modes()
         for subject, text in self._modes_before:
             self._guard(_MODE, subject, text)
@@ -261,8 +262,21 @@ class Recording:
         ]
         return [text, *facts]
 
+    def _places(self) -> list[tuple[str, Any]]:
+        """Where each tensor that exists before the step lies, and how it looks at its memory."""
+        tensors = [(path, leaf) for path, leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+        return [(path, place_of(local_of(tensor))) for path, tensor in (*self.tensors, *tensors)]
+
     def _check_left(self) -> None:
-        """Refuses a step that leaves its arguments or global modes changed."""
+        """Refuses a step that leaves its arguments, its state or global modes changed."""
+        for (path, before), (_, after) in zip(self._places_before, self._places(), strict=True):
+            if before != after:
+                self._watch.refuse(
+                    "",
+                    f"leaves {path} in other memory, or with another shape, strides or dtype: a replay would not",
+                    "write to it in place (copy_), with out= tensors of the result's shape, and change .data outside "
+                    "the captured function",
+                )
         if self._shape_of_arguments() != self._before:
             self._watch.refuse(
                 "",

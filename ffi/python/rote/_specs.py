@@ -59,3 +59,20 @@ def short_text(tensor: torch.Tensor) -> str:
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The local tensor of a DTensor, the tensor itself otherwise."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a plain tensor lies, and how it looks at its memory; equal as long as it stays the same tensor."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return (tensor.layout, tensor.dtype)
+    storage = torch._C.TensorBase.untyped_storage(tensor)
+    return (
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        torch._C.TensorBase.storage_offset(tensor),
+        tensor.is_conj(),
+        tensor.is_neg(),
+        storage._cdata,
+        storage.nbytes(),
+    )
