@@ -52,10 +52,13 @@ int guarded(Program* program, Body&& body) {
   }
 }
 
-// What replay runs under: below autograd and autocast, without Python modes.
+// What replay runs under: below autograd and autocast, without Python modes. Kernels in
+// Python see what those of torch.library.custom_op see in eager below autograd: no grad
+// mode, without which a tensor that requires grad has no numpy().
 struct ReplayScope {
   c10::impl::ExcludeDispatchKeyGuard autograd{c10::autograd_dispatch_keyset_with_ADInplaceOrView};
   c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
+  c10::AutoGradMode grad{false};
 };
 
 }  // namespace
