@@ -97,7 +97,7 @@ def run(case: Case, step: Callable[..., Any], cotangents: list[list[Tensor]]) ->
             results = step(tensors, given)
         except Exception as raised:
             error = type(raised).__name__ + ": " + str(raised).split("\n")[0]
-        seen.append(facts({"result": results, "argument": tensors, "error": error, "rng": torch.get_rng_state()}))
+        seen.append(facts({"error": error, "result": results, "argument": tensors, "rng": torch.get_rng_state()}))
     return seen
 
 

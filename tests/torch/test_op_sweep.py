@@ -1,0 +1,93 @@
+"""Every op that PyTorch has samples for is replayed as eager runs it, with other data than it was recorded with.
+
+    pytest -s tests/torch/test_op_sweep.py                            some ops
+    ROTE_TEST_EVERYTHING=1 pytest -v tests/torch/test_op_sweep.py     all samples of all ops, which takes hours
+
+`ROTE_TEST_SEED` repeats a run.
+
+    python -m tests.torch.sweep --names '^linalg.svd$' --full
+
+runs the samples of some ops in all layouts and prints what is no plain success.
+"""
+
+import collections
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracle import ORACLE_ONLY
+
+TESTS = Path(__file__).parent
+EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
+SEED = int(os.environ.get("ROTE_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+SLICES = 40
+#: Ops of the part, so that it takes less than a minute.
+PART = 20
+#: Ops for which recording once took another way than eager, and ones that once replayed with old values.
+ONCE_WRONG = (
+    "NumpyCatCustomOp",
+    "addbmm",
+    "clamp",
+    "linalg.cond",
+    "linalg.eig",
+    "linalg.householder_product",
+    "masked.prod",
+    "max.binary",
+    "nn.functional.instance_norm",
+    "ormqr",
+    "prod",
+    "tensor_split",
+)
+#: Ops of which two calls in eager differ, and why.
+UNLIKE_ITSELF = {
+    "empty": "its memory is whatever was there",
+    "empty_like": "its memory is whatever was there",
+    "empty_permuted": "its memory is whatever was there",
+    "empty_strided": "its memory is whatever was there",
+    "new_empty": "its memory is whatever was there",
+    "new_empty_strided": "its memory is whatever was there",
+}
+
+pytestmark = pytest.mark.skipif(ORACLE_ONLY, reason="compares two ways of running")
+
+
+def sweep(*arguments: object) -> None:
+    """Runs `python -m tests.torch.sweep`, and fails at what differs, dies, or is hardly replayed at all."""
+    line = [sys.executable, "-m", "tests.torch.sweep", "--seed", str(SEED), *map(str, arguments)]
+    done = subprocess.run(line, cwd=TESTS.parents[1], capture_output=True, text=True)
+    found: list[dict[str, Any]] = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    ended = bool(found) and "counts" in found[-1] and done.returncode == 0
+    assert ended, f"{' '.join(line)} ended with {done.returncode}:\n{done.stderr[-3000:]}"
+    counts = collections.Counter[str](found[-1]["counts"])
+    print(f"seed {SEED}: {dict(counts)}")
+    died = [f"{each['died']} died of {-each['status']} at {each['case']}" for each in found if "died" in each]
+    wrong = [f"{each['name']}: {each['wrong']}" for each in found if each.get("wrong")]
+    unlike = {each["name"].split(" ")[0] for each in found if "differs from eager" in each.get("invalid", "")}
+    assert not died and not wrong, f"seed {SEED}: {len(wrong)} differ:\n" + "\n".join([*died, *wrong][:20])
+    assert unlike <= UNLIKE_ITSELF.keys(), f"seed {SEED}: of {unlike}, two calls in eager differ"
+    assert counts["replays"] >= 3 * counts["cases"], counts
+    assert counts["refusal"] + counts["invalid"] <= 0.3 * counts["cases"], counts
+
+
+def named(names: list[str]) -> str:
+    return f"^({'|'.join(map(re.escape, names))})$"
+
+
+@pytest.mark.skipif(EVERYTHING, reason="all of them are")
+def test_some_ops_are_replayed_with_other_data() -> None:
+    from sweep import samples
+
+    names = sorted({name for name, _ in samples.entries()})
+    sweep("--names", named([*ONCE_WRONG, *random.Random(SEED).sample(names, PART)]), "--most", 2, "--progress")
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="takes hours: make test-all")
+@pytest.mark.parametrize("part", range(SLICES))
+def test_all_ops_are_replayed_with_other_data(part: int) -> None:
+    sweep("--slice", f"{part}/{SLICES}", "--most", 10**6, "--progress")
