@@ -4,6 +4,7 @@ Each schema has an implementation and arguments; `results` of the call, and what
 arguments, must be eager's at every call.
 """
 
+import ctypes
 import dataclasses
 import itertools
 import os
@@ -216,3 +217,62 @@ def test_generated_signatures() -> None:
         except Exception as error:
             raise AssertionError(op.schema) from error
         assert ORACLE_ONLY or step.stats.replays >= CALLS - 4, (op.schema, step.stats)
+
+
+# -- kernels in Python, which read and write memory as they like -------------------------
+
+
+@torch.library.custom_op("rote_test_kernels::in_numpy", mutates_args=())
+def in_numpy(x: Tensor) -> Tensor:
+    return torch.from_numpy(x.numpy() * 2 + x.tolist()[0])
+
+
+in_numpy.register_autograd(lambda ctx, gradient: gradient * 2)
+
+
+@torch.library.custom_op("rote_test_kernels::by_address", mutates_args={"x"})
+def by_address(x: Tensor) -> None:
+    elements = (ctypes.c_float * x.numel()).from_address(x.data_ptr())
+    for i in range(len(elements)):
+        elements[i] *= 2
+
+
+@torch.library.custom_op("rote_test_kernels::by_value", mutates_args=())
+def by_value(x: Tensor) -> Tensor:
+    return x * x.sum().item() if x[0] > 0 else x * 3
+
+
+def _by_address(x: Tensor) -> Tensor:
+    y = x * 1
+    by_address(y)
+    return y + x
+
+
+KERNELS: dict[str, Callable[[Tensor], Any]] = {
+    "numpy": lambda x: in_numpy(x) + 1,
+    "numpy, of a result": lambda x: in_numpy(x * 2) + 1,
+    "numpy, with a gradient": lambda x: torch.autograd.grad(in_numpy(x.requires_grad_()).sum(), x)[0] * 1,
+    "numpy, with a gradient of a result": lambda x: torch.autograd.grad(in_numpy(x.requires_grad_() * 2).sum(), x)[0],
+    "an address": _by_address,
+    "values": lambda x: by_value(x * 2) + 1,
+}
+
+
+@pytest.mark.parametrize("passes", ["none", "default", "all"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_in_python(name: str, requires_grad: bool, passes: str) -> None:
+    def step(x: Tensor) -> Any:
+        found = KERNELS[name](x)
+        return found.detach()
+
+    def arguments(call: int) -> Tensor:
+        made = torch.randn(3, generator=torch.Generator().manual_seed(call))
+        return made.requires_grad_(requires_grad or "gradient" in name)
+
+    captured = rote_capture(step, passes=passes)
+    for call in range(CALLS):
+        expected, found = step(arguments(call)), captured(arguments(call))
+        assert torch.equal(expected, found), f"call {call}: expected {expected}, found {found}"
+    if not ORACLE_ONLY:
+        assert captured.stats.replays >= CALLS - 4, captured.stats

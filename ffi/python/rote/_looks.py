@@ -43,11 +43,11 @@ class Looks:
         self,
         session: Any,
         refuse: Callable[[str, str, str], None],
-        is_user_code: Callable[[types.CodeType], bool],
+        is_step: Callable[[types.CodeType], bool],
     ) -> None:
         self._session = session
         self._refuse = refuse
-        self._is_user_code = is_user_code
+        self._is_step = is_step
 
     def patches(self, stack: ExitStack, patched: Patch) -> None:
         """Enters every patch."""
@@ -63,7 +63,7 @@ class Looks:
         original = vars(torch.Tensor).get(name, getattr(torch._C.TensorBase, name, None))
 
         def ask(tensor: torch.Tensor) -> None:
-            if not self._is_user_code(sys._getframe(2).f_code):
+            if not self._is_step(sys._getframe(2).f_code):
                 return
             named = c_int()
             check(lib.rote_record_anchor(self._session, local_of(tensor), byref(named)))
@@ -93,7 +93,7 @@ class Looks:
         original = getattr(kind, name)
 
         def access(storage: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_user_code(sys._getframe(1).f_code):
+            if self._is_step(sys._getframe(1).f_code):
                 self._refuse(
                     f"{kind.__name__}.{name}",
                     "reads or writes the memory of a storage, which leaves no trace in a plan",
@@ -105,7 +105,7 @@ class Looks:
 
     def _seed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def initial_seed(*args: Any) -> Any:
-            if self._is_user_code(sys._getframe(1).f_code):
+            if self._is_step(sys._getframe(1).f_code):
                 self._refuse(
                     "torch.initial_seed",
                     "reads the seed of a generator: a later call may find another one",

@@ -43,6 +43,11 @@ def _is_user_code(code: types.CodeType) -> bool:
     )
 
 
+def _is_step(code: types.CodeType) -> bool:
+    """Whether code is the user's own, and of the step, not of a kernel."""
+    return _is_user_code(code) and not within_kernel()
+
+
 def user_line() -> bytes:
     """The innermost line of the user's own code, as ``file:line``."""
     frame: types.FrameType | None = sys._getframe(1)
@@ -135,7 +140,8 @@ _IN_MEMORY = (
 )
 # What the bridge tells of an op that has run.
 _WAITS, _LIFTS = 1, 2
-_OBSERVED = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("Fake"))  # as observe.h has it
+_OBSERVED_KEY = torch._C._dispatch_key_parse("Fake")  # as observe.h has it
+_OBSERVED = torch._C.DispatchKeySet(_OBSERVED_KEY)
 # Operators of functions that call them under autograd's transforms, and do nothing else.
 _TRANSPARENT = ("custom_function_call",)
 
@@ -143,6 +149,11 @@ _TRANSPARENT = ("custom_function_call",)
 def _unseen() -> Any:
     """Within, ops are not recorded."""
     return torch._C._ExcludeDispatchKeyGuard(_OBSERVED)
+
+
+def within_kernel() -> bool:
+    """Whether the caller is a kernel in Python of an op that is recorded: what it does, a replay does too."""
+    return torch._C._dispatch_tls_local_exclude_set().has(_OBSERVED_KEY)
 
 
 def _constant(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
@@ -275,6 +286,8 @@ class _Recorder:
 Call = tuple[Any, Any, Any]
 
 _HOST_READS = ("tolist", "numpy", "__array__")
+# Reads meshes, which are no data of the step.
+_READS_MESHES = f"{_TORCH}/distributed/"
 
 
 @contextmanager
@@ -302,7 +315,7 @@ class Watch:
         self._advancing: list[tuple[str, Callable[[], Any], Any]] = []
         self.iterators: list[Any] = []
         self.open_ops: list[Call | None] = []
-        self.looks = Looks(session, self.refuse, _is_user_code)
+        self.looks = Looks(session, self.refuse, _is_step)
 
     def patches(self, stack: ExitStack) -> None:
         """Enters every patch."""
@@ -398,7 +411,7 @@ class Watch:
         watch = self
 
         def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if _is_user_code(sys._getframe(1).f_code):  # torch reads meshes and such
+            if not (within_kernel() or sys._getframe(1).f_code.co_filename.startswith(_READS_MESHES)):
                 watch.refuse(
                     f"Tensor.{name}",
                     "reads a tensor on the host: what Python does with the values leaves no trace in a plan",
@@ -414,7 +427,7 @@ class Watch:
 
         def data_ptr(tensor: torch.Tensor) -> int:
             caller = sys._getframe(1).f_code
-            if _is_user_code(caller) or "triton" in caller.co_filename:
+            if (_is_user_code(caller) or "triton" in caller.co_filename) and not within_kernel():
                 watch.refuse(
                     "Tensor.data_ptr",
                     "hands the address of a tensor to code outside the dispatcher, whose reads and writes leave no "
