@@ -37,7 +37,7 @@ KEPT := tests/torch/test_equality.py tests/torch/test_aliasing.py
 HELD := tests/torch/test_guards.py tests/torch/test_refusals.py tests/torch/test_soundness.py
 # Sweeps of which `make test` runs a part.
 SWEPT := tests/torch/test_divergence.py tests/torch/test_custom_ops.py tests/torch/test_soak.py tests/torch/test_arguments.py \
-	tests/torch/test_op_sweep.py
+	tests/torch/test_op_sweep.py tests/torch/test_op_tables.py
 
 .PHONY: setup demo test test-all test-passes test-versions bench lint clean
 

@@ -121,8 +121,8 @@ class Specs:
 
 
 # Composite ops that read or write the memory of their tensors themselves, below the dispatcher,
-# and go other ways by what is there. Found as those that run on tensors but not on tensors without
-# data (FakeTensor), and as those that `python -m tests.torch.sweep` saw replay with old values.
+# and go other ways by what is there. tests/torch/test_op_tables.py finds them: they run on tensors,
+# but not on tensors without data.
 _IN_MEMORY = (
     "aten::_pad_packed_sequence",
     "aten::_sobol_engine_draw",

@@ -5,5 +5,6 @@
 | `samples` | calls of ops from PyTorch's own test samples, and other data of the same meta |
 | `layouts` | the same tensors in other storages, strides and lazy bits |
 | `twins` | one call, eager and captured, compared |
+| `beyond` | what ops do beyond their schemas and tags |
 | `__main__` | slices of the sweep: `python -m tests.torch.sweep --help` |
 """
