@@ -772,6 +772,8 @@ impl AtenProgram {
             steps: F,
             result: Result<(), ReplayError>,
         }
+        /// # Safety
+        /// `context` must be the `Context<F>` below, used by nobody else.
         unsafe extern "C" fn body<F>(context: *mut c_void) -> c_int
         where
             F: FnMut() -> Result<(), ReplayError>,
@@ -812,6 +814,8 @@ impl Drop for AtenProgram {
 
 /// Calls `body` with the GIL held, from where it was released.
 fn with_gil(mut body: &mut dyn FnMut()) -> Result<(), ReplayError> {
+    /// # Safety
+    /// `context` must be the reference below, used by nobody else.
     unsafe extern "C" fn run(context: *mut c_void) -> c_int {
         // SAFETY: the reference below, which outlives the call.
         let body = unsafe { &mut *context.cast::<&mut dyn FnMut()>() };

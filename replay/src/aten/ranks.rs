@@ -73,6 +73,8 @@ pub fn without_gil<T>(body: impl FnOnce() -> T) -> Result<T, ReplayError> {
         body: Option<F>,
         result: Option<T>,
     }
+    /// # Safety
+    /// `context` must be the `Context<F, T>` below, used by nobody else.
     unsafe extern "C" fn run<F: FnOnce() -> T, T>(context: *mut c_void) -> c_int {
         // SAFETY: the context below, which outlives the call.
         let context = unsafe { &mut *context.cast::<Context<F, T>>() };

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Fuzzes what reads bytes or calls that come from elsewhere: plan files, and the C ABI that records.
+#
+#     scripts/fuzz.sh [seconds for each target, 1200 by default]
+#
+# Needs nightly Rust and cargo-fuzz (`cargo install cargo-fuzz`); without them it says so and stops.
+# Each target runs alone under AddressSanitizer; a finding stops the script and lies in fuzz/artifacts/.
+set -eu
+cd "$(dirname "$0")/.."
+seconds=${1:-1200}
+cargo +nightly fuzz --version >/dev/null 2>&1 || {
+  echo "fuzz: needs nightly Rust and cargo-fuzz: rustup toolchain install nightly; cargo install cargo-fuzz" >&2
+  exit 1
+}
+cargo +nightly run --quiet --release --manifest-path fuzz/Cargo.toml --bin seeds fuzz/corpus/plan_file
+mkdir -p fuzz/corpus/recorder
+for target in $(cargo +nightly fuzz list); do
+  echo "fuzz: $target for $seconds s"
+  cargo +nightly fuzz run "$target" -- -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -max_len=16384
+done
