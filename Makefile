@@ -36,8 +36,14 @@ export OMP_NUM_THREADS ?= 1
 KEPT := tests/torch/test_equality.py tests/torch/test_aliasing.py
 HELD := tests/torch/test_guards.py tests/torch/test_refusals.py tests/torch/test_soundness.py
 # Sweeps of which `make test` runs a part.
-SWEPT := tests/torch/test_divergence.py tests/torch/test_custom_ops.py tests/torch/test_soak.py tests/torch/test_arguments.py \
-	tests/torch/test_op_sweep.py tests/torch/test_op_tables.py
+SWEPT := $(addprefix tests/torch/test_,$(addsuffix .py, \
+	arguments \
+	custom_ops \
+	divergence \
+	hostile_plans \
+	op_sweep \
+	op_tables \
+	soak))
 
 .PHONY: setup demo test test-all test-passes test-versions bench lint clean
 
@@ -62,7 +68,11 @@ test-passes: setup
 	done
 
 test-all: test test-passes
-	$(if $(SWEPT),ROTE_TEST_EVERYTHING=1 $(BIN)/python -m pytest $(SWEPT))
+	ROTE_TEST_EVERYTHING=1 $(BIN)/python -m pytest $(SWEPT)
+	PYTHON=$(BIN)/python scripts/sanitize.sh
+	scripts/miri.sh
+	scripts/fuzz.sh
+	scripts/audit.sh
 
 # Each version in a virtual environment of its own, below target/versions.
 test-versions: setup

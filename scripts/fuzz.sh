@@ -12,9 +12,9 @@ cargo +nightly fuzz --version >/dev/null 2>&1 || {
   echo "fuzz: needs nightly Rust and cargo-fuzz: rustup toolchain install nightly; cargo install cargo-fuzz" >&2
   exit 1
 }
-cargo +nightly run --quiet --release --manifest-path fuzz/Cargo.toml --bin seeds fuzz/corpus/plan_file
+(cd fuzz && cargo +nightly run --quiet --release --bin seeds corpus/plan_file)
 mkdir -p fuzz/corpus/recorder
 for target in $(cargo +nightly fuzz list); do
   echo "fuzz: $target for $seconds s"
-  cargo +nightly fuzz run "$target" -- -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -max_len=16384
+  cargo +nightly fuzz run "$target" -- -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -max_len=16384 -len_control=0
 done

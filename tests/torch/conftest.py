@@ -11,6 +11,7 @@ so a difference seen without the variable is Rote's.
 from collections.abc import Iterator
 
 import pytest
+from oracle import ORACLE_ONLY
 from ranks import CaseFailed, CaseSkipped, Pools
 
 POOLS = pytest.StashKey[Pools]()
@@ -23,6 +24,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[POOLS].close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bridge() -> None:
+    """Compiles the bridge before anything waits for a case that needs it."""
+    if not ORACLE_ONLY:
+        from rote import _bridge
+
+        _bridge.build()
 
 
 @pytest.fixture
