@@ -226,6 +226,7 @@ pub unsafe fn op<'a>(op: &sys::Op, source: &'a str) -> OpEvent<'a> {
             seeded: op.flags & sys::SEEDED != 0,
             data_dependent: op.flags & sys::DATA_DEPENDENT != 0,
             inplace_view: op.flags & sys::INPLACE_VIEW != 0,
+            hidden: op.flags & sys::HIDDEN != 0,
             source,
         }
     }

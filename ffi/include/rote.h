@@ -100,6 +100,10 @@
 // Op flag: changes the meta of an argument in place.
 #define ROTE_OP_INPLACE_VIEW 4
 
+// Op flag: ran where the framework hides ops from those who watch them, which it does
+// for its own bookkeeping and a step may do for anything.
+#define ROTE_OP_HIDDEN 8
+
 // Argument tag: none given.
 #define ROTE_ARG_NONE 0
 

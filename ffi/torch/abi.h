@@ -84,6 +84,7 @@ enum OpFlags : uint32_t {
   kSeeded = 1,         // draws from a generator
   kDataDependent = 2,  // reads tensor data on the host, or its shape depends on it
   kInplaceView = 4,    // changes the meta of an argument in place
+  kHidden = 8,         // hidden from dispatch modes
 };
 
 struct Op {

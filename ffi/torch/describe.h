@@ -64,6 +64,7 @@ struct JustRun {
   const c10::OperatorHandle* op = nullptr;
   const std::vector<c10::IValue>* inputs = nullptr;
   const std::vector<c10::IValue>* outputs = nullptr;
+  bool hidden = false;  // from dispatch modes
 };
 inline JustRun just_run;
 
@@ -150,6 +151,7 @@ class Recording {
       for (const c10::IValue& result : results) out.push_back(from_stack(result, c10::Argument("", c10::AnyType::get())));
     }
     set_op(known, in, out);
+    if (just_run.hidden) op_.flags |= kHidden;
     return &op_;
   }
 

@@ -87,21 +87,38 @@ inline void hand_to_python(const c10::OperatorHandle& op, c10::DispatchKeySet be
   (*getPyInterpreter())->dispatch(op, stack);
 }
 
+// Whether one of the tensors is only the shell of a subclass of Tensor, which keeps its data elsewhere.
+inline bool any_without_memory(c10::ArrayRef<c10::IValue> inputs) {
+  auto shell = [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.key_set().has(c10::DispatchKey::Python) && tensor.has_storage() &&
+           tensor.storage().nbytes() > 0 && !tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+  };
+  for (const c10::IValue& input : inputs) {
+    if (input.isTensor()) {
+      if (shell(input.toTensor())) return true;
+    } else if (input.isList()) {
+      for (const c10::IValue& item : input.toListRef())
+        if (item.isTensor() && shell(item.toTensor())) return true;
+    }
+  }
+  return false;
+}
+
 // Runs an op of a step that is being recorded, and tells what it has done.
 inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kObserved);
-  // What goes on to a mode or a subclass of Tensor comes back as the ops that these
-  // call; what hides from modes hides from a recording.
+  // What goes on to a mode or a subclass of Tensor comes back as the ops that these call.
   if (below.has(c10::DispatchKey::Python)) {
     hand_to_python(op, below, stack);
     return;
   }
-  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python)) {
+  const c10::FunctionSchema& schema = op.schema();
+  std::vector<c10::IValue> inputs = torch::jit::last(*stack, schema.arguments().size()).vec();
+  bool hidden = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
+  if (hidden && (keys.has_backend(c10::BackendComponent::MetaBit) || any_without_memory(inputs))) {
     op.redispatchBoxed(below, stack);
     return;
   }
-  const c10::FunctionSchema& schema = op.schema();
-  std::vector<c10::IValue> inputs = torch::jit::last(*stack, schema.arguments().size()).vec();
   {
     bool draws = op.hasTag(at::Tag::nondeterministic_seeded);
     bool begins = !global_calls.empty() && !global_calls.back().begun;
@@ -117,7 +134,7 @@ inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   }
   std::vector<c10::IValue> outputs = torch::jit::last(*stack, schema.returns().size()).vec();
   py::gil_scoped_acquire gil;
-  just_run = {&op, &inputs, &outputs};
+  just_run = {&op, &inputs, &outputs, hidden};
   py::object tensor = py::none();
   const std::string& name = schema.name();
   bool waits = name == "_c10d_functional::wait_tensor", lifts = name == "aten::lift_fresh";

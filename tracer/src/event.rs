@@ -159,6 +159,8 @@ pub struct OpEvent<'a> {
     pub data_dependent: bool,
     /// Whether it changes the meta of an argument in place.
     pub inplace_view: bool,
+    /// Whether the framework hid it from those who watch ops.
+    pub hidden: bool,
     /// The user's source line, or empty.
     pub source: &'a str,
 }

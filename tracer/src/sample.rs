@@ -95,6 +95,7 @@ pub fn op<'a>(name: &'a str, reads: &[&'a Tensor], outs: &[&'a Tensor]) -> OpEve
         seeded: false,
         data_dependent: false,
         inplace_view: false,
+        hidden: false,
         source: "train.py:1",
     }
 }

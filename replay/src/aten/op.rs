@@ -122,6 +122,9 @@ pub const SEEDED: u32 = 1;
 pub const DATA_DEPENDENT: u32 = 2;
 /// Op flag: changes the meta of an argument in place.
 pub const INPLACE_VIEW: u32 = 4;
+/// Op flag: ran where the framework hides ops from those who watch them, which it does
+/// for its own bookkeeping and a step may do for anything.
+pub const HIDDEN: u32 = 8;
 
 /// An op that has run, on plain local tensors.
 #[repr(C)]

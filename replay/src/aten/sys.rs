@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 pub use super::op::{
-    Arg, CONJ, DATA_DEPENDENT, INPLACE_VIEW, NEG, NO_STORAGE, Op, Payload, SEEDED, Tensor,
+    Arg, CONJ, DATA_DEPENDENT, HIDDEN, INPLACE_VIEW, NEG, NO_STORAGE, Op, Payload, SEEDED, Tensor,
     WRAPPED_NUMBER, ZERO_TENSOR, tag,
 };
 

@@ -95,6 +95,9 @@ impl Recorder {
         if namespace == "profiler" || op.name == "aten::detach_" || touches_meta(op) {
             return Ok(());
         }
+        if op.hidden && self.concerns_others(op) {
+            return Ok(());
+        }
         self.check(op)?;
         self.check_tensors(op)?;
         self.anchor_absolute(op);
@@ -121,6 +124,26 @@ impl Recorder {
             self.local(op)?;
         }
         Ok(())
+    }
+
+    /// Whether an op is none of the step's, as far as anybody could tell: it reads what
+    /// the plan does not know, and leaves nothing but tensors that the plan does not know.
+    fn concerns_others(&self, op: &OpEvent<'_>) -> bool {
+        let known = |t: &TensorEvent<'_>| {
+            self.roots.contains_key(&t.storage) || self.candidates.contains_key(&t.storage)
+        };
+        let strange = op
+            .args
+            .iter()
+            .flat_map(|arg| tensors(&arg.value))
+            .any(|t| !known(t));
+        let writes_known = op
+            .args
+            .iter()
+            .filter(|arg| arg.written)
+            .flat_map(|arg| tensors(&arg.value))
+            .any(known);
+        strange && !writes_known && !op.seeded && op.outs.iter().all(has_tensor)
     }
 
     fn refuse<T>(

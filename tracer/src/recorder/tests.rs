@@ -214,6 +214,33 @@ fn a_tensor_from_host_data_is_refused_by_what_it_is() {
 }
 
 #[test]
+fn hidden_ops_are_recorded_unless_they_concern_nobody() {
+    let (x, y) = (tensor(1, &[4]), tensor(2, &[4]));
+    let (strange, other) = (tensor(3, &[4]), tensor(4, &[4]));
+    let mut known = recorder(&[&x]);
+    let mut ops = [
+        op("aten::neg", &[&strange], &[&other]),
+        in_place("aten::add_", &strange, &[&x]),
+        op("aten::relu", &[&x], &[&y]),
+        in_place("aten::add_", &y, &[&x]),
+    ];
+    ops.iter_mut().for_each(|op| op.hidden = true);
+    record(&mut known, &ops);
+    let (plan, _) = finish(known, &[&y]);
+    assert_eq!(program(&plan), ["relu %0 > %1", "add_ %1 %0 > _"]);
+
+    let mut drawing = in_place("aten::normal_", &strange, &[]);
+    drawing.seeded = true;
+    let mut answer = op("aten::is_same_size", &[&strange], &[]);
+    answer.outs.push(ArgEvent::Bool(true));
+    for mut event in [in_place("aten::add_", &x, &[&strange]), drawing, answer] {
+        event.hidden = true;
+        let found = recorder(&[&x]).op(&event);
+        assert!(found.is_err(), "{event:?}");
+    }
+}
+
+#[test]
 fn ops_that_no_plan_can_hold_are_refused() {
     let (x, y) = (tensor(1, &[4]), tensor(2, &[4]));
     let sparse = Tensor {
