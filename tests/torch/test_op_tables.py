@@ -5,6 +5,8 @@
 The ops are found by running them, so that a new version of PyTorch cannot add one unseen.
 """
 
+import contextlib
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,11 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import ORACLE_ONLY
-from sweep import beyond, samples, twins
+from oracle import ORACLE_ONLY, rote_capture
+from sweep import beyond, composites, samples, twins
 from sweep.samples import Case
 from torch import Tensor
 from torch.nn.utils import rnn
+from torch.utils import _pytree as pytree
 
 EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
 SLICES = 16
@@ -169,3 +172,44 @@ def test_what_reads_memory_is_found() -> None:
     """Tensors without data tell it, or the list of these ops would be all that the tests know."""
     found = [name for name, (call, data) in unsampled().items() if beyond.reads_memory(call, data[0])]
     assert {"gru", "lstm", "rnn_tanh", "rnn_relu", "_pad_packed_sequence", "tensor_split"} <= set(found), found
+
+
+# -- composites, by their schemas ----------------------------------------------------------
+
+#: Some that read memory themselves.
+READERS = ("aten::_reshape_from_tensor", "aten::_saturate_weight_to_fp16")
+
+
+def test_composites_that_read_memory_are_refused() -> None:
+    names = (
+        composites.names()
+        if EVERYTHING
+        else [
+            *READERS,
+            "aten::choose_qparams_optimized",
+            "aten::_shape_as_tensor",
+            "aten::fbgemm_linear_quantize_weight",
+            "aten::reshape",
+            "aten::einsum",
+            "aten::cdist",
+        ]
+    )
+    beyond.reads_memory(torch.sum, [torch.ones(3)])  # what it loads, processes share
+    tried = [composites.try_apart(name) for name in names if torch._C._dispatch_has_kernel(name)]
+    found = [each.name for each in tried if each.reads >= 0]
+    print({"read": found, "died": [each.name for each in tried if each.died]})
+    assert sum(each.ran > 0 for each in tried) > 0.6 * len(tried)
+    assert set(READERS) <= set(found)
+    assert not set(found) & {"aten::reshape", "aten::einsum", "aten::cdist"}
+    replayed = []
+    for each in tried:
+        if each.reads < 0:
+            continue
+        call, tensors = next(itertools.islice(composites.calls(each.name), each.reads, None))
+        step = rote_capture(lambda *tensors, call=call: pytree.tree_leaves(call(*tensors)))
+        for _ in range(4):
+            with contextlib.suppress(Exception):  # eager's own, of arguments that were written
+                step(*[tensor.clone() for tensor in tensors])
+        if step.stats.replays or not step.stats.refusals:
+            replayed.append((each.name, [(t.dtype, t.shape) for t in tensors], step.stats))
+    assert not replayed, "\n".join(map(str, replayed))

@@ -124,11 +124,15 @@ class Specs:
 # and go other ways by what is there. tests/torch/test_op_tables.py finds them: they run on tensors,
 # but not on tensors without data.
 _IN_MEMORY = (
+    "aten::_pack_padded_sequence_backward",
     "aten::_pad_packed_sequence",
+    "aten::_reshape_from_tensor",
+    "aten::_saturate_weight_to_fp16",
     "aten::_sobol_engine_draw",
     "aten::_sobol_engine_ff_",
     "aten::_sobol_engine_initialize_state_",
     "aten::_sobol_engine_scramble_",
+    "aten::choose_qparams_optimized",
     "aten::ctc_loss.Tensor",
     "aten::gru.data",
     "aten::lstm.data",
