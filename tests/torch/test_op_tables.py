@@ -134,6 +134,12 @@ def unsampled() -> dict[str, tuple[Callable[..., Any], list[list[Tensor]]]]:
             lambda x, dims: torch.tensordot(x, x, dims=dims), x, integers([1], [0]), integers([0], [1])
         ),
         "tensor_split": of_two(lambda x, i: torch.tensor_split(x, i), x, integers(1, 2), integers(1, 3)),
+        "_rowwise_prune": of_two(
+            lambda x, keep: torch._rowwise_prune(x, keep, torch.int64),
+            x,
+            integers(True, False, True),
+            integers(False, True, True),
+        ),
         "split": of_two(torch.split, x, torch.tensor(1), torch.tensor(2)),
         "repeat_interleave": of_two(
             lambda x, n: torch.repeat_interleave(x, n, dim=0, output_size=4), x, integers(1, 1, 2), integers(2, 1, 1)

@@ -127,6 +127,7 @@ _IN_MEMORY = (
     "aten::_pack_padded_sequence_backward",
     "aten::_pad_packed_sequence",
     "aten::_reshape_from_tensor",
+    "aten::_rowwise_prune",
     "aten::_saturate_weight_to_fp16",
     "aten::_sobol_engine_draw",
     "aten::_sobol_engine_ff_",
