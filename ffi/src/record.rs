@@ -43,7 +43,7 @@ pub const ROTE_GUARD_MODE: u32 = 4;
 pub const ROTE_GUARD_WORLD: u32 = 5;
 
 /// How many kinds of facts the bridge reads (`FactTable::Kind` in `facts.h`).
-const FACT_KINDS: u32 = 20;
+const FACT_KINDS: u32 = 21;
 
 /// # Safety
 /// As [`session`].

@@ -205,10 +205,13 @@ class Call {
       for (int64_t size : outer.sizes()) add(leaf, kGlobalShape, size);
       for (int64_t stride : outer.strides()) add(leaf, kGlobalStrides, stride);
     }
-    if (PyObject* own = attributes(object)) {
-      add(leaf, kAttributes, Content(Content::kAll, kept_).word(own));
-      compare_in_full(own);
+    attributes_of(leaf, object);
+    if (distributed) {
+      py::object keep;
+      attributes_of(leaf, dtensor_attribute(object, classes.local_tensor_offset, classes.local_tensor_name, keep));
     }
+    if (outer.requires_grad() && outer.is_leaf() && outer.grad().defined())
+      attributes_of(leaf, py::reinterpret_steal<py::object>(THPVariable_Wrap(outer.grad())).ptr());
     add(leaf, kShape, local.dim());
     for (int64_t size : local.sizes()) add(leaf, kShape, size);
     uint32_t same = tensors_.add(address(object));
@@ -220,6 +223,14 @@ class Call {
     for (int64_t stride : local.strides()) add(leaf, kStrides, stride);
     add(leaf, kStorageFlags, (local.is_conj() ? 1 : 0) | (local.is_neg() ? 2 : 0));
     alias(leaf, object, local, same);
+  }
+
+  // The attributes of a tensor, which is held by another.
+  void attributes_of(uint32_t leaf, PyObject* tensor) {
+    PyObject* own = attributes(tensor);
+    if (!own) return;
+    add(leaf, kAttributes, Content(Content::kAll, kept_).word(own));
+    compare_in_full(own);
   }
 
   void placed(uint32_t leaf, uint32_t field, PyObject* value) {

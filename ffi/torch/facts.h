@@ -4,6 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include <torch/csrc/Generator.h>
+
 #include "describe.h"
 #include "hooks.h"
 #include "looks.h"
@@ -31,7 +33,8 @@ class FactTable {
     kBases,       // the classes that a class inherits from
     kClass,       // the attributes of a library's class and its bases; the key: private ones that count
     kWeak,        // what a weak reference refers to
-    kReferents,   // what an object of the interpreter's own classes points to
+    kReferents,   // what an object of the interpreter's own classes points to; where an iterator stands, if the key is True
+    kLook,        // how a tensor looks that is no state, and its gradient; the seed of a generator
     kKinds,
   };
 
@@ -136,6 +139,25 @@ class FactTable {
       Py_XSETREF(entry.spec, now.release().ptr());
     }
     return entry.number;
+  }
+
+  static uint64_t look(const Entry& entry) {
+    if (THPGenerator_Check(entry.container))
+      return reinterpret_cast<THPGenerator*>(entry.container)->cdata.current_seed();
+    const at::Tensor& outer = THPVariable_Unpack(entry.container);
+    uint64_t hash = mix(meta_word(local_tensor(entry.container)), grad_flags(outer));
+    if (is_dtensor(entry.container)) {
+      hash = mix(hash, placements(entry, entry.container));
+      py::object keep;
+      PyObject* inner =
+          dtensor_attribute(entry.container, classes.local_tensor_offset, classes.local_tensor_name, keep);
+      hash = mix(hash, own_attributes(inner, true));
+    }
+    const at::Tensor& grad = outer.grad();
+    if (!grad.defined()) return hash;
+    py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
+    hash = mix(hash, meta_word(local_tensor(wrapped.ptr())));
+    return mix(hash, own_attributes(wrapped.ptr(), true));
   }
 
   const Entry& at(uint32_t index) const {
@@ -257,6 +279,7 @@ class FactTable {
         out[3] = grad_flags(outer);
         out[4] = distributed ? placements(entry, entry.container) : 0;
         out[5] = mix(address(Py_TYPE(entry.container)), own_attributes(entry.container, false));
+        if (distributed) out[5] += own_attributes(inner, true);
         return;
       }
       case kGradMeta: {  // whether there is one, and its meta when the plan reads it
@@ -271,6 +294,7 @@ class FactTable {
           if (is_dtensor(wrapped)) {
             out[1] = mix(out[1], placements(entry, wrapped));
           }
+          if (uint64_t own = own_attributes(wrapped, true)) out[1] = mix(out[1], own);
           Py_DECREF(wrapped);
         }
         return;
@@ -307,8 +331,11 @@ class FactTable {
       case kWeak:
         out[0] = address(referent(entry.container).ptr());
         return;
+      case kLook:
+        out[0] = look(entry);
+        return;
       case kReferents:
-        out[0] = referents(entry.container);
+        out[0] = entry.key == Py_True ? position(entry.container) : referents(entry.container);
         return;
       case kTypeOf:
         out[0] = address(Py_TYPE(entry.container));

@@ -110,6 +110,30 @@ inline py::object entries_held(PyObject* container, bool values) {
   return py::tuple(all);
 }
 
+// 64 bits of memory, in four lanes; each step is one-to-one in the word read.
+inline uint64_t digest(const void* data, size_t n) {
+  const auto* at = static_cast<const uint8_t*>(data);
+  uint64_t lanes[4] = {0x42554646, 0x9e3779b97f4a7c15ull, 0xc2b2ae3d27d4eb4full, 0x165667b19e3779f9ull};
+  auto take = [](uint64_t& lane, uint64_t word) {
+    lane = (lane ^ word) * 0xff51afd7ed558ccdull;
+    lane = lane << 29 | lane >> 35;
+  };
+  size_t left = n;
+  for (; left >= 32; left -= 32, at += 32) {
+    uint64_t words[4];
+    std::memcpy(words, at, 32);
+    for (int i = 0; i < 4; ++i) take(lanes[i], words[i]);
+  }
+  uint64_t rest[4] = {};
+  if (left) std::memcpy(rest, at, left);
+  uint64_t hash = n;
+  for (int i = 0; i < 4; ++i) {
+    take(lanes[i], rest[i]);
+    hash = mix(hash, lanes[i]);
+  }
+  return hash;
+}
+
 // The objects that an object of the interpreter's own classes points to, as the
 // garbage collector sees them.
 template <typename Visit>
@@ -127,6 +151,13 @@ inline uint64_t referents(PyObject* object) {
   uint64_t hash = 0x5246;
   each_referent(object, [&](PyObject* item) { hash = mix(hash, address(item)); });
   return hash;
+}
+
+// A number for where an iterator of the interpreter's own stands: all that its memory says.
+inline uint64_t position(PyObject* iterator) {
+  const PyTypeObject* type = Py_TYPE(iterator);
+  const char* memory = reinterpret_cast<const char*>(iterator) + sizeof(PyObject);
+  return mix(referents(iterator), digest(memory, type->tp_basicsize - sizeof(PyObject)));
 }
 
 inline py::object referents_held(PyObject* object) {
@@ -190,30 +221,6 @@ inline unsigned class_version(PyTypeObject* type) {
     _PyType_Lookup(type, name);  // numbers the class
   }
   return type->tp_version_tag;
-}
-
-// 64 bits of memory, in four lanes; each step is one-to-one in the word read.
-inline uint64_t digest(const void* data, size_t n) {
-  const auto* at = static_cast<const uint8_t*>(data);
-  uint64_t lanes[4] = {0x42554646, 0x9e3779b97f4a7c15ull, 0xc2b2ae3d27d4eb4full, 0x165667b19e3779f9ull};
-  auto take = [](uint64_t& lane, uint64_t word) {
-    lane = (lane ^ word) * 0xff51afd7ed558ccdull;
-    lane = lane << 29 | lane >> 35;
-  };
-  size_t left = n;
-  for (; left >= 32; left -= 32, at += 32) {
-    uint64_t words[4];
-    std::memcpy(words, at, 32);
-    for (int i = 0; i < 4; ++i) take(lanes[i], words[i]);
-  }
-  uint64_t rest[4] = {};
-  if (left) std::memcpy(rest, at, left);
-  uint64_t hash = n;
-  for (int i = 0; i < 4; ++i) {
-    take(lanes[i], rest[i]);
-    hash = mix(hash, lanes[i]);
-  }
-  return hash;
 }
 
 // A number for a buffer: format, shape and bytes; where it lies and whether it

@@ -262,6 +262,8 @@ KINDS: dict[str, Kind] = {
     "str_slot": kind(
         lambda: attribute(SlottedText("abc"), 2.0),
         lambda: attribute(SlottedText("abc"), 3.0),
+        assign("scale", 4.0),
+        assign("scale", 2.0),
     ),
     "float_attribute": kind(
         lambda: attribute(Number(1.5), 2.0),
@@ -294,15 +296,21 @@ KINDS: dict[str, Kind] = {
     "array_shape": kind(
         lambda: float_array(1, 2, 3, 4),
         lambda: float_array(1, 2, 3, 4).reshape(2, 2),
+        assign("shape", (2, 2)),
+        assign("shape", (4,)),
     ),
     "array_zero_dim": kind(lambda: np.array(2.0), lambda: np.array(3.0), put((), 4.0), put((), 2.0)),
     "array_subclass": kind(
         lambda: float_array(1, 2).view(Measured),
         lambda: float_array(1, 3).view(Measured),
+        put(0, 5.0),
+        put(0, 1.0),
     ),
     "masked_array": kind(
         lambda: np.ma.array([1.0, 2.0], mask=[0, 1]),
         lambda: np.ma.array([1.0, 3.0], mask=[0, 1]),
+        put(0, 5.0),
+        put(0, 1.0),
     ),
     "object_array": kind(
         lambda: np.array([1.5, Object(2.0)], dtype=object)[:1],

@@ -730,6 +730,42 @@ def test_attribute_of_a_compiled_module_is_seen() -> None:
     check_right(script)
 
 
+def message_of_a_failed_assertion() -> Hidden:
+    held = setting(scale=2.0)
+
+    def check() -> None:
+        if held is not None:
+            raise AssertionError(held.scale)
+
+    def read() -> float:
+        try:
+            check()
+        except AssertionError as error:
+            return float(str(error).split("\n")[0])
+        return 0.0
+
+    return read, lambda: setattr(held, "scale", 3.0)
+
+
+def test_message_of_an_assertion_that_is_caught_is_seen() -> None:
+    check_seen(message_of_a_failed_assertion)
+
+
+def test_message_of_an_assertion_is_not_in_reach() -> None:
+    """pytest makes the messages of assertions, and so all of pytest would be in reach."""
+
+    def step(x: Tensor) -> Tensor:
+        assert x.dim() == 1
+        return x * 2
+
+    captured = rote_capture(step)
+    for _ in range(6):
+        captured(torch.ones(3))
+    if not ORACLE_ONLY:
+        assert captured.stats.replays, captured.stats
+        assert "_pytest" not in captured.explain()
+
+
 def nested(levels: int) -> Any:
     held: Any = [2.0]
     for _ in range(levels):

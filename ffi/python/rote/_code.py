@@ -9,9 +9,12 @@ import hashlib
 import types
 from dataclasses import dataclass
 
+from . import _assertions
+
 # With these, code asks for attributes by their text, or whether there are any.
 _ASKING = frozenset(
     {"getattr", "hasattr", "vars", "__dict__", "globals", "locals", "eval", "exec", "attrgetter", "getattr_static"}
+    | {"dir", "__getattribute__"}
 )
 # With these, text is code.
 _RUNNING = frozenset({"eval", "exec", "compile"})
@@ -38,13 +41,13 @@ def _identifiers(text: str) -> list[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def names(code: types.CodeType) -> Names:
-    """The names in code."""
+def names(code: types.CodeType, whole: bool = True) -> Names:
+    """The names in code; if not ``whole``, without those that only the message of an ``AssertionError`` needs."""
     found: list[str] = []
     attributes: set[str] = set()
     imports: list[str] = []
     strings: list[str] = []
-    catches = False
+    catches = matches = False
     pending = [code]
     as_code = False
     done = 0
@@ -60,7 +63,13 @@ def names(code: types.CodeType) -> Names:
             continue
         current = pending.pop()
         enters = False
+        left_out = frozenset() if whole else _assertions.failing(current)
+        constants: list[object] = list(current.co_consts) if not left_out else []
         for instruction in dis.get_instructions(current):
+            if instruction.offset in left_out:
+                continue
+            if left_out and instruction.opcode in dis.hasconst:
+                constants.append(instruction.argval)
             opname, argument = instruction.opname, instruction.argval
             if opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
                 found.append(argument)
@@ -68,6 +77,8 @@ def names(code: types.CodeType) -> Names:
                 attributes.add(argument)
             elif opname == "IMPORT_NAME":
                 imports.append(argument)
+            elif opname == "MATCH_CLASS":
+                matches = True
             elif opname == "CHECK_EXC_MATCH":
                 catches = True
             elif opname == "PUSH_EXC_INFO":
@@ -75,7 +86,7 @@ def names(code: types.CodeType) -> Names:
             elif enters and opname != "NOP":  # an except that names no exception catches all
                 catches = catches or opname == "POP_TOP"
                 enters = False
-        stack = list(current.co_consts)
+        stack = constants
         while stack:
             const = stack.pop()
             if isinstance(const, types.CodeType):
@@ -95,9 +106,9 @@ def names(code: types.CodeType) -> Names:
         frozenset(attributes | texts),
         tuple(dict.fromkeys(imports)),
         frozenset(texts),
-        bool(said & _ASKING),
+        matches or bool(said & _ASKING),
         catches or "suppress" in said,
-        bool(said & {"vars", "__dict__"}),
+        bool(said & {"vars", "__dict__", "dir", "__dir__", "getmembers"}),
     )
 
 

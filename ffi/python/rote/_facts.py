@@ -15,18 +15,21 @@ from typing import Any
 import torch
 
 from . import _code, _look
+from ._specs import short_text
 
 # Kinds of facts, as facts.h numbers them.
 DICT_ITEM, LIST_ITEM, CELL, ATTRIBUTE, SIZE, TENSOR_META, GRAD_META, GROUP = range(8)
 # Other things about an object itself than its size.
-ITEMS, FUNCTION, BUFFER, TYPE_OF, CONTEXT_VAR, OWN, MEMBER, ENTRY_SIZE, BASES, CLASS, WEAK, REFERENTS = range(8, 20)
+ITEMS, FUNCTION, BUFFER, TYPE_OF, CONTEXT_VAR, OWN, MEMBER, ENTRY_SIZE, BASES, CLASS, WEAK, REFERENTS, LOOK = range(
+    8, 21
+)
 # Kinds of guards, as GuardKind numbers them.
 STATE, HOST, WORLD = 2, 3, 5
 
 ABSENT: Any = object()
 PARTS = {
     SIZE: "len", ITEMS: "entries", FUNCTION: "code", BUFFER: "bytes", TYPE_OF: "type", OWN: "len", ENTRY_SIZE: "len",
-    BASES: "bases", CLASS: "class", WEAK: "alive", REFERENTS: "parts",
+    BASES: "bases", CLASS: "class", WEAK: "alive", REFERENTS: "parts", LOOK: "look",
 }  # fmt: skip
 
 # Objects of exactly these classes never change and have no attributes of their own.
@@ -67,6 +70,11 @@ class Fact:
 def atom(value: Any) -> bool:
     """Whether a value is all that there is to it."""
     return id(type(value)) in _ATOM_IDS
+
+
+def fixed(value: Any) -> bool:
+    """Whether a value is made of atoms and nothing else."""
+    return atom(value) or (type(value) is tuple and all(map(fixed, value)))
 
 
 def plain(value: Any) -> bool:
@@ -127,6 +135,10 @@ def expects(kind: int, value: Any, key: Any) -> str:
     """What a fact about an object itself expects, where other processes can tell; otherwise nothing."""
     if kind == TYPE_OF:
         return _look.name(type(value))
+    if kind == LOOK and issubclass(type(value), torch.Tensor):
+        tensor = value.detach()
+        grad = ", a gradient" if value.is_leaf and value.grad is not None else ""
+        return f"{short_text(tensor)}{', requires grad' if value.requires_grad else ''}{grad}"
     if kind in (SIZE, ENTRY_SIZE):
         return str(_look.size(value))
     if kind == OWN:

@@ -24,9 +24,10 @@ _OPAQUE = (
     "rote",
     "numpy",
     "abc",
-    "contextlib",
     "tempfile",
 )
+# Of these, what is set is looked at: levels, flags, names.
+_SET = ("logging", "threading", "concurrent.futures._base", "multiprocessing.sharedctypes")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -53,3 +54,8 @@ def _closed(module: str) -> bool:
 def is_opaque(kind: type) -> bool:
     """Whether objects of a class are not looked into."""
     return _closed(_look.module_of(kind))
+
+
+def has_settings(kind: type) -> bool:
+    """Whether what is set in objects of a class that are not looked into is looked at."""
+    return _look.module_of(kind) in _SET

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import _code, _look
 from ._code import Names
-from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, REFERENTS, SIZE, TYPE_OF, loaded, plain
-from ._libraries import is_library
+from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, OWN, REFERENTS, SIZE, TYPE_OF, loaded, plain
+from ._libraries import is_library, is_opaque
 
 if TYPE_CHECKING:
     from ._reach import Walk
@@ -34,14 +34,16 @@ class Named:
 
     def __init__(self, walk: Walk, function: Any) -> None:
         self._walk = walk
-        self._codes: set[types.CodeType] = set()
+        self._codes: set[tuple[types.CodeType, bool]] = set()
+        self._asserting: list[tuple[types.FunctionType, int]] = []
         self._borrowed: set[types.CodeType] = set()
         self.attributes: set[str] = set()  # that the code seen so far names
+        self.said: set[str] = set()  # these and globals
         self._texts: set[str] = set()
         self._asks = False
         self._catches = False
         self.sees_own = False  # some code reads the dict of an object's attributes
-        self._modules: dict[int, tuple[types.ModuleType, str, int]] = {}
+        self._modules: dict[int, tuple[Any, str, int]] = {}
         self._entries: set[tuple[int, str]] = set()
         self._builtins: set[str] = set()
         self._globals = getattr(function, "__globals__", None) if type(function) is types.FunctionType else None
@@ -118,10 +120,15 @@ class Named:
             walk.soon(subject, item, depth + 1)
 
     def _code(self, function: types.FunctionType, depth: int) -> None:
+        self._walk.functions.append(function)
+        self._catches |= _code.names(function.__code__).catches
+        self._asserting.append((function, depth))
+        self._names(function, depth, "AssertionError" in function.__globals__)
+
+    def _names(self, function: types.FunctionType, depth: int, whole: bool) -> None:
         walk = self._walk
-        walk.functions.append(function)
         own = function.__globals__
-        names = self.note(function.__code__)
+        names = self.note(function.__code__, whole)
         place = "" if own is self._globals else f"{function.__module__}."
         for name in names.imports:
             self._imported(name, own, names, depth)
@@ -144,12 +151,13 @@ class Named:
             else:
                 walk.soon(subject, item, depth)
 
-    def note(self, code: types.CodeType) -> Names:
+    def note(self, code: types.CodeType, whole: bool = True) -> Names:
         """Remembers what code names."""
-        names = _code.names(code)
-        if code not in self._codes:
-            self._codes.add(code)
+        names = _code.names(code, whole)
+        if (code, whole) not in self._codes:
+            self._codes.add((code, whole))
             self.attributes |= names.attributes
+            self.said.update(names.attributes, names.globals)
             self._texts |= names.texts
             self._asks |= names.asks
             self._catches |= names.catches
@@ -211,13 +219,19 @@ class Named:
     def modules(self) -> bool:
         """Guards what code names in Python modules. False: there was nothing new."""
         before = len(self._entries) + len(self._modules)
+        if self._catches:  # a failing assertion may not be the end of the step: its message counts too
+            asserting, self._asserting = self._asserting, []
+            for function, depth in asserting:
+                if _code.names(function.__code__) != _code.names(function.__code__, False):
+                    self._names(function, depth, True)
+                    before = -1
         for module, name, depth in list(self._modules.values()):
             own = _look.own(module)
             if own is not None:
                 self._module(module, name, own, depth)
         return len(self._entries) + len(self._modules) > before
 
-    def _module(self, module: types.ModuleType, name: str, own: dict[str, Any], depth: int) -> None:
+    def _module(self, module: Any, name: str, own: dict[str, Any], depth: int) -> None:
         walk = self._walk
         library = is_library(name)
         if not library and self._entry(id(own), ""):
@@ -236,6 +250,11 @@ class Named:
                     walk.soon(subject, item, depth + 1)
             elif id(item) not in _REGISTRIES:
                 self._of_library(subject, own, key, item, depth)
+        if self.sees_own and not library and self._entry(id(own), "*"):
+            walk.add(OWN, module, True, HOST, name, module, "")
+            for key, item in list(own.items()):
+                if type(key) is str and plain(item) and self._entry(id(own), key):
+                    walk.add(DICT_ITEM, own, key, HOST, f"{name}.{key}", item)
         for key in sorted(self._maybe() - own.keys()):
             if self._entry(id(own), key):
                 walk.add(DICT_ITEM, own, key, HOST, f"{name}.{key}", ABSENT)
@@ -263,3 +282,5 @@ class Named:
             walk.op(subject, item, depth)
         elif not plain(item) and (kind in (list, dict, set) or not is_library(_look.module_of(kind))):
             walk.soon(subject, item, depth + 1)
+        elif not issubclass(kind, type | types.BuiltinFunctionType) and not is_opaque(kind) and _look.own(item):
+            self._modules[id(item)] = (item, subject, depth)  # of an object too, what code names counts

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from . import _look
 from ._facts import (
@@ -47,6 +48,7 @@ from ._facts import (
     HOST,
     ITEMS,
     LIST_ITEM,
+    LOOK,
     MEMBER,
     OWN,
     PARTS,
@@ -60,9 +62,10 @@ from ._facts import (
     atom,
     describe,
     expects,
+    fixed,
     plain,
 )
-from ._libraries import is_library_class, is_opaque
+from ._libraries import has_settings, is_library_class, is_opaque
 from ._named import Named, reads_environment
 from ._uses import is_number
 
@@ -104,6 +107,8 @@ _OPS_OF_TORCH = (
 )
 # Kernels above those that a replay calls, in PyTorch's own list of an op's kernels.
 _PYTHON_KERNEL = re.compile(r"^(CompositeImplicitAutograd|Autograd)\S*: registered at \S*\.py:", re.MULTILINE)
+# With these, code sees where an iterator stands and does not advance it.
+_STANDING = frozenset({"length_hint", "__length_hint__", "__reduce__", "copy", "deepcopy", "dumps", "repr", "str"})
 _METHODS = ("forward", "__call__", "_call_impl", "step")
 
 
@@ -124,6 +129,8 @@ class Walk:
         self._classes: set[int] = set()
         self._library_classes: list[type] = []
         self._covered: set[int] = set()  # library classes that a fact of another one covers
+        self._generators: list[tuple[str, torch.Generator]] = []
+        self._standing: list[tuple[str, Any]] = []
         self.iterators: list[Any] = []
         self.functions: list[types.FunctionType] = []  # whose code is the user's
         self.watched: set[int] = set()  # objects of which it matters who else holds them,
@@ -188,6 +195,7 @@ class Walk:
         if tensor.requires_grad and tensor.is_leaf:
             grad = "no gradient" if tensor.grad is None else "a gradient"
             self.facts.append(Fact(GRAD_META, tensor, reads_grad, STATE, f"{path}.grad", grad))
+        self._inside(path, tensor, 0)
 
     def argument(self, path: str, tensor: torch.Tensor) -> None:
         """Guards what the attributes of an argument hold; which they are, each call says itself."""
@@ -195,6 +203,7 @@ class Walk:
         for key, item in (_look.own(tensor) or {}).items():
             self.value(f"{path}.{key}", item, 1)
         self._tensor_class(path, tensor, 0, argument=True)
+        self._inside(path, tensor, 0)
 
     def function(self, function: Any) -> None:
         """Guards what a function can reach."""
@@ -212,6 +221,13 @@ class Walk:
                 self._guarded(path, functools.partial(self._weakly, path, value, depth))
             self._follow(clear=self._weak)
         self._finish_classes()
+        # Seeds and iterators may change as they like where nobody asks.
+        if not _STANDING.isdisjoint(self._named.said):
+            for path, iterator in self._standing:
+                self.add(REFERENTS, iterator, True, HOST, path, iterator, "")
+        if "initial_seed" in self._named.said:
+            for path, generator in self._generators:
+                self.add(LOOK, generator, None, HOST, path, generator)
         if self._named.sees_own:
             for path, value in self._objects:
                 self.add(OWN, value, True, HOST, path, value)
@@ -354,7 +370,7 @@ class Walk:
             self._named.python_module(value, depth)
         elif issubclass(kind, torch.Tensor):
             self._tensor(path, value, depth)
-        elif (kind is tuple and plain(value)) or _look.numpy_scalar(kind) or not self.visit(value):
+        elif (kind is tuple and fixed(value)) or _look.numpy_scalar(kind) or not self.visit(value):
             return
         elif reads_environment(value):
             self.environment()
@@ -391,6 +407,8 @@ class Walk:
             if self.add(ATTRIBUTE, value, "__dict__", HOST, f"{path}.__dict__", own):
                 self._entries(path, own, depth)
                 self.methods(kind, depth)
+        elif kind is torch.Generator:
+            self._generators.append((path, value))
         elif kind.__name__ in ("OpOverload", "OpOverloadPacket"):
             self.op(path, value, depth)
         elif kind.__name__ == "CustomOpDef":
@@ -420,6 +438,7 @@ class Walk:
             return
         if hasattr(kind, "__next__"):
             self.iterators.append(value)
+            self._standing.append((path, value))
             self.advancing.append((path, functools.partial(_position, value)))
         if kind.__name__ in ("attrgetter", "methodcaller"):
             for text in value.__reduce__()[1]:
@@ -462,8 +481,18 @@ class Walk:
             return
         if self.add(OWN, tensor, None, HOST, path, tensor):
             self.add(TYPE_OF, tensor, None, HOST, path, tensor)
+            self.add(LOOK, tensor, None, HOST, path, tensor)
             self._entries_of_own(path, tensor, depth)
             self._tensor_class(path, tensor, depth)
+            self._inside(path, tensor, depth)
+
+    def _inside(self, path: str, tensor: torch.Tensor, depth: int) -> None:
+        """The attributes of a gradient, and of what is inside a DTensor; one without any is not held."""
+        grad = tensor.grad if tensor.is_leaf else None
+        if grad is not None and _look.own(grad):
+            self.value(f"{path}.grad", grad, depth)
+        if isinstance(tensor, DTensor) and _look.own(tensor._local_tensor):
+            self.value(f"{path}._local_tensor", tensor._local_tensor, depth)
 
     def _entries_of_own(self, path: str, tensor: torch.Tensor, depth: int) -> None:
         own = _look.own(tensor)
@@ -623,6 +652,8 @@ class Walk:
     def _object(self, path: str, value: Any, depth: int, skip: tuple[str, ...] = ()) -> None:
         kind = type(value)
         if is_opaque(kind) and not issubclass(kind, torch.optim.Optimizer) and not _look.numpy_array(kind):
+            if has_settings(kind):
+                self._settings(path, value, depth)
             return
         own = _look.own(value)
         if own is not None:
@@ -642,6 +673,21 @@ class Walk:
         if issubclass(kind, random.Random):
             self.moving.append((path, value.getstate))
         self.methods(kind, depth)
+
+    def _settings(self, path: str, value: Any, depth: int) -> None:
+        """What is set in an object of the system's, such as a logger, an event or a future: the rest is its own."""
+        own = _look.own(value) or {}
+        for key, item in list(own.items()):
+            inner = type(item)
+            if type(key) is not str or not (
+                plain(item) or has_settings(inner) or inner is list or issubclass(inner, _BUFFERS)
+            ):
+                continue
+            if self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item):
+                if inner is list:
+                    self.add(SIZE, item, None, HOST, f"{path}.{key}", item)
+                else:
+                    self.value(f"{path}.{key}", item, depth + 1)
 
     def _member(self, path: str, value: Any, name: str, member: Any, depth: int) -> None:
         try:
@@ -732,10 +778,10 @@ def _position(iterator: Any) -> Any:
         frame = iterator.gi_frame
         return None if frame is None else (frame.f_lasti, *map(id, frame.f_locals.values()))
     kind = type(iterator)
-    if hasattr(kind, "__length_hint__"):
-        return kind.__length_hint__(iterator)
     if kind.__name__ in ("count", "repeat"):
         return repr(iterator)
+    if hasattr(kind, "__length_hint__"):
+        return kind.__length_hint__(iterator)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
