@@ -43,7 +43,8 @@ SWEPT := $(addprefix tests/torch/test_,$(addsuffix .py, \
 	hostile_plans \
 	op_sweep \
 	op_tables \
-	soak))
+	soak \
+	state_sweep))
 
 .PHONY: setup demo test test-all test-passes test-versions bench lint clean
 

@@ -1,0 +1,30 @@
+"""Where a value is kept, by kinds."""
+
+from . import arrays, containers, functions, numbers, objects, process, tensors
+from .place import Place
+
+PLACES: dict[str, Place] = {
+    **objects.PLACES,
+    **tensors.PLACES,
+    **containers.PLACES,
+    **numbers.PLACES,
+    **arrays.PLACES,
+    **functions.PLACES,
+    **process.PLACES,
+}
+
+# What docs/guards.md says is out of sight, as names of scripts in which nobody sees it.
+OUT_OF_SIGHT = {
+    "a file": "file/cell/direct/set/number/after/plain",
+    "text in memory": "string_io/cell/direct/set/number/after/plain",
+    "references to an object": "reference_count/cell/direct/set/number/after/plain",
+    "an object that a plan holds": "weak_and_strong/cell/direct/set/number/after/plain",
+    "a name that is kept in data": "python_module/cell/getattr_computed/set/number/after/plain",
+    "a context of numbers": "decimal_context/cell/direct/set/integer/after/plain",
+    "the name of a thread": "thread_name/cell/direct/set/integer/after/plain",
+    "a class that is registered": "abstract_registry/cell/direct/set/number/after/plain",
+    "the garbage collector": "collector/cell/direct/set/number/after/plain",
+    "settings of NumPy": "numpy_printing/cell/direct/set/integer/after/plain",
+    "errors of NumPy": "numpy_errstate/cell/direct/set/number/after/plain",
+    "a limit of Python": "recursion_limit/cell/direct/set/number/after/plain",
+}

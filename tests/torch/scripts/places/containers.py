@@ -1,0 +1,66 @@
+"""Containers of Python."""
+
+# ruff: noqa: E501 (a table)
+from .place import Place, class_, entry_of, sequence
+
+PLACES: dict[str, Place] = {
+    "list": sequence(
+        "[$V, 5.0]", delete="$H.pop(0)", absent="[]",
+        patches={"insert": "$H.insert(0, $V)", "slice": "$H[:] = [$V]", "reverse": "$H.reverse()",
+                 "append": "$H.append($V)", "clear": "$H.clear()", "extend": "$H.extend([$V] * 3)"},
+    ),
+    "list_subclass": sequence("Stack([$V])", define=class_("Stack", "list"), patches={"append": "$H.append($V)"}),
+    "long_list": sequence("[$V] * 3000", patches={"last": "$H[2999] = $V"}, entries="$H[:1]"),
+    "tuple": Place("($V, 5.0)", "$H[0]", "$H = ($V, 5.0)", entries="$H"),
+    "nested_tuple": Place("((1.0, [$V]), 5.0)", "$H[0][1][0]", "$H[0][1][0] = $V", entries="$H[0][1]"),
+    "namedtuple": Place(
+        "Pair($V, 5.0)", "$H.scale", "$H = $H._replace(scale=$V)", 'Pair = collections.namedtuple("Pair", "scale other")\n',
+        attribute=("$H", "scale"), entries="$H[:1]",
+    ),
+    "dict": entry_of("{'scale': $V}", "{}", patches={"update": "$H.update(scale=$V)", "clear": "$H.clear()",
+                     "merge": "$H |= {'scale': $V}", "other": "$H['other'] = $V"}),
+    "dict_key": Place("{$V: 1.0}", "next(iter($H))", "($H.clear(), $H.__setitem__($V, 1.0))", entries="$H",
+                      patches={"add": "$H[77.0] = 1.0", "value": "$H[next(iter($H))] = 3.0"}),
+    "dict_order": Place("{'a': $V, 'b': 5.0}", "next(iter($H.values()))", "$H['a'] = $V",
+                        patches={"order": "$H['a'] = $H.pop('a')"}, entries="$H.values()"),
+    "dict_subclass": entry_of("Table(scale=$V)", "Table()", class_("Table", "dict"),
+                              patches={"missing": "Table.__missing__ = lambda self, key: 4.5",
+                                       "getitem": "Table.__getitem__ = lambda self, key: 4.5"}),
+    "long_dict": Place("{**dict.fromkeys(range(3000), 1.0), 'scale': $V}", "$H['scale']", "$H['scale'] = $V",
+                       item=("$H", '"scale"'), delete="del $H['scale']"),
+    "ordered_dict": Place(
+        "collections.OrderedDict(a=$V, b=5.0)", "next(iter($H.values()))", "$H['a'] = $V",
+        patches={"order": "$H.move_to_end('a')", "pop": "$H.popitem(last=False)"}, item=("$H", '"a"'),
+    ),
+    "defaultdict": entry_of("collections.defaultdict(float, scale=$V)", "collections.defaultdict(float)",
+                            patches={"factory": "$H.default_factory = lambda: 4.5"}),
+    "missing_default": Place("collections.defaultdict(lambda: 2.0)", "$H.default_factory()",
+                             "$H.default_factory = lambda: $V"),
+    "counter": entry_of("collections.Counter(scale=$V)", "collections.Counter()", takes="integer",
+                        patches={"update": "$H.update(['scale'])"}),
+    "chain_map": entry_of("collections.ChainMap({}, {'scale': $V})", "collections.ChainMap({}, {})",
+                          patches={"inner": "$H.maps[1]['scale'] = $V", "maps": "$H.maps = [{'scale': $V}]"}, delete=None),
+    "user_dict": entry_of("collections.UserDict(scale=$V)", "collections.UserDict()"),
+    "user_list": sequence("collections.UserList([$V])", patches={"append": "$H.append($V)"}),
+    "mapping_proxy": Place(
+        "Behind($V)", "$H.view['scale']", "$H.table['scale'] = $V",
+        "class Behind:\n    def __init__(self, value):\n        self.table = {'scale': value}\n"
+        "        self.view = types.MappingProxyType(self.table)\n", item=("$H.view", '"scale"'),
+    ),
+    "typed_dict": entry_of("Typed(scale=$V)", None, "class Typed(typing.TypedDict):\n    scale: float\n"),
+    "set": Place("{$V}", "next(iter($H))", "($H.clear(), $H.add($V))", entries="$H", absent="set()",
+                 patches={"add": "$H.add(77.0)", "clear": "$H.clear()"}),
+    "frozenset": Place("frozenset([$V])", "next(iter($H))", "$H = frozenset([$V])", entries="$H"),
+    "deque": sequence("collections.deque([$V])", delete="$H.popleft()", absent="collections.deque()",
+                      patches={"left": "$H.appendleft($V)", "rotate": "$H.append(4.5) or $H.rotate(1)"}),
+    "heap": sequence("[$V, 50.0]", "positive", patches={"push": "heapq.heappush($H, 0.25)"}),
+    "bytes": Place("bytes([int($V)])", "$H[0]", "$H = bytes([int($V)])", takes="integer", entries="$H"),
+    "bytearray": sequence("bytearray([int($V)])", "integer", set="$H[0] = int($V)",
+                          patches={"append": "$H.append(7)", "insert": "$H.insert(0, 9)"}),
+    "memoryview": sequence("memoryview(bytearray([int($V)]))", "integer", set="$H[0] = int($V)"),
+    "array": sequence("array.array('d', [$V])", "number", patches={"append": "$H.append(7.0)", "pop": "$H.pop()"}),
+    "string_io": Place("io.StringIO(str($V))", "float($H.getvalue())", "($H.seek(0), $H.truncate(), $H.write(str($V)))",
+                       takes="number"),
+    "queue": Place("queued($V)", "$H.queue[0]", "$H.queue[0] = $V",
+                   "def queued(value):\n    made = queue.Queue()\n    made.put(value)\n    return made\n"),
+}  # fmt: skip

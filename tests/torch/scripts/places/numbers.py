@@ -1,0 +1,45 @@
+"""Numbers, text, enums and what is derived from them."""
+
+from .place import Place, attribute_of, class_
+
+PLACES: dict[str, Place] = {
+    "float_attribute": attribute_of("Number", class_("Number", "float"), make="Number(1.5)"),
+    "text_attribute": attribute_of("Text", class_("Text", "str"), make="Text('a')"),
+    "int_attribute": attribute_of("Count", class_("Count", "int"), make="Count(1)"),
+    "tuple_attribute": attribute_of("Row", class_("Row", "tuple"), make="Row((1.0,))"),
+    "float_subclass": Place("Number($V)", "$H", "$H = Number($V)", class_("Number", "float"), takes="number"),
+    "int_method": Place(
+        "Count($V)", "float($H)", "$H = Count($V)", "class Count(int):\n    def __float__(self):\n        return 9.5\n",
+        takes="integer", patches={"method": "Count.__float__ = lambda self: 4.5"},
+    ),
+    "text_slot": attribute_of("Text", class_("Text", "str", '__slots__ = ("scale",)'), make="Text('a')"),
+    "complex": Place("complex(0.0, $V)", "$H.imag", "$H = complex(0.0, $V)", takes="number"),
+    "fraction": Place("fractions.Fraction(int($V), 7)", "$H.numerator", "$H._numerator = int($V)", takes="integer",
+                      patches={"denominator": "$H._denominator = 5"}),
+    "fraction_replaced": Place("fractions.Fraction(int($V), 7)", "float($H)", "$H = fractions.Fraction(int($V), 7)",
+                               takes="integer"),
+    "decimal": Place("decimal.Decimal(repr($V))", "float($H)", "$H = decimal.Decimal(repr($V))", takes="number"),
+    "decimal_context": Place("None", "float(decimal.Decimal(1) / decimal.Decimal(3))",
+                             "decimal.getcontext().prec = 3 + int($V)", takes="integer", alone=True,
+                             undo="decimal.getcontext().prec = 28"),
+    "range": Place("range(int($V))", "len($H)", "$H = range(int($V))", takes="integer", entries="$H"),
+    "slice": Place("slice(int($V), 9)", "$H.start", "$H = slice(int($V), 9)", takes="integer"),
+    "date": Place("datetime.timedelta(seconds=$V)", "$H.total_seconds()", "$H = datetime.timedelta(seconds=$V)",
+                  takes="positive"),
+    "path": Place("pathlib.PurePath(str($V))", "float($H.name)", "$H = pathlib.PurePath(str($V))", takes="number"),
+    "enum": attribute_of("Color", "class Color(enum.Enum):\n    RED = 1\n    BLUE = 2\n", make="Color.RED",
+                         undo="vars(Color.RED).pop('scale', None)"),
+    "enum_member": Place("Color.RED", "$H.value", "$H = Color.BLUE",
+                         "class Color(enum.Enum):\n    RED = 2.0\n    BLUE = 3.0\n", takes="none"),
+    "enum_value": Place("Color.RED", "$H.value", "$H._value_ = $V",
+                        "class Color(enum.Enum):\n    RED = $V0\n    BLUE = 77.0\n"),
+    "flag": Place("Access(int($V))", "$H.value", "$H = Access(int($V))",
+                  "class Access(enum.IntFlag):\n    READ = 1\n    WRITE = 2\n    RUN = 4\n", takes="integer"),
+    "ctypes": Place("ctypes.c_double($V)", "$H.value", "$H.value = $V", takes="number"),
+    "ctypes_array": Place("(ctypes.c_double * 2)($V, 1.0)", "$H[0]", "$H[0] = $V", takes="number"),
+    "ctypes_structure": Place(
+        "Point($V)", "$H.scale", "$H.scale = $V",
+        'class Point(ctypes.Structure):\n    _fields_ = [("scale", ctypes.c_double)]\n', takes="number",
+        attribute=("$H", "scale"),
+    ),
+}  # fmt: skip

@@ -1,0 +1,141 @@
+"""Weak references, contexts, threads, and what belongs to the process or a library."""
+
+# ruff: noqa: E501 (a table)
+from .place import Place, attribute_of, class_
+
+PLACES: dict[str, Place] = {
+    "weak_reference": Place(
+        "Behind($V)", "$H.weak().scale", "$H.strong.scale = $V",
+        "class Plain:\n    pass\n\n\nclass Behind:\n    def __init__(self, value):\n        self.strong = with_scale(Plain(), value)\n"
+        "        self.weak = weakref.ref(self.strong)\n",
+        patches={"other": "$H.weak = weakref.ref(with_scale(Plain, $V))"},
+    ),
+    "weak_and_strong": Place(
+        "Behind()", "2.0 if $H.weak() else 3.0", "$H.strong = None",
+        "class Plain:\n    pass\n\n\nclass Behind:\n    def __init__(self):\n        self.strong = Plain()\n"
+        "        self.weak = weakref.ref(self.strong)\n", takes="none",
+    ),
+    "weak_proxy": Place(
+        "Behind($V)", "$H.weak.scale", "$H.strong.scale = $V",
+        "class Plain:\n    pass\n\n\nclass Behind:\n    def __init__(self, value):\n        self.strong = with_scale(Plain(), value)\n"
+        "        self.weak = weakref.proxy(self.strong)\n",
+    ),
+    "weak_values": Place(
+        "Behind($V)", "$H.weak['a'].scale", "$H.strong.scale = $V",
+        "class Plain:\n    pass\n\n\nclass Behind:\n    def __init__(self, value):\n        self.strong = with_scale(Plain(), value)\n"
+        "        self.weak = weakref.WeakValueDictionary(a=self.strong)\n",
+        patches={"other": "$H.strong = $H.weak['a'] = with_scale(Plain(), $V)"},
+    ),
+    "weak_keys": Place(
+        "Behind($V)", "$H.weak[$H.strong]", "$H.weak[$H.strong] = $V",
+        "class Plain:\n    pass\n\n\nclass Behind:\n    def __init__(self, value):\n        self.strong = Plain()\n"
+        "        self.weak = weakref.WeakKeyDictionary({self.strong: value})\n", patches={"clear": "$H.weak.clear()"},
+    ),
+    "weak_set": Place(
+        "Behind($V)", "sum(each.scale for each in $H.weak)", "$H.strong.scale = $V",
+        "class Plain:\n    pass\n\n\nclass Behind:\n    def __init__(self, value):\n        self.strong = with_scale(Plain(), value)\n"
+        "        self.weak = weakref.WeakSet([self.strong])\n", patches={"clear": "$H.weak.clear()"}, takes="number",
+    ),
+    "weak_method": Place(
+        "Behind($V)", "$H.weak()()", "$H.strong.scale = $V",
+        "class Plain:\n    def read(self):\n        return self.scale\n\n\nclass Behind:\n    def __init__(self, value):\n"
+        "        self.strong = with_scale(Plain(), value)\n        self.weak = weakref.WeakMethod(self.strong.read)\n",
+    ),
+    "context_variable": Place("variable($V)", "$H.get()", "$H.set($V)",
+                              "def variable(value):\n    made = contextvars.ContextVar('made')\n    made.set(value)\n"
+                              "    return made\n"),
+    "context_default": Place("contextvars.ContextVar('made', default=$V)", "$H.get()", "$H.set($V)"),
+    "context_inner": Place("variable($V)", "$H.get()[0]", "$H.get()[0] = $V",
+                           "def variable(value):\n    made = contextvars.ContextVar('made')\n    made.set([value])\n"
+                           "    return made\n"),
+    "thread": attribute_of("threading.Thread"),
+    "thread_name": Place("None", "len(threading.current_thread().name)",
+                         "threading.current_thread().name = 'a' * int($V)", takes="integer", alone=True,
+                         undo="threading.current_thread().name = 'MainThread'"),
+    "event": Place("threading.Event()", "9.0 if $H.is_set() else 8.0", "$H.set()", takes="none",
+                   patches={"clear": "$H.clear()"}),
+    "lock": Place("threading.Lock()", "9.0 if $H.locked() else 8.0", "$H.acquire(False)", takes="none"),
+    "environment": Place("None", "float(os.environ['ROTE_SCRIPT'])", "os.environ['ROTE_SCRIPT'] = repr($V)",
+                         "os.environ['ROTE_SCRIPT'] = repr($V0)\n", takes="number", alone=True,
+                         delete="del os.environ['ROTE_SCRIPT']", undo="os.environ.pop('ROTE_SCRIPT', None)",
+                         patches={"put": "os.environ.update(ROTE_SCRIPT='4.5')"}),
+    "environment_function": Place("None", "float(os.getenv('ROTE_SCRIPT', '9'))", "os.environ['ROTE_SCRIPT'] = repr($V)",
+                                  "os.environ['ROTE_SCRIPT'] = repr($V0)\n", takes="number", alone=True,
+                                  delete="del os.environ['ROTE_SCRIPT']", undo="os.environ.pop('ROTE_SCRIPT', None)"),
+    "arguments_of_process": Place("None", "len(sys.argv)", "sys.argv.append('a')", takes="none", alone=True,
+                                  undo="del sys.argv[1:]"),
+    "recursion_limit": Place("None", "sys.getrecursionlimit()", "sys.setrecursionlimit(1500)", takes="none", alone=True,
+                             undo="sys.setrecursionlimit(1000)"),
+    "modules": Place("None", "sys.modules['rote_script'].scale", "sys.modules['rote_script'].scale = $V",
+                     "sys.modules['rote_script'] = types.ModuleType('rote_script')\nsys.modules['rote_script'].scale = $V0\n",
+                     alone=True, undo="sys.modules.pop('rote_script', None)",
+                     patches={"replace": "sys.modules['rote_script'] = types.SimpleNamespace(scale=$V)"}),
+    "imported": Place("None", "importing()", "sys.modules['rote_script'].scale = $V",
+                      "sys.modules['rote_script'] = types.ModuleType('rote_script')\nsys.modules['rote_script'].scale = $V0\n\n\n"
+                      "def importing():\n    from rote_script import scale\n    return scale\n",
+                      alone=True, undo="sys.modules.pop('rote_script', None)", delete="del sys.modules['rote_script'].scale",
+                      patches={"remove": "sys.modules.pop('rote_script')"}),
+    "builtin": Place("None", "rote_script()", "builtins.rote_script = lambda: $V",
+                     "builtins.rote_script = lambda: $V0\n", alone=True, undo="vars(builtins).pop('rote_script', None)",
+                     delete="del builtins.rote_script", patches={"hide": "globals()['rote_script'] = lambda: $V"}),
+    "hidden_builtin": Place("None", "abs(-2.0)", "globals()['abs'] = lambda x: $V", alone=True,
+                            undo="globals().pop('abs', None)"),
+    "log_level": Place("logging.getLogger('rote_script')", "$H.level", "$H.setLevel(int($V))", takes="integer",
+                       patches={"disable": "$H.disabled = True"}, undo="logging.getLogger('rote_script').setLevel(0)"),
+    "log_enabled": Place("logging.getLogger('rote_script')", "2.0 if $H.isEnabledFor(20) else 3.0", "$H.setLevel(10)",
+                         takes="none", undo="logging.getLogger('rote_script').setLevel(0)"),
+    "warning_filters": Place("None", "float(len(warnings.filters))", "warnings.simplefilter('error', UserWarning)",
+                             takes="none", alone=True),
+    "torch_attribute": Place("None", "torch.rote_script", "torch.rote_script = $V", "torch.rote_script = $V0\n", alone=True,
+                             undo="vars(torch).pop('rote_script', None)", delete="del torch.rote_script",
+                             attribute=("torch", "rote_script")),
+    "torch_class": attribute_of("nn.Linear", make="nn.Linear(1, 1)", patches={"class": "nn.Module.scale = $V"},
+                                undo="nn.Module.scale = 0.0; del nn.Module.scale"),
+    "torch_dtype": Place("None", "torch.get_default_dtype().itemsize", "torch.set_default_dtype(torch.float64)",
+                         takes="none", alone=True, undo="torch.set_default_dtype(torch.float32)"),
+    "torch_threads": Place("None", "torch.get_num_threads()", "torch.set_num_threads(2)", takes="none", alone=True,
+                           undo="torch.set_num_threads(1)"),
+    "torch_grad_mode": Place("None", "2.0 if torch.is_grad_enabled() else 3.0", "torch.set_grad_enabled(False)", takes="none",
+                             alone=True, undo="torch.set_grad_enabled(True)"),
+    "torch_deterministic": Place("None", "2.0 if torch.are_deterministic_algorithms_enabled() else 3.0",
+                                 "torch.use_deterministic_algorithms(True)", takes="none", alone=True,
+                                 undo="torch.use_deterministic_algorithms(False)"),
+    "torch_precision": Place("None", "float(len(torch.get_float32_matmul_precision()))",
+                             "torch.set_float32_matmul_precision('medium')", takes="none", alone=True,
+                             undo="torch.set_float32_matmul_precision('highest')"),
+    "torch_printing": Place("None", "float(torch._tensor_str.PRINT_OPTS.precision)", "torch.set_printoptions(precision=7)",
+                            takes="none", alone=True, undo="torch.set_printoptions(precision=4)"),
+    "torch_backend": Place("None", "2.0 if torch.backends.mkldnn.enabled else 3.0",
+                           "torch.backends.mkldnn.set_flags(False)", takes="none", alone=True,
+                           undo="torch.backends.mkldnn.set_flags(True)"),
+    "collector": Place("None", "2.0 if gc.isenabled() else 3.0", "gc.disable()", takes="none", alone=True, undo="gc.enable()"),
+    "locale_free_object": Place("object.__new__(Plain)", "len(vars($H))", "$H.other = 1", class_("Plain"), takes="none"),
+    "abstract_registry": Place(
+        "Plain()", "2.0 if isinstance($H, Abstract) else 3.0", "Abstract.register(Plain)",
+        "class Abstract(abc.ABC):\n    pass\n\n\nclass Plain:\n    pass\n", takes="none",
+    ),
+    "instance_check": Place(
+        "Plain()", "2.0 if isinstance($H, Kind) else 3.0", "Kind.answer = True",
+        "class Plain:\n    pass\n\n\nclass Meta(type):\n    def __instancecheck__(cls, thing):\n        return cls.answer\n\n\n"
+        "class Kind(metaclass=Meta):\n    answer = False\n", takes="none",
+    ),
+    "reference_count": Place("[]", "float(sys.getrefcount($H) > 50)", "keep.extend([$H] * 100)", "keep = []\n", takes="none"),
+    "shared_value": Place("multiprocessing.Value('d', $V)", "$H.value", "$H.value = $V", takes="number"),
+    "future": Place("concurrent.futures.Future()", "2.0 if $H.done() else 3.0", "$H.set_result(1)", takes="none"),
+    "semaphore": Place("threading.Semaphore(3)", "2.0 + $H._value", "$H.acquire(False)", takes="none"),
+    "log_parent": Place("logging.getLogger('rote_script.inner')", "2.0 + $H.getEffectiveLevel()",
+                        "$H.parent.setLevel(int($V))", "logging.getLogger('rote_script').setLevel(int($V0))\n",
+                        takes="integer", undo="logging.getLogger('rote_script').setLevel(0)"),
+    "log_off": Place("logging.getLogger('rote_script')", "2.0 if $H.isEnabledFor(40) else 3.0", "logging.disable(50)",
+                     takes="none", undo="logging.disable(0)"),
+    "log_handlers": Place("logging.getLogger('rote_script')", "2.0 + len($H.handlers)",
+                          "$H.addHandler(logging.NullHandler())", takes="none",
+                          undo="logging.getLogger('rote_script').handlers.clear()"),
+    "library_object": Place("None", "float(torch._tensor_str.PRINT_OPTS.linewidth)",
+                            "torch._tensor_str.PRINT_OPTS.linewidth = int($V)",
+                            "torch._tensor_str.PRINT_OPTS.linewidth = int($V0)\n", takes="integer", alone=True,
+                            undo="torch._tensor_str.PRINT_OPTS.linewidth = 80"),
+    "file": Place("None", "float(pathlib.Path(path()).read_text())", "pathlib.Path(path()).write_text(repr($V))",
+                  "def path():\n    return f'/tmp/rote-script-{os.getpid()}'\n\n\npathlib.Path(path()).write_text(repr($V0))\n",
+                  takes="none", alone=True, undo="os.unlink(path())"),
+}  # fmt: skip

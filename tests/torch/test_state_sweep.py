@@ -1,0 +1,78 @@
+"""Wherever a script keeps a value, however its step reads it and however it changes, a captured step equals eager.
+
+    ROTE_TEST_SCRIPTS=20000 ROTE_TEST_SEED=5000 pytest tests/torch/test_state_sweep.py
+
+checks others than the usual ones. A script that differs is printed as Python,
+made as plain as it gets. Those that were wrong once always run.
+"""
+
+import collections
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parent
+EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
+SEED = int(os.environ.get("ROTE_TEST_SEED", "0"))
+SCRIPTS = int(os.environ.get("ROTE_TEST_SCRIPTS", "5000" if EVERYTHING else "300"))
+#: Scripts of one process.
+BATCH = 500
+#: At least so many are replayed both before and after the change, of all and of those in which nothing changes.
+LEAST_REPLAYED, LEAST_QUIET = 0.5, 0.8
+
+pytestmark = pytest.mark.skipif(os.environ.get("ROTE_TEST_ORACLE_ONLY") == "1", reason="compares two ways of running")
+
+
+def command(*arguments: object) -> dict[str, Any]:
+    """`python -m tests.torch.scripts`; its counts and failures, or how it died."""
+    line = [sys.executable, "-m", "tests.torch.scripts", *map(str, arguments), "--json"]
+    done = subprocess.run(line, cwd=TESTS.parents[1], capture_output=True, text=True)
+    try:
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        end = done.stderr[-4000:]
+        died = f"{' '.join(line)} ended with {done.returncode}; the last script is the one:\n{end}"
+        return {"counts": {}, "refusals": {}, "failures": [died]}
+
+
+def test_scripts_see_each_change(capsys: pytest.CaptureFixture[str]) -> None:
+    counts: collections.Counter[str] = collections.Counter()
+    failures: list[str] = []
+    for first in range(SEED, SEED + SCRIPTS, BATCH):
+        found = command("--seed", first, "--scripts", min(BATCH, SEED + SCRIPTS - first))
+        counts.update(found["counts"])
+        failures += found["failures"]
+        with capsys.disabled():
+            print(
+                f"\nseed {SEED}, up to {first + BATCH}: {len(failures)} wrong, {dict(sorted(counts.items()))}",
+                flush=True,
+            )
+    assert not failures, "\n\n".join(failures[:5])
+    assert counts["scripts"] == SCRIPTS
+    assert counts["replayed before and after"] >= LEAST_REPLAYED * SCRIPTS, counts
+    assert counts["quiet, replayed before and after"] >= LEAST_QUIET * counts["quiet"], counts
+
+
+def test_scripts_that_were_wrong_once() -> None:
+    found = command("--corpus")
+    assert not found["failures"], "\n\n".join(found["failures"])
+
+
+def out_of_sight() -> dict[str, str]:
+    from scripts.places import OUT_OF_SIGHT
+
+    return OUT_OF_SIGHT
+
+
+@pytest.mark.parametrize("what", out_of_sight())
+def test_what_the_guide_calls_out_of_sight_is(what: str) -> None:
+    """docs/guards.md says so. One that is seen by now belongs into the sweep."""
+    from scripts.generate import from_name
+    from scripts.twins import check
+
+    assert check(from_name(out_of_sight()[what])).wrong
