@@ -52,6 +52,9 @@ UNLIKE_ITSELF = {
     "empty_strided": "its memory is whatever was there",
     "new_empty": "its memory is whatever was there",
     "new_empty_strided": "its memory is whatever was there",
+    "linalg.ldl_solve": "it uses pivots unseen, and reads beyond its tensors by those of another matrix",
+    "searchsorted": "it does not check that out= is none of its arguments, and reads what it has written",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "two calls differ on some bfloat16",
 }
 
 pytestmark = pytest.mark.skipif(ORACLE_ONLY, reason="compares two ways of running")
