@@ -230,3 +230,36 @@ def test_each_op_of_a_step_fails_in_turn(clears: str, passes: str) -> None:
     run = check_right(script)
     if not ORACLE_ONLY:
         assert run.stats[-1][0].replays >= 10, run.stats[-1][0]  # beside those that failed, which do not count
+
+
+UNUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], Tensor, Tensor]] = {
+    "index": (lambda x, i: x[i], torch.tensor([1]), torch.tensor([9])),
+    "embedding": (lambda x, i: nn.functional.embedding(i, x.view(-1, 1)), torch.tensor([1]), torch.tensor([9])),
+    "target": (lambda x, i: nn.functional.nll_loss(x.expand(1, 4), i), torch.tensor([1]), torch.tensor([9])),
+    "scatter": (lambda x, i: x.scatter(0, i, 1.0), torch.tensor([1]), torch.tensor([9])),
+    "division": (lambda x, i: 7 // i, torch.tensor([1]), torch.tensor([0])),
+    "matrix": (
+        lambda x, i: torch.linalg.cholesky(i * torch.eye(2)),
+        torch.ones(1),
+        -torch.ones(1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_ops_whose_results_are_not_used_fail_too(name: str) -> None:
+    unused, good, bad = UNUSED[name]
+
+    def script(capture: Capture) -> Calls:
+        def step(x: Tensor, i: Tensor) -> Tensor:
+            unused(x, i)
+            return x * 2
+
+        captured = capture(step)
+        for i in range(WARM + 4):
+            yield attempt(lambda: captured(torch.arange(4.0) + i, bad if i == WARM + 1 else good))  # noqa: B023
+        return {}
+
+    run = check_right(script)
+    if not ORACLE_ONLY:
+        assert run.stats[-1][0].replays >= WARM - 2 + 3
