@@ -293,3 +293,47 @@ def test_kinds_of_callables(kind: str) -> None:
         return None
 
     check_equal(script, replays=6)
+
+
+class Raises:
+    """A step that has no name and says so in its own way."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * 2
+
+    def __getattr__(self, name: str) -> Any:
+        raise (ValueError if name.startswith("__") else AttributeError)(name)
+
+
+class Misleads:
+    """A step with attributes that are called as Rote's own, and odd values of a function's."""
+
+    def __init__(self) -> None:
+        self.__qualname__ = 5
+        self.__code__ = "none"
+        self._call = self._fn = self._lock = self.stats = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def script_module() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+
+
+@pytest.mark.parametrize("make", [Raises, Misleads, script_module, lambda: torch.neg])
+def test_callable_objects_of_all_kinds(make: Callable[[], Any]) -> None:
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(0)
+        fn = make()
+        step = capture(fn, state=fn if isinstance(fn, torch.nn.Module) else None)
+        for x in inputs(8, 4, 4):
+            with torch.no_grad():
+                yield step(x)
+        return {}
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        assert found.stats[-1][0].replays >= 5

@@ -8,6 +8,7 @@ import pytest
 import torch
 from oracle import ORACLE_ONLY, Calls, Capture, check_right
 from torch import Tensor
+from torch import initial_seed as seed_of_torch
 
 BASE = 20
 
@@ -80,8 +81,10 @@ def test_read_of_an_argument(read: str) -> None:
         lambda x: x._version,
         lambda x: x.untyped_storage()[0],
         lambda x: torch.initial_seed(),
+        lambda x: seed_of_torch(),
+        lambda x: torch.default_generator.initial_seed(),
     ],
-    ids=["version", "byte of the storage", "seed"],
+    ids=["version", "byte of the storage", "seed", "seed by another name", "seed of a generator"],
 )
 def test_read_that_no_guard_could_hold_to(read: Callable[[Tensor], Any]) -> None:
     """It is right, by running eagerly, and says why."""

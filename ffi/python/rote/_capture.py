@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import json
@@ -10,6 +11,7 @@ import os
 import shutil
 import tempfile
 import threading
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -124,7 +126,7 @@ class Captured:
         if isinstance(ignore, str) or not all(isinstance(name, str) for name in ignore):
             raise TypeError("ignore= takes a list of names")
         self._passes = passes if isinstance(passes, str) else ",".join(passes) or "none"
-        functools.update_wrapper(self, fn)
+        self._look_like(fn)
         self._fn = fn
         self._state = _state.collect(state)
         self._strict = strict
@@ -154,6 +156,17 @@ class Captured:
         self._lock = threading.RLock()
         self._variant = c_uint32()
         self._slot = c_void_p()
+
+    def _look_like(self, fn: Callable[..., Any]) -> None:
+        """Takes over names and attributes of the function, as decorators do; of a callable object that has none or
+        raises for one, those that there are."""
+        for name in functools.WRAPPER_ASSIGNMENTS:
+            with contextlib.suppress(Exception):
+                setattr(self, name, getattr(fn, name))
+        with contextlib.suppress(Exception):
+            own = {name: value for name, value in vars(fn).items() if not hasattr(Captured, name)}
+            vars(self).update(own)
+        self.__wrapped__ = fn
 
     # -- calls ----------------------------------------------------------------
 
@@ -294,9 +307,12 @@ class Captured:
         world, rank = 1, 0
         if dist.is_available() and dist.is_initialized():
             world, rank = dist.get_world_size(), dist.get_rank()
-        function = getattr(self._fn, "__qualname__", type(self._fn).__qualname__)
-        code = getattr(self._fn, "__code__", None)
-        if code is not None:
+        function, code = type(self._fn).__qualname__, None
+        with contextlib.suppress(Exception):
+            function = str(getattr(self._fn, "__qualname__", function))
+        with contextlib.suppress(Exception):
+            code = getattr(self._fn, "__code__", None)
+        if isinstance(code, types.CodeType):
             function = f"{Path(code.co_filename).name}:{function}"
         session = lib.rote_session_new(
             c_text(function),
@@ -429,11 +445,13 @@ class Captured:
             stored, local = next(left)
             return None if stored is None else stored.of(local)
 
+        structure, views = _results.from_json(plan["result"])
         results = _results.Results(
-            plan["result"],
+            structure,
             [(spec(), output["requires_grad"]) for output in plan["outputs"]],
             [(grad["path"], None if grad["none"] else spec(), grad["none"]) for grad in plan["grads"]],
             recording.own(),
+            views,
         )
         self._results[variant] = results
         return results.deliver(locals_, lambda path: self._argument(path, args, kwargs))

@@ -58,6 +58,8 @@ class Looks:
                 stack.enter_context(patched(kind, name, self._storage_access(kind, name)))
         for owner in (torch, torch.random, torch.cuda):
             stack.enter_context(patched(owner, "initial_seed", self._seed(owner.initial_seed)))
+        generator = vars(torch.random)["default_generator"]  # which `initial_seed` asks, by whatever name it goes
+        stack.enter_context(patched(torch.random, "default_generator", _Asked(generator, self._refuse_seed)))
 
     def _place(self, name: str) -> Any:
         original = vars(torch.Tensor).get(name, getattr(torch._C.TensorBase, name, None))
@@ -106,11 +108,29 @@ class Looks:
     def _seed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def initial_seed(*args: Any) -> Any:
             if self._is_step(sys._getframe(1).f_code):
-                self._refuse(
-                    "torch.initial_seed",
-                    "reads the seed of a generator: a later call may find another one",
-                    "pass the seed as an argument",
-                )
+                self._refuse_seed()
             return original(*args)
 
         return initial_seed
+
+    def _refuse_seed(self) -> None:
+        self._refuse(
+            "torch.initial_seed",
+            "reads the seed of a generator: a later call may find another one",
+            "pass the seed as an argument",
+        )
+
+
+class _Asked:
+    """A generator that tells who asks for its seed."""
+
+    def __init__(self, generator: torch.Generator, ask: Callable[[], None]) -> None:
+        self._generator, self._ask = generator, ask
+
+    def initial_seed(self) -> int:
+        """The seed of the generator."""
+        self._ask()
+        return self._generator.initial_seed()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
