@@ -44,7 +44,8 @@ SWEPT := $(addprefix tests/torch/test_,$(addsuffix .py, \
 	op_sweep \
 	op_tables \
 	soak \
-	state_sweep))
+	state_sweep \
+	views))
 
 .PHONY: setup demo test test-all test-passes test-versions bench lint clean
 

@@ -2,7 +2,7 @@
 
 use rote_plans::{BindingKind, PlanFile, Scalar, Schedule};
 use rote_replay::ReplayError;
-use rote_replay::aten::{BoundPlan, Call, Left, Object};
+use rote_replay::aten::{Bound, BoundPlan, Bridge, Call, Left, Object, Written};
 use rote_tracer::passes::{Done, Program};
 use rote_tracer::scalars::{evaluate, read_behind};
 
@@ -26,6 +26,9 @@ pub(crate) struct BoundVariant {
     computed: bool,
     /// Slots and tensors of the state.
     state: Vec<(u32, Object)>,
+    /// Tensors whose version counters a replay raises.
+    counted: Vec<Counted>,
+    written: Written,
     /// The plan after its passes.
     plan: PlanFile,
     /// For each of its values, the recorded one that it is, or [`rote_plans::NONE`].
@@ -45,6 +48,17 @@ struct Unplaced {
     program: Program,
     /// For each instruction, the most bytes that it had allocated at once in a replay.
     allocated: Option<Vec<u64>>,
+}
+
+/// A tensor that a step writes, and how often.
+#[derive(Debug)]
+struct Counted {
+    /// The slot of the binding that has its memory.
+    slot: Option<u32>,
+    /// The tensor, or its owner; of an argument its leaf.
+    object: Result<Object, u32>,
+    grad: bool,
+    times: [u32; 2],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +85,8 @@ impl BoundVariant {
         let mut args = Vec::new();
         let mut grads = Vec::new();
         let mut state = Vec::new();
+        let mut slots = vec![None; named.len()];
+        let mut counted = Vec::new();
         for (binding, &(kind, slot)) in plan.bindings.iter().zip(bound.bindings()) {
             let path = plan.str(binding.path.to_native());
             let Some(at) = named.iter().position(|n| n.kind == kind && n.path == path) else {
@@ -80,6 +96,7 @@ impl BoundVariant {
                 .into());
             };
             let named = &named[at];
+            slots[at] = Some((slot, binding.written));
             match (kind, named.leaf) {
                 (BindingKind::Arg, Some(leaf)) => args.push(ArgBinding {
                     slot,
@@ -103,11 +120,35 @@ impl BoundVariant {
                         grads.push((slot, object));
                     } else {
                         // SAFETY: as above.
-                        unsafe { bound.program().bind(slot, object.as_ptr(), false)? };
+                        unsafe { bound.program().bind(slot, object.as_ptr(), Bound::Memory)? };
                         state.push((slot, object));
                     }
                 }
             }
+        }
+        for (tensor, own) in named.iter().zip(&slots) {
+            // A plan that was not recorded here does not say how often.
+            let once = own.is_some_and(|(_, written)| written);
+            let times = tensor.written.unwrap_or([once.into(), 0]);
+            if times == [0, 0] {
+                continue;
+            }
+            let memory = slots
+                .iter()
+                .zip(named)
+                .find_map(|(slot, other)| slot.filter(|_| other.storage == tensor.storage));
+            // SAFETY: the object is held, a tensor, and the GIL is held.
+            let held = |object: &Object| unsafe { Object::hold(object.as_ptr()) };
+            counted.push(Counted {
+                slot: memory.map(|(slot, _)| slot),
+                object: match (tensor.leaf, &tensor.object) {
+                    (Some(leaf), _) => Err(leaf),
+                    (None, Some(object)) => Ok(held(object)),
+                    (None, None) => continue,
+                },
+                grad: tensor.kind == BindingKind::Grad,
+                times,
+            });
         }
         let values = program.values.clone();
         let scalars = bound.scalars().to_vec();
@@ -134,6 +175,8 @@ impl BoundVariant {
             scalar_words,
             scalar_paths,
             state,
+            counted,
+            written: Written::default(),
             plan: optimized,
             values,
             left: Vec::new(),
@@ -181,6 +224,8 @@ impl BoundVariant {
         let results = self.replayed(call, facts);
         self.left = match &results {
             Err(ReplayError::Step { step, .. }) if !self.lost() => {
+                let slots = self.bound.written_before(self.plan.plan(), *step);
+                self.count(call, Some(&slots))?;
                 self.bound.left(self.plan.plan(), *step).unwrap_or_default()
             }
             _ => Vec::new(),
@@ -224,7 +269,29 @@ impl BoundVariant {
             })
         });
         let cleared = self.bound.clear();
-        run.and(cleared)
+        run.and_then(|()| self.count(call, None)).and(cleared)
+    }
+
+    /// Raises version counters as the step does: of all that it writes, or, once each, of
+    /// what lies in the memory of some bindings.
+    fn count(&mut self, call: &Call, only: Option<&[u32]>) -> Result<(), ReplayError> {
+        self.written.clear();
+        for counted in &self.counted {
+            let written = |slots: &[u32]| counted.slot.is_some_and(|slot| slots.contains(&slot));
+            let times = match only {
+                Some(slots) if !written(slots) => continue,
+                Some(_) => counted.times.map(|times| times.min(1)),
+                None => counted.times,
+            };
+            let object = match &counted.object {
+                Ok(object) => object.as_ptr(),
+                Err(leaf) => call.leaf(*leaf),
+            };
+            self.written.add(object, counted.grad, times);
+        }
+        // SAFETY: objects that are held, and leaves of the caller's live arguments, whose
+        // types were guarded.
+        unsafe { Bridge::get().written(&self.written) }
     }
 
     fn replayed(&mut self, call: &Call, facts: &Facts) -> Result<Object, ReplayError> {
@@ -235,7 +302,9 @@ impl BoundVariant {
             }
             None => self.bound.run(),
         };
-        run.and_then(|()| self.bound.results())
+        run?;
+        self.count(call, None)?;
+        self.bound.results()
     }
 
     /// Binds the numbers and tensors of a call.
@@ -252,17 +321,25 @@ impl BoundVariant {
             self.bound.set_numbers(&self.numbers_now)?;
         }
         for arg in &self.args {
+            let what = match arg.grad {
+                true => Bound::Grad,
+                false => Bound::Tensor,
+            };
             // SAFETY: the leaf belongs to the caller's live arguments, and its
             // type was guarded.
             unsafe {
                 self.bound
                     .program()
-                    .bind(arg.slot, call.leaf(arg.leaf), arg.grad)?
+                    .bind(arg.slot, call.leaf(arg.leaf), what)?
             };
         }
         for (slot, owner) in &self.grads {
             // SAFETY: the owner is held.
-            unsafe { self.bound.program().bind(*slot, owner.as_ptr(), true)? };
+            unsafe {
+                self.bound
+                    .program()
+                    .bind(*slot, owner.as_ptr(), Bound::Grad)?
+            };
         }
         Ok(())
     }
@@ -278,7 +355,11 @@ impl BoundVariant {
         let bound = BoundPlan::bind(self.plan.plan(), &program.schedule).and_then(|bound| {
             for (slot, tensor) in &self.state {
                 // SAFETY: the object is held, a tensor, and the GIL is held.
-                unsafe { bound.program().bind(*slot, tensor.as_ptr(), false)? };
+                unsafe {
+                    bound
+                        .program()
+                        .bind(*slot, tensor.as_ptr(), Bound::Memory)?
+                };
             }
             Ok(bound)
         });

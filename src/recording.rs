@@ -27,6 +27,9 @@ pub struct Named {
     pub leaf: Option<u32>,
     /// Its storage.
     pub storage: u64,
+    /// How often the step has written it as autograd counts it, and its local tensor; none where
+    /// that was not seen.
+    pub written: Option<[u32; 2]>,
 }
 
 /// How a tensor is named.
@@ -170,8 +173,17 @@ impl ActiveRecording {
             object,
             leaf,
             storage,
+            written: None,
         });
         Ok(())
+    }
+
+    /// Says how often the step has written each named tensor, in the order of their naming, as
+    /// autograd counts it, and its local tensor.
+    pub fn written(&mut self, times: impl Iterator<Item = [u32; 2]>) {
+        for (named, times) in self.named.iter_mut().zip(times) {
+            named.written = Some(times);
+        }
     }
 
     /// The step asks how a tensor lies in its storage: the plan depends on that.

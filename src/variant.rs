@@ -135,14 +135,15 @@ pub fn final_plan(
     plan
 }
 
-/// The tensors that a plan binds.
+/// The tensors that a plan binds, and those that its step writes as autograd counts it.
 fn bound_ones(mut named: Vec<Named>, plan: &ArchivedPlan) -> Vec<Named> {
     let bound: HashSet<&str> = plan
         .bindings
         .iter()
         .map(|binding| plan.str(binding.path.to_native()))
         .collect();
-    named.retain(|named| bound.contains(named.path.as_str()));
+    let written = |named: &Named| named.written.is_some_and(|times| times != [0, 0]);
+    named.retain(|named| bound.contains(named.path.as_str()) || written(named));
     named
 }
 

@@ -458,6 +458,32 @@ int rote_session_give_up(struct RoteSession *session, uint32_t variant);
 // `tensor` must be a tensor object and the GIL held.
 int rote_mark_replayed(void *tensor);
 
+// Sets `*view` to a new tuple of what autograd knows of a tensor as a view: a number
+// for its version counter, whether others have that too, `how` it is a view (bits: 1
+// gradients go to its base, 2 tangents come from there, 4 its memory was written since it
+// was made, 8 it has a version counter of its own, 16 no other: it was made in inference mode;
+// the rest: how it was made), its base or `None`, whether it requires grad
+// other than by its base, and what makes it from its base again, where strides do not say it:
+// `None` where they do, `False` where nothing can.
+//
+// Requires:
+// `tensor` must be a tensor object, the place valid, and the GIL held.
+int rote_view_of(void *tensor, void **view);
+
+// Sets `*made` to a tensor on the memory of another, as one that was made in inference mode.
+//
+// Requires:
+// `tensor` must be a tensor object, the place valid, and the GIL held.
+int rote_as_inference(void *tensor, void **made);
+
+// Makes a tensor object, which shares the memory of `base` and is no view yet, one to
+// autograd, or gives it the version counter of `base` if `how` is 0. `how` and `rebuild`:
+// as `rote_view_of` gives them.
+//
+// Requires:
+// `tensor` and `base` must be tensor objects, `rebuild` an object, and the GIL held.
+int rote_make_view(void *tensor, void *base, uint32_t how, void *rebuild);
+
 // Sets `*hooks` to a new list of the Python functions in the hooks of the autograd node
 // that adds up a tensor's gradient; `None` stands for a hook of C++.
 //
@@ -535,6 +561,17 @@ int rote_record_tensor(struct RoteSession *session,
                        void *local,
                        uint32_t spec,
                        uint32_t leaf);
+
+// Says how often the step has written each of the first `n` tensors that were named, in the order
+// of their naming, as autograd counts it (how far its version counter has risen), and, of
+// a DTensor, its local tensor.
+//
+// Requires:
+// Both lists must have `n` entries.
+int rote_record_written(struct RoteSession *session,
+                        const uint32_t *times,
+                        const uint32_t *local_times,
+                        uint32_t n);
 
 // Adds a fact that is checked at every call. `table_kind` says what
 // `container` and `key` are: 0 a dict and a key, 1 a list and an index, 2 a

@@ -9,7 +9,7 @@ use crate::status::{ROTE_OK, give_text, guarded, text};
 
 /// Sources of the bridge, `bridge.cpp` first. They are part of the library, so
 /// that library and bridge always fit.
-const SOURCES: [(&str, &str); 19] = [
+const SOURCES: [(&str, &str); 20] = [
     ("bridge.cpp", include_str!("../torch/bridge.cpp")),
     ("abi.h", include_str!("../torch/abi.h")),
     ("call.h", include_str!("../torch/call.h")),
@@ -28,6 +28,7 @@ const SOURCES: [(&str, &str); 19] = [
     ("ranks.h", include_str!("../torch/ranks.h")),
     ("unboxed.h", include_str!("../torch/unboxed.h")),
     ("values.h", include_str!("../torch/values.h")),
+    ("views.h", include_str!("../torch/views.h")),
     ("watch.h", include_str!("../torch/watch.h")),
 ];
 

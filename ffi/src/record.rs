@@ -184,6 +184,29 @@ pub unsafe extern "C" fn rote_record_tensor(
     }
 }
 
+/// Says how often the step has written each of the first `n` tensors that were named, in the order
+/// of their naming, as autograd counts it (how far its version counter has risen), and, of
+/// a DTensor, its local tensor.
+///
+/// # Safety
+/// Both lists must have `n` entries.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_written(
+    session: *mut RoteSession,
+    times: *const u32,
+    local_times: *const u32,
+    n: u32,
+) -> c_int {
+    // SAFETY: the caller vouches for session and lists.
+    unsafe {
+        record(session, |recording| {
+            let both = slice(times, n)?.iter().zip(slice(local_times, n)?);
+            recording.written(both.map(|(&times, &local)| [times, local]));
+            Ok(ROTE_OK)
+        })
+    }
+}
+
 /// Adds a fact that is checked at every call. `table_kind` says what
 /// `container` and `key` are: 0 a dict and a key, 1 a list and an index, 2 a
 /// cell of a closure, 3 an object and an attribute's name, 4 a list or dict whose

@@ -535,6 +535,78 @@ pub unsafe extern "C" fn rote_mark_replayed(tensor: *mut c_void) -> c_int {
     })
 }
 
+/// Sets `*view` to a new tuple of what autograd knows of a tensor as a view: a number
+/// for its version counter, whether others have that too, `how` it is a view (bits: 1
+/// gradients go to its base, 2 tangents come from there, 4 its memory was written since it
+/// was made, 8 it has a version counter of its own, 16 no other: it was made in inference mode;
+/// the rest: how it was made), its base or `None`, whether it requires grad
+/// other than by its base, and what makes it from its base again, where strides do not say it:
+/// `None` where they do, `False` where nothing can.
+///
+/// # Safety
+/// `tensor` must be a tensor object, the place valid, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_view_of(tensor: *mut c_void, view: *mut *mut c_void) -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for object and place.
+        unsafe {
+            let view = out(view, "view")?;
+            let found = Bridge::get().view_of(object(tensor, "tensor")?)?;
+            view.set(found.into_ptr());
+        }
+        Ok(ROTE_OK)
+    })
+}
+
+/// Sets `*made` to a tensor on the memory of another, as one that was made in inference mode.
+///
+/// # Safety
+/// `tensor` must be a tensor object, the place valid, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_as_inference(tensor: *mut c_void, made: *mut *mut c_void) -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for object and place.
+        unsafe {
+            let made = out(made, "made")?;
+            let found = Bridge::get().as_inference(object(tensor, "tensor")?)?;
+            made.set(found.into_ptr());
+        }
+        Ok(ROTE_OK)
+    })
+}
+
+/// Makes a tensor object, which shares the memory of `base` and is no view yet, one to
+/// autograd, or gives it the version counter of `base` if `how` is 0. `how` and `rebuild`:
+/// as `rote_view_of` gives them.
+///
+/// # Safety
+/// `tensor` and `base` must be tensor objects, `rebuild` an object, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_make_view(
+    tensor: *mut c_void,
+    base: *mut c_void,
+    how: u32,
+    rebuild: *mut c_void,
+) -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for the objects.
+        unsafe {
+            let (tensor, base) = (object(tensor, "tensor")?, object(base, "base")?);
+            Bridge::get().make_view(tensor, base, how, object(rebuild, "rebuild")?)?;
+        }
+        Ok(ROTE_OK)
+    })
+}
+
 /// Sets `*hooks` to a new list of the Python functions in the hooks of the autograd node
 /// that adds up a tensor's gradient; `None` stands for a hook of C++.
 ///

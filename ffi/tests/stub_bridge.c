@@ -1,7 +1,7 @@
 // A bridge without PyTorch: every function of replay/src/aten/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
-unsigned rote_bridge_abi(void) { return 9; }
+unsigned rote_bridge_abi(void) { return 10; }
 const char *rote_bridge_error(void) { return "the stub fails"; }
 const char *rote_bridge_torch(void) { return "stub"; }
 const char *rote_bridge_table_text(void) { return ""; }
@@ -55,11 +55,14 @@ STUB(program_collective)
 STUB(program_bind)
 STUB(program_number)
 STUB(program_clear)
-STUB(program_bump)
+STUB(written)
 STUB(program_output)
 STUB(program_shown)
 STUB(with_gil)
 STUB(mark_replayed)
+STUB(view_of)
+STUB(as_inference)
+STUB(make_view)
 STUB(program_listened)
 STUB(range_begin)
 STUB(range_end)

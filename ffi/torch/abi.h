@@ -6,7 +6,7 @@
 
 namespace rote {
 
-constexpr uint32_t kAbiVersion = 9;
+constexpr uint32_t kAbiVersion = 10;
 
 // The tag of an Arg: which member of its union is set.
 enum Tag : uint8_t {
@@ -36,6 +36,9 @@ enum Into : uint8_t {
   kIntoOverload = 1,  // an overload of the op writes them
   kIntoCopy = 2,      // the op copies its first argument: copy_ does
 };
+
+// What of a Python tensor is bound to a slot.
+enum Bound : uint32_t { kBindTensor = 0, kBindGrad = 1, kBindMemory = 2 };
 
 // Bits of Tensor::flags.
 enum TensorFlags : uint8_t { kConj = 1, kNeg = 2, kNoStorage = 4, kZeroTensor = 8, kWrappedNumber = 16 };

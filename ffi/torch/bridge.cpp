@@ -13,6 +13,7 @@
 #include "observe.h"
 #include "program.h"
 #include "ranks.h"
+#include "views.h"
 #include "watch.h"
 
 using namespace rote;
@@ -282,13 +283,11 @@ EXPORT int rote_bridge_program_collective(Program* program, uint32_t kind, int32
   });
 }
 
-// Binds the local tensor of a Python tensor, or of its `.grad`, to a slot.
-EXPORT int rote_bridge_program_bind(Program* program, uint32_t value, PyObject* tensor, int grad) {
+// Binds the local tensor of a Python tensor, or of its `.grad`, to a slot; of state its memory.
+EXPORT int rote_bridge_program_bind(Program* program, uint32_t value, PyObject* tensor, uint32_t what) {
   return guarded(program, [&] {
-    if (!grad) {
-      program->bind(value, local_tensor(tensor));
-      return;
-    }
+    if (what == kBindTensor) return program->bind(value, local_tensor(tensor));
+    if (what == kBindMemory) return program->bind_memory(value, local_tensor(tensor));
     const at::Tensor& owned = THPVariable_Unpack(tensor).grad();
     TORCH_CHECK(owned.defined(), "a gradient that the plan reads is None");
     py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(owned));
@@ -366,8 +365,29 @@ EXPORT int rote_bridge_program_clear(Program* program, const uint32_t* values, u
   return guarded(program, [&] { program->clear(values, n); });
 }
 
-EXPORT int rote_bridge_program_bump(Program* program, uint32_t value) {
-  return guarded(program, [&] { program->bump_version(value); });
+// Says of tensors, or of their `.grad`, how often a step has written them, as autograd counts it; of DTensors,
+// how often their local tensors besides. Version counters of several tensors rise once.
+EXPORT int rote_bridge_written(PyObject* const* tensors, const uint8_t* grads, const uint32_t* times,
+                               const uint32_t* local_times, uint32_t n) {
+  return guarded([&] {
+    std::vector<std::pair<at::Tensor, int64_t>> versions;
+    versions.reserve(n);
+    auto add = [&](const at::Tensor& tensor, uint32_t by) {
+      if (by && tensor.defined() && !tensor.is_inference()) versions.emplace_back(tensor, int64_t{tensor._version()} + by);
+    };
+    for (uint32_t i = 0; i < n; ++i) {
+      const at::Tensor& owner = THPVariable_Unpack(tensors[i]);
+      const at::Tensor& tensor = grads[i] ? owner.grad() : owner;
+      add(tensor, times[i]);
+      if (!local_times[i] || !tensor.defined()) continue;
+      py::object object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+      add(local_tensor(object.ptr()), local_times[i]);
+    }
+    for (const auto& [tensor, version] : versions) {
+      c10::VariableVersion counter = torch::autograd::impl::version_counter(tensor);
+      counter.set_version(version);
+    }
+  });
 }
 
 // A result as a new reference. `fresh`: nothing else holds the slot's tensor.
@@ -394,6 +414,25 @@ EXPORT int rote_bridge_with_gil(int (*body)(void*), void* context) {
     status = body(context);
   });
   return end != 0 ? end : status;
+}
+
+// What a tensor is a view of, as view_of has it: a new tuple; null on failure.
+EXPORT PyObject* rote_bridge_view_of(PyObject* tensor) {
+  PyObject* out = nullptr;
+  guarded([&] { out = view_of(tensor).release().ptr(); });
+  return out;
+}
+
+// Makes a tensor a view of another, as view_of has described one.
+EXPORT int rote_bridge_make_view(PyObject* tensor, PyObject* base, uint32_t how, PyObject* rebuild) {
+  return guarded([&] { make_view(tensor, base, how, rebuild); });
+}
+
+// A tensor as one made in inference mode: a new reference; null on failure.
+EXPORT PyObject* rote_bridge_as_inference(PyObject* tensor) {
+  PyObject* out = nullptr;
+  guarded([&] { out = as_inference(tensor).release().ptr(); });
+  return out;
 }
 
 // Marks a returned tensor as eager would: it requires grad, its graph is gone.

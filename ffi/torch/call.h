@@ -9,6 +9,7 @@
 #include "looks.h"
 #include "modes.h"
 #include "values.h"
+#include "views.h"
 
 namespace rote {
 
@@ -59,6 +60,9 @@ class Call {
     for (uint32_t i = 0; i < n; ++i) {
       state_.emplace(storages[i], state_.size());
       state_objects_.emplace(objects[i], state_objects_.size());
+      const at::Tensor& tensor = THPVariable_Unpack(reinterpret_cast<PyObject*>(objects[i]));
+      state_roots_.emplace(address(root_of(tensor).unsafeGetTensorImpl()), state_roots_.size());
+      state_counters_.emplace(counter_of(tensor), state_counters_.size());
     }
   }
 
@@ -91,6 +95,8 @@ class Call {
     storages_.clear();
     starts_.clear();
     tensors_.clear();
+    roots_.clear();
+    counters_.clear();
     containers_.clear();
     kept_ = kept;
     structure_ = 0x5242;
@@ -222,7 +228,7 @@ class Call {
     }
     for (int64_t stride : local.strides()) add(leaf, kStrides, stride);
     add(leaf, kStorageFlags, (local.is_conj() ? 1 : 0) | (local.is_neg() ? 2 : 0));
-    alias(leaf, object, local, same);
+    alias(leaf, object, outer, local, same);
   }
 
   // The attributes of a tensor, which is held by another.
@@ -249,14 +255,14 @@ class Call {
   }
 
   // Which earlier leaf or state tensor shares the storage, how far apart the
-  // two start, and whether they are one object. Alone in its storage, a tensor
-  // may start anywhere.
-  void alias(uint32_t leaf, PyObject* object, const at::Tensor& local, uint32_t same) {
+  // two start, whether they are one object, and what autograd knows of that.
+  // Alone in its storage, a tensor may start anywhere.
+  void alias(uint32_t leaf, PyObject* object, const at::Tensor& outer, const at::Tensor& local, uint32_t same) {
     const c10::StorageImpl* storage = local.storage().unsafeGetStorageImpl();
     int64_t start = local.storage_offset() * static_cast<int64_t>(local.element_size());
     uint32_t own = static_cast<uint32_t>(starts_.size());
     uint32_t first = storages_.add(address(storage));
-    starts_.push_back({leaf, start});
+    starts_.push_back({leaf, start, &outer});
     auto state = state_.find(address(storage));
     if (state != state_.end()) {
       auto named = state_objects_.find(address(object));
@@ -264,29 +270,48 @@ class Call {
       add(leaf, kAlias, static_cast<uint64_t>(start));
       add(leaf, kAlias, named == state_objects_.end() ? 0 : named->second + 1);
       add(leaf, kAlias, same);
+      add(leaf, kAlias, kin(outer));
     } else if (first != own) {
       add(leaf, kAlias, 1ull << 33 | starts_[first].leaf);
       add(leaf, kAlias, static_cast<uint64_t>(start - starts_[first].bytes));
       add(leaf, kAlias, same);
+      add(leaf, kAlias, mix(kin(*starts_[first].tensor), kin(outer)));
     } else {
       add(leaf, kAlias, 0);
       add(leaf, kAlias, 0);
     }
   }
 
+  // A number for which others have the base that a tensor is a view of, and its version counter: state, or
+  // those of which that was asked before.
+  uint64_t kin(const at::Tensor& tensor) {
+    uint64_t root = address(root_of(tensor).unsafeGetTensorImpl()), counter = counter_of(tensor);
+    auto known_root = state_roots_.find(root);
+    auto known_counter = state_counters_.find(counter);
+    uint64_t number = mix(tensor.is_view() ? 1 : 0, known_root == state_roots_.end() ? roots_.add(root)
+                                                                                     : 1ull << 32 | known_root->second);
+    return mix(number, known_counter == state_counters_.end() ? counters_.add(counter)
+                                                              : 1ull << 32 | known_counter->second);
+  }
+
   struct Start {
     uint32_t leaf;
     int64_t bytes;
+    const at::Tensor* tensor;
   };
   PyObject* args_ = nullptr;  // borrowed, as the leaves are
   PyObject* kwargs_ = nullptr;
   std::unordered_map<uint64_t, uint32_t> state_;
   std::unordered_map<uint64_t, uint32_t> state_objects_;
+  std::unordered_map<uint64_t, uint32_t> state_roots_;
+  std::unordered_map<uint64_t, uint32_t> state_counters_;
   uint64_t world_ = 0;
   std::vector<Value> values_;
   Firsts storages_;
   std::vector<Start> starts_;  // of the leaves in `storages_`
   Firsts tensors_;
+  Firsts roots_;
+  Firsts counters_;
   Firsts containers_;
   std::vector<py::object>* kept_ = nullptr;
   uint64_t structure_ = 0;

@@ -262,7 +262,7 @@ class FactTable {
         out[0] = item ? mix(address(item), entry_count(item)) : 0;
         return;
       }
-      case kTensorMeta: {  // local storage, data, meta; requires_grad; spec; attributes
+      case kTensorMeta: {  // local storage, data, meta; part in autograd; spec; attributes
         const at::Tensor& outer = THPVariable_Unpack(entry.container);
         bool distributed = is_dtensor(entry.container);
         py::object keep;
@@ -277,6 +277,7 @@ class FactTable {
         out[1] = stored ? address(local.unsafeGetTensorImpl()->data()) : 0;
         out[2] = meta_word(local);
         out[3] = grad_flags(outer);
+        if (outer.is_view()) out[3] = mix(out[3], address(root_of(outer).unsafeGetTensorImpl()));
         out[4] = distributed ? placements(entry, entry.container) : 0;
         out[5] = mix(address(Py_TYPE(entry.container)), own_attributes(entry.container, false));
         if (distributed) out[5] += own_attributes(inner, true);

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "values.h"
+#include "views.h"
 
 namespace rote {
 
@@ -51,14 +52,14 @@ inline py::list hooks_of(PyObject* tensor) {
   return found;
 }
 
-// Whether a tensor requires grad, what kind of tensor it is to the dispatcher, and which hooks wait for its
-// gradient.
+// Whether a tensor requires grad, what kind of tensor it is to the dispatcher, which hooks wait for its
+// gradient, and how it was made if it is a view.
 inline uint64_t grad_flags(const at::Tensor& tensor) {
   uint64_t kind = tensor.unsafeGetTensorImpl()->key_set().raw_repr();
   if (!torch::autograd::impl::get_autograd_meta(tensor)) return mix(kind, 0);
   uint64_t hooks = torch::autograd::impl::hooks(tensor).size();
   bool after = torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr;
-  uint64_t flags = (tensor.requires_grad() ? 1 : 0) | (after ? 2 : 0) | hooks << 2;
+  uint64_t flags = (tensor.requires_grad() ? 1 : 0) | (after ? 2 : 0) | hooks << 2 | creation_of(tensor) << 40;
   if (tensor.requires_grad() && tensor.is_leaf())
     accumulation_hooks(tensor, [&](PyObject* hook) { flags = mix(flags, address(hook)); });
   return mix(kind, flags);

@@ -95,6 +95,10 @@ inline at::Tensor alias_of(const at::Tensor& base, at::ScalarType dtype, uint8_t
   return out;
 }
 
+inline uint8_t marks_of(const at::Tensor& tensor) {
+  return (tensor.is_conj() ? kMarkedConj : 0) | (tensor.is_neg() ? kMarkedNeg : 0);
+}
+
 class Program {
  public:
   Ranges ranges;  // what a profiler is shown
@@ -240,6 +244,16 @@ class Program {
     slots_[slot(value)] = tensor;
   }
 
+  // Binds the memory of a tensor for good, without holding the tensor: its caller may
+  // put another one in its place (`swap_tensors`).
+  void bind_memory(uint32_t value, const at::Tensor& tensor) {
+    const bool plain = tensor.has_storage() && tensor.layout() == at::kStrided &&
+                       !tensor.key_set().has(c10::DispatchKey::Python);
+    if (!plain) return bind(value, tensor);
+    slots_[slot(value)] =
+        alias_of(tensor, tensor.scalar_type(), marks_of(tensor), tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  }
+
   void run_op(uint32_t index) {
     if (const auto& direct = direct_[index]) return direct->call();
     Prepared& op = ops_[index];
@@ -382,13 +396,8 @@ class Program {
     const at::Tensor& tensor = slots_[slot(value)];
     TORCH_CHECK(tensor.defined(), "result ", value, " was not computed");
     if (fresh) return tensor;
-    uint8_t marks = (tensor.is_conj() ? kMarkedConj : 0) | (tensor.is_neg() ? kMarkedNeg : 0);
-    return alias_of(tensor, tensor.scalar_type(), marks, tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  }
-
-  void bump_version(uint32_t value) {
-    const at::Tensor& tensor = slots_[slot(value)];
-    if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    return alias_of(tensor, tensor.scalar_type(), marks_of(tensor), tensor.sizes(), tensor.strides(),
+                    tensor.storage_offset());
   }
 
  private:

@@ -13,7 +13,7 @@ pub const MAGIC: [u8; 8] = *b"ROTEPLAN";
 
 /// The version of the format that this build writes and reads. It grows with
 /// every change of an archived type.
-pub const FORMAT_VERSION: u16 = 4;
+pub const FORMAT_VERSION: u16 = 5;
 
 /// Mesh dims that the header has room for; a mesh with more keeps the rest in
 /// the archive only.

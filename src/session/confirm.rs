@@ -168,6 +168,10 @@ impl Session {
             return Ok(false);
         };
         let plan = file.to_plan();
+        if has_rebuilt_views(&plan.result) {
+            self.active = Some(active); // what rebuilds them, only a recording holds
+            return Ok(false);
+        }
         let free = free_of(&plan);
         let pinned = free.iter().find(|path| !active.recording.is_loose(path));
         let problem = guards_differ(&plan, &guards)
@@ -461,6 +465,13 @@ impl Session {
         self.next_id += 1;
         self.next_id - 1
     }
+}
+
+/// Whether a plan returns views that take more than strides to make from their bases.
+fn has_rebuilt_views(result: &str) -> bool {
+    let result: serde_json::Value = serde_json::from_str(result).unwrap_or_default();
+    let views = result["views"].as_array();
+    views.is_some_and(|views| views.iter().any(|view| !view["tuple"][3].is_null()))
 }
 
 /// The hyperparameters among `all` that a recording follows and nothing pins.

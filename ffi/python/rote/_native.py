@@ -56,6 +56,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_session_variant": (c_char_p, [c_void_p, c_uint32]),
     "rote_tensor_hooks": (c_int, [py_object, POINTER(c_void_p)]),
     "rote_mark_replayed": (c_int, [py_object]),
+    "rote_view_of": (c_int, [py_object, POINTER(c_void_p)]),
+    "rote_as_inference": (c_int, [py_object, POINTER(c_void_p)]),
+    "rote_make_view": (c_int, [py_object, py_object, c_uint32, py_object]),
     "rote_record_begin": (c_int, [c_void_p]),
     "rote_record_leaf": (c_int, [c_void_p, c_char_p, py_object]),
     "rote_record_spec": (c_int, [c_void_p, c_char_p, POINTER(c_uint32)]),
@@ -63,6 +66,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, c_uint32, c_char_p, py_object, py_object, c_uint32, c_uint32],
     ),
+    "rote_record_written": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_uint32), c_uint32]),
     "rote_record_fact": (
         c_int,
         [c_void_p, c_uint32, py_object, py_object, c_uint32, c_char_p, c_char_p, c_int],

@@ -7,7 +7,7 @@ import collections
 import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ctypes import byref, c_int64, c_void_p, py_object
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from . import _code, _facts, _floats, _reach, _record, _results, _state, _uses
-from ._native import NO_INDEX, c_text, check, error, lib, record_fact_without_key, record_no_grad, take_object
+from . import _code, _facts, _floats, _reach, _record, _results, _state, _uses, _views
+from ._native import NO_INDEX, c_text, check, error, ids, lib, record_fact_without_key, record_no_grad, take_object
 from ._specs import local_of, place_of, short_text
 
 if TYPE_CHECKING:
@@ -86,6 +86,11 @@ def _switches() -> list[_facts.Fact]:
     ]
 
 
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written, as autograd counts it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 class Recording:
     """One call that is recorded."""
 
@@ -99,6 +104,7 @@ class Recording:
         self._watch = _record.Watch(self._session, self._specs)
         self._tape = _floats.Tape(self._session, frozenset())
         self._replaced: list[tuple[dict[str, Any], str, float, _floats.TracedFloat]] = []
+        self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._grad_specs: list[tuple[str, Any, bool]] = []
         self._walk = _reach.Walk(captured._fn, captured._ignore)
@@ -184,6 +190,13 @@ class Recording:
                 f"reaches {path}, which cannot be guarded: {why}",
                 f'keep it out of reach of the captured function, or, if it does not matter, ignore=["{path}"]',
             )
+        for function in walk.functions:
+            if "initial_seed" in _code.names(function.__code__).attributes:
+                self._watch.refuse(
+                    f"Generator.initial_seed in {function.__qualname__}",
+                    "reads the seed of a generator: a later call may find another one",
+                    "pass the seed as an argument",
+                )
         self._captured._went_no_further(walk.stopped)
         self._facts(_switches())
         self._outlives = walk.seen | given
@@ -293,7 +306,9 @@ class Recording:
 
     def _name(self, kind: int, path: str, owner: torch.Tensor, tensor: torch.Tensor, leaf: int) -> None:
         spec = self._specs.of_tensor(tensor)
-        check(lib.rote_record_tensor(self._session, kind, c_text(path), owner, local_of(tensor), spec, leaf))
+        local = local_of(tensor)
+        check(lib.rote_record_tensor(self._session, kind, c_text(path), owner, local, spec, leaf))
+        self._versions.append((tensor, _version(tensor), _version(local)))
 
     def _track_grad(self, path: str, tensor: torch.Tensor, leaf: int) -> None:
         if not tensor.requires_grad or not tensor.is_leaf:
@@ -359,32 +374,33 @@ class Recording:
 
     def finish(self, result: Any) -> dict[str, Any]:
         """Hands results and gradients to the library and ends the recording."""
-        structure, output_specs = self._leave(result)
-        text = lib.rote_record_finish(self._session, _results.to_json(structure))
+        structure, output_specs, views = self._leave(result)
+        text = lib.rote_record_finish(self._session, _results.to_json(structure, views))
         if text is None:
             raise RuntimeError(f"rote: {error()}")
         outcome: dict[str, Any] = json.loads(text)
         if "variant" in outcome:
             self._captured._results[outcome["variant"]] = _results.Results(
-                structure, output_specs, self._grad_specs, self.own()
+                structure, output_specs, self._grad_specs, self.own(), views
             )
         return outcome
 
     def compare(self, result: Any, variant: int) -> dict[str, Any] | None:
         """Ends the recording without a plan: the first instruction that the plan of a variant has otherwise."""
-        structure, _ = self._leave(result)
-        text = lib.rote_record_compare(self._session, variant, _results.to_json(structure))
+        structure, _, views = self._leave(result)
+        text = lib.rote_record_compare(self._session, variant, _results.to_json(structure, views))
         return None if text is None else json.loads(text)
 
-    def _leave(self, result: Any) -> tuple[Any, list[tuple[Any, bool]]]:
-        """Hands results and gradients to the library: the structure of the result, and of each tensor in it the
-        spec and whether it requires grad."""
+    def _leave(self, result: Any) -> tuple[Any, list[tuple[Any, bool]], list[_views.Made]]:
+        """Hands results and gradients to the library: the structure of the result, of each tensor in it the
+        spec and whether it requires grad, and what they are views of."""
         session = self._session
         self._check_left()
-        names = {id(tensor): path for path, tensor in reversed(self.tensors)}
-        for path, leaf in self.leaves:
-            if isinstance(leaf, torch.Tensor):
-                names.setdefault(id(leaf), path)
+        self._count_writes()
+        names: dict[int, Any] = {}
+        for path, tensor in self._named():
+            for node, part in _views.parts({"b": path}, tensor):
+                names.setdefault(id(part), node)
         old = {id(before) for _, _, before in self._grads}
         for path, tensor, before in self._grads:
             if tensor.grad is not None and tensor.grad is not before:
@@ -394,7 +410,8 @@ class Recording:
                         f"makes {path}.grad the very tensor that is something else already",
                         "give each tensor a gradient of its own: other.grad = gradient.clone()",
                     )
-                names[id(tensor.grad)] = f"{path}.grad"
+                for node, part in _views.parts({"b": f"{path}.grad"}, tensor.grad):
+                    names.setdefault(id(part), node)
             if tensor.grad is not None and tensor.grad.requires_grad:
                 self._watch.refuse(
                     "",
@@ -412,14 +429,18 @@ class Recording:
                 "return tensors, numbers, text, and tuples, lists and dicts of these",
             )
         output_specs = []
+        given = len(outputs)
+        views = self._note_views(outputs)
         for i, tensor in enumerate(outputs):
             if type(tensor) not in _KINDS:
                 self._watch.refuse(
                     "",
-                    f"returns a {type(tensor).__qualname__}, a subclass of Tensor that a plan cannot give back",
+                    f"returns a {'view of a ' if i >= given else ''}{type(tensor).__qualname__}, a subclass of Tensor "
+                    "that a plan cannot give back",
                     "return a plain tensor: tensor.as_subclass(torch.Tensor)",
                 )
-            if tensor.requires_grad and (tensor.grad_fn is None or not self._watch.used_up(tensor.grad_fn)):
+            requires_grad = tensor.requires_grad and not _views.view_of(tensor).follows
+            if requires_grad and (tensor.grad_fn is None or not self._watch.used_up(tensor.grad_fn)):
                 self._watch.refuse(
                     "",
                     f"returns a tensor ({short_text(tensor)}) with an autograd graph that no backward pass in the "
@@ -427,10 +448,10 @@ class Recording:
                     "call backward() inside the captured function, return tensor.detach(), or capture the step "
                     "under torch.no_grad()",
                 )
-            output_specs.append((tensor._spec if isinstance(tensor, DTensor) else None, tensor.requires_grad))
+            output_specs.append((tensor._spec if isinstance(tensor, DTensor) else None, requires_grad))
             local = local_of(tensor)
             spec = self._specs.of_tensor(tensor)
-            check(lib.rote_record_output(session, c_text(f"result[{i}]"), local, spec, tensor.requires_grad))
+            check(lib.rote_record_output(session, c_text(f"result[{i}]"), local, spec, requires_grad))
         self._watch.check_moving()
         self._watch.forget()
         for path, tensor, before in self._grads:
@@ -449,7 +470,44 @@ class Recording:
                 "until its context ends, and a replay would not see them",
                 "enter torch.autocast inside the captured function, or pass it cache_enabled=False",
             )
-        return structure, output_specs
+        return structure, output_specs, views
+
+    def _count_writes(self) -> None:
+        """Says how often the step has written each named tensor."""
+        times = [
+            (
+                max(0, _version(tensor) - before),
+                0 if local_of(tensor) is tensor else max(0, _version(local_of(tensor)) - local),
+            )
+            for tensor, before, local in self._versions
+        ]
+        self._versions = []
+        check(
+            lib.rote_record_written(self._session, ids([a for a, _ in times]), ids([b for _, b in times]), len(times))
+        )
+
+    def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The caller's tensors with their paths; gradients that the step has not replaced too."""
+        yield from self.tensors
+        for path, leaf in self.leaves:
+            if isinstance(leaf, torch.Tensor):
+                yield path, leaf
+        for path, tensor, before in self._grads:
+            if before is not None and tensor.grad is before:
+                yield f"{path}.grad", before
+
+    def _note_views(self, outputs: list[torch.Tensor]) -> list[_views.Made]:
+        """What results are views of; their bases, if nobody else has them, become outputs too."""
+        grads = [
+            (f"{path}.grad", tensor.grad)
+            for path, tensor, before in self._grads
+            if tensor.grad is not None and tensor.grad is not before
+        ]
+        try:
+            return _views.note(outputs, grads, self._named)
+        except _views.Unknown as problem:
+            self._watch.refuse("", problem.what, problem.remedy)
+            return []
 
     def _finish_grad(self, path: str, tensor: torch.Tensor, before: torch.Tensor | None) -> None:
         after = tensor.grad

@@ -13,21 +13,22 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from ._native import check, lib
-from ._specs import mesh_text
+from ._specs import local_of, mesh_text
+from ._views import Made, as_inference, make, of_inference
 
 
 class Unsupported(Exception):
     """A result that a plan cannot give back."""
 
 
-def encode(result: Any, names: dict[int, str], outputs: list[torch.Tensor], outlives: set[int]) -> Any:
-    """The structure as docs/plan-format.md defines it. ``names`` are the
-    caller's own tensors by id; other tensors are appended to ``outputs``.
+def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outlives: set[int]) -> Any:
+    """The structure as docs/plan-format.md defines it. ``names`` are nodes of
+    the caller's own tensors by id; other tensors are appended to ``outputs``.
     ``outlives`` are objects from before the step, by id."""
     if isinstance(result, torch.Tensor):
-        name = names.get(id(result))
-        if name is not None:
-            return {"b": name}
+        own = names.get(id(result))
+        if own is not None:
+            return own
         for i, other in enumerate(outputs):
             if other is result:
                 return {"t": i}
@@ -70,6 +71,8 @@ def _decode(node: Any, tensors: list[Any], own: Callable[[str], Any]) -> Any:
         return float(value)
     if kind == "b":
         return own(value)
+    if kind == "local":
+        return local_of(_decode(value, tensors, own))
     if kind == "tuple":
         return tuple(_decode(item, tensors, own) for item in value)
     if kind == "list":
@@ -120,10 +123,13 @@ class Results:
         outputs: list[tuple[Any, bool]],
         grads: list[tuple[str, Any, bool]],
         own: Callable[[str], Any],
+        views: list[Made],
     ) -> None:
         """``outputs``: spec (or None) and requires_grad of each; ``grads``:
         owner's path, spec (or None), and whether ``.grad`` becomes None."""
         self._structure = structure
+        self._views = views
+        self._inference = of_inference(views)
         self._outputs = outputs
         self._own = own
         self._single = structure == {"t": 0} and len(outputs) == 1
@@ -147,12 +153,27 @@ class Results:
             at += 1
             owner.grad = local if spec is None else DTensor(local, spec, requires_grad=False)
         tensors = [
-            self._wrap(local, spec, requires_grad)
-            for local, (spec, requires_grad) in zip(locals_, self._outputs, strict=False)
+            self._tensor(i, local, spec)
+            for i, (local, (spec, _)) in enumerate(zip(locals_, self._outputs, strict=False))
         ]
+        if self._views:
+            make(self._views, lambda node: _decode(node, tensors, lambda path: self._find(path, own_argument)))
+        for tensor, (_, requires_grad) in zip(tensors, self._outputs, strict=True):
+            if requires_grad:
+                check(lib.rote_mark_replayed(tensor))
         if self._single:
             return tensors[0]
         return _decode(self._structure, tensors, lambda path: self._find(path, own_argument))
+
+    def _tensor(self, place: int, local: torch.Tensor, spec: Any) -> torch.Tensor:
+        """The output at a place."""
+        if place not in self._inference:
+            return local if spec is None else DTensor(local, spec, requires_grad=False)
+        local = as_inference(local)
+        if spec is None:
+            return local
+        with torch.inference_mode():
+            return DTensor(local, spec, requires_grad=False)
 
     def leave(self, made: dict[int, torch.Tensor], nothing: list[int], own_argument: Callable[[str], Any]) -> None:
         """Puts some of the gradients where eager leaves them, and takes others away, by their places."""
@@ -169,14 +190,15 @@ class Results:
             return self._own(path)
         return own_argument(path.removesuffix(".grad")).grad if path.endswith(".grad") else own_argument(path)
 
-    @staticmethod
-    def _wrap(local: torch.Tensor, spec: Any, requires_grad: bool) -> torch.Tensor:
-        tensor = local if spec is None else DTensor(local, spec, requires_grad=False)
-        if requires_grad:
-            check(lib.rote_mark_replayed(tensor))
-        return tensor
 
-
-def to_json(structure: Any) -> bytes:
+def to_json(structure: Any, views: list[Made]) -> bytes:
     """The structure as the library takes it."""
-    return json.dumps(structure).encode()
+    return json.dumps({"views": [structure, *(view.to_json() for view in views)]} if views else structure).encode()
+
+
+def from_json(node: Any) -> tuple[Any, list[Made]]:
+    """The structure in a plan, and what a replay makes of its tensors."""
+    if isinstance(node, dict) and "views" in node:
+        structure, *views = node["views"]
+        return structure, [Made.from_json(view) for view in views]
+    return node, []

@@ -684,6 +684,8 @@ fn the_result_structure_is_read() {
         r#"{"c":"\u00e9"}"#,
         r#" {"list":[{"c":true},{"f":"-inf"},{"tuple":[]}]} "#,
         r#"{"dict":[]}"#,
+        r#"{"local":{"b":"x"}}"#,
+        r#"{"views":[{"t":0},{"tuple":[{"t":0},{"local":{"b":"x"}},{"c":3}]}]}"#,
     ] {
         assert_eq!(result(valid), "valid", "{valid}");
     }
@@ -699,11 +701,11 @@ fn the_result_structure_is_read() {
         (r#"{"t":0,"c":1}"#, "a node with a second key"),
         (
             r#"{"x":0}"#,
-            "expected one of the keys t, c, f, b, tuple, list, dict",
+            "expected one of the keys t, c, f, b, local, tuple, list, dict, views",
         ),
         (
             r#"[]"#,
-            "expected a node with one of the keys t, c, f, b, tuple, list, dict",
+            "expected a node with one of the keys t, c, f, b, local, tuple, list, dict, views",
         ),
         (
             r#"{"c":[]}"#,
@@ -712,6 +714,8 @@ fn the_result_structure_is_read() {
         (r#"{"f":1.0}"#, "expected \"nan\", \"inf\" or \"-inf\""),
         (r#"{"f":"NaN"}"#, "expected \"nan\", \"inf\" or \"-inf\""),
         (r#"{"b":0}"#, "expected the path of a binding"),
+        (r#"{"local":[]}"#, "expected a node with one of the keys"),
+        (r#"{"views":[{"t":0},{"t":2}]}"#, "it refers to outputs[2]"),
         (r#"{"tuple":{"t":0}}"#, "expected a list of nodes"),
         (
             r#"{"dict":{}}"#,

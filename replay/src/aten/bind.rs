@@ -48,8 +48,6 @@ pub struct BoundPlan {
     last_numbers: Vec<f64>,
     /// Slots to empty after a run: all but the state's and fixed ones.
     transient: Vec<u32>,
-    /// Slots of bindings that the plan writes.
-    written: Vec<u32>,
     /// Slots to hand out: outputs first, then gradients; and whether each is
     /// the slot's own tensor.
     results: Vec<(u32, bool)>,
@@ -369,12 +367,6 @@ impl BoundPlan {
             .collect();
         let (fixed, transient): (Vec<u32>, Vec<u32>) =
             (0..plan.values.len() as u32).partition(|value| lasting.value(*value));
-        let written = plan
-            .bindings
-            .iter()
-            .filter(|binding| binding.written)
-            .map(|binding| binding.value.to_native())
-            .collect();
         let mut results: Vec<(u32, bool)> = Vec::new();
         let outputs = plan.outputs.iter().map(|output| output.value.to_native());
         let grads = plan
@@ -405,7 +397,6 @@ impl BoundPlan {
             numbers,
             scalars,
             transient,
-            written,
             results,
             outputs: plan.outputs.len(),
             marked: plan
@@ -475,7 +466,7 @@ impl BoundPlan {
             self.program.fix(&self.fixed)?;
             self.settled = true;
         }
-        self.bump_versions()
+        Ok(())
     }
 
     /// Runs all of the plan, as the first run does. Returns, for each instruction,
@@ -489,7 +480,6 @@ impl BoundPlan {
         let Some(steps) = watched else {
             return self.run().map(|()| None);
         };
-        self.bump_versions()?;
         let count = self.instrs.last().map_or(0, |last| *last as usize + 1);
         let mut allocated = vec![0; count];
         for (instr, bytes) in self.instrs.iter().zip(steps) {
@@ -544,7 +534,26 @@ impl BoundPlan {
             self.program.fix(&self.fixed)?;
             self.settled = true;
         }
-        self.bump_versions()
+        Ok(())
+    }
+
+    /// Of a run that failed at a step: the instruction.
+    fn failed_at(&self, step: usize) -> u32 {
+        let instrs = match self.settled {
+            true => &self.later_instrs,
+            false => &self.instrs,
+        };
+        instrs.get(step).copied().unwrap_or(0)
+    }
+
+    /// Slots of bindings that a run which failed at a step has written by then. `plan`: the
+    /// one that was bound.
+    pub fn written_before(&self, plan: &ArchivedPlan, step: usize) -> Vec<u32> {
+        let before = &plan.instrs[..self.failed_at(step) as usize];
+        let slots = self.bindings.iter().map(|&(_, slot)| slot);
+        slots
+            .filter(|&slot| before.iter().any(|instr| writes(plan, instr, slot)))
+            .collect()
     }
 
     /// What eager leaves behind when an instruction fails: for each gradient that the
@@ -553,18 +562,7 @@ impl BoundPlan {
     /// run that failed. `plan`: the one that was bound. To be called before
     /// [`BoundPlan::clear`].
     pub fn left(&self, plan: &ArchivedPlan, step: usize) -> Result<Vec<Left>, ReplayError> {
-        let instrs = match self.settled {
-            true => &self.later_instrs,
-            false => &self.instrs,
-        };
-        let failed = instrs.get(step).copied().unwrap_or(0);
-        for (binding, &(_, slot)) in plan.bindings.iter().zip(&self.bindings) {
-            let before = &plan.instrs[..failed as usize];
-            let written = binding.written && before.iter().any(|i| writes(plan, i, slot));
-            if written {
-                self.program.bump_version(slot)?;
-            }
-        }
+        let failed = self.failed_at(step);
         let mut results = self.results[self.outputs..].iter();
         let left = plan.grads.iter().map(|grad| {
             if grad.value == NONE {
@@ -584,13 +582,6 @@ impl BoundPlan {
             })
         });
         left.collect()
-    }
-
-    fn bump_versions(&self) -> Result<(), ReplayError> {
-        for &value in &self.written {
-            self.program.bump_version(value)?;
-        }
-        Ok(())
     }
 
     /// Outputs, then gradients, as Python tensors in a new list.

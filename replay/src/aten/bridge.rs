@@ -195,6 +195,73 @@ impl Bridge {
         Ok(Object(list))
     }
 
+    /// What autograd knows of a tensor as a view: a tuple, for Python.
+    ///
+    /// # Safety
+    /// `tensor` must be a live tensor object.
+    pub unsafe fn view_of(&self, tensor: sys::Object) -> Result<Object, ReplayError> {
+        // SAFETY: the caller vouches for the tensor; the result is a new reference.
+        let view = unsafe { (self.functions.view_of)(tensor) };
+        if view.is_null() {
+            return Err(ReplayError::Bridge(self.message()));
+        }
+        Ok(Object(view))
+    }
+
+    /// A tensor as one that was made in inference mode.
+    ///
+    /// # Safety
+    /// `tensor` must be a live tensor object.
+    pub unsafe fn as_inference(&self, tensor: sys::Object) -> Result<Object, ReplayError> {
+        // SAFETY: the caller vouches for the tensor; the result is a new reference.
+        let made = unsafe { (self.functions.as_inference)(tensor) };
+        if made.is_null() {
+            return Err(ReplayError::Bridge(self.message()));
+        }
+        Ok(Object(made))
+    }
+
+    /// Makes a tensor a view of another. `how` and `rebuild`: of [`Bridge::view_of`].
+    ///
+    /// # Safety
+    /// `tensor` and `base` must be live tensor objects, `rebuild` a live object.
+    pub unsafe fn make_view(
+        &self,
+        tensor: sys::Object,
+        base: sys::Object,
+        how: u32,
+        rebuild: sys::Object,
+    ) -> Result<(), ReplayError> {
+        // SAFETY: the caller vouches for the objects.
+        self.check(unsafe { (self.functions.make_view)(tensor, base, how, rebuild) })
+    }
+
+    /// Says how often tensors were written, as autograd counts it.
+    ///
+    /// # Safety
+    /// The objects must be live tensors.
+    pub unsafe fn written(&self, written: &Written) -> Result<(), ReplayError> {
+        let n = written.tensors.len();
+        let all = [
+            written.grads.len(),
+            written.times.len(),
+            written.local_times.len(),
+        ];
+        if all != [n; 3] {
+            return Err(ReplayError::Bridge("lists of different lengths".to_owned()));
+        }
+        // SAFETY: pointers to `n` entries each; the caller vouches for the objects.
+        self.check(unsafe {
+            (self.functions.written)(
+                written.tensors.as_ptr(),
+                written.grads.as_ptr(),
+                written.times.as_ptr(),
+                written.local_times.as_ptr(),
+                n as u32,
+            )
+        })
+    }
+
     /// Marks a returned tensor as one whose graph is used up.
     pub fn mark_replayed(&self, tensor: &Object) -> Result<(), ReplayError> {
         // SAFETY: a live object.
@@ -555,6 +622,46 @@ impl Drop for FactTable {
     }
 }
 
+/// What of a tensor object is bound to a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Bound {
+    /// Its local tensor.
+    Tensor = 0,
+    /// That of its `.grad`.
+    Grad = 1,
+    /// The memory of its local tensor, for good.
+    Memory = 2,
+}
+
+/// Tensors that a step has written, how often as autograd counts it, and how often the
+/// local tensors of DTensors.
+#[derive(Debug, Default)]
+pub struct Written {
+    tensors: Vec<sys::Object>,
+    grads: Vec<u8>,
+    times: Vec<u32>,
+    local_times: Vec<u32>,
+}
+
+impl Written {
+    /// Adds a tensor, or its `.grad`. `times`: it, and its local tensor.
+    pub fn add(&mut self, tensor: sys::Object, grad: bool, times: [u32; 2]) {
+        self.tensors.push(tensor);
+        self.grads.push(grad.into());
+        self.times.push(times[0]);
+        self.local_times.push(times[1]);
+    }
+
+    /// Forgets all of them.
+    pub fn clear(&mut self) {
+        self.tensors.clear();
+        self.grads.clear();
+        self.times.clear();
+        self.local_times.clear();
+    }
+}
+
 /// A plan's ops and slots on the bridge's side.
 #[derive(Debug)]
 pub struct AtenProgram(pub(super) *mut c_void);
@@ -586,7 +693,7 @@ impl AtenProgram {
         unsafe { (Bridge::get().functions.program_lost)(self.0) != 0 }
     }
 
-    /// Binds a tensor, or its `.grad`, to a slot.
+    /// Binds what a tensor object has to a slot.
     ///
     /// # Safety
     /// `tensor` must be a live tensor object.
@@ -594,12 +701,11 @@ impl AtenProgram {
         &self,
         value: u32,
         tensor: sys::Object,
-        grad: bool,
+        what: Bound,
     ) -> Result<(), ReplayError> {
         let bridge = Bridge::get();
         // SAFETY: the caller vouches for the object.
-        bridge
-            .check(unsafe { (bridge.functions.program_bind)(self.0, value, tensor, grad as c_int) })
+        bridge.check(unsafe { (bridge.functions.program_bind)(self.0, value, tensor, what as u32) })
     }
 
     /// Sets a number among an op's arguments. `element`: its place in a list.
@@ -632,13 +738,6 @@ impl AtenProgram {
         bridge.check(unsafe {
             (bridge.functions.program_fix)(self.0, values.as_ptr(), values.len() as u32)
         })
-    }
-
-    /// Says that a slot's tensor was written, as autograd counts it.
-    pub fn bump_version(&self, value: u32) -> Result<(), ReplayError> {
-        let bridge = Bridge::get();
-        // SAFETY: a slot of this program.
-        bridge.check(unsafe { (bridge.functions.program_bump)(self.0, value) })
     }
 
     /// A slot's tensor as a Python object. `fresh`: it is the slot's own

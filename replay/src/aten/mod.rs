@@ -21,5 +21,7 @@ pub mod ranks;
 pub mod sys;
 
 pub use bind::{BoundPlan, Left};
-pub use bridge::{AtenProgram, Bridge, Call, CallFacts, FactTable, Object, Recording, place};
+pub use bridge::{
+    AtenProgram, Bound, Bridge, Call, CallFacts, FactTable, Object, Recording, Written, place,
+};
 pub use ranks::Group;

@@ -8,7 +8,7 @@ pub use super::op::{
 };
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
@@ -104,14 +104,17 @@ functions! {
     program_fix: fn(*mut c_void, *const u32, u32) -> c_int;
     program_view: fn(*mut c_void, u32, u32, u8, u8, *const i64, *const i64, u32, i64, *mut u32) -> c_int;
     program_collective: fn(*mut c_void, u32, i32, *const c_char, u32, u32, u32, *const i64, u32, *const i64, u32, *const i64, u32, *mut u32) -> c_int;
-    program_bind: fn(*mut c_void, u32, Object, c_int) -> c_int;
+    program_bind: fn(*mut c_void, u32, Object, u32) -> c_int;
     program_number: fn(*mut c_void, u32, u32, i64, f64) -> c_int;
     program_clear: fn(*mut c_void, *const u32, u32) -> c_int;
-    program_bump: fn(*mut c_void, u32) -> c_int;
+    written: fn(*const Object, *const u8, *const u32, *const u32, u32) -> c_int;
     program_output: fn(*mut c_void, u32, c_int) -> Object;
     program_shown: fn(*mut c_void, u32) -> Object;
     with_gil: fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
     mark_replayed: fn(Object) -> c_int;
+    view_of: fn(Object) -> Object;
+    as_inference: fn(Object) -> Object;
+    make_view: fn(Object, Object, u32, Object) -> c_int;
     program_listened: fn(*mut c_void) -> c_int;
     range_begin: fn(*mut c_void, *const c_char) -> c_int;
     range_end: fn(*mut c_void) -> c_int;

@@ -34,8 +34,12 @@ impl FixedPlan {
         for &(kind, slot) in self.bound.bindings() {
             if kind == BindingKind::Arg {
                 // SAFETY: this bridge looks at no object.
-                unsafe { self.bound.program().bind(slot, std::ptr::null_mut(), false) }
-                    .expect("binds");
+                unsafe {
+                    self.bound
+                        .program()
+                        .bind(slot, std::ptr::null_mut(), Bound::Tensor)
+                }
+                .expect("binds");
             }
         }
         self.bound.run().expect("runs");

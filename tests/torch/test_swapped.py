@@ -1,0 +1,91 @@
+"""Tensors of the state that the caller swaps for others, moves or loads: no replay holds on to the old ones."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from models import inputs
+from oracle import ORACLE_ONLY, Calls, Capture, check_right
+from torch import Tensor, nn
+
+
+@contextmanager
+def swapping() -> Iterator[None]:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def swap(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+        torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().clone() + 1))
+
+
+def move(model: nn.Module) -> None:
+    with swapping():
+        model.double()
+        model.float()
+
+
+def load(model: nn.Module) -> None:
+    state = {name: tensor.clone() + 1 for name, tensor in model.state_dict().items()}
+    with swapping():
+        model.load_state_dict(state)
+
+
+def assign(model: nn.Module) -> None:
+    model.load_state_dict({name: tensor.clone() + 1 for name, tensor in model.state_dict().items()}, assign=True)
+
+
+def set_data(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone() + 1
+
+
+CHANGES: list[Callable[[nn.Module], None]] = [swap, move, load, assign, set_data]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("passes", ["none", "default"])
+def test_state_that_is_swapped(change: Callable[[nn.Module], None], passes: str) -> None:
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+        def step(x: Tensor) -> Tensor:
+            model.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(parameter.grad, alpha=0.1)  # type: ignore[arg-type]
+            return loss.detach()
+
+        captured = capture(step, state=model, passes=passes)
+        for i, x in enumerate(inputs(18, 2, 4)):
+            if i in (6, 12):
+                change(model)
+            yield [captured(x), *(parameter.detach().clone() for parameter in model.parameters())]
+        return {"model": model}
+
+    run = check_right(script)
+    if not ORACLE_ONLY:
+        before, after = run.stats[5][0].replays, run.stats[-1][0]
+        assert before >= 3 and after.replays > before, after
+
+
+def test_a_copy_of_the_model_shares_nothing() -> None:
+    def script(capture: Capture) -> Calls:
+        model = nn.Linear(4, 4)
+        step = capture(lambda x: model(x).detach(), state=model)
+        for x in inputs(6, 2, 4):
+            with torch.no_grad():
+                yield [step(x), copy.deepcopy(model).weight.detach()]
+        return {"model": model}
+
+    check_right(script)
