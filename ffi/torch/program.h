@@ -149,16 +149,12 @@ class Program {
     }
   }
 
-  // Whether an op gives a tensor on memory of its arguments, or another look to one of them. Some of these
-  // check no bounds, and no recorded plan has them: it has views.
-  static bool looks_elsewhere(const c10::OperatorHandle& op, const int64_t* outs, uint32_t nouts) {
-    const auto& returns = op.schema().returns();
-    for (size_t i = 0; i < returns.size() && i < nouts; ++i) {
-      const auto* alias = returns[i].alias_info();
-      if (outs[i] >= 0 && alias && !alias->isWrite()) return true;
-    }
-    return op.hasTag(at::Tag::inplace_view) || op.schema().name() == "inductor::_reinterpret_tensor" ||
-           op.schema().name() == "inductor::_alloc_from_pool";
+  // Whether an op looks at memory through another shape without a look at its bounds. No recorded plan has
+  // one: it has views.
+  static bool looks_elsewhere(const c10::OperatorHandle& op) {
+    const std::string& name = op.schema().name();
+    return op.hasTag(at::Tag::inplace_view) || name == "aten::_reshape_alias" ||
+           name == "inductor::_reinterpret_tensor" || name == "inductor::_alloc_from_pool";
   }
 
   // `into`: how results get to the slots where they lie already; see Into.
@@ -171,7 +167,7 @@ class Program {
                 nargs);
     TORCH_CHECK(nouts <= handle->schema().returns().size() || handle->schema().returns().size() == 1,
                 "operator ", name, " returns ", handle->schema().returns().size(), " results, the plan names ", nouts);
-    TORCH_CHECK(!looks_elsewhere(*handle, outs, nouts), "operator ", name,
+    TORCH_CHECK(!looks_elsewhere(*handle), "operator ", name,
                 " looks at memory through another shape: a plan says so as a view, whose bounds are checked");
     Prepared op{*handle, {}, {}, {}, {}, false};
     op.constants.reserve(nargs);

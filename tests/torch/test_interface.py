@@ -209,7 +209,7 @@ def test_kinds_of_ops() -> None:
 @pytest.mark.parametrize(
     "options",
     [{"verify": -1}, {"max_variants": 0}, {"ignore": "not a list"}, {"state": {"model": object()}}],
-    ids=str,
+    ids=lambda options: next(iter(options)),
 )
 def test_wrong_options_are_errors_at_once(options: dict[str, Any]) -> None:
     needs_rote()

@@ -115,12 +115,16 @@ def test_transform_around_a_step() -> None:
 
 @contextlib.contextmanager
 def setting(get: Callable[[], Any], set_: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    # Whether or not PyTorch's own samples for tests, which freeze such settings, have been imported.
+    unfrozen = torch.backends.__allow_nonbracketed_mutation
     before = get()
-    set_(value)
+    with unfrozen():
+        set_(value)
     try:
         yield
     finally:
-        set_(before)
+        with unfrozen():
+            set_(before)
 
 
 def attribute(owner: Any, name: str, value: Any) -> Callable[[], Any]:
