@@ -31,6 +31,9 @@ SOURCES := pyproject.toml Cargo.toml Cargo.lock README.md $(wildcard ffi/torch/*
 # One thread per process: the examples and tests run several on few cores.
 export OMP_NUM_THREADS ?= 1
 
+# Files of tests side by side; a file's tests share processes.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
 # What eager and a replay leave must be equal, bit for bit; and what must hold
 # besides, with any passes.
 KEPT := tests/torch/test_equality.py tests/torch/test_aliasing.py
@@ -56,9 +59,9 @@ demo: setup
 
 test: setup
 	cargo test --workspace
-	$(BIN)/python -m pytest tests/torch
+	$(PYTEST) tests/torch
 	for passes in none all; do \
-	  ROTE_PASSES=$$passes $(BIN)/python -m pytest -q $(KEPT) || exit 1; \
+	  ROTE_PASSES=$$passes $(PYTEST) -q $(KEPT) || exit 1; \
 	done
 
 # Every pass that keeps bits by itself, over all that holds whatever the passes
@@ -66,7 +69,7 @@ test: setup
 test-passes: setup
 	for passes in none all $$($(TARGET)/release/rote passes --names); do \
 	  echo "ROTE_PASSES=$$passes"; \
-	  ROTE_PASSES=$$passes $(BIN)/python -m pytest -q $(KEPT) $(HELD) || exit 1; \
+	  ROTE_PASSES=$$passes $(PYTEST) -q $(KEPT) $(HELD) || exit 1; \
 	done
 
 test-all: test test-passes
