@@ -2,7 +2,7 @@
 //! result, replayed as a session does once its guards hold.
 
 use rote_plans::{BindingKind, PlanFile, Schedule};
-use rote_replay::aten::BoundPlan;
+use rote_replay::aten::{Bound, BoundPlan};
 
 #[path = "../../../plans/tests/sample/mod.rs"]
 mod sample;
