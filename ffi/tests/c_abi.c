@@ -158,7 +158,7 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     FAILS(rote_record_tensor(session, ROTE_BINDING_ARG, "x", &object, NULL, 0, 0), "`local` is null");
     FAILS(rote_record_tensor(session, ROTE_BINDING_ARG, "x", NULL, &object, 0, 0), "`object` is null");
     FAILS(rote_record_fact(session, 0, NULL, NULL, 0, "x", "1", 0), "`container` is null");
-    FAILS(rote_record_fact(session, 20, &object, NULL, 0, "x", "1", 0), "20 is no kind of fact");
+    FAILS(rote_record_fact(session, 99, &object, NULL, 0, "x", "1", 0), "99 is no kind of fact");
     FAILS(rote_record_fact(session, 0, &object, NULL, 6, "x", "1", 0), "6 is no kind of guard");
     FAILS(rote_record_guard(session, 6, "x", "1"), "6 is no kind of guard");
     CHECK(rote_record_guard(session, ROTE_GUARD_WORLD, "world", "1") == ROTE_OK);
