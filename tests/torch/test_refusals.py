@@ -538,3 +538,27 @@ def test_recordings_do_not_differ_by_chance() -> None:
 def test_marks_are_lines_of_this_file() -> None:
     assert line_of("item").startswith("test_refusals.py:")
     assert eager(len) is len
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_kernel_that_asks_for_grad_mode(detached: bool) -> None:
+    """oneDNN's LSTM computes otherwise, to the last bit, where gradients may be wanted."""
+
+    def script(capture: Capture) -> Calls:
+        lstm = torch.nn.LSTM(4, 8, num_layers=2)
+        optimizer = torch.optim.SGD(lstm.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            found, _ = lstm(x)
+            if not detached:
+                found.square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return found.detach()
+
+        captured = capture(step, state={"lstm": lstm, "optimizer": optimizer})
+        for x in inputs(8, 28, 4):
+            yield captured(x.view(7, 4, 4))
+        return {"lstm": lstm}
+
+    check_refused(script, "aten::mkldnn_rnn_layer", remedy="mkldnn")

@@ -1,8 +1,10 @@
 """Tensors of the state that the caller swaps for others, moves or loads: no replay holds on to the old ones."""
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,3 +91,50 @@ def test_a_copy_of_the_model_shares_nothing() -> None:
         return {"model": model}
 
     check_right(script)
+
+
+def test_parameters_of_a_group_replaced() -> None:
+    """The list itself, by one of other parameters."""
+
+    def script(capture: Capture) -> Calls:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            model.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        captured = capture(step, state={"model": model, "optimizer": optimizer})
+        for i, x in enumerate(inputs(12, 3, 4)):
+            if i == 6:
+                optimizer.param_groups[0]["params"] = list(model[1].parameters())
+            yield captured(x)
+        return {"model": model}
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays > 5
+
+
+def test_trusted_plans_know_which_parameters_a_group_has(tmp_path: Path) -> None:
+    def script(capture: Capture, part: int) -> Calls:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model[part].parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            model.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        state = {"model": model, "optimizer": optimizer}
+        captured = capture(step, state=state, plans=tmp_path, trust_plans=True)
+        for x in inputs(6, 3, 4):
+            yield captured(x)
+        return {"model": model}
+
+    for part in (0, 1):
+        check_right(functools.partial(script, part=part))

@@ -159,9 +159,9 @@ class Walk:
                 subject = f"{path}.param_groups[{i}]['{key}']"
                 if key == "params":
                     self.visit(value)
-                    self.add(SIZE, value, None, STATE, subject, value)
+                    self.add(ENTRY_SIZE, group, key, STATE, subject, value)
                     for j, parameter in enumerate(value):
-                        self.add(LIST_ITEM, value, j, STATE, f"{subject}[{j}]", parameter, "")
+                        self.add(LIST_ITEM, value, j, STATE, f"{subject}[{j}]", parameter, names.get(id(parameter), ""))
                     continue
                 hyper = is_number(value)
                 self.add(DICT_ITEM, group, key, STATE, subject, value, hyperparameter=hyper)
