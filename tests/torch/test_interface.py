@@ -1,5 +1,6 @@
 """`rote.capture` behaves like the function it captures."""
 
+import copy
 import inspect
 import os
 import warnings
@@ -337,3 +338,24 @@ def test_callable_objects_of_all_kinds(make: Callable[[], Any]) -> None:
     found = check_right(script)
     if not ORACLE_ONLY:
         assert found.stats[-1][0].replays >= 5
+
+
+def test_copies_of_what_holds_a_captured_function() -> None:
+    """A function is copied as itself, a method as one of the copy."""
+
+    def script(capture: Capture) -> Calls:
+        model = torch.nn.Linear(4, 4)
+        model.forward = capture(model.forward, state={"model": model})  # type: ignore[method-assign]
+        for x in inputs(CALLS, 4, 4):
+            yield model(x)
+        averaged = torch.optim.swa_utils.AveragedModel(model)
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            twin.weight.add_(1)
+        for x in inputs(CALLS, 4, 4):
+            yield model(x), twin(x), averaged(x)
+        return None
+
+    check_right(script)
+    step = rote_capture(lambda x: x * 2)
+    assert ORACLE_ONLY or copy.deepcopy({"step": step})["step"] is step

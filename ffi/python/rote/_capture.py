@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import json
@@ -167,6 +168,12 @@ class Captured:
             own = {name: value for name, value in vars(fn).items() if not hasattr(Captured, name)}
             vars(self).update(own)
         self.__wrapped__ = fn
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A function is copied as itself. The copy of a method or of a callable object runs eagerly: the
+        captured state is the original's."""
+        copied = copy.deepcopy(self._fn, memo)
+        return self if copied is self._fn else copied
 
     # -- calls ----------------------------------------------------------------
 
