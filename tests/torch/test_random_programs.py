@@ -13,13 +13,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from generated import ROOT, command
 from ranks import Pools
 
-TESTS = Path(__file__).parent
 SEED = int(os.environ.get("ROTE_TEST_SEED", "0"))
 PROGRAMS = int(os.environ.get("ROTE_TEST_PROGRAMS", "2000"))
 #: Of these, so many run on two gloo ranks as well.
@@ -29,18 +28,6 @@ PROCESSES = 2
 LEAST_ON_RANKS = 0.5
 #: More than these refused, and the programs are no test of replay.
 MOST_REFUSED = 0.25
-
-
-def command(*arguments: object) -> dict[str, Any]:
-    """`python -m tests.torch.programs`; its counts and failures, or how it died."""
-    line = [sys.executable, "-m", "tests.torch.programs", *map(str, arguments), "--json"]
-    done = subprocess.run(line, cwd=TESTS.parents[1], capture_output=True, text=True)
-    try:
-        return dict(json.loads(done.stdout.splitlines()[-1]))
-    except (IndexError, ValueError):
-        end = done.stderr[-4000:]
-        died = f"{' '.join(line)} ended with {done.returncode}; the last seed is the one:\n{end}"
-        return {"counts": {}, "refusals": {}, "failures": [died]}
 
 
 def report(found: list[dict[str, Any]]) -> tuple[collections.Counter[str], list[str]]:
@@ -54,7 +41,7 @@ def report(found: list[dict[str, Any]]) -> tuple[collections.Counter[str], list[
 def test_programs_are_replayed_as_eager_runs_them() -> None:
     with concurrent.futures.ThreadPoolExecutor(PROCESSES) as pool:
         parts = [
-            pool.submit(command, "--seed", SEED + part, "--programs", PROGRAMS - part, "--every", PROCESSES)
+            pool.submit(command, "programs", "--seed", SEED + part, "--programs", PROGRAMS - part, "--every", PROCESSES)
             for part in range(PROCESSES)
         ]
         counts, failures = report([part.result() for part in parts])
@@ -70,7 +57,7 @@ def test_programs_are_replayed_as_eager_runs_them() -> None:
 def test_programs_on_two_ranks(pools: Pools) -> None:
     line = [sys.executable, "-m", "tests.torch.programs", "--source", "--json", "--world", "2"]
     line += ["--seed", str(SEED), "--programs", str(ON_RANKS)]
-    made = subprocess.run(line, cwd=TESTS.parents[1], capture_output=True, text=True, check=True)
+    made = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
     sources = [text for text in made.stdout.splitlines() if text.startswith("{")]
     assert len(sources) == ON_RANKS
     ranks = pools.run(2, on_ranks, {"sources": sources}, timeout=900)
@@ -100,6 +87,6 @@ def on_ranks(sources: list[str]) -> tuple[dict[str, int], list[str]]:
 @pytest.mark.skipif(os.environ.get("ROTE_TEST_ORACLE_ONLY") == "1", reason="compares two ways of running")
 def test_planted_bugs_are_seen() -> None:
     """Captures that are wrong in one way each: the comparison sees all of them."""
-    found = command("--seed", SEED, "--programs", 40, "--planted")
+    found = command("programs", "--seed", SEED, "--programs", 40, "--planted")
     assert not found["failures"], "\n\n".join(found["failures"])
     print(f"seed {SEED}: {found['counts']}")

@@ -7,16 +7,11 @@ made as plain as it gets. Those that were wrong once always run.
 """
 
 import collections
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
+from generated import command
 
-TESTS = Path(__file__).parent
 EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
 SEED = int(os.environ.get("ROTE_TEST_SEED", "0"))
 SCRIPTS = int(os.environ.get("ROTE_TEST_SCRIPTS", "5000" if EVERYTHING else "300"))
@@ -28,23 +23,11 @@ LEAST_REPLAYED, LEAST_QUIET = 0.5, 0.8
 pytestmark = pytest.mark.skipif(os.environ.get("ROTE_TEST_ORACLE_ONLY") == "1", reason="compares two ways of running")
 
 
-def command(*arguments: object) -> dict[str, Any]:
-    """`python -m tests.torch.scripts`; its counts and failures, or how it died."""
-    line = [sys.executable, "-m", "tests.torch.scripts", *map(str, arguments), "--json"]
-    done = subprocess.run(line, cwd=TESTS.parents[1], capture_output=True, text=True)
-    try:
-        return dict(json.loads(done.stdout.splitlines()[-1]))
-    except (IndexError, ValueError):
-        end = done.stderr[-4000:]
-        died = f"{' '.join(line)} ended with {done.returncode}; the last script is the one:\n{end}"
-        return {"counts": {}, "refusals": {}, "failures": [died]}
-
-
 def test_scripts_see_each_change(capsys: pytest.CaptureFixture[str]) -> None:
     counts: collections.Counter[str] = collections.Counter()
     failures: list[str] = []
     for first in range(SEED, SEED + SCRIPTS, BATCH):
-        found = command("--seed", first, "--scripts", min(BATCH, SEED + SCRIPTS - first))
+        found = command("scripts", "--seed", first, "--scripts", min(BATCH, SEED + SCRIPTS - first))
         counts.update(found["counts"])
         failures += found["failures"]
         with capsys.disabled():
@@ -59,7 +42,7 @@ def test_scripts_see_each_change(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_scripts_that_were_wrong_once() -> None:
-    found = command("--corpus")
+    found = command("scripts", "--corpus")
     assert not found["failures"], "\n\n".join(found["failures"])
 
 

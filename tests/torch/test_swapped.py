@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,48 +94,32 @@ def test_a_copy_of_the_model_shares_nothing() -> None:
     check_right(script)
 
 
+def train_a_part(capture: Capture, part: int, then: int, **options: Any) -> Calls:
+    """Trains one layer of two; half-way, what the optimizer's group lists is another one."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model[part].parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        model.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    captured = capture(step, state={"model": model, "optimizer": optimizer}, **options)
+    for i, x in enumerate(inputs(12, 3, 4)):
+        if i == 6 and then != part:
+            optimizer.param_groups[0]["params"] = list(model[then].parameters())
+        yield captured(x)
+    return {"model": model}
+
+
 def test_parameters_of_a_group_replaced() -> None:
     """The list itself, by one of other parameters."""
-
-    def script(capture: Capture) -> Calls:
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
-
-        def step(x: Tensor) -> Tensor:
-            model.zero_grad()
-            loss = model(x).square().sum()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        captured = capture(step, state={"model": model, "optimizer": optimizer})
-        for i, x in enumerate(inputs(12, 3, 4)):
-            if i == 6:
-                optimizer.param_groups[0]["params"] = list(model[1].parameters())
-            yield captured(x)
-        return {"model": model}
-
-    found = check_right(script)
+    found = check_right(functools.partial(train_a_part, part=0, then=1))
     assert ORACLE_ONLY or found.steps[0].stats.replays > 5
 
 
 def test_trusted_plans_know_which_parameters_a_group_has(tmp_path: Path) -> None:
-    def script(capture: Capture, part: int) -> Calls:
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        optimizer = torch.optim.SGD(model[part].parameters(), lr=0.1)
-
-        def step(x: Tensor) -> Tensor:
-            model.zero_grad()
-            loss = model(x).square().sum()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        state = {"model": model, "optimizer": optimizer}
-        captured = capture(step, state=state, plans=tmp_path, trust_plans=True)
-        for x in inputs(6, 3, 4):
-            yield captured(x)
-        return {"model": model}
-
     for part in (0, 1):
-        check_right(functools.partial(script, part=part))
+        check_right(functools.partial(train_a_part, part=part, then=part, plans=tmp_path, trust_plans=True))
