@@ -212,7 +212,10 @@ pub unsafe extern "C" fn rote_record_written(
 /// cell of a closure, 3 an object and an attribute's name, 4 a list or dict whose
 /// size is the fact, 5 a tensor of the state, 6 the owner of a gradient, 7 a
 /// process group's name, 8 a container whose entries are, 9 a function, 10 an
-/// object with a buffer, 11 one whose class counts, 12 a context variable; `key`
+/// object with a buffer, 11 one whose class counts, 12 a context variable,
+/// 13 an object whose own attributes are, 14 an object and a descriptor, 15 a dict whose entry is
+/// a container with a size, 16 a class whose bases are, 17 a library's class, 18 a weak reference, 19 an object
+/// of the interpreter's own classes, 20 a tensor that is no state, or a generator; `key`
 /// is null where the kind has none. `kind` is a kind of guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text
 /// that holds in another process too; an empty one keeps the fact out of the
 /// plan file. `hyperparameter`, if not 0, lets the value become a scalar
