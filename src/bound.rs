@@ -35,6 +35,12 @@ pub(crate) struct BoundVariant {
     values: Vec<u32>,
     /// What a replay that failed has left of each gradient.
     left: Vec<Left>,
+    /// How the bound program runs.
+    schedule: Schedule,
+    /// Whether a run has failed since the program was bound. An op that raises may leave
+    /// tensors with other sizes and strides, or without what it makes: the program is
+    /// bound anew before it runs again.
+    failed: bool,
     /// What is to be bound once a replay has shown what its ops allocate.
     unplaced: Option<Unplaced>,
     /// What is new of the arena pass.
@@ -79,8 +85,11 @@ impl BoundVariant {
         let optimized = PlanFile::from_plan(&program.plan)?;
         let plan = optimized.plan();
         let arena = !program.schedule.offsets.is_empty();
-        let without = Schedule::default();
-        let bound = BoundPlan::bind(plan, if arena { &without } else { &program.schedule })?;
+        let schedule = match arena {
+            true => Schedule::default(),
+            false => program.schedule.clone(),
+        };
+        let bound = BoundPlan::bind(plan, &schedule)?;
         let mut taken = vec![false; named.len()];
         let mut args = Vec::new();
         let mut grads = Vec::new();
@@ -180,6 +189,8 @@ impl BoundVariant {
             plan: optimized,
             values,
             left: Vec::new(),
+            schedule,
+            failed: false,
             unplaced: arena.then_some(Unplaced {
                 program,
                 allocated: None,
@@ -220,12 +231,18 @@ impl BoundVariant {
         if let Some(unplaced) = self.unplaced.take_if(seen) {
             self.place(unplaced);
         }
+        self.mend()?;
         self.bound.begin()?;
         let results = self.replayed(call, facts);
+        self.failed = results.is_err();
         self.left = match &results {
             Err(ReplayError::Step { step, .. }) if !self.lost() => {
                 let slots = self.bound.written_before(self.plan.plan(), *step);
                 self.count(call, Some(&slots))?;
+                for (slot, tensor) in &self.state {
+                    // SAFETY: the object is held, a tensor, and the GIL is held.
+                    unsafe { (self.bound.program()).leave_shape(*slot, tensor.as_ptr())? };
+                }
                 self.bound.left(self.plan.plan(), *step).unwrap_or_default()
             }
             _ => Vec::new(),
@@ -262,12 +279,14 @@ impl BoundVariant {
         facts: &Facts,
         seen: &mut dyn FnMut(u32, u32, Object),
     ) -> Result<(), ReplayError> {
+        self.mend()?;
         let run = (self.prepare(call, facts)).and_then(|()| {
             let values = &self.values;
             (self.bound).run_shown(self.plan.plan(), &mut |instr, value, tensor| {
                 seen(instr, values[value as usize], tensor);
             })
         });
+        self.failed = run.is_err();
         let cleared = self.bound.clear();
         run.and_then(|()| self.count(call, None)).and(cleared)
     }
@@ -344,6 +363,29 @@ impl BoundVariant {
         Ok(())
     }
 
+    /// The plan bound to the tensors of the state, to run by a schedule.
+    fn bound_by(&self, schedule: &Schedule) -> Result<BoundPlan, ReplayError> {
+        let bound = BoundPlan::bind(self.plan.plan(), schedule)?;
+        for (slot, tensor) in &self.state {
+            // SAFETY: the object is held, a tensor, and the GIL is held.
+            unsafe {
+                bound
+                    .program()
+                    .bind(*slot, tensor.as_ptr(), Bound::Memory)?
+            };
+        }
+        Ok(bound)
+    }
+
+    /// Binds the program anew if its last run has failed.
+    fn mend(&mut self) -> Result<(), ReplayError> {
+        if self.failed {
+            self.bound = self.bound_by(&self.schedule)?;
+            self.failed = false;
+        }
+        Ok(())
+    }
+
     /// Binds the program with its results at their places in the arena, which depend
     /// on what its ops were seen to allocate in an earlier replay.
     fn place(&mut self, unplaced: Unplaced) {
@@ -352,20 +394,11 @@ impl BoundVariant {
             allocated,
         } = unplaced;
         let done = program.arrange(&allocated.unwrap_or_default());
-        let bound = BoundPlan::bind(self.plan.plan(), &program.schedule).and_then(|bound| {
-            for (slot, tensor) in &self.state {
-                // SAFETY: the object is held, a tensor, and the GIL is held.
-                unsafe {
-                    bound
-                        .program()
-                        .bind(*slot, tensor.as_ptr(), Bound::Memory)?
-                };
-            }
-            Ok(bound)
-        });
-        match bound {
+        match self.bound_by(&program.schedule) {
             Ok(bound) => {
                 self.bound = bound;
+                self.schedule = program.schedule;
+                self.failed = false;
                 self.arranged = Some(done);
             }
             Err(error) => {

@@ -295,6 +295,10 @@ EXPORT int rote_bridge_program_bind(Program* program, uint32_t value, PyObject* 
   });
 }
 
+EXPORT int rote_bridge_program_leave_shape(Program* program, uint32_t value, PyObject* tensor) {
+  return guarded(program, [&] { program->leave_shape(value, local_tensor(tensor)); });
+}
+
 EXPORT int rote_bridge_program_number(Program* program, uint32_t op, uint32_t arg, int64_t element, double value) {
   return guarded(program, [&] {
     if (element < 0) {

@@ -250,6 +250,15 @@ class Program {
         alias_of(tensor, tensor.scalar_type(), marks_of(tensor), tensor.sizes(), tensor.strides(), tensor.storage_offset());
   }
 
+  // Gives a tensor the sizes and strides of what is in its slot: an op that raised may have
+  // changed them, which eager leaves so.
+  void leave_shape(uint32_t value, const at::Tensor& tensor) const {
+    const at::Tensor& left = slots_[slot(value)];
+    if (!left.defined() || !left.has_storage() || !tensor.has_storage()) return;
+    if (left.sizes() == tensor.sizes() && left.strides() == tensor.strides()) return;
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(left.sizes(), left.strides(), left.storage_offset());
+  }
+
   void run_op(uint32_t index) {
     if (const auto& direct = direct_[index]) return direct->call();
     Prepared& op = ops_[index];

@@ -81,6 +81,33 @@ def test_errors_of_ops_keep_their_class(name: str) -> None:
         assert run.stats[-1][0].replays >= WARM - 2 + 3
 
 
+@pytest.mark.parametrize("passes", ["none", "default", "all"])
+@pytest.mark.parametrize("out", ["made", "state"])
+def test_an_op_that_fails_half_way_leaves_no_shape_behind(out: str, passes: str) -> None:
+    """`lu_solve` turns `out=` round while it works: one that raises leaves it so."""
+    torch.manual_seed(0)
+    LU, pivots = torch.linalg.lu_factor(torch.randn(2, 3, 3))
+    B = torch.randn(2, 3, 3)
+
+    def script(capture: Capture) -> Calls:
+        kept = torch.zeros(2, 3, 3)
+
+        def step(pivots: Tensor) -> tuple[Tensor, Tensor]:
+            solved = kept if out == "state" else B.clone()
+            torch.linalg.lu_solve(LU, pivots, B, left=False, out=solved)
+            return solved.flatten(1)[:, 1:3] + 1, solved.transpose(1, 2) * 2
+
+        captured = capture(step, state={"LU": LU, "B": B, "kept": kept}, passes=passes)
+        for i in range(WARM + 6):
+            yield attempt(lambda: captured(torch.zeros_like(pivots) if i in (WARM, WARM + 2) else pivots))  # noqa: B023
+        return {"kept": kept}
+
+    run = check_right(script)
+    assert "Pivots" in str(run.outputs[WARM]["output.2"])
+    if not ORACLE_ONLY:
+        assert run.stats[-1][0].replays >= WARM - 2 + 2
+
+
 @pytest.mark.parametrize("error", [OwnError("no"), NotImplementedError("not so"), KeyboardInterrupt(), SystemExit(3)])
 def test_errors_of_custom_ops_are_the_very_objects(error: BaseException) -> None:
     def script(capture: Capture) -> Calls:

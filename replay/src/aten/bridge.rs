@@ -708,6 +708,17 @@ impl AtenProgram {
         bridge.check(unsafe { (bridge.functions.program_bind)(self.0, value, tensor, what as u32) })
     }
 
+    /// Gives a tensor object the sizes and strides that a run which failed has left in
+    /// its slot.
+    ///
+    /// # Safety
+    /// `tensor` must be a live tensor object.
+    pub unsafe fn leave_shape(&self, value: u32, tensor: sys::Object) -> Result<(), ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: the caller vouches for the object.
+        bridge.check(unsafe { (bridge.functions.program_leave_shape)(self.0, value, tensor) })
+    }
+
     /// Sets a number among an op's arguments. `element`: its place in a list.
     pub fn number(
         &self,

@@ -8,7 +8,7 @@ pub use super::op::{
 };
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 10;
+pub const ABI_VERSION: u32 = 11;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
@@ -105,6 +105,7 @@ functions! {
     program_view: fn(*mut c_void, u32, u32, u8, u8, *const i64, *const i64, u32, i64, *mut u32) -> c_int;
     program_collective: fn(*mut c_void, u32, i32, *const c_char, u32, u32, u32, *const i64, u32, *const i64, u32, *const i64, u32, *mut u32) -> c_int;
     program_bind: fn(*mut c_void, u32, Object, u32) -> c_int;
+    program_leave_shape: fn(*mut c_void, u32, Object) -> c_int;
     program_number: fn(*mut c_void, u32, u32, i64, f64) -> c_int;
     program_clear: fn(*mut c_void, *const u32, u32) -> c_int;
     written: fn(*const Object, *const u8, *const u32, *const u32, u32) -> c_int;
