@@ -76,6 +76,22 @@ pub enum Fault {
         /// The first that is not.
         to: i64,
     },
+    /// A tensor larger than any memory.
+    #[error("{at} has {most} elements or more")]
+    Elements {
+        /// Where.
+        at: Place,
+        /// The first number that is not allowed.
+        most: i64,
+    },
+    /// Tensors that are together larger than any memory.
+    #[error("{at} and the tensors before it have {most} bytes or more")]
+    Bytes {
+        /// The tensor that is one too many.
+        at: Place,
+        /// The first number that is not allowed.
+        most: u64,
+    },
     /// A list of the wrong length.
     #[error("{at} has {found} entries, expected {expected} ({what})")]
     Count {
@@ -243,6 +259,19 @@ pub enum Fault {
         to: i128,
         /// Bytes of the storage.
         bytes: u64,
+    },
+    /// A tensor that reaches elements further from where its root's data starts than
+    /// any memory goes.
+    #[error("values[{value}] reaches elements {from} to {to}, expected less than {most} away")]
+    Far {
+        /// The value.
+        value: u32,
+        /// First element reached.
+        from: i128,
+        /// Element after the last one reached.
+        to: i128,
+        /// The first distance that is not allowed.
+        most: i64,
     },
     /// Nested arguments that do not lie before the one that holds them.
     #[error("args[{index}] holds args[{inner}], expected entries before it")]

@@ -10,7 +10,9 @@
 //!   that it defines in increasing order. Shape and strides have the same
 //!   length, at most [`MAX_TENSOR_DIMS`]. A root is its own root and is defined
 //!   no later than what looks at it, and a view stays inside the root's
-//!   storage where the plan knows the storage's size.
+//!   storage where the plan knows the storage's size. No tensor has or reaches
+//!   [`SPAN`] elements, and all together have fewer than [`TOGETHER`] bytes, so that those
+//!   who compute with sizes need not look for overflow.
 //! - **Instructions.** A value is used after its definition, before it is freed
 //!   and no later than the last use that it names. Only results of
 //!   instructions are freed, once, and not those that outlive the run (outputs,
@@ -49,6 +51,12 @@ use crate::value::{ArchivedDef, ArchivedValue};
 
 /// The most dims of a tensor or mesh: PyTorch's own limit.
 pub const MAX_TENSOR_DIMS: usize = 64;
+
+/// Elements of a tensor, its strides, its offset and what it reaches lie below this.
+pub const SPAN: i64 = 1 << 48;
+
+/// The bytes of all tensors and storages together lie below this.
+pub const TOGETHER: u64 = 1 << 62;
 
 /// How deep lists and wrapped numbers nest in an op's arguments.
 pub const MAX_ARG_DEPTH: u32 = 8;

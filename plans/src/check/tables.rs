@@ -3,7 +3,7 @@
 use rkyv::vec::ArchivedVec;
 
 use super::fault::Fault;
-use super::{Checker, DEVICE_END, DTYPE_END, at, defining_instr};
+use super::{Checker, DEVICE_END, DTYPE_END, SPAN, TOGETHER, at, defining_instr};
 use crate::binding::{
     ArchivedBinding, ArchivedConstant, ArchivedGradResult, ArchivedGuard, ArchivedOutput,
     ArchivedScalar,
@@ -174,13 +174,25 @@ impl Checker<'_> {
             "one per dim of the shape",
             place,
         )?;
+        let mut elements = 1_i64;
         for size in shape {
-            self.number(size.to_native(), 0, i64::MAX, || at(table, index, "shape"))?;
+            self.number(size.to_native(), 0, SPAN, || at(table, index, "shape"))?;
+            let size = size.to_native().max(1);
+            elements = (elements.checked_mul(size))
+                .filter(|elements| *elements < SPAN)
+                .ok_or_else(|| Fault::Elements {
+                    at: at(table, index, "shape"),
+                    most: SPAN,
+                })?;
+        }
+        for stride in strides {
+            self.number(stride.to_native(), -SPAN, SPAN, place)?;
         }
         Ok(shape.len())
     }
 
     pub(super) fn values(&self, values: &[ArchivedValue]) -> Result<(), Fault> {
+        let mut together = 0;
         for (index, value) in values.iter().enumerate() {
             let ArchivedValue {
                 dtype,
@@ -190,8 +202,8 @@ impl Checker<'_> {
                 root,
                 shape,
                 strides,
-                offset: _,
-                storage_bytes: _,
+                offset,
+                storage_bytes,
                 last_use,
             } = value;
             self.dtype(*dtype, "values", index)?;
@@ -235,6 +247,21 @@ impl Checker<'_> {
                 })?;
             }
             self.shape(*shape, *strides, "values", index)?;
+            self.number(offset.to_native(), -SPAN, SPAN, || {
+                at("values", index, "offset")
+            })?;
+            // Their shape was seen to be short and small.
+            let elements: i64 = self.dims(value).map(|(size, _)| size).product();
+            let width = DType(dtype.0).bytes().unwrap_or(1);
+            together = storage_bytes
+                .to_native()
+                .checked_add(elements.unsigned_abs() * width)
+                .and_then(|bytes| bytes.checked_add(together))
+                .filter(|bytes| *bytes < TOGETHER)
+                .ok_or_else(|| Fault::Bytes {
+                    at: at("values", index, ""),
+                    most: TOGETHER,
+                })?;
             let root = root.to_native();
             let root_value = self.value(root, || at("values", index, "root"))?;
             if root != id {
@@ -268,8 +295,20 @@ impl Checker<'_> {
         }
     }
 
-    /// A tensor stays inside its storage, where the plan knows its size.
+    /// A tensor stays inside its storage, where the plan knows its size, and near it
+    /// elsewhere, even if it is empty.
     fn extent(&self, id: u32, value: &ArchivedValue, root: &ArchivedValue) -> Result<(), Fault> {
+        let dims = self.dims(value).map(|(size, stride)| (size.max(1), stride));
+        if let Some((from, to)) = reach(1, value.offset.to_native(), dims) {
+            if from <= -i128::from(SPAN) || to > i128::from(SPAN) {
+                return Err(Fault::Far {
+                    value: id,
+                    from,
+                    to,
+                    most: SPAN,
+                });
+            }
+        }
         let bytes = root.storage_bytes.to_native();
         if bytes == 0 || defining_instr(root).is_none() {
             return Ok(());
@@ -291,15 +330,20 @@ impl Checker<'_> {
     /// The bytes that a tensor reaches; `None` for an empty tensor or an unknown
     /// element type.
     fn reach(&self, value: &ArchivedValue) -> Option<(i128, i128)> {
+        reach(
+            DType(value.dtype.0).bytes()?,
+            value.offset.to_native(),
+            self.dims(value),
+        )
+    }
+
+    /// Sizes and strides of a tensor.
+    fn dims(&self, value: &ArchivedValue) -> impl Iterator<Item = (i64, i64)> {
         let native = |range: ArchivedRange| {
             let dims = self.plan.dims[range.indices()].iter();
             dims.map(|dim| dim.to_native())
         };
-        reach(
-            DType(value.dtype.0).bytes()?,
-            value.offset.to_native(),
-            native(value.shape).zip(native(value.strides)),
-        )
+        native(value.shape).zip(native(value.strides))
     }
 
     pub(super) fn dtype(

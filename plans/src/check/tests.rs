@@ -303,7 +303,32 @@ fn numbers_of_the_framework_lie_in_their_spans() {
 fn shapes_are_shapes() {
     assert_eq!(
         broken(|p| p.dims[p.values[0].shape.start as usize] = -4),
-        "values[0].shape is -4, expected 0 or more and less than 9223372036854775807"
+        "values[0].shape is -4, expected 0 or more and less than 281474976710656"
+    );
+    let product = |p: &mut Plan| {
+        let start = p.values[0].shape.start as usize;
+        p.dims[start..start + 2].fill(1 << 24);
+    };
+    assert_eq!(
+        broken(product),
+        "values[0].shape has 281474976710656 elements or more"
+    );
+    assert_eq!(
+        broken(|p| p.values[3].storage_bytes = 1 << 62),
+        "values[3] and the tensors before it have 4611686018427387904 bytes or more"
+    );
+    assert_eq!(
+        broken(|p| p.values[3].storage_bytes = u64::MAX),
+        "values[3] and the tensors before it have 4611686018427387904 bytes or more"
+    );
+    assert_eq!(
+        broken(|p| p.values[0].offset = i64::MIN),
+        "values[0].offset is -9223372036854775808, expected -281474976710656 or more and \
+         less than 281474976710656"
+    );
+    assert_eq!(
+        broken(|p| p.dims[p.values[0].strides.start as usize] = (1 << 48) - 1),
+        "values[0] reaches elements 0 to 844424930131973, expected less than 281474976710656 away"
     );
     assert_eq!(
         broken(|p| p.values[0].strides.len = 1),
@@ -486,11 +511,11 @@ fn roots_are_roots_and_hold_what_looks_at_them() {
         "values[3] reaches bytes 4 to 132 of its storage, which has 128"
     );
     assert_eq!(
-        broken(|p| p.values[3].offset = i64::MIN),
+        broken(|p| p.values[3].offset = -(1 << 47)),
         format!(
             "values[3] reaches bytes {} to {} of its storage, which has 128",
-            i128::from(i64::MIN) * 4,
-            (i128::from(i64::MIN) + 32) * 4
+            -(1_i64 << 47) * 4,
+            (-(1_i64 << 47) + 32) * 4
         )
     );
     let huge = broken(|p| {
@@ -499,7 +524,10 @@ fn roots_are_roots_and_hold_what_looks_at_them() {
         let all = Range { start, len: 64 };
         (p.values[3].shape, p.values[3].strides) = (all, all);
     });
-    assert!(huge.starts_with("values[3] reaches bytes 0 to "), "{huge}");
+    assert_eq!(
+        huge,
+        "values[3].shape is 9223372036854775806, expected 0 or more and less than 281474976710656"
+    );
     assert_eq!(
         broken(|p| p.constants[0].data.len = 7),
         "constants[0].data has 7 bytes, its value reaches bytes 0 to 8"

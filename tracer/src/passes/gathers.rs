@@ -167,12 +167,14 @@ fn is_gathered(plan: &Plan, own: &Own, ranks: i64) -> bool {
     let Some(size) = shape.get_mut(own.dim) else {
         return false;
     };
-    *size *= ranks;
+    *size = size.saturating_mul(ranks);
+    if plan.dims(result.shape) != shape {
+        return false;
+    }
     let numel: i64 = shape.iter().product();
     let bytes = numel.unsigned_abs() * result.dtype.bytes().unwrap_or(0);
     bytes > 0
         && plan.kind(own.input) == plan.kind(own.result)
-        && plan.dims(result.shape) == shape
         && emit::is_contiguous(&shape, plan.dims(result.strides))
         && (result.root, result.offset, result.storage_bytes) == (own.result, 0, bytes)
 }
@@ -224,7 +226,7 @@ fn joined(plan: &Plan, at: usize, gather: &Collective) -> Option<(ValueId, usize
     let rows = plan.ids(pieces).iter().zip(0_i64..).all(|(piece, rank)| {
         let of = |value: &Value| {
             value.root == gather.output
-                && value.offset == rank * row
+                && value.offset == row.saturating_mul(rank)
                 && plan.dims(value.shape) == shape
                 && emit::is_contiguous(shape, plan.dims(value.strides))
         };

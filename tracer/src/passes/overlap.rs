@@ -241,7 +241,7 @@ impl<'a> Scheduler<'a> {
                 // front where it was, and counted nothing.
                 self.ahead -= self.made(at).min(self.ahead);
             } else if self.is_wait(at) {
-                self.held += self.sent(at);
+                self.held = self.held.saturating_add(self.sent(at));
                 self.late.push(at);
             } else {
                 return;
@@ -312,10 +312,10 @@ impl<'a> Scheduler<'a> {
             Instr::Wait { .. } => {
                 if let Some(late) = self.late.iter().position(|wait| *wait == at) {
                     self.late.remove(late);
-                    self.held -= self.sent(at);
+                    self.held = self.held.saturating_sub(self.sent(at));
                 }
             }
-            Instr::Local { .. } => self.work += self.takes(at),
+            Instr::Local { .. } => self.work = self.work.saturating_add(self.takes(at)),
             _ => {}
         }
     }
@@ -351,12 +351,14 @@ impl<'a> Scheduler<'a> {
     /// What an instruction is thought to take.
     fn takes(&self, at: usize) -> u64 {
         let instr = &self.plan.instrs[at];
-        let mut bytes = 0;
-        for_each_value(self.plan, instr, |value| bytes += self.bytes(value));
-        for_each_out(self.plan, instr, |value| bytes += self.bytes(value));
+        // A list may name a value any number of times.
+        let mut bytes = 0_u64;
+        let mut add = |value: ValueId| bytes = bytes.saturating_add(self.bytes(value));
+        for_each_value(self.plan, instr, &mut add);
+        for_each_out(self.plan, instr, &mut add);
         match instr {
-            Instr::Collective(_) => COLLECTIVE + LINK * bytes,
-            Instr::Local { .. } => OP + bytes,
+            Instr::Collective(_) => COLLECTIVE.saturating_add(bytes.saturating_mul(LINK)),
+            Instr::Local { .. } => OP.saturating_add(bytes),
             _ => 0,
         }
     }
