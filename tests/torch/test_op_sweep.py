@@ -74,8 +74,12 @@ def sweep(*arguments: object) -> None:
     unlike = {each["name"].split(" ")[0] for each in found if "differs from eager" in each.get("invalid", "")}
     assert not died and not wrong, f"seed {SEED}: {len(wrong)} differ:\n" + "\n".join([*died, *wrong][:20])
     assert unlike <= UNLIKE_ITSELF.keys(), f"seed {SEED}: of {unlike}, two calls in eager differ"
-    assert counts["replays"] >= 3 * counts["cases"], counts
-    assert counts["refusal"] + counts["invalid"] <= 0.3 * counts["cases"], counts
+    # Ops have from one to some thousands of samples, and a few are refused with all of them.
+    ops = collections.Counter(each["case"].split(" ")[0] for each in found if "case" in each and "died" not in each)
+    without = collections.Counter(each["name"].split(" ")[0] for each in found if "name" in each)
+    hardly = [op for op, cases in ops.items() if without[op] > 0.5 * cases]
+    assert len(hardly) <= 0.3 * len(ops), hardly
+    assert counts["replays"] >= 3 * (counts["cases"] - without.total()), counts
 
 
 def named(names: list[str]) -> str:
