@@ -5,9 +5,11 @@
 use proptest::prelude::*;
 use rote_plans::PlanFile;
 
+mod edits;
 mod hostile;
 mod sample;
 
+use edits::{edit, edits};
 use hostile::{HEADER_BYTES, seal, walk};
 
 fn good() -> Vec<u8> {
@@ -68,36 +70,13 @@ fn every_flipped_bit_is_refused_unless_sealed_and_then_survived() {
     );
 }
 
-/// A change of a file: bytes or little-endian numbers put somewhere.
-fn edits() -> impl Strategy<Value = Vec<(prop::sample::Index, u32, bool)>> {
-    let number = prop_oneof![
-        Just(0),
-        Just(u32::MAX),
-        Just(u32::MAX - 1),
-        Just(1 << 31),
-        0..64_u32,
-        (0..64_u32).prop_map(|n| n.wrapping_neg()),
-        any::<u32>(),
-    ];
-    prop::collection::vec((any::<prop::sample::Index>(), number, any::<bool>()), 1..12)
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2048, ..ProptestConfig::default() })]
 
     #[test]
-    fn edited_files_are_survived(edits in edits()) {
+    fn edited_files_are_survived(edits in edits(11)) {
         let mut bytes = good();
-        for (at, number, whole) in edits {
-            if whole {
-                // Numbers of the archive are aligned to four bytes.
-                let at = at.index(bytes.len() / 4) * 4;
-                bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
-            } else {
-                let at = at.index(bytes.len());
-                bytes[at] = number as u8;
-            }
-        }
+        edit(&mut bytes, &edits);
         open(&bytes);
         seal(&mut bytes);
         open(&bytes);

@@ -83,13 +83,14 @@ pub(crate) fn follow(plan: &mut Plan, moved: &[u32]) {
     }
 }
 
-/// Which values are there after the run: bindings, outputs, gradients.
+/// Which values are there after the run: bindings, constants, outputs, gradients.
 pub(crate) fn outlives(plan: &Plan) -> Vec<bool> {
     let mut outlives = vec![false; plan.values.len()];
     let bindings = plan.bindings.iter().map(|binding| binding.value);
+    let constants = plan.constants.iter().map(|constant| constant.value);
     let outputs = plan.outputs.iter().map(|output| output.value);
     let grads = plan.grads.iter().map(|grad| grad.value);
-    for value in bindings.chain(outputs).chain(grads) {
+    for value in bindings.chain(constants).chain(outputs).chain(grads) {
         if value != NONE {
             outlives[value as usize] = true;
         }
