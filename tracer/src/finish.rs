@@ -34,6 +34,9 @@ pub(crate) fn finish_values(
         let mut touched = Vec::new();
         for_each_value(&plan, instr, |value| touched.push(value));
         for_each_out(&plan, instr, |value| touched.push(value));
+        if let Instr::Local { writes, .. } = instr {
+            touched.extend(plan.ids(*writes));
+        }
         touched.sort_unstable();
         touched.dedup();
         for value in touched {
@@ -98,7 +101,7 @@ pub(crate) fn outlives(plan: &Plan) -> Vec<bool> {
     outlives
 }
 
-/// The last instruction that reads each value. A view that nothing reads does
+/// The last instruction that uses each value. A view that nothing reads does
 /// not count as a reader of its base.
 fn last_uses(plan: &Plan, outlives: &[bool]) -> Vec<Option<InstrId>> {
     let mut last: Vec<Option<InstrId>> = vec![None; plan.values.len()];
@@ -109,9 +112,22 @@ fn last_uses(plan: &Plan, outlives: &[bool]) -> Vec<Option<InstrId>> {
                 continue;
             }
         }
+        let at = i as InstrId;
         for_each_value(plan, instr, |value| {
-            last[value as usize].get_or_insert(i as InstrId);
+            last[value as usize].get_or_insert(at);
         });
+        // So do those that it writes or lists again, which are its arguments in what
+        // is recorded.
+        for_each_out(plan, instr, |value| {
+            if plan.values[value as usize].def != Def::Instr(at) {
+                last[value as usize].get_or_insert(at);
+            }
+        });
+        if let Instr::Local { writes, .. } = instr {
+            for &value in plan.ids(*writes) {
+                last[value as usize].get_or_insert(at);
+            }
+        }
     }
     last
 }

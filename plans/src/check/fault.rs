@@ -281,6 +281,14 @@ pub enum Fault {
         /// The last argument inside it.
         inner: u64,
     },
+    /// A wrapped number that is none.
+    #[error("args[{index}] wraps args[{inner}], expected a number")]
+    Wrapped {
+        /// The argument.
+        index: usize,
+        /// What it wraps.
+        inner: u32,
+    },
     /// Arguments that nest too deep.
     #[error("{at} holds lists nested more than {max} deep")]
     ArgDepth {

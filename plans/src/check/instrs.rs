@@ -34,7 +34,11 @@ impl Checker<'_> {
                     self.id(scalar.to_native(), "scalars", plan.scalars.len(), place)?;
                 }
                 ArchivedArg::Wrapped(inner) => {
-                    self.inner_arg(index, u64::from(inner.to_native()))?;
+                    let inner = inner.to_native();
+                    self.inner_arg(index, u64::from(inner))?;
+                    if !is_number(&args[inner as usize]) {
+                        return Err(Fault::Wrapped { index, inner });
+                    }
                 }
                 ArchivedArg::Ints(range) => {
                     self.range(*range, "dims", plan.dims.len(), place)?;
@@ -458,6 +462,18 @@ impl Checker<'_> {
             Ok(())
         })
     }
+}
+
+/// Whether an argument is a number of some kind.
+fn is_number(arg: &ArchivedArg) -> bool {
+    matches!(
+        arg,
+        ArchivedArg::Bool(_)
+            | ArchivedArg::Int(_)
+            | ArchivedArg::Float(_)
+            | ArchivedArg::Complex(..)
+            | ArchivedArg::Scalar(_)
+    )
 }
 
 /// A flag for each of a run of ids.

@@ -21,7 +21,7 @@
 //!   result of a view share their root.
 //! - **Arguments.** `Arg::List` and `Arg::Wrapped` refer to strictly smaller
 //!   indices of the pool (nested arguments are pushed before the ones that
-//!   hold them) and nest at most [`MAX_ARG_DEPTH`] deep.
+//!   hold them) and nest at most [`MAX_ARG_DEPTH`] deep; what is wrapped is a number.
 //! - **Scalars** refer to scalars before them.
 //! - **Generator slots** are restored only after they were saved.
 //! - Ranks lie below the world size; a mesh has as many ranks as its shape

@@ -555,6 +555,19 @@ fn arguments_nest_backwards_and_not_too_deep() {
         broken(|p| p.args[2] = Arg::List(Range { start: 2, len: 0 })),
         "valid"
     );
+    let wrapped = |inner: Arg| {
+        broken(|p| {
+            p.args.push(inner);
+            let inner = last(p);
+            p.args.push(Arg::Wrapped(inner));
+        })
+    };
+    let inner = sample::small().args.len();
+    assert_eq!(
+        wrapped(Arg::Value(0)),
+        format!("args[{}] wraps args[{inner}], expected a number", inner + 1)
+    );
+    assert_eq!(wrapped(Arg::Int(2)), "valid");
     let nested = |depth: usize| {
         broken(|p| {
             let start = p.args.len() as u32;
