@@ -48,6 +48,7 @@ SWEPT := $(addprefix tests/torch/test_,$(addsuffix .py, \
 	op_tables \
 	soak \
 	state_sweep \
+	tensor_methods \
 	views))
 
 .PHONY: setup demo test test-all test-passes test-versions bench lint clean

@@ -41,6 +41,8 @@ pub(crate) struct BoundVariant {
     /// tensors with other sizes and strides, or without what it makes: the program is
     /// bound anew before it runs again.
     failed: bool,
+    /// Whether the last replay failed and has left nothing: the call can be made again.
+    undone: bool,
     /// What is to be bound once a replay has shown what its ops allocate.
     unplaced: Option<Unplaced>,
     /// What is new of the arena pass.
@@ -191,6 +193,7 @@ impl BoundVariant {
             left: Vec::new(),
             schedule,
             failed: false,
+            undone: false,
             unplaced: arena.then_some(Unplaced {
                 program,
                 allocated: None,
@@ -235,8 +238,14 @@ impl BoundVariant {
         self.bound.begin()?;
         let results = self.replayed(call, facts);
         self.failed = results.is_err();
+        self.undone = match &results {
+            Err(ReplayError::Step { step, .. }) => {
+                self.bound.is_undone_at(self.plan.plan(), *step) && self.bound.program().undo()?
+            }
+            _ => false,
+        };
         self.left = match &results {
-            Err(ReplayError::Step { step, .. }) if !self.lost() => {
+            Err(ReplayError::Step { step, .. }) if !self.undone && !self.lost() => {
                 let slots = self.bound.written_before(self.plan.plan(), *step);
                 self.count(call, Some(&slots))?;
                 for (slot, tensor) in &self.state {
@@ -258,6 +267,12 @@ impl BoundVariant {
     /// What the last replay has left of each gradient, if it failed.
     pub(crate) fn take_left(&mut self) -> Vec<Left> {
         std::mem::take(&mut self.left)
+    }
+
+    /// Whether the last replay failed with an error and has left nothing: no write, no
+    /// collective, no draw.
+    pub(crate) fn undone(&self) -> bool {
+        self.undone
     }
 
     /// What the first call that failed since the last time raised.

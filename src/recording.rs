@@ -27,6 +27,8 @@ pub struct Named {
     pub leaf: Option<u32>,
     /// Its storage.
     pub storage: u64,
+    /// The bytes of its storage.
+    pub storage_bytes: u64,
     /// How often the step has written it as autograd counts it, and its local tensor; none where
     /// that was not seen.
     pub written: Option<[u32; 2]>,
@@ -164,7 +166,7 @@ impl ActiveRecording {
             _ => None,
         };
         (self.recorder).name_tensor(kind, path, &event, spec.as_ref(), place);
-        let storage = event.storage;
+        let (storage, storage_bytes) = (event.storage, event.storage_bytes);
         // SAFETY: the caller vouches for the object.
         let object = leaf.is_none().then(|| unsafe { Object::hold(object) });
         self.named.push(Named {
@@ -173,16 +175,27 @@ impl ActiveRecording {
             object,
             leaf,
             storage,
+            storage_bytes,
             written: None,
         });
         Ok(())
     }
 
     /// Says how often the step has written each named tensor, in the order of their naming, as
-    /// autograd counts it, and its local tensor.
+    /// autograd counts it, and its local tensor. Refuses when no recorded op has.
     pub fn written(&mut self, times: impl Iterator<Item = [u32; 2]>) {
         for (named, times) in self.named.iter_mut().zip(times) {
             named.written = Some(times);
+            let seen = times == [0, 0] || named.storage_bytes == 0;
+            if !seen && !self.recorder.has_written(named.storage) {
+                let refusal = Refusal::op(
+                    "",
+                    "",
+                    format!("writes to {} without an op that is recorded", named.path),
+                    "write with an op, or leave it outside the captured function",
+                );
+                self.refusal.get_or_insert(refusal);
+            }
         }
     }
 

@@ -492,8 +492,15 @@ impl Session {
         let results = variant.replay(&self.call, agreed);
         let left = std::mem::take(&mut variant.left);
         self.left = (!left.is_empty()).then_some((variant.id, left));
+        let undone = variant.undone;
         if variant.lost {
             self.variants.remove(0);
+        }
+        // Eager raises the same, or handles it: `except`, `finally`, `with`.
+        if let (Err(error), true) = (&results, undone) {
+            tracing::info!(target: "rote::replay", "{}: {error}; the call runs eagerly", self.config.function);
+            self.stats.fallbacks += 1;
+            return Ok(Next::Eager);
         }
         let results = results?;
         let Some(variant) = self.variants.first() else {

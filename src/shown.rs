@@ -168,6 +168,7 @@ impl Fault {
                     outs,
                     writes,
                     seeded,
+                    grad,
                     ..
                 },
             ) => {
@@ -183,6 +184,7 @@ impl Fault {
                     outs,
                     writes,
                     seeded,
+                    grad,
                 };
                 true
             }

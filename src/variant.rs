@@ -60,6 +60,8 @@ pub struct Variant {
     chosen_passes: Selection,
     /// Whether the last replay kept the recorded collectives, which passes had altered.
     kept: bool,
+    /// Whether the last replay failed and has left nothing: the call can run eagerly.
+    pub(crate) undone: bool,
 }
 
 /// What passes that may alter collectives have left of them.
@@ -218,6 +220,7 @@ impl Variant {
             last_used: 0,
             lost: false,
             left: Vec::new(),
+            undone: false,
             passes: report,
             chosen,
             altered,
@@ -350,6 +353,8 @@ impl Variant {
         });
         self.lost |= bound.lost();
         self.left = bound.take_left();
+        // Ranks that have agreed on other collectives than eager's all run them.
+        self.undone = bound.undone() && !(needs_agreement && agreed);
         if let Some(done) = self.chosen.arranged.take() {
             let row = self.passes.iter_mut().find(|(name, _)| *name == "arena");
             row.into_iter().for_each(|(_, row)| *row = done.clone());

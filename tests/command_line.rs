@@ -75,7 +75,7 @@ fn show_says_what_a_plan_is() {
     let (code, out, _) = said(&["show", "--ops", &plan]);
     assert_eq!(code, Some(0));
     assert!(
-        out.contains("\n3  %3 f32[4,8] = aten::mm(%0, %2)\n"),
+        out.contains("\n3  %3 f32[4,8] = aten::mm(%0, %2) grad\n"),
         "{out}"
     );
     let (code, out, _) = said(&["show", &plan, "--strategies"]);

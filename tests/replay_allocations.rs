@@ -112,6 +112,7 @@ fn session(plans: &std::path::Path, passes: Selection) -> Session {
             object: (!is_argument).then(|| unsafe { Object::hold(object()) }),
             leaf: is_argument.then_some(0),
             storage: 0,
+            storage_bytes: 0,
             written: None,
         });
     }

@@ -104,6 +104,9 @@
 // for its own bookkeeping and a step may do for anything.
 #define ROTE_OP_HIDDEN 8
 
+// Op flag: its kernel ran while gradients were enabled. Some kernels compute otherwise then.
+#define GRAD 16
+
 // Argument tag: none given.
 #define ROTE_ARG_NONE 0
 
@@ -664,6 +667,17 @@ int rote_record_tell_of(const char *name);
 // Requires:
 // The GIL must be held.
 int rote_record_global_call(void);
+
+// The first op of the last observed step that raised; empty if none did. A step that ends has
+// handled what it raised.
+//
+// Requires:
+// The GIL must be held.
+const char *rote_record_raising(void);
+
+// The op of another thread of Python that wrote what the last observed step used, or read what
+// it made; empty if there was none.
+const char *rote_record_others(void);
 
 // Records the op of which the listener has just been told. Returns `ROTE_REFUSED`
 // when the recording is refused.

@@ -9,7 +9,7 @@ use crate::status::{ROTE_OK, give_text, guarded, text};
 
 /// Sources of the bridge, `bridge.cpp` first. They are part of the library, so
 /// that library and bridge always fit.
-const SOURCES: [(&str, &str); 20] = [
+const SOURCES: [(&str, &str); 21] = [
     ("bridge.cpp", include_str!("../torch/bridge.cpp")),
     ("abi.h", include_str!("../torch/abi.h")),
     ("call.h", include_str!("../torch/call.h")),
@@ -23,6 +23,7 @@ const SOURCES: [(&str, &str); 20] = [
     ("numbers.h", include_str!("../torch/numbers.h")),
     ("objects.h", include_str!("../torch/objects.h")),
     ("observe.h", include_str!("../torch/observe.h")),
+    ("others.h", include_str!("../torch/others.h")),
     ("program.h", include_str!("../torch/program.h")),
     ("ranges.h", include_str!("../torch/ranges.h")),
     ("ranks.h", include_str!("../torch/ranks.h")),

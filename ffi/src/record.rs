@@ -420,6 +420,23 @@ pub unsafe extern "C" fn rote_record_global_call() -> c_int {
     })
 }
 
+/// The first op of the last observed step that raised; empty if none did. A step that ends has
+/// handled what it raised.
+///
+/// # Safety
+/// The GIL must be held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_raising() -> *const c_char {
+    give_text(&Bridge::get().raising())
+}
+
+/// The op of another thread of Python that wrote what the last observed step used, or read what
+/// it made; empty if there was none.
+#[unsafe(no_mangle)]
+pub extern "C" fn rote_record_others() -> *const c_char {
+    give_text(&Bridge::get().others())
+}
+
 /// Records the op of which the listener has just been told. Returns `ROTE_REFUSED`
 /// when the recording is refused.
 ///

@@ -1,9 +1,11 @@
 // A bridge without PyTorch: every function of replay/src/aten/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
-unsigned rote_bridge_abi(void) { return 10; }
+unsigned rote_bridge_abi(void) { return 11; }
 const char *rote_bridge_error(void) { return "the stub fails"; }
 const char *rote_bridge_torch(void) { return "stub"; }
+const char *rote_bridge_raising(void) { return ""; }
+const char *rote_bridge_others(void) { return ""; }
 const char *rote_bridge_table_text(void) { return ""; }
 
 void *rote_bridge_call_hold(void) {
@@ -17,6 +19,8 @@ void *rote_bridge_call_hold(void) {
 STUB(init)
 STUB(recording_new)
 STUB(recording_free)
+STUB(program_draws)
+STUB(program_undo)
 STUB(describe_op)
 STUB(describe_observed)
 STUB(observe)

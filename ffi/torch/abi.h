@@ -88,6 +88,7 @@ enum OpFlags : uint32_t {
   kDataDependent = 2,  // reads tensor data on the host, or its shape depends on it
   kInplaceView = 4,    // changes the meta of an argument in place
   kHidden = 8,         // hidden from dispatch modes
+  kGrad = 16,          // its kernel ran while gradients were enabled
 };
 
 struct Op {

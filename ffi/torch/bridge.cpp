@@ -53,9 +53,8 @@ int guarded(Program* program, Body&& body) {
   }
 }
 
-// What replay runs under: below autograd and autocast, without Python modes. Kernels in
-// Python see what those of torch.library.custom_op see in eager below autograd: no grad
-// mode, without which a tensor that requires grad has no numpy().
+// What replay runs under: below autograd and autocast, without Python modes. A program
+// enables gradients for the ops that were recorded so.
 struct ReplayScope {
   c10::impl::ExcludeDispatchKeyGuard autograd{c10::autograd_dispatch_keyset_with_ADInplaceOrView};
   c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
@@ -117,6 +116,19 @@ EXPORT int rote_bridge_observe_global_call() {
 // Has the listener told of calls of a composite op.
 EXPORT int rote_bridge_observe_calls_of(const char* name) {
   return guarded([&] { told_of[name] = true; });
+}
+
+// The first op of the last observed step that raised; empty if none did.
+EXPORT const char* rote_bridge_raising() {
+  last_text = raising;
+  return last_text.c_str();
+}
+
+// The op of another thread of Python that wrote what the last recorded step used, or read what it made; empty if
+// there was none.
+EXPORT const char* rote_bridge_others() {
+  last_text = others().found();
+  return last_text.c_str();
 }
 
 EXPORT int rote_bridge_describe_tensor(Recording* recording, PyObject* tensor, const Tensor** out) {
@@ -241,15 +253,28 @@ EXPORT void rote_bridge_program_free(Program* program) { give_back(program); }
 // time, as a new reference to what PyTorch's own bindings would raise; or null.
 EXPORT PyObject* rote_bridge_program_exception(Program* program) { return program->raised.take(); }
 
+// A run draws from the default generator of a device.
+EXPORT int rote_bridge_program_draws(Program* program, uint8_t device_kind, int8_t device_index) {
+  return guarded(program, [&] {
+    program->draws(c10::Device(static_cast<c10::DeviceType>(device_kind), device_kind == 0 ? -1 : device_index));
+  });
+}
+
+// Puts generators back after a run that failed with an error; `*done`: whether it was one.
+EXPORT int rote_bridge_program_undo(Program* program, int* done) {
+  return guarded(program, [&] { *done = program->undo() ? 1 : 0; });
+}
+
 // Whether a collective of a run that failed may still use the program's memory:
 // it must not run again.
 EXPORT int rote_bridge_program_lost(Program* program) { return program->lost() ? 1 : 0; }
 
 EXPORT int rote_bridge_program_op(Program* program, const char* name, const char* overload, const Arg* args,
                                   uint32_t nargs, const int64_t* outs, uint32_t nouts, uint8_t into,
-                                  const char* into_overload, uint32_t* index) {
-  return guarded(
-      program, [&] { *index = program->prepare_op(name, overload, args, nargs, outs, nouts, into, into_overload); });
+                                  const char* into_overload, int grad, uint32_t* index) {
+  return guarded(program, [&] {
+    *index = program->prepare_op(name, overload, args, nargs, outs, nouts, into, into_overload, grad != 0);
+  });
 }
 
 EXPORT int rote_bridge_program_arena(Program* program, uint64_t bytes, uint8_t device_kind, int8_t device_index) {
@@ -348,6 +373,7 @@ EXPORT int rote_bridge_run(Program* program, int (*body)(void*), void* context) 
   int end = guarded(program, [&] {
     py::gil_scoped_release no_gil;
     ReplayScope scope;
+    program->begin();
     status = body(context);
     program->finish();
   });

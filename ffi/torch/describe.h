@@ -13,6 +13,7 @@
 #include <structmember.h>
 
 #include "abi.h"
+#include "others.h"
 
 namespace rote {
 
@@ -65,6 +66,7 @@ struct JustRun {
   const std::vector<c10::IValue>* inputs = nullptr;
   const std::vector<c10::IValue>* outputs = nullptr;
   bool hidden = false;  // from dispatch modes
+  bool grad = false;    // gradients were enabled
 };
 inline JustRun just_run;
 
@@ -96,6 +98,8 @@ inline at::Tensor local_tensor(PyObject* object) {
 // used twice while it lasts, and the scratch space of the op being described.
 class Recording {
  public:
+  Recording() { others().forget(); }
+
   const Op* describe(PyObject* func, PyObject* args, PyObject* kwargs, PyObject* result) {
     clear();
     const Known& known = know(func);
@@ -118,6 +122,7 @@ class Recording {
       arg.written = formal.alias_info() && formal.alias_info()->isWrite();
       in.push_back(arg);
     }
+    describes_results_ = true;
     std::vector<Arg>& out = block();
     if (PyTuple_Check(result) || PyList_Check(result)) {
       Py_ssize_t n = PySequence_Fast_GET_SIZE(result);
@@ -127,6 +132,7 @@ class Recording {
       out.push_back(from_result(result));
     }
     set_op(known, in, out);
+    if (c10::GradMode::is_enabled()) op_.flags |= kGrad;
     return &op_;
   }
 
@@ -143,6 +149,7 @@ class Recording {
       arg.written = formals[i].alias_info() && formals[i].alias_info()->isWrite();
       in.push_back(arg);
     }
+    describes_results_ = true;
     std::vector<Arg>& out = block();
     const auto& results = *just_run.outputs;
     if (results.size() == 1 && results[0].isTensorList()) {
@@ -152,6 +159,7 @@ class Recording {
     }
     set_op(known, in, out);
     if (just_run.hidden) op_.flags |= kHidden;
+    if (just_run.grad) op_.flags |= kGrad;
     return &op_;
   }
 
@@ -238,6 +246,7 @@ class Recording {
     if (storages_.find(storage) == storages_.end()) {
       auto strong = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage);
       storages_.emplace(storage, c10::weak_intrusive_ptr<c10::StorageImpl>(strong));
+      others().uses(storage, describes_results_);
     }
     out.storage = reinterpret_cast<uint64_t>(storage);
     out.storage_bytes = storage->nbytes();
@@ -476,6 +485,7 @@ class Recording {
     tensors_.clear();
     text_.clear();
     ints_.clear();
+    describes_results_ = false;
   }
 
   std::unordered_map<c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
@@ -484,6 +494,7 @@ class Recording {
   std::deque<std::string> text_;
   std::deque<std::vector<int64_t>> ints_;
   Op op_{};
+  bool describes_results_ = false;
 };
 
 }  // namespace rote

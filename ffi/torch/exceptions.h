@@ -58,6 +58,9 @@ class Raised {
     }
   }
 
+  // Whether the exception is one that programs handle, no KeyboardInterrupt. The GIL is held.
+  bool is_error() const { return exception_ && PyErr_GivenExceptionMatches(exception_, PyExc_Exception); }
+
   // The exception, which is the caller's to release; or null.
   PyObject* take() { return std::exchange(exception_, nullptr); }
 

@@ -73,7 +73,8 @@ void each_entry(PyObject* container, bool values, Visit&& visit) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(container); ++i) visit(PyList_GET_ITEM(container, i));
     return;
   }
-  if (PyDict_Check(container) && !PyODict_Check(container)) {
+  // An ordered dict keeps its order beside the dict: up to one entry has but one.
+  if (PyDict_Check(container) && (!PyODict_Check(container) || PyDict_GET_SIZE(container) < 2)) {
     PyObject *key, *value;
     Py_ssize_t position = 0;
     while (PyDict_Next(container, &position, &key, &value)) {

@@ -37,6 +37,9 @@ inline void call_listener(const char* method, const py::tuple& arguments, py::ob
   if (answer) *answer = std::move(result);
 }
 
+// The first op of the last observed step that raised; empty if none did. Read and written under the GIL.
+inline std::string raising;
+
 // What is the same for every call of an op.
 struct ObservedOp {
   bool composite;  // it calls others, and no backend has a kernel for it
@@ -128,13 +131,17 @@ inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
       if (draws) call_listener("draws", py::tuple(0));
     }
   }
-  {
+  try {
     c10::impl::ExcludeDispatchKeyGuard unseen(kObserved);
     op.redispatchBoxed(below, stack);
+  } catch (...) {
+    py::gil_scoped_acquire gil;
+    if (raising.empty()) raising = c10::toString(op.operator_name());
+    throw;
   }
   std::vector<c10::IValue> outputs = torch::jit::last(*stack, schema.returns().size()).vec();
   py::gil_scoped_acquire gil;
-  just_run = {&op, &inputs, &outputs, hidden};
+  just_run = {&op, &inputs, &outputs, hidden, c10::GradMode::is_enabled()};
   py::object tensor = py::none();
   const std::string& name = schema.name();
   bool waits = name == "_c10d_functional::wait_tensor", lifts = name == "aten::lift_fresh";
@@ -211,7 +218,7 @@ inline void call_ends(const at::RecordFunction& call, at::ObserverContext* neste
 
 // --- beginning and end --------------------------------------------------------------
 
-inline at::CallbackHandle calls_seen = 0;
+inline at::CallbackHandle calls_seen = 0, calls_seen_elsewhere = 0;
 
 // From now on, `object` is told of the ops of this thread, and of threads that work for it.
 inline void observe_from_now(PyObject* object) {
@@ -221,8 +228,12 @@ inline void observe_from_now(PyObject* object) {
   TORCH_CHECK(!listener && !observing(), "a step is being recorded already");
   Py_INCREF(object);
   listener = object;
+  raising.clear();
   calls_seen = at::addThreadLocalCallback(
       at::RecordFunctionCallback(call_begins, call_ends).needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION}));
+  others().begin();
+  calls_seen_elsewhere = at::addGlobalCallback(
+      at::RecordFunctionCallback(called_elsewhere).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
   c10::impl::tls_set_dispatch_key_included(kObserved, true);
 }
 
@@ -230,6 +241,8 @@ inline void observe_no_more() {
   if (!listener) return;
   c10::impl::tls_set_dispatch_key_included(kObserved, false);
   at::removeCallback(calls_seen);
+  at::removeCallback(calls_seen_elsewhere);
+  others().end();
   global_calls.clear();
   PyObject* object = listener;
   listener = nullptr;

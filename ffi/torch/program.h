@@ -157,9 +157,10 @@ class Program {
            name == "inductor::_reinterpret_tensor" || name == "inductor::_alloc_from_pool";
   }
 
-  // `into`: how results get to the slots where they lie already; see Into.
+  // `into`: how results get to the slots where they lie already; see Into. `grad`: whether
+  // its kernel runs with gradients enabled; some compute otherwise then.
   uint32_t prepare_op(const char* name, const char* overload, const Arg* args, uint32_t nargs, const int64_t* outs,
-                      uint32_t nouts, uint8_t into, const char* into_overload) {
+                      uint32_t nouts, uint8_t into, const char* into_overload, bool grad) {
     auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
     TORCH_CHECK(handle, "operator ", name, ".", overload, " is not in this version of torch");
     const auto& formals = handle->schema().arguments();
@@ -194,6 +195,7 @@ class Program {
     }
     ops_.push_back(std::move(op));
     direct_.emplace_back();
+    grads_.push_back(grad);
     return static_cast<uint32_t>(ops_.size() - 1);
   }
 
@@ -259,7 +261,31 @@ class Program {
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(left.sizes(), left.strides(), left.storage_offset());
   }
 
+  // A run draws from the default generator of a device.
+  void draws(c10::Device device) { generators_.push_back({at::globalContext().defaultGenerator(device), {}}); }
+
+  // Before a run: gradients are disabled.
+  void begin() {
+    grad_ = false;
+    for (auto& [generator, state] : generators_) {
+      std::lock_guard<std::mutex> lock(generator.mutex());
+      state = generator.get_state();
+    }
+  }
+
+  // After a run that failed and has changed nothing else that lasts: puts generators back where they stood before it.
+  // False, and nothing is done, if something other than an error ended it (KeyboardInterrupt).
+  bool undo() {
+    if (!raised.is_error()) return false;
+    for (auto& [generator, state] : generators_) {
+      std::lock_guard<std::mutex> lock(generator.mutex());
+      generator.set_state(state);
+    }
+    return true;
+  }
+
   void run_op(uint32_t index) {
+    if (bool grad = grads_[index]; grad != grad_) c10::GradMode::set_enabled(grad_ = grad);
     if (const auto& direct = direct_[index]) return direct->call();
     Prepared& op = ops_[index];
     stack_.clear();
@@ -630,8 +656,11 @@ class Program {
   std::vector<uint32_t> pending_;  // started and not known to be waited for
   bool lost_ = false;
   std::vector<at::Tensor> rng_;
+  std::vector<std::pair<at::Generator, at::Tensor>> generators_;  // with their states before the run
   std::vector<Prepared> ops_;
   std::vector<std::unique_ptr<Direct>> direct_;  // of each op, if it is called so
+  std::vector<uint8_t> grads_;                   // of each op, whether gradients are enabled
+  bool grad_ = false;                            // whether they are now, in a run
   std::vector<View> views_;
   std::vector<Collective> collectives_;
   std::vector<c10::IValue> stack_;

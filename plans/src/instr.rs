@@ -119,6 +119,9 @@ pub enum Instr {
         writes: Range,
         /// Whether it draws random numbers.
         seeded: bool,
+        /// Whether gradients are enabled while its kernel runs: some kernels
+        /// compute otherwise then.
+        grad: bool,
     },
     /// Look at a root's storage through another shape, strides, offset or dtype.
     View {

@@ -359,3 +359,23 @@ def test_copies_of_what_holds_a_captured_function() -> None:
     check_right(script)
     step = rote_capture(lambda x: x * 2)
     assert ORACLE_ONLY or copy.deepcopy({"step": step})["step"] is step
+
+
+def test_warnings_that_are_errors_do_not_stop_a_step() -> None:
+    """A refusal warns after the step has run: its result must not be lost."""
+
+    def script(capture: Capture) -> Calls:
+        weight = torch.ones(3)
+
+        def step(x: Tensor) -> Tensor:
+            weight.add_(1)
+            return x * weight * weight.sum().item()
+
+        captured = capture(step, state=weight)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(4):
+                yield captured(torch.ones(3))
+        return {"weight": weight}
+
+    check_right(script)

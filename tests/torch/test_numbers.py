@@ -16,6 +16,7 @@ import operator
 import pickle
 import statistics
 import struct
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -486,6 +487,44 @@ def test_where_eager_raises(step_of: Any) -> None:
     if not ORACLE_ONLY:
         assert found.stats[9][0].replays >= 4, found.stats[9]
         assert found.stats[-1][0].replays >= found.stats[9][0].replays + 3, "it goes on afterwards"
+
+
+@pytest.mark.parametrize("scheduler", ["OneCycleLR", "CyclicLR", "ExponentialLR"])
+def test_what_the_step_stores_is_plain_afterwards(scheduler: str) -> None:
+    """A scheduler inside the step computes with the rates, and keeps what it computes."""
+
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(0)
+        model, kept = nn.Linear(4, 4), {}
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        schedule: Any = {
+            "OneCycleLR": lambda: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40),
+            "CyclicLR": lambda: torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 0.2, cycle_momentum=False),
+            "ExponentialLR": lambda: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        }[scheduler]()
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            kept["rate"] = [(optimizer.param_groups[0]["lr"] * 2,)]
+            return loss.detach()
+
+        captured = capture(step, state={"model": model, "optimizer": optimizer})
+        for _ in range(4):
+            loss = captured(torch.ones(2, 4))
+            saved = io.BytesIO()
+            torch.save([optimizer.state_dict(), schedule.state_dict(), kept], saved)
+            saved.seek(0)
+            states = torch.load(saved)
+            yield [loss, json.loads(json.dumps(states[1:])), states[0]["param_groups"]]
+        return {"model": model}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a step that changes a rate is refused
+        check_right(script)
 
 
 @pytest.mark.ranks(1)

@@ -540,25 +540,45 @@ def test_marks_are_lines_of_this_file() -> None:
     assert eager(len) is len
 
 
-@pytest.mark.parametrize("detached", [False, True])
-def test_kernel_that_asks_for_grad_mode(detached: bool) -> None:
-    """oneDNN's LSTM computes otherwise, to the last bit, where gradients may be wanted."""
+@torch.no_grad()
+def by_elements(x: Tensor, weight: Tensor) -> Tensor:
+    y = x * 2
+    y.apply_(lambda value: value + 1)  # mark: elements
+    return y * weight
 
+
+def with_attributes(x: Tensor, weight: Tensor) -> Tensor:
+    y = (x * weight).detach()
+    y.mark = 5  # type: ignore[attr-defined]
+    return y
+
+
+@torch.no_grad()
+def beside_ops(x: Tensor, weight: Tensor) -> Tensor:
+    """As a kernel that says that it has written, and is no op."""
+    torch.autograd.graph.increment_version(weight)
+    return x * weight
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("body", "words", "remedy"),
+    [
+        (by_elements, "apply_.*each element", "custom_op"),
+        (with_attributes, "Python attributes.*mark", "beside"),
+        (beside_ops, "writes to .*weight.* without an op", "with an op"),
+    ],
+)
+def test_what_leaves_no_op(body: Callable[[Tensor, Tensor], Tensor], words: str, remedy: str) -> None:
     def script(capture: Capture) -> Calls:
-        lstm = torch.nn.LSTM(4, 8, num_layers=2)
-        optimizer = torch.optim.SGD(lstm.parameters(), lr=0.1)
+        state = {"weight": torch.ones(3)}
 
         def step(x: Tensor) -> Tensor:
-            found, _ = lstm(x)
-            if not detached:
-                found.square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            return found.detach()
+            return body(x, state["weight"])
 
-        captured = capture(step, state={"lstm": lstm, "optimizer": optimizer})
-        for x in inputs(8, 28, 4):
-            yield captured(x.view(7, 4, 4))
-        return {"lstm": lstm}
+        captured = capture(step, state=state)
+        for x in inputs(6, 3):
+            yield captured(x)
+        return state
 
-    check_refused(script, "aten::mkldnn_rnn_layer", remedy="mkldnn")
+    check_refused(script, words, remedy=remedy)

@@ -175,6 +175,7 @@ fn render(plan: &Plan, instr: &Instr, is_bound: &impl Fn(u32) -> bool) -> String
             outs,
             writes,
             seeded,
+            grad,
         } => {
             let _ = write!(out, "{}", plan.str(*op));
             if *overload != u32::MAX && !plan.str(*overload).is_empty() {
@@ -190,6 +191,7 @@ fn render(plan: &Plan, instr: &Instr, is_bound: &impl Fn(u32) -> bool) -> String
             let _ = write!(out, ") -> {:?}", plan.ids(*outs));
             let _ = write!(out, " writes {:?}", plan.ids(*writes));
             out.push_str(if *seeded { " random" } else { "" });
+            out.push_str(if *grad { " with gradients enabled" } else { "" });
             for &id in plan.ids(*outs).iter().filter(|&&id| id != u32::MAX) {
                 let _ = write!(out, " {}", look(plan, id));
             }

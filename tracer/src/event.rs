@@ -161,6 +161,8 @@ pub struct OpEvent<'a> {
     pub inplace_view: bool,
     /// Whether the framework hid it from those who watch ops.
     pub hidden: bool,
+    /// Whether gradients were enabled while its kernel ran.
+    pub grad: bool,
     /// The user's source line, or empty.
     pub source: &'a str,
 }

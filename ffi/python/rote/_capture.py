@@ -49,6 +49,14 @@ _MAX_FAILURES = 3
 _recording = threading.RLock()
 
 
+def _warn(text: str, level: int) -> None:
+    """A warning at the user's line; where filters make errors of warnings a log entry, for the step has run or will."""
+    try:
+        warnings.warn(text, stacklevel=level + 1)
+    except Warning:
+        logging.getLogger("rote").warning("%s", text)
+
+
 class _Eager(threading.local):
     """How many captured functions this thread runs eagerly, one within the other."""
 
@@ -233,7 +241,7 @@ class Captured:
     def _notice(self) -> None:
         notice = lib.rote_session_notice(self._session)
         if notice is not None:
-            warnings.warn(f"rote: {notice.decode()}", stacklevel=4)
+            _warn(f"rote: {notice.decode()}", 4)
 
     def _deliver(self, args: Any, kwargs: Any) -> Any:
         tensors = object_in(self._slot)
@@ -308,7 +316,7 @@ class Captured:
             plans, temporary = _temporary_plans(self)
             self._open(plans)
             self._plans, self._temporary = plans, temporary
-            warnings.warn(f"{problem}; plans are kept in a temporary directory", stacklevel=4)
+            _warn(f"{problem}; plans are kept in a temporary directory", 4)
 
     def _open(self, plans: str) -> None:
         world, rank = 1, 0
@@ -468,7 +476,7 @@ class Captured:
             raise RecordingRefused(reason)
         if reason not in self._warned:
             self._warned.add(reason)
-            warnings.warn(f"rote: recording refused, the step stays eager: {reason}", stacklevel=5)
+            _warn(f"rote: recording refused, the step stays eager: {reason}", 5)
 
     def _went_no_further(self, where: list[str]) -> None:
         """Says once where the walk over what the function reaches has stopped."""
@@ -521,7 +529,7 @@ class Captured:
             path = _difference.write(self, run.difference, finding, run.before)
             why = f"a replay of {self._name()} differs from eager in {run.difference}; first {finding}; see {path}"
         check(lib.rote_session_stop(self._session, why.encode()))
-        warnings.warn(f"rote: {why}; the step stays eager from now on", stacklevel=5)
+        _warn(f"rote: {why}; the step stays eager from now on", 5)
 
     def _name(self) -> str:
         return str(getattr(self._fn, "__name__", "the step"))

@@ -9,6 +9,8 @@ hyperparameter, or refused.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import operator
 import sys
 import types
@@ -30,10 +32,19 @@ class Tape:
     def __init__(self, session: Any, proven: frozenset[types.CodeType]) -> None:
         self.session: Any = session
         self.proven = proven
+        self.made: list[TracedFloat] = []
 
     def close(self) -> None:
-        """Floats that escaped become ordinary ones."""
+        """Floats that escaped become ordinary ones: they report nothing any more, and where the step has stored
+        them there are plain ones."""
         self.session = None
+        escaped = []
+        while self.made:
+            one = self.made.pop()
+            if sys.getrefcount(one) > 2:  # this name, and the argument
+                escaped.append(one)
+        if escaped:
+            _replace(escaped)
 
 
 class TracedFloat(float):
@@ -52,7 +63,7 @@ class TracedFloat(float):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _pin(self)
-        return self._plain.__reduce_ex__(protocol)
+        return type(self._plain), (self._plain,)
 
     def __deepcopy__(self, memo: Any) -> float:
         _pin(self)
@@ -76,6 +87,42 @@ class TracedFloat(float):
         return self._plain
 
 
+def _replace(escaped: list[TracedFloat]) -> None:
+    """Puts plain floats in the place of traced ones, in dicts, lists and attributes; where a tuple has one, in what
+    has the tuple."""
+    for holder in gc.get_referrers(*escaped):
+        if holder is escaped or isinstance(holder, types.FrameType):
+            continue
+        if type(holder) is tuple:
+            for outer in gc.get_referrers(holder):
+                _put(outer)
+        else:
+            _put(holder)
+
+
+def _put(holder: Any) -> None:
+    with contextlib.suppress(Exception):  # of classes that have methods of their own
+        _put_into(holder)
+
+
+def _put_into(holder: Any) -> None:
+    entries = holder if isinstance(holder, dict | list) else getattr(holder, "__dict__", None)
+    if isinstance(entries, dict):
+        for key, value in list(entries.items()):
+            if (plain := _plain(value)) is not value:
+                entries[key] = plain
+    elif isinstance(entries, list):
+        entries[:] = map(_plain, entries)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, TracedFloat):
+        return value._plain
+    if type(value) is tuple and any(isinstance(each, TracedFloat) for each in value):
+        return tuple(map(_plain, value))
+    return value
+
+
 def _make(tape: Tape, kind: int, plain: float, a: int = 0, b: int = 0, path: str = "") -> TracedFloat:
     index = c_uint32()
     value = float(plain)
@@ -83,6 +130,7 @@ def _make(tape: Tape, kind: int, plain: float, a: int = 0, b: int = 0, path: str
     made = TracedFloat(value)
     made._tape = tape
     made._plain = plain
+    tape.made.append(made)
     made._index = index.value
     return made
 

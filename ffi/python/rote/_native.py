@@ -80,6 +80,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_tell_of": (c_int, [c_char_p]),
     "rote_record_global_call": (c_int, []),
     "rote_record_observed": (c_int, [c_void_p, c_char_p]),
+    "rote_record_raising": (c_char_p, []),
+    "rote_record_others": (c_char_p, []),
     "rote_record_anchor": (c_int, [c_void_p, py_object, POINTER(c_int)]),
     "rote_record_random": (c_int, [c_void_p, c_char_p]),
     "rote_record_rng": (c_int, [c_void_p, c_uint32, c_uint32, c_int, POINTER(c_uint32), c_char_p]),

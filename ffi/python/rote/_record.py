@@ -291,6 +291,8 @@ class _Recorder:
 Call = tuple[Any, Any, Any]
 
 _HOST_READS = ("tolist", "numpy", "__array__")
+_ADDRESSES = ("data_ptr", "const_data_ptr")  # the last one is new
+_BY_ELEMENTS = ("apply_", "map_", "map2_")  # call a function for each element, without an op
 # Reads meshes, which are no data of the step.
 _READS_MESHES = f"{_TORCH}/distributed/"
 
@@ -327,7 +329,11 @@ class Watch:
         self.looks.patches(stack, _patched)
         for name in _HOST_READS:
             stack.enter_context(_patched(torch.Tensor, name, self._host_read(name)))
-        stack.enter_context(_patched(torch.Tensor, "data_ptr", self._address()))
+        for name in _BY_ELEMENTS:
+            stack.enter_context(_patched(torch.Tensor, name, self._by_elements(name)))
+        for name in _ADDRESSES:
+            if hasattr(torch.Tensor, name):
+                stack.enter_context(_patched(torch.Tensor, name, self._address(name)))
         if self.iterators:
             stack.enter_context(_patched(builtins, "next", self._next()))
         get, set_ = torch.get_rng_state, torch.set_rng_state
@@ -376,6 +382,25 @@ class Watch:
         if numpy is not None:
             found.append(("numpy.random", lambda: pickle.dumps(numpy.random.get_state())))
         self._moving = [(name, state, state()) for name, state in found]
+
+    def check_raising(self) -> None:
+        """Refuses when an op has raised, which the step has handled."""
+        if op := lib.rote_record_raising():
+            self.refuse(
+                op.decode(),
+                "raised, and the step handled the error: whether it raises may depend on data",
+                "leave it outside the captured function, or use a form that does not raise (linalg.cholesky_ex); a "
+                "call in which nothing raises is recorded",
+            )
+
+    def check_others(self) -> None:
+        """Refuses when another thread has used the tensors of the step."""
+        if op := lib.rote_record_others():
+            self.refuse(
+                op.decode(),
+                "runs in another thread on tensors of the step, which a recording does not see",
+                "do in the step's own thread what it starts, and join other threads before the call",
+            )
 
     def check_moving(self) -> None:
         """Refuses when the step drew from one of them, or advanced an iterator."""
@@ -426,15 +451,30 @@ class Watch:
 
         return read
 
-    def _address(self) -> Callable[..., Any]:
-        original = torch._C.TensorBase.data_ptr
+    def _by_elements(self, name: str) -> Callable[..., Any]:
+        original = getattr(torch.Tensor, name)
+        watch = self
+
+        def each(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not within_kernel():
+                watch.refuse(
+                    f"Tensor.{name}",
+                    "calls a Python function for each element: what it writes leaves no trace in a plan",
+                    "use an op, or wrap it as a custom op (torch.library.custom_op)",
+                )
+            return original(tensor, *args, **kwargs)
+
+        return each
+
+    def _address(self, name: str) -> Callable[..., Any]:
+        original = getattr(torch._C.TensorBase, name)
         watch = self
 
         def data_ptr(tensor: torch.Tensor) -> int:
             caller = sys._getframe(1).f_code
             if (_is_user_code(caller) or "triton" in caller.co_filename) and not within_kernel():
                 watch.refuse(
-                    "Tensor.data_ptr",
+                    f"Tensor.{name}",
                     "hands the address of a tensor to code outside the dispatcher, whose reads and writes leave no "
                     "trace in a plan",
                     "wrap the kernel as a custom op (torch.library.custom_op), or leave it outside the captured "

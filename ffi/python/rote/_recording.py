@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Tensors that a replay can return; what nobody waited for yet, it returns waited for.
 _KINDS = (torch.Tensor, DTensor, AsyncCollectiveTensor)
+_OF_SUBCLASSES = {"_local_tensor", "_spec", "elem", "completed"}  # attributes that these have of their own
 _ARG, _STATE, _GRAD = range(3)
 _STRUCTURE, _ARGUMENT, _, _, _MODE, _WORLD = range(6)
 
@@ -352,11 +353,11 @@ class Recording:
 
     def close(self) -> None:
         """Puts the optimizers' own floats back."""
-        self._tape.close()
         for group, key, value, traced in self._replaced:
             if group.get(key) is traced:
                 group[key] = value
         self._replaced = []
+        self._tape.close()
 
     def forget(self) -> None:
         """Lets go of what the walk has seen, which nothing but weak references may hold."""
@@ -396,6 +397,8 @@ class Recording:
         spec and whether it requires grad, and what they are views of."""
         session = self._session
         self._check_left()
+        self._watch.check_raising()
+        self._watch.check_others()
         self._count_writes()
         names: dict[int, Any] = {}
         for path, tensor in self._named():
@@ -438,6 +441,13 @@ class Recording:
                     f"returns a {'view of a ' if i >= given else ''}{type(tensor).__qualname__}, a subclass of Tensor "
                     "that a plan cannot give back",
                     "return a plain tensor: tensor.as_subclass(torch.Tensor)",
+                )
+            own = sorted(vars(tensor).keys() - _OF_SUBCLASSES)
+            if own:
+                self._watch.refuse(
+                    "",
+                    f"returns a tensor with Python attributes ({', '.join(own)}), which a plan cannot give back",
+                    "return what they hold beside the tensor",
                 )
             requires_grad = tensor.requires_grad and not _views.view_of(tensor).follows
             if requires_grad and (tensor.grad_fn is None or not self._watch.used_up(tensor.grad_fn)):

@@ -95,6 +95,7 @@ impl Checker<'_> {
                     outs,
                     writes,
                     seeded: _,
+                    grad: _,
                 } => {
                     self.text(op.to_native(), || at("instrs", index, "op"))?;
                     self.text(overload.to_native(), || at("instrs", index, "overload"))?;

@@ -253,7 +253,8 @@ pub fn scalar(plan: &ArchivedPlan, scalar: ArchivedScalar) -> impl Display {
     })
 }
 
-/// One instruction in SSA form: `%12 f32[4,64] = aten::mm(%3, %7)`.
+/// One instruction in SSA form: `%12 f32[4,64] = aten::mm(%3, %7) grad`, where the op
+/// runs with gradients enabled.
 pub fn instr(plan: &ArchivedPlan, index: u32) -> impl Display {
     written(move |f| match &plan.instrs[index as usize] {
         ArchivedInstr::Local {
@@ -261,6 +262,7 @@ pub fn instr(plan: &ArchivedPlan, index: u32) -> impl Display {
             overload,
             args,
             outs,
+            grad,
             ..
         } => {
             let outs = &plan.ids[outs.indices()];
@@ -278,7 +280,7 @@ pub fn instr(plan: &ArchivedPlan, index: u32) -> impl Display {
             }
             f.write_char('(')?;
             list(f, plan.args[args.indices()].iter().map(|a| arg(plan, *a)))?;
-            f.write_char(')')
+            f.write_str(if *grad { ") grad" } else { ")" })
         }
         ArchivedInstr::View { base, out } => {
             write!(f, "{} = view %{base}", result(plan, index, out.to_native()))

@@ -315,7 +315,7 @@ mod tests {
 1  restore the cpu generator from slot 0
 2  %2 f32[8,8]{1,8} = view %1
 # aten::mm  train.py:12
-3  %3 f32[4,8] = aten::mm(%0, %2)
+3  %3 f32[4,8] = aten::mm(%0, %2) grad
 4  %3 = all_reduce(%3, sum) over tp
 5  wait %3
 6  %4 f32[4,8] = aten::add(%3, %3, 1)

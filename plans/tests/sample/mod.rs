@@ -137,6 +137,7 @@ impl Builder {
             Some(Arg::Value(first)) if op.ends_with('_') => vec![*first],
             _ => Vec::new(),
         };
+        let grad = op == "aten::mm";
         let (op, overload) = (self.text(op), self.text(""));
         let (args, outs) = (self.args(args), self.ids(outs));
         let writes = self.ids(&written);
@@ -147,6 +148,7 @@ impl Builder {
             outs,
             writes,
             seeded: false,
+            grad,
         });
     }
 

@@ -191,6 +191,35 @@ fn writes(plan: &ArchivedPlan, instr: &ArchivedInstr, root: u32) -> bool {
     }
 }
 
+/// The devices from whose generators a plan draws.
+fn draws(plan: &ArchivedPlan) -> Vec<Device> {
+    let mut found = Vec::new();
+    for instr in plan.instrs.iter() {
+        let ArchivedInstr::Local {
+            outs,
+            writes,
+            seeded: true,
+            ..
+        } = instr
+        else {
+            continue;
+        };
+        let values = [outs, writes].map(|range| plan.ids[range.indices()].iter());
+        let mut values = values.into_iter().flatten().map(|value| value.to_native());
+        if let Some(value) = values.find(|&value| value != NONE) {
+            let device = &plan.values[value as usize].device;
+            let device = Device {
+                kind: device.kind,
+                index: device.index,
+            };
+            if !found.contains(&device) {
+                found.push(device);
+            }
+        }
+    }
+    found
+}
+
 impl BoundPlan {
     /// Binds a plan that runs by this schedule. The bridge must be loaded.
     ///
@@ -203,6 +232,9 @@ impl BoundPlan {
         let program = AtenProgram::new(plan.values.len() as u32, plan.rng_slots.to_native())?;
         let lasting = Lasting::of(plan, schedule);
         place(&program, plan, schedule)?;
+        for device in draws(plan) {
+            program.draws(device)?;
+        }
         let mut executor = Executor::default();
         let mut later = Vec::new();
         // The instruction of each step, of the first run and of later ones.
@@ -218,6 +250,7 @@ impl BoundPlan {
                     overload,
                     args,
                     outs,
+                    grad,
                     ..
                 } => {
                     let mut arguments = Arguments::default();
@@ -246,6 +279,7 @@ impl BoundPlan {
                             outs.len() as u32,
                             how,
                             other.as_ref().map_or(ptr::null(), |text| text.as_ptr()),
+                            i32::from(*grad),
                             &mut index,
                         )
                     })?;
@@ -544,6 +578,26 @@ impl BoundPlan {
             false => &self.instrs,
         };
         instrs.get(step).copied().unwrap_or(0)
+    }
+
+    /// Whether a run that failed at a step has done nothing by then that lasts but draw from
+    /// generators, so that the call can be made again: it has written no binding, started no
+    /// collective and called no op of another library, which may keep something itself.
+    /// `plan`: the one that was bound.
+    pub fn is_undone_at(&self, plan: &ArchivedPlan, step: usize) -> bool {
+        let run = &plan.instrs[..=self.failed_at(step) as usize];
+        let slots = || self.bindings.iter().map(|&(_, slot)| slot);
+        run.iter().all(|instr| match instr {
+            ArchivedInstr::Local { op, .. } => {
+                let name = plan.str(op.to_native());
+                let known = name.starts_with("aten::") || name.starts_with("prims::");
+                known && !slots().any(|slot| writes(plan, instr, slot))
+            }
+            ArchivedInstr::Collective(_) | ArchivedInstr::Wait { .. } => false,
+            ArchivedInstr::View { .. } | ArchivedInstr::Rng { .. } | ArchivedInstr::Free { .. } => {
+                true
+            }
+        })
     }
 
     /// Slots of bindings that a run which failed at a step has written by then. `plan`: the

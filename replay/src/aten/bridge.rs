@@ -181,6 +181,21 @@ impl Bridge {
         self.check(unsafe { (self.functions.observe_calls_of)(name.as_ptr()) })
     }
 
+    /// The first op of the last observed step that raised; empty if none did.
+    pub fn raising(&self) -> String {
+        // SAFETY: the text lives until the bridge's next call.
+        let text = unsafe { CStr::from_ptr((self.functions.raising)()) };
+        text.to_string_lossy().into_owned()
+    }
+
+    /// The op of another thread of Python that wrote what the last recorded step used, or
+    /// read what it made; empty if there was none.
+    pub fn others(&self) -> String {
+        // SAFETY: the text lives until the bridge's next call.
+        let text = unsafe { CStr::from_ptr((self.functions.others)()) };
+        text.to_string_lossy().into_owned()
+    }
+
     /// A list of the Python functions in the hooks of the autograd node that adds up a
     /// tensor's gradient; `None` stands for a hook of C++.
     ///
@@ -685,6 +700,24 @@ impl AtenProgram {
         // SAFETY: a program of ours; the result is a new reference or null.
         let object = unsafe { (Bridge::get().functions.program_exception)(self.0) };
         (!object.is_null()).then_some(Object(object))
+    }
+
+    /// A run draws from the default generator of a device.
+    pub fn draws(&self, device: rote_plans::Device) -> Result<(), ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: a program of ours, and plain numbers.
+        bridge.check(unsafe { (bridge.functions.program_draws)(self.0, device.kind, device.index) })
+    }
+
+    /// After a run that failed: puts generators back where they stood before it. False, and
+    /// nothing is done, if what ended it is no error that programs handle
+    /// (`KeyboardInterrupt`).
+    pub fn undo(&self) -> Result<bool, ReplayError> {
+        let bridge = Bridge::get();
+        let mut done = 0;
+        // SAFETY: a program of ours; writes one number.
+        bridge.check(unsafe { (bridge.functions.program_undo)(self.0, &mut done) })?;
+        Ok(done != 0)
     }
 
     /// Whether a collective of a run that failed may still use the program's memory.

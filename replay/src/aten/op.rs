@@ -125,6 +125,8 @@ pub const INPLACE_VIEW: u32 = 4;
 /// Op flag: ran where the framework hides ops from those who watch them, which it does
 /// for its own bookkeeping and a step may do for anything.
 pub const HIDDEN: u32 = 8;
+/// Op flag: its kernel ran while gradients were enabled. Some kernels compute otherwise then.
+pub const GRAD: u32 = 16;
 
 /// An op that has run, on plain local tensors.
 #[repr(C)]

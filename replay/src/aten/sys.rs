@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_int, c_void};
 
 pub use super::op::{
-    Arg, CONJ, DATA_DEPENDENT, HIDDEN, INPLACE_VIEW, NEG, NO_STORAGE, Op, Payload, SEEDED, Tensor,
-    WRAPPED_NUMBER, ZERO_TENSOR, tag,
+    Arg, CONJ, DATA_DEPENDENT, GRAD, HIDDEN, INPLACE_VIEW, NEG, NO_STORAGE, Op, Payload, SEEDED,
+    Tensor, WRAPPED_NUMBER, ZERO_TENSOR, tag,
 };
 
 /// Both sides must say the same number.
@@ -72,6 +72,8 @@ functions! {
     observe: fn(Object) -> c_int;
     observe_global_call: fn() -> c_int;
     observe_calls_of: fn(*const c_char) -> c_int;
+    raising: fn() -> *const c_char;
+    others: fn() -> *const c_char;
     describe_tensor: fn(*mut c_void, Object, *mut *const Tensor) -> c_int;
     storage_alive: fn(*const c_void, u64) -> c_int;
     rng_digest: fn(u8, i8, *mut u64) -> c_int;
@@ -98,7 +100,9 @@ functions! {
     program_free: fn(*mut c_void);
     program_exception: fn(*mut c_void) -> Object;
     program_lost: fn(*mut c_void) -> c_int;
-    program_op: fn(*mut c_void, *const c_char, *const c_char, *const Arg, u32, *const i64, u32, u8, *const c_char, *mut u32) -> c_int;
+    program_op: fn(*mut c_void, *const c_char, *const c_char, *const Arg, u32, *const i64, u32, u8, *const c_char, c_int, *mut u32) -> c_int;
+    program_draws: fn(*mut c_void, u8, i8) -> c_int;
+    program_undo: fn(*mut c_void, *mut c_int) -> c_int;
     program_arena: fn(*mut c_void, u64, u8, i8) -> c_int;
     program_place: fn(*mut c_void, u32, u8, *const i64, *const i64, u32, u64, u64) -> c_int;
     program_fix: fn(*mut c_void, *const u32, u32) -> c_int;

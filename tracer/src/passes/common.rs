@@ -69,9 +69,13 @@ fn merge(plan: &mut Plan, largest: u64) -> usize {
                 *views.entry(looks).or_insert(i)
             }
             Instr::Local {
-                op, overload, args, ..
+                op,
+                overload,
+                args,
+                grad,
+                ..
             } if is_function(plan, &instr) => {
-                key.extend([0, u64::from(op), u64::from(overload)]);
+                key.extend([0, u64::from(op), u64::from(overload), u64::from(grad)]);
                 for arg in args.indices() {
                     encode(plan, &plan.args[arg], &with, &mut key);
                 }

@@ -128,6 +128,7 @@ pub fn overloaded(
         outs: ids(outs),
         writes: ids(writes),
         seeded: false,
+        grad: false,
     }
 }
 

@@ -98,6 +98,7 @@ struct List {
     /// The elements of all of them, and what else they are given.
     elements: Kind,
     rest: Vec<Arg>,
+    grad: bool,
     updates: Vec<Update>,
 }
 
@@ -216,6 +217,7 @@ impl List {
         };
         kind(self) == kind(new)
             && self.rest == new.rest
+            && self.grad == new.grad
             && self.updates.len() < MAX_TENSORS
             && self.updates.iter().all(|old| apart(old, &new.updates[0]))
     }
@@ -230,6 +232,7 @@ fn update(plan: &Plan, at: usize, instr: &Instr) -> Option<List> {
         outs,
         writes,
         seeded: false,
+        grad,
     } = instr
     else {
         return None;
@@ -264,6 +267,7 @@ fn update(plan: &Plan, at: usize, instr: &Instr) -> Option<List> {
         row,
         elements: meta.kind,
         rest,
+        grad: *grad,
         updates: vec![Update {
             at,
             target: *target,
@@ -381,7 +385,11 @@ fn joint(plan: &mut Plan, list: &List) -> Instr {
         args.push(values(plan, &sources));
     }
     args.extend(&list.rest);
-    emit::overloaded(plan, list.row.3, list.row.4, &args, &[], &targets)
+    let mut joint = emit::overloaded(plan, list.row.3, list.row.4, &args, &[], &targets);
+    if let Instr::Local { grad, .. } = &mut joint {
+        *grad = list.grad;
+    }
+    joint
 }
 
 fn values(plan: &mut Plan, ids: &[ValueId]) -> Arg {

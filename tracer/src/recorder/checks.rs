@@ -141,13 +141,6 @@ impl Recorder {
                 "allocate tensors with their final size",
             );
         }
-        if op.name == "aten::mkldnn_rnn_layer" {
-            return Self::refuse(
-                op,
-                "computes another way inside its kernel while gradients are enabled, which a plan does not hold",
-                "torch.backends.mkldnn.flags(enabled=False) around the step, or LSTM on another device",
-            );
-        }
         if op.name.starts_with("c10d::") {
             return Self::refuse(
                 op,

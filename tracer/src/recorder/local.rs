@@ -77,6 +77,7 @@ impl Recorder {
             outs: self.tables.ids(&outs),
             writes: self.tables.ids(&writes),
             seeded: op.seeded,
+            grad: op.grad,
         };
         self.push_instr(instr, op.source);
         Ok(())

@@ -142,6 +142,12 @@ impl Recorder {
         self.candidates.contains_key(&storage) || self.roots.get(&storage).is_some_and(bound)
     }
 
+    /// Whether a recorded op has written to a storage that exists before the step.
+    pub fn has_written(&self, storage: u64) -> bool {
+        let binding = self.roots.get(&storage).and_then(|root| root.binding);
+        binding.is_some_and(|binding| self.tables.plan.bindings[binding as usize].written)
+    }
+
     /// Anchors the arguments of whose storage the plan reaches more than the
     /// arguments themselves do: another argument of the same shape may have other
     /// neighbours.

@@ -20,6 +20,12 @@ const ELEMENT_WISE: &[&str] = &[
     "aten::maximum",
 ];
 
+/// What else than its arguments decides what an op computes.
+struct Modes {
+    seeded: bool,
+    grad: bool,
+}
+
 impl Paper<'_> {
     pub(super) fn local(&mut self, at: usize) -> Result<(), String> {
         let plan = self.plan;
@@ -30,6 +36,7 @@ impl Paper<'_> {
             outs,
             writes,
             seeded,
+            grad,
         } = plan.instrs[at]
         else {
             return Ok(());
@@ -44,12 +51,13 @@ impl Paper<'_> {
             return made.iter().try_for_each(|v| self.define(*v));
         }
         if let Some(single) = name.strip_prefix("aten::_foreach_") {
-            return self.lists(single, plan.str(overload), list);
+            return self.lists(single, plan.str(overload), list, grad);
         }
         let meta_only = META_ONLY.contains(&name);
         let mut written = plan.ids(writes).to_vec();
         written.extend(&made);
-        let (results, read) = self.compute(name, plan.str(overload), list, &written, seeded)?;
+        let modes = Modes { seeded, grad };
+        let (results, read) = self.compute(name, plan.str(overload), list, &written, modes)?;
         let looked: Vec<(ValueId, Vec<Place>)> = (read.iter())
             .map(|v| Ok((*v, self.bytes(*v)?)))
             .collect::<Result<_, String>>()?;
@@ -80,7 +88,13 @@ impl Paper<'_> {
     }
 
     /// An op on lists: that on each of them, all of which read before one writes.
-    fn lists(&mut self, single: &str, overload: &str, args: &[Arg]) -> Result<(), String> {
+    fn lists(
+        &mut self,
+        single: &str,
+        overload: &str,
+        args: &[Arg],
+        grad: bool,
+    ) -> Result<(), String> {
         let plan = self.plan;
         let list = |arg: &Arg| match arg {
             Arg::Values(range) => Some(plan.ids(*range)),
@@ -97,7 +111,11 @@ impl Paper<'_> {
             let own = lists.iter().map(|list| Arg::Value(list[nth]));
             let own: Vec<Arg> = own.chain(args[lists.len()..].iter().copied()).collect();
             let name = format!("aten::{single}");
-            let (mut made, _) = self.compute(&name, overload, &own, &[*target], false)?;
+            let modes = Modes {
+                seeded: false,
+                grad,
+            };
+            let (mut made, _) = self.compute(&name, overload, &own, &[*target], modes)?;
             results.push((*target, made.remove(0)));
         }
         for (target, symbols) in results {
@@ -115,7 +133,7 @@ impl Paper<'_> {
         overload: &str,
         list: &[Arg],
         written: &[ValueId],
-        seeded: bool,
+        Modes { seeded, grad }: Modes,
     ) -> Result<(Vec<Vec<Symbol>>, Vec<ValueId>), String> {
         let plan = self.plan;
         // What it reads, and a symbol of everything that decides its results.
@@ -129,7 +147,7 @@ impl Paper<'_> {
         } else {
             overload
         };
-        (name, overload).hash(&mut key);
+        (name, overload, grad).hash(&mut key);
         for arg in list {
             self.argument(arg, meta_only, &mut key, &mut read, &mut undefined)?;
         }
