@@ -547,6 +547,17 @@ def by_elements(x: Tensor, weight: Tensor) -> Tensor:
     return y * weight
 
 
+def by_dlpack(x: Tensor, weight: Tensor) -> Tensor:
+    y = x * weight
+    return y * (2 if np.from_dlpack(y.detach())[0] > 0 else 3)
+
+
+def by_capsule(x: Tensor, weight: Tensor) -> Tensor:
+    y = x * weight
+    torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(y)).numpy()
+    return y
+
+
 def with_attributes(x: Tensor, weight: Tensor) -> Tensor:
     y = (x * weight).detach()
     y.mark = 5  # type: ignore[attr-defined]
@@ -565,6 +576,8 @@ def beside_ops(x: Tensor, weight: Tensor) -> Tensor:
     ("body", "words", "remedy"),
     [
         (by_elements, "apply_.*each element", "custom_op"),
+        (by_dlpack, "__dlpack__.*hands memory", "custom_op"),
+        (by_capsule, "__dlpack__.*hands memory", "custom_op"),
         (with_attributes, "Python attributes.*mark", "beside"),
         (beside_ops, "writes to .*weight.* without an op", "with an op"),
     ],

@@ -334,6 +334,9 @@ class Watch:
         for name in _ADDRESSES:
             if hasattr(torch.Tensor, name):
                 stack.enter_context(_patched(torch.Tensor, name, self._address(name)))
+        stack.enter_context(_patched(torch.Tensor, "__dlpack__", self._handed_out(torch.Tensor.__dlpack__)))
+        for module in (torch, torch.utils.dlpack):
+            stack.enter_context(_patched(module, "to_dlpack", self._handed_out(module.to_dlpack)))
         if self.iterators:
             stack.enter_context(_patched(builtins, "next", self._next()))
         get, set_ = torch.get_rng_state, torch.set_rng_state
@@ -450,6 +453,21 @@ class Watch:
             return original(tensor, *args, **kwargs)
 
         return read
+
+    def _handed_out(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        watch = self
+
+        def dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not within_kernel():
+                watch.refuse(
+                    "Tensor.__dlpack__",
+                    "hands memory of a tensor to code outside the dispatcher, whose reads and writes leave no trace in "
+                    "a plan",
+                    "wrap that code as a custom op (torch.library.custom_op), or leave it outside the function",
+                )
+            return original(tensor, *args, **kwargs)
+
+        return dlpack
 
     def _by_elements(self, name: str) -> Callable[..., Any]:
         original = getattr(torch.Tensor, name)
