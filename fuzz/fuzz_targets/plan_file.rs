@@ -20,7 +20,9 @@ fuzz_target!(|data: &[u8]| {
     hostile::walk(&file);
     let plan = file.to_plan();
     let again = PlanFile::from_plan(&plan).expect("an opened plan is a valid plan");
-    assert_eq!(again.to_plan(), plan);
+    // Bytes, since plans with a NaN differ from themselves.
+    let third = PlanFile::from_plan(&again.to_plan()).expect("as above");
+    assert_eq!(again.as_bytes(), third.as_bytes());
     for passes in ["none", "default", "all"] {
         let passes = Selection::parse(passes).expect("these names are known");
         let (program, _) = optimize(plan.clone(), passes);

@@ -19,6 +19,7 @@
 //! | [`arena`] | results at fixed places, written there directly |
 //! | [`budget`] | which results lie in the arena, so that memory stays within what was recorded |
 //! | [`live`] | bytes that are alive at each instruction |
+//! | [`lists`] | entries of its own for every list, before any pass |
 //! | [`effects`] | what instructions read, write and make |
 //! | [`emit`] | instructions and values that passes add |
 //!
@@ -40,6 +41,7 @@ mod foreach;
 mod gathers;
 mod into;
 mod joins;
+mod lists;
 mod live;
 mod overlap;
 #[cfg(test)]
@@ -256,7 +258,8 @@ pub type Report = Vec<(&'static str, Done)>;
 /// Runs the chosen passes over a recorded plan.
 pub fn optimize(plan: Plan, chosen: Selection) -> (Program, Report) {
     let recorded = most(&plan);
-    let plan = without_frees(plan);
+    let mut plan = without_frees(plan);
+    lists::unshare(&mut plan);
     let groups: Vec<u32> = collectives(&plan).map(|c| c.group).collect();
     let mut program = Program {
         carries: (0..groups.len() as u32).map(|at| vec![at]).collect(),
