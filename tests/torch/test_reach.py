@@ -663,6 +663,29 @@ def test_iterator_that_the_step_advances_is_refused(build: Callable[[], Callable
         assert "remedy" in found.steps[0].stats.refusals[0]
 
 
+@pytest.mark.skipif(ORACLE_ONLY, reason="asks what is refused")
+@pytest.mark.parametrize("asks", [False, True])
+def test_step_may_hold_a_lock_but_not_ask_for_it(asks: bool) -> None:
+    held, other = threading.Lock(), threading.RLock()
+
+    def holds(x: Tensor) -> Tensor:
+        with held, other:
+            return x * 2
+
+    def looks(x: Tensor) -> Tensor:
+        return x * (3 if held.locked() else 2)
+
+    captured = rote_capture(looks if asks else holds)
+    for i in range(6):
+        assert torch.equal(captured(torch.ones(2) + i), (torch.ones(2) + i) * 2)
+    if asks:
+        with held:
+            assert torch.equal(captured(torch.ones(2)), torch.ones(2) * 3)
+        assert "whether a lock is held" in captured.stats.refusals[0]
+    else:
+        assert captured.stats.replays >= 3
+
+
 def test_weak_reference_does_not_keep_its_object() -> None:
     held = [Plain()]
     reference = weakref.ref(held[0])

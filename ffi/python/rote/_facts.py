@@ -6,7 +6,6 @@ import builtins
 import enum
 import functools
 import hashlib
-import sys
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -163,12 +162,6 @@ def expects(kind: int, value: Any, key: Any) -> str:
 def is_builtin(name: str) -> bool:
     """Whether a name is one of Python's builtins."""
     return name in vars(builtins)
-
-
-def loaded(name: str) -> types.ModuleType | None:
-    """A Python module that has been imported."""
-    found = sys.modules.get(name)
-    return found if issubclass(type(found), types.ModuleType) else None
 
 
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _code, _look
 from ._code import Names
-from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, OWN, REFERENTS, SIZE, TYPE_OF, loaded, plain
+from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, OWN, REFERENTS, SIZE, TYPE_OF, plain
 from ._libraries import is_library, is_opaque
 
 if TYPE_CHECKING:
@@ -203,12 +203,16 @@ class Named:
             except (ImportError, ValueError):
                 continue
             for part in (full, *(f"{full}.{child}" for child in sorted(names.attributes))):
-                module = loaded(part)
+                module = sys.modules.get(part)
                 if module is None:
                     continue
+                subject = f"sys.modules['{part}']"
                 if not is_library(part) and self._entry(id(sys.modules), part):
-                    self._walk.add(DICT_ITEM, sys.modules, part, HOST, f"sys.modules['{part}']", module)
-                self.python_module(module, depth)
+                    self._walk.add(DICT_ITEM, sys.modules, part, HOST, subject, module)
+                if issubclass(type(module), types.ModuleType):
+                    self.python_module(module, depth)
+                else:  # any object may be put in place of a module
+                    self._walk.soon(subject, module, depth + 1)
 
     def python_module(self, module: types.ModuleType, depth: int) -> None:
         """Guards what code names in a Python module, once all code is known."""

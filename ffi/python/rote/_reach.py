@@ -109,6 +109,10 @@ _OPS_OF_TORCH = (
 _PYTHON_KERNEL = re.compile(r"^(CompositeImplicitAutograd|Autograd)\S*: registered at \S*\.py:", re.MULTILINE)
 # With these, code sees where an iterator stands and does not advance it.
 _STANDING = frozenset({"length_hint", "__length_hint__", "__reduce__", "copy", "deepcopy", "dumps", "repr", "str"})
+# Locks of Python's own, and what tells whether one is held;
+# entering and leaving it does not.
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_ASKS_A_LOCK = frozenset({"locked", "acquire", "acquire_lock", "_is_owned"})
 _METHODS = ("forward", "__call__", "_call_impl", "step")
 
 
@@ -131,6 +135,7 @@ class Walk:
         self._covered: set[int] = set()  # library classes that a fact of another one covers
         self._generators: list[tuple[str, torch.Generator]] = []
         self._standing: list[tuple[str, Any]] = []
+        self._locks: list[str] = []
         self.iterators: list[Any] = []
         self.functions: list[types.FunctionType] = []  # whose code is the user's
         self.watched: set[int] = set()  # objects of which it matters who else holds them,
@@ -228,6 +233,8 @@ class Walk:
         if "initial_seed" in self._named.said:
             for path, generator in self._generators:
                 self.add(LOOK, generator, None, HOST, path, generator)
+        if not _ASKS_A_LOCK.isdisjoint(self._named.attributes):
+            self.unseen.extend((path, "whether a lock is held") for path in self._locks)
         if self._named.sees_own:
             for path, value in self._objects:
                 self.add(OWN, value, True, HOST, path, value)
@@ -409,6 +416,8 @@ class Walk:
                 self.methods(kind, depth)
         elif kind is torch.Generator:
             self._generators.append((path, value))
+        elif kind in _LOCKS:
+            self._locks.append(path)
         elif kind.__name__ in ("OpOverload", "OpOverloadPacket"):
             self.op(path, value, depth)
         elif kind.__name__ == "CustomOpDef":
@@ -677,6 +686,8 @@ class Walk:
     def _settings(self, path: str, value: Any, depth: int) -> None:
         """What is set in an object of the system's, such as a logger, an event or a future: the rest is its own."""
         own = _look.own(value) or {}
+        if not self.add(OWN, value, None, HOST, path, value):  # what is not set may be asked for too
+            return
         for key, item in list(own.items()):
             inner = type(item)
             if type(key) is not str or not (

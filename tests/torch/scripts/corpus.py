@@ -39,4 +39,7 @@ CORPUS = [
     "python_module/cell/get_method/set/number/after/plain",
     "python_module/cell/inspect/appear/number/after/plain",
     "module_class/cell/inspect/set/number/after/plain",
+    "lock/cell/direct/set/number/after/plain",
+    "thread/cell/dir/delete/number/twice/plain",
+    "modules/cell/direct/patch replace/number/collected/plain",
 ]
