@@ -55,9 +55,9 @@ impl TensorEvent<'_> {
         reach(self.dtype.bytes()?, self.offset, dims)
     }
 
-    /// Number of elements.
+    /// Number of elements, or the largest one of an impossible shape.
     pub fn numel(&self) -> i64 {
-        self.sizes.iter().product()
+        (self.sizes.iter()).fold(1, |numel: i64, size| numel.saturating_mul(*size))
     }
 
     /// What makes no sense about the description, if anything: a framework's
@@ -190,6 +190,17 @@ pub struct SpecEvent {
 #[cfg(test)]
 mod tests {
     use crate::sample::{Tensor, tensor};
+
+    #[test]
+    fn elements_are_counted_without_overflow() {
+        let huge = tensor(0, &[4]).view(&[i64::MAX, 3], &[1, 1], 0);
+        assert_eq!(
+            huge.event().problem(),
+            None,
+            "nothing is known of what has no storage"
+        );
+        assert_eq!(huge.event().numel(), i64::MAX);
+    }
 
     #[test]
     fn a_description_must_fit_its_storage() {
