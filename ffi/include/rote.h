@@ -105,7 +105,7 @@
 #define ROTE_OP_HIDDEN 8
 
 // Op flag: its kernel ran while gradients were enabled. Some kernels compute otherwise then.
-#define GRAD 16
+#define ROTE_OP_GRAD 16
 
 // Argument tag: none given.
 #define ROTE_ARG_NONE 0

@@ -40,6 +40,18 @@ fn the_header_is_fresh() {
     );
 }
 
+#[test]
+fn every_constant_has_the_prefix() {
+    for line in generate().lines() {
+        if let Some(constant) = line.strip_prefix("#define ") {
+            assert!(
+                constant.starts_with("ROTE_"),
+                "{line}: name it in cbindgen.toml"
+            );
+        }
+    }
+}
+
 fn generate() -> String {
     let config = cbindgen::Config::from_file(Path::new(CRATE).join("cbindgen.toml"))
         .expect("cbindgen.toml is read");

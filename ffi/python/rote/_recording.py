@@ -33,6 +33,11 @@ _STRUCTURE, _ARGUMENT, _, _, _MODE, _WORLD = range(6)
 _MOST_DEPTH = 64  # what contains itself is a leaf in the end
 
 
+def _put_back(group: dict[str, Any], key: str, value: float, traced: _floats.TracedFloat) -> None:
+    if group.get(key) is traced:
+        group[key] = value
+
+
 def _is_named_tuple(value: Any) -> bool:
     """Whether a tuple of a class of its own is nothing but its items, which have names."""
     kind = type(value)
@@ -353,10 +358,8 @@ class Recording:
 
     def close(self) -> None:
         """Puts the optimizers' own floats back."""
-        for group, key, value, traced in self._replaced:
-            if group.get(key) is traced:
-                group[key] = value
-        self._replaced = []
+        while self._replaced:
+            _put_back(*self._replaced.pop())
         self._tape.close()
 
     def forget(self) -> None:
