@@ -489,6 +489,32 @@ def test_where_eager_raises(step_of: Any) -> None:
         assert found.stats[-1][0].replays >= found.stats[9][0].replays + 3, "it goes on afterwards"
 
 
+@pytest.mark.parametrize("shape", ["plain", "tuple", "nested", "list", "dict"])
+def test_rates_that_are_returned(shape: str) -> None:
+    def step_of(types: Any) -> Callable[[Tensor], Any]:
+        model, optimizer, *_ = types
+
+        def step(x: Tensor) -> Any:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            rate = optimizer.param_groups[0]["lr"] * 2
+            found = {
+                "plain": rate,
+                "tuple": (rate,),
+                "nested": (1, ({"rate": (rate,)}, [rate])),
+                "list": [rate],
+                "dict": {"rate": rate},
+            }[shape]
+            return [loss.detach(), repr(found), found] if shape == "list" else found
+
+        return step
+
+    run = check_right(following(step_of))
+    assert ORACLE_ONLY or run.steps[0].stats.replays >= 6, run.steps[0].stats
+
+
 @pytest.mark.parametrize("scheduler", ["OneCycleLR", "CyclicLR", "ExponentialLR"])
 def test_what_the_step_stores_is_plain_afterwards(scheduler: str) -> None:
     """A scheduler inside the step computes with the rates, and keeps what it computes."""

@@ -24,6 +24,7 @@ from ._native import c_text, check, lib
 from ._uses import is_followed
 
 _READ, _CONST, _NEG, _ADD, _SUB, _MUL, _DIV, _POW = range(8)
+_DEEP = 16  # levels of a result
 
 
 class Tape:
@@ -118,9 +119,22 @@ def _put_into(holder: Any) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, TracedFloat):
         return value._plain
-    if type(value) is tuple and any(isinstance(each, TracedFloat) for each in value):
-        return tuple(map(_plain, value))
+    if type(value) is tuple:
+        parts = tuple(map(_plain, value))
+        return value if all(map(operator.is_, parts, value)) else parts
     return value
+
+
+def returned(value: Any, depth: int = 0) -> Any:
+    """What a step returns, with plain floats in its tuples (lists and dicts get them when the tape is closed): what
+    they depend on must not vary."""
+    if isinstance(value, TracedFloat):
+        _pin(value)
+        return value._plain
+    if depth == _DEEP or type(value) not in (tuple, list, dict):
+        return value
+    parts = [returned(each, depth + 1) for each in (value.values() if type(value) is dict else value)]
+    return tuple(parts) if type(value) is tuple and not all(map(operator.is_, parts, value)) else value
 
 
 def _make(tape: Tape, kind: int, plain: float, a: int = 0, b: int = 0, path: str = "") -> TracedFloat:

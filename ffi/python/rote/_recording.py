@@ -352,7 +352,7 @@ class Recording:
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""
         step = functools.partial(self._captured._fn, *self._args, **self._kwargs)
         try:
-            return _record.run(self._session, self._watch, step, seen)
+            return _floats.returned(_record.run(self._session, self._watch, step, seen))
         finally:
             self.close()
 
