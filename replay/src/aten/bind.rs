@@ -191,31 +191,30 @@ fn writes(plan: &ArchivedPlan, instr: &ArchivedInstr, root: u32) -> bool {
     }
 }
 
-/// The devices from whose generators a plan draws.
+/// The devices whose generators a plan moves.
 fn draws(plan: &ArchivedPlan) -> Vec<Device> {
     let mut found = Vec::new();
     for instr in plan.instrs.iter() {
-        let ArchivedInstr::Local {
-            outs,
-            writes,
-            seeded: true,
-            ..
-        } = instr
-        else {
-            continue;
-        };
-        let values = [outs, writes].map(|range| plan.ids[range.indices()].iter());
-        let mut values = values.into_iter().flatten().map(|value| value.to_native());
-        if let Some(value) = values.find(|&value| value != NONE) {
-            let device = &plan.values[value as usize].device;
-            let device = Device {
-                kind: device.kind,
-                index: device.index,
-            };
-            if !found.contains(&device) {
-                found.push(device);
+        let device = match instr {
+            ArchivedInstr::Local {
+                outs,
+                writes,
+                seeded: true,
+                ..
+            } => {
+                let values = [outs, writes].map(|range| plan.ids[range.indices()].iter());
+                let mut values = values.into_iter().flatten().map(|value| value.to_native());
+                let made = values.find(|&value| value != NONE);
+                made.map(|value| &plan.values[value as usize].device)
             }
-        }
+            ArchivedInstr::Rng { device, .. } => Some(device),
+            _ => None,
+        };
+        let device = device.map(|device| Device {
+            kind: device.kind,
+            index: device.index,
+        });
+        found.extend(device.filter(|device| !found.contains(device)));
     }
     found
 }
