@@ -77,7 +77,15 @@ def factors(x: Tensor, i: Tensor) -> Tensor:
     raise AssertionError("no factor")
 
 
-BODIES: list[Callable[[Tensor, Tensor], Tensor]] = [tries, suppresses, swallows, raises_another, draws_before, puts_states_back, factors]
+BODIES: list[Callable[[Tensor, Tensor], Tensor]] = [
+    tries,
+    suppresses,
+    swallows,
+    raises_another,
+    draws_before,
+    puts_states_back,
+    factors,
+]
 
 
 def attempt(call: Callable[[], Any]) -> Any:

@@ -5,9 +5,11 @@ eager, and neither memory nor files grow. `ROTE_TEST_SEED` makes another run.
 """
 
 import copy
+import logging
 import os
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,16 @@ def captured(trained: Trained, plans: Path) -> Any:
     return rote_capture(trained.step, state=state, plans=plans, max_variants=4)
 
 
+@pytest.fixture
+def unlogged() -> Iterator[None]:
+    """Without messages, which the test runner would keep: one for each stored plan that is not for a call."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
 @pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.usefixtures("unlogged")
 def test_soak(tmp_path: Path) -> None:
     print(f"seed {SEED}")
     draw = random.Random(SEED)
