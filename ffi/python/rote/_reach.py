@@ -579,7 +579,7 @@ class Walk:
             self.add(ITEMS, value, True, HOST, path, value)
             self._inner(path, dict.items(value), size, depth)
             return
-        if size > 1:  # their order
+        if size > 1 or any(type(key) is not str for key in dict.keys(value)):  # their order; 1, 1.0 and True are equal
             self.add(ITEMS, value, None, HOST, path, value)
         for i, (key, item) in enumerate(list(dict.items(value))):
             subject = f"{path}[{describe(key)}]" if plain(key) else f"{path}[key {i}]"

@@ -34,7 +34,7 @@ def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outl
                 return {"t": i}
         outputs.append(result)
         return {"t": len(outputs) - 1}
-    if isinstance(result, float) and not math.isfinite(result):
+    if type(result) is float and not math.isfinite(result):
         return {"f": "nan" if math.isnan(result) else ("inf" if result > 0 else "-inf")}
     if type(result) is str and not _is_unicode(result):
         raise Unsupported("text that is no Unicode")

@@ -214,6 +214,16 @@ pub enum Fault {
         /// The last use that the value names.
         last_use: u32,
     },
+    /// A result of an op in a storage that it does not take.
+    #[error("{at} makes %{value} in the storage of %{root}, which none of its arguments lies in")]
+    ForeignStorage {
+        /// Where.
+        at: Place,
+        /// The result.
+        value: u32,
+        /// Its root.
+        root: u32,
+    },
     /// A root that is itself a view.
     #[error("values[{value}].root is %{root}, whose own root is %{found}")]
     Root {

@@ -104,7 +104,7 @@ impl Checker<'_> {
                     for value in self.list(*writes, "ids", &plan.ids, place)? {
                         self.used(now, value.to_native(), "writes", freed)?;
                     }
-                    defined += self.outs(now, *outs, freed)?;
+                    defined += self.outs(now, *args, *outs, freed)?;
                 }
                 ArchivedInstr::View { base, out } => {
                     let (base, out) = (base.to_native(), out.to_native());
@@ -233,8 +233,28 @@ impl Checker<'_> {
         Ok(())
     }
 
+    /// Whether one of these arguments, which were checked, lies in the storage of `root`.
+    fn takes(&self, args: ArchivedRange, root: u32) -> bool {
+        let plan = self.plan;
+        let on_root = |value: u32| plan.values[value as usize].root.to_native() == root;
+        plan.args[args.indices()].iter().any(|arg| match arg {
+            ArchivedArg::Value(value) => on_root(value.to_native()),
+            ArchivedArg::Values(range) => plan.ids[range.indices()]
+                .iter()
+                .any(|value| *value != NONE && on_root(value.to_native())),
+            ArchivedArg::List(range) => self.takes(*range, root),
+            _ => false,
+        })
+    }
+
     /// The results of an op; returns how many of them are new.
-    fn outs(&self, now: u32, outs: ArchivedRange, freed: &Flags) -> Result<u64, Fault> {
+    fn outs(
+        &self,
+        now: u32,
+        args: ArchivedRange,
+        outs: ArchivedRange,
+        freed: &Flags,
+    ) -> Result<u64, Fault> {
         let place = || at("instrs", now as usize, "outs");
         let mut new = 0;
         let mut before = None;
@@ -246,6 +266,15 @@ impl Checker<'_> {
             if defining_instr(self.value(out, place)?) != Some(now) {
                 self.used(now, out, "outs", freed)?;
                 continue;
+            }
+            let root = self.value(out, place)?.root.to_native();
+            let own = defining_instr(self.value(root, place)?) == Some(now);
+            if !own && !self.takes(args, root) {
+                return Err(Fault::ForeignStorage {
+                    at: place(),
+                    value: out,
+                    root,
+                });
             }
             if let Some(before) = before.filter(|before| *before >= out) {
                 return Err(Fault::Order {

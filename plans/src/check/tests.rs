@@ -507,6 +507,10 @@ fn roots_are_roots_and_hold_what_looks_at_them() {
         "instrs[2] makes %2 a view of %1, but their roots are %0 and %1"
     );
     assert_eq!(
+        broken(|p| p.values[5].root = 4),
+        "instrs[8].outs makes %5 in the storage of %4, which none of its arguments lies in"
+    );
+    assert_eq!(
         broken(|p| p.values[3].offset = 1),
         "values[3] reaches bytes 4 to 132 of its storage, which has 128"
     );

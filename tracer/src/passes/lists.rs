@@ -9,6 +9,9 @@ use rote_plans::{Arg, Instr, Plan, Range};
 /// Copies arguments and lists of values to where each entry belongs to one of them.
 /// Meshes and strategies keep what they name.
 pub fn unshare(plan: &mut Plan) {
+    if !shares(plan) {
+        return;
+    }
     let old = std::mem::take(&mut plan.args);
     let mut instrs = std::mem::take(&mut plan.instrs);
     for instr in &mut instrs {
@@ -22,6 +25,49 @@ pub fn unshare(plan: &mut Plan) {
         }
     }
     plan.instrs = instrs;
+}
+
+/// Whether two lists of instructions share an entry.
+fn shares(plan: &Plan) -> bool {
+    let (mut args, mut ids) = (vec![false; plan.args.len()], vec![false; plan.ids.len()]);
+    let mut open = Vec::new();
+    for instr in &plan.instrs {
+        if let Instr::Local {
+            args, outs, writes, ..
+        } = instr
+        {
+            open.push(*args);
+            if taken(&mut ids, *outs) || taken(&mut ids, *writes) {
+                return true;
+            }
+        }
+    }
+    while let Some(range) = open.pop() {
+        if taken(&mut args, range) {
+            return true;
+        }
+        for arg in &plan.args[range.indices()] {
+            match arg {
+                Arg::Values(list) if taken(&mut ids, *list) => return true,
+                Arg::List(list) => open.push(*list),
+                Arg::Wrapped(inner) => open.push(Range {
+                    start: *inner,
+                    len: 1,
+                }),
+                _ => {}
+            }
+        }
+    }
+    false
+}
+
+/// Marks entries; whether one of them was marked before.
+fn taken(entries: &mut [bool], range: Range) -> bool {
+    let mut before = false;
+    for entry in &mut entries[range.indices()] {
+        before |= std::mem::replace(entry, true);
+    }
+    before
 }
 
 /// A copy of these arguments, behind copies of what they hold. The check of a plan
