@@ -42,4 +42,6 @@ CORPUS = [
     "lock/cell/direct/set/number/after/plain",
     "thread/cell/dir/delete/number/twice/plain",
     "modules/cell/direct/patch replace/number/collected/plain",
+    "dict_key/dict/type/set/fraction/twice/returned",
+    "numpy_matrix/tensor/generator/set/nan/before/returned",
 ]
