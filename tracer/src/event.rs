@@ -80,6 +80,12 @@ impl TensorEvent<'_> {
         if counted.is_none() || self.sizes.iter().any(|&size| size < 0) {
             return Some(format!("has the impossible shape {:?}", self.sizes));
         }
+        let start = i64::try_from(self.dtype.bytes().unwrap_or(1))
+            .ok()
+            .and_then(|bytes| self.offset.checked_mul(bytes));
+        if start.is_none_or(|start| start.unsigned_abs() > 1 << 62) {
+            return Some(format!("has the impossible offset {}", self.offset));
+        }
         let (from, to) = self.reach()?;
         (from < 0 || to > i128::from(self.storage_bytes)).then(|| {
             format!(
@@ -227,6 +233,8 @@ mod tests {
             (x.view(&[2], &[i64::MAX], 0), "of a storage of 128"),
             (x.view(&[4, 8], &[1], 0), "2 sizes and 1 strides"),
             (x.view(&[-1], &[1], 0), "impossible shape [-1]"),
+            (x.view(&[0], &[1], i64::MAX), "impossible offset"),
+            (x.view(&[0], &[1], i64::MIN / 4), "impossible offset"),
             (x.view(&[1 << 40, 1 << 40], &[0, 0], 0), "impossible shape"),
         ] {
             let problem = problem(&wrong);

@@ -179,7 +179,7 @@ class Walk:
                 self.visit(entries)
                 self.add(SIZE, entries, None, STATE, label, entries)
                 for key, value in entries.items():
-                    text = "" if isinstance(value, torch.Tensor) else None
+                    text = "" if issubclass(type(value), torch.Tensor) else None
                     self.add(DICT_ITEM, entries, key, STATE, f"{label}.{key}", value, text)
         self._object(path, optimizer, 0, skip=("state", "param_groups"))
 

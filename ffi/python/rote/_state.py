@@ -45,7 +45,7 @@ class State:
                 for j, parameter in enumerate(group["params"]):
                     yield f"{path}.param_groups[{i}]['params'][{j}]", parameter
                 for key, value in group.items():
-                    if isinstance(value, torch.Tensor):
+                    if issubclass(type(value), torch.Tensor):
                         yield f"{path}.param_groups[{i}]['{key}']", value
             for number, (owner, entries) in enumerate(optimizer.state.items()):
                 if not isinstance(entries, dict):
@@ -54,7 +54,7 @@ class State:
                 if label in ambiguous:
                     label = full_names[id(owner)]
                 for key, value in entries.items():
-                    if isinstance(value, torch.Tensor):
+                    if issubclass(type(value), torch.Tensor):
                         yield f"{path}.state[{label}].{key}", value
 
 

@@ -167,14 +167,14 @@ def _check_optimizer(path: str, optimizer: torch.optim.Optimizer) -> None:
 
 def _is_ordinary(value: Any) -> bool:
     """Whether arithmetic with a value is Python's or PyTorch's own."""
-    if isinstance(value, tuple | list):
+    if issubclass(type(value), tuple | list):
         return all(map(_is_ordinary, value))
     return value is None or type(value) in (bool, int, float, str, *_TENSORS) or is_number(value)
 
 
 def is_number(value: Any) -> bool:
     """Whether a hyperparameter is a float, NumPy's or Python's own."""
-    return type(value) is float or (isinstance(value, float) and type(value).__module__ == "numpy")
+    return type(value) is float or (issubclass(type(value), float) and type(value).__module__ == "numpy")
 
 
 # -- code -------------------------------------------------------------------------

@@ -44,4 +44,5 @@ CORPUS = [
     "modules/cell/direct/patch replace/number/collected/plain",
     "dict_key/dict/type/set/fraction/twice/returned",
     "numpy_matrix/tensor/generator/set/nan/before/returned",
+    "getattribute/optimizer/inner/set/infinite/every/returned",
 ]
