@@ -454,35 +454,32 @@ class Watch:
 
         return read
 
-    def _handed_out(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _refused(self, op: str, original: Callable[..., Any], reason: str, remedy: str) -> Callable[..., Any]:
+        """A function that only kernels may call while a step is recorded."""
         watch = self
 
-        def dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if not within_kernel():
-                watch.refuse(
-                    "Tensor.__dlpack__",
-                    "hands memory of a tensor to code outside the dispatcher, whose reads and writes leave no trace in "
-                    "a plan",
-                    "wrap that code as a custom op (torch.library.custom_op), or leave it outside the function",
-                )
+                watch.refuse(op, reason, remedy)
             return original(tensor, *args, **kwargs)
 
-        return dlpack
+        return call
+
+    def _handed_out(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return self._refused(
+            "Tensor.__dlpack__",
+            original,
+            "hands memory of a tensor to code outside the dispatcher, whose reads and writes leave no trace in a plan",
+            "wrap that code as a custom op (torch.library.custom_op), or leave it outside the function",
+        )
 
     def _by_elements(self, name: str) -> Callable[..., Any]:
-        original = getattr(torch.Tensor, name)
-        watch = self
-
-        def each(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not within_kernel():
-                watch.refuse(
-                    f"Tensor.{name}",
-                    "calls a Python function for each element: what it writes leaves no trace in a plan",
-                    "use an op, or wrap it as a custom op (torch.library.custom_op)",
-                )
-            return original(tensor, *args, **kwargs)
-
-        return each
+        return self._refused(
+            f"Tensor.{name}",
+            getattr(torch.Tensor, name),
+            "calls a Python function for each element: what it writes leaves no trace in a plan",
+            "use an op, or wrap it as a custom op (torch.library.custom_op)",
+        )
 
     def _address(self, name: str) -> Callable[..., Any]:
         original = getattr(torch._C.TensorBase, name)
