@@ -3,12 +3,10 @@
 
 use rote_plans::{Arg, Collective, Instr, Plan, Range, Schedule};
 
-use super::paper::{self, Collectives, Seen};
+use super::paper::{self, Collectives, RUNS, Seen};
 use super::{Program, Selection, collectives, optimize};
 use crate::event::{ArgEvent, OpEvent};
 use crate::sample::{F64, Tensor, collective, in_place, op, record, recorder, tensor, wait};
-
-const RUNS: usize = 3;
 
 /// A program after passes, and what the recorded plan does.
 struct Altered {

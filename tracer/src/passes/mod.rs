@@ -24,7 +24,7 @@
 //! | [`emit`] | instructions and values that passes add |
 //!
 //! Tests hold them against what was recorded on paper (`paper.rs`), over random plans
-//! (`random.rs`).
+//! (`random.rs`), and plant bugs to see that they are found (`planted.rs`).
 
 #[cfg(test)]
 mod altering;
@@ -46,6 +46,8 @@ mod live;
 mod overlap;
 #[cfg(test)]
 mod paper;
+#[cfg(test)]
+mod planted;
 #[cfg(test)]
 mod random;
 mod scalars;

@@ -3,7 +3,10 @@
 //!
 //! Memory is bytes, and each byte holds a symbol: what wrote it, from what. Two
 //! programs do the same if, run after run, they leave the same symbols in the
-//! same places, send the same ones, and draw random numbers at the same points.
+//! same places, write to the same tensors of the caller's (which raises their
+//! version counters), look at no more of them, send the same symbols, and draw random
+//! numbers at the same points. A conjugated or negated view sees other symbols than
+//! lie there, and what is written through it lies there as others.
 //! Ranks run the same program: where this rank sends a symbol, the others send what
 //! is the same to them, so that a sum is told by the symbols that this rank adds to
 //! it, element by element, whatever else is in the message.
@@ -20,8 +23,8 @@ mod seen;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use rote_plans::{
-    BindingKind, Collective, CollectiveKind, Def, Instr, NONE, Plan, RngAction, Schedule, Value,
-    ValueId,
+    BindingKind, Collective, CollectiveKind, Def, Instr, Marks, NONE, Plan, RngAction, Schedule,
+    Value, ValueId,
 };
 
 pub use seen::{Collectives, Seen};
@@ -30,10 +33,25 @@ pub use seen::{Collectives, Seen};
 type Symbol = u64;
 const UNDEFINED: Symbol = 0;
 
+/// Runs of a program: the first, and two that find what it left.
+pub const RUNS: usize = 3;
+
 fn symbol(parts: impl Hash) -> Symbol {
     let mut hasher = DefaultHasher::new();
     parts.hash(&mut hasher);
     hasher.finish().max(1)
+}
+
+/// What a tensor with these marks sees where `held` lies, and the other way round.
+fn through(marks: Marks, held: Symbol) -> Symbol {
+    let turned = |mark| marks.has(mark).then(|| symbol(("through", mark)));
+    match held {
+        UNDEFINED => UNDEFINED,
+        _ => [Marks::CONJ, Marks::NEG]
+            .into_iter()
+            .filter_map(turned)
+            .fold(held, |held, turn| held ^ turn),
+    }
 }
 
 /// Where a tensor lies: a storage, and the byte of its first element.
@@ -57,6 +75,8 @@ struct Paper<'a> {
     storages: Vec<Vec<Symbol>>,
     /// Which storages the program made itself.
     own: Vec<bool>,
+    /// Which storages were written in this run.
+    written: Vec<bool>,
     slots: Vec<Option<Place>>,
     arena: usize,
     flights: Vec<Flight>,
@@ -78,6 +98,7 @@ pub fn run(plan: &Plan, schedule: &Schedule, runs: usize) -> Result<Seen, String
         schedule,
         storages: vec![vec![UNDEFINED; schedule.arena_bytes as usize]],
         own: vec![true],
+        written: vec![false],
         slots: vec![None; plan.values.len()],
         arena: 0,
         flights: Vec::new(),
@@ -100,6 +121,7 @@ pub fn run(plan: &Plan, schedule: &Schedule, runs: usize) -> Result<Seen, String
     let mut kept: Vec<(String, Vec<Place>, Symbol)> = Vec::new();
     for run in 0..runs {
         paper.run = run;
+        paper.written.fill(false);
         paper.bind();
         for at in 0..plan.instrs.len() {
             if run == 0 || !paper.settled(at) {
@@ -154,14 +176,22 @@ impl Paper<'_> {
             }
             let run = if state { 0 } else { self.run };
             let (before, bytes) = self.extent(binding.value);
+            self.seen.looks.insert(i, (-before, bytes - before));
             let fill = (0..bytes).map(|byte| symbol(("binding", i, run, byte)));
-            self.storages.push(fill.collect());
-            self.own.push(false);
+            let storage = self.storage(fill.collect(), false);
             self.slots[binding.value as usize] = Some(Place {
-                storage: self.storages.len() - 1,
+                storage,
                 at: before,
             });
         }
+    }
+
+    /// Adds a storage.
+    fn storage(&mut self, holds: Vec<Symbol>, own: bool) -> usize {
+        self.storages.push(holds);
+        self.own.push(own);
+        self.written.push(false);
+        self.storages.len() - 1
     }
 
     /// Bytes before a root's data and in all that its values look at.
@@ -224,7 +254,19 @@ impl Paper<'_> {
         if self.flights.iter().any(flying) {
             return Err(format!("%{value} is read while it is received"));
         }
-        Ok(places.into_iter().map(|p| self.at(p)).collect())
+        let marks = self.plan.values[value as usize].marks;
+        Ok(places
+            .into_iter()
+            .map(|p| through(marks, self.at(p)))
+            .collect())
+    }
+
+    /// Writes what a tensor is to hold.
+    fn write_to(&mut self, value: ValueId, symbols: &[Symbol]) -> Result<(), String> {
+        let places = self.bytes(value)?;
+        let marks = self.plan.values[value as usize].marks;
+        let held: Vec<Symbol> = symbols.iter().map(|s| through(marks, *s)).collect();
+        self.write(&places, &held)
     }
 
     fn write(&mut self, places: &[Place], symbols: &[Symbol]) -> Result<(), String> {
@@ -237,6 +279,7 @@ impl Paper<'_> {
             }
         }
         for (place, symbol) in places.iter().zip(symbols) {
+            self.written[place.storage] = true;
             self.storages[place.storage][place.at as usize] = *symbol;
         }
         Ok(())
@@ -247,11 +290,10 @@ impl Paper<'_> {
         let meta = self.plan.values[value as usize];
         if self.schedule.offset(value).is_none() {
             let place = if meta.root == value {
-                let (before, bytes) = self.extent(value);
-                self.storages.push(vec![UNDEFINED; bytes as usize]);
-                self.own.push(true);
+                let (before, _) = self.extent(value);
+                let bytes = before as usize + meta.storage_bytes as usize;
                 Place {
-                    storage: self.storages.len() - 1,
+                    storage: self.storage(vec![UNDEFINED; bytes], true),
                     at: before,
                 }
             } else {
@@ -453,6 +495,10 @@ impl Paper<'_> {
                 format!("run {run}: binding {i}"),
                 self.storages[storage].clone(),
             ));
+            let raised = symbol(("raised", self.written[storage]));
+            self.seen
+                .bytes
+                .push((format!("run {run}: version of binding {i}"), vec![raised]));
         }
         let results =
             (plan.outputs.iter().map(|o| o.value)).chain(plan.grads.iter().map(|g| g.value));
@@ -469,7 +515,12 @@ impl Paper<'_> {
                 .iter()
                 .position(|v| self.slots[*v as usize].is_some_and(|p| p.storage == place.storage));
             let meta = &plan.values[*value as usize];
-            let looks = (plan.dims(meta.shape), plan.dims(meta.strides), meta.dtype.0);
+            let looks = (
+                plan.dims(meta.shape),
+                plan.dims(meta.strides),
+                meta.dtype.0,
+                meta.marks,
+            );
             let offset = match twin {
                 Some(twin) => place.at - self.place(results[twin])?.at,
                 None if alias.is_some() => place.at,

@@ -81,8 +81,7 @@ impl Paper<'_> {
                     return Err(format!("{name} is left out, but it writes"));
                 }
             }
-            let places = self.bytes(*value)?;
-            self.write(&places, symbols)?;
+            self.write_to(*value, symbols)?;
         }
         Ok(())
     }
@@ -119,8 +118,7 @@ impl Paper<'_> {
             results.push((*target, made.remove(0)));
         }
         for (target, symbols) in results {
-            let places = self.bytes(target)?;
-            self.write(&places, &symbols)?;
+            self.write_to(target, &symbols)?;
         }
         Ok(())
     }
@@ -246,7 +244,8 @@ impl Paper<'_> {
                 return Ok(());
             }
             let meta = &plan.values[value as usize];
-            (plan.dims(meta.shape), plan.dims(meta.strides), meta.dtype.0).hash(key);
+            (plan.dims(meta.shape), plan.dims(meta.strides)).hash(key);
+            (meta.dtype.0, meta.marks).hash(key);
             let symbols = self.read(value)?;
             if !meta_only {
                 // Kernels may take other ways on data that is aligned otherwise.

@@ -1,5 +1,7 @@
 //! What can be told of a program's runs, and how those of two programs differ.
 
+use std::collections::BTreeMap;
+
 use hashbrown::HashMap;
 
 use super::super::{PASSES, Pass, Selection};
@@ -14,6 +16,8 @@ pub struct Seen {
     pub elements: Vec<Symbol>,
     /// Ops outside of ATen and random numbers, in order.
     pub acts: Vec<(String, Symbol)>,
+    /// For each binding, the first byte that anything looks at, counted from its data, and one past the last.
+    pub looks: BTreeMap<usize, (i64, i64)>,
     /// Bytes of bindings after each run, results, and results kept from earlier runs.
     pub bytes: Vec<(String, Vec<Symbol>)>,
     /// The most bytes held at once: the arena, and what was made and not yet dropped.
@@ -76,6 +80,14 @@ impl Seen {
         }
         if self.acts != other.acts {
             return Some(format!("did {:?}, expected {:?}", other.acts, self.acts));
+        }
+        for (binding, (from, to)) in &other.looks {
+            let recorded = self.looks.get(binding);
+            if recorded.is_none_or(|(first, last)| from < first || to > last) {
+                return Some(format!(
+                    "looks at bytes {from} to {to} of binding {binding}, expected {recorded:?}"
+                ));
+            }
         }
         let pairs = self.bytes.iter().zip(&other.bytes);
         let mut wrong = pairs.filter(|((_, a), (_, b))| {
