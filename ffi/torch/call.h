@@ -216,7 +216,7 @@ class Call {
       py::object keep;
       attributes_of(leaf, dtensor_attribute(object, classes.local_tensor_offset, classes.local_tensor_name, keep));
     }
-    if (outer.requires_grad() && outer.is_leaf() && outer.grad().defined())
+    if (outer.is_leaf() && outer.grad().defined())
       attributes_of(leaf, py::reinterpret_steal<py::object>(THPVariable_Wrap(outer.grad())).ptr());
     add(leaf, kShape, local.dim());
     for (int64_t size : local.sizes()) add(leaf, kShape, size);
@@ -246,7 +246,7 @@ class Call {
 
   // Whether a tensor has a gradient, and how that looks.
   static uint64_t grad_word(const at::Tensor& tensor) {
-    if (!tensor.requires_grad() || !tensor.is_leaf()) return 0;
+    if (!tensor.is_leaf()) return 0;
     const at::Tensor& grad = tensor.grad();
     if (!grad.defined()) return 0;
     if (!grad.key_set().has(c10::DispatchKey::Python)) return meta_word(grad);

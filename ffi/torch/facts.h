@@ -219,6 +219,8 @@ class FactTable {
       }
       case kTensorMeta:
         return py::make_tuple(py::reinterpret_borrow<py::object>(own_dict(entry.container) ? own_dict(entry.container) : Py_None), hooks_of(entry.container));
+      case kLook:
+        return THPVariable_Check(entry.container) ? py::object(hooks_of(entry.container)) : py::none();
       case kOwn:
         return py::reinterpret_borrow<py::object>(own_dict(entry.container));
       case kMember: {

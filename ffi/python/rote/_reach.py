@@ -193,11 +193,8 @@ class Walk:
         self.visit(tensor)
         self._entries_of_own(path, tensor, 0)
         self._tensor_class(path, tensor, 0)
-        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            hooks = getattr(tensor, name, None)
-            if hooks:
-                self._hooks(f"{path}.hooks", hooks, 1)
-        if tensor.requires_grad and tensor.is_leaf:
+        self._hooks_of(path, tensor, 0)
+        if tensor.is_leaf:  # also one that requires no gradient: it may have one from before
             grad = "no gradient" if tensor.grad is None else "a gradient"
             self.facts.append(Fact(GRAD_META, tensor, reads_grad, STATE, f"{path}.grad", grad))
         self._inside(path, tensor, 0)
@@ -491,6 +488,7 @@ class Walk:
         if self.add(OWN, tensor, None, HOST, path, tensor):
             self.add(TYPE_OF, tensor, None, HOST, path, tensor)
             self.add(LOOK, tensor, None, HOST, path, tensor)
+            self._hooks_of(path, tensor, depth)
             self._entries_of_own(path, tensor, depth)
             self._tensor_class(path, tensor, depth)
             self._inside(path, tensor, depth)
@@ -610,6 +608,12 @@ class Walk:
             self._stop(f"{path} has {size} entries, which may change inside")
 
     # -- objects ----------------------------------------------------------------
+
+    def _hooks_of(self, path: str, tensor: torch.Tensor, depth: int) -> None:
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            hooks = getattr(tensor, name, None)
+            if hooks is not None:
+                self._hooks(f"{path}.hooks", hooks, depth + 1)
 
     def _hooks(self, path: str, hooks: Any, depth: int) -> None:
         self.add(SIZE, hooks, None, HOST, path, hooks)

@@ -25,12 +25,18 @@ if TYPE_CHECKING:
 
 # Tensors that a replay can return; what nobody waited for yet, it returns waited for.
 _KINDS = (torch.Tensor, DTensor, AsyncCollectiveTensor)
-_OF_SUBCLASSES = {"_local_tensor", "_spec", "elem", "completed"}  # attributes that these have of their own
+#: Attributes that these have of their own.
+_OWN = {DTensor: {"_local_tensor", "_spec"}, AsyncCollectiveTensor: {"elem", "completed"}}
 _ARG, _STATE, _GRAD = range(3)
 _STRUCTURE, _ARGUMENT, _, _, _MODE, _WORLD = range(6)
 
 
 _MOST_DEPTH = 64  # what contains itself is a leaf in the end
+
+
+def _attributes(tensor: torch.Tensor) -> str:
+    """Names of the Python attributes of a tensor that are not its class's own."""
+    return ", ".join(sorted(vars(tensor).keys() - _OWN.get(type(tensor), set())))
 
 
 def _put_back(group: dict[str, Any], key: str, value: float, traced: _floats.TracedFloat) -> None:
@@ -237,18 +243,16 @@ class Recording:
         return True
 
     def _hooks(self, walk: _reach.Walk, path: str, tensor: torch.Tensor) -> None:
-        """Guards what the hooks of the node that adds up a tensor's gradient can reach."""
-        if not (tensor.requires_grad and tensor.is_leaf):
-            return
+        """Guards what the hooks of a tensor, and of the node that adds up its gradient, can reach."""
         slot = c_void_p()
         check(lib.rote_tensor_hooks(tensor, byref(slot)))
         for hook in take_object(slot):
             if hook is not None:
-                walk.value(f"{path}.grad_fn.hooks", hook, 0)
+                walk.value(f"{path}.hooks", hook, 0)
                 continue
             self._watch.refuse(
                 "",
-                f"accumulates a gradient in {path} under a hook of C++, which a replay would not call",
+                f"takes the gradient of {path} under a hook of C++, which a replay would not call",
                 "apply rote.capture to a model without the wrapper that registers it",
             )
 
@@ -317,7 +321,7 @@ class Recording:
         self._versions.append((tensor, _version(tensor), _version(local)))
 
     def _track_grad(self, path: str, tensor: torch.Tensor, leaf: int) -> None:
-        if not tensor.requires_grad or not tensor.is_leaf:
+        if not tensor.is_leaf:
             return
         self._grads.append((path, tensor, tensor.grad))
         if tensor.grad is not None:
@@ -418,6 +422,13 @@ class Recording:
                     )
                 for node, part in _views.parts({"b": f"{path}.grad"}, tensor.grad):
                     names.setdefault(id(part), node)
+                own = _attributes(tensor.grad)
+                if own:
+                    self._watch.refuse(
+                        "",
+                        f"makes {path}.grad a tensor with Python attributes ({own}), which a plan cannot give back",
+                        "keep what they hold elsewhere, or set the gradient outside the captured function",
+                    )
             if tensor.grad is not None and tensor.grad.requires_grad:
                 self._watch.refuse(
                     "",
@@ -445,11 +456,11 @@ class Recording:
                     "that a plan cannot give back",
                     "return a plain tensor: tensor.as_subclass(torch.Tensor)",
                 )
-            own = sorted(vars(tensor).keys() - _OF_SUBCLASSES)
+            own = _attributes(tensor)
             if own:
                 self._watch.refuse(
                     "",
-                    f"returns a tensor with Python attributes ({', '.join(own)}), which a plan cannot give back",
+                    f"returns a tensor with Python attributes ({own}), which a plan cannot give back",
                     "return what they hold beside the tensor",
                 )
             requires_grad = tensor.requires_grad and not _views.view_of(tensor).follows

@@ -33,7 +33,7 @@ class Snapshot:
         grads = {
             path: (t, t.grad, None if t.grad is None else local_of(t.grad).detach().clone())
             for path, t in named.items()
-            if t.requires_grad and t.is_leaf
+            if t.is_leaf
         }
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
         returned = [

@@ -45,4 +45,7 @@ CORPUS = [
     "dict_key/dict/type/set/fraction/twice/returned",
     "numpy_matrix/tensor/generator/set/nan/before/returned",
     "getattribute/optimizer/inner/set/infinite/every/returned",
+    "tensor_hooks/nested/int/set/number/twice/train",
+    "tensor_hooks/python_module/hash/set/number/collected/returned",
+    "tensor_grad/in_an_argument/truth/patch replace/number/inside/random",
 ]
