@@ -290,6 +290,22 @@ impl ActiveRecording {
         Ok(())
     }
 
+    /// What is known of the op that was recorded last.
+    pub fn last_op(&self) -> &Recorder {
+        &self.recorder
+    }
+
+    /// Refuses the recording, since the step handles errors of the last op at `handler`, and a
+    /// replay could not.
+    pub fn handled(&mut self, handler: &str) {
+        self.refuse(self.recorder.handled(handler));
+    }
+
+    /// The gradient that a tensor had before the step was gone when the last op ran.
+    pub fn gradient_gone(&mut self, path: &str) {
+        self.recorder.gradient_gone(path);
+    }
+
     /// How many local ops and waits are recorded.
     pub fn executed(&self) -> usize {
         self.recorder.executed()

@@ -46,6 +46,12 @@
 // The recording has been refused: further ops need not be reported.
 #define ROTE_REFUSED 1
 
+// Recorded; a replay of the op may raise for other data.
+#define ROTE_MAY_RAISE 2
+
+// Recorded; a replay of the op may raise, after it has done what lasts.
+#define ROTE_MAY_RAISE_LATE 3
+
 // Stands for "no spec", "no leaf" or "no slot".
 #define ROTE_NO_INDEX UINT32_MAX
 
@@ -680,11 +686,27 @@ const char *rote_record_raising(void);
 const char *rote_record_others(void);
 
 // Records the op of which the listener has just been told. Returns `ROTE_REFUSED`
-// when the recording is refused.
+// when the recording is refused, `ROTE_MAY_RAISE` when a replay of the op may raise for
+// other data, and `ROTE_MAY_RAISE_LATE` when a replay has by then done what lasts, so that
+// the call could not be made again.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_observed(struct RoteSession *session, const char *source);
+
+// Refuses the recording, since the step handles errors of the op that was recorded last, and
+// a replay could not. `handler`: where it does. Returns `ROTE_REFUSED`.
+//
+// Requires:
+// Pointers must be live, texts C strings, and the GIL held.
+int rote_record_handled(struct RoteSession *session, const char *handler);
+
+// The gradient that a tensor had before the step was gone when the op ran that was recorded
+// last: a replay that fails from there on leaves none. `path`: the tensor's.
+//
+// Requires:
+// Pointers must be live, texts C strings, and the GIL held.
+int rote_record_grad_gone(struct RoteSession *session, const char *path);
 
 // The step asks how a tensor lies in its storage: a plan is only for arguments that
 // lie there. `*named` is set to 1 when the storage exists before the step, else 0.

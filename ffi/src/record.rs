@@ -18,6 +18,10 @@ use crate::status::{
 
 /// The recording has been refused: further ops need not be reported.
 pub const ROTE_REFUSED: c_int = 1;
+/// Recorded; a replay of the op may raise for other data.
+pub const ROTE_MAY_RAISE: c_int = 2;
+/// Recorded; a replay of the op may raise, after it has done what lasts.
+pub const ROTE_MAY_RAISE_LATE: c_int = 3;
 
 /// Stands for "no spec", "no leaf" or "no slot".
 pub const ROTE_NO_INDEX: u32 = u32::MAX;
@@ -438,7 +442,9 @@ pub extern "C" fn rote_record_others() -> *const c_char {
 }
 
 /// Records the op of which the listener has just been told. Returns `ROTE_REFUSED`
-/// when the recording is refused.
+/// when the recording is refused, `ROTE_MAY_RAISE` when a replay of the op may raise for
+/// other data, and `ROTE_MAY_RAISE_LATE` when a replay has by then done what lasts, so that
+/// the call could not be made again.
 ///
 /// # Safety
 /// Pointers must be live, texts C strings, and the GIL held.
@@ -451,11 +457,54 @@ pub unsafe extern "C" fn rote_record_observed(
     unsafe {
         record(session, |recording| {
             recording.observed_op(text(source)?)?;
+            let last = recording.last_op();
             Ok(if recording.refusal().is_some() {
                 ROTE_REFUSED
+            } else if last.may_raise_late() {
+                ROTE_MAY_RAISE_LATE
+            } else if last.may_raise() {
+                ROTE_MAY_RAISE
             } else {
                 ROTE_OK
             })
+        })
+    }
+}
+
+/// Refuses the recording, since the step handles errors of the op that was recorded last, and
+/// a replay could not. `handler`: where it does. Returns `ROTE_REFUSED`.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_handled(
+    session: *mut RoteSession,
+    handler: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.handled(text(handler)?);
+            Ok(ROTE_REFUSED)
+        })
+    }
+}
+
+/// The gradient that a tensor had before the step was gone when the op ran that was recorded
+/// last: a replay that fails from there on leaves none. `path`: the tensor's.
+///
+/// # Safety
+/// Pointers must be live, texts C strings, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_grad_gone(
+    session: *mut RoteSession,
+    path: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |recording| {
+            recording.gradient_gone(text(path)?);
+            Ok(ROTE_OK)
         })
     }
 }

@@ -5,7 +5,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use crate::pool::{Range, StrId, ValueId};
+use crate::pool::{InstrId, Range, StrId, ValueId};
 
 /// Whose tensor a binding names.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,6 +76,9 @@ pub struct GradResult {
     pub value: ValueId,
     /// Index into [`crate::Plan::specs`], [`crate::NONE`] for a plain tensor.
     pub spec: u32,
+    /// The first instruction of which the step has shown that the gradient before it was
+    /// gone by then, [`crate::NONE`] if it has not: what a run that fails there leaves.
+    pub gone: InstrId,
 }
 
 /// A float that is read or computed anew at every replay: an optimizer's

@@ -432,7 +432,7 @@ mod tests {
         );
         assert_eq!(
             changed(8, &[7, 1]),
-            "plan has format version 263, this rote reads version 6"
+            "plan has format version 263, this rote reads version 7"
         );
         assert_eq!(
             changed(10, &[2]),

@@ -89,6 +89,12 @@ pub enum Arg {
     MemoryFormat(i8),
 }
 
+/// Whether an op is one of PyTorch's own, which read and write their arguments and nothing
+/// else. Those of others may do what their schema does not say.
+pub fn is_of_torch(op: &str) -> bool {
+    op.starts_with("aten::") || op.starts_with("prims::")
+}
+
 /// What happens to a random generator outside the dispatcher.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]

@@ -46,7 +46,7 @@ pub use binding::{
 pub use check::Fault;
 pub use error::PlanError;
 pub use file::PlanFile;
-pub use instr::{Arg, Collective, CollectiveKind, Instr, RngAction};
+pub use instr::{Arg, Collective, CollectiveKind, Instr, RngAction, is_of_torch};
 pub use mesh::{Group, Mesh};
 pub use placement::{Placement, ReduceOp, Spec};
 pub use plan::{ArchivedPlan, Fingerprint, Plan};

@@ -226,7 +226,7 @@ POINTS = 3 + 3 + 8
 
 
 @pytest.mark.parametrize("passes", ["none", "default"])
-@pytest.mark.parametrize("clears", ["before", "never"])
+@pytest.mark.parametrize("clears", ["before", "between", "to_zero", "some", "never"])
 def test_each_op_of_a_step_fails_in_turn(clears: str, passes: str) -> None:
     """Forward, backward and optimizer: gradients, buffers, parameters, momentum and generators are eager's."""
 
@@ -238,7 +238,15 @@ def test_each_op_of_a_step_fails_in_turn(clears: str, passes: str) -> None:
         def step(x: Tensor) -> Tensor:
             if clears == "before":
                 model.zero_grad()
+            elif clears == "some":
+                model.layers[1].zero_grad()
             loss = model(x).square().mean()
+            if clears == "between":
+                model.zero_grad()
+            elif clears == "to_zero":
+                model.zero_grad(set_to_none=False)
+            elif clears == "some":
+                model.layers[0].zero_grad()
             loss.backward()
             with torch.no_grad():
                 for p, m in zip(model.parameters(), momentum, strict=True):

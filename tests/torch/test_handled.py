@@ -151,6 +151,148 @@ def test_ways_that_handlers_took_are_not_recorded(body: Callable[[Tensor, Tensor
         assert any("and the step handled the error" in refusal for refusal in stats.refusals), stats
 
 
+class Swallowing:
+    """A manager of the user's own."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: object, trace: object) -> bool:
+        return kind is IndexError
+
+
+class Timed(Swallowing):
+    """One that lets errors pass."""
+
+    def __exit__(self, kind: type | None, error: object, trace: object) -> None:  # type: ignore[override]
+        self.ended = kind
+
+
+SWALLOWING = Swallowing()
+
+
+def swallows_with_a_class(x: Tensor, i: Tensor) -> Tensor:
+    y = x[:1] * 2
+    with SWALLOWING:
+        y = nn.functional.embedding(i, x)
+    return y
+
+
+class Guarding:
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except IndexError:
+            return
+
+    def look_up(self, x: Tensor, i: Tensor) -> Tensor:
+        y = x[:1] * 2
+        with self.guarded():
+            y = nn.functional.embedding(i, x)
+        return y
+
+
+def swallows_with_a_method(x: Tensor, i: Tensor) -> Tensor:
+    return Guarding().look_up(x, i)
+
+
+def returns_at_last(x: Tensor, i: Tensor) -> Tensor:
+    y = x[:1] * 2
+    try:
+        y = nn.functional.embedding(i, x)
+    finally:
+        return y  # noqa: B012
+
+
+def in_a_loop(x: Tensor, i: Tensor) -> Tensor:
+    found = []
+    for each in i:
+        try:
+            found.append(x[each.view(1)])
+        except IndexError as error:
+            print(error)
+    return torch.cat(found) if found else x[:1]
+
+
+def is_raised_again(x: Tensor, i: Tensor) -> Tensor:
+    try:
+        return nn.functional.embedding(i, x)
+    except IndexError:
+        x.grad = None
+        raise
+
+
+def times(x: Tensor, i: Tensor) -> Tensor:
+    """Nothing is handled here."""
+    with Timed(), torch.enable_grad(), torch.profiler.record_function("look up"):
+        try:
+            return nn.functional.embedding(i, x)
+        finally:
+            i = i + 1
+
+
+HANDLING = [
+    *BODIES,
+    swallows_with_a_class,
+    swallows_with_a_method,
+    returns_at_last,
+    in_a_loop,
+    is_raised_again,
+]
+WRITES = ["buffer", "custom_op", "argument"]
+
+
+@torch.library.custom_op("rote_handled::note", mutates_args=())
+def note(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@note.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("before", WRITES)
+@pytest.mark.parametrize("body", [*HANDLING, times])
+def test_handled_after_a_write(body: Callable[[Tensor, Tensor], Tensor], before: str) -> None:
+    """A replay that has written something can't go on in a handler: the step stays eager."""
+
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(2)
+        words, seen = nn.Parameter(torch.randn(4, 2)), torch.zeros(1)
+
+        def step(i: Tensor, given: Tensor) -> Tensor:
+            if before == "buffer":
+                seen.add_(1)
+            elif before == "argument":
+                given.mul_(2)
+            x = words * note(given) if before == "custom_op" else words * given
+            loss = body(x, i).square().sum()
+            words.grad = None
+            loss.backward()
+            with torch.no_grad():
+                words.sub_(words.grad, alpha=0.1)
+            return loss.detach()
+
+        captured = capture(step, state={"words": words, "seen": seen})
+        for call in range(CALLS):
+            i, given = torch.tensor([9 if call in BAD else 1]), torch.ones(1)
+            yield [attempt(lambda: captured(i, given)), words.grad, given, seen]  # noqa: B023
+        return {"words": words, "seen": seen}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        run = check_right(script)
+    if ORACLE_ONLY:
+        return
+    stats = run.stats[-1][0]
+    if body is times:
+        assert stats.replays >= CALLS - 4 - len(BAD), stats
+    else:
+        assert any("which the step handles at" in refusal for refusal in stats.refusals), stats
+
+
 def test_gradients_of_the_step_before_stay() -> None:
     """The loss fails before the gradients are dropped."""
 

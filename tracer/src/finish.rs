@@ -62,7 +62,7 @@ pub(crate) fn finish_values(
     (plan, new_sources, before)
 }
 
-/// Lets definitions, strategies and redistributions follow their instructions:
+/// Lets definitions, gradients, strategies and redistributions follow their instructions:
 /// `moved[i]` is where instruction `i` went, or the next one that is left if it
 /// is gone; the last entry is the new number of instructions.
 pub(crate) fn follow(plan: &mut Plan, moved: &[u32]) {
@@ -70,6 +70,9 @@ pub(crate) fn follow(plan: &mut Plan, moved: &[u32]) {
         if let Def::Instr(instr) = &mut value.def {
             *instr = moved[*instr as usize];
         }
+    }
+    for grad in &mut plan.grads {
+        grad.gone = moved.get(grad.gone as usize).copied().unwrap_or(NONE);
     }
     let shift = |range: &mut Range| {
         let (start, end) = (moved[range.start as usize], moved[range.indices().end]);
@@ -83,6 +86,20 @@ pub(crate) fn follow(plan: &mut Plan, moved: &[u32]) {
     }
     for redistribution in &mut plan.redistributions {
         shift(&mut redistribution.instrs);
+    }
+}
+
+/// Calls `visit` with the root of everything that an instruction writes in
+/// place.
+pub fn for_each_written(plan: &Plan, instr: &Instr, mut visit: impl FnMut(ValueId)) {
+    match instr {
+        Instr::Local { writes, .. } => {
+            for &value in plan.ids(*writes) {
+                visit(plan.values[value as usize].root);
+            }
+        }
+        Instr::Collective(c) if c.output == c.input => visit(plan.values[c.input as usize].root),
+        _ => {}
     }
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 REPLAYED, RECORD, EAGER = 0, 1, 2
 REFUSED = 1
+MAY_RAISE, MAY_RAISE_LATE = 2, 3
 NO_INDEX = 0xFFFFFFFF
 
 LogCallback = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_char_p)
@@ -80,6 +81,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_tell_of": (c_int, [c_char_p]),
     "rote_record_global_call": (c_int, []),
     "rote_record_observed": (c_int, [c_void_p, c_char_p]),
+    "rote_record_handled": (c_int, [c_void_p, c_char_p]),
+    "rote_record_grad_gone": (c_int, [c_void_p, c_char_p]),
     "rote_record_raising": (c_char_p, []),
     "rote_record_others": (c_char_p, []),
     "rote_record_anchor": (c_int, [c_void_p, py_object, POINTER(c_int)]),
@@ -178,6 +181,8 @@ def ids(numbers: list[int]) -> Any:
 
 __all__ = [
     "EAGER",
+    "MAY_RAISE",
+    "MAY_RAISE_LATE",
     "NO_INDEX",
     "RECORD",
     "REFUSED",

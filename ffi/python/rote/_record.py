@@ -23,47 +23,15 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ._arguments import notation, op_name
+from ._frames import TORCH, handler_since, is_users_own, user_line
 from ._looks import Looks
-from ._native import NO_INDEX, REFUSED, c_text, check, error, ids, lib, observe_no_more
+from ._native import MAY_RAISE, MAY_RAISE_LATE, NO_INDEX, REFUSED, c_text, check, error, ids, lib, observe_no_more
 from ._specs import spec_text
-
-_TORCH = str(torch.__path__[0])
-_ROTE = __file__.rsplit("/", 1)[0]
-_STDLIB = str(types.__file__).rsplit("/", 1)[0]
-_user_code: dict[types.CodeType, bool] = {}
-_lines: dict[tuple[types.CodeType, int], bytes] = {}
-
-
-def _is_user_code(code: types.CodeType) -> bool:
-    name = code.co_filename
-    return not (
-        name.startswith((_TORCH, _ROTE, "<frozen"))
-        or (name.startswith(_STDLIB) and "site-packages" not in name)
-        or name == "<string>"
-    )
 
 
 def _is_step(code: types.CodeType) -> bool:
     """Whether code is the user's own, and of the step, not of a kernel."""
-    return _is_user_code(code) and not within_kernel()
-
-
-def user_line() -> bytes:
-    """The innermost line of the user's own code, as ``file:line``."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        own = _user_code.get(code)
-        if own is None:
-            own = _user_code[code] = _is_user_code(code)
-        if own:
-            key = (code, frame.f_lineno)
-            line = _lines.get(key)
-            if line is None:
-                line = _lines[key] = c_text(f"{code.co_filename}:{frame.f_lineno}")
-            return line
-        frame = frame.f_back
-    return b""
+    return is_users_own(code) and not within_kernel()
 
 
 def note(session: Any, status: int) -> int:
@@ -212,6 +180,7 @@ class _Recorder:
         self.detailed = seen is not None  # whether `ran` is told of arguments and results
         self._session = session
         self._watch = watch
+        self._gradients = watch.gradients  # those that the step has not dropped or replaced
         self._patient = True  # with threads of collectives, until one holds on for long
         self.refused = False
 
@@ -224,17 +193,33 @@ class _Recorder:
         try:
             if kind == _WAITS and self._patient:
                 self._patient = _let_go(tensor)
-            if kind == _LIFTS and tensor.dim() == 0 and not _is_user_code(sys._getframe(1).f_code):
+            if kind == _LIFTS and tensor.dim() == 0 and not is_users_own(sys._getframe(1).f_code):
                 # torch's own code makes a constant, as optimizers do; were it no
                 # constant, the next recording would differ.
                 func, args, kwargs = _constant(tensor)
                 self._note(lib.rote_record_op(self._session, func, args, kwargs, tensor, user_line()))
             else:
-                self._note(lib.rote_record_observed(self._session, user_line()))
+                status = lib.rote_record_observed(self._session, user_line())
+                if status in (MAY_RAISE, MAY_RAISE_LATE):
+                    self._may_raise(late=status == MAY_RAISE_LATE)
+                else:
+                    self._note(status)
         except Exception as problem:
             self._fail(problem)
         if self._seen is not None:
             self._seen(func, args, kwargs, result)
+
+    def _may_raise(self, late: bool) -> None:
+        """A replay of the last op may raise, perhaps too late to start again: notes what eager leaves then."""
+        left = []
+        for path, tensor, before in self._gradients:
+            if tensor.grad is before:
+                left.append((path, tensor, before))
+            else:
+                note(self._session, lib.rote_record_grad_gone(self._session, c_text(path)))
+        self._gradients = left
+        if late and (handler := handler_since(run.__code__)):
+            self._note(lib.rote_record_handled(self._session, c_text(handler)))
 
     def _note(self, status: int) -> None:
         """Ends the recording when it was refused, or failed: the step runs on."""
@@ -294,7 +279,7 @@ _HOST_READS = ("tolist", "numpy", "__array__")
 _ADDRESSES = ("data_ptr", "const_data_ptr")  # the last one is new
 _BY_ELEMENTS = ("apply_", "map_", "map2_")  # call a function for each element, without an op
 # Reads meshes, which are no data of the step.
-_READS_MESHES = f"{_TORCH}/distributed/"
+_READS_MESHES = f"{TORCH}/distributed/"
 
 
 @contextmanager
@@ -321,6 +306,8 @@ class Watch:
         self._moving: list[tuple[str, Callable[[], Any], Any]] = []
         self._advancing: list[tuple[str, Callable[[], Any], Any]] = []
         self.iterators: list[Any] = []
+        #: Tensors that have a gradient before the step, with their paths and gradients.
+        self.gradients: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self.open_ops: list[Call | None] = []
         self.looks = Looks(session, self.refuse, _is_step)
 
@@ -487,7 +474,7 @@ class Watch:
 
         def data_ptr(tensor: torch.Tensor) -> int:
             caller = sys._getframe(1).f_code
-            if (_is_user_code(caller) or "triton" in caller.co_filename) and not within_kernel():
+            if (is_users_own(caller) or "triton" in caller.co_filename) and not within_kernel():
                 watch.refuse(
                     f"Tensor.{name}",
                     "hands the address of a tensor to code outside the dispatcher, whose reads and writes leave no "

@@ -355,6 +355,7 @@ class Recording:
     def run(self, seen: _record.Seen | None = None) -> Any:
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""
         step = functools.partial(self._captured._fn, *self._args, **self._kwargs)
+        self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self._grads if grad is not None]
         try:
             return _floats.returned(_record.run(self._session, self._watch, step, seen))
         finally:

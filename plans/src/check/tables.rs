@@ -469,7 +469,12 @@ impl Checker<'_> {
 
     pub(super) fn grads(&self, grads: &[ArchivedGradResult]) -> Result<(), Fault> {
         for (index, grad) in grads.iter().enumerate() {
-            let ArchivedGradResult { path, value, spec } = grad;
+            let ArchivedGradResult {
+                path,
+                value,
+                spec,
+                gone: _, // nothing is looked up by it
+            } = grad;
             self.text(path.to_native(), || at("grads", index, "path"))?;
             self.spec(spec.to_native(), || at("grads", index, "spec"))?;
             if value.to_native() != NONE {

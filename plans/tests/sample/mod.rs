@@ -341,11 +341,13 @@ pub fn small() -> Plan {
         path: owner,
         value: y,
         spec: strided,
+        gone: 0,
     });
     b.plan.grads.push(GradResult {
         path: owner,
         value: NONE,
         spec: NONE,
+        gone: NONE,
     });
     let (subject, expected) = (b.text("args[0].shape"), b.text("(4, 8)"));
     b.plan.guards.push(Guard {

@@ -11,7 +11,9 @@ use rote_plans::binding::{ArchivedBindingKind, ArchivedScalar};
 use rote_plans::instr::{ArchivedInstr, ArchivedRngAction};
 use rote_plans::schedule::Into;
 use rote_plans::value::ArchivedDef;
-use rote_plans::{ArchivedPlan, BindingKind, Device, NONE, RngAction, Scalar, Schedule};
+use rote_plans::{
+    ArchivedPlan, BindingKind, Device, NONE, RngAction, Scalar, Schedule, is_of_torch,
+};
 
 use crate::executor::{Executor, ReplayError, Step};
 
@@ -588,9 +590,8 @@ impl BoundPlan {
         let slots = || self.bindings.iter().map(|&(_, slot)| slot);
         run.iter().all(|instr| match instr {
             ArchivedInstr::Local { op, .. } => {
-                let name = plan.str(op.to_native());
-                let known = name.starts_with("aten::") || name.starts_with("prims::");
-                known && !slots().any(|slot| writes(plan, instr, slot))
+                is_of_torch(plan.str(op.to_native()))
+                    && !slots().any(|slot| writes(plan, instr, slot))
             }
             ArchivedInstr::Collective(_) | ArchivedInstr::Wait { .. } => false,
             ArchivedInstr::View { .. } | ArchivedInstr::Rng { .. } | ArchivedInstr::Free { .. } => {
@@ -611,15 +612,21 @@ impl BoundPlan {
 
     /// What eager leaves behind when an instruction fails: for each gradient that the
     /// plan leaves, in its order, the tensor if it was made by then, and nothing if
-    /// eager has dropped the one before it or never had one. `step`: the one of the
-    /// run that failed. `plan`: the one that was bound. To be called before
-    /// [`BoundPlan::clear`].
+    /// eager has dropped the one before it or never had one. Where the recording has not
+    /// seen when it was dropped: before the step's first op, if no op reads it.
+    /// `step`: the one of the run that failed. `plan`: the one that was bound. To be
+    /// called before [`BoundPlan::clear`].
     pub fn left(&self, plan: &ArchivedPlan, step: usize) -> Result<Vec<Left>, ReplayError> {
         let failed = self.failed_at(step);
         let mut results = self.results[self.outputs..].iter();
         let left = plan.grads.iter().map(|grad| {
+            let gone = grad.gone.to_native();
+            let before = match gone <= failed {
+                true => Left::Nothing,
+                false => Left::AsItWas,
+            };
             if grad.value == NONE {
-                return Ok(Left::AsItWas);
+                return Ok(before);
             }
             let &(value, fresh) = results.next().ok_or_else(|| bind_error("a gradient"))?;
             let read = plan.bindings.iter().any(|binding| {
@@ -630,8 +637,8 @@ impl BoundPlan {
                 ArchivedDef::Instr(at) if at.to_native() < failed => {
                     Left::Made(self.program.output(value, fresh)?)
                 }
-                ArchivedDef::Instr(_) if !read => Left::Nothing,
-                _ => Left::AsItWas,
+                ArchivedDef::Instr(_) if gone == NONE && !read => Left::Nothing,
+                _ => before,
             })
         });
         left.collect()

@@ -6,11 +6,12 @@
 //! is needed when it makes or writes storage that something needed reads, and
 //! then so is what it reads. Everything else changes nothing that anybody sees.
 
-use rote_plans::{Instr, Plan};
+use rote_plans::{Instr, Plan, is_of_torch};
 
 use super::effects::{self, for_each_written, outlives, root};
 use super::{Done, Pass, Program, Stage};
 use crate::finish::{for_each_out, for_each_value};
+use crate::raising::may_raise;
 
 pub(super) const PASS: Pass = Pass {
     name: "dead",
@@ -65,74 +66,6 @@ pub(super) fn needed(plan: &Plan, collectives: bool) -> Vec<bool> {
     keep
 }
 
-/// Ops that raise for some values of their tensors, by how their names begin after
-/// `aten::` and underscores: indices and targets out of range, numbers outside of a domain, what has no inverse or factors, too few elements.
-const RAISING: &[&str] = &[
-    "index",
-    "gather",
-    "scatter",
-    "take",
-    "put",
-    "embedding",
-    "nll_loss",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
-    "binary_cross_entropy",
-    "ctc_loss",
-    "cudnn_ctc_loss",
-    "max_unpool",
-    "masked_scatter",
-    "masked_select",
-    "segment_reduce",
-    "repeat_interleave",
-    "bincount",
-    "histc",
-    "histogram",
-    "one_hot",
-    "multinomial",
-    "linalg",
-    "cholesky",
-    "lu_",
-    "geqrf",
-    "ormqr",
-    "orgqr",
-    "triangular_solve",
-    "svd",
-    "qr",
-    "inverse",
-    "fake_quantize",
-    "quantize",
-    "choose_qparams",
-    "assert",
-    "validate",
-    "sparse",
-    "coalesce",
-    "nested",
-];
-
-/// The dtypes of integers come first, up to `int64`.
-const LAST_INTEGER: u8 = 4;
-
-/// Those that do so for integers: division by zero, negative powers.
-const RAISING_FOR_INTEGERS: &[&str] = &[
-    "div",
-    "floor_divide",
-    "remainder",
-    "fmod",
-    "pow",
-    "foreach_div",
-    "foreach_pow",
-];
-
-/// Whether an op of ATen may raise for some values of its tensors. `integers`: its results are
-/// of integers.
-fn may_raise(name: &str, integers: bool) -> bool {
-    let own = name.split_once("::").map_or(name, |(_, own)| own);
-    let own = own.trim_start_matches('_');
-    let begins = |names: &[&str]| names.iter().any(|start| own.starts_with(start));
-    begins(RAISING) || integers && begins(RAISING_FOR_INTEGERS)
-}
-
 /// Whether an instruction is needed whatever its results are.
 fn acts(plan: &Plan, instr: &Instr, collectives: bool) -> bool {
     match instr {
@@ -143,15 +76,8 @@ fn acts(plan: &Plan, instr: &Instr, collectives: bool) -> bool {
             seeded,
             ..
         } => {
-            let name = plan.str(*op);
-            let plain = name.starts_with("aten::") || name.starts_with("prims::");
-            *seeded || !plain || (outs.len == 0 && writes.len == 0) || {
-                let mut integers = false;
-                for_each_out(plan, instr, |out| {
-                    integers |= plan.values[out as usize].dtype.0 <= LAST_INTEGER;
-                });
-                may_raise(name, integers)
-            }
+            let of_torch = is_of_torch(plan.str(*op));
+            *seeded || !of_torch || (outs.len == 0 && writes.len == 0) || may_raise(plan, instr)
         }
         Instr::View { .. } => false,
         Instr::Collective(_) | Instr::Wait { .. } => collectives,

@@ -3,28 +3,15 @@
 //! Storage is what matters: a write through one view changes what every view of
 //! the same root reads.
 
-use rote_plans::{Arg, Def, Instr, NONE, Plan, Range, StrId, ValueId};
+use rote_plans::{Arg, Def, Instr, NONE, Plan, Range, StrId, ValueId, is_of_torch};
 
+pub use crate::finish::for_each_written;
 use crate::finish::{self, follow, for_each_out};
 use crate::recorder::ABSOLUTE;
 
 /// The root of a value.
 pub fn root(plan: &Plan, value: ValueId) -> ValueId {
     plan.values[value as usize].root
-}
-
-/// Calls `visit` with the root of everything that an instruction writes in
-/// place.
-pub fn for_each_written(plan: &Plan, instr: &Instr, mut visit: impl FnMut(ValueId)) {
-    match instr {
-        Instr::Local { writes, .. } => {
-            for &value in plan.ids(*writes) {
-                visit(root(plan, value));
-            }
-        }
-        Instr::Collective(c) if c.output == c.input => visit(root(plan, c.input)),
-        _ => {}
-    }
 }
 
 /// For each value that is a root, the instructions that write it after it was
@@ -79,11 +66,7 @@ pub fn is_function(plan: &Plan, instr: &Instr) -> bool {
     else {
         return false;
     };
-    let name = plan.str(*op);
-    writes.len == 0
-        && !seeded
-        && outs.len > 0
-        && (name.starts_with("aten::") || name.starts_with("prims::"))
+    writes.len == 0 && !seeded && outs.len > 0 && is_of_torch(plan.str(*op))
 }
 
 /// Ops that look only at the meta of their tensor argument.
@@ -118,6 +101,9 @@ pub fn reorder(plan: &mut Plan, order: &[usize]) {
         to[*old] = new as u32;
     }
     plan.instrs = order.iter().map(|old| plan.instrs[*old]).collect();
+    for grad in &mut plan.grads {
+        grad.gone = to.get(grad.gone as usize).copied().unwrap_or(grad.gone);
+    }
     for value in &mut plan.values {
         if let Def::Instr(instr) = &mut value.def {
             // Values of instructions that are gone name none.

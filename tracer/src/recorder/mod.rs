@@ -18,6 +18,7 @@
 
 mod checks;
 mod collectives;
+mod failing;
 mod local;
 #[cfg(test)]
 mod random;
@@ -60,6 +61,14 @@ pub struct Recorder {
     /// Global ops that are under way, as indices of strategies.
     open_strategies: Vec<u32>,
     open_redistributions: Vec<u32>,
+    /// The first instruction of the op that was recorded last.
+    last: usize,
+    /// Whether that op may raise for other data.
+    may_raise: bool,
+    /// Whether an instruction so far does what lasts, even if a later one fails.
+    lasts: bool,
+    /// For each path of a tensor whose gradient has gone, the instruction that has shown it.
+    gone: HashMap<StrId, InstrId>,
 }
 
 impl Recorder {
@@ -89,6 +98,13 @@ impl Recorder {
 
     /// Records an op that has just run.
     pub fn op(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
+        let first = self.len();
+        self.add(op)?;
+        self.look_at_last(first);
+        Ok(())
+    }
+
+    fn add(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
         let marked = undeclared::marked(op);
         let op = marked.as_ref().unwrap_or(op);
         let namespace = op.name.split("::").next().unwrap_or_default();

@@ -39,10 +39,13 @@ impl Recorder {
             Some((tensor, spec)) => (self.result(path, tensor)?, self.tables.optional_spec(spec)),
         };
         let path = self.tables.str(path);
-        self.tables
-            .plan
-            .grads
-            .push(GradResult { path, value, spec });
+        let gone = self.gone.get(&path).copied().unwrap_or(NONE);
+        self.tables.plan.grads.push(GradResult {
+            path,
+            value,
+            spec,
+            gone,
+        });
         Ok(())
     }
 

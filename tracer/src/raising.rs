@@ -1,0 +1,89 @@
+//! Which ops may raise for other data than they were recorded with.
+
+use rote_plans::{Instr, Plan, is_of_torch};
+
+use crate::finish::for_each_out;
+
+/// Ops that raise for some values of their tensors, by how their names begin after
+/// `aten::` and underscores: indices and targets out of range, numbers outside of a domain, what has no inverse or factors, too few elements.
+const RAISING: &[&str] = &[
+    "index",
+    "gather",
+    "scatter",
+    "take",
+    "put",
+    "embedding",
+    "nll_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "binary_cross_entropy",
+    "ctc_loss",
+    "cudnn_ctc_loss",
+    "max_unpool",
+    "masked_scatter",
+    "masked_select",
+    "segment_reduce",
+    "repeat_interleave",
+    "bincount",
+    "histc",
+    "histogram",
+    "one_hot",
+    "multinomial",
+    "linalg",
+    "cholesky",
+    "lu_",
+    "geqrf",
+    "ormqr",
+    "orgqr",
+    "triangular_solve",
+    "svd",
+    "qr",
+    "inverse",
+    "fake_quantize",
+    "quantize",
+    "choose_qparams",
+    "assert",
+    "validate",
+    "sparse",
+    "coalesce",
+    "nested",
+];
+
+/// The dtypes of integers come first, up to `int64`.
+const LAST_INTEGER: u8 = 4;
+
+/// Those that do so for integers: division by zero, negative powers.
+const RAISING_FOR_INTEGERS: &[&str] = &[
+    "div",
+    "floor_divide",
+    "remainder",
+    "fmod",
+    "pow",
+    "foreach_div",
+    "foreach_pow",
+];
+
+/// Whether an instruction may raise for some values of its tensors, or for what happens
+/// elsewhere: ops of ATen by their names, all ops of others, and collectives.
+pub(crate) fn may_raise(plan: &Plan, instr: &Instr) -> bool {
+    match instr {
+        Instr::Local { op, .. } => {
+            let name = plan.str(*op);
+            let mut integers = false;
+            for_each_out(plan, instr, |out| {
+                integers |= plan.values[out as usize].dtype.0 <= LAST_INTEGER;
+            });
+            !is_of_torch(name) || may_raise_by_name(name, integers)
+        }
+        Instr::Collective(_) | Instr::Wait { .. } => true,
+        Instr::View { .. } | Instr::Rng { .. } | Instr::Free { .. } => false,
+    }
+}
+
+/// `integers`: its results are of integers.
+fn may_raise_by_name(name: &str, integers: bool) -> bool {
+    let own = name.split_once("::").map_or(name, |(_, own)| own);
+    let own = own.trim_start_matches('_');
+    let begins = |names: &[&str]| names.iter().any(|start| own.starts_with(start));
+    begins(RAISING) || integers && begins(RAISING_FOR_INTEGERS)
+}

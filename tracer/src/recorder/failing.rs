@@ -1,0 +1,78 @@
+//! What a run leaves that fails at an op: which ops may fail, whether anything that lasts
+//! was done by then, and which gradients were gone.
+
+use rote_plans::{Def, Instr, Plan, is_of_torch};
+
+use super::Recorder;
+use crate::finish::for_each_written;
+use crate::raising::may_raise;
+use crate::refusal::Refusal;
+
+impl Recorder {
+    /// Looks at the instructions of the op that was recorded last, from `first` on.
+    pub(super) fn look_at_last(&mut self, first: usize) {
+        let plan = &self.tables.plan;
+        let last = &plan.instrs[first..];
+        self.last = first;
+        self.lasts |= last.iter().any(|instr| lasts(plan, instr));
+        self.may_raise = last.iter().any(|instr| may_raise(plan, instr));
+    }
+
+    /// Whether the op that was recorded last may raise for other data.
+    pub fn may_raise(&self) -> bool {
+        self.may_raise
+    }
+
+    /// Whether the op that was recorded last may raise where the call could not be made again:
+    /// it, or what came before it, does what lasts.
+    pub fn may_raise_late(&self) -> bool {
+        self.may_raise && self.lasts
+    }
+
+    /// Why a step that handles errors of the op that was recorded last can't be replayed.
+    /// `handler`: where it does.
+    pub fn handled(&self, handler: &str) -> Refusal {
+        let plan = &self.tables.plan;
+        let named = |instr: &Instr| match instr {
+            Instr::Local { op, .. } => Some(plan.str(*op)),
+            Instr::Collective(_) | Instr::Wait { .. } => Some("a collective"),
+            _ => None,
+        };
+        let last = plan.instrs.get(self.last..).unwrap_or_default();
+        let name = last.iter().find_map(named).unwrap_or_default();
+        let source = self.sources.last().map_or("", |&source| plan.str(source));
+        Refusal::op(
+            name,
+            source,
+            format!(
+                "may raise for other data, which the step handles at {handler}: a replay that has written or sent \
+                 something by then can neither go there nor start again"
+            ),
+            "handle the error outside the captured function, call the op before the step writes anything, or use a \
+             form that does not raise (linalg.cholesky_ex)",
+        )
+    }
+
+    /// The gradient that a tensor had before the step was gone when the op ran that was
+    /// recorded last.
+    pub fn gradient_gone(&mut self, path: &str) {
+        let path = self.tables.str(path);
+        self.gone.entry(path).or_insert(self.last as u32);
+    }
+}
+
+/// Whether an instruction does what is there after the run, whatever becomes of it: it writes
+/// a binding, tells other ranks, or is an op of another library, which may keep something.
+fn lasts(plan: &Plan, instr: &Instr) -> bool {
+    match instr {
+        Instr::Local { op, .. } => {
+            let mut written = false;
+            for_each_written(plan, instr, |root| {
+                written |= matches!(plan.values[root as usize].def, Def::Binding(_));
+            });
+            written || !is_of_torch(plan.str(*op))
+        }
+        Instr::Collective(_) | Instr::Wait { .. } => true,
+        Instr::View { .. } | Instr::Rng { .. } | Instr::Free { .. } => false,
+    }
+}
