@@ -70,7 +70,9 @@ def sweep(*arguments: object) -> None:
     counts = collections.Counter[str](found[-1]["counts"])
     print(f"seed {SEED}: {dict(counts)}")
     died = [f"{each['died']} died of {-each['status']} at {each['case']}" for each in found if "died" in each]
-    wrong = [f"{each['name']}: {each['wrong']}" for each in found if each.get("wrong")]
+    wrong = [
+        f"{each['name']}: {each['wrong']}" for each in found if each.get("wrong") and not reads_its_own(each["name"])
+    ]
     unlike = {each["name"].split(" ")[0] for each in found if "differs from eager" in each.get("invalid", "")}
     assert not died and not wrong, f"seed {SEED}: {len(wrong)} differ:\n" + "\n".join([*died, *wrong][:20])
     assert unlike <= UNLIKE_ITSELF.keys(), f"seed {SEED}: of {unlike}, two calls in eager differ"
@@ -80,6 +82,11 @@ def sweep(*arguments: object) -> None:
     hardly = [op for op, cases in ops.items() if without[op] > 0.5 * cases]
     assert len(hardly) <= 0.3 * len(ops), hardly
     assert counts["replays"] >= 3 * (counts["cases"] - without.total()), counts
+
+
+def reads_its_own(case: str) -> bool:
+    """Whether a case writes its result over what it still reads, so that results depend on the order."""
+    return case.startswith("searchsorted ") and " out=, twice" in case
 
 
 def named(names: list[str]) -> str:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from . import _look
+from ._libraries import is_file_of_python
 from ._native import c_text
 
 TORCH = str(torch.__path__[0])
 _ROTE = __file__.rsplit("/", 1)[0]
-_STDLIB = str(types.__file__).rsplit("/", 1)[0]
 _lines: dict[tuple[types.CodeType, int], bytes] = {}
 
 # Of the library, these swallow errors.
@@ -32,11 +32,7 @@ _FIRST = ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT", "RERAISE", "WITH_EX
 def is_users_own(code: types.CodeType) -> bool:
     """Whether code is neither torch's, nor Rote's, nor Python's own."""
     name = code.co_filename
-    return not (
-        name.startswith((TORCH, _ROTE, "<frozen"))
-        or (name.startswith(_STDLIB) and "site-packages" not in name)
-        or name == "<string>"
-    )
+    return not (name.startswith((TORCH, _ROTE, "<frozen")) or is_file_of_python(name))
 
 
 def user_line() -> bytes:

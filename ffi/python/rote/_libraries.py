@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 
 from . import _look
 
 _ROOTS = ("torch", "numpy", "rote", "typing", "builtins")
-_STDLIB = frozenset(sys.stdlib_module_names)
+_NAMES_OF_STDLIB = frozenset(sys.stdlib_module_names)
+_STDLIB = str(types.__file__).rsplit("/", 1)[0] + "/"
+_known: dict[int, type] = {}  # classes of libraries, which stay
 _OPAQUE = (
     "torch.distributed",
     "torch.utils.data",
@@ -33,17 +36,45 @@ _SET = ("logging", "threading", "concurrent.futures._base", "multiprocessing.sha
 @functools.lru_cache(maxsize=4096)
 def _library(module: str) -> bool:
     root = module.split(".")[0]
-    return root in _ROOTS or (root in _STDLIB and root != "__main__")
+    return root in _ROOTS or (root in _NAMES_OF_STDLIB and _is_of_python(root))
 
 
-def is_library(module: object) -> bool:
-    """Whether a Python module of this name is torch's, NumPy's, Rote's or Python's own."""
-    return _library(module) if type(module) is str else True
+def _is_of_python(root: str) -> bool:
+    """Whether a Python module is the standard library's, not one of a script's that has its name."""
+    module = sys.modules.get(root)
+    file = None if module is None else (_look.own(module) or {}).get("__file__")
+    return root != "__main__" and module is not None and (type(file) is not str or is_file_of_python(file))
+
+
+def is_file_of_python(file: str) -> bool:
+    """Whether a file is one of Python's standard library."""
+    return file.startswith(_STDLIB) and "site-packages" not in file
+
+
+def is_library_module(module: object, name: str) -> bool:
+    """Whether a Python module, or what stands in its place, is torch's, NumPy's, Rote's or Python's own: not one that
+    a script has made and called so."""
+    return _library(name) and (type(module) is not types.ModuleType or sys.modules.get(name) is module)
+
+
+def is_library_function(function: types.FunctionType) -> bool:
+    """Whether a function is a library's: its globals are a library's. What it says of itself may be what
+    ``functools.wraps`` has made it say."""
+    own = function.__globals__
+    name = own.get("__name__")
+    return type(name) is str and _library(name) and _look.own(sys.modules.get(name)) is own
 
 
 def is_library_class(kind: type) -> bool:
-    """Whether a class is a library's."""
-    return _library(_look.module_of(kind))
+    """Whether a class is a library's: it says so, and so do its functions, if it has any."""
+    if not _library(_look.module_of(kind)):
+        return False
+    if id(kind) not in _known:
+        functions = [each for each in _look.class_dict(kind).values() if type(each) is types.FunctionType]
+        if functions and not any(map(is_library_function, functions)):
+            return False
+        _known[id(kind)] = kind
+    return True
 
 
 @functools.lru_cache(maxsize=4096)
@@ -53,7 +84,7 @@ def _closed(module: str) -> bool:
 
 def is_opaque(kind: type) -> bool:
     """Whether objects of a class are not looked into."""
-    return _closed(_look.module_of(kind))
+    return _closed(_look.module_of(kind)) and is_library_class(kind)
 
 
 def has_settings(kind: type) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import _code, _look
 from ._code import Names
 from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, OWN, REFERENTS, SIZE, TYPE_OF, plain
-from ._libraries import is_library, is_opaque
+from ._libraries import is_library_class, is_library_function, is_library_module, is_opaque
 
 if TYPE_CHECKING:
     from ._reach import Walk
@@ -22,6 +22,8 @@ _ENVIRONMENT = (os.environ, os.environb, os.getenv, os.getenvb)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 # Entries of Python modules that everything passes through: what they hold is nobody's setting.
 _REGISTRIES = frozenset({id(sys.modules), id(sys.path_importer_cache)})
+# Methods that code calls without their names.
+_UNNAMED = ("__len__", "__getitem__", "__contains__", "__bool__", "__call__")
 
 
 def reads_environment(value: Any) -> bool:
@@ -76,8 +78,12 @@ class Named:
         for i, item in enumerate(args):
             walk.soon(f"{path}args[{i}]", item, depth + 1)
         walk.value(f"{path}keywords", keywords, depth + 1)
-        if _look.own(function) or type(function) is not functools.partial:
+        own = _look.own(function)
+        if type(function) is not functools.partial:
             walk.attributes(path, function, depth)
+        elif own is not None:
+            walk.add(OWN, function, None, HOST, path or "partial", function)
+            walk.entries(path or "partial", own, depth)
 
     def _function(self, path: str, function: types.FunctionType, depth: int) -> None:
         walk = self._walk
@@ -86,7 +92,7 @@ class Named:
         if wrapped is not None:
             walk.value(path, wrapped, depth)
         self._closure(function, depth)  # even of a library's function, it may be the user's
-        if is_library(function.__module__):
+        if is_library_function(function):
             self.borrow(function)
             return
         label = path or function.__qualname__
@@ -146,7 +152,7 @@ class Named:
                 self._builtin(name)
             elif issubclass(type(item), types.ModuleType):
                 self.python_module(item, depth)
-            elif not (issubclass(type(item), type) and is_library(_look.module_of(item))):
+            elif not (issubclass(type(item), type) and is_library_class(item)):
                 walk.soon(subject, item, depth + 1)
             else:
                 walk.soon(subject, item, depth)
@@ -207,7 +213,7 @@ class Named:
                 if module is None:
                     continue
                 subject = f"sys.modules['{part}']"
-                if not is_library(part) and self._entry(id(sys.modules), part):
+                if not is_library_module(module, part) and self._entry(id(sys.modules), part):
                     self._walk.add(DICT_ITEM, sys.modules, part, HOST, subject, module)
                 if issubclass(type(module), types.ModuleType):
                     self.python_module(module, depth)
@@ -219,6 +225,12 @@ class Named:
         if depth <= self._walk.depth and module is not builtins and id(module) not in self._modules:
             self._walk.hold(module)
             self._modules[id(module)] = (module, _look.name(module), depth)
+
+    def of_object(self, path: str, value: Any, depth: int) -> None:
+        """Guards of an object of a library's what code names of it, once all code is known."""
+        if depth <= self._walk.depth and id(value) not in self._modules:
+            self._walk.hold(value)
+            self._modules[id(value)] = (value, path, depth)
 
     def modules(self) -> bool:
         """Guards what code names in Python modules. False: there was nothing new."""
@@ -237,11 +249,14 @@ class Named:
 
     def _module(self, module: Any, name: str, own: dict[str, Any], depth: int) -> None:
         walk = self._walk
-        library = is_library(name)
+        library = is_library_module(module, name)
         if not library and self._entry(id(own), ""):
             walk.add(TYPE_OF, module, None, HOST, name, module)
             walk.methods(type(module), depth)
         asked = set(self.attributes)
+        # Meshes and process groups are guarded by themselves, and differ among ranks.
+        if type(module) is not types.ModuleType and not _look.module_of(type(module)).startswith("torch.distributed."):
+            asked |= self._asked_by_methods(type(module))
         if not library:
             asked.add("__getattr__")
         for key in sorted(asked & own.keys()):
@@ -263,6 +278,21 @@ class Named:
             if self._entry(id(own), key):
                 walk.add(DICT_ITEM, own, key, HOST, f"{name}.{key}", ABSENT)
 
+    def _asked_by_methods(self, kind: type) -> set[str]:
+        """Names that the methods of a library's class ask for, of those that code calls or may call unnamed."""
+        asked: set[str] = set()
+        called = {*self.attributes, *_UNNAMED}
+        while called:
+            name = called.pop()
+            method = next((own[name] for own in map(_look.class_dict, _look.mro(kind)) if name in own), None)
+            if type(method) is property:
+                method = method.fget
+            if type(method) is types.FunctionType:
+                names = _code.names(method.__code__).attributes
+                called |= names - asked
+                asked |= names
+        return asked
+
     def _maybe(self) -> set[str]:
         """Names that code may ask for where there are none."""
         found = set(self._texts) if self._asks or self._catches else set()
@@ -280,11 +310,11 @@ class Named:
         if not walk.add(DICT_ITEM, own, key, HOST, subject, item):
             return
         kind = type(item)
-        if kind is types.FunctionType or (issubclass(kind, type) and not is_library(_look.module_of(item))):
+        if kind is types.FunctionType or (issubclass(kind, type) and not is_library_class(item)):
             walk.soon(subject, item, depth + 1)
         elif kind.__name__ == "OpOverloadPacket":
             walk.op(subject, item, depth)
-        elif not plain(item) and (kind in (list, dict, set) or not is_library(_look.module_of(kind))):
+        elif not plain(item) and (kind in (list, dict, set) or not is_library_class(kind)):
             walk.soon(subject, item, depth + 1)
         elif not issubclass(kind, type | types.BuiltinFunctionType) and not is_opaque(kind) and _look.own(item):
-            self._modules[id(item)] = (item, subject, depth)  # of an object too, what code names counts
+            self.of_object(subject, item, depth)

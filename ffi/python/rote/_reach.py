@@ -152,10 +152,13 @@ class Walk:
 
     def optimizer(self, path: str, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> None:
         """Guards an optimizer: hyperparameters, parameters and state."""
+        own = _look.own(optimizer) or {}
+        self.add(OWN, optimizer, None, STATE, path, optimizer)
+        for key in ("param_groups", "state"):  # loading a state dict replaces both
+            self.add(ENTRY_SIZE, own, key, STATE, f"{path}.{key}", own.get(key))
         groups = optimizer.param_groups
         self.visit(groups)
         self.visit(optimizer.state)
-        self.add(SIZE, groups, None, STATE, f"{path}.param_groups", groups)
         for i, group in enumerate(groups):
             self.visit(group)
             self.add(LIST_ITEM, groups, i, STATE, f"{path}.param_groups[{i}]", group)
@@ -171,7 +174,6 @@ class Walk:
                 hyper = is_number(value)
                 self.add(DICT_ITEM, group, key, STATE, subject, value, hyperparameter=hyper)
                 self.value(subject, value, 1)
-        self.add(SIZE, optimizer.state, None, STATE, f"{path}.state", optimizer.state)
         for number, (owner, entries) in enumerate(optimizer.state.items()):
             label = f"{path}.state[{names.get(id(owner), number)}]"
             self.add(DICT_ITEM, optimizer.state, owner, STATE, label, entries, "")
@@ -409,7 +411,7 @@ class Walk:
         elif issubclass(kind, threading.local):
             own = threading.local.__getattribute__(value, "__dict__")  # of this thread
             if self.add(ATTRIBUTE, value, "__dict__", HOST, f"{path}.__dict__", own):
-                self._entries(path, own, depth)
+                self.entries(path, own, depth)
                 self.methods(kind, depth)
         elif kind is torch.Generator:
             self._generators.append((path, value))
@@ -471,10 +473,10 @@ class Walk:
             self.value(f"{path}()", found, depth + 1)
             return
         self.visit(found)
-        self._entries(f"{path}()", own, depth + 1)
+        self.entries(f"{path}()", own, depth + 1)
         self.methods(kind, depth)
 
-    def _entries(self, path: str, own: dict[Any, Any], depth: int) -> None:
+    def entries(self, path: str, own: dict[Any, Any], depth: int) -> None:
         self.add(SIZE, own, None, HOST, path, own)
         for key, item in own.items():
             if type(key) is str and self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item):
@@ -667,6 +669,8 @@ class Walk:
         if is_opaque(kind) and not issubclass(kind, torch.optim.Optimizer) and not _look.numpy_array(kind):
             if has_settings(kind):
                 self._settings(path, value, depth)
+            elif _look.own(value) is not None:
+                self._named.of_object(path, value, depth)
             return
         own = _look.own(value)
         if own is not None:

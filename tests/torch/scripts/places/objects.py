@@ -118,6 +118,21 @@ PLACES: dict[str, Place] = {
         attribute=("$H", "scale"), delete="del $H.table['scale']",
         patches={"hide": "$H.scale = $V", "function": "$H.__getattr__ = lambda name: $V"},
     ),
+    "library_named_module": attribute_of("types.ModuleType", make='types.ModuleType("torch.own")'),
+    "dataset": attribute_of("Dataset", make="torch.utils.data.TensorDataset(torch.ones(2))"),
+    "dataset_length": Place(
+        "torch.utils.data.TensorDataset(torch.ones(2))", "9.0 + len($H)", "$H.tensors = (torch.ones(len($H) + 1),)", takes="none",
+    ),
+    "data_loader": attribute_of("DataLoader", make="torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(2)))"),
+    "data_in_loader": Place(
+        "torch.utils.data.DataLoader(with_scale(torch.utils.data.TensorDataset(torch.ones(2)), $V))", "$H.dataset.scale",
+        "$H.dataset.scale = $V",
+    ),
+    "sampler_epoch": Place(
+        "torch.utils.data.DistributedSampler([1, 2], 1, 0)", "9.0 + $H.epoch", "$H.set_epoch($H.epoch + 1)", takes="none",
+    ),
+    "executor": attribute_of("Executor", make="concurrent.futures.ThreadPoolExecutor(1)"),
+    "bytes_io": attribute_of("io.StringIO"),
     "function_attribute": attribute_of("make_function", "def make_function():\n    return lambda: None\n"),
     "partial_attribute": attribute_of("functools.partial", make="functools.partial(float, 1)"),
     "exception_attribute": attribute_of("ValueError"),

@@ -1,0 +1,154 @@
+"""What an optimizer holds is guarded through `state=`, wherever the step gets the optimizer from."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from oracle import ORACLE_ONLY, Calls, Capture, check_right
+from torch import Tensor, nn
+
+CALLS = 16
+Train = Callable[[Tensor], Tensor]
+SOURCE = """
+def train(x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+"""
+
+
+class Holder:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+def in_a_closure(model: nn.Module, optimizer: torch.optim.Optimizer) -> Train:
+    def train(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return train
+
+
+def in_text_without_a_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> Train:
+    names: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    exec(SOURCE, names)
+    found: Train = names["train"]
+    return found
+
+
+def in_text_that_says_torch(model: nn.Module, optimizer: torch.optim.Optimizer) -> Train:
+    names: dict[str, Any] = {"model": model, "optimizer": optimizer, "__name__": "torch.optim.own"}
+    exec(SOURCE, names)
+    found: Train = names["train"]
+    return found
+
+
+def deep(model: nn.Module, optimizer: torch.optim.Optimizer) -> Train:
+    held = Holder(optimizer)
+    for _ in range(15):
+        held = Holder(held)
+
+    def train(x: Tensor) -> Tensor:
+        found = held
+        while isinstance(found, Holder):
+            found = found.held
+        found.zero_grad()  # type: ignore[attr-defined]
+        loss = model(x).square().mean()
+        loss.backward()
+        found.step()  # type: ignore[attr-defined]
+        return loss.detach()
+
+    return train
+
+
+def in_a_dataset(model: nn.Module, optimizer: torch.optim.Optimizer) -> Train:
+    data = torch.utils.data.TensorDataset(torch.ones(1))
+    data.optimizer = optimizer  # type: ignore[attr-defined]
+
+    def train(x: Tensor) -> Tensor:
+        data.optimizer.zero_grad()  # type: ignore[attr-defined]
+        loss = model(x).square().mean()
+        loss.backward()
+        data.optimizer.step()  # type: ignore[attr-defined]
+        return loss.detach()
+
+    return train
+
+
+WAYS = [in_a_closure, in_text_without_a_name, in_text_that_says_torch, deep, in_a_dataset]
+
+
+def loads(optimizer: Any, kept: Any) -> None:
+    optimizer.load_state_dict(kept)
+
+
+def replaces_a_buffer(optimizer: Any, kept: Any) -> None:
+    entries = next(iter(optimizer.state.values()))
+    key = next(key for key, value in entries.items() if isinstance(value, Tensor))
+    entries[key] = entries[key] + 1
+
+
+def replaces_the_state(optimizer: Any, kept: Any) -> None:
+    optimizer.state = type(optimizer.state)(
+        optimizer.state.default_factory, {p: copy.deepcopy(entries) for p, entries in optimizer.state.items()}
+    )
+
+
+def clears_the_state(optimizer: Any, kept: Any) -> None:
+    optimizer.state.clear()
+
+
+def replaces_the_groups(optimizer: Any, kept: Any) -> None:
+    optimizer.param_groups = [{**group, "lr": 0.5} for group in optimizer.param_groups]
+
+
+def replaces_the_parameters(optimizer: Any, kept: Any) -> None:
+    optimizer.param_groups[0]["params"] = optimizer.param_groups[0]["params"][:2]
+
+
+def takes_all_attributes_of_another(optimizer: Any, kept: Any) -> None:
+    optimizer.__dict__ = {
+        **vars(optimizer),
+        "param_groups": [{**group, "lr": 0.25} for group in optimizer.param_groups],
+    }
+
+
+CHANGES = [
+    loads,
+    replaces_a_buffer,
+    replaces_the_state,
+    clears_the_state,
+    replaces_the_groups,
+    replaces_the_parameters,
+    takes_all_attributes_of_another,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_an_optimizer_holds(way: Callable[..., Train], change: Callable[[Any, Any], None]) -> None:
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        step = capture(way(model, optimizer), state={"model": model, "optimizer": optimizer})
+        kept: Any = None
+        for call in range(CALLS):
+            if call == 2:
+                kept = copy.deepcopy(optimizer.state_dict())
+            if call in (7, 12):
+                change(optimizer, kept)
+            yield [step(torch.randn(3, 4)), copy.deepcopy([*optimizer.state.values()])]
+        return {"model": model, "state": [*optimizer.state.values()]}
+
+    run = check_right(script)
+    if not ORACLE_ONLY:
+        assert run.stats[-1][0].replays >= 3, run.stats[-1][0]
