@@ -306,15 +306,17 @@ impl BoundVariant {
         run.and_then(|()| self.count(call, None)).and(cleared)
     }
 
-    /// Raises version counters as the step does: of all that it writes, or, once each, of
-    /// what lies in the memory of some bindings.
-    fn count(&mut self, call: &Call, only: Option<&[u32]>) -> Result<(), ReplayError> {
+    /// Raises version counters as the step does: of all that it writes, or of what lies in
+    /// the memory of some bindings, at most so many times.
+    fn count(&mut self, call: &Call, only: Option<&[(u32, usize)]>) -> Result<(), ReplayError> {
         self.written.clear();
         for counted in &self.counted {
-            let written = |slots: &[u32]| counted.slot.is_some_and(|slot| slots.contains(&slot));
             let times = match only {
-                Some(slots) if !written(slots) => continue,
-                Some(_) => counted.times.map(|times| times.min(1)),
+                Some(written) => {
+                    let own = written.iter().find(|(slot, _)| Some(*slot) == counted.slot);
+                    let Some((_, most)) = own else { continue };
+                    counted.times.map(|times| times.min(*most as u32))
+                }
                 None => counted.times,
             };
             let object = match &counted.object {

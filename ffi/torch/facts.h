@@ -153,6 +153,7 @@ class FactTable {
           dtensor_attribute(entry.container, classes.local_tensor_offset, classes.local_tensor_name, keep);
       hash = mix(hash, own_attributes(inner, true));
     }
+    if (!outer.is_leaf() && !outer.retains_grad()) return hash;  // to ask is worth a warning of torch's
     const at::Tensor& grad = outer.grad();
     if (!grad.defined()) return hash;
     py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));

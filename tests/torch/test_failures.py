@@ -267,6 +267,36 @@ def test_each_op_of_a_step_fails_in_turn(clears: str, passes: str) -> None:
         assert run.stats[-1][0].replays >= 10, run.stats[-1][0]  # beside those that failed, which do not count
 
 
+@pytest.mark.parametrize("drops", ["all", "one", "by_assignment"])
+def test_gradients_stay_where_a_check_fails_first(drops: str) -> None:
+    """An op of another library looks at the batch before anything is dropped."""
+
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+
+        def step(x: Tensor) -> Tensor:
+            x = pass_on(x)
+            if drops == "all":
+                model.zero_grad()
+            elif drops == "one":
+                model[0].zero_grad()
+            else:
+                model[1].bias.grad = None
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        captured = capture(step, state=model, ignore=PLANNED)
+        for i in range(WARM + 6):
+            Planned.left, Planned.error = (1 if i in (WARM, WARM + 3) else -1), OwnError("no")
+            yield [attempt(lambda: captured(torch.randn(3, 4))), [p.grad for p in model.parameters()]]
+        return {"model": model}
+
+    run = check_right(script)
+    assert ORACLE_ONLY or run.stats[-1][0].replays >= 4, run.stats[-1][0]
+
+
 UNUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], Tensor, Tensor]] = {
     "index": (lambda x, i: x[i], torch.tensor([1]), torch.tensor([9])),
     "embedding": (lambda x, i: nn.functional.embedding(i, x.view(-1, 1)), torch.tensor([1]), torch.tensor([9])),

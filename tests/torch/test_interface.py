@@ -3,6 +3,7 @@
 import copy
 import inspect
 import os
+import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -359,6 +360,37 @@ def test_copies_of_what_holds_a_captured_function() -> None:
     check_right(script)
     step = rote_capture(lambda x: x * 2)
     assert ORACLE_ONLY or copy.deepcopy({"step": step})["step"] is step
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def test_pickled_by_name_or_as_the_plain_function(tmp_path: Path) -> None:
+    """As checkpoints, and processes that are spawned, do with what holds a captured function."""
+    captured = globals()["doubled"] = rote_capture(doubled)  # as the decorator does
+    assert pickle.loads(pickle.dumps(captured)) is captured
+    model = Scaled()
+    model.forward = rote_capture(model.forward, state=model)  # type: ignore[method-assign]
+    for _ in range(4):
+        model(torch.ones(2)).sum().backward()
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    with torch.no_grad():
+        loaded.scale.fill_(3)
+    assert loaded(torch.ones(2)).tolist() == [3, 3]
+    assert model(torch.ones(2)).tolist() == [1, 1]
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):  # as the plain function
+        pickle.dumps(rote_capture(lambda x: x))
 
 
 def test_warnings_that_are_errors_do_not_stop_a_step() -> None:

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import types
@@ -108,6 +109,10 @@ def _temporary_plans(owner: object) -> tuple[str, Any]:
     return plans, weakref.finalize(owner, shutil.rmtree, plans, ignore_errors=True)
 
 
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
 class Captured:
     """A captured function. Call it as the function it stands for."""
 
@@ -182,6 +187,14 @@ class Captured:
         captured state is the original's."""
         copied = copy.deepcopy(self._fn, memo)
         return self if copied is self._fn else copied
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """A function is pickled by its name where that stands for what was captured, else as the plain function."""
+        found: Any = sys.modules.get(str(getattr(self, "__module__", None)))
+        name = str(getattr(self, "__qualname__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (_plain, (self._fn,))
 
     # -- calls ----------------------------------------------------------------
 

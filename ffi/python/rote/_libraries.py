@@ -66,15 +66,24 @@ def is_library_function(function: types.FunctionType) -> bool:
 
 
 def is_library_class(kind: type) -> bool:
-    """Whether a class is a library's: it says so, and so do its functions, if it has any."""
-    if not _library(_look.module_of(kind)):
+    """Whether a class is a library's: it says so, and has functions of the module that it names, or of libraries
+    only. Text that runs without a name of its own makes classes that say ``builtins``."""
+    name = _look.module_of(kind)
+    if not _library(name):
         return False
     if id(kind) not in _known:
         functions = [each for each in _look.class_dict(kind).values() if type(each) is types.FunctionType]
-        if functions and not any(map(is_library_function, functions)):
+        own = _look.own(sys.modules.get(name))
+        if not any(each.__globals__ is own for each in functions) and not all(map(_is_harmless, functions)):
             return False
         _known[id(kind)] = kind
     return True
+
+
+def _is_harmless(function: types.FunctionType) -> bool:
+    """Whether a function is a library's, or one that a library has made from a few words."""
+    made = function.__globals__.get("__name__")
+    return is_library_function(function) or (type(made) is str and made.startswith("namedtuple_"))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -600,14 +600,18 @@ impl BoundPlan {
         })
     }
 
-    /// Slots of bindings that a run which failed at a step has written by then. `plan`: the
-    /// one that was bound.
-    pub fn written_before(&self, plan: &ArchivedPlan, step: usize) -> Vec<u32> {
+    /// Slots of bindings that a run which failed at a step has written by then, and how
+    /// many instructions did. `plan`: the one that was bound.
+    pub fn written_before(&self, plan: &ArchivedPlan, step: usize) -> Vec<(u32, usize)> {
         let before = &plan.instrs[..self.failed_at(step) as usize];
-        let slots = self.bindings.iter().map(|&(_, slot)| slot);
-        slots
-            .filter(|&slot| before.iter().any(|instr| writes(plan, instr, slot)))
-            .collect()
+        let writers = |slot| {
+            before
+                .iter()
+                .filter(|instr| writes(plan, instr, slot))
+                .count()
+        };
+        let slots = self.bindings.iter().map(|&(_, slot)| (slot, writers(slot)));
+        slots.filter(|&(_, times)| times > 0).collect()
     }
 
     /// What eager leaves behind when an instruction fails: for each gradient that the

@@ -1,7 +1,7 @@
 //! What a run leaves that fails at an op: which ops may fail, whether anything that lasts
 //! was done by then, and which gradients were gone.
 
-use rote_plans::{Def, Instr, Plan, is_of_torch};
+use rote_plans::{Def, Instr, InstrId, NONE, Plan, StrId, is_of_torch};
 
 use super::Recorder;
 use crate::finish::for_each_written;
@@ -16,6 +16,17 @@ impl Recorder {
         self.last = first;
         self.lasts |= last.iter().any(|instr| lasts(plan, instr));
         self.may_raise = last.iter().any(|instr| may_raise(plan, instr));
+        if self.may_raise {
+            self.last_raising = Some(first as InstrId);
+        }
+    }
+
+    /// The first instruction at which a gradient that the step has replaced may have been
+    /// gone; [`NONE`] where no op shows it.
+    pub(super) fn gone(&self, path: StrId) -> InstrId {
+        let seen = self.gone.get(&path).copied();
+        let last = self.last_raising.map(|last| last + 1); // there it was still the old one
+        seen.or(last).unwrap_or(NONE)
     }
 
     /// Whether the op that was recorded last may raise for other data.

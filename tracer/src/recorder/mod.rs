@@ -65,6 +65,8 @@ pub struct Recorder {
     last: usize,
     /// Whether that op may raise for other data.
     may_raise: bool,
+    /// The first instruction of the last op that may raise.
+    last_raising: Option<InstrId>,
     /// Whether an instruction so far does what lasts, even if a later one fails.
     lasts: bool,
     /// For each path of a tensor whose gradient has gone, the instruction that has shown it.

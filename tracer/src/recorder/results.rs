@@ -39,7 +39,7 @@ impl Recorder {
             Some((tensor, spec)) => (self.result(path, tensor)?, self.tables.optional_spec(spec)),
         };
         let path = self.tables.str(path);
-        let gone = self.gone.get(&path).copied().unwrap_or(NONE);
+        let gone = self.gone(path);
         self.tables.plan.grads.push(GradResult {
             path,
             value,
