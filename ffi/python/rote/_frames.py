@@ -49,20 +49,30 @@ def user_line() -> bytes:
     return b""
 
 
-def handler_since(end: types.CodeType) -> str | None:
+# For `with` statements by their functions and places: whether their manager may swallow errors.
+Managers = dict[tuple[types.CodeType, int], bool]
+
+
+def handler_since(end: types.CodeType, known: Managers) -> str | None:
     """``file:line`` of the innermost call, of those since one of ``end``, that lies where a function of the user's
-    handles errors: under ``except``, a ``finally`` that returns, or a ``with`` that may swallow them."""
+    handles errors: under ``except``, a ``finally`` that returns, or a ``with`` that may swallow them. What it finds
+    of these is ``known`` to later calls."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not end:
-        if is_users_own(frame.f_code) and _handles(frame):
+        if is_users_own(frame.f_code) and _handles(frame, known):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return None
 
 
-def _handles(frame: types.FrameType) -> bool:
+def _handles(frame: types.FrameType, known: Managers) -> bool:
     for start, stop, catches in _regions(frame.f_code):
-        if start <= frame.f_lasti < stop and (catches or _swallows(_in_frame(frame))):
+        if not start <= frame.f_lasti < stop:
+            continue
+        key = (frame.f_code, start)
+        if not catches and key not in known:
+            known[key] = _swallows(_in_frame(frame))
+        if catches or known[key]:
             return True
     return False
 
