@@ -32,6 +32,15 @@ fn entries_that_no_list_names_may_be_anything() {
     plan.args.push(Arg::Values(Range { start, len: 1 }));
     plan.check().expect("valid");
     survives(&plan).expect("so are those that passes make of it");
+    // Beside lists of which each has entries of its own: one that names all their entries.
+    let (program, _) = optimize(sample::small(), Selection::NONE);
+    let mut plan = program.plan;
+    let len = plan.ids.len() as u32;
+    for _ in 0..2 {
+        plan.args.push(Arg::Values(Range { start: 0, len }));
+    }
+    plan.check().expect("valid");
+    survives(&plan).expect("so are those that passes make of it");
 }
 
 proptest! {

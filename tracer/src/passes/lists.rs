@@ -27,7 +27,8 @@ pub fn unshare(plan: &mut Plan) {
     plan.instrs = instrs;
 }
 
-/// Whether two lists of instructions share an entry.
+/// Whether two lists of instructions share an entry, or an argument is none of theirs, which
+/// may share with any.
 fn shares(plan: &Plan) -> bool {
     let (mut args, mut ids) = (vec![false; plan.args.len()], vec![false; plan.ids.len()]);
     let mut open = Vec::new();
@@ -58,7 +59,7 @@ fn shares(plan: &Plan) -> bool {
             }
         }
     }
-    false
+    args.contains(&false)
 }
 
 /// Marks entries; whether one of them was marked before.
