@@ -31,10 +31,10 @@ inline void functions_in(const Hook& hook, const char* python, Take&& take) {
 template <typename Take>
 inline void functions_in_hooks(const at::Tensor& tensor, Take&& take) {
   using namespace torch::autograd;
-  if (!impl::get_autograd_meta(tensor)) return;
-  for (const auto& hook : impl::hooks(tensor))
-    functions_in<PyFunctionTensorPreHook>(*hook, "23PyFunctionTensorPreHook", take);
-  if (PostAccumulateGradHook* after = impl::post_acc_grad_hooks(tensor).get())
+  const AutogradMeta* meta = impl::get_autograd_meta(tensor);
+  if (!meta) return;
+  for (const auto& hook : meta->hooks_) functions_in<PyFunctionTensorPreHook>(*hook, "23PyFunctionTensorPreHook", take);
+  if (PostAccumulateGradHook* after = meta->post_acc_grad_hooks_.get())
     functions_in<PyFunctionTensorPostAccGradHooks>(*after, "32PyFunctionTensorPostAccGradHooks", take);
   if (!tensor.requires_grad() || !tensor.is_leaf()) return;
   auto node = impl::try_get_grad_accumulator(tensor);
@@ -52,14 +52,16 @@ inline py::list hooks_of(PyObject* tensor) {
   return found;
 }
 
-// Whether a tensor requires grad, what kind of tensor it is to the dispatcher, which hooks it has, and how it was
-// made if it is a view.
+// Whether a tensor requires grad, or has a gradient without, what kind of tensor it is to the dispatcher, which
+// hooks it has, and how it was made if it is a view.
 inline uint64_t grad_flags(const at::Tensor& tensor) {
   uint64_t kind = tensor.unsafeGetTensorImpl()->key_set().raw_repr();
-  if (!torch::autograd::impl::get_autograd_meta(tensor)) return mix(kind, 0);
-  uint64_t hooks = torch::autograd::impl::hooks(tensor).size();
-  bool after = torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr;
-  uint64_t flags = (tensor.requires_grad() ? 1 : 0) | (after ? 2 : 0) | hooks << 2 | creation_of(tensor) << 40;
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (!meta) return mix(kind, 0);
+  bool needs = tensor.requires_grad(), left = !needs && meta->grad_.defined();
+  bool after = meta->post_acc_grad_hooks_ != nullptr;
+  uint64_t flags = (needs ? 1 : 0) | (after ? 2 : 0) | (left ? 4 : 0) | meta->hooks_.size() << 3 |
+                   creation_of(tensor) << 40;
   functions_in_hooks(tensor, [&](PyObject* function) { flags = mix(flags, address(function)); });
   return mix(kind, flags);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import gc
 import importlib.util
 import os
 import sys
@@ -78,12 +79,13 @@ class Named:
         for i, item in enumerate(args):
             walk.soon(f"{path}args[{i}]", item, depth + 1)
         walk.value(f"{path}keywords", keywords, depth + 1)
-        own = _look.own(function)
         if type(function) is not functools.partial:
             walk.attributes(path, function, depth)
-        elif own is not None:
-            walk.add(OWN, function, None, HOST, path or "partial", function)
-            walk.entries(path or "partial", own, depth)
+            return
+        # To ask for its attributes makes a dict; one that comes later is another part.
+        for part in gc.get_referents(function):
+            if type(part) is dict and part is not keywords:
+                walk.entries(path or "partial", part, depth)
 
     def _function(self, path: str, function: types.FunctionType, depth: int) -> None:
         walk = self._walk

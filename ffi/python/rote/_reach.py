@@ -196,7 +196,8 @@ class Walk:
         self._entries_of_own(path, tensor, 0)
         self._tensor_class(path, tensor, 0)
         self._hooks_of(path, tensor, 0)
-        if tensor.is_leaf:  # also one that requires no gradient: it may have one from before
+        # One that requires no gradient may have one from before; that there is none is part of its meta.
+        if tensor.is_leaf and (tensor.requires_grad or tensor.grad is not None):
             grad = "no gradient" if tensor.grad is None else "a gradient"
             self.facts.append(Fact(GRAD_META, tensor, reads_grad, STATE, f"{path}.grad", grad))
         self._inside(path, tensor, 0)
