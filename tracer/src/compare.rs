@@ -148,7 +148,7 @@ fn differs(a: &Recording, instr: usize, x: &Instr, left: &str, right: &str) -> R
              (a step counter, a schedule) would be frozen"
         ),
         "keep it in a tensor, pass it as an argument if it takes few values, or let the optimizer hold it in \
-         param_groups; for optimizers, fused=True or capturable=True keep their step counters in tensors",
+         param_groups; for optimizers, fused=True, or on a GPU capturable=True, keeps their step counters in tensors",
     )
 }
 

@@ -95,7 +95,7 @@ impl Recorder {
             "reads a tensor on the host (.item(), float(), bool(), print()): what Python does with the value \
              leaves no trace in a plan",
             "return the tensor and read it outside the captured function, or keep the decision on the device \
-             (torch.where); for optimizers, fused=True or capturable=True keep their step counters in tensors",
+             (torch.where); for optimizers, fused=True, or on a GPU capturable=True, keeps their step counters in tensors",
         )
     }
 
