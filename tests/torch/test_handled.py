@@ -293,6 +293,31 @@ def test_handled_after_a_write(body: Callable[[Tensor, Tensor], Tensor], before:
         assert any("which the step handles at" in refusal for refusal in stats.refusals), stats
 
 
+def test_handlers_of_packages_beside_torch_count() -> None:
+    """Their files lie where torch's do, and their names begin alike."""
+    source = "def look_up(x, i):\n    try:\n        return embedding(i, x)\n    except IndexError:\n        return x[:1] * 3\n"
+    names: dict[str, Any] = {"__name__": "torch_words", "embedding": nn.functional.embedding}
+    exec(compile(source, f"{torch.__path__[0]}_words/looks.py", "exec"), names)
+
+    def script(capture: Capture) -> Calls:
+        words, seen = torch.arange(8.0).view(4, 2), torch.zeros(1)
+
+        def step(i: Tensor) -> Tensor:
+            seen.add_(1)
+            found: Tensor = names["look_up"](words, i)
+            return found + seen
+
+        captured = capture(step, state=[words, seen])
+        for call in range(CALLS):
+            yield attempt(lambda: captured(torch.tensor([9 if call in BAD else 1])))  # noqa: B023
+        return {"seen": seen}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        run = check_right(script)
+    assert ORACLE_ONLY or "which the step handles at" in str(run.stats[-1][0].refusals)
+
+
 def test_gradients_of_the_step_before_stay() -> None:
     """The loss fails before the gradients are dropped."""
 

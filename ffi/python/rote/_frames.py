@@ -18,8 +18,9 @@ from . import _look
 from ._libraries import is_file_of_python
 from ._native import c_text
 
-TORCH = str(torch.__path__[0])
-_ROTE = __file__.rsplit("/", 1)[0]
+# The slash at the end tells them from packages whose names begin alike.
+TORCH = f"{torch.__path__[0]}/"
+_ROTE = f"{__file__.rsplit('/', 1)[0]}/"
 _lines: dict[tuple[types.CodeType, int], bytes] = {}
 
 # Of the library, these swallow errors.

@@ -280,7 +280,7 @@ _HOST_READS = ("tolist", "numpy", "__array__")
 _ADDRESSES = ("data_ptr", "const_data_ptr")  # the last one is new
 _BY_ELEMENTS = ("apply_", "map_", "map2_")  # call a function for each element, without an op
 # Reads meshes, which are no data of the step.
-_READS_MESHES = f"{TORCH}/distributed/"
+_READS_MESHES = f"{TORCH}distributed/"
 
 
 @contextmanager
