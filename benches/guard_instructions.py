@@ -31,10 +31,11 @@ def replay(calls: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     step = llama.llama("x")
-    captured = subject.captured(step, tempfile.mkdtemp())
     batch = step.batch()
-    for _ in range(8 + calls):
-        captured(*batch)
+    with tempfile.TemporaryDirectory() as plans:
+        captured = subject.captured(step, plans)
+        for _ in range(8 + calls):
+            captured(*batch)
     assert captured.stats.replays >= calls, captured.stats
 
 

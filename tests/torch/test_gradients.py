@@ -24,35 +24,27 @@ class Model(nn.Module):
 Train = Callable[[Model, torch.optim.Optimizer, Tensor], Tensor]
 
 
-def clears_first(model: Model, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
-    optimizer.zero_grad()
-    loss = model(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-
-def clears_last(model: Model, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
-    loss = model(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.detach()
-
-
-def zeroes(model: Model, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
-    optimizer.zero_grad(set_to_none=False)
-    loss = model(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-
 def adds_up(model: Model, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
     loss = model(x).square().mean()
     loss.backward()
     optimizer.step()
     return loss.detach()
+
+
+def clears_first(model: Model, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    return adds_up(model, optimizer, x)
+
+
+def clears_last(model: Model, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    loss = adds_up(model, optimizer, x)
+    optimizer.zero_grad()
+    return loss
+
+
+def zeroes(model: Model, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    optimizer.zero_grad(set_to_none=False)
+    return adds_up(model, optimizer, x)
 
 
 def counts(model: Model, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:

@@ -295,7 +295,9 @@ def test_handled_after_a_write(body: Callable[[Tensor, Tensor], Tensor], before:
 
 def test_handlers_of_packages_beside_torch_count() -> None:
     """Their files lie where torch's do, and their names begin alike."""
-    source = "def look_up(x, i):\n    try:\n        return embedding(i, x)\n    except IndexError:\n        return x[:1] * 3\n"
+    source = (
+        "def look_up(x, i):\n    try:\n        return embedding(i, x)\n    except IndexError:\n        return x[:1]\n"
+    )
     names: dict[str, Any] = {"__name__": "torch_words", "embedding": nn.functional.embedding}
     exec(compile(source, f"{torch.__path__[0]}_words/looks.py", "exec"), names)
 

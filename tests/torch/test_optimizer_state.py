@@ -26,8 +26,9 @@ class Holder:
         self.held = held
 
 
-def in_a_closure(model: nn.Module, optimizer: torch.optim.Optimizer) -> Train:
+def found_by(find: Callable[[], Any], model: nn.Module) -> Train:
     def train(x: Tensor) -> Tensor:
+        optimizer = find()
         optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
@@ -37,18 +38,19 @@ def in_a_closure(model: nn.Module, optimizer: torch.optim.Optimizer) -> Train:
     return train
 
 
-def in_text_without_a_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> Train:
-    names: dict[str, Any] = {"model": model, "optimizer": optimizer}
+def in_a_closure(model: nn.Module, optimizer: torch.optim.Optimizer) -> Train:
+    return found_by(lambda: optimizer, model)
+
+
+def in_text(model: nn.Module, optimizer: torch.optim.Optimizer, **names: Any) -> Train:
+    names |= {"model": model, "optimizer": optimizer}
     exec(SOURCE, names)
     found: Train = names["train"]
     return found
 
 
 def in_text_that_says_torch(model: nn.Module, optimizer: torch.optim.Optimizer) -> Train:
-    names: dict[str, Any] = {"model": model, "optimizer": optimizer, "__name__": "torch.optim.own"}
-    exec(SOURCE, names)
-    found: Train = names["train"]
-    return found
+    return in_text(model, optimizer, __name__="torch.optim.own")
 
 
 def deep(model: nn.Module, optimizer: torch.optim.Optimizer) -> Train:
@@ -56,34 +58,23 @@ def deep(model: nn.Module, optimizer: torch.optim.Optimizer) -> Train:
     for _ in range(15):
         held = Holder(held)
 
-    def train(x: Tensor) -> Tensor:
-        found = held
+    def find() -> Any:
+        found: Any = held
         while isinstance(found, Holder):
             found = found.held
-        found.zero_grad()  # type: ignore[attr-defined]
-        loss = model(x).square().mean()
-        loss.backward()
-        found.step()  # type: ignore[attr-defined]
-        return loss.detach()
+        return found
 
-    return train
+    return found_by(find, model)
 
 
 def in_a_dataset(model: nn.Module, optimizer: torch.optim.Optimizer) -> Train:
     data = torch.utils.data.TensorDataset(torch.ones(1))
     data.optimizer = optimizer  # type: ignore[attr-defined]
 
-    def train(x: Tensor) -> Tensor:
-        data.optimizer.zero_grad()  # type: ignore[attr-defined]
-        loss = model(x).square().mean()
-        loss.backward()
-        data.optimizer.step()  # type: ignore[attr-defined]
-        return loss.detach()
-
-    return train
+    return found_by(lambda: data.optimizer, model)  # type: ignore[attr-defined]
 
 
-WAYS = [in_a_closure, in_text_without_a_name, in_text_that_says_torch, deep, in_a_dataset]
+WAYS = [in_a_closure, in_text, in_text_that_says_torch, deep, in_a_dataset]
 
 
 def loads(optimizer: Any, kept: Any) -> None:

@@ -6,7 +6,7 @@
 //! is needed when it makes or writes storage that something needed reads, and
 //! then so is what it reads. Everything else changes nothing that anybody sees.
 
-use rote_plans::{Instr, Plan, is_of_torch};
+use rote_plans::{Instr, Plan};
 
 use super::effects::{self, for_each_written, outlives, root};
 use super::{Done, Pass, Program, Stage};
@@ -70,14 +70,13 @@ pub(super) fn needed(plan: &Plan, collectives: bool) -> Vec<bool> {
 fn acts(plan: &Plan, instr: &Instr, collectives: bool) -> bool {
     match instr {
         Instr::Local {
-            op,
             outs,
             writes,
             seeded,
             ..
         } => {
-            let of_torch = is_of_torch(plan.str(*op));
-            *seeded || !of_torch || (outs.len == 0 && writes.len == 0) || may_raise(plan, instr)
+            // Ops of other libraries may all raise.
+            *seeded || (outs.len == 0 && writes.len == 0) || may_raise(plan, instr)
         }
         Instr::View { .. } => false,
         Instr::Collective(_) | Instr::Wait { .. } => collectives,

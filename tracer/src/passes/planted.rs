@@ -52,6 +52,22 @@ fn find(plan: &Plan, wanted: &str) -> usize {
     plan.instrs.iter().position(is).expect("the op is there")
 }
 
+/// The first result of the only op of a name.
+fn result(plan: &Plan, name: &str) -> ValueId {
+    let made = plan.instrs[find(plan, name)];
+    let Instr::Local { outs, .. } = made else {
+        panic!("a local op")
+    };
+    plan.ids(outs)[0]
+}
+
+/// Leaves out what drops values.
+fn keep_all(plan: &mut Plan) {
+    let frees = |instr: &Instr| matches!(instr, Instr::Free { .. });
+    let keep: Vec<bool> = plan.instrs.iter().map(|instr| !frees(instr)).collect();
+    effects::retain(plan, &keep);
+}
+
 #[test]
 fn a_read_moved_over_a_write_is_seen() {
     let (x, a, b) = (tensor(1, &[16]), tensor(2, &[16]), tensor(3, &[16]));
@@ -142,11 +158,7 @@ fn a_fold_of_what_depends_on_an_argument_is_seen() {
     assert!(program.schedule.once(find(&program.plan, "aten::exp")));
     let at = find(&program.plan, "aten::neg");
     program.schedule.once[at] = true;
-    let written = program.plan.instrs[at];
-    let Instr::Local { outs, .. } = written else {
-        panic!("a local op")
-    };
-    let result = program.plan.ids(outs)[0];
+    let result = result(&program.plan, "aten::neg");
     program.schedule.offsets[result as usize] = rote_plans::schedule::DYNAMIC;
     assert!(judge(&program, &expected).is_some());
 }
@@ -186,9 +198,7 @@ fn an_op_left_out_and_a_collective_out_of_order_are_seen() {
     let (program, expected) = optimized(&steps, &[], &[&x]);
     let mut swapped = program.clone();
     swapped.schedule = Schedule::default();
-    let is_free = |instr: &Instr| matches!(instr, Instr::Free { .. });
-    let keep: Vec<bool> = swapped.plan.instrs.iter().map(|i| !is_free(i)).collect();
-    effects::retain(&mut swapped.plan, &keep);
+    keep_all(&mut swapped.plan);
     let at: Vec<usize> = (0..swapped.plan.instrs.len())
         .filter(|i| matches!(swapped.plan.instrs[*i], Instr::Collective(_)))
         .collect();
@@ -198,15 +208,6 @@ fn an_op_left_out_and_a_collective_out_of_order_are_seen() {
     assert!(judge(&swapped, &expected).is_some());
     swapped.plan.instrs.remove(at[1]);
     assert!(judge(&swapped, &expected).is_some());
-}
-
-/// The first result of the only op of a name.
-fn result(plan: &Plan, name: &str) -> ValueId {
-    let made = plan.instrs[find(plan, name)];
-    let Instr::Local { outs, .. } = made else {
-        panic!("a local op")
-    };
-    plan.ids(outs)[0]
 }
 
 #[test]
@@ -242,9 +243,7 @@ fn a_negation_that_is_forgotten_is_seen() {
             base: source,
             out: copy,
         };
-        let frees = |instr: &Instr| matches!(instr, Instr::Free { .. });
-        let keep: Vec<bool> = viewed.plan.instrs.iter().map(|i| !frees(i)).collect();
-        effects::retain(&mut viewed.plan, &keep);
+        keep_all(&mut viewed.plan);
         assert!(judge(&viewed, &expected).is_some(), "{mark}: a copy");
         viewed.plan.values[copy as usize].marks = mark;
         let kernels = judge(&viewed, &expected);

@@ -74,6 +74,7 @@ impl Recorder {
 
 /// Whether an instruction does what is there after the run, whatever becomes of it: it writes
 /// a binding, tells other ranks, or is an op of another library, which may keep something.
+/// `BoundPlan::is_undone_at` asks the same of a run that has failed.
 fn lasts(plan: &Plan, instr: &Instr) -> bool {
     match instr {
         Instr::Local { op, .. } => {
