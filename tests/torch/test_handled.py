@@ -1,6 +1,10 @@
 """What raises inside a step and is handled there: eager goes on, and so does the call that would have been replayed."""
 
+import asyncio
+import collections.abc
 import contextlib
+import functools
+import unittest
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -197,6 +201,103 @@ def swallows_with_a_method(x: Tensor, i: Tensor) -> Tensor:
     return Guarding().look_up(x, i)
 
 
+def picked() -> contextlib.AbstractContextManager[None]:
+    return contextlib.suppress(IndexError)
+
+
+def swallows_with_what_a_function_returns(x: Tensor, i: Tensor) -> Tensor:
+    y = x[:1] * 2
+    with picked():
+        y = nn.functional.embedding(i, x)
+    return y
+
+
+class Holding:
+    def __init__(self) -> None:
+        self.managers = {"one": contextlib.suppress(IndexError)}
+        self.make = functools.partial(contextlib.suppress, IndexError)
+
+    @property
+    def lenient(self) -> contextlib.AbstractContextManager[None]:
+        return self.make()
+
+    def look_up(self, x: Tensor, i: Tensor, way: str) -> Tensor:
+        y = x[:1] * 2
+        with self.managers["one"] if way == "entry" else self.lenient:
+            y = nn.functional.embedding(i, x)
+        return y
+
+
+HOLDING = Holding()
+
+
+def swallows_with_an_entry(x: Tensor, i: Tensor) -> Tensor:
+    return HOLDING.look_up(x, i, "entry")
+
+
+def swallows_with_a_property(x: Tensor, i: Tensor) -> Tensor:
+    return HOLDING.look_up(x, i, "property")
+
+
+class Rows:
+    """Iterated by index: an IndexError ends the loop."""
+
+    def __init__(self, x: Tensor, i: Tensor) -> None:
+        self.x, self.i = x, i
+
+    def __getitem__(self, k: int) -> Tensor:
+        if k == len(self.i):
+            raise IndexError
+        return nn.functional.embedding(self.i[k : k + 1], self.x)
+
+
+def iterates_by_index(x: Tensor, i: Tensor) -> Tensor:
+    return torch.cat([x[:1], *Rows(x, i)])  # type: ignore[misc]
+
+
+class Sequence(Rows, collections.abc.Sequence[Tensor]):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return len(self.i)
+
+
+def iterates_as_a_sequence(x: Tensor, i: Tensor) -> Tensor:
+    return torch.cat([x[:1], *Sequence(x, i)])
+
+
+def gathers(x: Tensor, i: Tensor) -> Tensor:
+    """`asyncio` returns what coroutines raise."""
+
+    async def look_up() -> Tensor:
+        return nn.functional.embedding(i, x)
+
+    async def all_of_them() -> Any:
+        return await asyncio.gather(look_up(), return_exceptions=True)
+
+    found = asyncio.new_event_loop().run_until_complete(all_of_them())[0]
+    return found if isinstance(found, Tensor) else x[:1] * 3
+
+
+@swallowing()
+def decorated(x: Tensor, i: Tensor, found: list[Tensor]) -> None:
+    found.append(nn.functional.embedding(i, x))
+
+
+def calls_what_is_decorated(x: Tensor, i: Tensor) -> Tensor:
+    found: list[Tensor] = []
+    decorated(x, i, found)
+    return found[0] if found else x[:1] * 2
+
+
+def expects(x: Tensor, i: Tensor) -> Tensor:
+    y = x[:1] * 2
+    try:
+        with unittest.TestCase().assertRaises(IndexError):
+            y = nn.functional.embedding(i, x)
+    except AssertionError:
+        pass
+    return y
+
+
 def returns_at_last(x: Tensor, i: Tensor) -> Tensor:
     y = x[:1] * 2
     try:
@@ -236,6 +337,14 @@ HANDLING = [
     *BODIES,
     swallows_with_a_class,
     swallows_with_a_method,
+    swallows_with_what_a_function_returns,
+    swallows_with_an_entry,
+    swallows_with_a_property,
+    iterates_by_index,
+    iterates_as_a_sequence,
+    gathers,
+    calls_what_is_decorated,
+    expects,
     returns_at_last,
     in_a_loop,
     is_raised_again,

@@ -9,8 +9,6 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 
@@ -23,9 +21,10 @@ TORCH = f"{torch.__path__[0]}/"
 _ROTE = f"{__file__.rsplit('/', 1)[0]}/"
 _lines: dict[tuple[types.CodeType, int], bytes] = {}
 
-# Of the library, these swallow errors.
+# Of the library, these swallow errors, or may.
 _SWALLOWING = (contextlib.suppress, contextlib.ExitStack, contextlib.AsyncExitStack)
-_MOST_DEPTH = 4  # of managers within managers
+LENIENT = frozenset({kind.__name__ for kind in _SWALLOWING} | {"assertRaises", "assertRaisesRegex"})
+_GENERATES = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _FIRST = ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT", "RERAISE", "WITH_EXCEPT_START")
 
 
@@ -50,32 +49,21 @@ def user_line() -> bytes:
     return b""
 
 
-# For `with` statements by their functions and places: whether their manager may swallow errors.
-Managers = dict[tuple[types.CodeType, int], bool]
-
-
-def handler_since(end: types.CodeType, known: Managers) -> str | None:
-    """``file:line`` of the innermost call, of those since one of ``end``, that lies where a function of the user's
-    handles errors: under ``except``, a ``finally`` that returns, or a ``with`` that may swallow them. What it finds
-    of these is ``known`` to later calls."""
+def handler_since(end: types.CodeType, lenient: bool) -> str | None:
+    """``file:line`` of the innermost call, of those since one of ``end``, that lies where a function of the user's or
+    of Python's own library handles errors: under ``except``, a ``finally`` that returns, or, if ``lenient``, a
+    ``with``; iteration handles those of ``__getitem__``. ``lenient``: whether some manager in reach may swallow
+    errors."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not end:
-        if is_users_own(frame.f_code) and _handles(frame, known):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        code = frame.f_code
+        handles = code.co_name == "__getitem__" or any(
+            start <= frame.f_lasti < stop and (catches or lenient) for start, stop, catches in _regions(code)
+        )
+        if handles and not code.co_filename.startswith((TORCH, _ROTE)):
+            return f"{code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return None
-
-
-def _handles(frame: types.FrameType, known: Managers) -> bool:
-    for start, stop, catches in _regions(frame.f_code):
-        if not start <= frame.f_lasti < stop:
-            continue
-        key = (frame.f_code, start)
-        if not catches and key not in known:
-            known[key] = _swallows(_in_frame(frame))
-        if catches or known[key]:
-            return True
-    return False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -97,54 +85,19 @@ def _regions(code: types.CodeType) -> list[tuple[int, int, bool]]:
     return regions
 
 
-def _in_frame(frame: types.FrameType) -> Iterator[Any]:
-    code = frame.f_code
-    values = [frame.f_locals.get(name) for name in (*code.co_varnames, *code.co_freevars)]
-    return _named(code, (frame.f_globals, frame.f_builtins), values)
+def is_lenient_class(kind: type) -> bool:
+    """Whether a class itself makes managers that may swallow errors."""
+    if kind in _SWALLOWING:
+        return True
+    leave = _look.class_dict(kind).get("__exit__")
+    own = type(leave) is types.FunctionType and not leave.__code__.co_filename.startswith((TORCH, _ROTE))
+    return own and not _returns_nothing(leave.__code__)  # type: ignore[union-attr]
 
 
-def _in_function(function: types.FunctionType) -> Iterator[Any]:
-    cells = []
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # an empty one
-            cells.append(cell.cell_contents)
-    return _named(function.__code__, (function.__globals__,), cells)
-
-
-def _named(code: types.CodeType, spaces: tuple[dict[str, Any], ...], values: list[Any]) -> Iterator[Any]:
-    """``values``, what a function's code names in ``spaces``, and what it may name of those."""
-    names = code.co_names
-    for value in [*values, *(space[name] for name in names for space in spaces if name in space)]:
-        yield value
-        own: list[Mapping[str, Any]] = [_look.class_dict(kind) for kind in _look.mro(type(value))]
-        if type(value) is types.ModuleType:
-            own = [vars(value)]
-        yield from (space[name] for space in own for name in names if name in space)
-
-
-def _swallows(found: Iterator[Any], depth: int = 0) -> bool:
-    """Whether something there may be a manager that swallows errors, or make one."""
-    return any(_may_swallow(each, depth) for each in found)
-
-
-def _may_swallow(found: Any, depth: int) -> bool:
-    if type(found) is types.FunctionType:
-        made = vars(found).get("__wrapped__")
-        if type(made) is not types.FunctionType or not made.__code__.co_flags & inspect.CO_GENERATOR:
-            return False
-        return any(
-            catches or depth == _MOST_DEPTH or _swallows(_in_function(made), depth + 1)
-            for _, _, catches in _regions(made.__code__)
-        )
-    kind = found if issubclass(type(found), type) else type(found)
-    for base in _look.mro(kind):
-        if base in _SWALLOWING:
-            return True
-        leave = _look.class_dict(base).get("__exit__")
-        if leave is not None:
-            own = type(leave) is types.FunctionType and is_users_own(leave.__code__)
-            return own and not _returns_nothing(leave.__code__)
-    return False
+def is_lenient_function(function: types.FunctionType) -> bool:
+    """Whether a function, with ``contextlib.contextmanager``, makes managers that may swallow errors."""
+    code = function.__code__
+    return bool(code.co_flags & _GENERATES) and any(catches for _, _, catches in _regions(code))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -65,6 +65,7 @@ from ._facts import (
     fixed,
     plain,
 )
+from ._frames import LENIENT, is_lenient_class, is_lenient_function
 from ._libraries import has_settings, is_library_class, is_opaque
 from ._named import Named, reads_environment
 from ._uses import is_number
@@ -138,6 +139,7 @@ class Walk:
         self._locks: list[str] = []
         self.iterators: list[Any] = []
         self.functions: list[types.FunctionType] = []  # whose code is the user's
+        self.lenient = False  # whether managers in reach may swallow errors
         self.watched: set[int] = set()  # objects of which it matters who else holds them,
         self.aliases: list[tuple[str, int]] = []  # and where they were found
         self.moving: list[tuple[str, Callable[[], Any]]] = []  # generators of random numbers, and their state
@@ -226,6 +228,8 @@ class Walk:
                 self._guarded(path, functools.partial(self._weakly, path, value, depth))
             self._follow(clear=self._weak)
         self._finish_classes()
+        self.lenient |= not LENIENT.isdisjoint(self._named.said)
+        self.lenient |= any(map(is_lenient_function, self.functions))
         # Seeds and iterators may change as they like where nobody asks.
         if not _STANDING.isdisjoint(self._named.said):
             for path, iterator in self._standing:
@@ -727,6 +731,7 @@ class Walk:
         for base in _look.mro(kind):
             if not _look.can_change(base):
                 continue
+            self.lenient |= is_lenient_class(base)
             if is_library_class(base):
                 self._library_class(base)
             elif id(base) not in self._classes:

@@ -213,6 +213,7 @@ class Recording:
         self._facts(_switches())
         self._outlives = walk.seen | given
         self._watch.iterators = walk.iterators
+        self._watch.lenient = walk.lenient
         self._watch.moving(walk.moving, walk.advancing)
         check(lib.rote_record_generator(session, 0, -1))
         if torch.cuda.is_available() and torch.cuda.is_initialized():
