@@ -44,6 +44,8 @@ ONCE_WRONG = (
     "prod",
     "tensor_split",
 )
+#: Ops that once raised in a replay what the step would have handled.
+ONCE_UNHANDLED = ("bernoulli", "floor_divide", "linspace.tensor_overload", "normal", "poisson", "searchsorted")
 #: Ops of which two calls in eager differ, and why.
 UNLIKE_ITSELF = {
     "empty": "its memory is whatever was there",
@@ -60,11 +62,14 @@ UNLIKE_ITSELF = {
 pytestmark = pytest.mark.skipif(ORACLE_ONLY, reason="compares two ways of running")
 
 
-def sweep(*arguments: object) -> None:
-    """Runs `python -m tests.torch.sweep`, and fails at what differs, dies, or is hardly replayed at all."""
+Lines = list[dict[str, Any]]
+
+
+def sweep(*arguments: object) -> tuple[Lines, collections.Counter[str]]:
+    """Runs `python -m tests.torch.sweep`, fails at what differs or dies, and gives its lines and counts."""
     line = [sys.executable, "-m", "tests.torch.sweep", "--seed", str(SEED), *map(str, arguments)]
     done = subprocess.run(line, cwd=TESTS.parents[1], capture_output=True, text=True)
-    found: list[dict[str, Any]] = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    found: Lines = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
     ended = bool(found) and "counts" in found[-1] and done.returncode == 0
     assert ended, f"{' '.join(line)} ended with {done.returncode}:\n{done.stderr[-3000:]}"
     counts = collections.Counter[str](found[-1]["counts"])
@@ -76,6 +81,10 @@ def sweep(*arguments: object) -> None:
     unlike = {each["name"].split(" ")[0] for each in found if "differs from eager" in each.get("invalid", "")}
     assert not died and not wrong, f"seed {SEED}: {len(wrong)} differ:\n" + "\n".join([*died, *wrong][:20])
     assert unlike <= UNLIKE_ITSELF.keys(), f"seed {SEED}: of {unlike}, two calls in eager differ"
+    return found, counts
+
+
+def are_replayed(found: Lines, counts: collections.Counter[str]) -> None:
     # Ops have from one to some thousands of samples, and a few are refused with all of them.
     ops = collections.Counter(each["case"].split(" ")[0] for each in found if "case" in each and "died" not in each)
     without = collections.Counter(each["name"].split(" ")[0] for each in found if "name" in each)
@@ -98,10 +107,28 @@ def test_some_ops_are_replayed_with_other_data() -> None:
     from sweep import samples
 
     names = sorted({name for name, _ in samples.entries()})
-    sweep("--names", named([*ONCE_WRONG, *random.Random(SEED).sample(names, PART)]), "--most", 2, "--progress")
+    are_replayed(
+        *sweep("--names", named([*ONCE_WRONG, *random.Random(SEED).sample(names, PART)]), "--most", 2, "--progress")
+    )
+
+
+@pytest.mark.skipif(EVERYTHING, reason="all of them are")
+def test_some_ops_raise_where_a_step_handles_it() -> None:
+    from sweep import samples
+
+    names = sorted({name for name, _ in samples.entries()})
+    chosen = [*ONCE_UNHANDLED, *random.Random(SEED).sample(names, PART)]
+    _, counts = sweep("--handled", "--names", named(chosen), "--most", 2, "--progress")
+    assert counts["replays"], counts
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="takes hours: make test-all")
 @pytest.mark.parametrize("part", range(SLICES))
 def test_all_ops_are_replayed_with_other_data(part: int) -> None:
-    sweep("--slice", f"{part}/{SLICES}", "--most", 10**6, "--progress")
+    are_replayed(*sweep("--slice", f"{part}/{SLICES}", "--most", 10**6, "--progress"))
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="takes hours: make test-all")
+@pytest.mark.parametrize("part", range(SLICES))
+def test_all_ops_raise_where_a_step_handles_it(part: int) -> None:
+    sweep("--handled", "--slice", f"{part}/{SLICES}", "--most", 40, "--progress")

@@ -2,10 +2,12 @@
 
 use rote_plans::{Instr, Plan, is_of_torch};
 
-use crate::finish::for_each_out;
+use crate::finish::{for_each_out, for_each_written};
 
 /// Ops that raise for some values of their tensors, by how their names begin after
-/// `aten::` and underscores: indices and targets out of range, numbers outside of a domain, what has no inverse or factors, too few elements.
+/// `aten::` and underscores: indices and targets out of range, numbers outside of a domain, what
+/// has no inverse or factors, too few elements. `python -m tests.torch.sweep --handled` looks for
+/// others.
 const RAISING: &[&str] = &[
     "index",
     "gather",
@@ -37,6 +39,8 @@ const RAISING: &[&str] = &[
     "sample_dirichlet",
     "searchsorted",
     "bucketize",
+    "linspace",
+    "logspace",
     "linalg",
     "cholesky",
     "lu_",
@@ -78,9 +82,10 @@ pub(crate) fn may_raise(plan: &Plan, instr: &Instr) -> bool {
         Instr::Local { op, .. } => {
             let name = plan.str(*op);
             let mut integers = false;
-            for_each_out(plan, instr, |out| {
-                integers |= plan.values[out as usize].dtype.0 <= LAST_INTEGER;
-            });
+            let mut look =
+                |result| integers |= plan.values[result as usize].dtype.0 <= LAST_INTEGER;
+            for_each_out(plan, instr, &mut look);
+            for_each_written(plan, instr, &mut look);
             !is_of_torch(name) || may_raise_by_name(name, integers)
         }
         Instr::Collective(_) | Instr::Wait { .. } => true,

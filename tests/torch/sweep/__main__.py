@@ -29,6 +29,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--slice", default="0/1", help="i/n: only every n-th op, from the i-th on")
     parser.add_argument("--most", type=int, default=4, help="samples of an op for each dtype, at most")
     parser.add_argument("--full", action="store_true", help="every layout of every sample, with all of the passes")
+    parser.add_argument("--handled", action="store_true", help="in a step that handles errors, with data out of range")
     parser.add_argument("--seed", type=int, default=0, help="chooses samples, layouts and passes")
     parser.add_argument("--passes", default="default,all")
     parser.add_argument("--case", default="", help="only the case of this name")
@@ -45,6 +46,8 @@ def run_op(entry: Any, chosen: argparse.Namespace) -> Counts:
     counts: Counts = collections.Counter()
     passes = chosen.passes.split(",")
     for case in samples.cases(entry, chosen.most, chosen.full):
+        if chosen.handled:
+            case = samples.handled(case)
         if chosen.case and chosen.case != case.name:
             continue
         for each in passes if chosen.full else [samples.choice(case.name, passes)]:
@@ -77,6 +80,9 @@ def run_apart(name: str, entry: Any, chosen: argparse.Namespace) -> Counts:
     begun = ""
     with os.fdopen(reading) as lines:
         for line in lines:
+            if not line.startswith("{"):  # LAPACK's own words
+                print(line, end="", file=sys.stderr)
+                continue
             found = json.loads(line)
             begun = found.get("case", begun)
             if "counts" in found:

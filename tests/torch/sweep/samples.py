@@ -20,9 +20,11 @@ DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool, torch.bfloat1
 
 T = TypeVar("T")
 
-#: Ops that read beyond their tensors in eager where integers do not fit each other.
+#: Ops that read beyond their tensors in eager where integers do not fit each other, or where a number is none.
 #: Of theirs only the order along the last dim changes.
-UNCHECKED = ("_segment_reduce",)
+UNCHECKED = ("_segment_reduce", "linalg.eig", "linalg.ldl_solve")
+#: Numbers out of the range of many ops: of indices, of probabilities, of matrices that have an inverse.
+OUTSIDE = (-5.0, 0.0, 1e4, float("nan"))
 
 
 @dataclasses.dataclass
@@ -36,6 +38,23 @@ class Case:
     layout: str = "plain"
     inside: bool = False  # the tensors that the op gets are made in the step
     twice: bool = False  # tensors of one meta are one tensor
+    handled: bool = False  # the step writes before the call, and goes on where the call raises
+
+
+def handled(case: Case) -> Case:
+    """The same call in a step that handles what it raises, with data of which much is out of range as well."""
+    numbers = () if case.name.startswith(UNCHECKED) else OUTSIDE
+    outside = [[tensor_of(number, t) for t in case.data[0]] for number in numbers]
+    return dataclasses.replace(case, handled=True, name=f"{case.name}, handled", data=[*case.data[:2], *outside])
+
+
+def tensor_of(number: float, like: Tensor) -> Tensor:
+    if like.layout is not torch.strided or like.is_quantized or like.dtype is torch.bool:
+        return like
+    if whole(like):
+        limits = torch.iinfo(like.dtype)
+        number = 0 if number != number else min(max(number, limits.min), limits.max)
+    return torch.full_like(like.detach(), number).requires_grad_(like.requires_grad)
 
 
 def seed(number: int) -> None:

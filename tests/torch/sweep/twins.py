@@ -37,13 +37,13 @@ def step_of(case: Case, cotangents: list[list[Tensor]]) -> Callable[..., Any]:
             made.append(tensor.clone() if strided else tensor)
         return made
 
-    def forward(tensors: Any, _: Any) -> Any:
+    def forward(tensors: Any, *_: Any) -> Any:
         results = pytree.tree_leaves(call(*prepared(tensors)))
         if not inside:
             return results
         return results, [result.clone() if isinstance(result, Tensor) else result for result in results]
 
-    def backward(tensors: Any, given: Any) -> Any:
+    def backward(tensors: Any, given: Any, _: Any) -> Any:
         results = pytree.tree_leaves(call(*prepared(tensors)))
         ends, ways = [], []
         for result in results:
@@ -54,7 +54,16 @@ def step_of(case: Case, cotangents: list[list[Tensor]]) -> Callable[..., Any]:
         found = torch.autograd.grad(ends, leaves, ways, allow_unused=True) if ends else None
         return [r.detach() if isinstance(r, Tensor) else r for r in results], found
 
-    return backward if case.backward and cotangents else forward
+    step = backward if case.backward and cotangents else forward
+
+    def handling(tensors: Any, given: Any, counter: Tensor) -> Any:
+        counter.add_(1)
+        try:
+            return step(tensors, given, counter)
+        except Exception as error:
+            return type(error).__name__, counter * 2
+
+    return handling if case.handled else step
 
 
 def arguments_of(case: Case, tensors: list[Tensor], keep_grad: bool) -> list[Tensor]:
@@ -86,6 +95,7 @@ def cotangents_of(case: Case) -> list[list[Tensor]]:
 def run(case: Case, step: Callable[..., Any], cotangents: list[list[Tensor]]) -> list[Facts]:
     """What a caller sees of each call: twice the first data, then the first again, the others, and the first."""
     seen = []
+    counter = torch.zeros(())
     order = [0, 0, 0, *range(1, len(case.data)), 0, *range(1, len(case.data))]
     for number, which in enumerate(order):
         tensors = arguments_of(case, case.data[which], bool(case.backward and cotangents))
@@ -94,10 +104,20 @@ def run(case: Case, step: Callable[..., Any], cotangents: list[list[Tensor]]) ->
         error = ""
         results: Any = None
         try:
-            results = step(tensors, given)
+            results = step(tensors, given, counter)
         except Exception as raised:
             error = type(raised).__name__ + ": " + str(raised).split("\n")[0]
-        seen.append(facts({"error": error, "result": results, "argument": tensors, "rng": torch.get_rng_state()}))
+        seen.append(
+            facts(
+                {
+                    "error": error,
+                    "result": results,
+                    "argument": tensors,
+                    "rng": torch.get_rng_state(),
+                    "counter": counter,
+                }
+            )
+        )
     return seen
 
 
