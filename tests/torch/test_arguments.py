@@ -18,7 +18,6 @@ import fractions
 import functools
 import gc
 import operator
-import os
 import pathlib
 import random
 import types
@@ -30,11 +29,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from extent import EVERYTHING, SEED
 from oracle import Calls, Capture, check_right
 from torch import Tensor, nn
-
-EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
-SEED = int(os.environ.get("ROTE_TEST_SEED", "7"))
 
 
 class Pair(NamedTuple):

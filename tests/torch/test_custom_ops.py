@@ -7,18 +7,17 @@ arguments, must be eager's at every call.
 import ctypes
 import dataclasses
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from extent import EVERYTHING
 from oracle import ORACLE_ONLY, rote_capture
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 CALLS = 8
-EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
 library = torch.library.Library("rote_test_signatures", "FRAGMENT")
 numbers = itertools.count()
 

@@ -20,11 +20,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from extent import EVERYTHING, SEED
 from oracle import ORACLE_ONLY
 from ranks import PRELOAD
 from torch import Tensor
 
-EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
 RUNS = 1000 if EVERYTHING else 20
 TIMEOUT_S = 5.0
 GRACE_S = 5.0
@@ -227,6 +227,5 @@ def check(seed: int) -> None:
 @pytest.mark.skipif(ORACLE_ONLY, reason="about replays")
 @pytest.mark.parametrize("part", range(10))
 def test_one_rank_alone(part: int) -> None:
-    first = int(os.environ.get("ROTE_TEST_SEED", "0"))
-    for seed in range(first + part, first + RUNS, 10):
+    for seed in range(SEED + part, SEED + RUNS, 10):
         check(seed)

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 import torch
 import xxhash
+from extent import EVERYTHING
 from oracle import ORACLE_ONLY
 from torch import Tensor
 
-EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
 BATCH = 250  # files that a process replays
 BATCHES = 40 if EVERYTHING else 1
 HEADER_BYTES = 64

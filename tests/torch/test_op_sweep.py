@@ -12,7 +12,6 @@ runs the samples of some ops in all layouts and prints what is no plain success.
 
 import collections
 import json
-import os
 import random
 import re
 import subprocess
@@ -21,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extent import EVERYTHING, SEED
 from oracle import ORACLE_ONLY
 
 TESTS = Path(__file__).parent
-EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
-SEED = int(os.environ.get("ROTE_TEST_SEED", "1"))
 SLICES = 40
 #: Ops of the part, so that it takes less than a minute.
 PART = 20

@@ -7,13 +7,13 @@ The ops are found by running them, so that a new version of PyTorch cannot add o
 
 import contextlib
 import itertools
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from extent import EVERYTHING
 from oracle import ORACLE_ONLY, rote_capture
 from sweep import beyond, composites, samples, twins
 from sweep.samples import Case
@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn.utils import rnn
 from torch.utils import _pytree as pytree
 
-EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
 SLICES = 16
 
 pytestmark = pytest.mark.skipif(ORACLE_ONLY, reason="compares two ways of running")

@@ -13,12 +13,10 @@ the pieces of its outputs are put together.
 leaves no combination on meshes of one dim out, and asks more on the others.
 """
 
-import os
-
 import pytest
+from extent import EVERYTHING
 from propagation import compare, engine, samples
 
-EVERYTHING = bool(os.environ.get("ROTE_TEST_EVERYTHING"))
 # Questions per sample on a mesh of one dim; on larger meshes in all.
 MOST, LARGER = (10_000, 50_000) if EVERYTHING else (10, 3_000)
 

@@ -16,10 +16,10 @@ import sys
 from typing import Any
 
 import pytest
+from extent import SEED
 from generated import ROOT, command
 from ranks import Pools
 
-SEED = int(os.environ.get("ROTE_TEST_SEED", "0"))
 PROGRAMS = int(os.environ.get("ROTE_TEST_PROGRAMS", "2000"))
 #: Of these, so many run on two gloo ranks as well.
 ON_RANKS = min(100, PROGRAMS)

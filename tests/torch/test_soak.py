@@ -6,7 +6,6 @@ eager, and neither memory nor files grow. `ROTE_TEST_SEED` makes another run.
 
 import copy
 import logging
-import os
 import random
 import sys
 from collections.abc import Iterator
@@ -15,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from extent import EVERYTHING, SEED
 from oracle import ORACLE_ONLY, rote_capture
 from test_memory import SMALL, held, in_use
 from torch import Tensor, nn
 
-REPLAYS = 100_000 if os.environ.get("ROTE_TEST_EVERYTHING") == "1" else 1_500
-SEED = int(os.environ.get("ROTE_TEST_SEED", "1"))
+REPLAYS = 100_000 if EVERYTHING else 1_500
 SHAPES = 6  # more than there may be variants
 CHECKED = 50  # calls between two comparisons of the whole state
 ALLOWED = 1 << 20  # variants differ in size; in the long form, 20 bytes a replay

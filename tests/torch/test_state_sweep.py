@@ -10,10 +10,9 @@ import collections
 import os
 
 import pytest
+from extent import EVERYTHING, SEED
 from generated import command
 
-EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
-SEED = int(os.environ.get("ROTE_TEST_SEED", "0"))
 SCRIPTS = int(os.environ.get("ROTE_TEST_SCRIPTS", "5000" if EVERYTHING else "300"))
 #: Scripts of one process.
 BATCH = 500

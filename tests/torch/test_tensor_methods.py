@@ -8,7 +8,6 @@ Most go through the dispatcher, where a recording sees them. This finds those th
 
 import contextlib
 import inspect
-import os
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,12 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from extent import EVERYTHING, SEED
 from oracle import ORACLE_ONLY, rote_capture
 from torch import Tensor
 
 CALLS = 7
-EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
-SEED = int(os.environ.get("ROTE_TEST_SEED", "1"))
 ONCE_WRONG = ("apply_", "map_", "map2_")
 pytestmark = pytest.mark.skipif(ORACLE_ONLY, reason="compares two ways of running")
 

@@ -5,7 +5,6 @@ may do then.
 """
 
 import itertools
-import os
 import random
 import warnings
 from collections.abc import Callable
@@ -14,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from extent import EVERYTHING
 from models import as_dtensor, inputs, mesh
 from oracle import ORACLE_ONLY, Calls, Capture, check_right
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 CALLS = 5
-EVERYTHING = os.environ.get("ROTE_TEST_EVERYTHING") == "1"
 
 View = Callable[[Tensor], Tensor | tuple[Tensor, ...]]
 VIEWS: dict[str, View] = {
