@@ -182,7 +182,7 @@ def test_what_reads_memory_is_found() -> None:
 # -- composites, by their schemas ----------------------------------------------------------
 
 #: Some that read memory themselves.
-READERS = ("aten::_reshape_from_tensor", "aten::_saturate_weight_to_fp16")
+READERS = ("aten::_reshape_from_tensor", "aten::_saturate_weight_to_fp16", "aten::_validate_sparse_coo_tensor_args")
 
 
 def test_composites_that_read_memory_are_refused() -> None:

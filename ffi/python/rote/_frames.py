@@ -23,7 +23,10 @@ _lines: dict[tuple[types.CodeType, int], bytes] = {}
 
 # Of the library, these swallow errors, or may.
 _SWALLOWING = (contextlib.suppress, contextlib.ExitStack, contextlib.AsyncExitStack)
-LENIENT = frozenset({kind.__name__ for kind in _SWALLOWING} | {"assertRaises", "assertRaisesRegex"})
+LENIENT = frozenset({kind.__name__ for kind in _SWALLOWING} | {"assertRaises", "assertRaisesRegex", "subTest"})
+_LEAVING = frozenset({"__exit__", "__aexit__"})
+# Where C calls these and an error is raised, iteration ends, or Python prints it and goes on.
+_IN_C = ("__getitem__", "__length_hint__", "__del__")
 _GENERATES = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _FIRST = ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT", "RERAISE", "WITH_EXCEPT_START")
 
@@ -52,12 +55,11 @@ def user_line() -> bytes:
 def handler_since(end: types.CodeType, lenient: bool) -> str | None:
     """``file:line`` of the innermost call, of those since one of ``end``, that lies where a function of the user's or
     of Python's own library handles errors: under ``except``, a ``finally`` that returns, or, if ``lenient``, a
-    ``with``; iteration handles those of ``__getitem__``. ``lenient``: whether some manager in reach may swallow
-    errors."""
+    ``with``; or in a method of which C handles them. ``lenient``: whether some manager in reach may swallow errors."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not end:
         code = frame.f_code
-        handles = code.co_name == "__getitem__" or any(
+        handles = code.co_name in _IN_C or any(
             start <= frame.f_lasti < stop and (catches or lenient) for start, stop, catches in _regions(code)
         )
         if handles and not code.co_filename.startswith((TORCH, _ROTE)):
@@ -87,17 +89,32 @@ def _regions(code: types.CodeType) -> list[tuple[int, int, bool]]:
 
 def is_lenient_class(kind: type) -> bool:
     """Whether a class itself makes managers that may swallow errors."""
-    if kind in _SWALLOWING:
-        return True
-    leave = _look.class_dict(kind).get("__exit__")
-    own = type(leave) is types.FunctionType and not leave.__code__.co_filename.startswith((TORCH, _ROTE))
-    return own and not _returns_nothing(leave.__code__)  # type: ignore[union-attr]
+    names = _look.class_dict(kind)
+    return kind in _SWALLOWING or any(_may_return(names[leave]) for leave in _LEAVING if leave in names)
+
+
+def _may_return(leave: object) -> bool:
+    """Whether a method may return something, and so swallow errors: C's do not, others if they can't be looked into."""
+    if type(leave) is types.FunctionType:
+        return not leave.__code__.co_filename.startswith((TORCH, _ROTE)) and not _returns_nothing(leave.__code__)
+    return type(leave) is not types.MethodDescriptorType and type(leave).__name__ != "instancemethod"
 
 
 def is_lenient_function(function: types.FunctionType) -> bool:
-    """Whether a function, with ``contextlib.contextmanager``, makes managers that may swallow errors."""
-    code = function.__code__
-    return bool(code.co_flags & _GENERATES) and any(catches for _, _, catches in _regions(code))
+    """Whether a function makes managers that may swallow errors, with ``contextlib.contextmanager`` or by a class
+    of its own."""
+    return _is_lenient_code(function.__code__)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_lenient_code(code: types.CodeType) -> bool:
+    if code.co_flags & _GENERATES and any(catches for _, _, catches in _regions(code)):
+        return True
+    inner = [const for const in code.co_consts if type(const) is types.CodeType]
+    said = itertools.chain(code.co_names, code.co_consts, *(c for c in code.co_consts if type(c) is tuple))
+    leaving = {name for name in said if type(name) is str} & _LEAVING
+    plain = {each.co_name for each in inner if _returns_nothing(each)}
+    return not leaving <= plain or any(map(_is_lenient_code, inner))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -105,7 +122,8 @@ def _returns_nothing(code: types.CodeType) -> bool:
     """Whether a function returns ``None`` or ``False``, wherever it ends."""
     instructions = list(dis.get_instructions(code))
     for before, each in itertools.pairwise(instructions):
-        if each.opname == "RETURN_VALUE" and not (before.opname == "LOAD_CONST" and before.argval in (None, False)):
+        falsy = before.opname == "LOAD_CONST" and before.argval in (None, False) and not each.is_jump_target
+        if each.opname == "RETURN_VALUE" and not falsy:
             return False
         if each.opname == "RETURN_CONST" and each.argval not in (None, False):
             return False

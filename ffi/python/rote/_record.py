@@ -101,6 +101,7 @@ _IN_MEMORY = (
     "aten::_sobol_engine_ff_",
     "aten::_sobol_engine_initialize_state_",
     "aten::_sobol_engine_scramble_",
+    "aten::_validate_sparse_coo_tensor_args",
     "aten::choose_qparams_optimized",
     "aten::ctc_loss.Tensor",
     "aten::gru.data",

@@ -56,11 +56,12 @@ impl Recorder {
             name,
             source,
             format!(
-                "may raise for other data, which the step handles at {handler}: a replay that has written or sent \
+                "may raise for other data, which the step may handle at {handler}: a replay that has written or sent \
                  something by then can neither go there nor start again"
             ),
             "handle the error outside the captured function, call the op before the step writes anything, or use a \
-             form that does not raise (linalg.cholesky_ex)",
+             form that does not raise (linalg.cholesky_ex); a `with` counts where the step can reach any manager \
+             that may swallow errors (contextlib.suppress)",
         )
     }
 
