@@ -201,7 +201,7 @@ class Call {
     add(leaf, kRequiresGrad, grad_flags(outer));
     if (kept_) kept_->push_back(hooks_of(object));
     add(leaf, kGraph, outer.grad_fn() != nullptr);
-    add(leaf, kGradField, grad_word(outer));
+    add(leaf, kGradField, outer.is_leaf() ? grad_word(outer) : 0);
     if (distributed) {
       py::object spec = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, classes.spec_name));
       if (!spec) throw py::error_already_set();
@@ -242,16 +242,6 @@ class Call {
   void placed(uint32_t leaf, uint32_t field, PyObject* value) {
     add(leaf, field, hash_of(value));
     compare_in_full(value, By::kPlacement);
-  }
-
-  // Whether a tensor has a gradient, and how that looks.
-  static uint64_t grad_word(const at::Tensor& tensor) {
-    if (!tensor.is_leaf()) return 0;
-    const at::Tensor& grad = tensor.grad();
-    if (!grad.defined()) return 0;
-    if (!grad.key_set().has(c10::DispatchKey::Python)) return meta_word(grad);
-    py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
-    return meta_word(local_tensor(wrapped.ptr()));
   }
 
   // Which earlier leaf or state tensor shares the storage, how far apart the

@@ -157,8 +157,7 @@ class FactTable {
     const at::Tensor& grad = outer.grad();
     if (!grad.defined()) return hash;
     py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
-    hash = mix(hash, meta_word(local_tensor(wrapped.ptr())));
-    return mix(hash, own_attributes(wrapped.ptr(), true));
+    return mix(mix(hash, grad_word(outer)), own_attributes(wrapped.ptr(), true));
   }
 
   const Entry& at(uint32_t index) const {
@@ -286,15 +285,14 @@ class FactTable {
         if (distributed) out[5] += own_attributes(inner, true);
         return;
       }
-      case kGradMeta: {  // whether there is one, and its meta when the plan reads it
+      case kGradMeta: {  // whether there is one, and how it looks when the plan reads it
         const at::Tensor& outer = THPVariable_Unpack(entry.container);
         const at::Tensor& grad = outer.grad();
         out[0] = grad.defined();
         out[1] = 0;
         if (grad.defined() && entry.key == Py_True) {
           PyObject* wrapped = THPVariable_Wrap(grad);
-          at::Tensor local = local_tensor(wrapped);
-          out[1] = meta_word(local);
+          out[1] = grad_word(outer);
           if (is_dtensor(wrapped)) {
             out[1] = mix(out[1], placements(entry, wrapped));
           }

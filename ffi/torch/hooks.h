@@ -7,7 +7,8 @@
 #include <torch/csrc/autograd/python_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "values.h"
+#include "describe.h"
+#include "looks.h"
 #include "views.h"
 
 namespace rote {
@@ -64,6 +65,16 @@ inline uint64_t grad_flags(const at::Tensor& tensor) {
                    creation_of(tensor) << 40;
   functions_in_hooks(tensor, [&](PyObject* function) { flags = mix(flags, address(function)); });
   return mix(kind, flags);
+}
+
+// How the gradient of a leaf looks, and its own part in autograd; 0 if there is none.
+inline uint64_t grad_word(const at::Tensor& tensor) {
+  const at::Tensor& grad = tensor.grad();
+  if (!grad.defined()) return 0;
+  uint64_t flags = mix(grad_flags(grad), grad.grad_fn() != nullptr);
+  if (!grad.key_set().has(c10::DispatchKey::Python)) return mix(meta_word(grad), flags) | 1;
+  py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
+  return mix(meta_word(local_tensor(wrapped.ptr())), flags) | 1;
 }
 
 }  // namespace rote

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from oracle import ORACLE_ONLY, Calls, Capture, check_right
+from test_failures import attempt
 from torch import Tensor, nn
 
 CALLS = 20
@@ -57,7 +58,16 @@ def counts(model: Model, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
     return norm * len(found) + loss.detach()
 
 
-STEPS: list[Train] = [clears_first, clears_last, zeroes, adds_up, counts]
+def penalizes(model: Model, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """What the gradients of the step before take part in, they may get gradients of."""
+    old = [t.grad for t in model.parameters() if t.grad is not None]
+    loss = model(x).square().mean() + 0.1 * sum(grad.square().sum() for grad in old)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+STEPS: list[Train] = [clears_first, clears_last, zeroes, adds_up, counts, penalizes]
 
 
 def freeze(model: Model, call: int) -> None:
@@ -84,7 +94,48 @@ def gradient_of_another_dtype(model: Model, call: int) -> None:
         model.layers[2].bias.grad = None
 
 
-CHANGES = [freeze, freeze_and_leave_a_gradient, gradient_of_a_buffer, gradient_of_another_dtype]
+def gradient_that_requires_one(model: Model, call: int) -> None:
+    if call in (6, 12):
+        model.layers[0].weight.grad = torch.ones(6, 4, requires_grad=True)
+    if call in (8, 14):
+        model.zero_grad()
+
+
+def gradient_with_a_graph(model: Model, call: int) -> None:
+    if call in (6, 12):
+        model.zero_grad()
+        model(torch.ones(3, 4)).square().mean().backward(create_graph=True)
+    if call in (8, 14):
+        model.zero_grad()
+
+
+def gradient_made_for_inference(model: Model, call: int) -> None:
+    """Eager adds nothing up in one."""
+    if call in (6, 12):
+        with torch.inference_mode():
+            model.layers[0].weight.grad = torch.ones(6, 4)
+    if call in (8, 14):
+        model.zero_grad()
+
+
+def gradient_with_a_hook(model: Model, call: int) -> None:
+    grad = model.layers[0].weight.grad
+    if call in (6, 12) and grad is not None:
+        grad.requires_grad_().register_hook(lambda g: g * 2)
+    if call in (8, 14):
+        model.zero_grad()
+
+
+CHANGES = [
+    freeze,
+    freeze_and_leave_a_gradient,
+    gradient_of_a_buffer,
+    gradient_of_another_dtype,
+    gradient_that_requires_one,
+    gradient_with_a_graph,
+    gradient_made_for_inference,
+    gradient_with_a_hook,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -97,8 +148,13 @@ def test_gradients_of_what_requires_none(train: Train, change: Callable[[Model, 
         step = capture(lambda x: train(model, optimizer, x), state={"model": model, "optimizer": optimizer})
         for call in range(CALLS):
             change(model, call)
-            loss = step(torch.randn(3, 4))
-            yield [loss, [t.grad for t in (*model.parameters(), *model.buffers())]]
+            loss = attempt(lambda: step(torch.randn(3, 4)))
+            grads = [t.grad for t in (*model.parameters(), *model.buffers())]
+            yield [
+                loss,
+                grads,
+                [grad.requires_grad and (grad.is_leaf, grad.grad) for grad in grads if grad is not None],
+            ]
         return {"model": model, "optimizer": optimizer.state_dict()}
 
     run = check_right(script)

@@ -327,6 +327,12 @@ class Recording:
         self._grads.append((path, tensor, tensor.grad))
         if tensor.grad is not None:
             self._name(_GRAD, path, tensor, tensor.grad, leaf)
+            if tensor.grad.requires_grad:
+                self._watch.refuse(
+                    "",
+                    f"finds a gradient in {path}.grad that has a part in autograd itself",
+                    f"detach it outside of the captured function: {path}.grad = {path}.grad.detach()",
+                )
 
     def _facts(self, facts: list[_facts.Fact]) -> None:
         add, add_alone, session = lib.rote_record_fact, record_fact_without_key, self._session
