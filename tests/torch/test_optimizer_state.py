@@ -1,6 +1,7 @@
 """What an optimizer holds is guarded through `state=`, wherever the step gets the optimizer from."""
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -143,3 +144,33 @@ def test_what_an_optimizer_holds(way: Callable[..., Train], change: Callable[[An
     run = check_right(script)
     if not ORACLE_ONLY:
         assert run.stats[-1][0].replays >= 3, run.stats[-1][0]
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adadelta", "Adagrad", "Adam", "RMSprop", "Rprop"])
+def test_function_that_an_optimizer_calls_by_name_is_replaced(kind: str) -> None:
+    """`step` is wrapped, and names the function inside."""
+    file = sys.modules[getattr(torch.optim, kind).__module__]
+    name = kind.lower()
+
+    def halved(params: list[Tensor], grads: list[Tensor], *rest: Any, **options: Any) -> None:
+        for param in params:
+            param.mul_(0.5)
+
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(3)
+        model = nn.Linear(4, 2)
+        options = {"fused": True} if "Ada" in kind and kind != "Adadelta" else {}
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1, **options)
+        step = capture(in_a_closure(model, optimizer), state={"model": model, "optimizer": optimizer})
+        with pytest.MonkeyPatch.context() as patch:
+            for call in range(CALLS):
+                if call == 6:
+                    patch.setattr(file, name, halved)
+                if call == 11:
+                    patch.undo()
+                yield step(torch.ones(3, 4) * call)
+        return {"model": model}
+
+    run = check_right(script)
+    if not ORACLE_ONLY and kind in ("SGD", "Adagrad", "Adam"):
+        assert run.stats[5][0].replays, run.stats[5][0]

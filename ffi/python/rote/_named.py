@@ -39,7 +39,7 @@ class Named:
         self._walk = walk
         self._codes: set[tuple[types.CodeType, bool]] = set()
         self._asserting: list[tuple[types.FunctionType, int]] = []
-        self._borrowed: set[types.CodeType] = set()
+        self._borrowed: set[int] = set()
         self.attributes: set[str] = set()  # that the code seen so far names
         self.said: set[str] = set()  # these and globals
         self._texts: set[str] = set()
@@ -179,10 +179,14 @@ class Named:
         self._walk.add(DICT_ITEM, vars(builtins), name, HOST, f"builtins.{name}", vars(builtins).get(name, ABSENT))
 
     def borrow(self, function: types.FunctionType) -> None:
-        """Guards the functions that a library's function calls by name, as patches replace them."""
-        if function.__code__ in self._borrowed:
-            return
-        self._borrowed.add(function.__code__)
+        """Guards the functions that a library's function, and what it wraps, call by name, as patches replace them."""
+        while type(function) is types.FunctionType and id(function) not in self._borrowed:
+            self._borrowed.add(id(function))
+            self._walk.hold(function)
+            self._borrow(function)
+            function = function.__dict__.get("__wrapped__")  # type: ignore[assignment]
+
+    def _borrow(self, function: types.FunctionType) -> None:
         names = _code.names(function.__code__)
         own = function.__globals__
         for name in names.globals:
