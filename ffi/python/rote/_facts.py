@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import decimal
 import enum
 import functools
+import gc
 import hashlib
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +53,11 @@ _ATOMS: tuple[type, ...] = (
 )
 _ATOM_IDS = frozenset(map(id, _ATOMS))
 _CONTENT = (bool, int, float, complex, str, bytes)
+# Told by the names under which Python or PyTorch knows them.
+_NAMED = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
+    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
+)  # fmt: skip
 
 
 @dataclass
@@ -102,60 +109,104 @@ def text_of(value: Any) -> str:
 
 
 def describe(value: Any) -> str:
-    """What a guard expects, in words that hold in another process too."""
+    """What a guard expects of a value alone, in words that hold in another process too."""
     if value is ABSENT:
         return "absent"
     if plain(value):
-        text = text_of(value)
-        # What is cut off counts too.
-        return text if len(text) <= 120 else f"{text[:100]}... {_hash(text.encode())}"
+        return shortened(text_of(value))
     kind = type(value)
     if kind is types.FunctionType:
         return str(value.__qualname__)
     if issubclass(kind, type | types.ModuleType):
         return _look.name(value)
+    if kind in _NAMED:
+        return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__module__") else value.__qualname__
+    if kind is types.CodeType:
+        return _code.digest(value)
+    if kind is decimal.Decimal or kind.__name__ in ("OpOverload", "OpOverloadPacket", "ufunc"):
+        return f"{_look.name(kind)} {value}"
+    if issubclass(kind, frozenset):
+        return shortened(f"{_look.name(kind)}({', '.join(sorted(map(describe, frozenset.__iter__(value))))})")
     return f"a {_look.name(kind)}"
+
+
+def shortened(text: str) -> str:
+    """A text of at most some 120 characters; what is cut off counts too."""
+    return text if len(text) <= 120 else f"{text[:100]}... {_hash(text.encode())}"
+
+
+def parts_of(value: Any) -> list[Any] | None:
+    """What an object is made of that is told by nothing else, and never becomes other objects."""
+    kind = type(value)
+    if issubclass(kind, tuple):
+        return list(tuple.__iter__(value))
+    if issubclass(kind, types.MethodType):
+        return [value.__func__, value.__self__]
+    return None
 
 
 def _hash(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-def _all_plain(items: Iterable[Any]) -> str:
-    texts = []
-    for item in items:
-        if not plain(item):
-            return ""
-        texts.append(text_of(item))
+def _all(texts: Iterable[str]) -> str:
     return _hash("\n".join(texts).encode())
 
 
-def expects(kind: int, value: Any, key: Any) -> str:
-    """What a fact about an object itself expects, where other processes can tell; otherwise nothing."""
+def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
+    """What a fact about an object itself expects, where other processes can tell; otherwise nothing.
+    ``tell`` says what is expected of an object in it."""
     if kind == TYPE_OF:
         return _look.name(type(value))
     if kind == LOOK and issubclass(type(value), torch.Tensor):
-        tensor = value.detach()
-        grad = ", a gradient" if value.is_leaf and value.grad is not None else ""
-        return f"{short_text(tensor)}{', requires grad' if value.requires_grad else ''}{grad}"
+        return look(value)
     if kind in (SIZE, ENTRY_SIZE):
         return str(_look.size(value))
     if kind == OWN:
         return str(len(_look.own(value) or ()))
     if kind == FUNCTION:
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items())
-        return _code.digest(value.__code__) + _all_plain(item for item in defaults if plain(item))
+        return _code.digest(value.__code__) + _all(text_of(item) for item in defaults if plain(item))
     if kind == BUFFER:
-        return "" if key else _hash(memoryview(value).tobytes() + str(getattr(value, "dtype", "")).encode())
+        return _content(value)
     if kind == BASES:
         return ", ".join(_look.name(base) for base in _look.mro(value))
     if kind == ITEMS:
-        if issubclass(type(value), dict):
-            return _all_plain(part for item in dict.items(value) for part in (item if key else item[:1]))
         found = list(_look.entries(value))
         if issubclass(type(value), set):
-            return _hash("\n".join(sorted(map(text_of, found))).encode()) if all(map(plain, found)) else ""
-        return _all_plain(found)
+            return _all(sorted(map(describe, found)))
+        if issubclass(type(value), dict) and key:
+            found = [part for item in found for part in (item, dict.__getitem__(value, item))]
+        return _all(map(tell, found))
+    if kind == REFERENTS:
+        return position(value) if key else shortened("; ".join(map(tell, gc.get_referents(value))))
+    return ""
+
+
+def look(tensor: torch.Tensor) -> str:
+    """How a tensor looks."""
+    return short_text(tensor) + (", a gradient" if tensor.is_leaf and tensor.grad is not None else "")
+
+
+def _content(value: Any) -> str:
+    """The bytes of a buffer, and how it looks at them."""
+    view = memoryview(value)
+    looks = f"{getattr(value, 'dtype', view.format)} {view.shape} {view.strides}"
+    if "O" in view.format:  # addresses
+        return looks
+    return f"{looks} {_hash(view.tobytes())}"
+
+
+def position(iterator: Any) -> str:
+    """Where an iterator of Python's own stands, in words."""
+    kind = type(iterator)
+    if isinstance(iterator, types.GeneratorType):
+        frame = iterator.gi_frame
+        return "at its end" if frame is None else f"at {frame.f_lasti}"
+    if kind.__name__ in ("count", "repeat"):
+        return repr(iterator)
+    if hasattr(kind, "__length_hint__"):
+        return f"{kind.__length_hint__(iterator)} left"
     return ""
 
 

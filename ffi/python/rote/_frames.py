@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import dis
 import functools
 import inspect
 import itertools
 import sys
 import types
+from typing import Any
 
 import torch
 
@@ -23,10 +25,11 @@ _lines: dict[tuple[types.CodeType, int], bytes] = {}
 
 # Of the library, these swallow errors, or may.
 _SWALLOWING = (contextlib.suppress, contextlib.ExitStack, contextlib.AsyncExitStack)
-LENIENT = frozenset({kind.__name__ for kind in _SWALLOWING} | {"assertRaises", "assertRaisesRegex", "subTest"})
+_LENIENT = frozenset({kind.__name__ for kind in _SWALLOWING} | {"assertRaises", "assertRaisesRegex", "subTest"})
+_WRAPPERS = (functools.partialmethod, staticmethod, classmethod)
 _LEAVING = frozenset({"__exit__", "__aexit__"})
-# Where C calls these and an error is raised, iteration ends, or Python prints it and goes on.
-_IN_C = ("__getitem__", "__length_hint__", "__del__")
+# Where C calls these and an error is raised, iteration ends, another way is tried, or Python prints it and goes on.
+_CALLED_BY_C = ("__getitem__", "__next__", "__len__", "__length_hint__", "__getattr__", "__getattribute__", "__del__")
 _GENERATES = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _FIRST = ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT", "RERAISE", "WITH_EXCEPT_START")
 
@@ -52,15 +55,48 @@ def user_line() -> bytes:
     return b""
 
 
-def handler_since(end: types.CodeType, lenient: bool) -> str | None:
+@dataclasses.dataclass
+class Handlers:
+    """What may handle errors, of all that a step can reach, beside ``except``."""
+
+    lenient: bool = False  # whether some manager may swallow errors
+    called_by_c: set[types.CodeType] = dataclasses.field(default_factory=set)  # code of methods whose errors C handles
+
+    def of_class(self, kind: type) -> None:
+        """Takes note of what a class itself has of it."""
+        names = _look.class_dict(kind)
+        self.lenient |= kind in _SWALLOWING or any(_may_return(names[leave]) for leave in _LEAVING if leave in names)
+        for name in _CALLED_BY_C:
+            method: Any = names.get(name)
+            while type(method) in _WRAPPERS:
+                method = method.func if type(method) is functools.partialmethod else method.__func__
+            if type(method) is types.FunctionType and method.__code__.co_name != name:
+                self.called_by_c.add(method.__code__)
+
+    def of_function(self, function: types.FunctionType) -> None:
+        """The same of a function: managers that it makes, with ``contextlib.contextmanager`` or by a class of its
+        own."""
+        self.lenient |= _is_lenient_code(function.__code__)
+
+    def of_names(self, names: set[str]) -> None:
+        """The same of the names in code."""
+        self.lenient |= not _LENIENT.isdisjoint(names)
+
+
+def handler_since(end: types.CodeType, handlers: Handlers) -> str | None:
     """``file:line`` of the innermost call, of those since one of ``end``, that lies where a function of the user's or
-    of Python's own library handles errors: under ``except``, a ``finally`` that returns, or, if ``lenient``, a
-    ``with``; or in a method of which C handles them. ``lenient``: whether some manager in reach may swallow errors."""
+    of Python's own library handles errors: under ``except``, a ``finally`` that returns, a ``with`` if some manager
+    in reach may swallow them; or in a method of which C handles them."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not end:
         code = frame.f_code
-        handles = code.co_name in _IN_C or any(
-            start <= frame.f_lasti < stop and (catches or lenient) for start, stop, catches in _regions(code)
+        handles = (
+            code.co_name in _CALLED_BY_C
+            or code in handlers.called_by_c
+            or any(
+                start <= frame.f_lasti < stop and (catches or handlers.lenient)
+                for start, stop, catches in _regions(code)
+            )
         )
         if handles and not code.co_filename.startswith((TORCH, _ROTE)):
             return f"{code.co_filename}:{frame.f_lineno}"
@@ -87,23 +123,11 @@ def _regions(code: types.CodeType) -> list[tuple[int, int, bool]]:
     return regions
 
 
-def is_lenient_class(kind: type) -> bool:
-    """Whether a class itself makes managers that may swallow errors."""
-    names = _look.class_dict(kind)
-    return kind in _SWALLOWING or any(_may_return(names[leave]) for leave in _LEAVING if leave in names)
-
-
 def _may_return(leave: object) -> bool:
     """Whether a method may return something, and so swallow errors: C's do not, others if they can't be looked into."""
     if type(leave) is types.FunctionType:
         return not leave.__code__.co_filename.startswith((TORCH, _ROTE)) and not _returns_nothing(leave.__code__)
     return type(leave) is not types.MethodDescriptorType and type(leave).__name__ != "instancemethod"
-
-
-def is_lenient_function(function: types.FunctionType) -> bool:
-    """Whether a function makes managers that may swallow errors, with ``contextlib.contextmanager`` or by a class
-    of its own."""
-    return _is_lenient_code(function.__code__)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -42,7 +42,7 @@ class Named:
         self._borrowed: set[int] = set()
         self.attributes: set[str] = set()  # that the code seen so far names
         self.said: set[str] = set()  # these and globals
-        self._texts: set[str] = set()
+        self.texts: set[str] = set()  # constants of this code
         self._asks = False
         self._catches = False
         self.sees_own = False  # some code reads the dict of an object's attributes
@@ -166,7 +166,7 @@ class Named:
             self._codes.add((code, whole))
             self.attributes |= names.attributes
             self.said.update(names.attributes, names.globals)
-            self._texts |= names.texts
+            self.texts |= names.texts
             self._asks |= names.asks
             self._catches |= names.catches
             self.sees_own |= names.sees_own
@@ -301,7 +301,7 @@ class Named:
 
     def _maybe(self) -> set[str]:
         """Names that code may ask for where there are none."""
-        found = set(self._texts) if self._asks or self._catches else set()
+        found = set(self.texts) if self._asks or self._catches else set()
         if self._catches:
             found |= self.attributes
         return found | {"__getattr__"} if found else found

@@ -16,6 +16,7 @@ import contextvars
 import ctypes
 import functools
 import gc
+import itertools
 import mmap
 import os
 import pickle
@@ -63,9 +64,12 @@ from ._facts import (
     describe,
     expects,
     fixed,
+    look,
+    parts_of,
     plain,
+    shortened,
 )
-from ._frames import LENIENT, is_lenient_class, is_lenient_function
+from ._frames import Handlers
 from ._libraries import has_settings, is_library_class, is_opaque
 from ._named import Named, reads_environment
 from ._uses import is_number
@@ -139,7 +143,9 @@ class Walk:
         self._locks: list[str] = []
         self.iterators: list[Any] = []
         self.functions: list[types.FunctionType] = []  # whose code is the user's
-        self.lenient = False  # whether managers in reach may swallow errors
+        self._reads_environment = False
+        self._first: dict[int, tuple[str, Any]] = {}  # where objects were found first
+        self.handlers = Handlers()
         self.watched: set[int] = set()  # objects of which it matters who else holds them,
         self.aliases: list[tuple[str, int]] = []  # and where they were found
         self.moving: list[tuple[str, Callable[[], Any]]] = []  # generators of random numbers, and their state
@@ -195,6 +201,7 @@ class Walk:
         """Guards a tensor of the state by address and meta, its attributes and its ``.grad``."""
         self.facts.append(Fact(TENSOR_META, tensor, None, STATE, path, text))
         self.visit(tensor)
+        self._first.setdefault(id(tensor), (path, tensor))
         self._entries_of_own(path, tensor, 0)
         self._tensor_class(path, tensor, 0)
         self._hooks_of(path, tensor, 0)
@@ -212,6 +219,14 @@ class Walk:
         self._tensor_class(path, tensor, 0, argument=True)
         self._inside(path, tensor, 0)
 
+    def argument_in_words(self, path: str, value: Any) -> str:
+        """What an argument is, and what its attributes are if it is a tensor."""
+        if not issubclass(type(value), torch.Tensor):
+            return self.described(path, value)
+        own = (_look.own(value) or {}).items()
+        attributes = (f", .{key} = {self.described(f'{path}.{key}', item)}" for key, item in own)
+        return self.described(path, value, look(value)) + "".join(attributes)
+
     def function(self, function: Any) -> None:
         """Guards what a function can reach."""
         self.value("" if issubclass(type(function), FUNCTIONS) else "self", function, 0)
@@ -228,12 +243,15 @@ class Walk:
                 self._guarded(path, functools.partial(self._weakly, path, value, depth))
             self._follow(clear=self._weak)
         self._finish_classes()
-        self.lenient |= not LENIENT.isdisjoint(self._named.said)
-        self.lenient |= any(map(is_lenient_function, self.functions))
+        if self._reads_environment:
+            self._environment()
+        self.handlers.of_names(self._named.said)
+        for function in self.functions:
+            self.handlers.of_function(function)
         # Seeds and iterators may change as they like where nobody asks.
         if not _STANDING.isdisjoint(self._named.said):
             for path, iterator in self._standing:
-                self.add(REFERENTS, iterator, True, HOST, path, iterator, "")
+                self.add(REFERENTS, iterator, True, HOST, path, iterator)
         if "initial_seed" in self._named.said:
             for path, generator in self._generators:
                 self.add(LOOK, generator, None, HOST, path, generator)
@@ -286,11 +304,16 @@ class Walk:
 
     def environment(self) -> None:
         """Guards the environment variables."""
+        self._reads_environment = True
+
+    def _environment(self) -> None:
+        """Guards all variables, and tells other processes of those that code in reach names."""
         data = vars(os.environ)["_data"]
-        if self.visit(data):
-            self.add(SIZE, data, None, HOST, "os.environ", data, "")
-            for key, item in data.items():
-                self.add(DICT_ITEM, data, key, HOST, f"os.environ[{key!r}]", item, "")
+        named = {os.environ.encodekey(text) for text in self._named.texts if text.isidentifier()}
+        self.add(SIZE, data, None, HOST, "os.environ", data, "")
+        for key in (*data, *sorted(named - data.keys())):
+            text = None if key in named else ""
+            self.add(DICT_ITEM, data, key, HOST, f"os.environ[{key!r}]", data.get(key, ABSENT), text)
 
     def op(self, path: str, packet: Any, depth: int) -> None:
         """Guards the Python functions behind an op: its gradient, and what sets it up."""
@@ -342,11 +365,29 @@ class Walk:
             return False
         part = PARTS.get(kind)
         if text is None:
-            text = describe(value) if part is None else expects(kind, value, key)
+            if part is None:
+                text = self.described(subject, value)
+            else:
+                inside = (f"{subject}({i})" for i in itertools.count())
+                text = expects(kind, value, key, lambda item: self.described(next(inside), item))
         if part is not None:
             subject = f"{part}({subject})"
         self.facts.append(Fact(kind, container, key, guard, subject, text, hyperparameter))
         return True
+
+    def described(self, subject: str, value: Any, text: str | None = None) -> str:
+        """What a guard expects of a value, which of the objects found before it is, and what it is made of."""
+        text = describe(value) if text is None else text
+        if value is ABSENT or atom(value) or plain(value):
+            return text
+        first, _ = self._first.setdefault(id(value), (subject, value))
+        if first != subject:
+            return f"{text}, {first}"
+        parts = parts_of(value)
+        if parts is None:
+            return text
+        inside = [self.described(f"{subject}[{i}]", part) for i, part in enumerate(parts)]
+        return shortened(f"{text} of {', '.join(inside)}")
 
     # -- the walk -------------------------------------------------------------
 
@@ -401,8 +442,11 @@ class Walk:
             self._collection(path, value, depth)
             self.attributes(path, value, depth)
         elif issubclass(kind, contextvars.ContextVar):
-            inner = value.get(None)
-            if self.add(CONTEXT_VAR, value, None, HOST, path, inner):
+            try:
+                inner = value.get()
+            except LookupError:
+                inner = ABSENT
+            if self.add(CONTEXT_VAR, value, None, HOST, path, inner) and inner is not ABSENT:
                 self.value(path, inner, depth + 1)
         elif _look.numpy_array(kind):
             self._array(path, value, depth)
@@ -457,7 +501,7 @@ class Walk:
             for text in value.__reduce__()[1]:
                 if type(text) is str:
                     self._named.attributes.update(text.split("."))
-        if not self.add(REFERENTS, value, None, HOST, path, value, ""):
+        if not self.add(REFERENTS, value, None, HOST, path, value):
             return
         for i, item in enumerate(gc.get_referents(value)):
             if not issubclass(type(item), type | types.ModuleType | types.CodeType | types.FrameType):
@@ -536,9 +580,9 @@ class Walk:
             if value.dtype != object or not flat.flags.c_contiguous:
                 self.unseen.append((path, "objects in fields or strides of a NumPy array"))
                 return
-            self.add(BUFFER, value, True, HOST, path, value, "")
+            self.add(BUFFER, value, True, HOST, path, value)
             flat = flat.reshape(-1)
-            self.add(ITEMS, flat, None, HOST, path, flat, "")
+            self.add(ITEMS, flat, None, HOST, path, flat)
             if flat.size > LARGE:
                 self._stop(f"{path} has {flat.size} entries")
             for i, item in enumerate(flat.tolist() if flat.size <= LARGE else ()):
@@ -642,7 +686,7 @@ class Walk:
                 if len(value) > 1:  # their order
                     self.add(ITEMS, value, None, HOST, subject, value)
                 for name, item in value.items():
-                    self.add(DICT_ITEM, value, name, STATE, f"{path}.{name}", item, "")
+                    self.add(DICT_ITEM, value, name, STATE, f"{path}.{name}", item)
                     if issubclass(type(item), nn.Module | torch.Tensor):
                         self.value(f"{path}.{name}", item, depth)  # children are no hop
             elif issubclass(type(value), dict) and ("_hooks" in key or key.startswith("_backward")):
@@ -731,7 +775,7 @@ class Walk:
         for base in _look.mro(kind):
             if not _look.can_change(base):
                 continue
-            self.lenient |= is_lenient_class(base)
+            self.handlers.of_class(base)
             if is_library_class(base):
                 self._library_class(base)
             elif id(base) not in self._classes:

@@ -23,7 +23,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ._arguments import notation, op_name
-from ._frames import TORCH, handler_since, is_users_own, user_line
+from ._frames import TORCH, Handlers, handler_since, is_users_own, user_line
 from ._looks import Looks
 from ._native import MAY_RAISE, MAY_RAISE_LATE, NO_INDEX, REFUSED, c_text, check, error, ids, lib, observe_no_more
 from ._specs import spec_text
@@ -219,7 +219,7 @@ class _Recorder:
             else:
                 note(self._session, lib.rote_record_grad_gone(self._session, c_text(path)))
         self._gradients = left
-        if late and (handler := handler_since(run.__code__, self._watch.lenient)):
+        if late and (handler := handler_since(run.__code__, self._watch.handlers)):
             self._note(lib.rote_record_handled(self._session, c_text(handler)))
 
     def _note(self, status: int) -> None:
@@ -309,7 +309,7 @@ class Watch:
         self.iterators: list[Any] = []
         #: Tensors that have a gradient before the step, with their paths and gradients.
         self.gradients: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-        self.lenient = False  # whether a manager in reach may swallow errors
+        self.handlers = Handlers()
         self.open_ops: list[Call | None] = []
         self.looks = Looks(session, self.refuse, _is_step)
 

@@ -155,8 +155,8 @@ class Recording:
             )
             self._track_grad(path, tensor, NO_INDEX)
         for i, (path, leaf) in enumerate(self.leaves):
+            self._guard(_ARGUMENT, path, walk.argument_in_words(path, leaf))
             if isinstance(leaf, torch.Tensor):
-                self._guard(_ARGUMENT, path, short_text(leaf))
                 if leaf.requires_grad and not leaf.is_leaf and torch.is_grad_enabled():
                     self._watch.refuse(
                         "",
@@ -165,8 +165,6 @@ class Recording:
                     )
                 self._name(_ARG, path, leaf, leaf, i)
                 self._track_grad(path, leaf, i)
-            else:
-                self._guard(_ARGUMENT, path, _facts.describe(leaf))
         unsupported = _state.unsupported(self._captured._state)
         if unsupported is not None:
             self._watch.refuse(
@@ -213,7 +211,7 @@ class Recording:
         self._facts(_switches())
         self._outlives = walk.seen | given
         self._watch.iterators = walk.iterators
-        self._watch.lenient = walk.lenient
+        self._watch.handlers = walk.handlers
         self._watch.moving(walk.moving, walk.advancing)
         check(lib.rote_record_generator(session, 0, -1))
         if torch.cuda.is_available() and torch.cuda.is_initialized():

@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="check each so many seeds")
     parser.add_argument("--name", action="append", default=[], help="check the script of this name; may be repeated")
     parser.add_argument("--corpus", action="store_true", help="check those that were wrong once")
+    parser.add_argument("--stored", action="store_true", help="change before a stored plan is trusted")
     parser.add_argument("--source", action="store_true", help="print the scripts, check nothing")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     parser.add_argument("--whole", action="store_true", help="do not make failing scripts plainer")
@@ -54,7 +55,7 @@ def main() -> int:
                 file=sys.stderr,
             )
         faulthandler.dump_traceback_later(120, exit=True)
-        outcome = check(script)
+        outcome = check(script, options.stored)
         kind = kind_of(outcome)
         counts.update(["scripts", kind])
         if script.quiet:
@@ -63,7 +64,7 @@ def main() -> int:
             print(kind, script.name, outcome.refusal, sep="\t")
         if outcome.wrong:
             if not options.whole:
-                script, outcome = shrink(script, outcome)
+                script, outcome = shrink(script, outcome, options.stored)
             report = f"seed {seed}, {script.name}: {outcome.wrong}\n{script.source(main=True)}"
             failures.append(report)
             print(report, file=sys.stderr, flush=True)

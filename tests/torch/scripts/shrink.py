@@ -17,13 +17,13 @@ _PLAIN = {
 }
 
 
-def shrink(script: Script, outcome: Outcome) -> tuple[Script, Outcome]:
+def shrink(script: Script, outcome: Outcome, stored: bool) -> tuple[Script, Outcome]:
     """Makes one choice after the other the plainest, as long as the script differs."""
     changed = True
     while changed:
         changed = False
         for simpler in _simpler(script):
-            found = check(simpler)
+            found = check(simpler, stored)
             if found.wrong:
                 script, outcome, changed = simpler, found, True
                 break

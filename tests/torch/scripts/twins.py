@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import linecache
 import logging
 import sys
+import tempfile
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -31,13 +33,20 @@ class Outcome:
     refusal: str = ""
 
 
-def check(script: Script) -> Outcome:
-    outcome = Outcome(script.name)
-    source = script.source()
-    expected, _ = _run(source, lambda fn, **options: fn)
+def check(script: Script, stored: bool = False) -> Outcome:
+    """``stored``: the change comes before the first call, and what is trusted is a plan of a run without it."""
     import rote
 
-    found, stats = _run(source, rote.capture)
+    outcome = Outcome(script.name)
+    source = (dataclasses.replace(script, when="before") if stored else script).source()
+    expected, _ = _run(source, lambda fn, **options: fn)
+    if stored:
+        with tempfile.TemporaryDirectory() as plans:
+            unchanged = dataclasses.replace(script, when="never").source()
+            _run(unchanged, functools.partial(rote.capture, plans=plans))
+            found, stats = _run(source, functools.partial(rote.capture, plans=plans, trust_plans=True))
+    else:
+        found, stats = _run(source, rote.capture)
     outcome.raised = sum(result.startswith("raised") for result, _ in expected)
     if stats and all(stats):
         last, then = stats[-1][-1], stats[min(AFTER, len(stats)) - 1][-1]
