@@ -41,6 +41,13 @@ inline at::Tensor plain_tensor(PyObject* object) {
   return THPVariable_Unpack(object);
 }
 
+// Waits for a collective whose result nobody has used yet, as eager does at its first use.
+inline void settle(PyObject* object) {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != classes.async_collective_tensor) return;
+  py::object waited = py::reinterpret_steal<py::object>(PyObject_CallMethod(object, "trigger_wait", nullptr));
+  if (!waited) throw py::error_already_set();
+}
+
 // Where objects of a class keep a slot; 0 when the attribute is no slot.
 inline Py_ssize_t slot_offset(PyObject* kind, PyObject* name) {
   py::object descriptor = py::reinterpret_steal<py::object>(PyObject_GetAttr(kind, name));
@@ -92,6 +99,17 @@ inline at::Tensor local_tensor(PyObject* object) {
     return plain_tensor(dtensor_attribute(object, classes.local_tensor_offset, classes.local_tensor_name, keep));
   }
   return plain_tensor(object);
+}
+
+// The same before a call. What other ranks still send has arrived by then.
+inline at::Tensor settled_tensor(PyObject* object) {
+  if (is_dtensor(object)) {
+    py::object keep;
+    settle(dtensor_attribute(object, classes.local_tensor_offset, classes.local_tensor_name, keep));
+  } else {
+    settle(object);
+  }
+  return local_tensor(object);
 }
 
 // One recording: the storages it has seen, held weakly so that no address is

@@ -145,7 +145,7 @@ class FactTable {
     if (THPGenerator_Check(entry.container))
       return reinterpret_cast<THPGenerator*>(entry.container)->cdata.current_seed();
     const at::Tensor& outer = THPVariable_Unpack(entry.container);
-    uint64_t hash = mix(meta_word(local_tensor(entry.container)), grad_flags(outer));
+    uint64_t hash = mix(meta_word(settled_tensor(entry.container)), grad_flags(outer));
     if (is_dtensor(entry.container)) {
       hash = mix(hash, placements(entry, entry.container));
       py::object keep;
@@ -272,7 +272,7 @@ class FactTable {
                                                           classes.local_tensor_name, keep)
                                       : entry.container;
         bool plain = reinterpret_cast<PyObject*>(Py_TYPE(inner)) != classes.async_collective_tensor;
-        at::Tensor waited = plain ? at::Tensor() : plain_tensor(inner);
+        at::Tensor waited = plain ? at::Tensor() : settled_tensor(inner);
         const at::Tensor& local = plain ? THPVariable_Unpack(inner) : waited;
         const bool stored = local.has_storage();
         out[0] = stored ? address(local.storage().unsafeGetStorageImpl()) : 0;

@@ -59,6 +59,8 @@ inline uint64_t grad_flags(const at::Tensor& tensor) {
   uint64_t kind = tensor.unsafeGetTensorImpl()->key_set().raw_repr();
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   if (!meta) return mix(kind, 0);
+  if (meta->grad_dtype_) kind = mix(kind, static_cast<uint64_t>(*meta->grad_dtype_) + 1);
+  if (meta->allow_grad_dtype_mismatch_) kind = mix(kind, 0x6d69);
   bool needs = tensor.requires_grad(), left = !needs && meta->grad_.defined();
   bool after = meta->post_acc_grad_hooks_ != nullptr;
   uint64_t flags = (needs ? 1 : 0) | (after ? 2 : 0) | (left ? 4 : 0) | meta->hooks_.size() << 3 |
@@ -74,7 +76,7 @@ inline uint64_t grad_word(const at::Tensor& tensor) {
   uint64_t flags = mix(grad_flags(grad), grad.grad_fn() != nullptr);
   if (!grad.key_set().has(c10::DispatchKey::Python)) return mix(meta_word(grad), flags) | 1;
   py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
-  return mix(meta_word(local_tensor(wrapped.ptr())), flags) | 1;
+  return mix(meta_word(settled_tensor(wrapped.ptr())), flags) | 1;
 }
 
 }  // namespace rote
