@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <ATen/Context.h>
+#include <ATen/DTensorState.h>
 #include <ATen/Parallel.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
@@ -69,9 +70,9 @@ inline uint64_t deterministic_settings() {
   return (context.deterministicAlgorithms() ? 1 : 0) | (context.deterministicAlgorithmsWarnOnly() ? 2 : 0);
 }
 
-// Which libraries compute, and how exactly.
+// Which libraries compute, and how exactly; whether DTensor takes plain tensors as replicated.
 inline uint64_t backend_settings() {
-  uint64_t hash = 0x4245;
+  uint64_t hash = mix(0x4245, at::get_dtensor_allow_implicit_replication());
   ROTE_SETTING(hash, deterministicFillUninitializedMemory);
   ROTE_SETTING(hash, deterministicCuDNN);
   ROTE_SETTING(hash, deterministicMkldnn);

@@ -129,6 +129,13 @@ def name_in_a_module_that_appears() -> Hidden:
     return lambda: getattr(held, "scale", 2.0), lambda: setattr(held, "scale", 3.0)
 
 
+@pytest.fixture(autouse=True)
+def no_module_is_left() -> Iterator[None]:
+    """`inspect` looks at every one, and some answer anything."""
+    yield
+    sys.modules.pop("rote_test_names", None)
+
+
 def python_module() -> types.ModuleType:
     module = types.ModuleType("rote_test_names")
     sys.modules["rote_test_names"] = module

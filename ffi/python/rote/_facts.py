@@ -165,8 +165,9 @@ def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
     if kind == OWN:
         return str(len(_look.own(value) or ()))
     if kind == FUNCTION:
-        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items())
-        return _code.digest(value.__code__) + _all(text_of(item) for item in defaults if plain(item))
+        named = (value.__kwdefaults__ or {}).items()
+        defaults = [*(value.__defaults__ or ()), *(part for item in named for part in item)]
+        return _code.digest(value.__code__) + _all(map(tell, defaults))
     if kind == BUFFER:
         return _content(value)
     if kind == BASES:

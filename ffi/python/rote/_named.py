@@ -316,7 +316,7 @@ class Named:
         if not walk.add(DICT_ITEM, own, key, HOST, subject, item):
             return
         kind = type(item)
-        if kind is types.FunctionType or (issubclass(kind, type) and not is_library_class(item)):
+        if kind is types.FunctionType or issubclass(kind, type):
             walk.soon(subject, item, depth + 1)
         elif kind.__name__ == "OpOverloadPacket":
             walk.op(subject, item, depth)

@@ -404,6 +404,7 @@ class Walk:
         if len(self._hold) > MOST:
             self._stop(f"more than {MOST} objects are in reach", once=True)
             return
+        self._first.setdefault(id(value), (path, value))
         self._guarded(path, lambda: self._any(path, value, depth))
 
     def _guarded(self, path: str, visit: Callable[[], None]) -> None:
@@ -810,15 +811,17 @@ class Walk:
         self._library_classes.append(kind)
         for base in _look.mro(kind)[1:]:
             self._covered.add(id(base))
-        for key in _METHODS:
-            method = next((own[key] for own in map(_look.class_dict, _look.mro(kind)) if key in own), None)
-            if type(method) is types.FunctionType and is_library_class(kind):
-                self._named.borrow(method)
 
     def _finish_classes(self) -> None:
-        """Guards the classes of libraries, each with its bases, once all names are known."""
+        """Guards the classes of libraries, each with its bases, and what their methods call, once all names are
+        known."""
         private = frozenset(name for name in self._named.attributes if name.startswith("_"))
         for kind in self._library_classes:
+            own = [_look.class_dict(base) for base in _look.mro(kind)]
+            for key in sorted({*_METHODS, *self._named.attributes} & set().union(*own)):
+                method = next(names[key] for names in own if key in names)
+                if type(method) is types.FunctionType:
+                    self._named.borrow(method)
             if id(kind) not in self._covered:
                 self.add(CLASS, kind, private, HOST, _look.name(kind), kind, "")
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import device_mesh
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
@@ -80,7 +81,7 @@ def _containers(value: Any, found: set[int]) -> None:
 
 
 def _switches() -> list[_facts.Fact]:
-    """Settings of PyTorch that it keeps in Python, where code decides by them."""
+    """Settings that PyTorch and DTensor keep in Python, where code decides by them."""
     modules = ("torch.backends.mha", "torch.backends.opt_einsum", "torch.utils.checkpoint")
     names = {
         "_is_fastpath_enabled",
@@ -90,12 +91,37 @@ def _switches() -> list[_facts.Fact]:
         "_checkpoint_debug_enabled",
     }
     return [
-        _facts.Fact(_facts.DICT_ITEM, own, name, _MODE, f"{module}.{name}", _facts.describe(own[name]))
-        for module in modules
-        if module in sys.modules
-        for own in [vars(sys.modules[module])]
-        for name in sorted(names & own.keys())
+        *(
+            _facts.Fact(_facts.DICT_ITEM, own, name, _MODE, f"{module}.{name}", _facts.describe(own[name]))
+            for module in modules
+            if module in sys.modules
+            for own in [vars(sys.modules[module])]
+            for name in sorted(names & own.keys())
+        ),
+        *_dtensor_switches(),
     ]
+
+
+def _dtensor_switches() -> Iterator[_facts.Fact]:
+    """What context managers of DTensor set (the current mesh, the handlers of ``loss_parallel``), and how many rules
+    of ops are registered."""
+
+    def count(container: Any, subject: str) -> _facts.Fact:
+        return _facts.Fact(_facts.SIZE, container, None, _MODE, f"len({subject})", str(len(container)))
+
+    meshes = getattr(device_mesh, "_mesh_resources", None)  # of this thread
+    if meshes is not None:
+        stack = meshes.mesh_stack
+        text = ", ".join(map(str, stack))
+        yield _facts.Fact(_facts.ATTRIBUTE, meshes, "mesh_stack", _MODE, "current meshes", "a list")
+        yield count(stack, "current meshes")
+        yield _facts.Fact(_facts.ITEMS, stack, None, _MODE, "entries(current meshes)", text)
+    dispatcher = DTensor._op_dispatcher
+    yield count(dispatcher._custom_op_handlers, "handlers of DTensor")
+    for name in ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs"):
+        rules = getattr(dispatcher.sharding_propagator, name, None)
+        if rules is not None:
+            yield count(rules, f"DTensor's {name}")
 
 
 def _version(tensor: torch.Tensor) -> int:
