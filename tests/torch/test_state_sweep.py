@@ -40,6 +40,12 @@ def test_scripts_see_each_change(capsys: pytest.CaptureFixture[str]) -> None:
     assert counts["quiet, replayed before and after"] >= LEAST_QUIET * counts["quiet"], counts
 
 
+def test_changes_before_a_stored_plan_is_trusted() -> None:
+    found = command("scripts", "--stored", "--seed", SEED, "--scripts", SCRIPTS)
+    assert not found["failures"], "\n\n".join(found["failures"][:5])
+    assert found["counts"]["replayed before and after"] >= LEAST_REPLAYED * SCRIPTS, found["counts"]
+
+
 def test_scripts_that_were_wrong_once() -> None:
     found = command("scripts", "--corpus")
     assert not found["failures"], "\n\n".join(found["failures"])

@@ -443,6 +443,13 @@ class Captured:
 
     def _trusted(self, recording: Recording) -> list[_results.StoredSpec | None] | None:
         """Binds a stored plan unrecorded, if there is one: the specs of what a replay gives."""
+        if recording.hashes:
+            logging.getLogger("rote.replay").info(
+                "%s: no stored plan is trusted, since the step may depend on the order of a set or on a hash, which "
+                "differ among processes",
+                getattr(self, "__qualname__", ""),
+            )
+            return None
         bound = c_int()
         check(lib.rote_record_trust(self._session, byref(self._variant), byref(bound)))
         if not bound.value:

@@ -33,6 +33,7 @@ class Names:
     asks: bool  # for attributes that there may be or not
     catches: bool  # exceptions, as those for attributes that are not there
     sees_own: bool  # the dict of an object's attributes
+    hashes: bool  # it may go through a set, or asks for a hash: both differ among processes
 
 
 def _identifiers(text: str) -> list[str]:
@@ -47,7 +48,7 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
     attributes: set[str] = set()
     imports: list[str] = []
     strings: list[str] = []
-    catches = matches = False
+    catches = matches = hashes = False
     pending = [code]
     as_code = False
     done = 0
@@ -62,7 +63,7 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
             done = len(strings)
             continue
         current = pending.pop()
-        enters = False
+        enters = constant = False
         left_out = frozenset() if whole else _assertions.failing(current)
         constants: list[object] = list(current.co_consts) if not left_out else []
         for instruction in dis.get_instructions(current):
@@ -71,6 +72,8 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
             if left_out and instruction.opcode in dis.hasconst:
                 constants.append(instruction.argval)
             opname, argument = instruction.opname, instruction.argval
+            hashes |= opname == "BUILD_SET" or (constant and opname != "CONTAINS_OP")
+            constant = isinstance(argument, frozenset)
             if opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
                 found.append(argument)
             elif opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "LOAD_SUPER_ATTR"):
@@ -109,6 +112,7 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
         matches or bool(said & _ASKING),
         catches or "suppress" in said,
         bool(said & {"vars", "__dict__", "dir", "__dir__", "getmembers"}),
+        hashes or bool(said & {"set", "frozenset", "hash", "__hash__"}),
     )
 
 

@@ -142,6 +142,9 @@ def parts_of(value: Any) -> list[Any] | None:
         return list(tuple.__iter__(value))
     if issubclass(kind, types.MethodType):
         return [value.__func__, value.__self__]
+    if kind is types.BuiltinFunctionType or kind is types.MethodWrapperType:
+        owner = value.__self__
+        return None if owner is None or issubclass(type(owner), type | types.ModuleType) else [owner]
     return None
 
 
@@ -186,7 +189,12 @@ def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
 
 def look(tensor: torch.Tensor) -> str:
     """How a tensor looks."""
-    return short_text(tensor) + (", a gradient" if tensor.is_leaf and tensor.grad is not None else "")
+    return f"{short_text(tensor)}, {look_of_gradient(tensor)}" if tensor.is_leaf else short_text(tensor)
+
+
+def look_of_gradient(tensor: torch.Tensor) -> str:
+    """How the gradient of a leaf looks."""
+    return "no gradient" if tensor.grad is None else f"a gradient {short_text(tensor.grad)}"
 
 
 def _content(value: Any) -> str:

@@ -45,6 +45,7 @@ class Named:
         self.texts: set[str] = set()  # constants of this code
         self._asks = False
         self._catches = False
+        self.hashes = False  # some code may depend on the seed of hashes
         self.sees_own = False  # some code reads the dict of an object's attributes
         self._modules: dict[int, tuple[Any, str, int]] = {}
         self._entries: set[tuple[int, str]] = set()
@@ -170,6 +171,7 @@ class Named:
             self._asks |= names.asks
             self._catches |= names.catches
             self.sees_own |= names.sees_own
+            self.hashes |= names.hashes
         return names
 
     def _builtin(self, name: str) -> None:

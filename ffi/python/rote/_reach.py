@@ -65,6 +65,7 @@ from ._facts import (
     expects,
     fixed,
     look,
+    look_of_gradient,
     parts_of,
     plain,
     shortened,
@@ -83,6 +84,7 @@ BYTES = 64 << 20
 
 # The last is what all classes of ctypes have in common.
 _BUFFERS = (bytearray, array.array, memoryview, mmap.mmap, ctypes.Structure.__mro__[1])
+_NUMBERS = (bool, int, float, complex)  # whose hashes are the same in every process
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 # Classes of Python's own, whose objects point to others without attributes.
 _BUILT_IN = ("builtins", "itertools", "functools", "operator", "collections", "_collections", "_functools")
@@ -207,8 +209,8 @@ class Walk:
         self._hooks_of(path, tensor, 0)
         # One that requires no gradient may have one from before; that there is none is part of its meta.
         if tensor.is_leaf and (tensor.requires_grad or tensor.grad is not None):
-            grad = "no gradient" if tensor.grad is None else "a gradient"
-            self.facts.append(Fact(GRAD_META, tensor, reads_grad, STATE, f"{path}.grad", grad))
+            text = look_of_gradient(tensor)
+            self.facts.append(Fact(GRAD_META, tensor, reads_grad, STATE, f"{path}.grad", text))
         self._inside(path, tensor, 0)
 
     def argument(self, path: str, tensor: torch.Tensor) -> None:
@@ -230,6 +232,11 @@ class Walk:
     def function(self, function: Any) -> None:
         """Guards what a function can reach."""
         self.value("" if issubclass(type(function), FUNCTIONS) else "self", function, 0)
+
+    @property
+    def hashes(self) -> bool:
+        """Whether the step may go through a set in its order, or ask for a hash: every process has others."""
+        return self._named.hashes and bool(sys.flags.hash_randomization)
 
     def finish(self) -> list[Fact]:
         """Follows what is left to follow; every fact."""
@@ -614,6 +621,8 @@ class Walk:
 
     def _collection(self, path: str, value: Any, depth: int) -> None:
         size = _look.size(value)
+        if issubclass(type(value), set | frozenset) and size > 1:
+            self._named.hashes |= not all(type(item) in _NUMBERS for item in _look.entries(value))
         if not issubclass(type(value), tuple | frozenset):
             if not self.add(SIZE, value, None, HOST, path, value):
                 return

@@ -124,6 +124,17 @@ def _dtensor_switches() -> Iterator[_facts.Fact]:
             yield count(rules, f"DTensor's {name}")
 
 
+def _sharing(path: str, tensor: torch.Tensor, memory: dict[int, tuple[str, int]]) -> str:
+    """How far a tensor lies from the first one in its memory, in words; nothing where it is the first. ``memory``:
+    the first tensors, by their storages."""
+    local = local_of(tensor)
+    if local.layout is not torch.strided or not torch._C._has_storage(local):
+        return ""
+    start = int(local.storage_offset()) * local.element_size()
+    first, offset = memory.setdefault(local.untyped_storage()._cdata, (path, start))
+    return "" if first == path else f", {start - offset} bytes from {first}"
+
+
 def _version(tensor: torch.Tensor) -> int:
     """How often a tensor was written, as autograd counts it."""
     return 0 if tensor.is_inference() else tensor._version
@@ -168,6 +179,7 @@ class Recording:
         walk = self._walk
         walk.watched = _uses.watched(optimizer for _, optimizer in self._captured._state.optimizers)
         seen: set[int] = set()
+        memory: dict[int, tuple[str, int]] = {}
         for path, tensor in self.tensors:
             if id(tensor) in seen:
                 continue
@@ -176,12 +188,15 @@ class Recording:
             walk.tensor(
                 path,
                 tensor,
-                short_text(tensor),
+                short_text(tensor) + _sharing(path, tensor, memory),
                 tensor.grad is not None if tensor.is_leaf else False,
             )
             self._track_grad(path, tensor, NO_INDEX)
         for i, (path, leaf) in enumerate(self.leaves):
-            self._guard(_ARGUMENT, path, walk.argument_in_words(path, leaf))
+            text = walk.argument_in_words(path, leaf)
+            self._guard(
+                _ARGUMENT, path, text + (_sharing(path, leaf, memory) if isinstance(leaf, torch.Tensor) else "")
+            )
             if isinstance(leaf, torch.Tensor):
                 if leaf.requires_grad and not leaf.is_leaf and torch.is_grad_enabled():
                     self._watch.refuse(
@@ -382,6 +397,11 @@ class Recording:
                     hyper,
                 )
             check(status)
+
+    @property
+    def hashes(self) -> bool:
+        """Whether the step may depend on hashes, which other processes have others of."""
+        return self._walk.hashes
 
     def run(self, seen: _record.Seen | None = None) -> Any:
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""
