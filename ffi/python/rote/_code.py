@@ -28,6 +28,7 @@ class Names:
 
     globals: tuple[str, ...]
     attributes: frozenset[str]  # of anything; text counts, getattr may use it
+    pairs: frozenset[tuple[str, str]]  # globals, and attributes that are asked of them at once
     imports: tuple[str, ...]
     texts: frozenset[str]
     asks: bool  # for attributes that there may be or not
@@ -46,6 +47,7 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
     """The names in code; if not ``whole``, without those that only the message of an ``AssertionError`` needs."""
     found: list[str] = []
     attributes: set[str] = set()
+    pairs: set[tuple[str, str]] = set()
     imports: list[str] = []
     strings: list[str] = []
     catches = matches = hashes = False
@@ -64,6 +66,7 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
             continue
         current = pending.pop()
         enters = constant = False
+        owner = ""
         left_out = frozenset() if whole else _assertions.failing(current)
         constants: list[object] = list(current.co_consts) if not left_out else []
         for instruction in dis.get_instructions(current):
@@ -74,10 +77,13 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
             opname, argument = instruction.opname, instruction.argval
             hashes |= opname == "BUILD_SET" or (constant and opname != "CONTAINS_OP")
             constant = isinstance(argument, frozenset)
+            owner, before = (argument if opname == "LOAD_GLOBAL" else ""), owner
             if opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
                 found.append(argument)
             elif opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "LOAD_SUPER_ATTR"):
                 attributes.add(argument)
+                if before:
+                    pairs.add((before, argument))
             elif opname == "IMPORT_NAME":
                 imports.append(argument)
             elif opname == "MATCH_CLASS":
@@ -107,6 +113,7 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
     return Names(
         tuple(dict.fromkeys(found)),
         frozenset(attributes | texts),
+        frozenset(pairs),
         tuple(dict.fromkeys(imports)),
         frozenset(texts),
         matches or bool(said & _ASKING),

@@ -197,7 +197,7 @@ class Named:
                 self._walk.add(DICT_ITEM, own, name, HOST, f"{function.__module__}.{name}", item)
             elif type(item) is types.ModuleType:
                 inner = vars(item)
-                for key in sorted(names.attributes & inner.keys()):
+                for key in sorted(key for owner, key in names.pairs if owner == name and key in inner):
                     if type(inner[key]) in _FUNCTIONS and self._entry(id(inner), key):
                         self._walk.add(DICT_ITEM, inner, key, HOST, f"{_look.name(item)}.{key}", inner[key])
 

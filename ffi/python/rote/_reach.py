@@ -120,7 +120,7 @@ _STANDING = frozenset({"length_hint", "__length_hint__", "__reduce__", "copy", "
 # entering and leaving it does not.
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _ASKS_A_LOCK = frozenset({"locked", "acquire", "acquire_lock", "_is_owned"})
-_METHODS = ("forward", "__call__", "_call_impl", "step")
+_METHODS = frozenset({"forward", "__call__", "_call_impl", "step"})
 
 
 class Walk:
@@ -827,7 +827,10 @@ class Walk:
         private = frozenset(name for name in self._named.attributes if name.startswith("_"))
         for kind in self._library_classes:
             own = [_look.class_dict(base) for base in _look.mro(kind)]
-            for key in sorted({*_METHODS, *self._named.attributes} & set().union(*own)):
+            named = _METHODS
+            if not _look.module_of(kind).startswith("torch.distributed."):
+                named = _METHODS | {name for name in self._named.attributes if not name.startswith("__")}
+            for key in sorted(named & set().union(*own)):
                 method = next(names[key] for names in own if key in names)
                 if type(method) is types.FunctionType:
                     self._named.borrow(method)

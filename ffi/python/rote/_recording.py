@@ -112,10 +112,11 @@ def _dtensor_switches() -> Iterator[_facts.Fact]:
     meshes = getattr(device_mesh, "_mesh_resources", None)  # of this thread
     if meshes is not None:
         stack = meshes.mesh_stack
-        text = ", ".join(map(str, stack))
         yield _facts.Fact(_facts.ATTRIBUTE, meshes, "mesh_stack", _MODE, "current meshes", "a list")
         yield count(stack, "current meshes")
-        yield _facts.Fact(_facts.ITEMS, stack, None, _MODE, "entries(current meshes)", text)
+        if stack:
+            text = ", ".join(map(str, stack))
+            yield _facts.Fact(_facts.ITEMS, stack, None, _MODE, "entries(current meshes)", text)
     dispatcher = DTensor._op_dispatcher
     yield count(dispatcher._custom_op_handlers, "handlers of DTensor")
     for name in ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs"):
