@@ -194,7 +194,7 @@ class Call {
   void tensor(uint32_t leaf, PyObject* object) {
     const at::Tensor& outer = THPVariable_Unpack(object);
     bool distributed = is_dtensor(object);
-    at::Tensor local = settled_tensor(object);
+    at::Tensor local = settled_tensor(object, distributed);
     add(leaf, kDTypeField, static_cast<uint64_t>(local.scalar_type()));
     add(leaf, kDeviceField, static_cast<uint64_t>(local.device().type()) << 8 |
                                 static_cast<uint8_t>(local.device().index()));

@@ -101,16 +101,15 @@ inline at::Tensor local_tensor(PyObject* object) {
   return plain_tensor(object);
 }
 
-// The same before a call. What other ranks still send has arrived by then.
-inline at::Tensor settled_tensor(PyObject* object) {
-  if (is_dtensor(object)) {
-    py::object keep;
-    settle(dtensor_attribute(object, classes.local_tensor_offset, classes.local_tensor_name, keep));
-  } else {
-    settle(object);
-  }
-  return local_tensor(object);
+// The local tensor before a call. What other ranks still send has arrived by then.
+inline at::Tensor settled_tensor(PyObject* object, bool distributed) {
+  py::object keep;
+  if (distributed) object = dtensor_attribute(object, classes.local_tensor_offset, classes.local_tensor_name, keep);
+  settle(object);
+  return plain_tensor(object);
 }
+
+inline at::Tensor settled_tensor(PyObject* object) { return settled_tensor(object, is_dtensor(object)); }
 
 // One recording: the storages it has seen, held weakly so that no address is
 // used twice while it lasts, and the scratch space of the op being described.

@@ -272,7 +272,7 @@ class FactTable {
                                                           classes.local_tensor_name, keep)
                                       : entry.container;
         bool plain = reinterpret_cast<PyObject*>(Py_TYPE(inner)) != classes.async_collective_tensor;
-        at::Tensor waited = plain ? at::Tensor() : settled_tensor(inner);
+        at::Tensor waited = plain ? at::Tensor() : settled_tensor(inner, false);
         const at::Tensor& local = plain ? THPVariable_Unpack(inner) : waited;
         const bool stored = local.has_storage();
         out[0] = stored ? address(local.storage().unsafeGetStorageImpl()) : 0;
