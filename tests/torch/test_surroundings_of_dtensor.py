@@ -18,16 +18,19 @@ from torch.distributed.tensor.parallel import loss_parallel
 CALLS, FROM, TO = 16, 6, 11
 
 
-def check(around: Callable[[], Any], prepare: Callable[[], tuple[Callable[..., Any], Any]]) -> None:
-    """Calls in the midst are made within ``around()``."""
+Prepared = tuple[Callable[[Tensor], Any], Any, Callable[[bool], Any]]
+
+
+def check(prepare: Callable[[], Prepared]) -> None:
+    """``prepare`` gives a step, its state, and what is around a call: calls in the midst have something else."""
 
     def script(capture: Capture) -> Calls:
         torch.manual_seed(0)
-        fn, state = prepare()
+        fn, state, around = prepare()
         step = capture(fn, state=state)
         for call in range(CALLS):
             x = torch.arange(16.0).view(4, 4) + call
-            with around() if FROM <= call < TO else contextlib.nullcontext():
+            with around(FROM <= call < TO):
                 yield attempt(lambda: step(x))  # noqa: B023
         return {}
 
@@ -36,9 +39,13 @@ def check(around: Callable[[], Any], prepare: Callable[[], tuple[Callable[..., A
         assert run.stats[FROM - 1][0].replays, run.stats[-1][0]
 
 
+def in_the_midst(context: Callable[[], Any]) -> Callable[[bool], Any]:
+    return lambda midst: context() if midst else contextlib.nullcontext()
+
+
 @pytest.mark.ranks(2)
 def test_loss_parallel() -> None:
-    def prepare() -> tuple[Callable[..., Any], Any]:
+    def prepare() -> Prepared:
         mesh = init_device_mesh("cpu", (2,))
         weight = nn.Parameter(distribute_tensor(torch.randn(4, 4), mesh, [Shard(1)]))
 
@@ -48,41 +55,35 @@ def test_loss_parallel() -> None:
             nn.functional.log_softmax(logits, -1).sum().backward()
             return weight.grad.to_local().clone()  # type: ignore[union-attr]
 
-        return step, weight
+        return step, weight, in_the_midst(loss_parallel)
 
-    check(loss_parallel, prepare)
+    check(prepare)
 
 
 @pytest.mark.ranks(4)
 def test_current_mesh() -> None:
-    def script(capture: Capture) -> Calls:
+    def prepare() -> Prepared:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
         meshes = [mesh["rows"], mesh["columns"]]
         weight = torch.full((4, 4), float(dist.get_rank() + 1))
 
-        def total(x: Tensor) -> Any:
+        def step(x: Tensor) -> Any:
             return DTensor.from_local(x * weight, None, [Shard(0)]).sum().full_tensor()
 
-        step = capture(total, state=weight)
-        for call in range(CALLS):
-            with meshes[FROM <= call < TO]:
-                yield step(torch.arange(16.0).view(4, 4) + call)
-        return {}
+        return step, weight, lambda midst: meshes[midst]
 
-    run = check_right(script)
-    if not ORACLE_ONLY:
-        assert run.stats[FROM - 1][0].replays, run.stats[-1][0]
+    check(prepare)
 
 
 @pytest.mark.ranks(2)
 def test_implicit_replication() -> None:
-    def prepare() -> tuple[Callable[..., Any], Any]:
+    def prepare() -> Prepared:
         mesh = init_device_mesh("cpu", (2,))
         weight = distribute_tensor(torch.randn(4, 4), mesh, [Replicate()])
 
         def step(x: Tensor) -> Any:
             return (weight * 2 + (x if torch._C._get_dtensor_allow_implicit_replication() else 1)).to_local()
 
-        return step, weight
+        return step, weight, in_the_midst(implicit_replication)
 
-    check(implicit_replication, prepare)
+    check(prepare)
