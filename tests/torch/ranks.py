@@ -182,6 +182,8 @@ def serve(rank: int, world: int, port: int, connection: Connection, log: str) ->
         LOCAL_RANK=str(rank),
         GLOO_SOCKET_IFNAME="lo",
     )
+    # A rank ends by SIGKILL: what it leaves in temporary directories goes with the pool's.
+    tempfile.tempdir = os.path.dirname(log)
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
