@@ -420,6 +420,49 @@ def is_raised_again(x: Tensor, i: Tensor) -> Tensor:
         raise
 
 
+class BadBatchError(Exception):
+    pass
+
+
+class Translating(Timed):
+    """One that raises an error of its own in the place of another."""
+
+    def __exit__(self, kind: type | None, error: object, trace: object) -> None:  # type: ignore[override]
+        if kind is IndexError:
+            raise BadBatchError
+
+
+@contextlib.contextmanager
+def translating() -> Iterator[None]:
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        if not done:
+            raise BadBatchError
+
+
+def is_another_at_last(x: Tensor, i: Tensor) -> Tensor:
+    y = None
+    try:
+        y = nn.functional.embedding(i, x)
+    finally:
+        if y is None:
+            raise BadBatchError
+    return y
+
+
+def is_another_behind_a_manager(x: Tensor, i: Tensor) -> Tensor:
+    with Translating():
+        return nn.functional.embedding(i, x)
+
+
+def is_another_behind_a_generator(x: Tensor, i: Tensor) -> Tensor:
+    with translating():
+        return nn.functional.embedding(i, x)
+
+
 def times(x: Tensor, i: Tensor) -> Tensor:
     """Nothing is handled here."""
     with Timed(), torch.enable_grad(), torch.profiler.record_function("look up"):
@@ -450,6 +493,9 @@ HANDLING = [
     returns_at_last,
     in_a_loop,
     is_raised_again,
+    is_another_at_last,
+    is_another_behind_a_manager,
+    is_another_behind_a_generator,
 ]
 WRITES = ["buffer", "custom_op", "argument"]
 

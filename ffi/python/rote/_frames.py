@@ -65,7 +65,7 @@ class Handlers:
     def of_class(self, kind: type) -> None:
         """Takes note of what a class itself has of it."""
         names = _look.class_dict(kind)
-        self.lenient |= kind in _SWALLOWING or any(_may_return(names[leave]) for leave in _LEAVING if leave in names)
+        self.lenient |= kind in _SWALLOWING or any(_may_handle(names[leave]) for leave in _LEAVING if leave in names)
         for name in _CALLED_BY_C:
             method: Any = names.get(name)
             while type(method) in _WRAPPERS:
@@ -85,8 +85,8 @@ class Handlers:
 
 def handler_since(end: types.CodeType, handlers: Handlers) -> str | None:
     """``file:line`` of the innermost call, of those since one of ``end``, that lies where a function of the user's or
-    of Python's own library handles errors: under ``except``, a ``finally`` that returns, a ``with`` if some manager
-    in reach may swallow them; or in a method of which C handles them."""
+    of Python's own library handles errors: under ``except``, a ``finally`` that returns or raises, a ``with`` if some
+    manager in reach may swallow them; or in a method of which C handles them."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not end:
         code = frame.f_code
@@ -117,16 +117,30 @@ def _regions(code: types.CodeType) -> list[tuple[int, int, bool]]:
         first = at.get(entry.target)
         if first is None or instructions[first].opname != "PUSH_EXC_INFO":
             continue  # tidies up behind another handler
-        name = next((each.opname for each in instructions[first:] if each.opname in _FIRST), "RERAISE")
+        name = next((each.opname for each in instructions[first:] if _decides(each)), "RERAISE")
         if name != "RERAISE":  # `finally` raises again
             regions.append((entry.start, entry.end, name != "WITH_EXCEPT_START"))
     return regions
 
 
-def _may_return(leave: object) -> bool:
-    """Whether a method may return something, and so swallow errors: C's do not, others if they can't be looked into."""
+def _decides(instruction: dis.Instruction) -> bool:
+    """Whether it is at this instruction that a handler lets an error pass or not."""
+    return instruction.opname in _FIRST or _raises(instruction)
+
+
+def _raises(instruction: dis.Instruction) -> bool:
+    """``raise`` of an error, which takes the place of one that is handled."""
+    return instruction.opname == "RAISE_VARARGS" and bool(instruction.arg)
+
+
+def _may_handle(leave: object) -> bool:
+    """Whether a method may swallow errors by what it returns, or raise others: C's do not, others if they can't be
+    looked into."""
     if type(leave) is types.FunctionType:
-        return not leave.__code__.co_filename.startswith((TORCH, _ROTE)) and not _returns_nothing(leave.__code__)
+        code = leave.__code__
+        if code.co_filename.startswith((TORCH, _ROTE)):
+            return False
+        return not _returns_nothing(code) or (is_users_own(code) and any(map(_raises, dis.get_instructions(code))))
     return type(leave) is not types.MethodDescriptorType and type(leave).__name__ != "instancemethod"
 
 
@@ -137,7 +151,9 @@ def _is_lenient_code(code: types.CodeType) -> bool:
     inner = [const for const in code.co_consts if type(const) is types.CodeType]
     said = itertools.chain(code.co_names, code.co_consts, *(c for c in code.co_consts if type(c) is tuple))
     leaving = {name for name in said if type(name) is str} & _LEAVING
-    plain = {each.co_name for each in inner if _returns_nothing(each)}
+    plain = {
+        each.co_name for each in inner if _returns_nothing(each) and not any(map(_raises, dis.get_instructions(each)))
+    }
     return not leaving <= plain or any(map(_is_lenient_code, inner))
 
 
