@@ -11,6 +11,8 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from . import _code, _look
 from ._code import Names
 from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, OWN, REFERENTS, SIZE, TYPE_OF, plain
@@ -261,7 +263,7 @@ class Named:
         if not library and self._entry(id(own), ""):
             walk.add(TYPE_OF, module, None, HOST, name, module)
             walk.methods(type(module), depth)
-        asked = set(self.attributes)
+        asked, absent = set(self.attributes), self._maybe()
         # Meshes and process groups are guarded by themselves, and differ among ranks.
         if type(module) is not types.ModuleType and not _look.module_of(type(module)).startswith("torch.distributed."):
             asked |= self._asked_by_methods(type(module))
@@ -277,12 +279,16 @@ class Named:
                     walk.soon(subject, item, depth + 1)
             elif id(item) not in _REGISTRIES:
                 self._of_library(subject, own, key, item, depth)
+        inner = own.get("m")
+        if isinstance(module, torch.backends.PropModule) and type(inner) is types.ModuleType:
+            self.python_module(inner, depth)  # what it has is asked of it once `module` has none
+            absent |= asked & vars(inner).keys()
         if self.sees_own and not library and self._entry(id(own), "*"):
             walk.add(OWN, module, True, HOST, name, module, "")
             for key, item in list(own.items()):
                 if type(key) is str and plain(item) and self._entry(id(own), key):
                     walk.add(DICT_ITEM, own, key, HOST, f"{name}.{key}", item)
-        for key in sorted(self._maybe() - own.keys()):
+        for key in sorted(absent - own.keys()):
             if self._entry(id(own), key):
                 walk.add(DICT_ITEM, own, key, HOST, f"{name}.{key}", ABSENT)
 
