@@ -97,6 +97,7 @@ impl BoundVariant {
         let mut grads = Vec::new();
         let mut state = Vec::new();
         let mut slots = vec![None; named.len()];
+        let mut counts = vec![[0; 2]; named.len()];
         let mut counted = Vec::new();
         for (binding, &(kind, slot)) in plan.bindings.iter().zip(bound.bindings()) {
             let path = plan.str(binding.path.to_native());
@@ -107,7 +108,8 @@ impl BoundVariant {
                 .into());
             };
             let named = &named[at];
-            slots[at] = Some((slot, binding.written));
+            slots[at] = Some(slot);
+            counts[at] = binding.counted.map(|times| times.to_native());
             match (kind, named.leaf) {
                 (BindingKind::Arg, Some(leaf)) => args.push(ArgBinding {
                     slot,
@@ -137,10 +139,8 @@ impl BoundVariant {
                 }
             }
         }
-        for (tensor, own) in named.iter().zip(&slots) {
-            // A plan that was not recorded here does not say how often.
-            let once = own.is_some_and(|(_, written)| written);
-            let times = tensor.written.unwrap_or([once.into(), 0]);
+        for (tensor, stored) in named.iter().zip(counts) {
+            let times = tensor.written.unwrap_or(stored);
             if times == [0, 0] {
                 continue;
             }
@@ -151,7 +151,7 @@ impl BoundVariant {
             // SAFETY: the object is held, a tensor, and the GIL is held.
             let held = |object: &Object| unsafe { Object::hold(object.as_ptr()) };
             counted.push(Counted {
-                slot: memory.map(|(slot, _)| slot),
+                slot: memory,
                 object: match (tensor.leaf, &tensor.object) {
                     (Some(leaf), _) => Err(leaf),
                     (None, Some(object)) => Ok(held(object)),

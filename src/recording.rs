@@ -186,6 +186,7 @@ impl ActiveRecording {
     pub fn written(&mut self, times: impl Iterator<Item = [u32; 2]>) {
         for (named, times) in self.named.iter_mut().zip(times) {
             named.written = Some(times);
+            self.recorder.counted(named.storage, &named.path, times);
             let seen = times == [0, 0] || named.storage_bytes == 0;
             if !seen && !self.recorder.has_written(named.storage) {
                 let refusal = Refusal::op(

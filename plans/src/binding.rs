@@ -35,6 +35,9 @@ pub struct Binding {
     pub spec: u32,
     /// Whether the plan writes to its storage.
     pub written: bool,
+    /// How often the step raises the version counters of the tensor and of its local tensor,
+    /// as autograd counts writes.
+    pub counted: [u32; 2],
     /// Where in its storage an argument must lie, if the step depends on that: it
     /// counted from the start of the storage, or asked how the tensor lies in it.
     pub anchor: Option<Anchor>,

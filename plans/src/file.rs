@@ -431,8 +431,8 @@ mod tests {
             r#"file starts with "\x7fELF\x02\x01\x01\x00", a plan starts with "ROTEPLAN""#
         );
         assert_eq!(
-            changed(8, &[7, 1]),
-            "plan has format version 263, this rote reads version 7"
+            changed(8, &[8, 1]),
+            "plan has format version 264, this rote reads version 8"
         );
         assert_eq!(
             changed(10, &[2]),

@@ -3,20 +3,38 @@
 `test_state_sweep.py` has the values; these are the things that values do not tell.
 """
 
+import collections
+import datetime
 import decimal
+import enum
 import functools
+import hashlib
+import io
 import operator
 import os
+import pickle
+import queue
+import re
+import struct
 import subprocess
 import sys
+import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import numpy
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from oracle import ORACLE_ONLY, Calls, Capture, check_right
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.nn.attention import SDPBackend
 
 CALLS = 6
 Build = Callable[[int], tuple[Callable[[Tensor], Any], Any]]  # a step and its state; in two ways
@@ -115,6 +133,44 @@ def held(first: Any, second: Any, use: Callable[[Any, Tensor], Any]) -> Build:
     return build
 
 
+def members(way: int, hold: Callable[[nn.Module], Any]) -> Any:
+    a, b = linears()
+    chosen = hold([a, b][way])
+
+    def step(x: Tensor) -> Tensor:
+        for each in (a, b):
+            x = each(x) * (2 if each in chosen else 3)
+        return x.detach()
+
+    return step, {"a": a, "b": b}
+
+
+def scale(value: float) -> enum.Enum:
+    class Scale(enum.Enum):
+        ONLY = value
+
+    return Scale.ONLY
+
+
+def zone(hours: int) -> datetime.timezone:
+    return datetime.timezone(datetime.timedelta(hours=hours))
+
+
+def compiled(factor: int) -> Any:
+    return torch.jit.trace(lambda x: x * factor, torch.ones(2))
+
+
+def queue_of(size: int) -> Any:
+    found = queue.SimpleQueue[int]()
+    for i in range(size):
+        found.put(i)
+    return found
+
+
+def first_of_state(generator: numpy.random.RandomState, x: Tensor) -> Tensor:
+    return x * float(generator.get_state()[1][0])  # type: ignore[arg-type]
+
+
 CASES: dict[str, Build] = {
     "modules in a list": modules_in_a_list,
     "modules in a dict": modules_in_a_dict,
@@ -127,6 +183,23 @@ CASES: dict[str, Build] = {
     "packet": held(torch.ops.aten.relu, torch.ops.aten.tanh, lambda f, x: f(x)),
     "operator": held(operator.add, operator.mul, lambda f, x: f(x, 3)),
     "decimal": held(decimal.Decimal("1.5"), decimal.Decimal("2.5"), lambda d, x: x * float(d)),
+    "enum": held(scale(0.5), scale(0.7), lambda e, x: x * e.value),
+    "date": held(datetime.date(2020, 1, 5), datetime.date(2020, 1, 6), lambda d, x: x * d.day),
+    "time": held(datetime.time(1), datetime.time(2), lambda d, x: x * d.hour),
+    "zone": held(zone(1), zone(2), lambda z, x: x * z.utcoffset(None).seconds),
+    "deque": held(collections.deque([1], 3), collections.deque([1], 4), lambda d, x: x * d.maxlen),
+    "finfo": held(torch.finfo(torch.float32), torch.finfo(torch.float16), lambda f, x: x * f.eps),
+    "placement": held(Shard(0), Shard(1), lambda p, x: x * (p.dim + 2)),
+    "C++ enum": held(SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, lambda e, x: x * e.value),
+    "NumPy dtype": held(numpy.dtype("f4"), numpy.dtype([("a", "f8")]), lambda d, x: x * d.itemsize),
+    "ufunc": held(numpy.add, numpy.multiply, lambda f, x: x * float(f(3, 4))),
+    "function of NumPy": held(numpy.mean, numpy.sum, lambda f, x: x * float(f([3, 4]))),
+    "regular expression": held(re.compile("a"), re.compile("b"), lambda e, x: x * (2 if e.match("a") else 3)),
+    "weak reference": held(weakref.ref(Held), weakref.ref(Path), lambda r, x: x * len(r().__name__)),
+    "set of modules": lambda way: members(way, lambda one: {one}),
+    "frozen set of modules": lambda way: members(way, lambda one: frozenset([one])),
+    "weak set of modules": lambda way: members(way, lambda one: weakref.WeakSet([one])),
+    "weak reference to a module": lambda way: members(way, lambda one: [weakref.proxy(one)]),
     "slice": held(slice(0, 2), slice(1, 3), lambda s, x: x[s]),
     "method": held("ab".upper, "cd".upper, lambda f, x: x * ord(f()[0])),
 }
@@ -146,6 +219,66 @@ def test_another_step_is_recorded(name: str, tmp_path: Path) -> None:
     check_right(functools.partial(script, way=1))
     again = check_right(functools.partial(script, way=0))
     assert again.stats[-1][0].replays == CALLS, again.stats[-1][0]
+
+
+# Objects of which only C code knows what they hold.
+UNTOLD: dict[str, Build] = {
+    "compiled function": held(*map(compiled, (2, 3)), lambda f, x: f(x)),
+    "struct": held(struct.Struct("i"), struct.Struct("d"), lambda s, x: x * s.size),
+    "bytes in memory": held(io.BytesIO(b"1"), io.BytesIO(b"23"), lambda b, x: x * len(b.getvalue())),
+    "text in memory": held(io.StringIO("1"), io.StringIO("23"), lambda b, x: x * float(b.getvalue())),
+    "queue": held(queue_of(1), queue_of(2), lambda q, x: x * q.qsize()),
+    "hash": held(hashlib.sha1(b"a"), hashlib.sha1(b"b"), lambda h, x: x * h.digest()[0]),
+    "context of decimals": held(decimal.Context(3), decimal.Context(4), lambda c, x: x * c.prec),
+    "XML": held(ElementTree.XML("<a b='1'/>"), ElementTree.XML("<a b='2'/>"), lambda e, x: x * float(e.get("b"))),
+    "storage": held(torch.ones(1).untyped_storage(), torch.ones(2).untyped_storage(), lambda s, x: x * len(s)),
+    "generator of NumPy": held(numpy.random.RandomState(1), numpy.random.RandomState(2), first_of_state),
+    "buffer": held(pickle.PickleBuffer(b"a"), pickle.PickleBuffer(b"b"), lambda b, x: x * bytes(b)[0]),
+    "many objects": held([Held(2, 0)] * 2000, [Held(3, 0)] * 2000, lambda many, x: x * many[0].first),
+}
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_what_cannot_be_told_is_not_trusted(name: str, tmp_path: Path) -> None:
+    def script(capture: Capture, way: int) -> Calls:
+        fn, state = UNTOLD[name](way)
+        step = capture(fn, state=state, plans=tmp_path, trust_plans=True)
+        for call in range(CALLS):
+            yield step(torch.arange(16.0).view(4, 4) + call)
+        return {}
+
+    for way in (0, 1, 0):
+        counts = check_right(functools.partial(script, way=way)).stats[-1][0]
+        assert 0 < counts.replays < CALLS, counts
+
+
+def test_writes_are_counted_as_eager_counts_them(tmp_path: Path) -> None:
+    """`native_batch_norm` and fused optimizers write without raising the version counter, the second write raises it
+    twice."""
+
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        optimizer = torch.optim.Adam(model.parameters(), fused=True)
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            with torch.no_grad():
+                model[0].weight.mul_(0.9).add_(0.1)
+            return loss.detach()
+
+        captured = capture(step, state=(model, optimizer), plans=tmp_path, trust_plans=True)
+        for call in range(8):
+            captured(torch.arange(16.0).view(4, 4) + call)
+            yield [each._version for each in (*model.parameters(), *model.buffers())]
+        return {}
+
+    check_right(script)
+    again = check_right(script).stats[-1][0]
+    assert again.replays and not again.recordings, again
 
 
 HASHES = """
@@ -188,3 +321,42 @@ def test_hashes_of_another_process(step: str, tmp_path: Path) -> None:
         assert not done.returncode, done.stderr
         recordings.append(int(done.stdout))
     assert recordings[-1] == 0 if step == "member" else recordings[-1] > 0, recordings
+
+
+def by_size(way: int) -> tuple[Callable[[Tensor], Any], Any]:
+    mesh = init_device_mesh("cpu", (2, 1) if way == 0 else (1, 2))
+    return lambda x: x * mesh.size(0), None
+
+
+def by_ranks(way: int) -> tuple[Callable[[Tensor], Any], Any]:
+    mesh = DeviceMesh("cpu", [0, 1] if way == 0 else [1, 0])
+    weight = DTensor.from_local(torch.ones(4) + dist.get_rank(), mesh, [Shard(0)])
+    return lambda x: weight.full_tensor() * x[0, 0], {"weight": weight}
+
+
+def by_placement(way: int) -> tuple[Callable[[Tensor], Any], Any]:
+    mesh = init_device_mesh("cpu", (2,))
+    weight = DTensor.from_local(torch.ones(4) + dist.get_rank(), mesh, [Partial("sum" if way == 0 else "max")])
+    return lambda x: weight.full_tensor() * x[0, 0], {"weight": weight}
+
+
+def by_group(way: int) -> tuple[Callable[[Tensor], Any], Any]:
+    groups = [dist.new_group([0, 1]), dist.new_group([dist.get_rank()], use_local_synchronization=True)]
+    return lambda x: funcol.all_reduce(x + dist.get_rank(), "sum", groups[way]) * 1, None
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("build", [by_size, by_ranks, by_placement, by_group])
+def test_ranks_record_another_step(build: Build) -> None:
+    with tempfile.TemporaryDirectory() as plans:
+
+        def script(capture: Capture, way: int) -> Calls:
+            fn, state = build(way)
+            step = capture(fn, state=state, plans=plans, trust_plans=True)
+            for call in range(CALLS):
+                yield step(torch.arange(16.0).view(4, 4) + call)
+            return {}
+
+        for way in (0, 1):
+            counts = check_right(functools.partial(script, way=way)).stats[-1][0]
+            assert counts.replays, counts

@@ -443,11 +443,11 @@ class Captured:
 
     def _trusted(self, recording: Recording) -> list[_results.StoredSpec | None] | None:
         """Binds a stored plan unrecorded, if there is one: the specs of what a replay gives."""
-        if recording.hashes:
+        if recording.not_told:
             logging.getLogger("rote.replay").info(
-                "%s: no stored plan is trusted, since the step may depend on the order of a set or on a hash, which "
-                "differ among processes",
-                getattr(self, "__qualname__", ""),
+                "%s: no stored plan is trusted, since another step may be equal to it in all that plans tell: %s",
+                getattr(self, "__qualname__", "the step"),
+                recording.not_told,
             )
             return None
         bound = c_int()

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import builtins
+import collections
+import datetime
 import decimal
 import enum
 import functools
 import gc
 import hashlib
+import io
+import re
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Placement
 
 from . import _code, _look
-from ._specs import short_text
+from ._libraries import is_library_class
+from ._specs import mesh_text, short_text
 
 # Kinds of facts, as facts.h numbers them.
 DICT_ITEM, LIST_ITEM, CELL, ATTRIBUTE, SIZE, TENSOR_META, GRAD_META, GROUP = range(8)
@@ -58,6 +66,13 @@ _NAMED = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
+# Classes of C code that never change, and whose text says all.
+_SAID_BY_REPR = (decimal.Decimal, datetime.date, datetime.timedelta, datetime.timezone)
+_most_of = collections.deque.__dict__["maxlen"].__get__
+_OF_A_ZONE = (datetime.time, datetime.datetime)
+# What these stand for is outside the process, or on a device; all else of a pattern is made of its slots.
+_FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
+_HANDLES = (torch.Stream, torch.Event, dist.Store, dist.Work, re.Pattern)  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -123,11 +138,39 @@ def describe(value: Any) -> str:
         return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__module__") else value.__qualname__
     if kind is types.CodeType:
         return _code.digest(value)
-    if kind is decimal.Decimal or kind.__name__ in ("OpOverload", "OpOverloadPacket", "ufunc"):
+    if kind.__name__ in ("OpOverload", "OpOverloadPacket"):
         return f"{_look.name(kind)} {value}"
+    if issubclass(kind, collections.deque):
+        return f"a {_look.name(kind)} of at most {_most_of(value)}"
     if issubclass(kind, frozenset):
         return shortened(f"{_look.name(kind)}({', '.join(sorted(map(describe, frozenset.__iter__(value))))})")
-    return f"a {_look.name(kind)}"
+    return shortened(in_full(value) or f"a {_look.name(kind)}")
+
+
+def in_full(value: Any) -> str | None:
+    """All that an object of C code holds, as text; None where nothing says it."""
+    kind = type(value)
+    name = _look.name(kind)
+    if kind in _SAID_BY_REPR or (is_library_class(kind) and issubclass(kind, Placement)):
+        return f"{name} {value!r}"
+    if kind in _OF_A_ZONE and (value.tzinfo is None or type(value.tzinfo) is datetime.timezone):
+        return f"{name} {value!r}"
+    if kind in (torch.finfo, torch.iinfo):
+        return f"{name} of {value.dtype}"
+    if kind is DeviceMesh:
+        return f"a DeviceMesh {mesh_text(value)}"
+    if kind is dist.ProcessGroup:
+        ranks = dist.distributed_c10d._world.pg_group_ranks.get(value)
+        return None if ranks is None else f"a ProcessGroup {value.group_name} of {sorted(ranks)}"
+    if kind.__name__ in ("ufunc", "_ArrayFunctionDispatcher") and _look.module_of(kind).startswith("numpy"):
+        return f"{name} {value.__name__}"
+    if _look.module_of(kind) == "numpy.dtypes":
+        return f"{name} {value!r}"
+    if type(kind).__name__ == "pybind11_type" and "__entries" in _look.class_dict(kind):
+        return f"{name} {int(value)}"
+    if _look.module_of(kind) == "_abc" or issubclass(kind, _HANDLES) or kind in _FILES:
+        return f"a {name}"
+    return None
 
 
 def shortened(text: str) -> str:
@@ -140,6 +183,8 @@ def parts_of(value: Any) -> list[Any] | None:
     kind = type(value)
     if issubclass(kind, tuple):
         return list(tuple.__iter__(value))
+    if issubclass(kind, frozenset):
+        return [part for part in frozenset.__iter__(value) if not plain(part)]
     if issubclass(kind, types.MethodType):
         return [value.__func__, value.__self__]
     if kind is types.BuiltinFunctionType or kind is types.MethodWrapperType:
@@ -178,7 +223,7 @@ def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
     if kind == ITEMS:
         found = list(_look.entries(value))
         if issubclass(type(value), set):
-            return _all(sorted(map(describe, found)))
+            return _all(sorted(map(tell, found)))
         if issubclass(type(value), dict) and key:
             found = [part for item in found for part in (item, dict.__getitem__(value, item))]
         return _all(map(tell, found))

@@ -16,6 +16,7 @@ _name_of = type.__dict__["__qualname__"].__get__
 _flags_of = type.__dict__["__flags__"].__get__
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _module_of = type.__dict__["__module__"].__get__
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # Py_TPFLAGS_HEAPTYPE and _IMMUTABLETYPE
 
 _referent = ctypes.pythonapi.PyWeakref_GetObject if sys.version_info < (3, 13) else None
@@ -70,6 +71,12 @@ def members(kind: type) -> Iterator[tuple[str, Any, type]]:
         for key, item in _dict_of(base).items():
             if type(item) is types.MemberDescriptorType and key != "__dict__" and type(key) is str:
                 yield key, item, base
+
+
+def hides(kind: type) -> bool:
+    """Whether objects of a class hold more than attributes and slots: what only its C code reads."""
+    slots = sum(1 for _ in members(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    return kind.__basicsize__ > object.__basicsize__ + slots * _POINTER
 
 
 def size(container: Any) -> int:

@@ -64,6 +64,7 @@ from ._facts import (
     describe,
     expects,
     fixed,
+    in_full,
     look,
     look_of_gradient,
     parts_of,
@@ -153,6 +154,7 @@ class Walk:
         self.moving: list[tuple[str, Callable[[], Any]]] = []  # generators of random numbers, and their state
         self.advancing: list[tuple[str, Callable[[], Any]]] = []  # iterators, and where they stand
         self.stopped: list[str] = []  # where the walk went no further
+        self.untold: list[str] = []  # what holds more than the facts say in words
         self.unseen: list[tuple[str, str]] = []  # what could not be looked into, and why
         while issubclass(type(function), functools.partial):
             function = function.func
@@ -234,9 +236,14 @@ class Walk:
         self.value("" if issubclass(type(function), FUNCTIONS) else "self", function, 0)
 
     @property
-    def hashes(self) -> bool:
-        """Whether the step may go through a set in its order, or ask for a hash: every process has others."""
-        return self._named.hashes and bool(sys.flags.hash_randomization)
+    def not_told(self) -> str:
+        """What a stored plan cannot say of the step, so that another process cannot tell whether it is the same;
+        empty if there is nothing."""
+        if self._named.hashes and sys.flags.hash_randomization:
+            return "the order of a set or a hash, on which it may depend, is another one in every process"
+        if self.untold:
+            return f"what {self.untold[0]} holds, only its C code knows"
+        return f"{self.stopped[0]}, too much to follow" if self.stopped else ""
 
     def finish(self) -> list[Fact]:
         """Follows what is left to follow; every fact."""
@@ -459,12 +466,14 @@ class Walk:
         elif _look.numpy_array(kind):
             self._array(path, value, depth)
         elif issubclass(kind, _BUFFERS) or _look.module_of(kind) == "numpy":
-            self._buffer(path, value)
+            if not self._buffer(path, value):
+                self._untold(path, value)
             self.attributes(path, value, depth)
         elif issubclass(kind, nn.Module):
             self._module(path, value, depth)
         elif _look.module_of(kind).startswith("numpy.random"):
             self.moving.append((path, functools.partial(pickle.dumps, value)))
+            self._untold(path, value)
         elif issubclass(kind, threading.local):
             own = threading.local.__getattribute__(value, "__dict__")  # of this thread
             if self.add(ATTRIBUTE, value, "__dict__", HOST, f"{path}.__dict__", own):
@@ -487,7 +496,13 @@ class Walk:
         else:
             if any("__next__" in _look.class_dict(base) for base in _look.mro(kind)):
                 self.iterators.append(value)
+            self._untold(path, value)
             self._object(path, value, depth)
+
+    def _untold(self, path: str, value: Any) -> None:
+        """Notes an object that holds what no fact says."""
+        if _look.hides(type(value)) and in_full(value) is None:
+            self.untold.append(path)
 
     def attributes(self, path: str, value: Any, depth: int) -> None:
         """What an object that is no plain one of Python's classes holds beside its content."""
@@ -518,7 +533,8 @@ class Walk:
     def _weakly(self, path: str, reference: Any, depth: int) -> None:
         """What a weak reference refers to, without holding it."""
         found = _look.referent(reference)
-        if not self.add(WEAK, reference, None, HOST, path, found, "gone" if found is None else "alive"):
+        text = "gone" if found is None else f"alive, {self.described(f'{path}()', found)}"
+        if not self.add(WEAK, reference, None, HOST, path, found, text):
             return
         if found is None or atom(found):
             return

@@ -400,9 +400,9 @@ class Recording:
             check(status)
 
     @property
-    def hashes(self) -> bool:
-        """Whether the step may depend on hashes, which other processes have others of."""
-        return self._walk.hashes
+    def not_told(self) -> str:
+        """What a stored plan cannot say of the step; empty if there is nothing."""
+        return self._walk.not_told
 
     def run(self, seen: _record.Seen | None = None) -> Any:
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""

@@ -52,6 +52,9 @@ def short_text(tensor: torch.Tensor) -> str:
         spec = tensor._spec
         names = ",".join(spec.mesh.mesh_dim_names or ())
         mesh = f"{names}{list(spec.mesh.mesh.shape)}"
+        ranks = mesh_text(spec.mesh).rsplit("|", 1)[1]
+        if ranks != ",".join(map(str, range(spec.mesh.mesh.numel()))):
+            mesh += f" of ranks {ranks}"
         text += f" placed {','.join(str(p) for p in spec.placements)} on mesh {mesh}"
     return text + (" requires grad" if tensor.requires_grad else "")
 

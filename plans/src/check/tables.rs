@@ -376,6 +376,7 @@ impl Checker<'_> {
                 value,
                 spec,
                 written: _,
+                counted: _,
                 anchor,
             } = binding;
             self.text(path.to_native(), || at("bindings", index, "path"))?;

@@ -55,6 +55,7 @@ pub fn json(plan: &ArchivedPlan) -> Json {
             "tensor": tensor_of(plan, binding.value.to_native()),
             "spec": spec_of(plan, binding.spec.to_native()),
             "written": binding.written,
+            "counted": [binding.counted[0].to_native(), binding.counted[1].to_native()],
             "anchor": binding.anchor.as_ref().map_or(Json::Null, |anchor| object!({
                 "start": anchor.start.to_native(),
                 "bytes": anchor.bytes.to_native(),

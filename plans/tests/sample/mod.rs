@@ -116,6 +116,7 @@ impl Builder {
             value,
             spec,
             written,
+            counted: [u32::from(written), 0],
             anchor: None,
         });
         value

@@ -142,6 +142,18 @@ impl Recorder {
         self.candidates.contains_key(&storage) || self.roots.get(&storage).is_some_and(bound)
     }
 
+    /// Says how often the step has raised the version counters of a named tensor and of its
+    /// local tensor, if the plan binds it.
+    pub fn counted(&mut self, storage: u64, path: &str, times: [u32; 2]) {
+        let plan = &mut self.tables.plan;
+        let Some(at) = self.roots.get(&storage).and_then(|root| root.binding) else {
+            return;
+        };
+        if plan.str(plan.bindings[at as usize].path) == path {
+            plan.bindings[at as usize].counted = times;
+        }
+    }
+
     /// Whether a recorded op has written to a storage that exists before the step.
     pub fn has_written(&self, storage: u64) -> bool {
         let binding = self.roots.get(&storage).and_then(|root| root.binding);
@@ -195,6 +207,7 @@ impl Recorder {
             value,
             spec,
             written: false,
+            counted: [0; 2],
             anchor: None,
         });
         self.named.push(candidate.named);
