@@ -411,3 +411,35 @@ def test_warnings_that_are_errors_do_not_stop_a_step() -> None:
         return {"weight": weight}
 
     check_right(script)
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_compilers_leave_it_as_it_is(around: bool) -> None:
+    """`torch.compile` breaks the graph at a captured function, before its first call too."""
+
+    def script(capture: Capture) -> Calls:
+        weight = torch.ones(3)
+
+        def step(x: Tensor) -> Tensor:
+            weight.mul_(0.5)
+            return (x * weight).sum()
+
+        captured = capture(step, state=weight)
+        compiled = torch.compile((lambda x: captured(x * 2) + 1) if around else captured, backend="eager")
+        for call in range(CALLS):
+            yield compiled(torch.ones(3) + call)
+        torch.compiler.reset()
+        return {"weight": weight}
+
+    run = check_right(script)
+    assert ORACLE_ONLY or run.stats[-1][0].replays >= CALLS - 3
+
+
+def test_exported() -> None:
+    """`torch.export` traces the function that was captured."""
+    needs_rote()
+    model = Scaled()
+    model.forward = rote_capture(model.forward, state=model)  # type: ignore[method-assign]
+    with torch.no_grad():
+        exported = torch.export.export(model, (torch.ones(2),)).module()
+        assert exported(torch.full((2,), 3.0)).tolist() == [3, 3]

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._dynamo import eval_frame
 from torch.distributed.tensor import DTensor
 
 from . import _bridge, _difference, _ranks, _results, _state, _verify
@@ -46,6 +47,9 @@ _UNSETTLED = 2
 
 # How often in a row something of Rote's own may go wrong before nothing more is tried.
 _MAX_FAILURES = 3
+
+# What else is asked of functions, by torch.export of the forward of a module.
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__globals__")
 
 _recording = threading.RLock()
 
@@ -174,7 +178,7 @@ class Captured:
     def _look_like(self, fn: Callable[..., Any]) -> None:
         """Takes over names and attributes of the function, as decorators do; of a callable object that has none or
         raises for one, those that there are."""
-        for name in functools.WRAPPER_ASSIGNMENTS:
+        for name in (*functools.WRAPPER_ASSIGNMENTS, *_OF_FUNCTIONS):
             with contextlib.suppress(Exception):
                 setattr(self, name, getattr(fn, name))
         with contextlib.suppress(Exception):
@@ -562,6 +566,12 @@ class Captured:
         finally:  # an error included: other ranks wait for this one
             all_hold = all(_ranks.gather(holds.value))
         return all_hold
+
+
+# torch.compile leaves a captured function as it is: the graph breaks there, and what runs inside is not compiled.
+_skip = eval_frame._FrameAction.SKIP
+eval_frame.set_code_exec_strategy(Captured.__call__.__code__, eval_frame._FrameExecStrategy(_skip, _skip))
+Captured.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def capture(
