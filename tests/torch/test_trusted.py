@@ -33,7 +33,8 @@ import torch.distributed._functional_collectives as funcol
 from oracle import ORACLE_ONLY, Calls, Capture, check_right
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import PrepareModuleInput, RowwiseParallel, parallelize_module
 from torch.nn.attention import SDPBackend
 
 CALLS = 6
@@ -345,8 +346,24 @@ def by_group(way: int) -> tuple[Callable[[Tensor], Any], Any]:
     return lambda x: funcol.all_reduce(x + dist.get_rank(), "sum", groups[way]) * 1, None
 
 
+def by_layout(way: int) -> tuple[Callable[[Tensor], Any], Any]:
+    """Partial sums are reduced along one dim or the other, and come back as they are."""
+    torch.manual_seed(0)
+    mesh, model = init_device_mesh("cpu", (2,)), nn.Linear(4, 4)
+    style = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(way))
+    parallelize_module(model, mesh, style)
+    return lambda x: model(x).detach(), model
+
+
+def by_layout_of_inputs(way: int) -> tuple[Callable[[Tensor], Any], Any]:
+    mesh, model = init_device_mesh("cpu", (2,)), nn.Identity()
+    layouts = {"input_layouts": (Replicate(),), "desired_input_layouts": (Shard(way),)}
+    parallelize_module(model, mesh, PrepareModuleInput(**layouts, use_local_output=True))
+    return lambda x: model(x) * 2, None
+
+
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("build", [by_size, by_ranks, by_placement, by_group])
+@pytest.mark.parametrize("build", [by_size, by_ranks, by_placement, by_group, by_layout, by_layout_of_inputs])
 def test_ranks_record_another_step(build: Build) -> None:
     with tempfile.TemporaryDirectory() as plans:
 

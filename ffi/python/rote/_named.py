@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import gc
 import importlib.util
@@ -12,6 +13,8 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from . import _code, _look
 from ._code import Names
@@ -25,6 +28,7 @@ _ENVIRONMENT = (os.environ, os.environb, os.getenv, os.getenvb)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 # Entries of Python modules that everything passes through: what they hold is nobody's setting.
 _REGISTRIES = frozenset({id(sys.modules), id(sys.path_importer_cache)})
+_GUARDED_BY_THEMSELVES = (DeviceMesh, dist.ProcessGroup)  # what these hold differs among ranks
 # Methods that code calls without their names.
 _UNNAMED = ("__len__", "__getitem__", "__contains__", "__bool__", "__call__")
 
@@ -49,6 +53,7 @@ class Named:
         self._catches = False
         self.hashes = False  # some code may depend on the seed of hashes
         self.sees_own = False  # some code reads the dict of an object's attributes
+        self._asked_of: dict[int, frozenset[str]] = {}  # what closures of libraries name of what they hold
         self._modules: dict[int, tuple[Any, str, int]] = {}
         self._entries: set[tuple[int, str]] = set()
         self._builtins: set[str] = set()
@@ -116,6 +121,11 @@ class Named:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             place = "" if function.__globals__ is self._globals else f"{function.__qualname__}."
             self.cell(f"{place}closure['{name}']", cell, depth)
+            if is_library_function(function):
+                with contextlib.suppress(ValueError):  # not filled yet
+                    held = id(cell.cell_contents)
+                    asked = _code.names(function.__code__).attributes
+                    self._asked_of[held] = self._asked_of.get(held, frozenset()) | asked
 
     def cell(self, subject: str, cell: types.CellType, depth: int) -> None:
         """Guards what a cell holds."""
@@ -264,9 +274,8 @@ class Named:
             walk.add(TYPE_OF, module, None, HOST, name, module)
             walk.methods(type(module), depth)
         asked, absent = set(self.attributes), self._maybe()
-        # Meshes and process groups are guarded by themselves, and differ among ranks.
-        if type(module) is not types.ModuleType and not _look.module_of(type(module)).startswith("torch.distributed."):
-            asked |= self._asked_by_methods(type(module))
+        if type(module) is not types.ModuleType and not issubclass(type(module), _GUARDED_BY_THEMSELVES):
+            asked |= self._asked_by_methods(type(module), self._asked_of.get(id(module), frozenset()))
         if not library:
             asked.add("__getattr__")
         for key in sorted(asked & own.keys()):
@@ -292,10 +301,11 @@ class Named:
             if self._entry(id(own), key):
                 walk.add(DICT_ITEM, own, key, HOST, f"{name}.{key}", ABSENT)
 
-    def _asked_by_methods(self, kind: type) -> set[str]:
-        """Names that the methods of a library's class ask for, of those that code calls or may call unnamed."""
-        asked: set[str] = set()
-        called = {*self.attributes, *_UNNAMED}
+    def _asked_by_methods(self, kind: type, named: frozenset[str]) -> set[str]:
+        """Names that the methods of a library's class ask for, of those that code calls or may call unnamed; and what
+        a library's closure names of the object."""
+        asked = set(named)
+        called = {*self.attributes, *_UNNAMED, *named}
         while called:
             name = called.pop()
             method = next((own[name] for own in map(_look.class_dict, _look.mro(kind)) if name in own), None)
