@@ -466,10 +466,11 @@ impl Checker<'_> {
     }
 
     /// No slot is restored before it is saved, and there are no more slots than
-    /// instructions to save them.
+    /// instructions that use them: no pass removes these.
     pub(super) fn rng_slots(&self, instrs: &[ArchivedInstr], slots: u32) -> Result<(), Fault> {
-        let most = instrs.len() as i64 + 1;
-        self.number(i64::from(slots), 0, most, || at("rng_slots", 0, ""))?;
+        let uses = (instrs.iter()).filter(|instr| matches!(instr, ArchivedInstr::Rng { .. }));
+        let end = uses.count() as i64 + 1;
+        self.number(i64::from(slots), 0, end, || at("rng_slots", 0, ""))?;
         Flags::passes(slots as usize, |flags| {
             for (index, instr) in instrs.iter().enumerate() {
                 let ArchivedInstr::Rng { action, slot, .. } = instr else {

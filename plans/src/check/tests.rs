@@ -295,7 +295,7 @@ fn numbers_of_the_framework_lie_in_their_spans() {
     let said = broken(|p| p.rng_slots = u32::MAX);
     assert_eq!(
         said,
-        "rng_slots is 4294967295, expected 0 or more and less than 11"
+        "rng_slots is 4294967295, expected 0 or more and less than 3"
     );
 }
 

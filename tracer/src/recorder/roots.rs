@@ -236,7 +236,7 @@ impl Recorder {
         };
         let root = Root {
             value: id,
-            start_bytes: tensor.offset * tensor.dtype.bytes().unwrap_or(1) as i64,
+            start_bytes: (tensor.offset).saturating_mul(tensor.dtype.bytes().unwrap_or(1) as i64),
             storage_bytes: tensor.storage_bytes,
             elements: tensor.kind(),
             uninitialized,
@@ -291,7 +291,7 @@ impl Recorder {
     pub(super) fn geometry(&self, tensor: &TensorEvent<'_>) -> Option<(Root, Geometry)> {
         let root = *self.roots.get(&tensor.storage)?;
         let bytes = tensor.dtype.bytes()? as i64;
-        let start = tensor.offset * bytes - root.start_bytes;
+        let start = (tensor.offset.checked_mul(bytes)?).checked_sub(root.start_bytes)?;
         (start % bytes == 0).then(|| {
             (
                 root,
