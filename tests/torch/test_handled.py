@@ -4,6 +4,7 @@ import asyncio
 import collections.abc
 import contextlib
 import functools
+import sys
 import unittest
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import ORACLE_ONLY, Calls, Capture, check_right
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, rote_capture
 from torch import Tensor, nn
 
 CALLS = 12
@@ -599,3 +600,45 @@ def test_gradients_of_the_step_before_stay() -> None:
 
     run = check_right(script)
     assert ORACLE_ONLY or run.stats[-1][0].replays >= CALLS - 4 - len(BAD), run.stats[-1][0]
+
+
+def fails_behind_it(x: Tensor, i: Tensor) -> Tensor:
+    try:
+        return nn.functional.embedding(i, x)
+    finally:
+        {None: 0}[sys.exc_info()[0]]
+
+
+def is_a_callback(x: Tensor, i: Tensor) -> Tensor:
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    looked = done.then(lambda _: nn.functional.embedding(i, x))
+    done.set_result(x)
+    return looked.wait()
+
+
+@torch.jit.script
+def embed(x: Tensor, i: Tensor) -> Tensor:
+    return torch.embedding(x, i)
+
+
+@pytest.mark.parametrize(
+    "body, eager", [(fails_behind_it, KeyError), (is_a_callback, RuntimeError), (embed, RuntimeError)]
+)
+def test_limits_are_as_documented(body: Callable[[Tensor, Tensor], Tensor], eager: type[Exception]) -> None:
+    """A replay that fails after it has written raises the op's error: what is around the op does not run."""
+    if ORACLE_ONLY:
+        return
+    words, seen = torch.arange(8.0).view(4, 2), torch.zeros(1)
+
+    def step(i: Tensor) -> Tensor:
+        seen.add_(1)
+        return body(words, i)
+
+    captured = rote_capture(step, state=[words, seen])
+    for _ in range(5):
+        captured(torch.tensor([1]))
+    with pytest.raises(eager):
+        step(torch.tensor([9]))
+    with pytest.raises(IndexError):
+        captured(torch.tensor([9]))
+    assert captured.stats.replays >= 3 and seen.item() == 7, (captured.stats, seen)
