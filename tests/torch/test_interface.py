@@ -1,6 +1,7 @@
 """`rote.capture` behaves like the function it captures."""
 
 import copy
+import functools
 import inspect
 import os
 import pickle
@@ -443,3 +444,47 @@ def test_exported() -> None:
     with torch.no_grad():
         exported = torch.export.export(model, (torch.ones(2),)).module()
         assert exported(torch.full((2,), 3.0)).tolist() == [3, 3]
+
+
+def test_attributes_are_the_functions() -> None:
+    """A captured function that keeps values in attributes of its own."""
+
+    def script(capture: Capture) -> Calls:
+        def step(x: Tensor, by: float = 1.0) -> Tensor:
+            return x * captured.scale * by + getattr(captured, "more", 0)
+
+        captured = capture(step)
+        captured.scale = 2.0
+        changes: dict[int, Callable[[], None]] = {
+            4: lambda: setattr(captured, "scale", 3.0),
+            8: lambda: setattr(captured, "more", 1),
+            12: lambda: delattr(captured, "more"),
+            16: lambda: setattr(captured, "__defaults__", (5.0,)),
+            20: lambda: setattr(captured, "__code__", (lambda x, by: x * captured.scale - by).__code__),
+        }
+        for call in range(24):
+            changes.get(call, lambda: None)()
+            yield captured(torch.ones(2) + call)
+        return {}
+
+    run = check_right(script)
+    assert ORACLE_ONLY or run.stats[-1][0].replays >= 8, run.stats[-1][0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.sin, torch.nn.Tanh(), functools.partial(torch.mul, other=2), staticmethod(torch.neg), Scaled().forward],
+)
+def test_binds_as_the_function_does(function: Any) -> None:
+    """As an attribute of a class."""
+    needs_rote()
+
+    class Holder:
+        plain = function
+        captured = rote_capture(function)
+
+    x = torch.ones(2)
+    with torch.no_grad():
+        for _ in range(4):
+            assert torch.equal(Holder().captured(x), Holder().plain(x))
+            assert torch.equal(Holder.captured(x), Holder.plain(x))

@@ -174,3 +174,40 @@ def test_function_that_an_optimizer_calls_by_name_is_replaced(kind: str) -> None
     run = check_right(script)
     if not ORACLE_ONLY and kind in ("SGD", "Adagrad", "Adam"):
         assert run.stats[5][0].replays, run.stats[5][0]
+
+
+class Mixing(torch.optim.Optimizer):
+    """One of the user's own, which keeps numbers in containers."""
+
+    def __init__(self, parameters: Any, kept: Callable[[], Any]) -> None:
+        super().__init__(parameters, {})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["kept"] = kept()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                kept = self.state[parameter]["kept"]
+                parameter.add_(parameter.grad, alpha=-(kept.held if isinstance(kept, Holder) else kept[0]))
+
+
+@pytest.mark.parametrize("kept", [lambda: [0.1], lambda: {0: 0.1}, lambda: Holder(0.1)], ids=["list", "dict", "object"])
+def test_numbers_that_change_inside_an_optimizers_state(kept: Callable[[], Any]) -> None:
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = Mixing(model.parameters(), kept)
+        step = capture(in_a_closure(model, optimizer), state={"model": model, "optimizer": optimizer})
+        for call in range(12):
+            for entries in optimizer.state.values() if call == 7 else ():
+                if isinstance(entries["kept"], Holder):
+                    entries["kept"].held = 0.5
+                else:
+                    entries["kept"][0] = 0.5
+            yield step(torch.randn(2, 4))
+        return {"model": model}
+
+    run = check_right(script)
+    assert ORACLE_ONLY or run.stats[-1][0].replays >= 6, run.stats[-1][0]

@@ -126,6 +126,63 @@ def gradient_that_requires_one(way: int) -> Any:
     return step, weight
 
 
+def attribute_of_a_parameter(way: int) -> Any:
+    """As Megatron keeps `main_grad`: a part of a buffer."""
+    weight, buffers = nn.Parameter(torch.ones(4)), torch.arange(8.0).view(2, 4)
+    weight.main_grad = buffers[way]  # type: ignore[attr-defined]
+
+    def step(x: Tensor) -> Tensor:
+        weight.main_grad.add_(x[0])  # type: ignore[attr-defined]
+        return buffers.sum(1) + 0
+
+    return step, {"weight": weight, "buffers": buffers}
+
+
+def named_attribute(way: int) -> Any:
+    weight, a, b = nn.Parameter(torch.ones(4)), torch.ones(4), torch.full((4,), 2.0)
+    weight.scale = [a, b][way]  # type: ignore[attr-defined]
+    return lambda x: (weight * weight.scale * x[0]).detach(), {"weight": weight, "a": a, "b": b}  # type: ignore[attr-defined]
+
+
+def gradients_in_a_buffer(way: int) -> Any:
+    weight, flat = nn.Parameter(torch.ones(4)), torch.zeros(8)
+    weight.grad = flat[:4] if way == 0 else flat[4:]
+
+    def step(x: Tensor) -> Tensor:
+        (weight * x[0]).sum().backward()
+        return flat * 1
+
+    return step, {"weight": weight, "flat": flat}
+
+
+def hook_with_a_mask(way: int) -> Any:
+    weight, a, b = nn.Parameter(torch.ones(4)), torch.ones(4), torch.tensor([0.0, 1.0, 0.0, 1.0])
+    mask, weight.grad = [a, b][way], torch.zeros(4)
+    weight.register_hook(lambda grad: grad * mask)
+
+    def step(x: Tensor) -> Any:
+        weight.grad = None
+        (weight * x[0]).sum().backward()
+        assert weight.grad is not None
+        return weight.grad.clone()
+
+    return step, {"weight": weight, "a": a, "b": b}
+
+
+def state_of_an_optimizer(way: int) -> Any:
+    weight, a, b = nn.Parameter(torch.ones(4)), torch.ones(4), torch.full((4,), 2.0)
+    weight.grad = torch.zeros(4)
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    optimizer.state[weight]["momentum_buffer"] = [a, b][way]
+
+    def step(x: Tensor) -> Tensor:
+        weight.grad = x[0].clone()
+        optimizer.step()
+        return weight.detach() + a - b
+
+    return step, {"weight": weight, "a": a, "b": b, "optimizer": optimizer}
+
+
 def held(first: Any, second: Any, use: Callable[[Any, Tensor], Any]) -> Build:
     def build(way: int) -> Any:
         things = {"it": [first, second][way]}
@@ -177,6 +234,11 @@ CASES: dict[str, Build] = {
     "modules in a dict": modules_in_a_dict,
     **{f"tensors in {name}": functools.partial(tensors, hold=hold) for name, hold in HOLDING.items()},
     "overlap": overlap,
+    "part of a buffer in an attribute": attribute_of_a_parameter,
+    "named tensor in an attribute": named_attribute,
+    "gradients in a buffer": gradients_in_a_buffer,
+    "hook with a mask": hook_with_a_mask,
+    "state of an optimizer": state_of_an_optimizer,
     "gradient": gradient_that_requires_one,
     "function of torch": held(torch.relu, torch.tanh, lambda f, x: f(x)),
     "method of Tensor": held(Tensor.relu, Tensor.tanh, lambda f, x: f(x)),

@@ -48,8 +48,8 @@ _UNSETTLED = 2
 # How often in a row something of Rote's own may go wrong before nothing more is tried.
 _MAX_FAILURES = 3
 
-# What else is asked of functions, by torch.export of the forward of a module.
-_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__globals__")
+# What is told of a function by attributes that classes have too, or that callers look up without ``__getattr__``.
+_TAKEN_OVER = (*functools.WRAPPER_ASSIGNMENTS, "__code__", "__defaults__", "__kwdefaults__", "__globals__")
 
 _recording = threading.RLock()
 
@@ -174,17 +174,32 @@ class Captured:
         self._lock = threading.RLock()
         self._variant = c_uint32()
         self._slot = c_void_p()
+        self._own = frozenset(vars(self)) - frozenset(_TAKEN_OVER)  # all others are the function's
 
     def _look_like(self, fn: Callable[..., Any]) -> None:
-        """Takes over names and attributes of the function, as decorators do; of a callable object that has none or
-        raises for one, those that there are."""
-        for name in (*functools.WRAPPER_ASSIGNMENTS, *_OF_FUNCTIONS):
+        """Takes over names of the function, as decorators do; of a callable object that has none or raises for one,
+        those that there are."""
+        for name in _TAKEN_OVER:
             with contextlib.suppress(Exception):
                 setattr(self, name, getattr(fn, name))
-        with contextlib.suppress(Exception):
-            own = {name: value for name, value in vars(fn).items() if not hasattr(Captured, name)}
-            vars(self).update(own)
         self.__wrapped__ = fn
+
+    # Attributes are the function's, where the walk over what it can reach finds them.
+
+    def __getattr__(self, name: str) -> Any:
+        if "_fn" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self._fn, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = vars(self).get("_own")
+        if own is not None and name not in own:
+            setattr(self._fn, name, value)
+        if own is None or name in own or name in _TAKEN_OVER:
+            object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._fn, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A function is copied as itself. The copy of a method or of a callable object runs eagerly: the
@@ -272,7 +287,12 @@ class Captured:
             drop_object(self._slot)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+        """Binds to an instance where the function itself does."""
+        get = getattr(type(self._fn), "__get__", None)
+        bound = None if get is None else get(self._fn, instance, owner)
+        if type(bound) is types.MethodType and bound.__func__ is self._fn:
+            return functools.partial(self, bound.__self__)
+        return self
 
     def _nested(self) -> bool:
         """Whether other ranks may not make this call, or a recording sees it."""

@@ -12,6 +12,7 @@ import gc
 import hashlib
 import io
 import re
+import sys
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ _NAMED = (
 )  # fmt: skip
 # Classes of C code that never change, and whose text says all.
 _SAID_BY_REPR = (decimal.Decimal, datetime.date, datetime.timedelta, datetime.timezone)
+_NUMPY = ("numpy", "numpy.linalg", "numpy.fft", "numpy.random")
 _most_of = collections.deque.__dict__["maxlen"].__get__
 _OF_A_ZONE = (datetime.time, datetime.datetime)
 # What these stand for is outside the process, or on a device; all else of a pattern is made of its slots.
@@ -163,7 +165,8 @@ def in_full(value: Any) -> str | None:
         ranks = dist.distributed_c10d._world.pg_group_ranks.get(value)
         return None if ranks is None else f"a ProcessGroup {value.group_name} of {sorted(ranks)}"
     if kind.__name__ in ("ufunc", "_ArrayFunctionDispatcher") and _look.module_of(kind).startswith("numpy"):
-        return f"{name} {value.__name__}"
+        known = any(vars(each).get(value.__name__) is value for each in map(sys.modules.get, _NUMPY) if each)
+        return f"{name} {value.__name__}" if known else None
     if _look.module_of(kind) == "numpy.dtypes":
         return f"{name} {value!r}"
     if type(kind).__name__ == "pybind11_type" and "__entries" in _look.class_dict(kind):
@@ -215,7 +218,8 @@ def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
     if kind == FUNCTION:
         named = (value.__kwdefaults__ or {}).items()
         defaults = [*(value.__defaults__ or ()), *(part for item in named for part in item)]
-        return _code.digest(value.__code__) + _all(map(tell, defaults))
+        said = (value.__name__, text_of(value.__doc__) if plain(value.__doc__) else "")
+        return _code.digest(value.__code__) + _all((*said, *map(tell, defaults)))
     if kind == BUFFER:
         return _content(value)
     if kind == BASES:

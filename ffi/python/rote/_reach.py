@@ -66,7 +66,6 @@ from ._facts import (
     fixed,
     in_full,
     look,
-    look_of_gradient,
     parts_of,
     plain,
     shortened,
@@ -74,6 +73,7 @@ from ._facts import (
 from ._frames import Handlers
 from ._libraries import has_settings, is_library_class, is_opaque
 from ._named import Named, reads_environment
+from ._specs import local_of
 from ._uses import is_number
 
 DEPTH = 12
@@ -148,6 +148,7 @@ class Walk:
         self.functions: list[types.FunctionType] = []  # whose code is the user's
         self._reads_environment = False
         self._first: dict[int, tuple[str, Any]] = {}  # where objects were found first
+        self._memory: dict[int, tuple[str, int]] = {}  # storages: the first tensor found in each, and where it starts
         self.handlers = Handlers()
         self.watched: set[int] = set()  # objects of which it matters who else holds them,
         self.aliases: list[tuple[str, int]] = []  # and where they were found
@@ -189,30 +190,35 @@ class Walk:
         for number, (owner, entries) in enumerate(optimizer.state.items()):
             label = f"{path}.state[{names.get(id(owner), number)}]"
             self.add(DICT_ITEM, optimizer.state, owner, STATE, label, entries, "")
-            if isinstance(entries, dict):
-                self.visit(entries)
-                self.add(SIZE, entries, None, STATE, label, entries)
-                for key, value in entries.items():
-                    text = "" if issubclass(type(value), torch.Tensor) else None
-                    self.add(DICT_ITEM, entries, key, STATE, f"{label}.{key}", value, text)
+            if not isinstance(entries, dict):
+                self.value(label, entries, 1)
+                continue
+            self.visit(entries)
+            self.add(SIZE, entries, None, STATE, label, entries)
+            for key, value in entries.items():
+                self.add(DICT_ITEM, entries, key, STATE, f"{label}.{key}", value)
+                if not issubclass(type(value), torch.Tensor):
+                    self.value(f"{label}.{key}", value, 1)
         self._object(path, optimizer, 0, skip=("state", "param_groups"))
 
     def module(self, path: str, module: nn.Module) -> None:
         """Guards a module and its children, however deep."""
         self.value(path, module, 0)
 
-    def tensor(self, path: str, tensor: torch.Tensor, text: str, reads_grad: bool) -> None:
+    def name(self, path: str, tensor: torch.Tensor) -> None:
+        """Names a tensor of the state, before anything is described that may refer to it."""
+        self._first.setdefault(id(tensor), (path, tensor))
+
+    def tensor(self, path: str, tensor: torch.Tensor, text: str, text_of_grad: str, reads_grad: bool) -> None:
         """Guards a tensor of the state by address and meta, its attributes and its ``.grad``."""
         self.facts.append(Fact(TENSOR_META, tensor, None, STATE, path, text))
         self.visit(tensor)
-        self._first.setdefault(id(tensor), (path, tensor))
         self._entries_of_own(path, tensor, 0)
         self._tensor_class(path, tensor, 0)
         self._hooks_of(path, tensor, 0)
         # One that requires no gradient may have one from before; that there is none is part of its meta.
         if tensor.is_leaf and (tensor.requires_grad or tensor.grad is not None):
-            text = look_of_gradient(tensor)
-            self.facts.append(Fact(GRAD_META, tensor, reads_grad, STATE, f"{path}.grad", text))
+            self.facts.append(Fact(GRAD_META, tensor, reads_grad, STATE, f"{path}.grad", text_of_grad))
         self._inside(path, tensor, 0)
 
     def argument(self, path: str, tensor: torch.Tensor) -> None:
@@ -230,6 +236,15 @@ class Walk:
         own = (_look.own(value) or {}).items()
         attributes = (f", .{key} = {self.described(f'{path}.{key}', item)}" for key, item in own)
         return self.described(path, value, look(value)) + "".join(attributes)
+
+    def sharing(self, path: str, tensor: torch.Tensor) -> str:
+        """Where a tensor lies in memory that another one was found in before, in words."""
+        local = local_of(tensor)
+        if local.layout is not torch.strided or not torch._C._has_storage(local):
+            return ""
+        start = int(local.storage_offset()) * local.element_size()
+        first, offset = self._memory.setdefault(local.untyped_storage()._cdata, (path, start))
+        return "" if first == path else f", {start - offset} bytes from {first}"
 
     def function(self, function: Any) -> None:
         """Guards what a function can reach."""
@@ -562,7 +577,7 @@ class Walk:
             return
         if self.add(OWN, tensor, None, HOST, path, tensor):
             self.add(TYPE_OF, tensor, None, HOST, path, tensor)
-            self.add(LOOK, tensor, None, HOST, path, tensor)
+            self.add(LOOK, tensor, None, HOST, path, tensor, look(tensor) + self.sharing(path, tensor))
             self._hooks_of(path, tensor, depth)
             self._entries_of_own(path, tensor, depth)
             self._tensor_class(path, tensor, depth)
@@ -693,9 +708,10 @@ class Walk:
                 self._hooks(f"{path}.hooks", hooks, depth + 1)
 
     def _hooks(self, path: str, hooks: Any, depth: int) -> None:
-        self.add(SIZE, hooks, None, HOST, path, hooks)
-        if hooks:
-            self.add(ITEMS, hooks, True, HOST, path, hooks, "")  # numbered in each process
+        if not hooks:
+            self.add(SIZE, hooks, None, HOST, path, hooks)
+            return
+        self.add(ITEMS, hooks, True, HOST, path, hooks, str(len(hooks)))  # numbered in each process
         for hook in hooks.values():
             self.value(f"{path}[...]", hook, depth)
 

@@ -125,17 +125,6 @@ def _dtensor_switches() -> Iterator[_facts.Fact]:
             yield count(rules, f"DTensor's {name}")
 
 
-def _sharing(path: str, tensor: torch.Tensor, memory: dict[int, tuple[str, int]]) -> str:
-    """How far a tensor lies from the first one in its memory, in words; nothing where it is the first. ``memory``:
-    the first tensors, by their storages."""
-    local = local_of(tensor)
-    if local.layout is not torch.strided or not torch._C._has_storage(local):
-        return ""
-    start = int(local.storage_offset()) * local.element_size()
-    first, offset = memory.setdefault(local.untyped_storage()._cdata, (path, start))
-    return "" if first == path else f", {start - offset} bytes from {first}"
-
-
 def _version(tensor: torch.Tensor) -> int:
     """How often a tensor was written, as autograd counts it."""
     return 0 if tensor.is_inference() else tensor._version
@@ -180,24 +169,23 @@ class Recording:
         walk = self._walk
         walk.watched = _uses.watched(optimizer for _, optimizer in self._captured._state.optimizers)
         seen: set[int] = set()
-        memory: dict[int, tuple[str, int]] = {}
+        for path, tensor in self.tensors:
+            walk.name(path, tensor)
         for path, tensor in self.tensors:
             if id(tensor) in seen:
                 continue
             seen.add(id(tensor))
             self._name(_STATE, path, tensor, tensor, NO_INDEX)
-            walk.tensor(
-                path,
-                tensor,
-                short_text(tensor) + _sharing(path, tensor, memory),
-                tensor.grad is not None if tensor.is_leaf else False,
-            )
+            grad = tensor.grad if tensor.is_leaf else None
+            text = short_text(tensor) + walk.sharing(path, tensor)
+            text_of_grad = _facts.look_of_gradient(tensor)
+            if grad is not None:
+                text_of_grad += walk.sharing(f"{path}.grad", grad)
+            walk.tensor(path, tensor, text, text_of_grad, grad is not None)
             self._track_grad(path, tensor, NO_INDEX)
         for i, (path, leaf) in enumerate(self.leaves):
             text = walk.argument_in_words(path, leaf)
-            self._guard(
-                _ARGUMENT, path, text + (_sharing(path, leaf, memory) if isinstance(leaf, torch.Tensor) else "")
-            )
+            self._guard(_ARGUMENT, path, text + (walk.sharing(path, leaf) if isinstance(leaf, torch.Tensor) else ""))
             if isinstance(leaf, torch.Tensor):
                 if leaf.requires_grad and not leaf.is_leaf and torch.is_grad_enabled():
                     self._watch.refuse(
