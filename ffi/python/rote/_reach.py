@@ -313,6 +313,7 @@ class Walk:
     def forget(self) -> None:
         """Lets go of everything."""
         self._hold.clear()
+        self._first.clear()
         self._objects.clear()
         self.facts = []
 
