@@ -891,3 +891,22 @@ def test_trusted_plans_are_those_of_the_same_code(inner: bool, tmp_path: Path) -
             assert step(torch.ones(1)).item() == times
         if not ORACLE_ONLY:
             assert step.stats.replays, step.stats
+
+
+def test_attribute_of_a_decorated_function() -> None:
+    """A decorator of PyTorch's makes a function of its own; what a script keeps in that is the script's."""
+
+    def script(capture: Capture) -> Calls:
+        @torch.no_grad()
+        def scaled(x: Tensor) -> Tensor:
+            return x * getattr(scaled, "scale", 1.0)
+
+        step = capture(lambda x: scaled(x) + 1)
+        for call in range(15):
+            if call in (5, 10):
+                scaled.scale = float(call)  # type: ignore[attr-defined]
+            yield step(torch.ones(2))
+        return {}
+
+    run = check_right(script)
+    assert ORACLE_ONLY or run.stats[-1][0].replays >= 6, run.stats[-1][0]

@@ -102,15 +102,16 @@ class Named:
         if wrapped is not None:
             walk.value(path, wrapped, depth)
         self._closure(function, depth)  # even of a library's function, it may be the user's
-        if is_library_function(function):
-            self.borrow(function)
-            return
         label = path or function.__qualname__
-        walk.add(FUNCTION, function, None, HOST, label, function)
+        library = is_library_function(function)
         if own.keys() - {"__wrapped__"}:
             walk.value(label, own, depth + 1)
-        else:
+        elif not library or own:  # a library's decorator makes functions that a script may keep values in
             walk.add(SIZE, own, None, HOST, f"{label}.__dict__", own)
+        if library:
+            self.borrow(function)
+            return
+        walk.add(FUNCTION, function, None, HOST, label, function)
         for i, item in enumerate(function.__defaults__ or ()):
             walk.value(f"{function.__qualname__}.__defaults__[{i}]", item, depth + 1)
         if function.__kwdefaults__:
