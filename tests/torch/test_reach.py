@@ -3,6 +3,7 @@ appear, classes of libraries, NumPy, weak references, what C code holds."""
 
 import array
 import collections
+import concurrent.futures
 import contextlib
 import ctypes
 import dataclasses
@@ -905,6 +906,26 @@ def test_attribute_of_a_decorated_function() -> None:
         for call in range(15):
             if call in (5, 10):
                 scaled.scale = float(call)  # type: ignore[attr-defined]
+            yield step(torch.ones(2))
+        return {}
+
+    run = check_right(script)
+    assert ORACLE_ONLY or run.stats[-1][0].replays >= 6, run.stats[-1][0]
+
+
+@pytest.mark.parametrize("held", [torch.utils.data.Dataset, concurrent.futures.ThreadPoolExecutor, torch.nn.Identity])
+def test_attribute_by_a_computed_name(held: Callable[[], Any]) -> None:
+    """Of an object of a library's class, of which only what code names is guarded."""
+
+    def script(capture: Capture) -> Calls:
+        kept, names = held(), ["scale"]
+        kept.scale = 2.0
+        step = capture(lambda x: x * getattr(kept, names[0], 1.0))
+        for call in range(15):
+            if call == 5:
+                kept.scale = 3.0
+            elif call == 10:
+                del kept.scale
             yield step(torch.ones(2))
         return {}
 

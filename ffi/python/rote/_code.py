@@ -17,6 +17,8 @@ _ASKING = frozenset(
     | {"dir", "__getattribute__"}
 )
 # With these, text is code.
+# These take a name as text.
+_GETTING = ("getattr", "hasattr", "attrgetter", "__getattribute__")
 _RUNNING = frozenset({"eval", "exec", "compile"})
 # With these, text names a Python module.
 _IMPORTING = frozenset({"import_module", "__import__", "modules", "reload"})
@@ -34,6 +36,7 @@ class Names:
     asks: bool  # for attributes that there may be or not
     catches: bool  # exceptions, as those for attributes that are not there
     sees_own: bool  # the dict of an object's attributes
+    computes: bool  # names of attributes
     hashes: bool  # it may go through a set, or asks for a hash: both differ among processes
 
 
@@ -50,7 +53,7 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
     pairs: set[tuple[str, str]] = set()
     imports: list[str] = []
     strings: list[str] = []
-    catches = matches = hashes = False
+    catches = matches = hashes = computes = False
     pending = [code]
     as_code = False
     done = 0
@@ -65,7 +68,7 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
             done = len(strings)
             continue
         current = pending.pop()
-        enters = constant = False
+        enters = constant = asking = False
         owner = ""
         left_out = frozenset() if whole else _assertions.failing(current)
         constants: list[object] = list(current.co_consts) if not left_out else []
@@ -77,6 +80,13 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
             opname, argument = instruction.opname, instruction.argval
             hashes |= opname == "BUILD_SET" or (constant and opname != "CONTAINS_OP")
             constant = isinstance(argument, frozenset)
+            if opname.startswith("CALL"):  # no text before it
+                computes |= asking
+                asking = False
+            elif opname == "LOAD_CONST" and isinstance(argument, str):
+                asking = False
+            elif argument in _GETTING:
+                asking = True
             owner, before = (argument if opname == "LOAD_GLOBAL" else ""), owner
             if opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
                 found.append(argument)
@@ -119,6 +129,7 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
         matches or bool(said & _ASKING),
         catches or "suppress" in said,
         bool(said & {"vars", "__dict__", "dir", "__dir__", "getmembers"}),
+        computes,
         hashes or bool(said & {"set", "frozenset", "hash", "__hash__"}),
     )
 

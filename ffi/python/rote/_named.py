@@ -52,6 +52,7 @@ class Named:
         self._asks = False
         self._catches = False
         self.hashes = False  # some code may depend on the seed of hashes
+        self._computes = False  # some code computes names of attributes
         self.sees_own = False  # some code reads the dict of an object's attributes
         self._asked_of: dict[int, frozenset[str]] = {}  # what closures of libraries name of what they hold
         self._modules: dict[int, tuple[Any, str, int]] = {}
@@ -184,6 +185,7 @@ class Named:
             self._asks |= names.asks
             self._catches |= names.catches
             self.sees_own |= names.sees_own
+            self._computes |= names.computes
             self.hashes |= names.hashes
         return names
 
@@ -293,7 +295,7 @@ class Named:
         if isinstance(module, torch.backends.PropModule) and type(inner) is types.ModuleType:
             self.python_module(inner, depth)  # what it has is asked of it once `module` has none
             absent |= asked & vars(inner).keys()
-        if self.sees_own and not library and self._entry(id(own), "*"):
+        if (self.sees_own or self._computes) and not library and self._entry(id(own), "*"):
             walk.add(OWN, module, True, HOST, name, module, "")
             for key, item in list(own.items()):
                 if type(key) is str and plain(item) and self._entry(id(own), key):
@@ -341,5 +343,9 @@ class Named:
             walk.op(subject, item, depth)
         elif not plain(item) and (kind in (list, dict, set) or not is_library_class(kind)):
             walk.soon(subject, item, depth + 1)
-        elif not issubclass(kind, type | types.BuiltinFunctionType) and not is_opaque(kind) and _look.own(item):
+        elif issubclass(kind, type | types.BuiltinFunctionType) or is_opaque(kind):
+            return
+        elif _look.own(item):
             self.of_object(subject, item, depth)
+        elif any(True for _ in _look.members(kind)):
+            walk.soon(subject, item, depth + 1)
