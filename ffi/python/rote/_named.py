@@ -295,7 +295,8 @@ class Named:
         if isinstance(module, torch.backends.PropModule) and type(inner) is types.ModuleType:
             self.python_module(inner, depth)  # what it has is asked of it once `module` has none
             absent |= asked & vars(inner).keys()
-        if (self.sees_own or self._computes) and not library and self._entry(id(own), "*"):
+        whole = self.sees_own or (self._computes and not issubclass(type(module), types.ModuleType))
+        if whole and not library and self._entry(id(own), "*"):
             walk.add(OWN, module, True, HOST, name, module, "")
             for key, item in list(own.items()):
                 if type(key) is str and plain(item) and self._entry(id(own), key):
