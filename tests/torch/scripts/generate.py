@@ -52,7 +52,7 @@ if __name__ == "__main__":  # with "eager", what eager gives
         print(found)
 """
 # Of these, names that are kept in data are out of sight.
-_PYTHON_MODULES = ("python_module", "module_getattr", "torch_attribute")
+_PYTHON_MODULES = ("python_module", "module_getattr", "torch_attribute", "library_named_module")
 
 
 @dataclasses.dataclass(frozen=True)
