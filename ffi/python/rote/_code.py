@@ -16,9 +16,9 @@ _ASKING = frozenset(
     {"getattr", "hasattr", "vars", "__dict__", "globals", "locals", "eval", "exec", "attrgetter", "getattr_static"}
     | {"dir", "__getattribute__"}
 )
-# With these, text is code.
-# These take a name as text.
+# These take the name of an attribute as text.
 _GETTING = ("getattr", "hasattr", "attrgetter", "__getattribute__")
+# With these, text is code.
 _RUNNING = frozenset({"eval", "exec", "compile"})
 # With these, text names a Python module.
 _IMPORTING = frozenset({"import_module", "__import__", "modules", "reload"})

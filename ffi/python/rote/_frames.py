@@ -133,6 +133,12 @@ def _raises(instruction: dis.Instruction) -> bool:
     return instruction.opname == "RAISE_VARARGS" and bool(instruction.arg)
 
 
+@functools.lru_cache(maxsize=4096)
+def _raises_another(code: types.CodeType) -> bool:
+    """Whether a function raises an error of its own anywhere."""
+    return any(map(_raises, dis.get_instructions(code)))
+
+
 def _may_handle(leave: object) -> bool:
     """Whether a method may swallow errors by what it returns, or raise others: C's do not, others if they can't be
     looked into."""
@@ -140,7 +146,7 @@ def _may_handle(leave: object) -> bool:
         code = leave.__code__
         if code.co_filename.startswith((TORCH, _ROTE)):
             return False
-        return not _returns_nothing(code) or (is_users_own(code) and any(map(_raises, dis.get_instructions(code))))
+        return not _returns_nothing(code) or (is_users_own(code) and _raises_another(code))
     return type(leave) is not types.MethodDescriptorType and type(leave).__name__ != "instancemethod"
 
 
@@ -151,9 +157,7 @@ def _is_lenient_code(code: types.CodeType) -> bool:
     inner = [const for const in code.co_consts if type(const) is types.CodeType]
     said = itertools.chain(code.co_names, code.co_consts, *(c for c in code.co_consts if type(c) is tuple))
     leaving = {name for name in said if type(name) is str} & _LEAVING
-    plain = {
-        each.co_name for each in inner if _returns_nothing(each) and not any(map(_raises, dis.get_instructions(each)))
-    }
+    plain = {each.co_name for each in inner if _returns_nothing(each) and not _raises_another(each)}
     return not leaving <= plain or any(map(_is_lenient_code, inner))
 
 

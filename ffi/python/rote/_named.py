@@ -120,13 +120,13 @@ class Named:
         self._code(function, depth)
 
     def _closure(self, function: types.FunctionType, depth: int) -> None:
+        asked = _code.names(function.__code__).attributes if is_library_function(function) else frozenset()
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             place = "" if function.__globals__ is self._globals else f"{function.__qualname__}."
             self.cell(f"{place}closure['{name}']", cell, depth)
-            if is_library_function(function):
+            if asked:
                 with contextlib.suppress(ValueError):  # not filled yet
                     held = id(cell.cell_contents)
-                    asked = _code.names(function.__code__).attributes
                     self._asked_of[held] = self._asked_of.get(held, frozenset()) | asked
 
     def cell(self, subject: str, cell: types.CellType, depth: int) -> None:
@@ -292,7 +292,7 @@ class Named:
             elif id(item) not in _REGISTRIES:
                 self._of_library(subject, own, key, item, depth)
         inner = own.get("m")
-        if isinstance(module, torch.backends.PropModule) and type(inner) is types.ModuleType:
+        if issubclass(type(module), torch.backends.PropModule) and type(inner) is types.ModuleType:
             self.python_module(inner, depth)  # what it has is asked of it once `module` has none
             absent |= asked & vars(inner).keys()
         whole = self.sees_own or (self._computes and not issubclass(type(module), types.ModuleType))

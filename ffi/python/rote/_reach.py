@@ -66,6 +66,7 @@ from ._facts import (
     fixed,
     in_full,
     look,
+    look_of_gradient,
     parts_of,
     plain,
     shortened,
@@ -73,7 +74,7 @@ from ._facts import (
 from ._frames import Handlers
 from ._libraries import has_settings, is_library_class, is_opaque
 from ._named import Named, reads_environment
-from ._specs import local_of
+from ._specs import local_of, short_text
 from ._uses import is_number
 
 DEPTH = 12
@@ -209,16 +210,20 @@ class Walk:
         """Names a tensor of the state, before anything is described that may refer to it."""
         self._first.setdefault(id(tensor), (path, tensor))
 
-    def tensor(self, path: str, tensor: torch.Tensor, text: str, text_of_grad: str, reads_grad: bool) -> None:
+    def tensor(self, path: str, tensor: torch.Tensor) -> None:
         """Guards a tensor of the state by address and meta, its attributes and its ``.grad``."""
+        grad = tensor.grad if tensor.is_leaf else None
+        text = short_text(tensor) + self.sharing(path, tensor)
+        shared = "" if grad is None else self.sharing(f"{path}.grad", grad)
         self.facts.append(Fact(TENSOR_META, tensor, None, STATE, path, text))
         self.visit(tensor)
         self._entries_of_own(path, tensor, 0)
         self._tensor_class(path, tensor, 0)
         self._hooks_of(path, tensor, 0)
         # One that requires no gradient may have one from before; that there is none is part of its meta.
-        if tensor.is_leaf and (tensor.requires_grad or tensor.grad is not None):
-            self.facts.append(Fact(GRAD_META, tensor, reads_grad, STATE, f"{path}.grad", text_of_grad))
+        if tensor.is_leaf and (tensor.requires_grad or grad is not None):
+            text = look_of_gradient(tensor) + shared
+            self.facts.append(Fact(GRAD_META, tensor, grad is not None, STATE, f"{path}.grad", text))
         self._inside(path, tensor, 0)
 
     def argument(self, path: str, tensor: torch.Tensor) -> None:
@@ -230,12 +235,12 @@ class Walk:
         self._inside(path, tensor, 0)
 
     def argument_in_words(self, path: str, value: Any) -> str:
-        """What an argument is, and what its attributes are if it is a tensor."""
+        """What an argument is; of a tensor, what its attributes are too, and where it lies in memory."""
         if not issubclass(type(value), torch.Tensor):
             return self.described(path, value)
         own = (_look.own(value) or {}).items()
         attributes = (f", .{key} = {self.described(f'{path}.{key}', item)}" for key, item in own)
-        return self.described(path, value, look(value)) + "".join(attributes)
+        return self.described(path, value, look(value)) + "".join(attributes) + self.sharing(path, value)
 
     def sharing(self, path: str, tensor: torch.Tensor) -> str:
         """Where a tensor lies in memory that another one was found in before, in words."""

@@ -176,16 +176,10 @@ class Recording:
                 continue
             seen.add(id(tensor))
             self._name(_STATE, path, tensor, tensor, NO_INDEX)
-            grad = tensor.grad if tensor.is_leaf else None
-            text = short_text(tensor) + walk.sharing(path, tensor)
-            text_of_grad = _facts.look_of_gradient(tensor)
-            if grad is not None:
-                text_of_grad += walk.sharing(f"{path}.grad", grad)
-            walk.tensor(path, tensor, text, text_of_grad, grad is not None)
+            walk.tensor(path, tensor)
             self._track_grad(path, tensor, NO_INDEX)
         for i, (path, leaf) in enumerate(self.leaves):
-            text = walk.argument_in_words(path, leaf)
-            self._guard(_ARGUMENT, path, text + (walk.sharing(path, leaf) if isinstance(leaf, torch.Tensor) else ""))
+            self._guard(_ARGUMENT, path, walk.argument_in_words(path, leaf))
             if isinstance(leaf, torch.Tensor):
                 if leaf.requires_grad and not leaf.is_leaf and torch.is_grad_enabled():
                     self._watch.refuse(
