@@ -268,15 +268,22 @@ CASES: dict[str, Build] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_another_step_is_recorded(name: str, tmp_path: Path) -> None:
+def trusting(build: Build, plans: Path | str) -> Callable[..., Calls]:
+    """A script that calls the step that is built in one way, with what is stored in ``plans``."""
+
     def script(capture: Capture, way: int) -> Calls:
-        fn, state = CASES[name](way)
-        step = capture(fn, state=state, plans=tmp_path, trust_plans=True)
+        fn, state = build(way)
+        step = capture(fn, state=state, plans=plans, trust_plans=True)
         for call in range(CALLS):
             yield step(torch.arange(16.0).view(4, 4) + call)
         return {}
 
+    return script
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_another_step_is_recorded(name: str, tmp_path: Path) -> None:
+    script = trusting(CASES[name], tmp_path)
     first = check_right(functools.partial(script, way=0))
     assert first.stats[-1][0].replays, first.stats[-1][0]
     check_right(functools.partial(script, way=1))
@@ -303,13 +310,7 @@ UNTOLD: dict[str, Build] = {
 
 @pytest.mark.parametrize("name", UNTOLD)
 def test_what_cannot_be_told_is_not_trusted(name: str, tmp_path: Path) -> None:
-    def script(capture: Capture, way: int) -> Calls:
-        fn, state = UNTOLD[name](way)
-        step = capture(fn, state=state, plans=tmp_path, trust_plans=True)
-        for call in range(CALLS):
-            yield step(torch.arange(16.0).view(4, 4) + call)
-        return {}
-
+    script = trusting(UNTOLD[name], tmp_path)
     for way in (0, 1, 0):
         counts = check_right(functools.partial(script, way=way)).stats[-1][0]
         assert 0 < counts.replays < CALLS, counts
@@ -428,14 +429,7 @@ def by_layout_of_inputs(way: int) -> tuple[Callable[[Tensor], Any], Any]:
 @pytest.mark.parametrize("build", [by_size, by_ranks, by_placement, by_group, by_layout, by_layout_of_inputs])
 def test_ranks_record_another_step(build: Build) -> None:
     with tempfile.TemporaryDirectory() as plans:
-
-        def script(capture: Capture, way: int) -> Calls:
-            fn, state = build(way)
-            step = capture(fn, state=state, plans=plans, trust_plans=True)
-            for call in range(CALLS):
-                yield step(torch.arange(16.0).view(4, 4) + call)
-            return {}
-
+        script = trusting(build, plans)
         for way in (0, 1):
             counts = check_right(functools.partial(script, way=way)).stats[-1][0]
             assert counts.replays, counts
