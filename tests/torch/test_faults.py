@@ -121,7 +121,7 @@ def test_a_bridge_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FAILING = {
-    "describing a tensor": ("_recording", "short_text"),
+    "describing a tensor": ("_reach", "short_text"),
     "walking over what is in reach": ("_reach", "Walk"),
     "watching hyperparameters": ("_uses", "watched"),
     "encoding the result": ("_results", "encode"),
