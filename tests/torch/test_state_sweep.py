@@ -46,8 +46,9 @@ def test_changes_before_a_stored_plan_is_trusted() -> None:
     assert found["counts"]["replayed before and after"] >= LEAST_REPLAYED * SCRIPTS, found["counts"]
 
 
-def test_scripts_that_were_wrong_once() -> None:
-    found = command("scripts", "--corpus")
+@pytest.mark.parametrize("stored", [False, True])
+def test_scripts_that_were_wrong_once(stored: bool) -> None:
+    found = command("scripts", "--corpus", *(["--stored"] if stored else []))
     assert not found["failures"], "\n\n".join(found["failures"])
 
 

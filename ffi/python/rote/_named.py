@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from . import _code, _look
 from ._code import Names
 from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, OWN, REFERENTS, SIZE, TYPE_OF, plain
-from ._libraries import is_library_class, is_library_function, is_library_module, is_opaque
+from ._libraries import has_settings, is_library_class, is_library_function, is_library_module
 
 if TYPE_CHECKING:
     from ._reach import Walk
@@ -277,7 +277,8 @@ class Named:
             walk.add(TYPE_OF, module, None, HOST, name, module)
             walk.methods(type(module), depth)
         asked, absent = set(self.attributes), self._maybe()
-        if type(module) is not types.ModuleType and not issubclass(type(module), _GUARDED_BY_THEMSELVES):
+        kind = type(module)
+        if kind is not types.ModuleType and not issubclass(kind, _GUARDED_BY_THEMSELVES) and not has_settings(kind):
             asked |= self._asked_by_methods(type(module), self._asked_of.get(id(module), frozenset()))
         if not library:
             asked.add("__getattr__")
@@ -342,9 +343,9 @@ class Named:
             walk.soon(subject, item, depth + 1)
         elif kind.__name__ == "OpOverloadPacket":
             walk.op(subject, item, depth)
-        elif not plain(item) and (kind in (list, dict, set) or not is_library_class(kind)):
+        elif not plain(item) and (kind in (list, dict, set) or _look.numpy_array(kind) or not is_library_class(kind)):
             walk.soon(subject, item, depth + 1)
-        elif issubclass(kind, type | types.BuiltinFunctionType) or is_opaque(kind):
+        elif issubclass(kind, type | types.BuiltinFunctionType):
             return
         elif _look.own(item):
             self.of_object(subject, item, depth)

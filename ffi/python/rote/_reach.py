@@ -206,9 +206,9 @@ class Walk:
         """Guards a module and its children, however deep."""
         self.value(path, module, 0)
 
-    def name(self, path: str, tensor: torch.Tensor) -> None:
-        """Names a tensor of the state, before anything is described that may refer to it."""
-        self._first.setdefault(id(tensor), (path, tensor))
+    def name(self, path: str, named: Any) -> None:
+        """Names a tensor, module or optimizer of the state, before anything is described that may refer to it."""
+        self._first.setdefault(id(named), (path, named))
 
     def tensor(self, path: str, tensor: torch.Tensor) -> None:
         """Guards a tensor of the state by address and meta, its attributes and its ``.grad``."""
@@ -766,7 +766,7 @@ class Walk:
         if is_opaque(kind) and not issubclass(kind, torch.optim.Optimizer) and not _look.numpy_array(kind):
             if has_settings(kind):
                 self._settings(path, value, depth)
-            elif _look.own(value) is not None:
+            if _look.own(value) is not None:
                 self._named.of_object(path, value, depth)
             return
         own = _look.own(value)

@@ -169,8 +169,9 @@ class Recording:
         walk = self._walk
         walk.watched = _uses.watched(optimizer for _, optimizer in self._captured._state.optimizers)
         seen: set[int] = set()
-        for path, tensor in self.tensors:
-            walk.name(path, tensor)
+        state = self._captured._state
+        for path, named in (*self.tensors, *state.modules, *state.optimizers):
+            walk.name(path, named)
         for path, tensor in self.tensors:
             if id(tensor) in seen:
                 continue
@@ -189,7 +190,7 @@ class Recording:
                     )
                 self._name(_ARG, path, leaf, leaf, i)
                 self._track_grad(path, leaf, i)
-        unsupported = _state.unsupported(self._captured._state)
+        unsupported = _state.unsupported(state)
         if unsupported is not None:
             self._watch.refuse(
                 "",
@@ -199,7 +200,6 @@ class Recording:
         for path, tensor in [*self.tensors, *self.leaves]:
             if isinstance(tensor, torch.Tensor):
                 self._hooks(walk, path, tensor)
-        state = self._captured._state
         names = {id(tensor): path.split(".", 1)[-1] for path, tensor in reversed(self.tensors)}
         for path, module in state.modules:
             walk.module(path, module)

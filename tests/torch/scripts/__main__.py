@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own modules
 
-from scripts.corpus import CORPUS
+from scripts.corpus import CORPUS, STORED
 from scripts.generate import from_name, generate
 from scripts.shrink import shrink
 from scripts.twins import Outcome, check
@@ -33,7 +33,7 @@ def main() -> int:
     options = parser.parse_args()
     faulthandler.enable()
     torch.set_num_threads(1)
-    names = CORPUS if options.corpus else options.name
+    names = (STORED if options.stored else CORPUS) if options.corpus else options.name
     seeds = range(options.seed, options.seed + options.scripts, options.every)
     scripts = [(None, from_name(name)) for name in names] if names else [(seed, generate(seed)) for seed in seeds]
     counts: Counter[str] = Counter()

@@ -61,4 +61,10 @@ CORPUS = [
     "executor/cell/direct/set/number/after/plain",
     "bytes_io/cell/direct/set/number/after/plain",
     "partial_attribute/cached/own_dict/delete/fraction/always/plain",
+    "thread/cell/asked/set/field/after/plain",
+]
+
+# Scripts that once differed where a stored plan was trusted.
+STORED = [
+    "itself/in_an_argument/asked/set/forward/after/plain",
 ]

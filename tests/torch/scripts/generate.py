@@ -10,6 +10,7 @@ from .changes import CALLS, VALUES, WHEN
 from .holders import HOLDERS
 from .places import OUT_OF_SIGHT, PLACES
 from .reads import READS
+from .things import DEFINED, INSIDE, STATE, THINGS, UNSEEN
 
 # What the step makes of the number.
 STEPS = {
@@ -21,19 +22,20 @@ STEPS = {
 }
 _IMPORTS = """
 abc array builtins collections concurrent.futures contextlib contextvars copy ctypes dataclasses datetime decimal enum
-fractions functools gc heapq inspect io itertools json logging math multiprocessing operator os pathlib queue random
-struct sys threading types typing warnings weakref torch
+fractions functools gc hashlib heapq inspect io ipaddress itertools json logging math multiprocessing operator os
+pathlib queue random re string struct sys threading types typing uuid warnings weakref torch
 """.split()  # noqa: SIM905
 _PREAMBLE = {
-    "with_scale": "def with_scale(thing, value):\n    thing.scale = value\n    return thing\n",
-    "Derived2": "class Derived2(float):\n    pass\n",
-    "Level": "class Level(enum.IntEnum):\n    TWO = 2\n    THREE = 3\n",
-    "mesh": (
-        "def mesh():\n    from torch.distributed.device_mesh import init_device_mesh\n"
+    **DEFINED,
+    r"\bwith_scale\b": "def with_scale(thing, value):\n    thing.scale = value\n    return thing\n",
+    r"\bDerived2\b": "class Derived2(float):\n    pass\n",
+    r"\bLevel\b": "class Level(enum.IntEnum):\n    TWO = 2\n    THREE = 3\n",
+    r"\bmesh\(": (
+        "def mesh(shape=(2,)):\n    from torch.distributed.device_mesh import init_device_mesh\n"
         "    from torch.testing._internal.distributed.fake_pg import FakeStore\n\n"
         "    if not torch.distributed.is_initialized():\n"
         "        torch.distributed.init_process_group('fake', store=FakeStore(), rank=0, world_size=2)\n"
-        "    return init_device_mesh('cpu', (2,))\n"
+        "    return init_device_mesh('cpu', shape)\n"
     ),
 }
 _ATTEMPT = """
@@ -78,13 +80,18 @@ class Script:
 
     def source(self, main: bool = False) -> str:
         place, holder, read = PLACES[self.place], HOLDERS[self.holder], READS[self.read]
-        values = VALUES[place.takes][self.values]
+        thing = THINGS.get(self.values)
+        values = VALUES[place.takes][self.values] if thing is None else thing.values
 
         def fill(text: str, held: str, value: str) -> str:
             return string.Template(text).safe_substitute(H=held, V=value, V0=values[0])
 
         def change(which: int) -> str:
             value, out = values[which], holder.outside
+            if self.how == "inside" and which == 1:
+                return string.Template({**INSIDE, **UNSEEN}[self.values]).safe_substitute(
+                    E=f"({fill(place.get, out, value)})"
+                )
             if self.how == "replace":
                 return f"{out} = {fill(place.fresh, out, value)}"
             if self.how in ("delete", "appear") and place.delete and which == (1 if self.how == "delete" else 0):
@@ -103,11 +110,13 @@ class Script:
             "K": key,
             "I": fill(place.entries or "", holds, values[0]),
         }
-        body = string.Template(read.text).safe_substitute(reading)
+        body = string.Template(read.text if thing is None else thing.ask).safe_substitute(reading)
         if self.when == "inside":
             body += "\nchange_b()"
         tail = STEPS[self.step]
+        named = "\n".join((made, body, *values))
         state = [each for each in (holder.state, "w" if "w" in re.findall(r"\b\w\b", tail) else "") if each]
+        state += [each for each in STATE if re.search(rf"(?<!\.)\b{each}\b", named)]
         names = holder.names
         lines = [f"global {names}"] if holder.top else []
         lines += [holder.setup.replace("$F", made)]
@@ -131,7 +140,7 @@ class Script:
         parts = [fill(place.define, "held", values[0]), holder.define, read.define, _ATTEMPT, run]
         text = "\n\n".join(part.strip("\n") for part in parts if part)
         for word, definition in reversed(_PREAMBLE.items()):
-            if re.search(rf"\b{word}\b", text):
+            if re.search(word, text):
                 text = f"{definition}\n\n{text}"
         imports = [
             f"import {name}"
@@ -141,6 +150,9 @@ class Script:
         imports += ["import numpy as np"] if "np." in text else []
         imports += ["import dataclasses"] if "@dataclasses" in text and "import dataclasses" not in imports else []
         imports += ["from torch import nn"] if "nn." in text else []
+        imports += (
+            ["from torch.distributed.tensor import placement_types as placements"] if "placements." in text else []
+        )
         return "\n".join(imports) + f"\n\n\n{text}\n" + (f"\n{_MAIN}" if main else "")
 
 
@@ -176,24 +188,31 @@ def fits(script: Script) -> bool:
         return False  # that is its address
     if script.read == "getattr_computed" and script.place in _PYTHON_MODULES:
         return False  # out of sight
-    return script.how in hows(script.place) and script.values in VALUES[place.takes]
+    if script.how == "inside":
+        return place.takes == "any" and script.read == "asked" and script.values in INSIDE
+    if script.how not in hows(script.place):
+        return False
+    if script.values in THINGS:
+        return place.takes == "any" and script.read == "asked"
+    return script.read != "asked" and script.values in VALUES[place.takes]
 
 
 def generate(seed: int) -> Script:
     chance = random.Random(seed)
-    unseen = {name.split("/")[0] for name in OUT_OF_SIGHT.values()} - {"python_module"}
+    unseen = {name.split("/")[0] for name in OUT_OF_SIGHT.values() if "/asked/" not in name} - {"python_module"}
     while True:
         name = chance.choice([name for name in PLACES if name not in unseen])
         place = PLACES[name]
         reads = [read for read, each in READS.items() if each.of == "value"]
-        special = [read for read, each in READS.items() if each.of != "value"]
+        special = [read for read, each in READS.items() if each.of not in ("value", "thing")]
         values = list(VALUES[place.takes])
+        asked = place.takes == "any" and chance.random() < 0.4
         script = Script(
             name,
             "cell" if place.alone else chance.choice(list(HOLDERS)),
-            chance.choice(special if chance.random() < 0.4 else reads),
-            chance.choice(hows(name)),
-            "number" if "number" in values and chance.random() < 0.4 else chance.choice(values),
+            "asked" if asked else chance.choice(special if chance.random() < 0.4 else reads),
+            chance.choice(hows(name) if not asked or chance.random() < 0.5 else ["inside"]),
+            chance.choice(list(THINGS)) if asked else chance.choice([*values, *["number"] * len(values)]),
             chance.choice(list(WHEN)),
             chance.choice(["plain", "plain", *STEPS]),
         )

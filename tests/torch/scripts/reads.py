@@ -14,13 +14,14 @@ class Read:
     """Statements that end with a number in `s`."""
 
     text: str
-    of: str = "value"  # value, attribute, item, entries
+    of: str = "value"  # value, attribute, item, entries, thing
     define: str = ""
     before: str = ""  # statements outside of the step
     where: str = "any"  # what holds the value: anything, a global, or what is no argument ("reach")
 
 
 READS: dict[str, Read] = {
+    "asked": Read("", "thing"),  # as the thing says itself
     "direct": Read("s = $E"),
     "arithmetic": Read("s = $E * 2 - 1"),
     "compare": Read("s = 2.0 if $E > 2.25 else 3.0"),
