@@ -461,14 +461,67 @@ def test_attributes_are_the_functions() -> None:
             12: lambda: delattr(captured, "more"),
             16: lambda: setattr(captured, "__defaults__", (5.0,)),
             20: lambda: setattr(captured, "__code__", (lambda x, by: x * captured.scale - by).__code__),
+            24: lambda: captured.__dict__.update(scale=7.0),
         }
-        for call in range(24):
+        for call in range(28):
             changes.get(call, lambda: None)()
             yield captured(torch.ones(2) + call)
         return {}
 
     run = check_right(script)
     assert ORACLE_ONLY or run.stats[-1][0].replays >= 8, run.stats[-1][0]
+
+
+def test_asked_for_by_other_ways() -> None:
+    """Its dict, its name, its text and its annotations are the function's, however a step asks."""
+
+    def script(capture: Capture) -> Calls:
+        def step(x: Tensor) -> Tensor:
+            scale = captured.__dict__.get("scale", 1.0) * vars(helper).get("scale", 1.0)
+            scale += ("scale" in captured.__dict__) + len([name for name in dir(captured) if name == "scale"])
+            scale += len(helper.__name__) + len(helper.__doc__ or "") + len(captured.__doc__ or "")
+            return x * scale * helper.__annotations__.get("x", 1)
+
+        def helper() -> None:
+            pass
+
+        captured = capture(step)
+        changes: dict[int, Callable[[], None]] = {
+            4: lambda: captured.__dict__.setdefault("scale", 3.0),
+            8: lambda: setattr(helper, "scale", 2.0),
+            12: lambda: setattr(helper, "__name__", "other"),
+            16: lambda: setattr(helper, "__doc__", "more"),
+            20: lambda: setattr(captured, "__doc__", "a step"),
+            24: lambda: helper.__annotations__.update(x=5),
+            28: lambda: setattr(helper, "__annotations__", {"x": 6}),
+        }
+        for call in range(32):
+            changes.get(call, lambda: None)()
+            yield captured(torch.ones(2) + call)
+        return {}
+
+    run = check_right(script)
+    assert ORACLE_ONLY or run.stats[-1][0].replays >= 10, run.stats[-1][0]
+
+
+def test_methods_are_methods() -> None:
+    """Bound ones compare, and tell their attributes, as the function's do."""
+    needs_rote()
+
+    class Holder:
+        @rote_capture
+        def method(self, x: Tensor) -> Tensor:
+            """Doubles."""
+            return x * self.method.factor  # type: ignore[attr-defined]
+
+    Holder.method.factor = 2.0
+    holder = Holder()
+    assert holder.method == holder.method and holder.method.__self__ is holder
+    assert (holder.method.__name__, holder.method.__doc__) == ("method", "Doubles.")
+    for factor in (2.0, 2.0, 2.0, 3.0, 3.0, 3.0):
+        Holder.method.factor = factor
+        assert torch.equal(holder.method(torch.ones(2)), torch.full((2,), factor))
+    assert Holder.method.stats.replays
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,29 @@ def test_setting(name: str) -> None:
         assert stats[-1].replays == stats[WARM + CHANGED - 1].replays + BACK, stats[-1]
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_parametrizations_that_are_cached(train: bool) -> None:
+    """Around several calls, `cached` makes the first one compute the weight, and the others use it."""
+
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(0)
+        model = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4)).train(train)
+
+        def step(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return model(x) + model(-x)
+
+        captured, draw = capture(step, state=model), source()
+        for cached in (False, True, False, True, False):
+            with torch.nn.utils.parametrize.cached() if cached else contextlib.nullcontext():
+                for _ in range(6):
+                    yield captured(draw(2, 4))
+        return {"model": model}
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.stats[-1][0].replays >= 10, found.stats[-1][0]
+
+
 def test_old_and_new_names_of_one_setting_disagree() -> None:
     """Getters of torch raise then; a call of ours does not."""
 

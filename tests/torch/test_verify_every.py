@@ -65,12 +65,14 @@ def script_of(passes: str, plant: Callable[[Any], None] | None, found: list[Any]
 
 def planted(captured: Any, op: str, fault: str, bound: bool, nth: int) -> int:
     """Makes the plan wrong; the instruction."""
+    from rote._capture import step_of
     from rote._native import lib
 
-    variant = captured._variant.value
-    program = json.loads(lib.rote_session_program(captured._session, variant))
+    step = step_of(captured)
+    variant = step.variant.value
+    program = json.loads(lib.rote_session_program(step.session, variant))
     places = [i for i, row in enumerate(program) if op in row["text"]]
-    status = lib.rote_session_plant(captured._session, variant, places[nth], c_int(bound), fault.encode())
+    status = lib.rote_session_plant(step.session, variant, places[nth], c_int(bound), fault.encode())
     assert status == 0, (op, fault, places)
     return places[nth]
 

@@ -6,8 +6,9 @@ for tokens, labels in loader:
 """
 
 from . import logging
-from ._capture import Captured, RecordingRefused, Stats, VerificationError, capture
+from ._capture import Captured, capture
 from ._native import LogCallback, lib
+from ._step import RecordingRefused, Stats, VerificationError
 from ._validate import validate
 
 __version__: str = lib.rote_version().decode()

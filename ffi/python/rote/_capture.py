@@ -1,211 +1,78 @@
-"""``rote.capture``: a step that is recorded once and replayed from then on."""
+"""``rote.capture``, and what a script holds of a captured function."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
-import gc
-import json
-import logging
-import os
-import shutil
 import sys
-import tempfile
-import threading
 import types
-import warnings
-import weakref
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_int, c_uint32, c_void_p
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch._C._dynamo import eval_frame
-from torch.distributed.tensor import DTensor
 
-from . import _bridge, _difference, _ranks, _results, _state, _verify
-from ._native import (
-    EAGER,
-    REPLAYED,
-    c_text,
-    check,
-    drop_object,
-    error,
-    lib,
-    object_in,
-    take_object,
-)
-from ._recording import Recording, flatten
-
-# Replays of a plan before the one that runs as all later ones do: one without an
-# arena, one that runs what is kept.
-_UNSETTLED = 2
-
-# How often in a row something of Rote's own may go wrong before nothing more is tried.
-_MAX_FAILURES = 3
-
-# What is told of a function by attributes that classes have too, or that callers look up without ``__getattr__``.
-_TAKEN_OVER = (*functools.WRAPPER_ASSIGNMENTS, "__code__", "__defaults__", "__kwdefaults__", "__globals__")
-
-_recording = threading.RLock()
-
-
-def _warn(text: str, level: int) -> None:
-    """A warning at the user's line; where filters make errors of warnings a log entry, for the step has run or will."""
-    try:
-        warnings.warn(text, stacklevel=level + 1)
-    except Warning:
-        logging.getLogger("rote").warning("%s", text)
-
-
-class _Eager(threading.local):
-    """How many captured functions this thread runs eagerly, one within the other."""
-
-    depth = 0
-
-
-_eager = _Eager()
-
-
-def _default_group() -> Any:
-    """The default process group, or None."""
-    return dist.distributed_c10d.GroupMember.WORLD if dist.is_available() else None
-
-
-def _within() -> bool:
-    """Whether a call made now may be one that other ranks do not make, since
-    they replay a captured function around it."""
-    return _eager.depth > 0 or torch._C._current_graph_task_id() != -1  # a hook of a backward pass
-
-
-class RecordingRefused(RuntimeError):
-    """A step cannot be replayed: the op, the source line and the remedy."""
-
-
-class VerificationError(RuntimeError):
-    """A replay differs from eager; names the first tensor that does."""
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Counters of a captured function."""
-
-    calls: int = 0
-    recordings: int = 0
-    replays: int = 0
-    altered: int = 0  # of the replays: with altered collectives, all ranks agreed
-    kept: int = 0  # of the replays: with eager's collectives, since not all ranks could follow
-    exchanges: int = 0  # how often the ranks compared their altered collectives
-    verified: int = 0  # of the calls: replayed beside eager
-    fallbacks: int = 0
-    variants: int = 0
-    guard_misses: dict[str, int] = field(default_factory=dict)
-    refusals: list[str] = field(default_factory=list)
-
-
-def _temporary_plans(owner: object) -> tuple[str, Any]:
-    """A directory for plans that lasts as long as its owner, and what removes it."""
-    plans = tempfile.mkdtemp(prefix="rote-plans-")
-    return plans, weakref.finalize(owner, shutil.rmtree, plans, ignore_errors=True)
-
-
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
+from ._step import Stats, Step
 
 
 class Captured:
-    """A captured function. Call it as the function it stands for."""
+    """A captured function. Call it as the function it stands for.
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        state: Any,
-        plans: str | Path | None,
-        strict: bool,
-        verify: int,
-        verify_every: int,
-        trust_plans: bool,
-        max_variants: int,
-        ignore: Sequence[str],
-        passes: str | Sequence[str],
-    ) -> None:
-        if not callable(fn):
-            raise TypeError(f"rote.capture takes a function, not a {type(fn).__name__}")
-        if verify < 0:
-            raise ValueError(f"verify= must not be negative, it is {verify}")
-        if verify_every < 0:
-            raise ValueError(f"verify_every= must not be negative, it is {verify_every}")
-        if max_variants < 1:
-            raise ValueError(f"max_variants= must be at least 1, it is {max_variants}")
-        if isinstance(ignore, str) or not all(isinstance(name, str) for name in ignore):
-            raise TypeError("ignore= takes a list of names")
-        self._passes = passes if isinstance(passes, str) else ",".join(passes) or "none"
-        self._look_like(fn)
-        self._fn = fn
-        self._state = _state.collect(state)
-        self._strict = strict
-        self._verify = verify + _UNSETTLED if verify else 0
-        self._verify_every = verify_every
-        self._until = verify_every  # calls until the next one that runs beside eager
-        self._verified_calls = 0
-        self._stopped = False
-        self._trust = trust_plans
-        self._ignore = tuple(ignore)
-        self._max_variants = max_variants
-        self._warned: set[str] = set()
-        self._unguarded: list[str] = []  # where the walk over what is in reach stopped
-        self._failures = 0  # in a row, of Rote's own
-        self._off = False  # for good: every call runs eagerly
-        self._kept_tensors = False  # the last recording left tensors that outlived it
-        self._results: dict[int, _results.Results] = {}
-        self._arguments: tuple[Any, Any] = ((), {})
-        if plans is None:
-            plans, self._temporary = _temporary_plans(self)
-        else:
-            self._temporary = None
-        self._plans = str(plans)
-        self._session: Any = None
-        self._group: weakref.ref[Any] | None = None  # the default process group at the last call
-        self._agrees = False  # with the other ranks, about every call
-        self._lock = threading.RLock()
-        self._variant = c_uint32()
-        self._slot = c_void_p()
-        self._own = frozenset(vars(self)) - frozenset(_TAKEN_OVER)  # all others are the function's
+    Attributes are the function's, where the walk over what it can reach finds them, but for ``stats``,
+    ``explain()`` and ``plan_counts()``.
+    """
 
-    def _look_like(self, fn: Callable[..., Any]) -> None:
-        """Takes over names of the function, as decorators do; of a callable object that has none or raises for one,
-        those that there are."""
-        for name in _TAKEN_OVER:
-            with contextlib.suppress(Exception):
-                setattr(self, name, getattr(fn, name))
-        self.__wrapped__ = fn
+    __slots__ = ("__weakref__", "_step")
 
-    # Attributes are the function's, where the walk over what it can reach finds them.
+    def __init__(self, step: Step) -> None:
+        object.__setattr__(self, "_step", step)
 
-    def __getattr__(self, name: str) -> Any:
-        if "_fn" not in vars(self):
-            raise AttributeError(name)
-        return getattr(self._fn, name)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return step_of(self).call(args, kwargs)
+
+    @property
+    def stats(self) -> Stats:
+        """Counters, as of now."""
+        return step_of(self).stats
+
+    def explain(self) -> str:
+        """What was erased, collectives and redistributions with their causes,
+        guards, misses and refusals."""
+        return step_of(self).explain()
+
+    def plan_counts(self) -> dict[str, int]:
+        """Instructions of the variant that ran last: local, views, collectives."""
+        return step_of(self).plan_counts()
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Binds to an instance where the function itself does."""
+        function = function_of(self)
+        get = getattr(type(function), "__get__", None)
+        bound = None if get is None else get(function, instance, owner)
+        if type(bound) is types.MethodType and bound.__func__ is function:
+            return types.MethodType(self, bound.__self__)
+        return self
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OWN:
+            return object.__getattribute__(self, name)
+        function = function_of(self)
+        return function if name == "__wrapped__" else getattr(function, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = vars(self).get("_own")
-        if own is not None and name not in own:
-            setattr(self._fn, name, value)
-        if own is None or name in own or name in _TAKEN_OVER:
-            object.__setattr__(self, name, value)
+        setattr(function_of(self), name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self._fn, name)
+        delattr(function_of(self), name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(function_of(self)), *_OWN, "__wrapped__"})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A function is copied as itself. The copy of a method or of a callable object runs eagerly: the
         captured state is the original's."""
-        copied = copy.deepcopy(self._fn, memo)
-        return self if copied is self._fn else copied
+        function = function_of(self)
+        copied = copy.deepcopy(function, memo)
+        return self if copied is function else copied
 
     def __reduce_ex__(self, protocol: object) -> Any:
         """A function is pickled by its name where that stands for what was captured, else as the plain function."""
@@ -213,379 +80,20 @@ class Captured:
         name = str(getattr(self, "__qualname__", ""))
         for part in name.split("."):
             found = getattr(found, part, None)
-        return name if found is self else (_plain, (self._fn,))
+        return name if found is self else (_plain, (function_of(self),))
 
-    # -- calls ----------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._lock:
-            if self._session is None and not self._off:
-                self._begin()
-            if self._off:
-                return self._run(args, kwargs)
-            group, known = _default_group(), self._group
-            if (group is not None) if known is None else (group is None or known() is not group):
-                self._enter_world()
-            if (self._verify > 0 or self._verify_every > 0) and not self._stopped and not self._nested():
-                self._until -= 1
-                if self._verify > 0 or self._until <= 0 < self._verify_every:
-                    return self._verified(args, kwargs)
-            return self._call(args, kwargs)
+step_of: Callable[[Captured], Step] = Captured.__dict__["_step"].__get__
+_OWN = frozenset(Captured.__dict__) - {"__doc__", "__module__", "__slots__", "_step"} | {"__class__", "__reduce__"}
 
-    def _call(self, args: Any, kwargs: Any) -> Any:
-        call = lib.rote_session_call_within if self._agrees and _within() else lib.rote_session_call
-        try:
-            status = call(self._session, args, kwargs, byref(self._variant), byref(self._slot))
-            if self._agrees:
-                self._notice()
-            if status == REPLAYED:
-                return self._deliver(args, kwargs)
-        except BaseException:  # a signal's: the step is done, and leaves all that it leaves
-            if self._slot.value is not None:
-                self._deliver(args, kwargs)
-            raise
-        if status < 0:
-            self._leave(args, kwargs)
-        if check(status) == EAGER:
-            self._notice()
-            return self._run(args, kwargs)
-        return self._recorded(args, kwargs)
 
-    def _leave(self, args: Any, kwargs: Any) -> None:
-        """Puts gradients where eager has left them when its step fails as the last replay did."""
-        text = lib.rote_session_left(self._session, byref(self._slot))
-        if text is None:
-            return
-        tensors, left = take_object(self._slot), json.loads(text)
-        results = self._results.get(left["variant"])
-        if results is not None:
-            own = functools.partial(self._argument, args=args, kwargs=kwargs)
-            results.leave(dict(zip(left["made"], tensors, strict=True)), left["nothing"], own)
+def function_of(captured: Captured) -> Any:
+    """The function that was captured."""
+    return step_of(captured).function
 
-    def _run(self, args: Any, kwargs: Any) -> Any:
-        """Runs the function itself."""
-        _eager.depth += 1
-        try:
-            return self._fn(*args, **kwargs)
-        finally:
-            _eager.depth -= 1
 
-    def _notice(self) -> None:
-        notice = lib.rote_session_notice(self._session)
-        if notice is not None:
-            _warn(f"rote: {notice.decode()}", 4)
-
-    def _deliver(self, args: Any, kwargs: Any) -> Any:
-        tensors = object_in(self._slot)
-        results = self._results[self._variant.value]
-        try:
-            return results.deliver(tensors, lambda path: self._argument(path, args, kwargs))
-        except BaseException:
-            results.deliver(tensors, lambda path: self._argument(path, args, kwargs))
-            raise
-        finally:
-            drop_object(self._slot)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Binds to an instance where the function itself does."""
-        get = getattr(type(self._fn), "__get__", None)
-        bound = None if get is None else get(self._fn, instance, owner)
-        if type(bound) is types.MethodType and bound.__func__ is self._fn:
-            return functools.partial(self, bound.__self__)
-        return self
-
-    def _nested(self) -> bool:
-        """Whether other ranks may not make this call, or a recording sees it."""
-        modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
-        return _within() if _ranks.world_size() > 1 else bool(modes)
-
-    @staticmethod
-    def _argument(path: str, args: Any, kwargs: Any) -> Any:
-        leaves: list[tuple[str, Any]] = []
-        flatten("args", args, leaves)
-        flatten("kwargs", kwargs, leaves)
-        return dict(leaves)[path]
-
-    # -- what people look at ----------------------------------------------------
-
-    @property
-    def stats(self) -> Stats:
-        """Counters, as of now."""
-        if self._session is None:
-            return Stats()
-        text = lib.rote_session_stats(self._session)
-        if text is None:
-            raise RuntimeError(f"rote: {error()}")
-        return Stats(**json.loads(text), verified=self._verified_calls)
-
-    def explain(self) -> str:
-        """What was erased, collectives and redistributions with their causes,
-        guards, misses and refusals."""
-        if self._session is None:
-            return "not called yet"
-        text = lib.rote_session_explain(self._session)
-        if text is None:
-            raise RuntimeError(f"rote: {error()}")
-        stopped = "".join(f"\n  {where}" for where in self._unguarded)
-        return str(text.decode()) + (f"\nwhat lies beyond is not guarded:{stopped}\n" if stopped else "")
-
-    def plan_counts(self) -> dict[str, int]:
-        """Instructions of the variant that ran last: local, views, collectives."""
-        if not self._results:
-            return {}
-        last = max(self._results) if self._variant.value not in self._results else self._variant.value
-        return dict(json.loads(lib.rote_session_variant(self._session, last))["counts"])
-
-    # -- set-up -----------------------------------------------------------------
-
-    def _begin(self) -> None:
-        """Opens the session. Where that cannot be done, the step runs eagerly."""
-        try:
-            _bridge.load()
-        except Exception as problem:
-            self._off = True
-            self._refused(str(problem).removeprefix("rote: "))
-            return
-        try:
-            self._open(self._plans)
-        except RuntimeError as problem:
-            # The directory, or what people have asked for: that fails elsewhere too.
-            plans, temporary = _temporary_plans(self)
-            self._open(plans)
-            self._plans, self._temporary = plans, temporary
-            _warn(f"{problem}; plans are kept in a temporary directory", 4)
-
-    def _open(self, plans: str) -> None:
-        world, rank = 1, 0
-        if dist.is_available() and dist.is_initialized():
-            world, rank = dist.get_world_size(), dist.get_rank()
-        function, code = type(self._fn).__qualname__, None
-        with contextlib.suppress(Exception):
-            function = str(getattr(self._fn, "__qualname__", function))
-        with contextlib.suppress(Exception):
-            code = getattr(self._fn, "__code__", None)
-        if isinstance(code, types.CodeType):
-            function = f"{Path(code.co_filename).name}:{function}"
-        session = lib.rote_session_new(
-            c_text(function),
-            c_text(f"torch {torch.__version__}"),
-            world,
-            rank,
-            os.fsencode(plans),
-            self._max_variants,
-            c_text(self._passes),
-        )
-        if session is None:
-            raise RuntimeError(f"rote: {error()}")
-        self._session = session
-        weakref.finalize(self, lib.rote_session_free, session).atexit = False
-        self._enter_world()
-
-    def _enter_world(self) -> None:
-        """Follows the job: there is a default process group, another one, or none any more."""
-        group = _default_group()
-        self._group = None if group is None else weakref.ref(group)
-        world, rank = (1, 0) if group is None else (dist.get_world_size(), dist.get_rank())
-        name = b"" if group is None else str(group.group_name).encode()
-        check(lib.rote_session_world(self._session, name, world, rank))
-        self._agrees = False
-        if world > 1:
-            agrees = c_int()
-            check(lib.rote_session_agree_in(self._session, name, byref(agrees)))
-            self._agrees = bool(agrees.value)
-            self._notice()
-
-    # -- recording ----------------------------------------------------------------
-
-    def _recorded(self, args: Any, kwargs: Any) -> Any:
-        if not _recording.acquire(blocking=False):  # by another thread: what is observed is the process's
-            return self._run(args, kwargs)
-        collects = gc.isenabled()
-        gc.disable()  # a recording allocates enough to set off collections, which take as long as many steps
-        _eager.depth += 1
-        try:
-            return self._record(args, kwargs)
-        finally:
-            _eager.depth -= 1
-            if collects:
-                gc.enable()
-            _recording.release()
-
-    def _record(self, args: Any, kwargs: Any) -> Any:
-        session = self._session
-        recording: Recording | None = None
-        trusted: list[_results.StoredSpec | None] | None = None
-        try:
-            check(lib.rote_record_begin(session))
-            recording = Recording(self, args, kwargs)
-            recording.prepare()
-            if self._trust:
-                trusted = self._trusted(recording)
-        except BaseException as problem:  # of ours, or a signal's: the step has not begun
-            self._abort(recording)
-            if not isinstance(problem, Exception):
-                raise
-            self._failed(problem)
-            return self._run(args, kwargs)
-        if trusted is not None:
-            return self._replay_trusted(recording, trusted, args, kwargs)
-        try:
-            result = recording.run()
-        except BaseException:
-            self._abort(recording)
-            raise
-        try:
-            outcome = recording.finish(result)
-        except BaseException as problem:
-            self._abort(recording)
-            if not isinstance(problem, Exception):
-                raise
-            self._failed(problem)
-            return result
-        recording.forget()
-        self._failures = 0
-        for gone in self._results.keys() - set(outcome["variants"]):
-            del self._results[gone]
-        if outcome["outcome"] == "refused":
-            self._refused(outcome["reason"])
-        return result
-
-    def _abort(self, recording: Recording | None) -> None:
-        if recording is not None:
-            recording.close()
-            recording.forget()
-        lib.rote_record_abort(self._session)
-
-    def _failed(self, problem: Exception) -> None:
-        """Something of Rote's own went wrong. The step itself runs, or has run."""
-        self._failures += 1
-        reason = f"{type(problem).__name__}: {problem}"
-        if self._failures >= _MAX_FAILURES and not self._agrees:  # other ranks wait for every call
-            self._off = True
-            reason += f" ({self._failures} times in a row: nothing more is recorded)"
-        self._refused(reason.removeprefix("RuntimeError: rote: "))
-
-    def _trusted(self, recording: Recording) -> list[_results.StoredSpec | None] | None:
-        """Binds a stored plan unrecorded, if there is one: the specs of what a replay gives."""
-        if recording.not_told:
-            logging.getLogger("rote.replay").info(
-                "%s: no stored plan is trusted, since another step may be equal to it in all that plans tell: %s",
-                getattr(self, "__qualname__", "the step"),
-                recording.not_told,
-            )
-            return None
-        bound = c_int()
-        check(lib.rote_record_trust(self._session, byref(self._variant), byref(bound)))
-        if not bound.value:
-            return None
-        variant = self._variant.value
-        try:
-            plan = json.loads(lib.rote_session_variant(self._session, variant))
-            examples = [t._spec for _, t in [*recording.tensors, *recording.leaves] if isinstance(t, DTensor)]
-            given = [*plan["outputs"], *(grad for grad in plan["grads"] if not grad["none"])]
-            return [None if each["spec"] is None else _results.StoredSpec(each["spec"], examples) for each in given]
-        except Exception:
-            check(lib.rote_session_give_up(self._session, variant))
-            raise
-
-    def _replay_trusted(
-        self, recording: Recording | None, specs: list[_results.StoredSpec | None], args: Any, kwargs: Any
-    ) -> Any:
-        """Replays a stored plan that has just been bound, unrecorded."""
-        assert recording is not None
-        recording.close()
-        check(lib.rote_session_replay_last(self._session, byref(self._variant), byref(self._slot)))
-        variant = self._variant.value
-        plan = json.loads(lib.rote_session_variant(self._session, variant))
-        locals_ = take_object(self._slot)
-        left = zip(specs, locals_, strict=True)
-
-        def spec() -> Any:
-            stored, local = next(left)
-            return None if stored is None else stored.of(local)
-
-        structure, views = _results.from_json(plan["result"])
-        results = _results.Results(
-            structure,
-            [(spec(), output["requires_grad"]) for output in plan["outputs"]],
-            [(grad["path"], None if grad["none"] else spec(), grad["none"]) for grad in plan["grads"]],
-            recording.own(),
-            views,
-        )
-        self._results[variant] = results
-        return results.deliver(locals_, lambda path: self._argument(path, args, kwargs))
-
-    def _refused(self, reason: str) -> None:
-        if self._strict:
-            raise RecordingRefused(reason)
-        if reason not in self._warned:
-            self._warned.add(reason)
-            _warn(f"rote: recording refused, the step stays eager: {reason}", 5)
-
-    def _went_no_further(self, where: list[str]) -> None:
-        """Says once where the walk over what the function reaches has stopped."""
-        new = [place for place in where if place not in self._unguarded]
-        if new and not self._unguarded:
-            logging.getLogger("rote.guards").warning(
-                "%s: what lies beyond is not guarded: %s", getattr(self._fn, "__name__", "the step"), "; ".join(new)
-            )
-        self._unguarded += new
-
-    # -- verification ---------------------------------------------------------------
-
-    def _verified(self, args: Any, kwargs: Any) -> Any:
-        """Runs a call beside eager, if all ranks replay it: a rank that runs it once would not answer the
-        collectives of one that runs it twice."""
-        if not self._all_replay(args, kwargs):
-            return self._call(args, kwargs)
-        raises = self._verify > 0
-        self._verify -= raises
-        self._until = self._verify_every
-        run = _verify.beside(self._state, args, kwargs, self._call, self._run)
-        self._verified_calls += 1
-        if run.difference is None and not run.elsewhere:
-            return run.result()
-        where = "" if run.difference is not None else f"rank {run.elsewhere[0]}, not on this one"
-        if raises:
-            what = run.difference or where
-            how = "in" if run.difference is not None else "on"
-            raise VerificationError(f"a replay of {self._name()} differs from eager {how} {what}") from run.error
-        self._differs(args, kwargs, run, where)
-        return run.result()
-
-    def _differs(self, args: Any, kwargs: Any, run: _verify.Beside, elsewhere: str) -> None:
-        """Ends replays, on all ranks at once, and reports why."""
-        self._stopped = True
-        finding = _difference.Finding(where="eager raised, so no instruction was looked for")
-        if not run.raised_elsewhere:
-            with _recording:
-                _eager.depth += 1
-                try:
-                    finding = _difference.find(self, args, kwargs, run.before)
-                finally:
-                    _eager.depth -= 1
-                    run.after.restore()
-        if run.difference is None:
-            why = f"a replay of {self._name()} differs from eager on {elsewhere}"
-        else:
-            if self._temporary is not None:
-                self._temporary.detach()  # the report stays
-            path = _difference.write(self, run.difference, finding, run.before)
-            why = f"a replay of {self._name()} differs from eager in {run.difference}; first {finding}; see {path}"
-        check(lib.rote_session_stop(self._session, why.encode()))
-        _warn(f"rote: {why}; the step stays eager from now on", 5)
-
-    def _name(self) -> str:
-        return str(getattr(self._fn, "__name__", "the step"))
-
-    def _all_replay(self, args: Any, kwargs: Any) -> bool:
-        """Whether this rank and all others would replay the call."""
-        holds = c_int()
-        try:
-            check(lib.rote_session_holds(self._session, args, kwargs, byref(holds)))
-        finally:  # an error included: other ranks wait for this one
-            all_hold = all(_ranks.gather(holds.value))
-        return all_hold
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
 # torch.compile leaves a captured function as it is: the graph breaks there, and what runs inside is not compiled.
@@ -646,6 +154,8 @@ def capture(
     """
 
     def wrap(function: Callable[..., Any]) -> Captured:
-        return Captured(function, state, plans, strict, verify, verify_every, trust_plans, max_variants, ignore, passes)
+        return Captured(
+            Step(function, state, plans, strict, verify, verify_every, trust_plans, max_variants, ignore, passes)
+        )
 
     return wrap if fn is None else wrap(fn)

@@ -23,7 +23,7 @@ from ._recording import Recording
 from ._verify import Snapshot, bits
 
 if TYPE_CHECKING:
-    from ._capture import Captured
+    from ._step import Step
 
 # A value, by its number in the recorded plan, and how many instructions have shown it before.
 _Key = tuple[int, int]
@@ -85,9 +85,9 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor | None]:
 
 
 class _Search:
-    def __init__(self, captured: Captured, args: Any, kwargs: Any, before: Snapshot) -> None:
-        self._captured, self._args, self._kwargs, self._before = captured, args, kwargs, before
-        self._session, self._variant = captured._session, captured._variant.value
+    def __init__(self, step: Step, args: Any, kwargs: Any, before: Snapshot) -> None:
+        self._step, self._args, self._kwargs, self._before = step, args, kwargs, before
+        self._session, self._variant = step.session, step.variant.value
         text = lib.rote_session_program(self._session, self._variant)
         if text is None:
             raise RuntimeError(f"rote: {error()}")
@@ -113,7 +113,7 @@ class _Search:
             found.ops.append((outs, writes))
 
         check(lib.rote_record_begin(self._session))
-        recording = Recording(self._captured, self._args, self._kwargs)
+        recording = Recording(self._step, self._args, self._kwargs)
         try:
             recording.prepare()
             changed = recording.compare(recording.run(seen), self._variant)
@@ -252,29 +252,29 @@ def statistics(expected: torch.Tensor, found: torch.Tensor) -> str:
     return "\n".join(lines)
 
 
-def find(captured: Captured, args: Any, kwargs: Any, before: Snapshot) -> Finding:
+def find(step: Step, args: Any, kwargs: Any, before: Snapshot) -> Finding:
     """The first instruction that differs from eager. To be called on all ranks; the state is that of some point of
     the call afterwards."""
     try:
-        return _Search(captured, args, kwargs, before).finding()
+        return _Search(step, args, kwargs, before).finding()
     except Exception as problem:
         return Finding(where=f"the instruction was not found: {problem!r}")
 
 
-def write(captured: Captured, what: str, finding: Finding, before: Snapshot) -> Path:
+def write(step: Step, what: str, finding: Finding, before: Snapshot) -> Path:
     """Writes the report into the plan directory; its path."""
-    stats, rank = captured.stats, torch.distributed.get_rank() if _ranks.world_size() > 1 else 0
-    variant = json.loads(lib.rote_session_variant(captured._session, captured._variant.value) or b"{}")
+    stats, rank = step.stats, torch.distributed.get_rank() if _ranks.world_size() > 1 else 0
+    variant = json.loads(lib.rote_session_variant(step.session, step.variant.value) or b"{}")
     generator = hashlib.blake2b(before.cpu_generator.numpy().tobytes(), digest_size=8).hexdigest()
     cuda = "" if before.cuda_generator is None else f", of the GPU {before.cuda_generator.tolist()}"
     lines = [
-        f"A replay of {captured._name()} differs from eager in {what}.",
+        f"A replay of {step.name()} differs from eager in {what}.",
         "",
         f"first difference: {finding}",
         *(f"  {line}" for line in finding.statistics.splitlines()),
         "",
-        f"plan: {Path(captured._plans) / variant.get('key', '?')}, rank {rank} of {_ranks.world_size()}",
-        f"call: {stats.calls}, replay {stats.replays}; passes: {captured._passes or 'ROTE_PASSES or the default'}",
+        f"plan: {Path(step.plans) / variant.get('key', '?')}, rank {rank} of {_ranks.world_size()}",
+        f"call: {stats.calls}, replay {stats.replays}; passes: {step.passes or 'ROTE_PASSES or the default'}",
         f"generators before the call: digest of the CPU's state {generator}{cuda}; "
         f"torch.initial_seed() {torch.initial_seed()}",
         f"torch {torch.__version__}",
@@ -285,7 +285,7 @@ def write(captured: Captured, what: str, finding: Finding, before: Snapshot) -> 
         "from the plan itself. `rote show --ops PLAN` prints the instructions of the plan.",
         "",
     ]
-    directory = Path(captured._plans)
+    directory = Path(step.plans)
     directory.mkdir(parents=True, exist_ok=True)
     number = 0
     while (path := directory / f"difference-rank{rank}-{number}.txt").exists():

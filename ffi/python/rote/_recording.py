@@ -22,7 +22,7 @@ from ._native import NO_INDEX, c_text, check, error, ids, lib, record_fact_witho
 from ._specs import local_of, place_of, short_text
 
 if TYPE_CHECKING:
-    from ._capture import Captured
+    from ._step import Step
 
 # Tensors that a replay can return; what nobody waited for yet, it returns waited for.
 _KINDS = (torch.Tensor, DTensor, AsyncCollectiveTensor)
@@ -80,26 +80,29 @@ def _containers(value: Any, found: set[int]) -> None:
             _containers(item, found)
 
 
-def _switches() -> list[_facts.Fact]:
-    """Settings that PyTorch and DTensor keep in Python, where code decides by them."""
-    modules = ("torch.backends.mha", "torch.backends.opt_einsum", "torch.utils.checkpoint")
-    names = {
-        "_is_fastpath_enabled",
-        "enabled",
-        "strategy",
-        "_enable_checkpoint_early_stop",
-        "_checkpoint_debug_enabled",
-    }
-    return [
-        *(
-            _facts.Fact(_facts.DICT_ITEM, own, name, _MODE, f"{module}.{name}", _facts.describe(own[name]))
-            for module in modules
-            if module in sys.modules
-            for own in [vars(sys.modules[module])]
-            for name in sorted(names & own.keys())
-        ),
-        *_dtensor_switches(),
-    ]
+# Settings that PyTorch keeps in its Python modules, where code decides by them.
+_SETTINGS = {
+    "torch.backends.mha": ("_is_fastpath_enabled",),
+    "torch.backends.opt_einsum": ("enabled", "strategy"),
+    "torch.distributed.tensor._redistribute": (
+        "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION",
+        "_FORCE_MIN_COST_REDISTRIBUTION_PLAN",
+    ),
+    "torch.distributed.tensor.experimental._context_parallel._attention": ("_cp_options", "_dispatch_mode"),
+    "torch.nn.attention._registry": ("_FLASH_ATTENTION_ACTIVE",),
+    "torch.nn.utils.parametrize": ("_cache_enabled",),
+    "torch.utils.checkpoint": ("_checkpoint_debug_enabled", "_enable_checkpoint_early_stop"),
+}
+
+
+def _switches() -> Iterator[_facts.Fact]:
+    """What a step finds set in PyTorch and DTensor."""
+    for module, names in _SETTINGS.items():
+        own = vars(sys.modules[module]) if module in sys.modules else {}
+        for name in names:
+            if name in own:
+                yield _facts.Fact(_facts.DICT_ITEM, own, name, _MODE, f"{module}.{name}", _facts.describe(own[name]))
+    yield from _dtensor_switches()
 
 
 def _dtensor_switches() -> Iterator[_facts.Fact]:
@@ -133,12 +136,12 @@ def _version(tensor: torch.Tensor) -> int:
 class Recording:
     """One call that is recorded."""
 
-    def __init__(self, captured: Captured, args: Any, kwargs: Any) -> None:
-        self._captured = captured
-        self._session = captured._session
+    def __init__(self, step: Step, args: Any, kwargs: Any) -> None:
+        self._step = step
+        self._session = step.session
         self._args, self._kwargs = args, kwargs
         self.leaves: list[tuple[str, Any]] = []
-        self.tensors: list[tuple[str, torch.Tensor]] = list(captured._state.tensors())
+        self.tensors: list[tuple[str, torch.Tensor]] = list(step.state.tensors())
         self._specs = _record.Specs(self._session)
         self._watch = _record.Watch(self._session, self._specs)
         self._tape = _floats.Tape(self._session, frozenset())
@@ -146,7 +149,7 @@ class Recording:
         self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._grad_specs: list[tuple[str, Any, bool]] = []
-        self._walk = _reach.Walk(captured._fn, captured._ignore)
+        self._walk = _reach.Walk(step.function, step.ignore)
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
         self._casts_outlive_the_call = autocast and torch.is_autocast_cache_enabled()
 
@@ -167,9 +170,9 @@ class Recording:
         world = dist.get_world_size() if dist.is_initialized() else 1
         self._guard(_WORLD, "world size", str(world))
         walk = self._walk
-        walk.watched = _uses.watched(optimizer for _, optimizer in self._captured._state.optimizers)
+        walk.watched = _uses.watched(optimizer for _, optimizer in self._step.state.optimizers)
         seen: set[int] = set()
-        state = self._captured._state
+        state = self._step.state
         for path, named in (*self.tensors, *state.modules, *state.optimizers):
             walk.name(path, named)
         for path, tensor in self.tensors:
@@ -205,7 +208,7 @@ class Recording:
             walk.module(path, module)
         for path, optimizer in state.optimizers:
             walk.optimizer(path, optimizer, names)
-        walk.function(self._captured._fn)
+        walk.function(self._step.function)
         for path, leaf in self.leaves:
             if isinstance(leaf, torch.Tensor):
                 walk.argument(path, leaf)
@@ -231,8 +234,8 @@ class Recording:
                     "reads the seed of a generator: a later call may find another one",
                     "pass the seed as an argument",
                 )
-        self._captured._went_no_further(walk.stopped)
-        self._facts(_switches())
+        self._step.went_no_further(walk.stopped)
+        self._facts(list(_switches()))
         self._outlives = walk.seen | given
         self._watch.iterators = walk.iterators
         self._watch.handlers = walk.handlers
@@ -252,7 +255,7 @@ class Recording:
 
     def _follows(self, walk: _reach.Walk, given: set[int]) -> bool:
         """Whether hyperparameters can be followed: all that the step does with them is seen."""
-        optimizers = self._captured._state.optimizers
+        optimizers = self._step.state.optimizers
         if not optimizers:
             return False
         aliases = [path for path, _ in walk.aliases if _uses.is_alias(path)]
@@ -388,10 +391,10 @@ class Recording:
 
     def run(self, seen: _record.Seen | None = None) -> Any:
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""
-        step = functools.partial(self._captured._fn, *self._args, **self._kwargs)
+        call = functools.partial(self._step.function, *self._args, **self._kwargs)
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self._grads if grad is not None]
         try:
-            return _floats.returned(_record.run(self._session, self._watch, step, seen))
+            return _floats.returned(_record.run(self._session, self._watch, call, seen))
         finally:
             self.close()
 
@@ -423,7 +426,7 @@ class Recording:
             raise RuntimeError(f"rote: {error()}")
         outcome: dict[str, Any] = json.loads(text)
         if "variant" in outcome:
-            self._captured._results[outcome["variant"]] = _results.Results(
+            self._step.results[outcome["variant"]] = _results.Results(
                 structure, output_specs, self._grad_specs, self.own(), views
             )
         return outcome
@@ -520,8 +523,8 @@ class Recording:
         for name in lib.rote_record_groups(session).decode().split("\n"):
             if name:
                 self._group(name)
-        kept = _record.survivors(session, thorough=self._captured._kept_tensors)
-        self._captured._kept_tensors = kept > 0
+        kept = _record.survivors(session, thorough=self._step.kept_tensors)
+        self._step.kept_tensors = kept > 0
         if kept and self._casts_outlive_the_call:
             self._watch.refuse(
                 "",

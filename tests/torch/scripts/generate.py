@@ -189,7 +189,12 @@ def fits(script: Script) -> bool:
     if script.read == "getattr_computed" and script.place in _PYTHON_MODULES:
         return False  # out of sight
     if script.how == "inside":
-        return place.takes == "any" and script.read == "asked" and script.values in INSIDE
+        return (
+            place.takes == "any"
+            and script.read == "asked"
+            and script.values in INSIDE
+            and script.place != "long_list"  # of which the docs say that what its entries hold is out of sight
+        )
     if script.how not in hows(script.place):
         return False
     if script.values in THINGS:
