@@ -63,7 +63,7 @@ _ATOMS: tuple[type, ...] = (
 _ATOM_IDS = frozenset(map(id, _ATOMS))
 _CONTENT = (bool, int, float, complex, str, bytes)
 # Told by the names under which Python or PyTorch knows them.
-_NAMED = (
+NAMED = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
@@ -136,7 +136,7 @@ def describe(value: Any) -> str:
         return str(value.__qualname__)
     if issubclass(kind, type | types.ModuleType):
         return _look.name(value)
-    if kind in _NAMED:
+    if kind in NAMED:
         return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__module__") else value.__qualname__
     if kind is types.CodeType:
         return _code.digest(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import collections
 import contextlib
 import functools
 import gc
@@ -18,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from . import _code, _look
 from ._code import Names
-from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, OWN, REFERENTS, SIZE, TYPE_OF, plain
+from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, NAMED, OWN, REFERENTS, SIZE, TYPE_OF, plain
 from ._libraries import has_settings, is_library_class, is_library_function, is_library_module
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 # Entries of Python modules that everything passes through: what they hold is nobody's setting.
 _REGISTRIES = frozenset({id(sys.modules), id(sys.path_importer_cache)})
 _GUARDED_BY_THEMSELVES = (DeviceMesh, dist.ProcessGroup)  # what these hold differs among ranks
+# What a library's module may hold of a script's own.
+_LOOKED_INTO = (list, dict, set, frozenset, tuple, collections.deque)
 # Methods that code calls without their names.
 _UNNAMED = ("__len__", "__getitem__", "__contains__", "__bool__", "__call__")
 
@@ -343,11 +346,13 @@ class Named:
             walk.soon(subject, item, depth + 1)
         elif kind.__name__ == "OpOverloadPacket":
             walk.op(subject, item, depth)
-        elif not plain(item) and (kind in (list, dict, set) or _look.numpy_array(kind) or not is_library_class(kind)):
-            walk.soon(subject, item, depth + 1)
-        elif issubclass(kind, type | types.BuiltinFunctionType):
+        elif plain(item) or kind in NAMED:
             return
-        elif _look.own(item):
+        elif (
+            is_library_class(kind)
+            and _look.own(item)
+            and not (issubclass(kind, _LOOKED_INTO) or _look.numpy_array(kind))
+        ):
             self.of_object(subject, item, depth)
-        elif any(True for _ in _look.members(kind)):
+        else:
             walk.soon(subject, item, depth + 1)
