@@ -23,7 +23,7 @@ class FactTable {
     kDictItem, kListItem, kCell, kAttribute, kSize, kTensorMeta, kGradMeta, kGroup,
     // Other things about an object itself than its size.
     kItems,       // which keys, members or items a container has, in its order; of a dict values too, if the key is True
-    kFunction,    // the code, defaults and keyword defaults of a function
+    kFunction,    // the code, defaults, names and text of a function
     kBuffer,      // format, shape and bytes of an array; where it lies in place of the bytes, if the key is True
     kTypeOf,      // the class of an object
     kContextVar,  // the value of a context variable
@@ -169,7 +169,7 @@ class FactTable {
   static uint32_t width(const Entry& entry) {
     if (entry.kind == kTensorMeta) return 6;
     if (entry.kind == kGradMeta) return 2;
-    if (entry.kind == kFunction) return 3;
+    if (entry.kind == kFunction) return 4;
     return 1;
   }
 
@@ -207,8 +207,10 @@ class FactTable {
         return entries_held(entry.container, entry.key == Py_True);
       case kFunction: {
         auto part = [](PyObject* object) { return py::reinterpret_borrow<py::object>(object ? object : Py_None); };
-        return py::make_tuple(part(PyFunction_GetCode(entry.container)), part(PyFunction_GetDefaults(entry.container)),
-                              part(PyFunction_GetKwDefaults(entry.container)));
+        const auto& function = as_function(entry.container);
+        return py::make_tuple(part(function.func_code), part(function.func_defaults), part(function.func_kwdefaults),
+                              part(function.func_name), part(function.func_qualname), part(function.func_doc),
+                              part(function.func_module));
       }
       case kTypeOf:
         return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(entry.container)));
@@ -241,6 +243,10 @@ class FactTable {
       default:
         return py::reinterpret_borrow<py::object>(entry.container);
     }
+  }
+
+  static const PyFunctionObject& as_function(PyObject* function) {
+    return *reinterpret_cast<PyFunctionObject*>(function);
   }
 
   static PyTypeObject* as_type(PyObject* type) { return reinterpret_cast<PyTypeObject*>(type); }
@@ -310,11 +316,15 @@ class FactTable {
       case kItems:
         out[0] = entries(entry.container, entry.key == Py_True);
         return;
-      case kFunction:
-        out[0] = address(PyFunction_GetCode(entry.container));
-        out[1] = address(PyFunction_GetDefaults(entry.container));
-        out[2] = address(PyFunction_GetKwDefaults(entry.container));
+      case kFunction: {
+        const auto& function = as_function(entry.container);
+        out[0] = address(function.func_code);
+        out[1] = address(function.func_defaults);
+        out[2] = address(function.func_kwdefaults);
+        out[3] = mix(mix(address(function.func_name), address(function.func_qualname)),
+                     mix(address(function.func_doc), address(function.func_module)));
         return;
+      }
       case kBuffer:
         out[0] = buffer(entry.container, entry.key != Py_True);
         return;

@@ -118,8 +118,6 @@ _OPS_OF_TORCH = (
 _PYTHON_KERNEL = re.compile(r"^(CompositeImplicitAutograd|Autograd)\S*: registered at \S*\.py:", re.MULTILINE)
 # With these, code sees where an iterator stands and does not advance it.
 _STANDING = frozenset({"length_hint", "__length_hint__", "__reduce__", "copy", "deepcopy", "dumps", "repr", "str"})
-# What a function says of itself.
-_OF_FUNCTIONS = frozenset({"__annotations__", "__doc__", "__module__", "__name__", "__qualname__"})
 # Locks of Python's own, and what tells whether one is held;
 # entering and leaving it does not.
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -282,12 +280,11 @@ class Walk:
         if self._reads_environment:
             self._environment()
         self.handlers.of_names(self._named.said)
-        asked = sorted(_OF_FUNCTIONS & self._named.attributes)
+        annotated = "__annotations__" in self._named.attributes
         for function in self.functions:
             self.handlers.of_function(function)
-            for name in asked:
-                self._says(function, name)
-            self._follow()
+            if annotated:
+                self._annotations(function)
         # Seeds and iterators may change as they like where nobody asks.
         if not _STANDING.isdisjoint(self._named.said):
             for path, iterator in self._standing:
@@ -302,12 +299,12 @@ class Walk:
                 self.add(OWN, value, True, HOST, path, value)
         return self.facts
 
-    def _says(self, function: types.FunctionType, name: str) -> None:
-        """Guards what a function says of itself, where some code asks for it."""
-        subject = f"{function.__qualname__}.{name}"
-        item = getattr(function, name)
-        if self.add(ATTRIBUTE, function, name, HOST, subject, item):
-            self.value(subject, item, 1)
+    def _annotations(self, function: types.FunctionType) -> None:
+        """Guards a function's annotations."""
+        subject = f"{function.__qualname__}.__annotations__"
+        if self.add(ATTRIBUTE, function, "__annotations__", HOST, subject, function.__annotations__):
+            self.value(subject, function.__annotations__, 1)
+            self._follow()
 
     def _follow(self, clear: list[Any] | None = None) -> None:
         if clear is not None:
