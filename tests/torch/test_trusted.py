@@ -4,6 +4,7 @@
 """
 
 import collections
+import dataclasses
 import datetime
 import decimal
 import enum
@@ -264,6 +265,9 @@ CASES: dict[str, Build] = {
     "weak set of modules": lambda way: members(way, lambda one: weakref.WeakSet([one])),
     "weak reference to a module": lambda way: members(way, lambda one: [weakref.proxy(one)]),
     "slice": held(slice(0, 2), slice(1, 3), lambda s, x: x[s]),
+    "made data class": held(
+        *(dataclasses.make_dataclass("D", [("a", float, v)]) for v in (2.0, 3.0)), lambda d, x: x * d().a
+    ),
     "method": held("ab".upper, "cd".upper, lambda f, x: x * ord(f()[0])),
 }
 

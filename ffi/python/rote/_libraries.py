@@ -72,12 +72,25 @@ def is_library_class(kind: type) -> bool:
     if not _library(name):
         return False
     if id(kind) not in _known:
+        if not _is_found(kind, name):
+            return False
         functions = [each for each in _look.class_dict(kind).values() if type(each) is types.FunctionType]
         own = _look.own(sys.modules.get(name))
         if not any(each.__globals__ is own for each in functions) and not all(map(_is_harmless, functions)):
             return False
         _known[id(kind)] = kind
     return True
+
+
+def _is_found(kind: type, module: str) -> bool:
+    """Whether a class of Python's standard library is where it says. `make_dataclass` and `types.new_class` make some
+    for scripts that say `types`."""
+    if module.split(".")[0] not in _NAMES_OF_STDLIB or not _look.can_change(kind) or "<" in _look.name(kind):
+        return True
+    found: object = sys.modules.get(module)
+    for part in _look.name(kind).split("."):
+        found = (_look.class_dict(found) if isinstance(found, type) else _look.own(found) or {}).get(part)
+    return found is kind
 
 
 def _is_harmless(function: types.FunctionType) -> bool:

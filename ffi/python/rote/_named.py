@@ -30,8 +30,7 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 # Entries of Python modules that everything passes through: what they hold is nobody's setting.
 _REGISTRIES = frozenset({id(sys.modules), id(sys.path_importer_cache)})
 _GUARDED_BY_THEMSELVES = (DeviceMesh, dist.ProcessGroup)  # what these hold differs among ranks
-# What a library's module may hold of a script's own.
-_LOOKED_INTO = (list, dict, set, frozenset, tuple, collections.deque)
+_CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
 # Methods that code calls without their names.
 _UNNAMED = ("__len__", "__getitem__", "__contains__", "__bool__", "__call__")
 
@@ -39,6 +38,11 @@ _UNNAMED = ("__len__", "__getitem__", "__contains__", "__bool__", "__call__")
 def reads_environment(value: Any) -> bool:
     """Whether a value is one of Python's ways to read environment variables."""
     return any(value is reader for reader in _ENVIRONMENT)
+
+
+def _looked_into(kind: type) -> bool:
+    """Whether of an object of a library's class all is guarded, not only what code names."""
+    return issubclass(kind, _CONTAINERS) or _look.numpy_array(kind) or has_settings(kind)
 
 
 class Named:
@@ -285,6 +289,8 @@ class Named:
             asked |= self._asked_by_methods(type(module), self._asked_of.get(id(module), frozenset()))
         if not library:
             asked.add("__getattr__")
+            if "__getattr__" in own:  # answers for what is absent
+                absent |= asked
         for key in sorted(asked & own.keys()):
             if not self._entry(id(own), key):
                 continue
@@ -348,11 +354,7 @@ class Named:
             walk.op(subject, item, depth)
         elif plain(item) or kind in NAMED:
             return
-        elif (
-            is_library_class(kind)
-            and _look.own(item)
-            and not (issubclass(kind, _LOOKED_INTO) or _look.numpy_array(kind))
-        ):
+        elif _look.own(item) and is_library_class(kind) and not _looked_into(kind):
             self.of_object(subject, item, depth)
         else:
             walk.soon(subject, item, depth + 1)

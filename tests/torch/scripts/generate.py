@@ -193,7 +193,7 @@ def fits(script: Script) -> bool:
             place.takes == "any"
             and script.read == "asked"
             and script.values in INSIDE
-            and script.place != "long_list"  # of which the docs say that what its entries hold is out of sight
+            and not script.place.startswith("long_")  # what entries of large containers hold is out of sight
         )
     if script.how not in hows(script.place):
         return False

@@ -118,6 +118,12 @@ PLACES: dict[str, Place] = {
         attribute=("$H", "scale"), delete="del $H.table['scale']",
         patches={"hide": "$H.scale = $V", "function": "$H.__getattr__ = lambda name: $V"},
     ),
+    "module_answers": Place(
+        "answering_all({'scale': $V})", "$H.scale", "$H.table['scale'] = $V",
+        "def answering_all(table):\n    module = types.ModuleType('rote_test_answers')\n    module.table = table\n"
+        "    module.__getattr__ = lambda name: table[name]\n    return module\n",
+        patches={"hide": "$H.scale = $V"},
+    ),
     "library_named_module": attribute_of("types.ModuleType", make='types.ModuleType("torch.own")'),
     "dataset": attribute_of("Dataset", make="torch.utils.data.TensorDataset(torch.ones(2))"),
     "dataset_length": Place(
