@@ -11,6 +11,7 @@ import enum
 import functools
 import hashlib
 import io
+import math
 import operator
 import os
 import pickle
@@ -268,6 +269,10 @@ CASES: dict[str, Build] = {
     "made data class": held(
         *(dataclasses.make_dataclass("D", [("a", float, v)]) for v in (2.0, 3.0)), lambda d, x: x * d().a
     ),
+    "text of a class": held(
+        *(type("C", (), {"__doc__": text}) for text in ("a", "bc")), lambda c, x: x * len(c.__doc__)
+    ),
+    "sign of a NaN": held(math.nan, -math.nan, lambda v, x: x * math.copysign(2, v)),
     "method": held("ab".upper, "cd".upper, lambda f, x: x * ord(f()[0])),
 }
 
@@ -308,6 +313,7 @@ UNTOLD: dict[str, Build] = {
     "storage": held(torch.ones(1).untyped_storage(), torch.ones(2).untyped_storage(), lambda s, x: x * len(s)),
     "generator of NumPy": held(numpy.random.RandomState(1), numpy.random.RandomState(2), first_of_state),
     "buffer": held(pickle.PickleBuffer(b"a"), pickle.PickleBuffer(b"b"), lambda b, x: x * bytes(b)[0]),
+    "metadata": held(*(numpy.dtype("f4", metadata={"a": v}) for v in (2, 3)), lambda d, x: x * d.metadata["a"]),  # type: ignore[call-overload]
     "many objects": held([Held(2, 0)] * 2000, [Held(3, 0)] * 2000, lambda many, x: x * many[0].first),
 }
 

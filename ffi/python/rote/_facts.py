@@ -12,6 +12,7 @@ import gc
 import hashlib
 import io
 import re
+import struct
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -113,6 +114,8 @@ def plain(value: Any) -> bool:
 def text_of(value: Any) -> str:
     """A plain value as text; ``repr`` of no class but Python's, NumPy's and torch's own."""
     kind = type(value)
+    if kind in (float, complex) and value != value:  # the text of a NaN does not tell its sign
+        return f"{value!r} {struct.pack('dd', value.real, value.imag).hex()}"
     if id(kind) in _ATOM_IDS or kind is torch.Size:
         return repr(value)
     if kind is tuple:
@@ -168,7 +171,7 @@ def in_full(value: Any) -> str | None:
         known = any(vars(each).get(value.__name__) is value for each in map(sys.modules.get, _NUMPY) if each)
         return f"{name} {value.__name__}" if known else None
     if _look.module_of(kind) == "numpy.dtypes":
-        return f"{name} {value!r}"
+        return f"{name} {value!r}" if value.metadata is None else None
     if type(kind).__name__ == "pybind11_type" and "__entries" in _look.class_dict(kind):
         return f"{name} {int(value)}"
     if _look.module_of(kind) == "_abc" or issubclass(kind, _HANDLES) or kind in _FILES:

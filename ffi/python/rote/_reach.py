@@ -122,6 +122,8 @@ _STANDING = frozenset({"length_hint", "__length_hint__", "__reduce__", "copy", "
 # entering and leaving it does not.
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _ASKS_A_LOCK = frozenset({"locked", "acquire", "acquire_lock", "_is_owned"})
+# Functions of `dataclasses` that go by the fields of a class.
+_ASK_FOR_FIELDS = frozenset({"asdict", "astuple", "fields", "is_dataclass", "replace"})
 _METHODS = frozenset({"forward", "__call__", "_call_impl", "step"})
 
 
@@ -140,6 +142,7 @@ class Walk:
         self._weak: list[tuple[str, Any, int]] = []
         self._objects: list[tuple[str, Any]] = []
         self._classes: set[int] = set()
+        self._own_classes: list[tuple[str, dict[Any, Any]]] = []
         self._library_classes: list[type] = []
         self._covered: set[int] = set()  # library classes that a fact of another one covers
         self._generators: list[tuple[str, torch.Generator]] = []
@@ -280,11 +283,9 @@ class Walk:
         if self._reads_environment:
             self._environment()
         self.handlers.of_names(self._named.said)
-        annotated = "__annotations__" in self._named.attributes
+        self._said()
         for function in self.functions:
             self.handlers.of_function(function)
-            if annotated:
-                self._annotations(function)
         # Seeds and iterators may change as they like where nobody asks.
         if not _STANDING.isdisjoint(self._named.said):
             for path, iterator in self._standing:
@@ -299,12 +300,21 @@ class Walk:
                 self.add(OWN, value, True, HOST, path, value)
         return self.facts
 
-    def _annotations(self, function: types.FunctionType) -> None:
-        """Guards a function's annotations."""
-        subject = f"{function.__qualname__}.__annotations__"
-        if self.add(ATTRIBUTE, function, "__annotations__", HOST, subject, function.__annotations__):
-            self.value(subject, function.__annotations__, 1)
-            self._follow()
+    def _said(self) -> None:
+        """Guards what functions and classes say of themselves, where code asks for it."""
+        asked = set(self._named.attributes)
+        if not _ASK_FOR_FIELDS.isdisjoint(self._named.said):
+            asked.add("__dataclass_fields__")
+        if "__annotations__" in asked:
+            for function in self.functions:
+                subject, found = f"{function.__qualname__}.__annotations__", function.__annotations__
+                if self.add(ATTRIBUTE, function, "__annotations__", HOST, subject, found):
+                    self.value(subject, found, 1)
+        for label, own in self._own_classes:
+            for key in sorted(key for key in asked & own.keys() if _is_said(key, own[key])):
+                if self.add(DICT_ITEM, own, key, HOST, f"{label}.{key}", own[key]):
+                    self.value(f"{label}.{key}", own[key], 1)
+        self._follow()
 
     def _follow(self, clear: list[Any] | None = None) -> None:
         if clear is not None:
@@ -848,8 +858,9 @@ class Walk:
         if own is None:
             return
         self.add(SIZE, own, None, HOST, label, own, "")
+        self._own_classes.append((label, own))
         for key, item in list(own.items()):
-            if type(key) is not str or (key.startswith("__") and key.endswith("__") and not callable(item)):
+            if type(key) is not str or _is_said(key, item):
                 continue
             subject = f"{label}.{key}"
             if not self.add(DICT_ITEM, own, key, HOST, subject, item):
@@ -885,6 +896,11 @@ class Walk:
                     self._named.borrow(method)
             if id(kind) not in self._covered:
                 self.add(CLASS, kind, private, HOST, _look.name(kind), kind, "")
+
+
+def _is_said(key: str, item: Any) -> bool:
+    """Whether an attribute of a class is what it says of itself: its text, its annotations, its fields."""
+    return key.startswith("__") and key.endswith("__") and not callable(item)
 
 
 def _innermost(function: Any) -> Any:
