@@ -231,6 +231,17 @@ def first_of_state(generator: numpy.random.RandomState, x: Tensor) -> Tensor:
     return x * float(generator.get_state()[1][0])  # type: ignore[arg-type]
 
 
+def annotated(what: Any) -> Callable[..., Any]:
+    def function(a: what) -> None:
+        pass
+
+    return function
+
+
+def described(what: Any) -> type:
+    return dataclasses.make_dataclass("D", [("a", float, dataclasses.field(default=1.0, metadata={"k": what}))])
+
+
 CASES: dict[str, Build] = {
     "modules in a list": modules_in_a_list,
     "modules in a dict": modules_in_a_dict,
@@ -272,6 +283,11 @@ CASES: dict[str, Build] = {
     "text of a class": held(
         *(type("C", (), {"__doc__": text}) for text in ("a", "bc")), lambda c, x: x * len(c.__doc__)
     ),
+    "annotations of a class": held(
+        *(type("C", (), {"__annotations__": {"a": v}}) for v in (2, 3)), lambda c, x: x * c.__annotations__["a"]
+    ),
+    "annotations of a function": held(*map(annotated, (2, 3)), lambda f, x: x * f.__annotations__["a"]),
+    "metadata of a field": held(*map(described, (2, 3)), lambda d, x: x * dataclasses.fields(d)[0].metadata["k"]),
     "sign of a NaN": held(math.nan, -math.nan, lambda v, x: x * math.copysign(2, v)),
     "method": held("ab".upper, "cd".upper, lambda f, x: x * ord(f()[0])),
 }
