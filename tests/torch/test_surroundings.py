@@ -199,6 +199,28 @@ def test_parametrizations_that_are_cached(train: bool) -> None:
     assert ORACLE_ONLY or found.stats[-1][0].replays >= 10, found.stats[-1][0]
 
 
+def test_arguments_of_distributions_are_checked_again() -> None:
+    """An attribute of a library's class that only the library's code reads."""
+
+    def script(capture: Capture) -> Calls:
+        step = capture(lambda x: torch.distributions.Normal(x, x).mean * 2)
+        for checks in (False, True, False):
+            torch.distributions.Distribution.set_default_validate_args(checks)
+            for call in range(6):
+                try:
+                    yield step(torch.ones(2) * (call - 2))
+                except ValueError as error:
+                    yield type(error)
+        return None
+
+    before = torch.distributions.Distribution._validate_args
+    try:
+        found = check_right(script)
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
+    assert ORACLE_ONLY or found.stats[-1][0].replays >= 8, found.stats[-1][0]
+
+
 def test_old_and_new_names_of_one_setting_disagree() -> None:
     """Getters of torch raise then; a call of ours does not."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from . import _code, _look
@@ -42,7 +43,7 @@ def reads_environment(value: Any) -> bool:
 
 def _looked_into(kind: type) -> bool:
     """Whether of an object of a library's class all is guarded, not only what code names."""
-    return issubclass(kind, _CONTAINERS) or _look.numpy_array(kind) or has_settings(kind)
+    return issubclass(kind, (*_CONTAINERS, nn.Module)) or _look.numpy_array(kind) or has_settings(kind)
 
 
 class Named:

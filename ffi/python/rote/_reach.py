@@ -895,7 +895,10 @@ class Walk:
                 if type(method) is types.FunctionType:
                     self._named.borrow(method)
             if id(kind) not in self._covered:
-                self.add(CLASS, kind, private, HOST, _look.name(kind), kind, "")
+                switches = {
+                    key for names in own for key, item in names.items() if type(item) is bool and type(key) is str
+                }
+                self.add(CLASS, kind, private | switches, HOST, _look.name(kind), kind, "")
 
 
 def _is_said(key: str, item: Any) -> bool:

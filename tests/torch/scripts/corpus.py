@@ -68,6 +68,7 @@ CORPUS = [
 
 # Scripts that once differed where a stored plan was trusted.
 STORED = [
+    "torch_attribute/cell/asked/set/parameter_dict/after/plain",
     "torch_attribute/cell/asked/set/np_record/after/plain",
     "torch_attribute/cell/asked/inside/queue/inside/plain",
     "torch_attribute/cell/asked/set/context/after/random",

@@ -22,6 +22,7 @@ OUT_OF_SIGHT = {
     "a name that is kept in data": "python_module/cell/getattr_computed/set/number/after/plain",
     "a context of numbers": "decimal_context/cell/direct/set/integer/after/plain",
     "the name of a thread": "thread_name/cell/direct/set/integer/after/plain",
+    "how many names a library's module has": "torch_attribute/cell/own_dict_len/delete/number/after/plain",
     "a given context of numbers": "itself/cell/asked/inside/context/after/plain",
     "bytes in memory": "itself/cell/asked/inside/in_memory/after/plain",
     "a hash that goes on": "itself/cell/asked/inside/hash/after/plain",
