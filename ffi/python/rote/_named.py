@@ -234,22 +234,35 @@ class Named:
 
     def _imported(self, name: str, own: dict[str, Any], names: Names, depth: int) -> None:
         package = own.get("__package__")
+        found = False
         for level in range(4):
             try:
                 full = importlib.util.resolve_name("." * level + name, package if type(package) is str else "")
             except (ImportError, ValueError):
                 continue
+            found |= full in sys.modules
             for part in (full, *(f"{full}.{child}" for child in sorted(names.attributes))):
                 module = sys.modules.get(part)
                 if module is None:
                     continue
                 subject = f"sys.modules['{part}']"
-                if not is_library_module(module, part) and self._entry(id(sys.modules), part):
-                    self._walk.add(DICT_ITEM, sys.modules, part, HOST, subject, module)
+                if not is_library_module(module, part):
+                    if self._entry(id(sys.modules), part):
+                        self._walk.add(DICT_ITEM, sys.modules, part, HOST, subject, module)
+                    self._child(part)
                 if issubclass(type(module), types.ModuleType):
                     self.python_module(module, depth)
                 else:  # any object may be put in place of a module
                     self._walk.soon(subject, module, depth + 1)
+        if names.catches and not found and self._entry(id(sys.modules), name):  # the import may fail, and later not
+            self._walk.add(DICT_ITEM, sys.modules, name, HOST, f"sys.modules['{name}']", sys.modules.get(name, ABSENT))
+
+    def _child(self, name: str) -> None:
+        """Guards what a package has under the name of a module in it, which an import looks up first."""
+        package, _, child = name.rpartition(".")
+        own = _look.own(sys.modules.get(package))
+        if package and own is not None and self._entry(id(own), child):
+            self._walk.add(DICT_ITEM, own, child, HOST, name, own.get(child, ABSENT))
 
     def python_module(self, module: types.ModuleType, depth: int) -> None:
         """Guards what code names in a Python module, once all code is known."""
