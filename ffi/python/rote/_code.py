@@ -98,6 +98,7 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
                 imports.append(argument)
             elif opname == "MATCH_CLASS":
                 matches = True
+                attributes.add("__match_args__")
             elif opname == "CHECK_EXC_MATCH":
                 catches = True
             elif opname == "PUSH_EXC_INFO":
