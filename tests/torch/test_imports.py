@@ -73,3 +73,24 @@ def test_what_is_imported_changes(read: Callable[[], float], bound: bool) -> Non
 
     found = check_right(script)
     assert ORACLE_ONLY or found.stats[-1][0].replays >= 12, found.stats[-1][0]
+
+
+def test_module_of_a_library_is_replaced() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        from torch.nn import functional
+
+        return functional.relu(x)
+
+    def script(capture: Capture) -> Calls:
+        captured, own = capture(step), torch.nn.functional
+        try:
+            for call in range(12):
+                if call == 6:
+                    torch.nn.functional = types.SimpleNamespace(relu=torch.tanh)  # type: ignore[assignment]
+                yield captured(torch.ones(2) + call)
+        finally:
+            torch.nn.functional = own
+        return {}
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.stats[-1][0].replays >= 6, found.stats[-1][0]

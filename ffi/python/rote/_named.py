@@ -246,10 +246,9 @@ class Named:
                 if module is None:
                     continue
                 subject = f"sys.modules['{part}']"
-                if not is_library_module(module, part):
-                    if self._entry(id(sys.modules), part):
-                        self._walk.add(DICT_ITEM, sys.modules, part, HOST, subject, module)
-                    self._child(part)
+                self._child(part)
+                if not is_library_module(module, part) and self._entry(id(sys.modules), part):
+                    self._walk.add(DICT_ITEM, sys.modules, part, HOST, subject, module)
                 if issubclass(type(module), types.ModuleType):
                     self.python_module(module, depth)
                 else:  # any object may be put in place of a module
