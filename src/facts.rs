@@ -2,8 +2,8 @@
 
 use rote_plans::GuardKind;
 use rote_replay::ReplayError;
-use rote_replay::aten::FactTable;
 use rote_replay::aten::sys::{Fact, Object as PyObject};
+use rote_replay::aten::{Call, FactTable};
 
 /// What surrounds a call, in the order in which the bridge reads it (`modes.h`).
 pub const MODES: [&str; 12] = [
@@ -145,8 +145,8 @@ pub struct NewFact<'a> {
     pub hyperparameter: bool,
 }
 
-/// The kind of a fact about a tensor's gradient (`facts.h`).
-const GRADIENT_META: u32 = 6;
+/// The kinds of facts about gradients (`facts.h`): how one looks, and what memory they share.
+const GRADIENTS: [u32; 2] = [6, 21];
 
 impl Facts {
     /// No facts.
@@ -179,25 +179,25 @@ impl Facts {
             subject: fact.subject.to_owned(),
             text: fact.text.to_owned(),
             hyperparameter: fact.hyperparameter,
-            gradient: fact.table_kind == GRADIENT_META,
+            gradient: GRADIENTS.contains(&fact.table_kind),
         });
         Ok(())
     }
 
     /// Reads every fact as what a plan will expect.
-    pub fn settle(&mut self) -> Result<(), ReplayError> {
+    pub fn settle(&mut self, call: &Call) -> Result<(), ReplayError> {
         self.table.hold()?;
         let mut words = std::mem::take(&mut self.expected);
-        self.table.read(&mut words)?;
+        self.table.read(call, &mut words)?;
         self.expected = words;
         Ok(())
     }
 
     /// Reads facts that were added after [`Facts::settle`]: what a step turned
     /// out to use.
-    pub fn settle_added(&mut self) -> Result<(), ReplayError> {
+    pub fn settle_added(&mut self, call: &Call) -> Result<(), ReplayError> {
         let mut found = std::mem::take(&mut self.found);
-        let read = self.table.read(&mut found);
+        let read = self.table.read(call, &mut found);
         self.found = found;
         read?;
         self.expected
@@ -207,9 +207,13 @@ impl Facts {
 
     /// The first fact that no longer holds; `free` hyperparameters may change.
     /// Values that are equal by content are accepted.
-    pub fn difference(&mut self, free: &[String]) -> Result<Option<String>, ReplayError> {
+    pub fn difference(
+        &mut self,
+        call: &Call,
+        free: &[String],
+    ) -> Result<Option<String>, ReplayError> {
         let mut found = std::mem::take(&mut self.found);
-        let read = self.table.read(&mut found);
+        let read = self.table.read(call, &mut found);
         self.found = found;
         read?;
         let mut from = 0;
@@ -229,9 +233,9 @@ impl Facts {
     }
 
     /// Every fact that changed since the recording began, gradients apart.
-    pub fn changes(&mut self) -> Result<Vec<String>, ReplayError> {
+    pub fn changes(&mut self, call: &Call) -> Result<Vec<String>, ReplayError> {
         let mut found = std::mem::take(&mut self.found);
-        let read = self.table.read(&mut found);
+        let read = self.table.read(call, &mut found);
         self.found = found;
         read?;
         let mut changed = Vec::new();

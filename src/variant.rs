@@ -269,7 +269,7 @@ impl Variant {
     /// The first fact that does not hold for a call whose words do; `free`
     /// hyperparameters may change.
     fn difference(&mut self, call: &Call, free: &[String]) -> Result<Option<String>, SessionError> {
-        Ok(match self.facts.difference(free)? {
+        Ok(match self.facts.difference(call, free)? {
             None => self.places.difference(call)?.map(str::to_owned),
             found => found,
         })

@@ -223,8 +223,8 @@ EXPORT int rote_bridge_table_add(FactTable* table, uint32_t kind, PyObject* cont
   return guarded([&] { *width = table->add(kind, container, key); });
 }
 
-EXPORT int rote_bridge_table_read(const FactTable* table, uint64_t* out) {
-  return guarded([&] { table->read(out); });
+EXPORT int rote_bridge_table_read(const FactTable* table, const Call* call, uint64_t* out) {
+  return guarded([&] { table->read(*call, out); });
 }
 
 EXPORT int rote_bridge_table_hold(FactTable* table) {

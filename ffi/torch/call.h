@@ -1,6 +1,7 @@
 // Reads the arguments of a call and what it runs under, as flat arrays of
 // 64-bit words. Rust compares them; nothing here decides.
 #pragma once
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -28,6 +29,17 @@ class Firsts {
     if (place == kFew)
       for (uint32_t i = 0; i < place; ++i) places_.emplace(seen_[i], i);
     return places_.emplace(address, place).first->second;
+  }
+
+  // The place of an address that was added; none.
+  std::optional<uint32_t> find(uint64_t address) const {
+    if (seen_.size() <= kFew) {
+      for (uint32_t i = 0; i < seen_.size(); ++i)
+        if (seen_[i] == address) return i;
+      return std::nullopt;
+    }
+    auto found = places_.find(address);
+    return found == places_.end() ? std::nullopt : std::optional<uint32_t>(found->second);
   }
 
   void clear() {
@@ -68,6 +80,19 @@ class Call {
 
   // A number that the default process group of the process has.
   void set_world(uint64_t world) { world_ = world; }
+
+  // A leaf, and where it starts in its storage.
+  struct Start {
+    uint32_t leaf;
+    int64_t bytes;
+    const at::Tensor* tensor;
+  };
+
+  // The first leaf of the last collected call that lies in a storage; null.
+  const Start* in_storage(uint64_t storage) const {
+    auto first = storages_.find(storage);
+    return first ? &starts_[*first] : nullptr;
+  }
 
   void collect(PyObject* args, PyObject* kwargs) {
     args_ = args;
@@ -284,11 +309,6 @@ class Call {
                                                               : 1ull << 32 | known_counter->second);
   }
 
-  struct Start {
-    uint32_t leaf;
-    int64_t bytes;
-    const at::Tensor* tensor;
-  };
   PyObject* args_ = nullptr;  // borrowed, as the leaves are
   PyObject* kwargs_ = nullptr;
   std::unordered_map<uint64_t, uint32_t> state_;

@@ -2,10 +2,13 @@
 // flat arrays of 64-bit words. Rust compares them; nothing here decides.
 #pragma once
 #include <cstring>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <torch/csrc/Generator.h>
 
+#include "call.h"
 #include "describe.h"
 #include "hooks.h"
 #include "looks.h"
@@ -35,6 +38,7 @@ class FactTable {
     kWeak,        // what a weak reference refers to
     kReferents,   // what an object of the interpreter's own classes points to; where an iterator stands, if the key is True
     kLook,        // how a tensor looks that is no state, and its gradient; the seed of a generator
+    kGradMemory,  // the memory that gradients share with the state, with arguments and with each other
     kKinds,
   };
 
@@ -66,16 +70,28 @@ class FactTable {
 
   size_t words() const { return words_; }
 
-  void read(uint64_t* out) const {
-    for (const Entry& entry : entries_) read_one(entry, out + entry.start);
+  // `call` has collected the arguments of the call that is under way.
+  void read(const Call& call, uint64_t* out) const {
+    for (const Entry& entry : entries_) {
+      if (entry.kind == kGradMemory) {
+        out[entry.start] = grad_memory(call);
+      } else {
+        read_one(entry, out + entry.start);
+      }
+    }
   }
 
   // Holds what the facts see now, so that no address can stand for another
   // object later, and so that values can be compared by content.
   void hold() {
+    state_storages_.clear();
+    state_tensors_.clear();
     for (Entry& entry : entries_) {
       py::object now = object(entry);
       Py_XSETREF(entry.held, now.release().ptr());
+      if (entry.kind != kTensorMeta) continue;
+      state_tensors_.insert(address(THPVariable_Unpack(entry.container).unsafeGetTensorImpl()));
+      if (auto place = place_in_storage(entry.container)) state_storages_.emplace(place->storage, Named{entry.start, place->bytes});
     }
   }
 
@@ -139,6 +155,57 @@ class FactTable {
       Py_XSETREF(entry.spec, now.release().ptr());
     }
     return entry.number;
+  }
+
+  struct InStorage {
+    uint64_t storage;
+    int64_t bytes;  // from where it starts
+  };
+
+  // Where a tensor, of a DTensor its local one, lies; none for one that has no storage of its own yet.
+  static std::optional<InStorage> place_in_storage(PyObject* tensor) {
+    py::object keep;
+    if (is_dtensor(tensor))
+      tensor = dtensor_attribute(tensor, classes.local_tensor_offset, classes.local_tensor_name, keep);
+    if (!THPVariable_Check(tensor) || reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == classes.async_collective_tensor)
+      return std::nullopt;
+    const at::Tensor& local = THPVariable_Unpack(tensor);
+    if (local.layout() != at::kStrided || !local.has_storage()) return std::nullopt;
+    return InStorage{address(local.storage().unsafeGetStorageImpl()),
+                     local.storage_offset() * static_cast<int64_t>(local.element_size())};
+  }
+
+  // A word for which gradients lie in memory of the state, of arguments or of earlier gradients, and where in it.
+  uint64_t grad_memory(const Call& call) const {
+    grads_.clear();
+    uint64_t hash = 0;
+    auto take = [&](uint64_t owner, const at::Tensor& grad) {
+      if (!grad.defined()) return;
+      py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
+      auto place = place_in_storage(wrapped.ptr());
+      if (!place) return;
+      uint64_t impl = address(grad.unsafeGetTensorImpl());
+      auto say = [&](uint64_t other, int64_t bytes, bool same) {
+        hash = mix(mix(hash, mix(owner, other)), mix(static_cast<uint64_t>(place->bytes - bytes), same ? 1 : 0));
+      };
+      auto earlier = grads_.emplace(place->storage, Grad{owner, place->bytes, impl});
+      if (auto state = state_storages_.find(place->storage); state != state_storages_.end()) {
+        say(1ull << 32 | state->second.number, state->second.bytes, state_tensors_.count(impl) != 0);
+      } else if (const Call::Start* leaf = call.in_storage(place->storage)) {
+        say(2ull << 32 | leaf->leaf, leaf->bytes, leaf->tensor->unsafeGetTensorImpl() == grad.unsafeGetTensorImpl());
+      } else if (!earlier.second) {
+        const Grad& first = earlier.first->second;
+        say(3ull << 32 ^ first.owner, first.bytes, first.impl == impl);
+      }
+    };
+    for (const Entry& entry : entries_)
+      if (entry.kind == kGradMeta) take(entry.start, THPVariable_Unpack(entry.container).grad());
+    for (uint32_t leaf = 0; leaf < call.leaves.size(); ++leaf) {
+      if (!THPVariable_Check(call.leaves[leaf])) continue;
+      const at::Tensor& outer = THPVariable_Unpack(call.leaves[leaf]);
+      if (outer.is_leaf()) take(1ull << 40 | leaf, outer.grad());
+    }
+    return hash;
   }
 
   static uint64_t look(const Entry& entry) {
@@ -357,8 +424,20 @@ class FactTable {
     }
   }
 
+  struct Named {
+    uint32_t number;
+    int64_t bytes;
+  };
+  struct Grad {
+    uint64_t owner;
+    int64_t bytes;
+    uint64_t impl;
+  };
   std::vector<Entry> entries_;
   size_t words_ = 0;
+  std::unordered_map<uint64_t, Named> state_storages_;
+  std::unordered_set<uint64_t> state_tensors_;
+  mutable std::unordered_map<uint64_t, Grad> grads_;  // of the call that is looked at
 };
 
 }  // namespace rote

@@ -82,7 +82,7 @@ impl Session {
         let Some(active) = self.active.as_mut() else {
             return Ok(());
         };
-        active.recording.facts.settle()?;
+        active.recording.facts.settle(&self.call)?;
         let state = active
             .recording
             .named
@@ -118,7 +118,7 @@ impl Session {
                 continue;
             }
             let loose = loose(&candidate.recording, &all);
-            match candidate.parts.facts.difference(&loose)? {
+            match candidate.parts.facts.difference(&self.call, &loose)? {
                 None if candidate.places.difference(&self.call)?.is_some() => {}
                 None => {
                     active.candidate = Some(i);
@@ -268,8 +268,8 @@ impl Session {
         if let Some(refusal) = active.refusal() {
             return Ok(Outcome::Refused(refusal.clone()));
         }
-        active.facts.settle_added()?;
-        let changes = active.facts.changes()?;
+        active.facts.settle_added(&self.call)?;
+        let changes = active.facts.changes(&self.call)?;
         if !changes.is_empty() {
             let subject =
                 |change: &String| change.split(" (").next().unwrap_or_default().to_owned();

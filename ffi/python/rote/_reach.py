@@ -243,7 +243,10 @@ class Walk:
             return self.described(path, value)
         own = (_look.own(value) or {}).items()
         attributes = (f", .{key} = {self.described(f'{path}.{key}', item)}" for key, item in own)
-        return self.described(path, value, look(value)) + "".join(attributes) + self.sharing(path, value)
+        shared = self.sharing(path, value)
+        if value.is_leaf and value.grad is not None:
+            shared += self.sharing(f"{path}.grad", value.grad)
+        return self.described(path, value, look(value)) + "".join(attributes) + shared
 
     def sharing(self, path: str, tensor: torch.Tensor) -> str:
         """Where a tensor lies in memory that another one was found in before, in words."""

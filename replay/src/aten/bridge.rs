@@ -582,12 +582,14 @@ impl FactTable {
         self.words
     }
 
-    /// Reads every fact.
-    pub fn read(&self, out: &mut Vec<u64>) -> Result<(), ReplayError> {
+    /// Reads every fact. `call` has collected the arguments of the call that is under way.
+    pub fn read(&self, call: &Call, out: &mut Vec<u64>) -> Result<(), ReplayError> {
         out.resize(self.words, 0);
         let bridge = Bridge::get();
         // SAFETY: the bridge writes `words` words.
-        bridge.check(unsafe { (bridge.functions.table_read)(self.table, out.as_mut_ptr()) })
+        bridge.check(unsafe {
+            (bridge.functions.table_read)(self.table, call.call, out.as_mut_ptr())
+        })
     }
 
     /// Holds what the facts see now, for comparing by content later.

@@ -91,7 +91,7 @@ functions! {
     table_new: fn() -> *mut c_void;
     table_free: fn(*mut c_void);
     table_add: fn(*mut c_void, u32, Object, Object, *mut u32) -> c_int;
-    table_read: fn(*const c_void, *mut u64) -> c_int;
+    table_read: fn(*const c_void, *const c_void, *mut u64) -> c_int;
     table_hold: fn(*mut c_void) -> c_int;
     table_same: fn(*const c_void, u32, *mut c_int) -> c_int;
     table_text: fn(*const c_void, u32, c_int) -> *const c_char;
