@@ -72,8 +72,11 @@ class FactTable {
 
   // `call` has collected the arguments of the call that is under way.
   void read(const Call& call, uint64_t* out) const {
+    shared_.clear();
     for (const Entry& entry : entries_) {
-      if (entry.kind == kGradMemory) {
+      if (entry.kind == kGradMeta) {
+        read_gradient(entry, out + entry.start);
+      } else if (entry.kind == kGradMemory) {  // after all gradients of the state
         out[entry.start] = grad_memory(call);
       } else {
         read_one(entry, out + entry.start);
@@ -175,35 +178,60 @@ class FactTable {
                      local.storage_offset() * static_cast<int64_t>(local.element_size())};
   }
 
+  // Whether there is a gradient, and how it looks when the plan reads it.
+  void read_gradient(const Entry& entry, uint64_t* out) const {
+    const at::Tensor& outer = THPVariable_Unpack(entry.container);
+    const at::Tensor& grad = outer.grad();
+    out[0] = grad.defined();
+    out[1] = 0;
+    if (!grad.defined()) return;
+    py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
+    const bool distributed = is_dtensor(wrapped.ptr());
+    if (!is_alone(grad, wrapped.ptr(), distributed)) shared_.push_back({entry.start, &grad});
+    if (entry.key != Py_True) return;
+    out[1] = grad_word(outer);
+    if (distributed) out[1] = mix(out[1], placements(entry, wrapped.ptr()));
+    if (uint64_t own = own_attributes(wrapped.ptr(), true)) out[1] = mix(out[1], own);
+  }
+
+  // Whether nothing else can have a gradient's memory: neither its tensor object (of which the caller holds one
+  // reference), nor its tensor, nor its storage has another owner.
+  static bool is_alone(const at::Tensor& grad, PyObject* wrapped, bool distributed) {
+    if (Py_REFCNT(wrapped) != 1 || grad.use_count() > 2) return false;
+    if (!distributed) return grad.has_storage() && grad.storage().use_count() == 1;
+    py::object keep;
+    PyObject* inner = dtensor_attribute(wrapped, classes.local_tensor_offset, classes.local_tensor_name, keep);
+    if (keep || Py_REFCNT(inner) != 1 || !THPVariable_Check(inner)) return false;
+    const at::Tensor& local = THPVariable_Unpack(inner);
+    return local.use_count() == 1 && local.has_storage() && local.storage().use_count() == 1;
+  }
+
   // A word for which gradients lie in memory of the state, of arguments or of earlier gradients, and where in it.
   uint64_t grad_memory(const Call& call) const {
-    grads_.clear();
-    uint64_t hash = 0;
-    auto take = [&](uint64_t owner, const at::Tensor& grad) {
-      if (!grad.defined()) return;
-      py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
-      auto place = place_in_storage(wrapped.ptr());
-      if (!place) return;
-      uint64_t impl = address(grad.unsafeGetTensorImpl());
-      auto say = [&](uint64_t other, int64_t bytes, bool same) {
-        hash = mix(mix(hash, mix(owner, other)), mix(static_cast<uint64_t>(place->bytes - bytes), same ? 1 : 0));
-      };
-      auto earlier = grads_.emplace(place->storage, Grad{owner, place->bytes, impl});
-      if (auto state = state_storages_.find(place->storage); state != state_storages_.end()) {
-        say(1ull << 32 | state->second.number, state->second.bytes, state_tensors_.count(impl) != 0);
-      } else if (const Call::Start* leaf = call.in_storage(place->storage)) {
-        say(2ull << 32 | leaf->leaf, leaf->bytes, leaf->tensor->unsafeGetTensorImpl() == grad.unsafeGetTensorImpl());
-      } else if (!earlier.second) {
-        const Grad& first = earlier.first->second;
-        say(3ull << 32 ^ first.owner, first.bytes, first.impl == impl);
-      }
-    };
-    for (const Entry& entry : entries_)
-      if (entry.kind == kGradMeta) take(entry.start, THPVariable_Unpack(entry.container).grad());
     for (uint32_t leaf = 0; leaf < call.leaves.size(); ++leaf) {
       if (!THPVariable_Check(call.leaves[leaf])) continue;
       const at::Tensor& outer = THPVariable_Unpack(call.leaves[leaf]);
-      if (outer.is_leaf()) take(1ull << 40 | leaf, outer.grad());
+      if (outer.is_leaf() && outer.grad().defined()) shared_.push_back({1ull << 40 | leaf, &outer.grad()});
+    }
+    uint64_t hash = 0;
+    std::unordered_map<uint64_t, Shared> first;  // of the gradients in a storage
+    for (const Gradient& gradient : shared_) {
+      const at::Tensor& grad = *gradient.tensor;
+      py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
+      auto place = place_in_storage(wrapped.ptr());
+      if (!place) continue;
+      uint64_t tensor = address(grad.unsafeGetTensorImpl());
+      auto say = [&](uint64_t other, int64_t bytes, bool same) {
+        hash = mix(mix(hash, mix(gradient.owner, other)), mix(static_cast<uint64_t>(place->bytes - bytes), same));
+      };
+      auto [earlier, is_first] = first.try_emplace(place->storage, Shared{gradient.owner, place->bytes, tensor});
+      if (auto state = state_storages_.find(place->storage); state != state_storages_.end()) {
+        say(1ull << 32 | state->second.number, state->second.bytes, state_tensors_.count(tensor) != 0);
+      } else if (const Call::Start* leaf = call.in_storage(place->storage)) {
+        say(2ull << 32 | leaf->leaf, leaf->bytes, address(leaf->tensor->unsafeGetTensorImpl()) == tensor);
+      } else if (!is_first) {
+        say(3ull << 32 ^ earlier->second.owner, earlier->second.bytes, earlier->second.tensor == tensor);
+      }
     }
     return hash;
   }
@@ -358,22 +386,6 @@ class FactTable {
         if (distributed) out[5] += own_attributes(inner, true);
         return;
       }
-      case kGradMeta: {  // whether there is one, and how it looks when the plan reads it
-        const at::Tensor& outer = THPVariable_Unpack(entry.container);
-        const at::Tensor& grad = outer.grad();
-        out[0] = grad.defined();
-        out[1] = 0;
-        if (grad.defined() && entry.key == Py_True) {
-          PyObject* wrapped = THPVariable_Wrap(grad);
-          out[1] = grad_word(outer);
-          if (is_dtensor(wrapped)) {
-            out[1] = mix(out[1], placements(entry, wrapped));
-          }
-          if (uint64_t own = own_attributes(wrapped, true)) out[1] = mix(out[1], own);
-          Py_DECREF(wrapped);
-        }
-        return;
-      }
       case kGroup: {  // the process group registered under a name
         const char* name = PyUnicode_AsUTF8(entry.container);
         auto group = name ? find_group(name) : c10::intrusive_ptr<c10d::ProcessGroup>();
@@ -428,16 +440,20 @@ class FactTable {
     uint32_t number;
     int64_t bytes;
   };
-  struct Grad {
+  struct Shared {
     uint64_t owner;
     int64_t bytes;
-    uint64_t impl;
+    uint64_t tensor;
+  };
+  struct Gradient {
+    uint64_t owner;
+    const at::Tensor* tensor;
   };
   std::vector<Entry> entries_;
   size_t words_ = 0;
   std::unordered_map<uint64_t, Named> state_storages_;
   std::unordered_set<uint64_t> state_tensors_;
-  mutable std::unordered_map<uint64_t, Grad> grads_;  // of the call that is looked at
+  mutable std::vector<Gradient> shared_;  // gradients whose memory others may have, while facts are read
 };
 
 }  // namespace rote
