@@ -64,6 +64,8 @@ class FactTable {
     entries_.push_back(
         {static_cast<Kind>(kind), container, key, nullptr, static_cast<uint32_t>(words_), nullptr, 0, 0, hash});
     uint32_t n = width(entries_.back());
+    if (kind == kGradMeta) gradients_.push_back(static_cast<uint32_t>(entries_.size() - 1));
+    if (kind == kGradMemory) memory_ = words_;
     words_ += n;
     return n;
   }
@@ -72,16 +74,10 @@ class FactTable {
 
   // `call` has collected the arguments of the call that is under way.
   void read(const Call& call, uint64_t* out) const {
+    for (const Entry& entry : entries_) read_one(entry, out + entry.start);
     shared_.clear();
-    for (const Entry& entry : entries_) {
-      if (entry.kind == kGradMeta) {
-        read_gradient(entry, out + entry.start);
-      } else if (entry.kind == kGradMemory) {  // after all gradients of the state
-        out[entry.start] = grad_memory(call);
-      } else {
-        read_one(entry, out + entry.start);
-      }
-    }
+    for (uint32_t i : gradients_) read_gradient(entries_[i], out + entries_[i].start);
+    if (memory_) out[*memory_] = grad_memory(call);
   }
 
   // Holds what the facts see now, so that no address can stand for another
@@ -386,6 +382,9 @@ class FactTable {
         if (distributed) out[5] += own_attributes(inner, true);
         return;
       }
+      case kGradMeta:  // read together, by `read`
+      case kGradMemory:
+        return;
       case kGroup: {  // the process group registered under a name
         const char* name = PyUnicode_AsUTF8(entry.container);
         auto group = name ? find_group(name) : c10::intrusive_ptr<c10d::ProcessGroup>();
@@ -451,6 +450,8 @@ class FactTable {
   };
   std::vector<Entry> entries_;
   size_t words_ = 0;
+  std::vector<uint32_t> gradients_;  // entries about gradients,
+  std::optional<size_t> memory_;     // and the word about their memory
   std::unordered_map<uint64_t, Named> state_storages_;
   std::unordered_set<uint64_t> state_tensors_;
   mutable std::vector<Gradient> shared_;  // gradients whose memory others may have, while facts are read

@@ -8,7 +8,7 @@ pub use super::op::{
 };
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 11;
+pub const ABI_VERSION: u32 = 12;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;

@@ -61,7 +61,7 @@ int rote_bridge_table_add(Table *table, uint32_t kind, void *container, void *ke
     return 0;
 }
 
-int rote_bridge_table_read(const Table *table, uint64_t *out) {
+int rote_bridge_table_read(const Table *table, const void *call, uint64_t *out) {
     for (uint32_t i = 0; i < table->words; i++) out[i] = 0;
     return 0;
 }
