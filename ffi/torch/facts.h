@@ -55,7 +55,7 @@ class FactTable {
   uint32_t add(uint32_t kind, PyObject* container, PyObject* key) {
     TORCH_CHECK(kind < kKinds, kind, " is no kind of fact");
     Py_hash_t hash = 0;
-    if (kind == kDictItem) {  // once: a user's class may say how its objects hash
+    if (kind == kDictItem || kind == kEntrySize) {  // once: a user's class may say how its objects hash
       hash = PyObject_Hash(key);
       if (hash == -1) throw py::error_already_set();
     }
@@ -280,8 +280,7 @@ class FactTable {
     switch (entry.kind) {
       case kDictItem:
       case kEntrySize:
-        return py::reinterpret_borrow<py::object>(
-            entry.kind == kDictItem ? dict_item(entry) : PyDict_GetItemWithError(entry.container, entry.key));
+        return py::reinterpret_borrow<py::object>(dict_item(entry));
       case kListItem: {
         Py_ssize_t index = PyLong_AsSsize_t(entry.key);
         if (index >= PyList_GET_SIZE(entry.container)) return py::object();
@@ -342,7 +341,7 @@ class FactTable {
 
   static PyTypeObject* as_type(PyObject* type) { return reinterpret_cast<PyTypeObject*>(type); }
 
-  static void read_one(const Entry& entry, uint64_t* out) {
+  __attribute__((always_inline)) static void read_one(const Entry& entry, uint64_t* out) {
     switch (entry.kind) {
       case kDictItem: {  // the frequent kind: no reference counting
         out[0] = address(dict_item(entry));
@@ -356,8 +355,7 @@ class FactTable {
         out[0] = own_attributes(entry.container, entry.key == Py_True);
         return;
       case kEntrySize: {
-        PyObject* item = PyDict_GetItemWithError(entry.container, entry.key);
-        if (!item) PyErr_Clear();
+        PyObject* item = dict_item(entry);
         out[0] = item ? mix(address(item), entry_count(item)) : 0;
         return;
       }
