@@ -1,6 +1,7 @@
 // Reads the arguments of a call and what it runs under, as flat arrays of
 // 64-bit words. Rust compares them; nothing here decides.
 #pragma once
+#include <algorithm>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -70,12 +71,28 @@ class Call {
   // Numbers stay: what is said again after others were added has the number that it had.
   void add_state(const uint64_t* storages, const uint64_t* objects, uint32_t n) {
     for (uint32_t i = 0; i < n; ++i) {
-      state_.emplace(storages[i], state_.size());
+      bool is_new = state_.emplace(storages[i], state_.size()).second;
       state_objects_.emplace(objects[i], state_objects_.size());
       const at::Tensor& tensor = THPVariable_Unpack(reinterpret_cast<PyObject*>(objects[i]));
       state_roots_.emplace(address(root_of(tensor).unsafeGetTensorImpl()), state_roots_.size());
       state_counters_.emplace(counter_of(tensor), state_counters_.size());
+      auto extent = is_new ? extent_of(local_tensor(reinterpret_cast<PyObject*>(objects[i]))) : std::nullopt;
+      if (!extent) continue;
+      state_extents_.push_back(*extent);
+      foreign_state_ |= extent->foreign;
     }
+  }
+
+  // Whether the state or an argument of the last collected call lies in memory that PyTorch has not allocated.
+  bool has_foreign() const { return foreign_state_ || foreign_leaf_; }
+
+  // Whether a storage lies in the memory of another one of the state or of the last collected call.
+  bool overlaps(const Extent& extent) const {
+    if (!extent.foreign && !has_foreign()) return false;
+    auto found = [&](const std::vector<Extent>& others) {
+      return std::any_of(others.begin(), others.end(), [&](const Extent& other) { return extent.overlaps(other); });
+    };
+    return found(state_extents_) || found(extents_);
   }
 
   // A number that the default process group of the process has.
@@ -119,6 +136,8 @@ class Call {
     values_.clear();
     storages_.clear();
     starts_.clear();
+    extents_.clear();
+    foreign_leaf_ = false;
     tensors_.clear();
     roots_.clear();
     counters_.clear();
@@ -278,6 +297,12 @@ class Call {
     uint32_t own = static_cast<uint32_t>(starts_.size());
     uint32_t first = storages_.add(address(storage));
     starts_.push_back({leaf, start, &outer});
+    auto extent = extent_of(local);
+    add(leaf, kAlias, extent && overlaps(*extent));
+    if (extent) {
+      extents_.push_back(*extent);
+      foreign_leaf_ |= extent->foreign;
+    }
     auto state = state_.find(address(storage));
     if (state != state_.end()) {
       auto named = state_objects_.find(address(object));
@@ -317,6 +342,10 @@ class Call {
   std::unordered_map<uint64_t, uint32_t> state_counters_;
   uint64_t world_ = 0;
   std::vector<Value> values_;
+  std::vector<Extent> state_extents_;
+  std::vector<Extent> extents_;  // of the leaves
+  bool foreign_state_ = false;
+  bool foreign_leaf_ = false;
   Firsts storages_;
   std::vector<Start> starts_;  // of the leaves in `storages_`
   Firsts tensors_;

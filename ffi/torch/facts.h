@@ -66,6 +66,7 @@ class FactTable {
     uint32_t n = width(entries_.back());
     if (kind == kGradMeta) gradients_.push_back(static_cast<uint32_t>(entries_.size() - 1));
     if (kind == kGradMemory) memory_ = words_;
+    if (kind == kLook && THPVariable_Check(container)) looks_.push_back(static_cast<uint32_t>(entries_.size() - 1));
     words_ += n;
     return n;
   }
@@ -76,7 +77,7 @@ class FactTable {
   void read(const Call& call, uint64_t* out) const {
     for (const Entry& entry : entries_) read_one(entry, out + entry.start);
     shared_.clear();
-    for (uint32_t i : gradients_) read_gradient(entries_[i], out + entries_[i].start);
+    for (uint32_t i : gradients_) read_gradient(entries_[i], call.has_foreign(), out + entries_[i].start);
     if (memory_) out[*memory_] = grad_memory(call);
   }
 
@@ -159,6 +160,7 @@ class FactTable {
   struct InStorage {
     uint64_t storage;
     int64_t bytes;  // from where it starts
+    std::optional<Extent> extent;
   };
 
   // Where a tensor, of a DTensor its local one, lies; none for one that has no storage of its own yet.
@@ -171,11 +173,11 @@ class FactTable {
     const at::Tensor& local = THPVariable_Unpack(tensor);
     if (local.layout() != at::kStrided || !local.has_storage()) return std::nullopt;
     return InStorage{address(local.storage().unsafeGetStorageImpl()),
-                     local.storage_offset() * static_cast<int64_t>(local.element_size())};
+                     local.storage_offset() * static_cast<int64_t>(local.element_size()), extent_of(local)};
   }
 
   // Whether there is a gradient, and how it looks when the plan reads it.
-  void read_gradient(const Entry& entry, uint64_t* out) const {
+  void read_gradient(const Entry& entry, bool foreign, uint64_t* out) const {
     const at::Tensor& outer = THPVariable_Unpack(entry.container);
     const at::Tensor& grad = outer.grad();
     out[0] = grad.defined();
@@ -183,7 +185,7 @@ class FactTable {
     if (!grad.defined()) return;
     py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
     const bool distributed = is_dtensor(wrapped.ptr());
-    if (!is_alone(grad, wrapped.ptr(), distributed)) shared_.push_back({entry.start, &grad});
+    if (foreign || !is_alone(grad, wrapped.ptr(), distributed)) shared_.push_back({entry.start, &grad});
     if (entry.key != Py_True) return;
     out[1] = grad_word(outer);
     if (distributed) out[1] = mix(out[1], placements(entry, wrapped.ptr()));
@@ -194,16 +196,25 @@ class FactTable {
   // reference), nor its tensor, nor its storage has another owner.
   static bool is_alone(const at::Tensor& grad, PyObject* wrapped, bool distributed) {
     if (Py_REFCNT(wrapped) != 1 || grad.use_count() > 2) return false;
-    if (!distributed) return grad.has_storage() && grad.storage().use_count() == 1;
+    if (!distributed) return is_alone(grad);
     py::object keep;
     PyObject* inner = dtensor_attribute(wrapped, classes.local_tensor_offset, classes.local_tensor_name, keep);
     if (keep || Py_REFCNT(inner) != 1 || !THPVariable_Check(inner)) return false;
     const at::Tensor& local = THPVariable_Unpack(inner);
-    return local.use_count() == 1 && local.has_storage() && local.storage().use_count() == 1;
+    return local.use_count() == 1 && is_alone(local);
+  }
+
+  static bool is_alone(const at::Tensor& local) {
+    if (!local.has_storage() || local.storage().use_count() != 1) return false;
+    return local.storage().unsafeGetStorageImpl()->resizable();  // else it may be others' memory
   }
 
   // A word for which gradients lie in memory of the state, of arguments or of earlier gradients, and where in it.
   uint64_t grad_memory(const Call& call) const {
+    for (uint32_t i : looks_) {
+      const at::Tensor& outer = THPVariable_Unpack(entries_[i].container);
+      if (outer.is_leaf() && outer.grad().defined()) shared_.push_back({entries_[i].start, &outer.grad()});
+    }
     for (uint32_t leaf = 0; leaf < call.leaves.size(); ++leaf) {
       if (!THPVariable_Check(call.leaves[leaf])) continue;
       const at::Tensor& outer = THPVariable_Unpack(call.leaves[leaf]);
@@ -225,6 +236,8 @@ class FactTable {
         say(1ull << 32 | state->second.number, state->second.bytes, state_tensors_.count(tensor) != 0);
       } else if (const Call::Start* leaf = call.in_storage(place->storage)) {
         say(2ull << 32 | leaf->leaf, leaf->bytes, address(leaf->tensor->unsafeGetTensorImpl()) == tensor);
+      } else if (place->extent && call.overlaps(*place->extent)) {
+        say(4ull << 32, 0, false);
       } else if (!is_first) {
         say(3ull << 32 ^ earlier->second.owner, earlier->second.bytes, earlier->second.tensor == tensor);
       }
@@ -300,7 +313,7 @@ class FactTable {
         const auto& function = as_function(entry.container);
         return py::make_tuple(part(function.func_code), part(function.func_defaults), part(function.func_kwdefaults),
                               part(function.func_name), part(function.func_qualname), part(function.func_doc),
-                              part(function.func_module));
+                              part(function.func_module), part(function.func_dict));
       }
       case kTypeOf:
         return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(entry.container)));
@@ -398,7 +411,7 @@ class FactTable {
         out[1] = address(function.func_defaults);
         out[2] = address(function.func_kwdefaults);
         out[3] = mix(mix(address(function.func_name), address(function.func_qualname)),
-                     mix(address(function.func_doc), address(function.func_module)));
+                     mix(mix(address(function.func_doc), address(function.func_module)), address(function.func_dict)));
         return;
       }
       case kBuffer:
@@ -449,6 +462,7 @@ class FactTable {
   std::vector<Entry> entries_;
   size_t words_ = 0;
   std::vector<uint32_t> gradients_;  // entries about gradients,
+  std::vector<uint32_t> looks_;      // entries about tensors that are no state,
   std::optional<size_t> memory_;     // and the word about their memory
   std::unordered_map<uint64_t, Named> state_storages_;
   std::unordered_set<uint64_t> state_tensors_;

@@ -74,6 +74,8 @@ inline uint64_t grad_word(const at::Tensor& tensor) {
   const at::Tensor& grad = tensor.grad();
   if (!grad.defined()) return 0;
   uint64_t flags = mix(grad_flags(grad), grad.grad_fn() != nullptr);
+  if (grad.is_leaf() && grad.grad().defined())  // a gradient of its own: always this one
+    flags = mix(flags, address(grad.grad().unsafeGetTensorImpl()));
   if (!grad.key_set().has(c10::DispatchKey::Python)) return mix(meta_word(grad), flags) | 1;
   py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
   return mix(meta_word(settled_tensor(wrapped.ptr())), flags) | 1;

@@ -1,6 +1,7 @@
 // What autograd knows of a tensor as a view: its base, how it was made, and
 // whose version counter it has. Replays make their results so, too.
 #pragma once
+#include <optional>
 #include <cstring>
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -137,6 +138,27 @@ inline py::object as_inference(PyObject* object) {
   c10::TensorImpl* impl = out.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(out)));
+}
+
+// The addresses of a storage. Two storages may lie in the same memory if one of them is of memory that PyTorch has not
+// allocated: an array of NumPy's, what DLPack brought.
+struct Extent {
+  uint64_t begin;
+  uint64_t end;
+  uint64_t storage;
+  bool foreign;
+
+  bool overlaps(const Extent& other) const {
+    return storage != other.storage && begin < other.end && other.begin < end;
+  }
+};
+
+inline std::optional<Extent> extent_of(const at::Tensor& local) {
+  if (!local.has_storage() || !(local.is_cpu() || local.is_cuda())) return std::nullopt;
+  const c10::StorageImpl* storage = local.storage().unsafeGetStorageImpl();
+  uint64_t begin = reinterpret_cast<uint64_t>(storage->data());
+  if (!begin || !storage->nbytes()) return std::nullopt;
+  return Extent{begin, begin + storage->nbytes(), address(storage), !storage->resizable()};
 }
 
 }  // namespace rote

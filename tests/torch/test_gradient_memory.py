@@ -63,3 +63,25 @@ def test_gradients_move(first: str, whose: str) -> None:
 
     found = check_right(script)
     assert ORACLE_ONLY or found.stats[-1][0].replays >= 2 * len(names), found.stats[-1][0]
+
+
+def test_gradients_of_gradients_and_of_tensors_in_reach() -> None:
+    """Of a tensor that no name in ``state=`` reaches, too."""
+
+    def script(capture: Capture) -> Calls:
+        a, b, held, w = (
+            torch.ones(4),
+            torch.full((4,), 3.0),
+            torch.ones(4, requires_grad=True),
+            nn.Parameter(torch.ones(4)),
+        )
+        w.grad = torch.ones(4)
+        step = capture(lambda x: (held.grad.mul_(0.5), w.grad.grad.mul_(0.25))[0].sum() * x, state=[a, b, w])  # type: ignore[union-attr]
+        for first, second in ((a, b), (b, a), (a, a), (b, b), (a, b)):
+            held.grad, w.grad.grad = first, second
+            for call in range(CHANGED):
+                yield step(torch.ones(2) + call), a, b
+        return {}
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.stats[-1][0].replays >= 4, found.stats[-1][0]

@@ -128,6 +128,18 @@ def _dtensor_switches() -> Iterator[_facts.Fact]:
             yield count(rules, f"DTensor's {name}")
 
 
+def _extent(tensor: torch.Tensor) -> tuple[int, int, int] | None:
+    """Where a tensor's storage begins and ends, and which it is; None for one without memory of its own."""
+    local = local_of(tensor)
+    if local.layout is not torch.strided or local.device.type not in ("cpu", "cuda"):
+        return None
+    if not torch._C._has_storage(local):
+        return None
+    storage = local.untyped_storage()
+    begin = storage.data_ptr()
+    return (begin, begin + storage.nbytes(), storage._cdata) if begin and storage.nbytes() else None
+
+
 def _version(tensor: torch.Tensor) -> int:
     """How often a tensor was written, as autograd counts it."""
     return 0 if tensor.is_inference() else tensor._version
@@ -200,6 +212,7 @@ class Recording:
                 f"uses {unsupported}, which is not supported yet",
                 "apply rote.capture to a model without the wrapper, for example with DTensor parameters",
             )
+        self._memory()
         for path, tensor in [*self.tensors, *self.leaves]:
             if isinstance(tensor, torch.Tensor):
                 self._hooks(walk, path, tensor)
@@ -254,6 +267,26 @@ class Recording:
                         self._replaced.append((group, key, value, traced))
         for group, key, _, traced in self._replaced:
             group[key] = traced
+
+    def _memory(self) -> None:
+        """Refuses tensors in the same memory by way of different storages: what shares memory is told by storages."""
+        found = []
+        for path, tensor in [*self.tensors, *self.leaves, *((path, grad) for path, _, grad in self._grads)]:
+            extent = _extent(tensor) if isinstance(tensor, torch.Tensor) else None
+            if extent is not None:
+                found.append((*extent, path))
+        end, storage, first = 0, 0, ""
+        for begin, last, own, path in sorted(found):
+            if begin < end and own != storage:
+                self._watch.refuse(
+                    "",
+                    f"takes {first} and {path}, which lie in the same memory by way of different storages, as two "
+                    "calls of torch.from_numpy on one array make them: a write to one is not seen in the other",
+                    "make one tensor of the memory, and the other a view of that tensor",
+                )
+                return
+            if last > end:
+                end, storage, first = last, own, path
 
     def _follows(self, walk: _reach.Walk, given: set[int]) -> bool:
         """Whether hyperparameters can be followed: all that the step does with them is seen."""
