@@ -38,7 +38,8 @@ class FactTable {
     kWeak,        // what a weak reference refers to
     kReferents,   // what an object of the interpreter's own classes points to; where an iterator stands, if the key is True
     kLook,        // how a tensor looks that is no state, and its gradient; the seed of a generator
-    kGradMemory,  // the memory that gradients share with the state, with arguments and with each other
+    kSharedMemory,  // the memory that gradients, and tensors that are no state, share with the state, with arguments and
+                    // with each other
     kKinds,
   };
 
@@ -65,7 +66,7 @@ class FactTable {
         {static_cast<Kind>(kind), container, key, nullptr, static_cast<uint32_t>(words_), nullptr, 0, 0, hash});
     uint32_t n = width(entries_.back());
     if (kind == kGradMeta) gradients_.push_back(static_cast<uint32_t>(entries_.size() - 1));
-    if (kind == kGradMemory) memory_ = words_;
+    if (kind == kSharedMemory) memory_ = words_;
     if (kind == kLook && THPVariable_Check(container)) looks_.push_back(static_cast<uint32_t>(entries_.size() - 1));
     words_ += n;
     return n;
@@ -78,7 +79,7 @@ class FactTable {
     for (const Entry& entry : entries_) read_one(entry, out + entry.start);
     shared_.clear();
     for (uint32_t i : gradients_) read_gradient(entries_[i], call.has_foreign(), out + entries_[i].start);
-    if (memory_) out[*memory_] = grad_memory(call);
+    if (memory_) out[*memory_] = shared_memory(call);
   }
 
   // Holds what the facts see now, so that no address can stand for another
@@ -209,18 +210,30 @@ class FactTable {
     return local.storage().unsafeGetStorageImpl()->resizable();  // else it may be others' memory
   }
 
-  // A word for which gradients lie in memory of the state, of arguments or of earlier gradients, and where in it.
-  uint64_t grad_memory(const Call& call) const {
+  // A word for which gradients lie in memory of the state, of arguments or of earlier gradients, for which tensors
+  // that are no state do, and where in it.
+  uint64_t shared_memory(const Call& call) const {
+    uint64_t hash = 0;
     for (uint32_t i : looks_) {
-      const at::Tensor& outer = THPVariable_Unpack(entries_[i].container);
-      if (outer.is_leaf() && outer.grad().defined()) shared_.push_back({entries_[i].start, &outer.grad()});
+      const Entry& entry = entries_[i];
+      if (auto place = place_in_storage(entry.container)) {
+        uint64_t start = static_cast<uint64_t>(place->bytes);
+        if (auto state = state_storages_.find(place->storage); state != state_storages_.end()) {
+          hash = mix(mix(hash, entry.start), mix(1ull << 32 | state->second.number, start));
+        } else if (const Call::Start* leaf = call.in_storage(place->storage)) {
+          hash = mix(mix(hash, entry.start), mix(2ull << 32 | leaf->leaf, start - static_cast<uint64_t>(leaf->bytes)));
+        } else if (place->extent && call.overlaps(*place->extent)) {
+          hash = mix(mix(hash, entry.start), 4ull << 32);
+        }
+      }
+      const at::Tensor& outer = THPVariable_Unpack(entry.container);
+      if (outer.is_leaf() && outer.grad().defined()) shared_.push_back({entry.start, &outer.grad()});
     }
     for (uint32_t leaf = 0; leaf < call.leaves.size(); ++leaf) {
       if (!THPVariable_Check(call.leaves[leaf])) continue;
       const at::Tensor& outer = THPVariable_Unpack(call.leaves[leaf]);
       if (outer.is_leaf() && outer.grad().defined()) shared_.push_back({1ull << 40 | leaf, &outer.grad()});
     }
-    uint64_t hash = 0;
     std::unordered_map<uint64_t, Shared> first;  // of the gradients in a storage
     for (const Gradient& gradient : shared_) {
       const at::Tensor& grad = *gradient.tensor;
@@ -394,7 +407,7 @@ class FactTable {
         return;
       }
       case kGradMeta:  // read together, by `read`
-      case kGradMemory:
+      case kSharedMemory:
         return;
       case kGroup: {  // the process group registered under a name
         const char* name = PyUnicode_AsUTF8(entry.container);

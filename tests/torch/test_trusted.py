@@ -171,6 +171,17 @@ def hook_with_a_mask(way: int) -> Any:
     return step, {"weight": weight, "a": a, "b": b}
 
 
+def gradient_of_a_tensor_in_reach(way: int) -> Any:
+    held, a, b = torch.ones(4, requires_grad=True), torch.ones(4), torch.full((4,), 2.0)
+    held.grad = [a, b][way]
+
+    def step(x: Tensor) -> Tensor:
+        assert held.grad is not None
+        return x[0] * held.grad
+
+    return step, {"a": a, "b": b}
+
+
 def state_of_an_optimizer(way: int) -> Any:
     weight, a, b = nn.Parameter(torch.ones(4)), torch.ones(4), torch.full((4,), 2.0)
     weight.grad = torch.zeros(4)
@@ -251,6 +262,7 @@ CASES: dict[str, Build] = {
     "named tensor in an attribute": named_attribute,
     "gradients in a buffer": gradients_in_a_buffer,
     "hook with a mask": hook_with_a_mask,
+    "gradient of a tensor in reach": gradient_of_a_tensor_in_reach,
     "state of an optimizer": state_of_an_optimizer,
     "gradient": gradient_that_requires_one,
     "function of torch": held(torch.relu, torch.tanh, lambda f, x: f(x)),

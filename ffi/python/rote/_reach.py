@@ -217,7 +217,7 @@ class Walk:
         """Guards a tensor of the state by address and meta, its attributes and its ``.grad``."""
         grad = tensor.grad if tensor.is_leaf else None
         text = short_text(tensor) + self.sharing(path, tensor)
-        shared = "" if grad is None else self.sharing(f"{path}.grad", grad)
+        shared = "" if grad is None else self.memory(f"{path}.grad", grad)
         self.facts.append(Fact(TENSOR_META, tensor, None, STATE, path, text))
         self.visit(tensor)
         self._entries_of_own(path, tensor, 0)
@@ -243,10 +243,12 @@ class Walk:
             return self.described(path, value)
         own = (_look.own(value) or {}).items()
         attributes = (f", .{key} = {self.described(f'{path}.{key}', item)}" for key, item in own)
-        shared = self.sharing(path, value)
-        if value.is_leaf and value.grad is not None:
-            shared += self.sharing(f"{path}.grad", value.grad)
-        return self.described(path, value, look(value)) + "".join(attributes) + shared
+        return self.described(path, value, look(value)) + "".join(attributes) + self.memory(path, value)
+
+    def memory(self, path: str, tensor: torch.Tensor) -> str:
+        """Where a tensor, and its gradient, lie in memory that another one was found in before, in words."""
+        grad = tensor.grad if tensor.is_leaf else None
+        return self.sharing(path, tensor) + ("" if grad is None else self.memory(f"{path}.grad", grad))
 
     def sharing(self, path: str, tensor: torch.Tensor) -> str:
         """Where a tensor lies in memory that another one was found in before, in words."""
@@ -607,7 +609,7 @@ class Walk:
             return
         if self.add(OWN, tensor, None, HOST, path, tensor):
             self.add(TYPE_OF, tensor, None, HOST, path, tensor)
-            self.add(LOOK, tensor, None, HOST, path, tensor, look(tensor) + self.sharing(path, tensor))
+            self.add(LOOK, tensor, None, HOST, path, tensor, look(tensor) + self.memory(path, tensor))
             self._hooks_of(path, tensor, depth)
             self._entries_of_own(path, tensor, depth)
             self._tensor_class(path, tensor, depth)

@@ -248,9 +248,7 @@ class Recording:
                     "pass the seed as an argument",
                 )
         self._step.went_no_further(walk.stopped)
-        self._facts(
-            [*_switches(), _facts.Fact(_facts.GRAD_MEMORY, None, None, _facts.STATE, "memory of gradients", "")]
-        )
+        self._facts([*_switches(), _facts.Fact(_facts.SHARED_MEMORY, None, None, _facts.STATE, "shared memory", "")])
         self._outlives = walk.seen | given
         self._watch.iterators = walk.iterators
         self._watch.handlers = walk.handlers

@@ -1,4 +1,5 @@
-"""Where gradients lie: in tensors of the state, in arguments, in each other's memory, or in their own."""
+"""Where gradients, and tensors that no name in `state=` reaches, lie: in tensors of the state, in arguments, in each
+other's memory, or in their own."""
 
 import itertools
 from collections.abc import Callable
@@ -85,3 +86,40 @@ def test_gradients_of_gradients_and_of_tensors_in_reach() -> None:
 
     found = check_right(script)
     assert ORACLE_ONLY or found.stats[-1][0].replays >= 4, found.stats[-1][0]
+
+
+WAYS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "data": lambda held, now: setattr(held, "data", now),
+    "view": lambda held, now: setattr(held, "data", now[:]),
+    "set": lambda held, now: held.set_(now),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", ["closure", "module", "attribute of a named module"])
+def test_memory_of_tensors_in_reach(place: str, way: str) -> None:
+    """As an evaluation with averaged weights does, which are named and the model is not."""
+
+    def script(capture: Capture) -> Calls:
+        live, averaged = torch.ones(4), torch.full((4,), 3.0)
+        model = nn.Module()
+        model.weight = nn.Parameter(live, requires_grad=False) if place == "module" else live[:]
+        held = model.weight.detach() if place == "closure" else model.weight
+
+        def step(x: Tensor) -> Tensor:
+            used = held if place == "closure" else model.weight
+            used.mul_(0.5)
+            return x * used + live.sum() - averaged.sum()
+
+        state = [live, averaged, model] if place == "attribute of a named module" else [live, averaged]
+        captured = capture(step, state=state)
+        for now in (live, averaged, live, averaged):
+            WAYS[way](held, now)
+            for call in range(CHANGED):
+                live.fill_(2.0)
+                averaged.fill_(5.0)
+                yield captured(torch.ones(4) + call), live, averaged
+        return {}
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.stats[-1][0].replays >= 6, found.stats[-1][0]
