@@ -155,6 +155,7 @@ struct Extent {
 
 inline std::optional<Extent> extent_of(const at::Tensor& local) {
   if (!local.has_storage() || !(local.is_cpu() || local.is_cuda())) return std::nullopt;
+  if (local.key_set().has(c10::DispatchKey::Python)) return std::nullopt;  // it wraps others
   const c10::StorageImpl* storage = local.storage().unsafeGetStorageImpl();
   uint64_t begin = reinterpret_cast<uint64_t>(storage->data());
   if (!begin || !storage->nbytes()) return std::nullopt;

@@ -136,7 +136,10 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int, int] | None:
     if not torch._C._has_storage(local):
         return None
     storage = local.untyped_storage()
-    begin = storage.data_ptr()
+    try:
+        begin = storage.data_ptr()
+    except RuntimeError:  # of a subclass that wraps others
+        return None
     return (begin, begin + storage.nbytes(), storage._cdata) if begin and storage.nbytes() else None
 
 
