@@ -26,7 +26,7 @@ PACKAGE := ffi/python/rote
 DEPS := .venv/.stamp-requirements
 ROTE := .venv/.stamp-rote
 SOURCES := pyproject.toml Cargo.toml Cargo.lock README.md $(wildcard ffi/torch/*) \
-	$(shell find plans tracer replay ffi src -name '*.rs' -o -name 'Cargo.toml' -o -name 'cbindgen.toml' -o -name '*.txt') \
+	$(shell find plans propagation validation passes tracer replay ffi src -name '*.rs' -o -name 'Cargo.toml' -o -name 'cbindgen.toml' -o -name '*.txt') \
 	$(shell find $(PACKAGE) -name '*.py' -o -name '*.pyi' -o -name 'py.typed')
 
 # One thread per process: the examples and tests run several on few cores.
@@ -47,17 +47,23 @@ SWEPT := $(addprefix tests/torch/test_,$(addsuffix .py, \
 	hostile_plans \
 	op_sweep \
 	op_tables \
+	sharing_sweep \
 	soak \
 	state_sweep \
 	tensor_methods \
 	views))
 
-.PHONY: setup demo test test-all test-passes test-versions bench lint clean
+.PHONY: setup demo check test test-all test-passes test-versions bench lint clean
 
 setup: $(ROTE)
 
 demo: setup
 	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_llama.py --plans target/demo/plans
+
+# What to run before each commit: lints, types, Rust, what replays keep, what is guarded and refused.
+check: lint
+	cargo test --workspace --exclude rote-ffi
+	$(PYTEST) -q $(KEPT) $(HELD)
 
 test: setup
 	cargo test --workspace

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use rote_tracer::propagation::{Arg, Mesh, Propagator, Query, Topology, propagate, standard_rules};
+use rote_propagation::{Arg, Mesh, Propagator, Query, Topology, propagate, standard_rules};
 
 struct Case {
     name: &'static str,

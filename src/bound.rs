@@ -1,9 +1,9 @@
 //! A plan through its passes, bound to the tensors and numbers of a variant.
 
+use rote_passes::{Done, Program};
 use rote_plans::{BindingKind, PlanFile, Scalar, Schedule};
 use rote_replay::ReplayError;
 use rote_replay::aten::{Bound, BoundPlan, Bridge, Call, Left, Object, Written};
-use rote_tracer::passes::{Done, Program};
 use rote_tracer::scalars::{evaluate, read_behind};
 
 use crate::SessionError;

@@ -145,7 +145,7 @@ pub struct NewFact<'a> {
     pub hyperparameter: bool,
 }
 
-/// The kinds of facts about gradients (`facts.h`): how one looks, and what memory they share.
+/// The kinds of facts about gradients (`facts.h`), which steps make: how one looks, and what memory they share.
 const GRADIENTS: [u32; 2] = [6, 21];
 
 impl Facts {

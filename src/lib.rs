@@ -26,6 +26,7 @@ pub mod opinion;
 pub mod optimized;
 mod places;
 pub mod recording;
+mod second_opinion;
 pub mod session;
 pub mod shown;
 pub mod stats;
@@ -33,7 +34,9 @@ pub mod stored;
 pub mod validation;
 pub mod variant;
 
+pub use rote_passes as passes;
 pub use rote_plans as plans;
+pub use rote_propagation as propagation;
 pub use rote_replay as replay;
 pub use rote_tracer as tracer;
 pub use session::{Config, Next, Outcome, Session};

@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
+use crate::second_opinion::{Opinion, opinions};
 use rote_plans::ArchivedPlan;
 use rote_plans::describe::{Bytes, text};
-use rote_tracer::opinion::{Opinion, opinions};
-use rote_tracer::propagation::{Input, Propagation, written};
+use rote_propagation::{Input, Propagation, written};
 use serde_json::{Value, json};
 
 /// The section of `explain()` and `rote show`: what DTensor moved for global ops

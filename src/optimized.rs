@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use rote_tracer::passes::{PASSES, Report, Selection};
+use rote_passes::{PASSES, Report, Selection};
 use serde_json::{Value, json};
 
 /// One line per pass: its name, and what it did or that it is off.

@@ -210,7 +210,7 @@ impl ActiveRecording {
         // the bridge's next call.
         let storage = unsafe { events::tensor(self.bridge.tensor(local)?) }.storage;
         self.recorder.anchor(storage);
-        Ok(self.recorder.is_named(storage))
+        Ok(!self.recorder.is_made(storage))
     }
 
     /// Notes where a device's generator stands.

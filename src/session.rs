@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use hashbrown::HashMap;
+use rote_passes::Selection;
 use rote_plans::Fingerprint;
 use rote_replay::aten::ranks::without_gil;
 use rote_replay::aten::sys::Object as PyObject;
@@ -19,7 +20,6 @@ use rote_replay::aten::{Call, CallFacts, Group, Left, Object};
 use rote_replay::first_difference;
 use rote_tracer::Refusal;
 use rote_tracer::compare::Recording;
-use rote_tracer::passes::Selection;
 
 use crate::SessionError;
 use crate::agreement::{self, Decision};

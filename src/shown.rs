@@ -1,12 +1,12 @@
 //! Replays that show every result, to find the instruction that goes wrong.
 
+use rote_passes::liveness::for_each_value;
+use rote_passes::without;
 use rote_plans::describe;
 use rote_plans::{Arg, Instr, NONE, Plan, PlanFile, ReduceOp, Scalar, ValueId};
 use rote_replay::aten::Object;
 use rote_replay::aten::sys::Object as PyObject;
 use rote_tracer::compare::first_difference;
-use rote_tracer::finish::for_each_value;
-use rote_tracer::passes::without;
 use rote_tracer::scalars::evaluate;
 use serde_json::{Value, json};
 

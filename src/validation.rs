@@ -2,10 +2,10 @@
 //! the command line, C and Python ask the same way.
 
 use rote_plans::DType;
+use rote_propagation::{Combination, Mesh, Registry, TensorMeta};
 use rote_replay::aten::eager::{CallArg, HostData, call};
-use rote_tracer::propagation::{Combination, Mesh, Registry, TensorMeta};
-use rote_tracer::samples::{self, Sample};
-use rote_tracer::validation::{
+use rote_validation::samples::{self, Sample};
+use rote_validation::{
     Event, Finding, HostTensor, Kernels, OpReport, Options, Ran, Value, validate,
 };
 use serde_json::{Value as Json, json};

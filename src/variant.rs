@@ -3,10 +3,10 @@
 use std::rc::Rc;
 
 use hashbrown::{HashMap, HashSet};
+use rote_passes::{Program, Report, Selection, optimize};
 use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, PlanStore, Sequence, StrId};
 use rote_replay::aten::{Call, CallFacts, Left, Object};
 use rote_tracer::compare::{Recording, Source};
-use rote_tracer::passes::{Program, Report, Selection, optimize};
 
 use crate::SessionError;
 use crate::agreement::Offer;

@@ -8,9 +8,9 @@ use std::cell::Cell;
 use rote::recording::Named;
 use rote::stored::guard_key;
 use rote::{Config, Next, Session};
+use rote_passes::Selection;
 use rote_plans::{BindingKind, Guard, GuardKind, Plan, PlanStore};
 use rote_replay::aten::Object;
-use rote_tracer::passes::Selection;
 use rote_tracer::scalars::Origin;
 
 #[path = "../plans/tests/sample/mod.rs"]

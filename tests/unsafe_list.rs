@@ -5,7 +5,16 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const FOLDERS: [&str; 5] = ["plans/src", "tracer/src", "replay/src", "src", "ffi/src"];
+const FOLDERS: [&str; 8] = [
+    "plans/src",
+    "propagation/src",
+    "validation/src",
+    "passes/src",
+    "tracer/src",
+    "replay/src",
+    "src",
+    "ffi/src",
+];
 const BEGINNING: &str = "# Unsafe code\n\n\
     Every unsafe block of the library with the argument for it, and every unsafe function with what it asks \
     of its callers. This page is made from the sources; `ROTE_BLESS=1 cargo test --test unsafe_list` renews it.\n";

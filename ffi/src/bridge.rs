@@ -9,7 +9,7 @@ use crate::status::{ROTE_OK, give_text, guarded, text};
 
 /// Sources of the bridge, `bridge.cpp` first. They are part of the library, so
 /// that library and bridge always fit.
-const SOURCES: [(&str, &str); 21] = [
+const SOURCES: &[(&str, &str)] = &[
     ("bridge.cpp", include_str!("../torch/bridge.cpp")),
     ("abi.h", include_str!("../torch/abi.h")),
     ("call.h", include_str!("../torch/call.h")),
@@ -19,6 +19,7 @@ const SOURCES: [(&str, &str); 21] = [
     ("facts.h", include_str!("../torch/facts.h")),
     ("hooks.h", include_str!("../torch/hooks.h")),
     ("looks.h", include_str!("../torch/looks.h")),
+    ("memory.h", include_str!("../torch/memory.h")),
     ("modes.h", include_str!("../torch/modes.h")),
     ("numbers.h", include_str!("../torch/numbers.h")),
     ("objects.h", include_str!("../torch/objects.h")),

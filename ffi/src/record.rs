@@ -47,7 +47,7 @@ pub const ROTE_GUARD_MODE: u32 = 4;
 pub const ROTE_GUARD_WORLD: u32 = 5;
 
 /// How many kinds of facts the bridge reads (`FactTable::Kind` in `facts.h`).
-const FACT_KINDS: u32 = 22;
+const FACT_KINDS: u32 = 23;
 
 /// # Safety
 /// As [`session`].
@@ -219,7 +219,8 @@ pub unsafe extern "C" fn rote_record_written(
 /// object with a buffer, 11 one whose class counts, 12 a context variable,
 /// 13 an object whose own attributes are, 14 an object and a descriptor, 15 a dict whose entry is
 /// a container with a size, 16 a class whose bases are, 17 a library's class, 18 a weak reference, 19 an object
-/// of the interpreter's own classes, 20 a tensor that is no state, or a generator, 21 the memory that tensors share; `key`
+/// of the interpreter's own classes, 20 a tensor that is no state, or a generator, 21 the memory that gradients share,
+/// 22 the memory that tensors of kind 20, and buffers, share; `key`
 /// is null where the kind has none. `kind` is a kind of guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text
 /// that holds in another process too; an empty one keeps the fact out of the
 /// plan file. `hyperparameter`, if not 0, lets the value become a scalar

@@ -3,12 +3,12 @@
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::PathBuf;
 
+use rote::passes::Selection;
 use rote::plans::describe;
 use rote::plans::{Fingerprint, NONE};
 use rote::replay::aten::ranks::without_gil;
 use rote::replay::aten::{AtenProgram, Bridge, Group, Left, Object};
 use rote::shown::Fault;
-use rote::tracer::passes::Selection;
 use rote::{Config, Next, Session};
 
 use crate::spec;

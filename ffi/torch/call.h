@@ -254,14 +254,18 @@ class Call {
       add(leaf, kGlobalShape, outer.dim());
       for (int64_t size : outer.sizes()) add(leaf, kGlobalShape, size);
       for (int64_t stride : outer.strides()) add(leaf, kGlobalStrides, stride);
+      add(leaf, kGlobalStrides, outer.storage_offset());
     }
     attributes_of(leaf, object);
     if (distributed) {
       py::object keep;
       attributes_of(leaf, dtensor_attribute(object, classes.local_tensor_offset, classes.local_tensor_name, keep));
     }
-    if (outer.is_leaf() && outer.grad().defined())
-      attributes_of(leaf, py::reinterpret_steal<py::object>(THPVariable_Wrap(outer.grad())).ptr());
+    if (outer.is_leaf() && outer.grad().defined()) {
+      py::object grad = py::reinterpret_steal<py::object>(THPVariable_Wrap(outer.grad()));
+      add(leaf, kGradField, identity(reinterpret_cast<PyObject*>(Py_TYPE(grad.ptr()))));
+      attributes_of(leaf, grad.ptr());
+    }
     add(leaf, kShape, local.dim());
     for (int64_t size : local.sizes()) add(leaf, kShape, size);
     uint32_t same = tensors_.add(address(object));

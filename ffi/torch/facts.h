@@ -2,8 +2,6 @@
 // flat arrays of 64-bit words. Rust compares them; nothing here decides.
 #pragma once
 #include <cstring>
-#include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include <torch/csrc/Generator.h>
@@ -12,6 +10,7 @@
 #include "describe.h"
 #include "hooks.h"
 #include "looks.h"
+#include "memory.h"
 #include "objects.h"
 #include "ranks.h"
 #include "values.h"
@@ -38,8 +37,8 @@ class FactTable {
     kWeak,        // what a weak reference refers to
     kReferents,   // what an object of the interpreter's own classes points to; where an iterator stands, if the key is True
     kLook,        // how a tensor looks that is no state, and its gradient; the seed of a generator
-    kSharedMemory,  // the memory that gradients, and tensors that are no state, share with the state, with arguments and
-                    // with each other
+    kGradMemory,   // the memory that gradients share with the state, with arguments and with each other
+    kReachMemory,  // the memory that tensors that are no state, their gradients, and buffers share with these
     kKinds,
   };
 
@@ -66,7 +65,9 @@ class FactTable {
         {static_cast<Kind>(kind), container, key, nullptr, static_cast<uint32_t>(words_), nullptr, 0, 0, hash});
     uint32_t n = width(entries_.back());
     if (kind == kGradMeta) gradients_.push_back(static_cast<uint32_t>(entries_.size() - 1));
-    if (kind == kSharedMemory) memory_ = words_;
+    if (kind == kGradMemory) grad_memory_ = words_;
+    if (kind == kReachMemory) reach_memory_ = words_;
+    if (kind == kBuffer) buffers_.push_back(static_cast<uint32_t>(entries_.size() - 1));
     if (kind == kLook && THPVariable_Check(container)) looks_.push_back(static_cast<uint32_t>(entries_.size() - 1));
     words_ += n;
     return n;
@@ -77,22 +78,21 @@ class FactTable {
   // `call` has collected the arguments of the call that is under way.
   void read(const Call& call, uint64_t* out) const {
     for (const Entry& entry : entries_) read_one(entry, out + entry.start);
-    shared_.clear();
+    memory_.begin();
     for (uint32_t i : gradients_) read_gradient(entries_[i], call.has_foreign(), out + entries_[i].start);
-    if (memory_) out[*memory_] = shared_memory(call);
+    SharedMemory::Words words = read_memory(call);
+    if (grad_memory_) out[*grad_memory_] = words.gradients;
+    if (reach_memory_) out[*reach_memory_] = words.in_reach;
   }
 
   // Holds what the facts see now, so that no address can stand for another
   // object later, and so that values can be compared by content.
   void hold() {
-    state_storages_.clear();
-    state_tensors_.clear();
+    memory_.forget_state();
     for (Entry& entry : entries_) {
       py::object now = object(entry);
       Py_XSETREF(entry.held, now.release().ptr());
-      if (entry.kind != kTensorMeta) continue;
-      state_tensors_.insert(address(THPVariable_Unpack(entry.container).unsafeGetTensorImpl()));
-      if (auto place = place_in_storage(entry.container)) state_storages_.emplace(place->storage, Named{entry.start, place->bytes});
+      if (entry.kind == kTensorMeta) memory_.add_state(entry.start, entry.container);
     }
   }
 
@@ -109,10 +109,16 @@ class FactTable {
     }
   }
 
+  // Whether an object is a float, Python's own or NumPy's: a user's class may compute otherwise. (`_uses.is_number`.)
+  static bool is_number(PyObject* object) {
+    return PyFloat_CheckExact(object) ||
+           (PyFloat_Check(object) && std::strncmp(Py_TYPE(object)->tp_name, "numpy.", 6) == 0);
+  }
+
   // The float behind the word at `index`, now.
   double number(uint32_t index) const {
     py::object now = object(at(index));
-    TORCH_CHECK(now && PyFloat_Check(now.ptr()), "a hyperparameter is no longer a float");
+    TORCH_CHECK(now && is_number(now.ptr()), "a hyperparameter is no longer a float");
     return PyFloat_AS_DOUBLE(now.ptr());
   }
 
@@ -158,25 +164,6 @@ class FactTable {
     return entry.number;
   }
 
-  struct InStorage {
-    uint64_t storage;
-    int64_t bytes;  // from where it starts
-    std::optional<Extent> extent;
-  };
-
-  // Where a tensor, of a DTensor its local one, lies; none for one that has no storage of its own yet.
-  static std::optional<InStorage> place_in_storage(PyObject* tensor) {
-    py::object keep;
-    if (is_dtensor(tensor))
-      tensor = dtensor_attribute(tensor, classes.local_tensor_offset, classes.local_tensor_name, keep);
-    if (!THPVariable_Check(tensor) || reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == classes.async_collective_tensor)
-      return std::nullopt;
-    const at::Tensor& local = THPVariable_Unpack(tensor);
-    if (local.layout() != at::kStrided || !local.has_storage()) return std::nullopt;
-    return InStorage{address(local.storage().unsafeGetStorageImpl()),
-                     local.storage_offset() * static_cast<int64_t>(local.element_size()), extent_of(local)};
-  }
-
   // Whether there is a gradient, and how it looks when the plan reads it.
   void read_gradient(const Entry& entry, bool foreign, uint64_t* out) const {
     const at::Tensor& outer = THPVariable_Unpack(entry.container);
@@ -186,76 +173,26 @@ class FactTable {
     if (!grad.defined()) return;
     py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
     const bool distributed = is_dtensor(wrapped.ptr());
-    if (foreign || !is_alone(grad, wrapped.ptr(), distributed)) shared_.push_back({entry.start, &grad});
+    if (foreign || !is_alone(grad, wrapped.ptr(), distributed)) memory_.add_gradient(entry.start, grad);
     if (entry.key != Py_True) return;
-    out[1] = grad_word(outer);
+    out[1] = mix(grad_word(outer), address(Py_TYPE(wrapped.ptr())));
     if (distributed) out[1] = mix(out[1], placements(entry, wrapped.ptr()));
     if (uint64_t own = own_attributes(wrapped.ptr(), true)) out[1] = mix(out[1], own);
   }
 
-  // Whether nothing else can have a gradient's memory: neither its tensor object (of which the caller holds one
-  // reference), nor its tensor, nor its storage has another owner.
-  static bool is_alone(const at::Tensor& grad, PyObject* wrapped, bool distributed) {
-    if (Py_REFCNT(wrapped) != 1 || grad.use_count() > 2) return false;
-    if (!distributed) return is_alone(grad);
-    py::object keep;
-    PyObject* inner = dtensor_attribute(wrapped, classes.local_tensor_offset, classes.local_tensor_name, keep);
-    if (keep || Py_REFCNT(inner) != 1 || !THPVariable_Check(inner)) return false;
-    const at::Tensor& local = THPVariable_Unpack(inner);
-    return local.use_count() == 1 && is_alone(local);
-  }
-
-  static bool is_alone(const at::Tensor& local) {
-    if (!local.has_storage() || local.storage().use_count() != 1) return false;
-    return local.storage().unsafeGetStorageImpl()->resizable();  // else it may be others' memory
-  }
-
-  // A word for which gradients lie in memory of the state, of arguments or of earlier gradients, for which tensors
-  // that are no state do, and where in it.
-  uint64_t shared_memory(const Call& call) const {
-    uint64_t hash = 0;
+  SharedMemory::Words read_memory(const Call& call) const {
+    for (uint32_t leaf = 0; leaf < call.leaves.size(); ++leaf)
+      if (THPVariable_Check(call.leaves[leaf]))
+        memory_.add_gradient_of(1ull << 40 | leaf, THPVariable_Unpack(call.leaves[leaf]), false);
     for (uint32_t i : looks_) {
-      const Entry& entry = entries_[i];
-      if (auto place = place_in_storage(entry.container)) {
-        uint64_t start = static_cast<uint64_t>(place->bytes);
-        if (auto state = state_storages_.find(place->storage); state != state_storages_.end()) {
-          hash = mix(mix(hash, entry.start), mix(1ull << 32 | state->second.number, start));
-        } else if (const Call::Start* leaf = call.in_storage(place->storage)) {
-          hash = mix(mix(hash, entry.start), mix(2ull << 32 | leaf->leaf, start - static_cast<uint64_t>(leaf->bytes)));
-        } else if (place->extent && call.overlaps(*place->extent)) {
-          hash = mix(mix(hash, entry.start), 4ull << 32);
-        }
-      }
-      const at::Tensor& outer = THPVariable_Unpack(entry.container);
-      if (outer.is_leaf() && outer.grad().defined()) shared_.push_back({entry.start, &outer.grad()});
+      const at::Tensor& tensor = THPVariable_Unpack(entries_[i].container);
+      memory_.add_in_reach(entries_[i].start, tensor);
+      memory_.add_gradient_of(entries_[i].start, tensor, true);
     }
-    for (uint32_t leaf = 0; leaf < call.leaves.size(); ++leaf) {
-      if (!THPVariable_Check(call.leaves[leaf])) continue;
-      const at::Tensor& outer = THPVariable_Unpack(call.leaves[leaf]);
-      if (outer.is_leaf() && outer.grad().defined()) shared_.push_back({1ull << 40 | leaf, &outer.grad()});
-    }
-    std::unordered_map<uint64_t, Shared> first;  // of the gradients in a storage
-    for (const Gradient& gradient : shared_) {
-      const at::Tensor& grad = *gradient.tensor;
-      py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
-      auto place = place_in_storage(wrapped.ptr());
-      if (!place) continue;
-      uint64_t tensor = address(grad.unsafeGetTensorImpl());
-      auto say = [&](uint64_t other, int64_t bytes, bool same) {
-        hash = mix(mix(hash, mix(gradient.owner, other)), mix(static_cast<uint64_t>(place->bytes - bytes), same));
-      };
-      auto [earlier, is_first] = first.try_emplace(place->storage, Shared{gradient.owner, place->bytes, tensor});
-      if (auto state = state_storages_.find(place->storage); state != state_storages_.end()) {
-        say(1ull << 32 | state->second.number, state->second.bytes, state_tensors_.count(tensor) != 0);
-      } else if (const Call::Start* leaf = call.in_storage(place->storage)) {
-        say(2ull << 32 | leaf->leaf, leaf->bytes, address(leaf->tensor->unsafeGetTensorImpl()) == tensor);
-      } else if (place->extent && call.overlaps(*place->extent)) {
-        say(4ull << 32, 0, false);
-      } else if (!is_first) {
-        say(3ull << 32 ^ earlier->second.owner, earlier->second.bytes, earlier->second.tensor == tensor);
-      }
-    }
-    return hash;
+    SharedMemory::Words words = memory_.read(call);
+    for (uint32_t i : buffers_)
+      if (auto extent = extent_of_buffer(entries_[i].container)) memory_.read_buffer(entries_[i].start, *extent, call, words);
+    return words;
   }
 
   static uint64_t look(const Entry& entry) {
@@ -264,7 +201,7 @@ class FactTable {
     const at::Tensor& outer = THPVariable_Unpack(entry.container);
     uint64_t hash = mix(meta_word(settled_tensor(entry.container)), grad_flags(outer));
     if (is_dtensor(entry.container)) {
-      hash = mix(hash, placements(entry, entry.container));
+      hash = mix(mix(hash, placements(entry, entry.container)), wrapper_word(outer));
       py::object keep;
       PyObject* inner =
           dtensor_attribute(entry.container, classes.local_tensor_offset, classes.local_tensor_name, keep);
@@ -274,7 +211,8 @@ class FactTable {
     const at::Tensor& grad = outer.grad();
     if (!grad.defined()) return hash;
     py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
-    return mix(mix(hash, grad_word(outer)), own_attributes(wrapped.ptr(), true));
+    hash = mix(mix(hash, grad_word(outer)), address(Py_TYPE(wrapped.ptr())));
+    return mix(hash, own_attributes(wrapped.ptr(), true));
   }
 
   const Entry& at(uint32_t index) const {
@@ -401,13 +339,14 @@ class FactTable {
         out[2] = meta_word(local);
         out[3] = grad_flags(outer);
         if (outer.is_view()) out[3] = mix(out[3], address(root_of(outer).unsafeGetTensorImpl()));
-        out[4] = distributed ? placements(entry, entry.container) : 0;
+        out[4] = distributed ? mix(placements(entry, entry.container), wrapper_word(outer)) : 0;
         out[5] = mix(address(Py_TYPE(entry.container)), own_attributes(entry.container, false));
         if (distributed) out[5] += own_attributes(inner, true);
         return;
       }
       case kGradMeta:  // read together, by `read`
-      case kSharedMemory:
+      case kGradMemory:
+      case kReachMemory:
         return;
       case kGroup: {  // the process group registered under a name
         const char* name = PyUnicode_AsUTF8(entry.container);
@@ -459,27 +398,13 @@ class FactTable {
     }
   }
 
-  struct Named {
-    uint32_t number;
-    int64_t bytes;
-  };
-  struct Shared {
-    uint64_t owner;
-    int64_t bytes;
-    uint64_t tensor;
-  };
-  struct Gradient {
-    uint64_t owner;
-    const at::Tensor* tensor;
-  };
   std::vector<Entry> entries_;
   size_t words_ = 0;
   std::vector<uint32_t> gradients_;  // entries about gradients,
   std::vector<uint32_t> looks_;      // entries about tensors that are no state,
-  std::optional<size_t> memory_;     // and the word about their memory
-  std::unordered_map<uint64_t, Named> state_storages_;
-  std::unordered_set<uint64_t> state_tensors_;
-  mutable std::vector<Gradient> shared_;  // gradients whose memory others may have, while facts are read
+  std::vector<uint32_t> buffers_;    // and about buffers
+  std::optional<size_t> grad_memory_, reach_memory_;  // the words about their memory
+  mutable SharedMemory memory_;
 };
 
 }  // namespace rote

@@ -21,6 +21,14 @@ inline uint64_t meta_word(const at::Tensor& tensor) {
   return hash;
 }
 
+// Of a DTensor itself, which `.data =` changes and leaves its local tensor as it was.
+inline uint64_t wrapper_word(const at::Tensor& outer) {
+  uint64_t hash = mix(0x4454, outer.storage_offset());
+  for (int64_t size : outer.sizes()) hash = mix(hash, size);
+  for (int64_t stride : outer.strides()) hash = mix(hash, stride);
+  return hash;
+}
+
 // Where a tensor lies in its storage; looked at closely, what it is a view of too.
 inline Place place_of(PyObject* object, bool closely) {
   const at::Tensor local = local_tensor(object);

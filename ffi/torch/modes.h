@@ -70,9 +70,26 @@ inline uint64_t deterministic_settings() {
   return (context.deterministicAlgorithms() ? 1 : 0) | (context.deterministicAlgorithmsWarnOnly() ? 2 : 0);
 }
 
-// Which libraries compute, and how exactly; whether DTensor takes plain tensors as replicated.
-inline uint64_t backend_settings() {
-  uint64_t hash = mix(0x4245, at::get_dtensor_allow_implicit_replication());
+// What composites and DTensor go by, whose choice is recorded: which attention is used, whether plain tensors count as
+// replicated, what is checked.
+inline uint64_t choice_settings() {
+  uint64_t hash = mix(0x4348, at::get_dtensor_allow_implicit_replication());
+  ROTE_SETTING(hash, userEnabledFlashSDP);
+  ROTE_SETTING(hash, userEnabledFA3SDP);
+  ROTE_SETTING(hash, userEnabledFA4SDP);
+  ROTE_SETTING(hash, userEnabledMemEfficientSDP);
+  ROTE_SETTING(hash, userEnabledMathSDP);
+  ROTE_SETTING(hash, userEnabledCuDNNSDP);
+  ROTE_SETTING(hash, userEnabledOverrideableSDP);
+  ROTE_SETTING(hash, getROCmFAPreferredBackend);
+  ROTE_SETTING(hash, releaseWeightsWhenPrepacking);
+  ROTE_SETTING(hash, checkSparseTensorInvariants);
+  return hash;
+}
+
+// Which libraries kernels use, and how exactly they compute.
+inline uint64_t kernel_settings() {
+  uint64_t hash = 0x4245;
   ROTE_SETTING(hash, deterministicFillUninitializedMemory);
   ROTE_SETTING(hash, deterministicCuDNN);
   ROTE_SETTING(hash, deterministicMkldnn);
@@ -83,17 +100,9 @@ inline uint64_t backend_settings() {
   ROTE_SETTING(hash, userEnabledNNPACK);
   ROTE_SETTING(hash, immediateMiopen);
   ROTE_SETTING(hash, cudnnDepthwiseKernel);
-  ROTE_SETTING(hash, userEnabledFlashSDP);
-  ROTE_SETTING(hash, userEnabledFA3SDP);
-  ROTE_SETTING(hash, userEnabledFA4SDP);
-  ROTE_SETTING(hash, userEnabledMemEfficientSDP);
-  ROTE_SETTING(hash, userEnabledMathSDP);
-  ROTE_SETTING(hash, userEnabledCuDNNSDP);
-  ROTE_SETTING(hash, userEnabledOverrideableSDP);
   ROTE_SETTING(hash, allowFP16BF16ReductionMathSDP);
   ROTE_SETTING(hash, linalgPreferredBackend);
   ROTE_SETTING(hash, blasPreferredBackend);
-  ROTE_SETTING(hash, getROCmFAPreferredBackend);
   ROTE_SETTING(hash, allowTF32OneDNN);
   ROTE_SETTING(hash, allowFP16ReductionCuBLAS);
   ROTE_SETTING(hash, allowBF16ReductionCuBLAS);
@@ -102,8 +111,6 @@ inline uint64_t backend_settings() {
   ROTE_SETTING(hash, preferCublasltGroupedGemm);
   ROTE_SETTING(hash, _SMCarveout_EXPERIMENTAL);
   ROTE_SETTING(hash, qEngine);
-  ROTE_SETTING(hash, releaseWeightsWhenPrepacking);
-  ROTE_SETTING(hash, checkSparseTensorInvariants);
   ROTE_SETTING(hash, allowNativeAot);
   ROTE_SETTING(hash, maskUnconditionalNativeAot);
   ROTE_SETTING(hash, float32MatmulPrecision);
@@ -133,6 +140,14 @@ inline uint64_t thread_settings() {
     hash = mix(hash, static_cast<uint8_t>(devices->getDevice().index()));
   }
   return hash;
+}
+
+// All settings by which a kernel computes: a replay runs each op under those that the call found. Those of a thread
+// count in the step's own only.
+inline uint64_t computing_settings(bool own_thread) {
+  uint64_t hash = mix(kernel_settings(), deterministic_settings());
+  hash = mix(hash, static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+  return own_thread ? mix(hash, thread_settings()) : hash;
 }
 
 inline uint64_t autograd_settings() {
@@ -184,7 +199,7 @@ inline void read_modes(uint64_t world, std::vector<py::object>* kept, Add&& add)
   add(autocast_settings());
   add(deterministic_settings());
   add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
-  add(backend_settings());
+  add(mix(choice_settings(), kernel_settings()));
   add(device);
   add(autograd_settings());
   add(mix(keys.included_.raw_repr(), keys.excluded_.raw_repr()));

@@ -3,7 +3,9 @@
 // is one. A dispatch key that PyTorch leaves to others does instead.
 #pragma once
 #include <string>
+#include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -14,6 +16,7 @@
 #include <torch/library.h>
 
 #include "describe.h"
+#include "modes.h"
 
 namespace rote {
 
@@ -21,7 +24,7 @@ namespace rote {
 inline constexpr c10::DispatchKey kObserved = c10::DispatchKey::Fake;
 
 // Who is told, one at a time: an object of Python with the methods `ran`, `draws`,
-// `begins`, `ends` and `called`. Read and written under the GIL.
+// `begins`, `ends`, `called` and `set_otherwise`. Read and written under the GIL.
 inline PyObject* listener = nullptr;
 
 // Whether this thread runs a step that is being recorded.
@@ -39,6 +42,20 @@ inline void call_listener(const char* method, const py::tuple& arguments, py::ob
 
 // The first op of the last observed step that raised; empty if none did. Read and written under the GIL.
 inline std::string raising;
+
+// The settings that the observed step began with, in its own thread and in those that work for it.
+struct Settings {
+  std::thread::id thread;
+  uint64_t own = 0, others = 0;
+};
+inline Settings settings_before;
+
+// Tells of an op that ran under other settings than the step began with; of the end of the step, by an empty name.
+inline void compare_settings(const std::string& op) {
+  bool own = std::this_thread::get_id() == settings_before.thread;
+  if (computing_settings(own) != (own ? settings_before.own : settings_before.others))
+    call_listener("set_otherwise", py::make_tuple(py::str(op)));
+}
 
 // What is the same for every call of an op.
 struct ObservedOp {
@@ -141,6 +158,7 @@ inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   }
   std::vector<c10::IValue> outputs = torch::jit::last(*stack, schema.returns().size()).vec();
   py::gil_scoped_acquire gil;
+  compare_settings(schema.name());
   just_run = {&op, &inputs, &outputs, hidden, c10::GradMode::is_enabled()};
   py::object tensor = py::none();
   const std::string& name = schema.name();
@@ -229,6 +247,7 @@ inline void observe_from_now(PyObject* object) {
   Py_INCREF(object);
   listener = object;
   raising.clear();
+  settings_before = {std::this_thread::get_id(), computing_settings(true), computing_settings(false)};
   calls_seen = at::addThreadLocalCallback(
       at::RecordFunctionCallback(call_begins, call_ends).needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION}));
   others().begin();
@@ -244,9 +263,10 @@ inline void observe_no_more() {
   at::removeCallback(calls_seen_elsewhere);
   others().end();
   global_calls.clear();
-  PyObject* object = listener;
-  listener = nullptr;
-  Py_DECREF(object);
+  struct End {
+    ~End() { Py_DECREF(std::exchange(listener, nullptr)); }
+  } end;
+  compare_settings("");
 }
 
 }  // namespace rote

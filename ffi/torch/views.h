@@ -1,8 +1,8 @@
 // What autograd knows of a tensor as a view: its base, how it was made, and
 // whose version counter it has. Replays make their results so, too.
 #pragma once
-#include <optional>
 #include <cstring>
+#include <optional>
 
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -160,6 +160,24 @@ inline std::optional<Extent> extent_of(const at::Tensor& local) {
   uint64_t begin = reinterpret_cast<uint64_t>(storage->data());
   if (!begin || !storage->nbytes()) return std::nullopt;
   return Extent{begin, begin + storage->nbytes(), address(storage), !storage->resizable()};
+}
+
+// The memory of what has the protocol of buffers, which has no storage of PyTorch's.
+inline std::optional<Extent> extent_of_buffer(PyObject* object) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(object, &view, PyBUF_FULL_RO) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  uint64_t begin = address(view.buf), end = begin + (view.strides ? view.itemsize : view.len);
+  for (int i = 0; view.strides && i < view.ndim && view.len; ++i) {
+    int64_t last = view.strides[i] * (view.shape[i] - 1);
+    last < 0 ? begin += last : end += last;
+  }
+  bool empty = !view.len;
+  PyBuffer_Release(&view);
+  if (empty) return std::nullopt;
+  return Extent{begin, end, 0, true};
 }
 
 }  // namespace rote

@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use rote_plans::PlanFile;
-use rote_tracer::passes::{Selection, optimize};
+use rote_passes::{Selection, optimize};
 
 #[path = "../../plans/tests/hostile/mod.rs"]
 mod hostile;

@@ -13,7 +13,7 @@ use arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use rote::replay::aten::op::{Arg, Op, Payload, Tensor, tag};
 use rote_plans::PlanFile;
-use rote_tracer::passes::{Selection, optimize};
+use rote_passes::{Selection, optimize};
 
 #[path = "../../ffi/src/bridge.rs"]
 mod bridge;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead, Write};
 
-use rote_tracer::propagation::{Form, standard_rules};
-use rote_tracer::samples;
+use rote_propagation::{Form, standard_rules};
+use rote_validation::samples;
 use serde_json::json;
 
 use super::{Trouble, complain};

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use clap::Args;
-use rote_tracer::passes::PASSES;
+use rote_passes::PASSES;
 use serde_json::json;
 
 use super::Trouble;

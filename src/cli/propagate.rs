@@ -4,7 +4,7 @@ use std::io::{self, BufRead, Write};
 use std::time::Instant;
 
 use clap::Args;
-use rote_tracer::propagation::{
+use rote_propagation::{
     Arg, Link, Mesh, Placement, Propagation, PropagationError, Query, Spec, Step, Topology,
     candidates, check_partials, explain, partition_spec, plan, propagate, standard_rules, written,
 };

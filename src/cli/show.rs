@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use rote::{opinion, optimized};
+use rote_passes::{Selection, optimize};
 use rote_plans::{PlanFile, describe};
-use rote_tracer::passes::{Selection, optimize};
 use serde_json::json;
 
 use super::{Found, Trouble, complain, find, open, problem};

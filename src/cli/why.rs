@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use rote_tracer::propagation::{Explanation, Mesh, Other, Verdict};
+use rote_propagation::{Explanation, Mesh, Other, Verdict};
 use serde_json::{Value, json};
 
 /// Prints rule, strategies and what each other strategy would have cost.

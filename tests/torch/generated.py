@@ -1,12 +1,15 @@
-"""Runs a checker of generated steps (`scripts`, `programs`) in a process of its own, which may die."""
+"""Runs a checker of generated steps (`scripts`, `sharing`, `programs`) in a process of its own, which may die."""
 
+import collections
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+Counted = tuple[collections.Counter[str], list[str]]
 
 
 def command(checker: str, *arguments: object) -> dict[str, Any]:
@@ -19,3 +22,15 @@ def command(checker: str, *arguments: object) -> dict[str, Any]:
         end = done.stderr[-4000:]
         died = f"{' '.join(line)} ended with {done.returncode}; the last one that it names died:\n{end}"
         return {"counts": {}, "refusals": {}, "failures": [died]}
+
+
+def in_batches(checker: str, first: int, scripts: int, batch: int, progress: Callable[[str], None]) -> Counted:
+    """The counts and failures of `scripts` seeds from `first` on, `batch` of them in each process."""
+    counts: collections.Counter[str] = collections.Counter()
+    failures: list[str] = []
+    for seed in range(first, first + scripts, batch):
+        found = command(checker, "--seed", seed, "--scripts", min(batch, first + scripts - seed))
+        counts.update(found["counts"])
+        failures += found["failures"]
+        progress(f"\nseed {first}, up to {seed + batch}: {len(failures)} wrong, {dict(sorted(counts.items()))}")
+    return counts, failures

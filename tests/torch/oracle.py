@@ -211,8 +211,8 @@ def collect(tree: Any, path: str, tensors: dict[str, torch.Tensor], values: Fact
 def overlaps(tensors: dict[str, torch.Tensor]) -> list[tuple[str, ...]]:
     """Groups of names whose bytes overlap: what an in-place write would be seen through."""
     spans = []
-    for path, tensor in tensors.items():
-        local = local_of(tensor)
+    locals_ = {path: local_of(tensor) for path, tensor in tensors.items()}  # held: some are made anew
+    for path, local in locals_.items():
         if local.numel():
             last = sum((n - 1) * s for n, s in zip(local.shape, local.stride(), strict=True))
             start = local.data_ptr()

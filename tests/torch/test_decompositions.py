@@ -8,9 +8,10 @@ import random
 from itertools import product
 
 import pytest
-from propagation import engine, questions, samples
 from propagation.judge import is_right
 from propagation.pieces import Unmade
+
+from propagation import engine, questions, samples
 
 MOST = 150  # questions per sample and mesh
 

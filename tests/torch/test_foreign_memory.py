@@ -1,5 +1,8 @@
 """Memory that PyTorch has not allocated: two storages may lie in it."""
 
+import array
+import ctypes
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -86,3 +89,72 @@ def test_writes_are_seen_through_the_other(pair: str, kind: str) -> None:
     if not ORACLE_ONLY:
         replays = [stats.replays for stats in found.stats[-1]]
         assert replays[1] > 0 and (replays[0] > 0) == (pair in SEPARATE), replays
+
+
+# A tensor of eight doubles, and what else shows its memory, to read and to write its first number by.
+BUFFERS: dict[str, Callable[[], tuple[Tensor, Any]]] = {
+    "array of the tensor": lambda: (t := torch.zeros(8, dtype=torch.double), t.numpy()),
+    "tensor of the array": lambda: (torch.from_numpy(a := numpy.zeros(8)), a),
+    "every third": lambda: (torch.from_numpy(a := numpy.zeros(8)), a[1::3]),
+    "backwards": lambda: (torch.from_numpy(a := numpy.zeros(8)), a[::-1]),
+    "memoryview": lambda: (torch.from_numpy(a := numpy.zeros(8)), memoryview(a)),
+    "array.array": lambda: (torch.frombuffer(a := array.array("d", [0.0] * 8), dtype=torch.double), a),
+    "ctypes": lambda: (torch.frombuffer(a := (ctypes.c_double * 8)(), dtype=torch.double), a),
+    "separate": lambda: (torch.zeros(8, dtype=torch.double), numpy.zeros(8)),
+}
+
+
+def host_writes(buffer: Any, tensor: Tensor, x: Tensor) -> Tensor:
+    """Which the step takes back before it ends."""
+    before = buffer[0]
+    buffer[0] = 2.0
+    found = x * tensor.sum()
+    buffer[0] = before
+    return found
+
+
+def host_reads(buffer: Any, tensor: Tensor, x: Tensor) -> Tensor:
+    """What an op has written, and what is the same in the first calls."""
+    tensor.copy_(x.clamp(max=5.0))
+    found = x * 2 if buffer[0] < 4.0 else x * 3
+    tensor.zero_()
+    return found
+
+
+def stepped_by(
+    use: Callable[[Any, Tensor, Tensor], Tensor],
+    place: str,
+    buffer: Any,
+    owner: Tensor,
+    held: Tensor,
+    x: Tensor,
+    y: Any,
+) -> Tensor:
+    return use(buffer, {"state": held, "argument": y, "gradient": owner.grad}[place], x)
+
+
+@pytest.mark.parametrize("place", ["state", "argument", "gradient"])
+@pytest.mark.parametrize("use", [host_writes, host_reads])
+@pytest.mark.parametrize("name", BUFFERS)
+def test_buffers_in_the_memory_of_tensors(name: str, use: Callable[[Any, Tensor, Tensor], Tensor], place: str) -> None:
+    """From the first call on, and when a tensor moves there later."""
+
+    def script(capture: Capture) -> Calls:
+        for later in (False, True):
+            tensor, buffer = BUFFERS[name]()
+            owner = nn.Parameter(torch.zeros(8, dtype=torch.double))
+
+            step = functools.partial(stepped_by, use, place, buffer, owner, tensor)
+            elsewhere = torch.zeros(8, dtype=torch.double)
+            captured = capture(step, state={"state": [tensor], "argument": [], "gradient": [owner]}[place])
+            for call in range(12):
+                here = tensor if call >= 6 or not later else elsewhere
+                owner.grad = here
+                x = torch.full((8,), float(call), dtype=torch.double)
+                yield captured(x, here if place == "argument" else None), tensor, buffer[0]
+        return {}
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        replays = [stats.replays for stats in found.stats[-1]]
+        assert (replays[0] > 0) == (name == "separate"), found.stats[-1]

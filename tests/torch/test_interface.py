@@ -446,6 +446,14 @@ def test_exported() -> None:
         assert exported(torch.full((2,), 3.0)).tolist() == [3, 3]
 
 
+def changed(captured: Any, changes: dict[int, Callable[[], None]]) -> Calls:
+    """Calls it, with a change before some of the calls."""
+    for call in range(max(changes) + 4):
+        changes.get(call, lambda: None)()
+        yield captured(torch.ones(2) + call)
+    return {}
+
+
 def test_attributes_are_the_functions() -> None:
     """A captured function that keeps values in attributes of its own."""
 
@@ -463,10 +471,7 @@ def test_attributes_are_the_functions() -> None:
             20: lambda: setattr(captured, "__code__", (lambda x, by: x * captured.scale - by).__code__),
             24: lambda: captured.__dict__.update(scale=7.0),
         }
-        for call in range(28):
-            changes.get(call, lambda: None)()
-            yield captured(torch.ones(2) + call)
-        return {}
+        return (yield from changed(captured, changes))
 
     run = check_right(script)
     assert ORACLE_ONLY or run.stats[-1][0].replays >= 8, run.stats[-1][0]
@@ -495,10 +500,7 @@ def test_asked_for_by_other_ways() -> None:
             24: lambda: helper.__annotations__.update(x=5),
             28: lambda: setattr(helper, "__annotations__", {"x": 6}),
         }
-        for call in range(32):
-            changes.get(call, lambda: None)()
-            yield captured(torch.ones(2) + call)
-        return {}
+        return (yield from changed(captured, changes))
 
     run = check_right(script)
     assert ORACLE_ONLY or run.stats[-1][0].replays >= 10, run.stats[-1][0]

@@ -249,3 +249,22 @@ def test_values_are_forgotten() -> None:
         calls(30000, 10**6)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 2000, f"{grown} KiB for 30,000 values"
+
+
+@pytest.mark.parametrize("asked", ["_version", "is_shared"])
+@pytest.mark.filterwarnings("ignore:rote")
+def test_counts_of_a_tensor_that_no_name_reaches(asked: str) -> None:
+    def script(capture: Capture) -> Calls:
+        held = torch.ones(4)
+
+        def ask() -> float:
+            return float(held._version if asked == "_version" else held.is_shared())
+
+        step = capture(lambda x: x * ask())
+        for call in range(12):
+            if call == 6:
+                held.add_(1) if asked == "_version" else held.share_memory_()
+            yield step(torch.ones(4))
+        return {}
+
+    check_right(script)

@@ -1,10 +1,12 @@
 """Memory does not grow with the number of replays, and a replay needs no more of it than eager."""
 
+import contextlib
 import ctypes
 import gc
 import os
 import re
 import sys
+import weakref
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -207,3 +209,29 @@ def test_a_replay_needs_no_more_memory_than_eager(kind: str) -> None:
     allowed = expected + max(512, expected // 256)  # rounding, and numbers that are wrapped once
     assert found <= allowed, f"{found} bytes, {kept} of them kept, where eager needs {expected}\n{replayed.explain()}"
     assert replayed.stats.fallbacks == 0
+
+
+@pytest.mark.parametrize("how", ["recorded", "refused", "raised"])
+def test_a_recording_lets_go_of_what_it_saw(how: str) -> None:
+    """At once, not when cycles are collected: gradients, graphs, and what counts the holders of a tensor."""
+    weight, held = nn.Parameter(torch.ones(4)), torch.ones(4)
+    weight.grad = torch.ones(4)
+
+    def step(x: Tensor) -> Tensor:
+        weight.grad = None
+        (weight * x).sum().backward()
+        if how == "raised":
+            raise ValueError
+        return held * x if how == "refused" else x * 2
+
+    captured = rote_capture(step, state=[weight])
+    gc.collect()
+    gc.disable()
+    try:
+        before = weakref.ref(weight.grad)
+        with contextlib.suppress(ValueError):
+            captured(torch.ones(4))
+        assert before() is None
+        assert weight._use_count() == 1  # not counting Python's own
+    finally:
+        gc.enable()

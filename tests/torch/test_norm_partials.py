@@ -10,8 +10,9 @@ import math
 from itertools import product
 
 import pytest
-from propagation import dtensor, engine, judge, samples
 from propagation.engine import Question
+
+from propagation import dtensor, engine, judge, samples
 
 CALLS = [
     "aten::stack {f32[]>0;f32[]>0;f32[]>0}",

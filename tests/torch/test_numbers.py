@@ -465,10 +465,26 @@ def roots(run: Run) -> Callable[[Tensor], Any]:
     return step
 
 
+def far(run: Run) -> Callable[[Tensor], Any]:
+    def step(x: Tensor) -> Tensor:
+        for group in run.optimizer.param_groups:
+            scaled = group["lr"] * 1000
+            for p in group["params"]:
+                with torch.no_grad():
+                    p.add_(p, alpha=1 / (10**scaled) - (-scaled))
+        return x * 2
+
+    return step
+
+
 @pytest.mark.ranks(1)
-@pytest.mark.parametrize("step_of", [reciprocal, powers, roots], ids=lambda step_of: step_of.__name__)
-def test_where_eager_raises(step_of: Any) -> None:
-    wrong = {"reciprocal": 0.0, "powers": 9.0, "roots": -0.5}[step_of.__name__]
+@pytest.mark.parametrize("kind", [float, np.float64], ids=["python", "numpy"])
+@pytest.mark.parametrize("always", [False, True], ids=["at times", "from the first call on"])
+@pytest.mark.parametrize("step_of", [reciprocal, powers, roots, far], ids=lambda step_of: step_of.__name__)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_where_eager_raises(step_of: Any, always: bool, kind: Any) -> None:
+    """And where NumPy's floats warn and go on."""
+    wrong = {"reciprocal": 0.0, "powers": 9.0, "roots": -0.5, "far": 500.0}[step_of.__name__]
 
     def script(capture: Capture) -> Calls:
         torch.manual_seed(0)
@@ -476,7 +492,7 @@ def test_where_eager_raises(step_of: Any) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         step = capture(step_of(types_of(model, optimizer)), state={"model": model, "optimizer": optimizer})
         for i in range(16):
-            optimizer.param_groups[0]["lr"] = wrong if i in (3, 10, 11) else 0.5 / (1 + i)
+            optimizer.param_groups[0]["lr"] = kind(wrong if always or i in (3, 10, 11) else 0.5 / (1 + i))
             try:
                 yield step(torch.ones(2))
             except Exception as error:
@@ -484,7 +500,7 @@ def test_where_eager_raises(step_of: Any) -> None:
         return {"model": model}
 
     found = check_right(script)
-    if not ORACLE_ONLY:
+    if not (ORACLE_ONLY or always or kind is np.float64):
         assert found.stats[9][0].replays >= 4, found.stats[9]
         assert found.stats[-1][0].replays >= found.stats[9][0].replays + 3, "it goes on afterwards"
 
@@ -551,6 +567,45 @@ def test_what_the_step_stores_is_plain_afterwards(scheduler: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a step that changes a rate is refused
         check_right(script)
+
+
+def of_float(name: str, base: Any = float) -> Any:
+    """A class of floats with a method of its own, which computes otherwise."""
+
+    def method(self: Any, *others: Any) -> Any:
+        return 3 * getattr(base, name)(self, *others)
+
+    return type("Own", (base,), {name: method})
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("base", [float, np.float64])
+@pytest.mark.parametrize("name", ["__neg__", "__mul__", "__rmul__", "__add__", "__rsub__", "__pow__", "__rtruediv__"])
+def test_a_rate_of_a_class_that_computes_otherwise(name: str, base: Any) -> None:
+    own = of_float(name, base)
+
+    def script(capture: Capture) -> Calls:
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            for group in optimizer.param_groups:
+                rate = group["lr"]
+                with torch.no_grad():
+                    group["params"][0].add_(
+                        x, alpha=-rate * 0.5 + 2 * rate + (1 - rate) + 1 / rate + rate**2 + (rate + 1)
+                    )
+            return x * 2
+
+        captured = capture(step, state=[weight, optimizer])
+        for i in range(16):
+            rate = 0.1 / (1 + i)
+            optimizer.param_groups[0]["lr"] = own(rate) if i in (8, 9, 10) else rate
+            yield captured(torch.ones(4)), weight
+        return {}
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.stats[-1][0].replays >= 6, found.stats[-1][0]
 
 
 @pytest.mark.ranks(1)

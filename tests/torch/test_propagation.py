@@ -1,5 +1,5 @@
 """`rote propagate` against DTensor's own sharding propagation, and against
-arithmetic: every op of `tracer/src/samples/*.txt` with its tensors replicated,
+arithmetic: every op of `validation/src/samples/*.txt` with its tensors replicated,
 sharded and partial on meshes of 2 and of 4 ranks, and at random on meshes of
 two and three dims.
 
@@ -15,6 +15,7 @@ leaves no combination on meshes of one dim out, and asks more on the others.
 
 import pytest
 from extent import EVERYTHING
+
 from propagation import compare, engine, samples
 
 # Questions per sample on a mesh of one dim; on larger meshes in all.

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from propagation import engine, samples
 from torch.distributed.tensor import DTensor
+
+from propagation import engine, samples
 
 LIST = Path(__file__).with_name("propagation_uncovered.txt")
 # Ops that PyTorch has no CPU kernel for.

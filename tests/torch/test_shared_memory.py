@@ -88,6 +88,34 @@ def test_gradients_of_gradients_and_of_tensors_in_reach() -> None:
     assert ORACLE_ONLY or found.stats[-1][0].replays >= 4, found.stats[-1][0]
 
 
+MOVES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "data": lambda held, now: setattr(held, "data", now),
+    "gradient": lambda held, now: setattr(held, "grad", now),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_step_that_moves_a_tensor_in_reach(move: str) -> None:
+    """A replay would leave it where it was."""
+
+    def script(capture: Capture) -> Calls:
+        a, b, held = torch.ones(4), torch.full((4,), 3.0), torch.ones(4, requires_grad=True)
+
+        def step(x: Tensor) -> Tensor:
+            found = held.detach() if move == "data" else held.grad
+            MOVES[move](held, b)
+            return x * found
+
+        captured = capture(step, state=[a, b])
+        for call in range(12):
+            if call % 3 == 0:
+                MOVES[move](held, a)
+            yield captured(torch.ones(4) + call), held.detach(), held.grad
+        return {}
+
+    check_right(script)
+
+
 WAYS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "data": lambda held, now: setattr(held, "data", now),
     "view": lambda held, now: setattr(held, "data", now[:]),

@@ -6,6 +6,7 @@ moves what cannot be guarded is refused.
 """
 
 import array
+import builtins
 import collections
 import contextvars
 import enum
@@ -393,6 +394,57 @@ def array_of_python() -> Hidden:
     return lambda: held[0], lambda: held.__setitem__(0, 3.0)
 
 
+def name_put_into_builtins() -> Hidden:
+    builtins.put_there = 2.0
+    return lambda: builtins.put_there, lambda: setattr(builtins, "put_there", 3.0)
+
+
+def name_put_into_builtins_by_another_name() -> Hidden:
+    builtins.put_there = 2.0
+    found = __builtins__  # a dict, or the module
+
+    def read() -> float:
+        return __builtins__["put_there"] if isinstance(found, dict) else __builtins__.put_there
+
+    return read, lambda: setattr(builtins, "put_there", 3.0)
+
+
+held_here = 2.0
+
+
+def its_own_module() -> Hidden:
+    globals()["held_here"] = 2.0
+    return lambda: sys.modules[__name__].held_here, lambda: globals().__setitem__("held_here", 3.0)
+
+
+def globals_of_a_function() -> Hidden:
+    globals()["held_here"] = 2.0
+    return lambda: small_model.__globals__["held_here"], lambda: globals().__setitem__("held_here", 3.0)
+
+
+def class_of_a_gradient() -> Hidden:
+    held = nn.Parameter(torch.ones(4))
+    held.grad = torch.ones(4)
+
+    def change() -> None:
+        held.grad = nn.Parameter(torch.ones(4), requires_grad=False)
+
+    return lambda: 3.0 if isinstance(held.grad, nn.Parameter) else 2.0, change
+
+
+def which_object_a_gradient_is() -> Hidden:
+    held, other = nn.Parameter(torch.ones(4)), torch.ones(4)
+    held.grad = torch.ones(4)
+    return lambda: 3.0 if held.grad is other else 2.0, lambda: setattr(held, "grad", other)
+
+
+def gradient_as_a_key() -> Hidden:
+    held, other = nn.Parameter(torch.ones(4)), torch.ones(4)
+    held.grad = torch.ones(4)
+    known = {other: 3.0}
+    return lambda: known.get(held.grad, 2.0), lambda: setattr(held, "grad", other)
+
+
 SEEN = [
     defaults, keyword_defaults, code, attribute_of_a_function, calls_nested_deep, private_slot, slot_that_was_none,
     key_that_is_an_object, key_that_is_none, list_on_a_class, attribute_added_to_a_derived_class,
@@ -401,7 +453,8 @@ SEEN = [
     attribute_named_by_text, global_that_did_not_exist, cell_that_was_empty, environment,
     environment_by_a_function, environment_by_name, context_variable, member_of_a_set, order_of_a_dict, long_list,
     long_dict, deque, attribute_of_a_dict, attribute_of_a_number, view_of_a_dict, weak_reference, array_of_numpy,
-    array_of_python,
+    array_of_python, name_put_into_builtins, name_put_into_builtins_by_another_name, its_own_module,
+    globals_of_a_function, class_of_a_gradient, which_object_a_gradient_is, gradient_as_a_key,
 ]  # fmt: skip
 
 
@@ -477,6 +530,49 @@ def test_hook_exchanged_for_another() -> None:
         return {"model": model}
 
     check_right(script)
+
+
+def adds_an_entry(module: nn.Module, found: Any, prefix: str, metadata: Any) -> None:
+    found[f"{prefix}more"] = torch.ones(2)
+
+
+def halves(*_: Any) -> None:
+    with torch.no_grad():
+        HALVED[0].mul_(0.5)
+
+
+HALVED: list[Tensor] = []
+SAVING: dict[str, Callable[[nn.Module], object]] = {
+    "buffer": lambda model: model.register_buffer("scale", model.scale, persistent=False),
+    "hook after saving": lambda model: model.register_state_dict_post_hook(adds_an_entry),
+    "hook before saving": lambda model: model.register_state_dict_pre_hook(halves),
+    "hook before loading": lambda model: model.register_load_state_dict_pre_hook(halves),
+    "hook after loading": lambda model: model.register_load_state_dict_post_hook(halves),
+}
+
+
+@pytest.mark.parametrize("name", SAVING)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_what_modules_save_and_load_by(name: str) -> None:
+    def script(capture: Capture) -> Calls:
+        model, other, third = (nn.BatchNorm1d(4) for _ in range(3))
+        model.register_buffer("scale", torch.ones(4))
+        other.register_buffer("scale", torch.ones(4))
+        HALVED[:] = [third.weight]
+
+        def step(x: Tensor) -> Tensor:
+            other.load_state_dict(model.state_dict(), strict=False)
+            return x * len(model.state_dict()) * third.weight.detach()
+
+        captured = capture(step, state=[model, other, third])
+        for call in range(BEFORE + AFTER):
+            if call == BEFORE:
+                SAVING[name](other if "loading" in name else model)
+            yield captured(torch.ones(2, 4))
+        return {"model": model, "other": other}
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.stats[BEFORE - 1][0].replays, found.stats[-1]
 
 
 def iterator() -> Callable[[], float]:
@@ -592,6 +688,11 @@ def writes_to_a_batch(batch: dict[str, Tensor]) -> Tensor:
     return batch["x"] * batch["y"]
 
 
+def writes_to_a_library(batch: dict[str, Tensor]) -> Tensor:
+    torch.nn.functional.written_here = 3  # type: ignore[attr-defined]
+    return batch["x"] * 2
+
+
 def asks_for_a_gradient(batch: dict[str, Tensor]) -> Tensor:
     batch["x"].requires_grad_(True)
     return batch["x"].detach() * batch["y"]
@@ -608,19 +709,75 @@ def returns_the_batch(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     "step",
-    [pops_from_a_batch, writes_to_a_batch, asks_for_a_gradient, leaves_grad_mode_off, returns_the_batch],
+    [
+        pops_from_a_batch,
+        writes_to_a_batch,
+        writes_to_a_library,
+        asks_for_a_gradient,
+        leaves_grad_mode_off,
+        returns_the_batch,
+    ],
     ids=lambda step: step.__name__,
 )
 @pytest.mark.filterwarnings("ignore:rote")
 def test_what_a_step_leaves_behind_is_left_behind(step: Callable[[dict[str, Tensor]], Any]) -> None:
     def script(capture: Capture) -> Calls:
         captured = capture(step)
+        torch.nn.functional.written_here = 0  # type: ignore[attr-defined]
         for i in range(6):
             batch = {"x": torch.full((4,), float(i)), "y": torch.ones(4)}
             result = captured(batch)
             yield {"same": result is batch, "batch": dict(batch), "grads": torch.is_grad_enabled()}
             yield {"requires": {name: tensor.requires_grad for name, tensor in batch.items()}}
+            yield getattr(torch.nn.functional, "written_here", 0)
+            torch.nn.functional.written_here = i % 2  # type: ignore[attr-defined]
             torch.set_grad_enabled(True)
+        return {}
+
+    check_right(script)
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+def test_identity_of_an_argument_is_not_asked_for() -> None:
+    def script(capture: Capture) -> Calls:
+        known = torch.ones(4)
+        numbers = {id(known)}
+        step = capture(lambda x: x * (3.0 if id(x) in numbers else 2.0))
+        for call in range(12):
+            yield step(known if call == 8 else torch.ones(4))
+        return {}
+
+    check_right(script)
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+def test_list_that_is_in_the_result_twice() -> None:
+    def script(capture: Capture) -> Calls:
+        def twice(x: Tensor) -> Any:
+            found = [x * 2]
+            return found, {"again": found}
+
+        step = capture(twice)
+        for _ in range(6):
+            first, second = step(torch.ones(4))
+            yield first, first is second["again"]
+        return {}
+
+    check_right(script)
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+def test_gradients_keep_their_class() -> None:
+    def script(capture: Capture) -> Calls:
+        weight = nn.Parameter(torch.ones(4))
+
+        def step(x: Tensor) -> Tensor:
+            weight.grad = nn.Parameter(x * 2, requires_grad=False)
+            return x * 3
+
+        captured = capture(step, state=[weight])
+        for call in range(8):
+            yield captured(torch.ones(4) + call), type(weight.grad).__name__, weight.grad
         return {}
 
     check_right(script)

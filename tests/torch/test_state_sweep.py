@@ -6,12 +6,12 @@ checks others than the usual ones. A script that differs is printed as Python,
 made as plain as it gets. Those that were wrong once always run.
 """
 
-import collections
+import functools
 import os
 
 import pytest
 from extent import EVERYTHING, SEED
-from generated import command
+from generated import command, in_batches
 
 SCRIPTS = int(os.environ.get("ROTE_TEST_SCRIPTS", "5000" if EVERYTHING else "300"))
 #: Scripts of one process.
@@ -23,17 +23,8 @@ pytestmark = pytest.mark.skipif(os.environ.get("ROTE_TEST_ORACLE_ONLY") == "1", 
 
 
 def test_scripts_see_each_change(capsys: pytest.CaptureFixture[str]) -> None:
-    counts: collections.Counter[str] = collections.Counter()
-    failures: list[str] = []
-    for first in range(SEED, SEED + SCRIPTS, BATCH):
-        found = command("scripts", "--seed", first, "--scripts", min(BATCH, SEED + SCRIPTS - first))
-        counts.update(found["counts"])
-        failures += found["failures"]
-        with capsys.disabled():
-            print(
-                f"\nseed {SEED}, up to {first + BATCH}: {len(failures)} wrong, {dict(sorted(counts.items()))}",
-                flush=True,
-            )
+    with capsys.disabled():
+        counts, failures = in_batches("scripts", SEED, SCRIPTS, BATCH, functools.partial(print, flush=True))
     assert not failures, "\n\n".join(failures[:5])
     assert counts["scripts"] == SCRIPTS
     assert counts["replayed before and after"] >= LEAST_REPLAYED * SCRIPTS, counts

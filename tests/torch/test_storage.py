@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from models import as_dtensor, mesh
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, rote_capture
 from torch import Tensor
+from torch.distributed.tensor import Replicate
 
 CALLS = 6
 
@@ -271,6 +273,27 @@ def test_a_storage_of_the_state_that_is_made_smaller_is_seen() -> None:
         buffer.untyped_storage().resize_(64 * 4)
         for _ in range(CALLS):
             yield step()
+        return {}
+
+    check_right(script)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("place", ["state", "argument", "in reach"])
+def test_a_dtensor_whose_wrapper_alone_changes_is_seen(place: str) -> None:
+    """`.data =` leaves its local tensor as it was."""
+
+    def script(capture: Capture) -> Calls:
+        on = mesh(2)
+        one, other = (as_dtensor(numbers(0, 8, dtype=torch.float32)[at:], on, Replicate()) for at in (4, 2))
+        taken = as_dtensor(torch.ones(4), on, Replicate())
+        step = capture(lambda x, *given: x * taken.storage_offset() + taken.numel(), state=[taken][: place == "state"])
+        if place == "argument":
+            step = capture(lambda x, y: x * y.storage_offset() + y.numel())
+        for now in (taken, one, other, one):
+            taken.data = now
+            for call in range(CALLS):
+                yield step(torch.ones(2) + call, *([taken] if place == "argument" else []))
         return {}
 
     check_right(script)

@@ -373,3 +373,28 @@ def test_a_trusted_plan_makes_the_same_views(tmp_path: Any) -> None:
     run = check_right(script)
     if not ORACLE_ONLY:
         assert run.steps[-1].stats.recordings == 0 and run.steps[-1].stats.replays == 5
+
+
+@pytest.mark.parametrize("moved", ["base", "another view"])
+@pytest.mark.parametrize("what", ["result", "gradient"])
+def test_views_of_what_has_got_other_memory(what: str, moved: str) -> None:
+    """Autograd still calls them views: no replay could make them so."""
+
+    def script(capture: Capture) -> Calls:
+        base, owner = torch.arange(8.0), nn.Parameter(torch.ones(4))
+        held, other = base[4:], base[2:6]
+
+        def step(x: Tensor) -> Any:
+            if what == "gradient":
+                owner.grad = held[:]
+            return (held[:] if what == "result" else x * 2), other * x[0]
+
+        captured = capture(step, state=[other, owner, *([base, held] if moved == "base" else [])])
+        for call in range(2 * CALLS):
+            if call == CALLS:
+                (base if moved == "base" else other).data = torch.ones(8 if moved == "base" else 4)
+            found, _ = captured(torch.ones(4) + call)
+            yield found, found._is_view(), owner.grad, owner.grad is not None and owner.grad._is_view()
+        return {}
+
+    check_right(script)

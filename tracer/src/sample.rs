@@ -1,5 +1,7 @@
 //! Tensors, ops and recordings for tests, and what must hold for every plan.
 
+#![allow(missing_docs, reason = "for tests")]
+
 use rote_plans::{Arg, BindingKind, DType, Device, Fingerprint, Instr, Marks, NONE, Plan, ValueId};
 
 use crate::event::{ArgEvent, Argument, OpEvent, SpecEvent, TensorEvent};

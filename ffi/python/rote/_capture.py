@@ -7,14 +7,20 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from torch._C._dynamo import eval_frame
 
 from ._step import Stats, Step
 
+Arguments = ParamSpec("Arguments")
+Rest = ParamSpec("Rest")
+Result = TypeVar("Result", covariant=True)
+Returned = TypeVar("Returned")
+Instance = TypeVar("Instance")
 
-class Captured:
+
+class Captured(Generic[Arguments, Result]):
     """A captured function. Call it as the function it stands for.
 
     Attributes are the function's, where the walk over what it can reach finds them, but for ``stats``,
@@ -26,8 +32,8 @@ class Captured:
     def __init__(self, step: Step) -> None:
         object.__setattr__(self, "_step", step)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return step_of(self).call(args, kwargs)
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return step_of(self).call(args, kwargs)  # type: ignore[no-any-return]
 
     @property
     def stats(self) -> Stats:
@@ -43,6 +49,12 @@ class Captured:
         """Instructions of the variant that ran last: local, views, collectives."""
         return step_of(self).plan_counts()
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Self: ...
+    @overload
+    def __get__(
+        self: Captured[Concatenate[Instance, Rest], Returned], instance: Instance, owner: Any = None
+    ) -> Callable[Rest, Returned]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds to an instance where the function itself does."""
         function = function_of(self)
@@ -83,11 +95,12 @@ class Captured:
         return name if found is self else (_plain, (function_of(self),))
 
 
-step_of: Callable[[Captured], Step] = Captured.__dict__["_step"].__get__
-_OWN = frozenset(Captured.__dict__) - {"__doc__", "__module__", "__slots__", "_step"} | {"__class__", "__reduce__"}
+step_of: Callable[[Captured[Any, Any]], Step] = Captured.__dict__["_step"].__get__
+_OF_THE_CLASS = {"__doc__", "__module__", "__slots__", "__orig_bases__", "__parameters__", "_step"}
+_OWN = frozenset(Captured.__dict__) - _OF_THE_CLASS | {"__class__", "__reduce__"}
 
 
-def function_of(captured: Captured) -> Any:
+def function_of(captured: Captured[Any, Any]) -> Any:
     """The function that was captured."""
     return step_of(captured).function
 
@@ -102,6 +115,34 @@ eval_frame.set_code_exec_strategy(Captured.__call__.__code__, eval_frame._FrameE
 Captured.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
+@overload
+def capture(
+    fn: Callable[Arguments, Result],
+    *,
+    state: Any = ...,
+    plans: str | Path | None = ...,
+    strict: bool = ...,
+    verify: int = ...,
+    verify_every: int = ...,
+    trust_plans: bool = ...,
+    max_variants: int = ...,
+    ignore: Sequence[str] = ...,
+    passes: str | Sequence[str] = ...,
+) -> Captured[Arguments, Result]: ...
+@overload
+def capture(
+    fn: None = None,
+    *,
+    state: Any = ...,
+    plans: str | Path | None = ...,
+    strict: bool = ...,
+    verify: int = ...,
+    verify_every: int = ...,
+    trust_plans: bool = ...,
+    max_variants: int = ...,
+    ignore: Sequence[str] = ...,
+    passes: str | Sequence[str] = ...,
+) -> Callable[[Callable[Arguments, Result]], Captured[Arguments, Result]]: ...
 def capture(
     fn: Callable[..., Any] | None = None,
     *,
@@ -153,7 +194,7 @@ def capture(
         ``explain()``.
     """
 
-    def wrap(function: Callable[..., Any]) -> Captured:
+    def wrap(function: Callable[..., Any]) -> Captured[..., Any]:
         return Captured(
             Step(function, state, plans, strict, verify, verify_every, trust_plans, max_variants, ignore, passes)
         )

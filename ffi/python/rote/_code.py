@@ -88,8 +88,10 @@ def names(code: types.CodeType, whole: bool = True) -> Names:
             elif argument in _GETTING:
                 asking = True
             owner, before = (argument if opname == "LOAD_GLOBAL" else ""), owner
-            if opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+            if opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"):
                 found.append(argument)
+            elif opname in ("STORE_ATTR", "DELETE_ATTR"):
+                attributes.add(argument)
             elif opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "LOAD_SUPER_ATTR"):
                 attributes.add(argument)
                 if before:

@@ -34,8 +34,8 @@ DICT_ITEM, LIST_ITEM, CELL, ATTRIBUTE, SIZE, TENSOR_META, GRAD_META, GROUP = ran
 ITEMS, FUNCTION, BUFFER, TYPE_OF, CONTEXT_VAR, OWN, MEMBER, ENTRY_SIZE, BASES, CLASS, WEAK, REFERENTS, LOOK = range(
     8, 21
 )
-# The memory that gradients, and tensors that are no state, share with the state, with arguments and each other.
-SHARED_MEMORY = 21
+# The memory that gradients, and that tensors which are no state, share with the state, with arguments and each other.
+GRAD_MEMORY, REACH_MEMORY = range(21, 23)
 # Kinds of guards, as GuardKind numbers them.
 STATE, HOST, WORLD = 2, 3, 5
 

@@ -176,7 +176,8 @@ def _derive(self: TracedFloat, kind: int, value: Any, a: Any, b: Any, by: types.
     if left is None or right is None:
         _pin(self)
         return value
-    return _make(tape, kind, value, left, right)
+    like = next((each for each in (a, b) if isinstance(each, TracedFloat) and type(each._plain) is not float), None)
+    return _make(tape, kind, value if like is None else type(like._plain)(value), left, right)
 
 
 def _binary(name: str, kind: int) -> Callable[[TracedFloat, Any], Any]:
@@ -185,20 +186,23 @@ def _binary(name: str, kind: int) -> Callable[[TracedFloat, Any], Any]:
     apply = getattr(operator, name.replace("__r", "__", 1) if reflected else name)
 
     def method(self: TracedFloat, other: Any) -> Any:
-        if type(other) in (float, int, bool, TracedFloat):
-            if type(self._plain) is float:
-                value = plain(self, other)
-            else:
-                try:
-                    value = plain(self, other)
-                except ArithmeticError:  # where NumPy warns
-                    _pin(self)
-                    return apply(other, self._plain) if reflected else apply(self._plain, other)
-            left, right = (other, self) if reflected else (self, other)
-            return _derive(self, kind, value, left, right, sys._getframe(1))
         if isinstance(other, torch.Tensor):
             return NotImplemented  # which gives the number to an op
+        if type(other) in (float, int, bool, TracedFloat):
+            with_numpy = type(self._plain) is not float or type(_plain(other)) is not float
+            try:
+                value = plain(self, other)
+            except ArithmeticError:
+                if not with_numpy:
+                    raise
+                value = None  # NumPy warns
+            if type(value) is float or not with_numpy:
+                left, right = (other, self) if reflected else (self, other)
+                return _derive(self, kind, value, left, right, sys._getframe(1))
         _pin(self)
+        if isinstance(other, TracedFloat):
+            _pin(other)
+            other = other._plain
         return apply(other, self._plain) if reflected else apply(self._plain, other)
 
     method.__name__ = name

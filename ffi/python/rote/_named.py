@@ -63,6 +63,7 @@ class Named:
         self._computes = False  # some code computes names of attributes
         self.sees_own = False  # some code reads the dict of an object's attributes
         self._asked_of: dict[int, frozenset[str]] = {}  # what closures of libraries name of what they hold
+        self._asked: dict[tuple[type, frozenset[str]], tuple[int, set[str]]] = {}  # with how many attributes are named
         self._modules: dict[int, tuple[Any, str, int]] = {}
         self._entries: set[tuple[int, str]] = set()
         self._builtins: set[str] = set()
@@ -164,7 +165,11 @@ class Named:
         for name in names.imports:
             self._imported(name, own, names, depth)
         found = names.globals
-        if "globals" in names.globals:
+        if "__name__" in found:  # sys.modules[__name__]
+            module = sys.modules.get(own.get("__name__", ""))
+            if module is not None and issubclass(type(module), types.ModuleType):
+                self.python_module(module, depth)
+        if "globals" in names.globals or "__globals__" in names.attributes:
             found = (*found, *sorted(names.texts - set(found)))
         for name in found:
             if not walk.visit_once((id(own), name)):
@@ -173,7 +178,9 @@ class Named:
             subject = f"{place}globals['{name}']"
             if not walk.add(DICT_ITEM, own, name, HOST, subject, item):
                 continue
-            if item is ABSENT:
+            if item is vars(builtins):  # as `__builtins__` of a module that is not __main__
+                self.python_module(builtins, depth)
+            elif item is ABSENT:
                 self._builtin(name)
             elif issubclass(type(item), types.ModuleType):
                 self.python_module(item, depth)
@@ -265,7 +272,7 @@ class Named:
 
     def python_module(self, module: types.ModuleType, depth: int) -> None:
         """Guards what code names in a Python module, once all code is known."""
-        if depth <= self._walk.depth and module is not builtins and id(module) not in self._modules:
+        if depth <= self._walk.depth and id(module) not in self._modules:
             self._walk.hold(module)
             self._modules[id(module)] = (module, _look.name(module), depth)
 
@@ -331,17 +338,22 @@ class Named:
     def _asked_by_methods(self, kind: type, named: frozenset[str]) -> set[str]:
         """Names that the methods of a library's class ask for, of those that code calls or may call unnamed; and what
         a library's closure names of the object."""
+        known = self._asked.get((kind, named))
+        if known is not None and known[0] == len(self.attributes):  # to which names are only added
+            return known[1]
         asked = set(named)
         called = {*self.attributes, *_UNNAMED, *named}
+        classes = [_look.class_dict(each) for each in _look.mro(kind)]
         while called:
             name = called.pop()
-            method = next((own[name] for own in map(_look.class_dict, _look.mro(kind)) if name in own), None)
+            method = next((own[name] for own in classes if name in own), None)
             if type(method) is property:
                 method = method.fget
             if type(method) is types.FunctionType:
                 names = _code.names(method.__code__).attributes
                 called |= names - asked
                 asked |= names
+        self._asked[kind, named] = (len(self.attributes), asked)
         return asked
 
     def _maybe(self) -> set[str]:

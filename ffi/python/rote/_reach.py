@@ -34,7 +34,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from . import _look
+from . import _look, _memory
 from ._facts import (
     ABSENT,
     ATTRIBUTE,
@@ -91,8 +91,8 @@ _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 # Classes of Python's own, whose objects point to others without attributes.
 _BUILT_IN = ("builtins", "itertools", "functools", "operator", "collections", "_collections", "_functools")
 _NO_PARTS = (types.FrameType, types.TracebackType, types.CodeType, types.GetSetDescriptorType)
-# What nn.Module keeps for itself and never decides by.
-_MODULE_SKIP = frozenset(
+# What nn.Module decides by only where it saves or loads.
+_MODULE_STORES = frozenset(
     {
         "_forward_hooks_with_kwargs",
         "_forward_hooks_always_called",
@@ -157,6 +157,8 @@ class Walk:
         self.watched: set[int] = set()  # objects of which it matters who else holds them,
         self.aliases: list[tuple[str, int]] = []  # and where they were found
         self.moving: list[tuple[str, Callable[[], Any]]] = []  # generators of random numbers, and their state
+        self._stores: list[tuple[str, Any]] = []  # what modules save and load by
+        self.buffers: list[tuple[int, int, str]] = []  # where they begin and end in memory, and their paths
         self.advancing: list[tuple[str, Callable[[], Any]]] = []  # iterators, and where they stand
         self.stopped: list[str] = []  # where the walk went no further
         self.untold: list[str] = []  # what holds more than the facts say in words
@@ -295,6 +297,10 @@ class Walk:
         if not _STANDING.isdisjoint(self._named.said):
             for path, iterator in self._standing:
                 self.add(REFERENTS, iterator, True, HOST, path, iterator)
+        if any("state_dict" in name or name in _MODULE_STORES for name in self._named.said):
+            for path, value in self._stores:
+                self._hooks(path, value, 1) if isinstance(value, dict) else self.value(path, value, 1)
+            self._follow()
         if "initial_seed" in self._named.said:
             for path, generator in self._generators:
                 self.add(LOOK, generator, None, HOST, path, generator)
@@ -511,6 +517,8 @@ class Walk:
                 self.value(path, inner, depth + 1)
         elif _look.numpy_array(kind):
             self._array(path, value, depth)
+        elif kind.__name__ in ("flatiter", "nditer") and _look.module_of(kind) == "numpy":
+            self.unseen.append((path, "an iterator over a NumPy array"))
         elif issubclass(kind, _BUFFERS) or _look.module_of(kind) == "numpy":
             if not self._buffer(path, value):
                 self._untold(path, value)
@@ -534,7 +542,7 @@ class Walk:
         elif kind.__name__ == "CustomOpDef":
             self._definition(path, value, depth)
         elif (_look.module_of(kind), kind.__name__) == ("rote._capture", "Captured"):
-            step = next(_look.members(kind))[1].__get__(value)
+            step = _look.class_dict(kind)["_step"].__get__(value)
             self.value(path, step.function, depth)  # called within the step, as any function
         elif kind is types.CellType:
             self._named.cell(path, value, depth)
@@ -672,7 +680,10 @@ class Walk:
         except (TypeError, ValueError, BufferError, NotImplementedError):
             return False
         with view:
+            extent = _memory.extent_of_buffer(view)
             nbytes, constant = view.nbytes, view.readonly and _constant(value)
+        if extent is not None:
+            self.buffers.append((*extent, path))
         if nbytes > BYTES and not constant:
             self.unseen.append(
                 (path, f"{nbytes >> 20} MiB that may change: with array.flags.writeable = False they would not")
@@ -752,9 +763,10 @@ class Walk:
         if own is None:
             return
         for key, value in list(own.items()):
-            if key in _MODULE_SKIP:
-                continue
             subject = f"{path}.{key}"
+            if key in _MODULE_STORES:
+                self._stores.append((subject, value))
+                continue
             if key in ("_parameters", "_buffers", "_modules") and issubclass(type(value), dict):
                 self.add(ENTRY_SIZE, own, key, HOST, subject, value)
                 if len(value) > 1:  # their order

@@ -249,6 +249,19 @@ class _Recorder:
                 "outside the captured function",
             )
 
+    def set_otherwise(self, op: str) -> None:
+        """Refuses a step that changes how kernels compute; ``op`` has just run, none at the end of the step."""
+        if self.refused:
+            return
+        self._watch.refuse(
+            op,
+            f"{'runs' if op else 'ends'} under other settings of PyTorch than the step began with (the default dtype, "
+            "the number of threads, torch.backends, deterministic algorithms): a replay runs all of the step under "
+            "those that the call finds",
+            "change settings outside the captured function",
+        )
+        self.refused = True
+
     def begins(self, func: Any, args: Any) -> None:
         """An op on DTensors is under way."""
         try:
@@ -309,6 +322,7 @@ class Watch:
         self.iterators: list[Any] = []
         #: Tensors that have a gradient before the step, with their paths and gradients.
         self.gradients: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self.arguments: set[int] = set()  # identities of tensors
         self.handlers = Handlers()
         self.open_ops: list[Call | None] = []
         self.looks = Looks(session, self.refuse, _is_step)
@@ -328,6 +342,8 @@ class Watch:
             stack.enter_context(_patched(module, "to_dlpack", self._handed_out(module.to_dlpack)))
         if self.iterators:
             stack.enter_context(_patched(builtins, "next", self._next()))
+        stack.enter_context(_patched(builtins, "id", self._id()))
+        stack.enter_context(_patched(torch.utils, "swap_tensors", self._swap()))
         get, set_ = torch.get_rng_state, torch.set_rng_state
         saved, restored = self._save(get, (0, -1)), self._restore(set_, (0, -1))
         for owner in (torch, torch.random):
@@ -427,6 +443,34 @@ class Watch:
             return original(iterator, *default)
 
         return next_
+
+    def _swap(self) -> Callable[..., Any]:
+        original = torch.utils.swap_tensors
+
+        def swap_tensors(one: Any, other: Any) -> Any:
+            self.refuse(
+                "torch.utils.swap_tensors",
+                "exchanges two tensors: a replay would not",
+                "exchange them outside the captured function",
+            )
+            self._roots.clear()  # the graphs would hold the nodes that accumulate their gradients
+            return original(one, other)
+
+        return swap_tensors
+
+    def _id(self) -> Callable[..., Any]:
+        original = builtins.id
+
+        def id_(thing: Any, /) -> int:
+            if original(thing) in self.arguments and is_users_own(sys._getframe(1).f_code):
+                self.refuse(
+                    "id",
+                    "asks which object an argument is: a later call may pass another one, or a new one at its address",
+                    "compare with `is`, or do it outside the captured function",
+                )
+            return original(thing)
+
+        return id_
 
     def _host_read(self, name: str) -> Callable[..., Any]:
         original = getattr(torch.Tensor, name)
@@ -584,7 +628,8 @@ class Watch:
         return node in seen
 
     def forget(self) -> None:
-        """Drops what was held for `used_up`."""
+        """Drops the tensors and graphs that were held."""
+        self.gradients = []
         self._roots.clear()
         self._states.clear()
 

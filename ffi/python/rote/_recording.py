@@ -7,6 +7,7 @@ import collections
 import functools
 import json
 import sys
+import types
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_int64, c_void_p, py_object
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch.distributed import device_mesh
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from . import _code, _facts, _floats, _reach, _record, _results, _state, _uses, _views
+from . import _code, _facts, _floats, _memory, _reach, _record, _results, _state, _uses, _views
 from ._native import NO_INDEX, c_text, check, error, ids, lib, record_fact_without_key, record_no_grad, take_object
 from ._specs import local_of, place_of, short_text
 
@@ -80,6 +81,12 @@ def _containers(value: Any, found: set[int]) -> None:
             _containers(item, found)
 
 
+# By these, code takes back what it has drawn from a generator of the host's (torch.Generator has `set_state` too), or
+# draws from a copy.
+_PUTS_BACK = frozenset({"setstate", "set_state", "bit_generator"})
+_COPIES = frozenset({"copy", "deepcopy", "dumps", "__reduce__"})
+# Where memory begins and ends, the storage, and whose it is.
+_Extent = tuple[int, int, int, str]
 # Settings that PyTorch keeps in its Python modules, where code decides by them.
 _SETTINGS = {
     "torch.backends.mha": ("_is_fastpath_enabled",),
@@ -128,19 +135,10 @@ def _dtensor_switches() -> Iterator[_facts.Fact]:
             yield count(rules, f"DTensor's {name}")
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int, int] | None:
-    """Where a tensor's storage begins and ends, and which it is; None for one without memory of its own."""
-    local = local_of(tensor)
-    if local.layout is not torch.strided or local.device.type not in ("cpu", "cuda"):
-        return None
-    if not torch._C._has_storage(local):
-        return None
-    storage = local.untyped_storage()
-    try:
-        begin = storage.data_ptr()
-    except RuntimeError:  # of a subclass that wraps others
-        return None
-    return (begin, begin + storage.nbytes(), storage._cdata) if begin and storage.nbytes() else None
+def _shared_memory() -> Iterator[_facts.Fact]:
+    """Which memory gradients, and tensors that are no state, have in common with others."""
+    for kind, whose in ((_facts.GRAD_MEMORY, "gradients"), (_facts.REACH_MEMORY, "tensors in reach")):
+        yield _facts.Fact(kind, None, None, _facts.STATE, f"memory of {whose}", "")
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -215,7 +213,8 @@ class Recording:
                 f"uses {unsupported}, which is not supported yet",
                 "apply rote.capture to a model without the wrapper, for example with DTensor parameters",
             )
-        self._memory()
+        extents = self._extents()
+        self._check_storages(extents)
         for path, tensor in [*self.tensors, *self.leaves]:
             if isinstance(tensor, torch.Tensor):
                 self._hooks(walk, path, tensor)
@@ -237,6 +236,7 @@ class Recording:
         for fact in facts:
             fact.hyperparameter = fact.hyperparameter and follows
         self._facts(facts)
+        self._check_buffers(walk.buffers, extents)
         for path, why in walk.unseen:
             self._watch.refuse(
                 "",
@@ -244,16 +244,12 @@ class Recording:
                 f'keep it out of reach of the captured function, or, if it does not matter, ignore=["{path}"]',
             )
         for function in walk.functions:
-            if "initial_seed" in _code.names(function.__code__).attributes:
-                self._watch.refuse(
-                    f"Generator.initial_seed in {function.__qualname__}",
-                    "reads the seed of a generator: a later call may find another one",
-                    "pass the seed as an argument",
-                )
+            self._check_generators(function, generators=bool(walk.moving))
         self._step.went_no_further(walk.stopped)
-        self._facts([*_switches(), _facts.Fact(_facts.SHARED_MEMORY, None, None, _facts.STATE, "shared memory", "")])
+        self._facts([*_switches(), *_shared_memory()])
         self._outlives = walk.seen | given
         self._watch.iterators = walk.iterators
+        self._watch.arguments = {id(leaf) for _, leaf in self.leaves if isinstance(leaf, torch.Tensor)}
         self._watch.handlers = walk.handlers
         self._watch.moving(walk.moving, walk.advancing)
         check(lib.rote_record_generator(session, 0, -1))
@@ -269,15 +265,10 @@ class Recording:
         for group, key, _, traced in self._replaced:
             group[key] = traced
 
-    def _memory(self) -> None:
+    def _check_storages(self, extents: list[_Extent]) -> None:
         """Refuses tensors in the same memory by way of different storages: what shares memory is told by storages."""
-        found = []
-        for path, tensor in [*self.tensors, *self.leaves, *((path, grad) for path, _, grad in self._grads)]:
-            extent = _extent(tensor) if isinstance(tensor, torch.Tensor) else None
-            if extent is not None:
-                found.append((*extent, path))
         end, storage, first = 0, 0, ""
-        for begin, last, own, path in sorted(found):
+        for begin, last, own, path in extents:
             if begin < end and own != storage:
                 self._watch.refuse(
                     "",
@@ -288,6 +279,50 @@ class Recording:
                 return
             if last > end:
                 end, storage, first = last, own, path
+
+    def _check_generators(self, function: types.FunctionType, generators: bool) -> None:
+        """Refuses code that asks for the seed of a generator, or draws from one of the host's whose state it takes back
+        or has copied. ``generators``: some of the host's own classes are in reach."""
+        names = _code.names(function.__code__)
+        if "initial_seed" in names.attributes:
+            self._watch.refuse(
+                f"Generator.initial_seed in {function.__qualname__}",
+                "reads the seed of a generator: a later call may find another one",
+                "pass the seed as an argument",
+            )
+        said = names.attributes.union(names.globals)
+        of_modules = _PUTS_BACK if "random" in said else {"setstate"}
+        copies = sorted(said & (_COPIES | _PUTS_BACK if generators else of_modules))
+        if copies:
+            self._watch.refuse(
+                f"{copies[0]} in {function.__qualname__}",
+                "copies a generator of random numbers on the host, or puts it back: what Python draws then leaves no "
+                "trace in a plan",
+                "draw with torch, or outside the captured function, and pass the result as an argument",
+            )
+
+    def _check_buffers(self, buffers: list[tuple[int, int, str]], extents: list[_Extent]) -> None:
+        """Refuses arrays in reach that lie in the memory of tensors: no trace is left of what the step reads or writes
+        there between two ops."""
+        for begin, end, buffer in buffers:
+            path = next((path for first, last, _, path in extents if begin < last and first < end), None)
+            if path is not None:
+                self._watch.refuse(
+                    "",
+                    f"reaches {buffer}, which lies in the memory of {path}: what Python reads or writes there between "
+                    "two ops leaves no trace in a plan",
+                    "use the tensor in place of the array inside the captured function, or, if the step does not use "
+                    f'the array, ignore=["{buffer}"]',
+                )
+
+    def _extents(self) -> list[_Extent]:
+        """Where the step's tensors and gradients lie, each of those with memory of its own, in order."""
+        found = []
+        for path, tensor in [*self.tensors, *self.leaves, *((path, grad) for path, _, grad in self._grads)]:
+            extent = _memory.extent_of_tensor(tensor) if isinstance(tensor, torch.Tensor) else None
+            if extent is not None:
+                found.append((*extent, path))
+        return sorted(found)
 
     def _follows(self, walk: _reach.Walk, given: set[int]) -> bool:
         """Whether hyperparameters can be followed: all that the step does with them is seen."""
@@ -441,7 +476,8 @@ class Recording:
         self._tape.close()
 
     def forget(self) -> None:
-        """Lets go of what the walk has seen, which nothing but weak references may hold."""
+        """Lets go of what was seen: nothing but weak references may hold it, and cycles here are collected late."""
+        self._watch.forget()
         self._walk.forget()
 
     def own(self) -> Callable[[str], Any]:
@@ -615,6 +651,12 @@ class Recording:
             check(record_no_grad(self._session, c_text(path), None, NO_INDEX))
             self._grad_specs.append((path, None, True))
             return
+        if type(after) not in (torch.Tensor, DTensor, AsyncCollectiveTensor):
+            self._watch.refuse(
+                "",
+                f"leaves a gradient of class {type(after).__name__} in {path}.grad: a replay leaves plain tensors",
+                f"leave a plain tensor: {path}.grad = {path}.grad.as_subclass(torch.Tensor)",
+            )
         spec = self._specs.of_tensor(after)
         check(lib.rote_record_grad(self._session, c_text(path), local_of(after), spec))
         self._grad_specs.append((path, after._spec if isinstance(after, DTensor) else None, False))

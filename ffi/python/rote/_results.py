@@ -25,32 +25,38 @@ def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outl
     """The structure as docs/plan-format.md defines it. ``names`` are nodes of
     the caller's own tensors by id; other tensors are appended to ``outputs``.
     ``outlives`` are objects from before the step, by id."""
-    if isinstance(result, torch.Tensor):
-        own = names.get(id(result))
-        if own is not None:
-            return own
+    given: set[int] = set()  # lists and dicts
+
+    def node(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return names.get(id(value)) or tensor(value)
+        kind = type(value)
+        if kind is float and not math.isfinite(value):
+            return {"f": "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")}
+        if kind is str and not _is_unicode(value):
+            raise Unsupported("text that is no Unicode")
+        if value is None or kind in (bool, int, float, str):
+            return {"c": value}
+        if kind in (list, dict):
+            if id(value) in outlives:
+                raise Unsupported(f"{kind.__qualname__} that is older than the step")
+            if id(value) in given:
+                raise Unsupported(f"{kind.__qualname__} twice")
+            given.add(id(value))
+        if kind in (tuple, list):
+            return {kind.__name__: [node(item) for item in value]}
+        if kind is dict:
+            return {"dict": [[node(key), node(item)] for key, item in value.items()]}
+        raise Unsupported(kind.__qualname__)
+
+    def tensor(value: torch.Tensor) -> Any:
         for i, other in enumerate(outputs):
-            if other is result:
+            if other is value:
                 return {"t": i}
-        outputs.append(result)
+        outputs.append(value)
         return {"t": len(outputs) - 1}
-    if type(result) is float and not math.isfinite(result):
-        return {"f": "nan" if math.isnan(result) else ("inf" if result > 0 else "-inf")}
-    if type(result) is str and not _is_unicode(result):
-        raise Unsupported("text that is no Unicode")
-    if result is None or type(result) in (bool, int, float, str):
-        return {"c": result}
-    if type(result) in (list, dict) and id(result) in outlives:
-        raise Unsupported(f"{type(result).__qualname__} that is older than the step")
-    if type(result) in (tuple, list):
-        return {type(result).__name__: [encode(item, names, outputs, outlives) for item in result]}
-    if type(result) is dict:
-        return {
-            "dict": [
-                [encode(k, names, outputs, outlives), encode(v, names, outputs, outlives)] for k, v in result.items()
-            ]
-        }
-    raise Unsupported(type(result).__qualname__)
+
+    return node(result)
 
 
 def _is_unicode(text: str) -> bool:

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 _mesh_texts: dict[int, tuple[Any, str]] = {}
+_mesh_words: dict[int, tuple[Any, str]] = {}
 
 
 def mesh_text(mesh: Any) -> str:
@@ -26,6 +27,17 @@ def mesh_text(mesh: Any) -> str:
             )
         )
         known = _mesh_texts[id(mesh)] = (mesh, text)  # the mesh is held: its id stays its own
+    return known[1]
+
+
+def _mesh_in_words(mesh: Any) -> str:
+    known = _mesh_words.get(id(mesh))
+    if known is None:
+        words = f"{','.join(mesh.mesh_dim_names or ())}{list(mesh.mesh.shape)}"
+        ranks = mesh_text(mesh).rsplit("|", 1)[1]
+        if ranks != ",".join(map(str, range(mesh.mesh.numel()))):
+            words += f" of ranks {ranks}"
+        known = _mesh_words[id(mesh)] = (mesh, words)
     return known[1]
 
 
@@ -50,12 +62,7 @@ def short_text(tensor: torch.Tensor) -> str:
     text += f" on {tensor.device.type}"
     if isinstance(tensor, DTensor):
         spec = tensor._spec
-        names = ",".join(spec.mesh.mesh_dim_names or ())
-        mesh = f"{names}{list(spec.mesh.mesh.shape)}"
-        ranks = mesh_text(spec.mesh).rsplit("|", 1)[1]
-        if ranks != ",".join(map(str, range(spec.mesh.mesh.numel()))):
-            mesh += f" of ranks {ranks}"
-        text += f" placed {','.join(str(p) for p in spec.placements)} on mesh {mesh}"
+        text += f" placed {','.join(map(str, spec.placements))} on mesh {_mesh_in_words(spec.mesh)}"
     return text + (" requires grad" if tensor.requires_grad else "")
 
 

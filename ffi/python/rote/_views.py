@@ -28,6 +28,13 @@ class Unknown(Exception):
         self.what, self.remedy = what, remedy
 
 
+def _moved() -> Unknown:
+    return Unknown(
+        "leaves a view of a tensor that has other memory by now (`.data = ...`): a replay cannot make it one",
+        "leave a copy: tensor.clone()",
+    )
+
+
 @dataclass
 class View:
     """What a tensor is to autograd."""
@@ -91,25 +98,28 @@ class _Kin:
     def __init__(self) -> None:
         self._objects: dict[int, Any] = {}
         self._roots: dict[int, Any] = {}
-        self._counters: dict[int, Any] = {}
+        self._counters: dict[int, dict[int, Any]] = {}  # by the memory too
         self._hold: list[torch.Tensor] = []  # what ids stand for
 
     def add(self, node: Any, tensor: torch.Tensor, view: View) -> None:
         """A tensor that a replay can name."""
         self._objects.setdefault(id(tensor), node)
-        if view.backward and view.base is not None:
+        memory = _own_memory(tensor)
+        if view.backward and view.base is not None and memory == _own_memory(view.base):  # not after `.data = ...`
             self._roots.setdefault(id(view.base), node)
             self._hold.append(view.base)
         if view.counter:
-            self._counters.setdefault(view.counter, node)
+            self._counters.setdefault(view.counter, {}).setdefault(memory, node)
 
     def knows(self, base: torch.Tensor) -> bool:
         """Whether a replay has the base, or a view of it."""
         return id(base) in self._objects or id(base) in self._roots
 
-    def made(self, node: Any, view: View) -> Iterator[Made]:
+    def made(self, node: Any, tensor: torch.Tensor, view: View) -> Iterator[Made]:
         """How a replay makes a tensor what it is. Raises :class:`Unknown`."""
         if view.base is not None:
+            if _own_memory(tensor) != _own_memory(view.base):
+                raise _moved()
             base = self._objects.get(id(view.base))
             if base is not None and view.rebuild is not False and (view.backward or view.rebuild is None):
                 yield Made(node, base, view.how, view.rebuild)
@@ -125,7 +135,10 @@ class _Kin:
                     "return a copy: tensor.clone()",
                 )
         if view.counter in self._counters:
-            yield Made(node, self._counters[view.counter], 0, None)
+            counted = self._counters[view.counter].get(_own_memory(tensor))
+            if counted is None:
+                raise _moved()
+            yield Made(node, counted, 0, None)
 
 
 def note(
@@ -153,7 +166,7 @@ def note(
             results.update(id(part) for _, part, _ in hidden)
             found += hidden
     for at, part, view in sorted(found, key=lambda each: each[2].backward):  # bases first: no view is one
-        made += kin.made(at, view)
+        made += kin.made(at, part, view)
         kin.add(at, part, view)
     return made
 
@@ -184,6 +197,11 @@ def _memory(tensor: torch.Tensor) -> int:
     """The storage of a tensor, by its address; of one without, an address of nothing else."""
     local = local_of(tensor)
     return int(local.untyped_storage()._cdata) if local.layout == torch.strided else id(tensor)
+
+
+def _own_memory(tensor: torch.Tensor) -> int:
+    """The same of a plain tensor; 0 of one that holds others, whose views may be copies."""
+    return 0 if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) else _memory(tensor)
 
 
 def of_inference(made: list[Made]) -> set[int]:

@@ -6,7 +6,7 @@ prints how the answers compare, and every question answered differently.
 
 | module | subject |
 |---|---|
-| `samples` | the calls of `tracer/src/samples/*.txt` |
+| `samples` | the calls of `validation/src/samples/*.txt` |
 | `questions` | placements for their tensors |
 | `dtensor` | DTensor's answer to a question |
 | `engine` | Rote's answer |

@@ -13,7 +13,7 @@ def mesh(text: str) -> tuple[int, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.torch.propagation", description=__doc__)
     parser.add_argument("--op", help="an op, or one overload, as aten::gather or aten::sum.dim_IntList")
-    parser.add_argument("--family", help="one file of tracer/src/samples, as einsum")
+    parser.add_argument("--family", help="one file of validation/src/samples, as einsum")
     parser.add_argument("--mesh", type=mesh, action="append", default=[], help="as 2, or 2,4; several times")
     parser.add_argument("--most", type=int, default=10_000, help="questions per sample on a mesh of one dim")
     parser.add_argument("--larger", type=int, default=None, help="questions on meshes of several dims in all")

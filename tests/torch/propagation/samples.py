@@ -1,4 +1,4 @@
-"""The calls of `tracer/src/samples/*.txt`, as PyTorch takes them."""
+"""The calls of `validation/src/samples/*.txt`, as PyTorch takes them."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[3]
-FOLDER = ROOT / "tracer" / "src" / "samples"
+FOLDER = ROOT / "validation" / "src" / "samples"
 
 DTYPES = {
     "u8": torch.uint8,

@@ -190,18 +190,12 @@ def fits(script: Script) -> bool:
         return False  # out of sight
     if script.read == "own_dict_len" and script.place == "torch_attribute":
         return False  # out of sight
-    if script.how == "inside":
-        return (
-            place.takes == "any"
-            and script.read == "asked"
-            and script.values in INSIDE
-            and not script.place.startswith("long_")  # what entries of large containers hold is out of sight
-        )
-    if script.how not in hows(script.place):
+    asked = script.read == "asked"
+    if asked != (script.values in THINGS) or (asked and place.takes != "any"):
         return False
-    if script.values in THINGS:
-        return place.takes == "any" and script.read == "asked"
-    return script.read != "asked" and script.values in VALUES[place.takes]
+    if script.how == "inside":  # what entries of large containers hold is out of sight
+        return script.values in INSIDE and not script.place.startswith("long_")
+    return script.how in hows(script.place) and (asked or script.values in VALUES[place.takes])
 
 
 def generate(seed: int) -> Script:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 import linecache
 import logging
 import sys
@@ -54,13 +55,19 @@ def check(script: Script, stored: bool = False) -> Outcome:
         outcome.refusal = next((reason for each in stats[-1] for reason in each.refusals), "")
     for call, (want, got) in enumerate(zip(expected, found, strict=False)):
         if want != got:
-            outcome.wrong = f"call {call}: expected {want[0]}, found {got[0]}" + (
-                " (or the generator's state)" if want[0] == got[0] else ""
+            outcome.wrong = f"call {call}: " + (
+                "the generator's state" if want[0] == got[0] else _difference(want[0], got[0])
             )
             return outcome
     if len(expected) != len(found):
         outcome.wrong = f"{len(expected)} calls, then {len(found)}"
     return outcome
+
+
+def _difference(want: str, got: str) -> str:
+    """The lines that differ."""
+    lines = list(itertools.zip_longest(want.splitlines(), got.splitlines(), fillvalue="nothing"))
+    return "\n".join(f"expected {one}, found {other}" for one, other in lines if one != other)
 
 
 def _run(source: str, capture: Callable[..., Any]) -> tuple[list[tuple[str, bytes]], list[list[Any]]]:

@@ -4,6 +4,7 @@
 use super::{Recorder, tensors};
 use crate::event::{ArgEvent, OpEvent};
 use crate::refusal::Refusal;
+use rote_passes::ops::ABSOLUTE;
 
 /// Ops that look only at the meta of their tensor argument.
 fn reads_meta_only(name: &str) -> bool {
@@ -25,15 +26,6 @@ const META_QUESTIONS: &[&str] = &[
     "numel", "output_nr", "q_per_channel_axis", "q_scale", "q_zero_point", "qscheme", "result_type", "retains_grad",
     "size", "sparse_dim", "storage_offset", "stride", "sym_is_contiguous", "sym_numel", "sym_size", "sym_storage_offset",
     "sym_stride",
-];
-
-/// Ops that count from the start of their argument's storage, not of the argument, and
-/// which of their arguments says from where.
-pub(crate) const ABSOLUTE: &[(&str, usize)] = &[
-    ("aten::as_strided", 3),
-    ("aten::as_strided_copy", 3),
-    ("aten::as_strided_scatter", 4),
-    ("aten::as_strided_", 3),
 ];
 
 /// Questions about how a tensor lies in its storage.
@@ -78,7 +70,7 @@ impl Recorder {
         let of_data = matches!(name, "_use_cudnn_ctc_loss" | "_use_miopen_ctc_loss")
             && op.overload == "Tensor";
         let mut asked = op.args.iter().flat_map(|arg| tensors(&arg.value));
-        if name == "_version" && asked.any(|t| self.is_named(t.storage)) {
+        if name == "_version" && asked.any(|t| !self.is_made(t.storage)) {
             return Self::refuse(
                 op,
                 "asks how often a tensor was written that exists before the step: what Python does with the \

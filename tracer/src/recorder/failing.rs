@@ -4,9 +4,9 @@
 use rote_plans::{Def, Instr, InstrId, NONE, Plan, StrId, is_of_torch};
 
 use super::Recorder;
-use crate::finish::for_each_written;
-use crate::raising::may_raise;
 use crate::refusal::Refusal;
+use rote_passes::liveness::for_each_written;
+use rote_passes::ops::may_raise;
 
 impl Recorder {
     /// Looks at the instructions of the op that was recorded last, from `first` on.

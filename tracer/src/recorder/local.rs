@@ -2,20 +2,11 @@
 
 use rote_plans::{Arg, Instr, NONE, Range, ValueId};
 
+use rote_passes::ops::ALLOCATORS;
+
 use super::{Recorder, tensors};
 use crate::event::{ArgEvent, OpEvent, TensorEvent};
 use crate::refusal::Refusal;
-
-/// Ops that allocate without writing.
-pub(crate) const ALLOCATORS: &[&str] = &[
-    "aten::empty",
-    "aten::empty_strided",
-    "aten::empty_like",
-    "aten::new_empty",
-    "aten::new_empty_strided",
-    "aten::empty_permuted",
-    "aten::empty_quantized",
-];
 
 impl Recorder {
     /// The value of argument `i`, a tensor that the plan knows.

@@ -34,14 +34,11 @@ use rote_plans::{
     Device, Fingerprint, Guard, GuardKind, Instr, InstrId, Plan, RngAction, StrId, ValueId,
 };
 
-pub(crate) use checks::ABSOLUTE;
-pub(crate) use local::ALLOCATORS;
-
 use crate::event::{ArgEvent, OpEvent, TensorEvent};
-use crate::finish;
 use crate::refusal::Refusal;
 use crate::tables::Tables;
 use roots::{Candidate, Geometry, Named, Root};
+use rote_passes::liveness;
 
 /// Records one run of a step.
 #[derive(Debug, Default)]
@@ -263,7 +260,7 @@ impl Recorder {
             .iter()
             .map(|&id| self.tables.plan.str(id).to_owned())
             .collect();
-        finish::finish(self.tables.plan, sources)
+        liveness::finish(self.tables.plan, sources)
     }
 }
 

@@ -136,10 +136,11 @@ impl Recorder {
         }
     }
 
-    /// Whether a storage belongs to a tensor that exists before the step.
-    pub fn is_named(&self, storage: u64) -> bool {
-        let bound = |root: &Root| root.binding.is_some();
-        self.candidates.contains_key(&storage) || self.roots.get(&storage).is_some_and(bound)
+    /// Whether an op of the step made a storage.
+    pub fn is_made(&self, storage: u64) -> bool {
+        self.roots
+            .get(&storage)
+            .is_some_and(|root| root.binding.is_none())
     }
 
     /// Says how often the step has raised the version counters of a named tensor and of its

@@ -4,7 +4,7 @@ use rote_plans::{Range, Redistribution, Strategy};
 
 use super::Recorder;
 use crate::event::SpecEvent;
-use crate::finish;
+use rote_passes::liveness;
 
 impl Recorder {
     /// A global op begins: what follows until [`Recorder::global_end`] is what
@@ -90,7 +90,7 @@ impl Recorder {
             .instrs
             .start;
         let bytes = (start..end)
-            .map(|i| finish::collective_bytes(&self.tables.plan, i))
+            .map(|i| liveness::collective_bytes(&self.tables.plan, i))
             .sum();
         let entry = &mut self.tables.plan.redistributions[index as usize];
         entry.instrs.len = end - start;

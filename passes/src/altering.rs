@@ -1,0 +1,606 @@
+//! Passes that alter collectives, orders and ops, on plans of a few ops: what
+//! they leave, that it does what was recorded, and that bugs in it are seen.
+
+use rote_plans::{Arg, Collective, Instr, Plan, Range, Schedule};
+
+use super::paper::{self, Collectives, RUNS, Seen};
+use super::{Program, Selection, collectives, optimize};
+use rote_tracer::event::{ArgEvent, OpEvent};
+use rote_tracer::sample::{F64, Tensor, collective, in_place, op, record, recorder, tensor, wait};
+
+/// A program after passes, and what the recorded plan does.
+struct Altered {
+    passes: Selection,
+    expected: Seen,
+    program: Program,
+}
+
+impl Altered {
+    /// The plan of ops on arguments, through these passes: it does what was recorded.
+    fn by(names: &str, ops: &[OpEvent<'_>], outputs: &[&Tensor], args: &[&Tensor]) -> Self {
+        Self::on_rank(0, names, ops, outputs, args)
+    }
+
+    fn on_rank(
+        rank: u32,
+        names: &str,
+        ops: &[OpEvent<'_>],
+        outputs: &[&Tensor],
+        args: &[&Tensor],
+    ) -> Self {
+        let passes = Selection::parse(names).expect("names of passes");
+        let mut recorder = recorder(args);
+        record(&mut recorder, ops);
+        let (mut plan, _) = rote_tracer::sample::finish(recorder, outputs);
+        plan.fingerprint.rank = rank;
+        let expected = paper::run(&plan, &Schedule::default(), RUNS).expect("the plan runs");
+        let (program, _) = optimize(plan, passes);
+        program.plan.check().expect("the plan is valid");
+        let altered = Altered {
+            passes,
+            expected,
+            program,
+        };
+        assert_eq!(
+            altered.wrong(&altered.program),
+            None,
+            "the passes are right"
+        );
+        altered
+    }
+
+    fn wrong(&self, program: &Program) -> Option<String> {
+        match paper::run(&program.plan, &program.schedule, RUNS) {
+            Ok(seen) => (self.expected).difference(&seen, Collectives::of(self.passes)),
+            Err(wrong) => Some(wrong),
+        }
+    }
+
+    /// Bytes that each collective sends.
+    fn sends(&self) -> Vec<u64> {
+        let plan = &self.program.plan;
+        let bytes = |c: &Collective| {
+            let value = &plan.values[c.input as usize];
+            let numel: i64 = plan.dims(value.shape).iter().product();
+            numel.unsigned_abs() * value.dtype.bytes().unwrap_or(0)
+        };
+        collectives(plan).map(bytes).collect()
+    }
+
+    /// Whether a program with another order of instructions is seen to be wrong.
+    /// Definitions follow.
+    fn sees(&self, plant: impl FnOnce(&mut Plan)) -> bool {
+        let mut planted = self.program.clone();
+        planted.schedule = Schedule::default();
+        plant(&mut planted.plan);
+        super::emit::define(&mut planted.plan);
+        self.wrong(&planted).is_some()
+    }
+}
+
+fn reduce<'a>(input: &'a Tensor, out: &'a Tensor) -> OpEvent<'a> {
+    let sum = vec![ArgEvent::Str("sum")];
+    collective("_c10d_functional::all_reduce", input, sum, out)
+}
+
+fn reduce_in_place(target: &Tensor) -> OpEvent<'_> {
+    let sum = vec![ArgEvent::Str("sum")];
+    let mut event = collective("_c10d_functional::all_reduce_", target, sum, target);
+    event.args[0].written = true;
+    event
+}
+
+fn gather<'a>(input: &'a Tensor, out: &'a Tensor) -> OpEvent<'a> {
+    let name = "_c10d_functional::all_gather_into_tensor";
+    collective(name, input, vec![ArgEvent::Int(2)], out)
+}
+
+fn scatter<'a>(input: &'a Tensor, out: &'a Tensor) -> OpEvent<'a> {
+    let name = "_c10d_functional::reduce_scatter_tensor";
+    let middle = vec![ArgEvent::Str("sum"), ArgEvent::Int(2)];
+    collective(name, input, middle, out)
+}
+
+/// The instruction of an op, counted among those of its name.
+fn find(plan: &Plan, wanted: &str, nth: usize) -> usize {
+    let is = |instr: &Instr| match instr {
+        Instr::Local { op, .. } => plan.str(*op) == wanted,
+        Instr::Wait { .. } => wanted == "wait",
+        Instr::Collective(_) => wanted == "collective",
+        _ => false,
+    };
+    let found = (0..plan.instrs.len()).filter(|i| is(&plan.instrs[*i]));
+    found.clone().nth(nth).expect("the op is there")
+}
+
+fn tensors<const N: usize>(storage: u64, sizes: &[i64]) -> [Tensor; N] {
+    std::array::from_fn(|i| tensor(storage + i as u64, sizes))
+}
+
+#[test]
+fn small_reductions_become_one() {
+    let x = tensor(1, &[20]);
+    let [a, b, c, ra, rb, rc, out] = tensors(2, &[20]);
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        reduce(&a, &ra),
+        wait(&ra),
+        op("aten::exp", &[&x], &[&b]),
+        reduce(&b, &rb),
+        wait(&rb),
+        op("aten::sin", &[&x], &[&c]),
+        reduce(&c, &rc),
+        wait(&rc),
+        op("custom::norm", &[&ra, &rb, &rc], &[&out]),
+    ];
+    for passes in ["buckets", "all", "all,-arena"] {
+        let found = Altered::by(passes, &steps, &[&out], &[&x]);
+        // Two pieces of 20 and their gaps to 32, and the third.
+        assert_eq!(found.sends(), [4 * 96], "{passes}");
+        assert_eq!(found.program.carries, [[0, 1, 2]]);
+    }
+}
+
+#[test]
+fn results_that_outlive_the_run_have_storages_of_their_own() {
+    let x = tensor(1, &[20]);
+    let [a, b, ra, rb] = tensors(2, &[20]);
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        reduce(&a, &ra),
+        wait(&ra),
+        op("aten::exp", &[&x], &[&b]),
+        reduce(&b, &rb),
+        wait(&rb),
+    ];
+    let half = ra.view(&[10], &[1], 10);
+    for outputs in [vec![&ra, &rb], vec![&half, &rb], vec![&rb]] {
+        let found = Altered::by("buckets", &steps, &outputs, &[&x]);
+        assert_eq!(found.sends().len(), 1);
+    }
+}
+
+#[test]
+fn rows_of_gathers_and_scatters_are_put_together() {
+    let x = tensor(1, &[4, 6]);
+    let [a, b, ga, gb] = [[2, 6], [6, 1], [4, 6], [12, 1]];
+    let [a, b] = [tensor(2, &a), tensor(3, &b)];
+    let [ga, gb] = [tensor(4, &ga), tensor(5, &gb)];
+    let [sa, sb] = [tensor(6, &[2, 6]), tensor(7, &[6, 1])];
+    let out = tensor(8, &[4]);
+    let turned = x.view(&[6, 4], &[1, 6], 0);
+    let st = tensor(9, &[3, 4]);
+    let steps = [
+        op("aten::one", &[&x], &[&a]),
+        op("aten::two", &[&x], &[&b]),
+        gather(&a, &ga),
+        gather(&b, &gb),
+        wait(&ga),
+        wait(&gb),
+        scatter(&ga, &sa),
+        wait(&sa),
+        scatter(&gb, &sb),
+        wait(&sb),
+        scatter(&turned, &st),
+        wait(&st),
+        op("aten::three", &[&sa, &sb, &st], &[&out]),
+    ];
+    let found = Altered::by("buckets", &steps, &[&out, &gb, &sb], &[&x]);
+    assert_eq!(found.sends(), [4 * 32, 4 * 2 * 48]);
+    assert_eq!(found.program.carries, [vec![0, 1], vec![2, 3, 4]]);
+}
+
+#[test]
+fn reductions_in_place_are_copied_back() {
+    let (x, y) = (tensor(1, &[20]), tensor(2, &[20]));
+    let [a, out] = tensors(3, &[20]);
+    let part = y.view(&[4], &[1], 4);
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        reduce_in_place(&a),
+        wait(&a),
+        reduce_in_place(&part), // of the caller's
+        wait(&part),
+        op("aten::add", &[&a, &y], &[&out]),
+    ];
+    let found = Altered::by("buckets", &steps, &[&out], &[&x, &y]);
+    assert_eq!(found.sends(), [4 * 48]);
+}
+
+#[test]
+fn collectives_that_differ_or_depend_on_each_other_stay_apart() {
+    let x = tensor(1, &[16]);
+    let [a, b, ra, rb, out] = tensors(2, &[16]);
+    let (mut wide, mut rwide) = (tensor(8, &[16]), tensor(9, &[16]));
+    for tensor in [&mut wide, &mut rwide] {
+        tensor.dtype = F64;
+        tensor.storage_bytes *= 2;
+    }
+    let sends = |steps: &[OpEvent<'_>]| Altered::by("buckets", steps, &[&out], &[&x]).sends();
+    let first = [op("aten::neg", &[&x], &[&a]), reduce(&a, &ra), wait(&ra)];
+    let with = |more: &[OpEvent<'_>]| sends(&[first.to_vec(), more.to_vec()].concat());
+    let end = op("aten::add", &[&ra, &rb], &[&out]);
+    assert_eq!(with(&[reduce(&x, &rb), wait(&rb), end.clone()]), [128]);
+    let maximum = collective(
+        "_c10d_functional::all_reduce",
+        &x,
+        vec![ArgEvent::Str("max")],
+        &rb,
+    );
+    assert_eq!(with(&[maximum, wait(&rb), end.clone()]), [64, 64]);
+    let other = op("aten::wide", &[&x], &[&wide]);
+    let end_wide = op("aten::cat", &[&ra, &rwide], &[&out]);
+    assert_eq!(
+        with(&[other, reduce(&wide, &rwide), wait(&rwide), end_wide]),
+        [64, 128]
+    );
+    let dependent = op("aten::exp", &[&ra], &[&b]);
+    assert_eq!(
+        with(&[dependent, reduce(&b, &rb), wait(&rb), end.clone()]),
+        [64, 64]
+    );
+    let acts = op("mylib::barrier", &[], &[]);
+    assert_eq!(with(&[acts, reduce(&x, &rb), wait(&rb), end]), [64, 64]);
+}
+
+#[test]
+fn large_collectives_and_full_buckets_stay_apart() {
+    let elements = |bytes: i64| bytes / 4;
+    for (bytes, members, expected) in [(128 << 10, 33, 2), ((128 << 10) + 4, 3, 3)] {
+        let x = tensor(1, &[elements(bytes)]);
+        let results: Vec<Tensor> = (0..members).map(|i| tensor(2 + i, &x.sizes)).collect();
+        let mut recorder = recorder(&[&x]);
+        for result in &results {
+            record(&mut recorder, &[reduce(&x, result), wait(result)]);
+        }
+        let (plan, _) = rote_tracer::sample::finish(recorder, &[]);
+        let (program, _) = optimize(plan, Selection::parse("buckets").expect("a pass"));
+        assert_eq!(collectives(&program.plan).count(), expected);
+    }
+}
+
+#[test]
+fn bugs_in_buckets_are_seen() {
+    let x = tensor(1, &[16]);
+    let [a, b, ra, rb, out] = tensors(2, &[16]);
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        reduce(&a, &ra),
+        in_place("aten::add_", &a, &[&x]), // what was sent is overwritten
+        op("aten::exp", &[&x], &[&b]),
+        reduce(&b, &rb),
+        wait(&ra),
+        wait(&rb),
+        op("aten::sub", &[&ra, &rb], &[&out]),
+    ];
+    let found = Altered::by("buckets", &steps, &[&out, &a], &[&x]);
+    assert_eq!(found.sends(), [128]);
+    let swap = |first: (&'static str, usize), second: (&'static str, usize)| {
+        found.sees(|plan| {
+            let at = [first, second].map(|(name, nth)| find(plan, name, nth));
+            plan.instrs.swap(at[0], at[1]);
+        })
+    };
+    assert!(
+        !swap(("aten::copy_", 0), ("aten::copy_", 0)),
+        "nothing is planted"
+    );
+    assert!(
+        swap(("aten::copy_", 0), ("aten::add_", 0)),
+        "an input that changed is sent"
+    );
+    assert!(
+        swap(("aten::copy_", 1), ("collective", 0)),
+        "a piece is sent before it is there"
+    );
+    assert!(
+        swap(("wait", 0), ("aten::sub", 0)),
+        "a result is needed before the wait"
+    );
+    let shift = |nth: usize| {
+        found.sees(|plan| {
+            let pieces = plan.values.iter_mut().filter(|value| value.offset == 16);
+            pieces.into_iter().nth(nth).expect("a second piece").offset = 0;
+        })
+    };
+    assert!(
+        shift(0) && shift(1),
+        "pieces lie over each other, or results are mixed up"
+    );
+}
+
+#[test]
+fn sums_of_floats_over_more_ranks_need_a_name_of_their_own() {
+    let x = tensor(1, &[16]);
+    let [ra, rb] = tensors(2, &[16]);
+    let [ga, gb] = tensors(4, &[48]);
+    let left = |names: &str, ranks: &[i64], sum: &'static str| {
+        let of = |name: &str| match name {
+            "maximum" => vec![ArgEvent::Str("max")],
+            _ => vec![ArgEvent::Str("sum")],
+        };
+        let reduce = |out| collective("_c10d_functional::all_reduce", &x, of(sum), out);
+        let gather = |out| {
+            let name = "_c10d_functional::all_gather_into_tensor";
+            collective(name, &x, vec![ArgEvent::Int(3)], out)
+        };
+        let mut recorder = recorder(&[&x]);
+        let pairs = [reduce(&ra), wait(&ra), reduce(&rb), wait(&rb)];
+        record(&mut recorder, &pairs);
+        if ranks.len() == 3 {
+            record(
+                &mut recorder,
+                &[gather(&ga), wait(&ga), gather(&gb), wait(&gb)],
+            );
+        }
+        let (mut plan, _) = rote_tracer::sample::finish(recorder, &[]);
+        plan.fingerprint.world_size = ranks.len() as u32;
+        plan.groups[0].ranks = super::emit::dims(&mut plan, ranks);
+        let (program, _) = optimize(plan, Selection::parse(names).expect("passes"));
+        let is_sum = |c: &&Collective| c.reduce.is_some();
+        let sums = collectives(&program.plan).filter(is_sum).count();
+        (sums, collectives(&program.plan).count() - sums)
+    };
+    assert_eq!(left("buckets", &[0, 1], "sum"), (1, 0));
+    assert_eq!(left("buckets", &[0, 1], "maximum"), (2, 0));
+    assert_eq!(left("buckets", &[0, 1, 2], "sum"), (2, 1));
+    assert_eq!(left("sums", &[0, 1, 2], "sum"), (1, 2));
+    assert_eq!(left("buckets,sums", &[0, 1, 2], "maximum"), (1, 1));
+    assert!(!Selection::parse("all").expect("passes").has("sums"));
+}
+
+#[test]
+fn ranks_put_the_same_collectives_together() {
+    let x = tensor(1, &[16]);
+    let [a, b, ra, rb, out] = tensors(2, &[16]);
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        reduce(&a, &ra),
+        wait(&ra),
+        op("aten::exp", &[&x], &[&b]),
+        reduce(&b, &rb),
+        wait(&rb),
+        op("aten::sub", &[&ra, &rb], &[&out]),
+    ];
+    let of_rank = |rank: u32| {
+        let mut recorder = recorder(&[&x]);
+        record(&mut recorder, &steps);
+        let (mut plan, _) = rote_tracer::sample::finish(recorder, &[&out]);
+        plan.fingerprint.rank = rank;
+        optimize(plan, Selection::parse("all").expect("all passes"))
+            .0
+            .carries
+    };
+    assert_eq!(of_rank(0), of_rank(1));
+}
+
+/// A gather of `[2, 6]` from each of two ranks; what follows, on the gathered `[4, 6]`.
+fn gathered(rank: u32, then: impl Fn(&Tensor) -> (Vec<Tensor>, Vec<Tensor>)) -> Altered {
+    let x = tensor(1, &[2, 6]);
+    let [a, out] = tensors(2, &[2, 6]);
+    let whole = tensor(4, &[4, 6]);
+    let (looks, written) = then(&whole);
+    let mut steps = vec![
+        op("aten::neg", &[&x], &[&a]),
+        gather(&a, &whole),
+        wait(&whole),
+    ];
+    steps.push(in_place("aten::mul_", &a, &[])); // what was sent is another's now
+    steps.extend(
+        written
+            .iter()
+            .map(|target| in_place("aten::mul_", target, &[])),
+    );
+    steps.push(op("aten::cat", &looks.iter().collect::<Vec<_>>(), &[&out]));
+    Altered::on_rank(rank, "gathers", &steps, &[&out, &a], &[&x])
+}
+
+#[test]
+fn a_gather_of_which_only_the_own_piece_is_used_is_left_out() {
+    // The whole piece; a column of it; a row, and what was written to it.
+    let looks = |whole: &Tensor, start: i64| {
+        [
+            (vec![whole.view(&[2, 6], &[6, 1], start)], vec![]),
+            (vec![whole.view(&[2], &[6], start + 5)], vec![]),
+            (
+                vec![whole.view(&[6], &[1], start + 6)],
+                vec![whole.view(&[3], &[1], start + 7)],
+            ),
+        ]
+    };
+    for case in 0..3 {
+        for (rank, start) in [(0, 0), (1, 12)] {
+            let own = gathered(rank, |whole| looks(whole, start)[case].clone());
+            assert_eq!(own.sends().len(), 0, "rank {rank}, case {case}");
+            assert_eq!(own.program.carries.len(), 0);
+            let other = gathered(1 - rank, |whole| looks(whole, start)[case].clone());
+            assert_eq!(other.sends().len(), 1, "the piece of the other rank");
+        }
+    }
+    let all = gathered(0, |whole| (vec![whole.clone()], vec![]));
+    let both = gathered(0, |whole| (vec![whole.view(&[3, 6], &[6, 1], 0)], vec![]));
+    let columns = gathered(0, |whole| (vec![whole.view(&[4], &[6], 0)], vec![]));
+    let written = gathered(0, |whole| {
+        let own = whole.view(&[2, 6], &[6, 1], 0);
+        (vec![own], vec![whole.view(&[1], &[1], 12)])
+    });
+    for found in [all, both, columns, written] {
+        assert_eq!(found.sends().len(), 1);
+    }
+}
+
+/// A gather along dim 1: rows joined by `cat`, then a look at the result.
+fn gathered_along_dim_1(overwritten: bool, look: impl Fn(&Tensor) -> Tensor) -> Altered {
+    let x = tensor(1, &[2, 6]);
+    let [a, out] = tensors(2, &[2, 6]);
+    let (rows, whole) = (tensor(4, &[4, 6]), tensor(5, &[2, 12]));
+    let halves = [0, 12].map(|start| rows.view(&[2, 6], &[6, 1], start));
+    let mut join = op("aten::cat", &[], &[&whole]);
+    let pieces = halves.iter().map(Tensor::event).collect();
+    join.args
+        .push(rote_tracer::sample::read(ArgEvent::Tensors(pieces)));
+    join.args.push(rote_tracer::sample::read(ArgEvent::Int(1)));
+    let look = look(&whole);
+    let mut steps = vec![
+        op("aten::neg", &[&x], &[&a]),
+        gather(&a, &rows),
+        wait(&rows),
+    ];
+    if overwritten {
+        steps.push(in_place("aten::mul_", &a, &[]));
+    }
+    steps.extend([join, op("aten::exp", &[&look], &[&out])]);
+    let found = Altered::on_rank(1, "gathers", &steps, &[&out], &[&x]);
+    assert_eq!(
+        found.sends(),
+        Altered::on_rank(1, "all", &steps, &[&out], &[&x]).sends()
+    );
+    found
+}
+
+#[test]
+fn so_is_one_along_another_dim() {
+    let own = gathered_along_dim_1(false, |whole| whole.view(&[2, 6], &[12, 1], 6));
+    assert_eq!(own.sends().len(), 0);
+    let joins = |found: &Altered| {
+        let plan = &found.program.plan;
+        let is = |i: &&Instr| matches!(i, Instr::Local { op, .. } if plan.str(*op) == "aten::cat");
+        plan.instrs.iter().filter(is).count()
+    };
+    assert_eq!(joins(&own), 0);
+    let column = gathered_along_dim_1(false, |whole| whole.view(&[2], &[12], 11));
+    assert_eq!(column.sends().len(), 0);
+    let others = gathered_along_dim_1(false, |whole| whole.view(&[2, 6], &[12, 1], 0));
+    let both = gathered_along_dim_1(false, |whole| whole.view(&[2, 6], &[12, 1], 3));
+    let a_row = gathered_along_dim_1(false, |whole| whole.view(&[7], &[1], 6));
+    let overwritten = gathered_along_dim_1(true, |whole| whole.view(&[2, 6], &[12, 1], 6));
+    for found in [others, both, a_row, overwritten] {
+        assert_eq!((found.sends().len(), joins(&found)), (1, 1));
+    }
+}
+
+#[test]
+fn collectives_that_nothing_needs_are_left_out_by_name_only() {
+    let x = tensor(1, &[16]);
+    let [a, ra, b, gb] = tensors(2, &[16]);
+    let gathered = tensor(9, &[32]);
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        reduce(&a, &ra),
+        wait(&ra),
+        op("aten::exp", &[&ra], &[&b]), // needed by nobody either
+        gather(&b, &gathered),
+        wait(&gathered),
+        in_place("aten::add_", &gb, &[]),
+        reduce_in_place(&x), // the caller's
+        wait(&x),
+    ];
+    let args = [&x, &gb];
+    assert_eq!(Altered::by("gathers", &steps, &[], &args).sends(), [64]);
+    assert_eq!(Altered::by("all", &steps, &[], &args).sends(), [64]);
+    assert_eq!(Altered::by("default", &steps, &[], &args).sends(), [64; 3]);
+}
+
+#[test]
+fn the_piece_of_another_rank_is_seen() {
+    let found = gathered(0, |whole| (vec![whole.view(&[2, 6], &[6, 1], 0)], vec![]));
+    assert!(found.sees(|plan| {
+        let Instr::Local { writes, .. } = plan.instrs[find(plan, "aten::copy_", 0)] else {
+            panic!("a local op");
+        };
+        let piece = plan.ids(writes)[0] as usize;
+        assert_eq!(plan.values[piece].offset, 0);
+        plan.values[piece].offset = 12;
+    }));
+    assert!(found.sees(|plan| {
+        // What was sent is written before it is copied.
+        let at = [("aten::copy_", 0), ("aten::mul_", 0)].map(|(name, nth)| find(plan, name, nth));
+        plan.instrs.swap(at[0], at[1]);
+    }));
+}
+
+#[test]
+fn bugs_in_the_order_around_collectives_are_seen() {
+    let x = tensor(1, &[16]);
+    let [a, b, c, d] = tensors(2, &[16]);
+    let whole = tensor(6, &[32]);
+    let draws = [&c, &d].map(|out| {
+        let mut draw = op("aten::rand_like", &[&x], &[out]);
+        draw.seeded = true;
+        draw
+    });
+    let [first, second] = draws;
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        gather(&a, &whole),
+        wait(&whole),
+        in_place("aten::mul_", &a, &[]), // what was sent
+        op("aten::exp", &[&whole], &[&b]),
+        first,
+        second,
+    ];
+    let found = Altered::by("overlap", &steps, &[&a, &b, &c, &d], &[&x]);
+    let swap = |first: (&'static str, usize), second: (&'static str, usize)| {
+        found.sees(|plan| {
+            let at = [first, second].map(|(name, nth)| find(plan, name, nth));
+            plan.instrs.swap(at[0], at[1]);
+        })
+    };
+    assert!(!swap(("wait", 0), ("wait", 0)), "nothing is planted");
+    assert!(
+        swap(("wait", 0), ("aten::mul_", 0)),
+        "what is sent is written"
+    );
+    assert!(
+        swap(("wait", 0), ("aten::exp", 0)),
+        "what is received is read"
+    );
+    assert!(
+        swap(("aten::neg", 0), ("collective", 0)),
+        "nothing is there to be sent"
+    );
+    let draws = [("aten::rand_like", 0), ("aten::rand_like", 1)];
+    assert!(
+        swap(draws[0], draws[1]),
+        "random numbers are drawn in another order"
+    );
+}
+
+#[test]
+fn a_list_of_updates_that_depend_on_each_other_is_seen() {
+    let [x, y, z] = tensors(1, &[16]);
+    let added = |target, source| {
+        let mut event = in_place("aten::add_", target, &[source]);
+        event.overload = "Tensor";
+        event.args.push(rote_tracer::sample::read(ArgEvent::Int(1)));
+        event
+    };
+    for (source, wrong) in [(&z, false), (&x, true)] {
+        let steps = [added(&x, &z), added(&y, source)];
+        let found = Altered::by("none", &steps, &[], &[&x, &y, &z]);
+        let seen = found.sees(|plan| {
+            let value = |arg: usize, plan: &Plan| match plan.args[arg] {
+                Arg::Value(value) => value,
+                _ => panic!("a tensor"),
+            };
+            let mut operands = [vec![], vec![]];
+            for instr in &plan.instrs {
+                if let Instr::Local { args, .. } = instr {
+                    let at = args.indices().start;
+                    operands[0].push(value(at, plan));
+                    operands[1].push(value(at + 1, plan));
+                }
+            }
+            let lists = [0, 1].map(|of| {
+                let start = plan.ids.len() as u32;
+                plan.ids.extend(&operands[of]);
+                Arg::Values(Range { start, len: 2 })
+            });
+            let args = [lists[0], lists[1], Arg::Int(1)];
+            let (name, targets) = ("aten::_foreach_add_", &operands[0]);
+            let joint = super::emit::overloaded(plan, name, "List", &args, &[], targets);
+            plan.instrs = vec![joint];
+        });
+        assert_eq!(seen, wrong);
+    }
+}

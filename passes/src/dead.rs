@@ -1,0 +1,85 @@
+//! Ops whose results nothing needs.
+//!
+//! Needed is what outlives the run, what a collective sends (other ranks wait
+//! for it), what moves a generator, what an op outside of ATen may do, and ops that
+//! raise for some values (an index out of range, a singular matrix). An op
+//! is needed when it makes or writes storage that something needed reads, and
+//! then so is what it reads. Everything else changes nothing that anybody sees.
+
+use rote_plans::{Instr, Plan};
+
+use super::effects::{self, for_each_written, outlives, root};
+use super::{Done, Pass, Program, Stage};
+use crate::liveness::{for_each_out, for_each_value};
+use crate::ops::may_raise;
+
+pub(super) const PASS: Pass = Pass {
+    name: "dead",
+    about: "leave out ops whose results nothing needs",
+    by_default: true,
+    alters_collectives: false,
+    keeps_bits: true,
+    stage: Stage::Instructions,
+    apply,
+};
+
+fn apply(program: &mut Program) -> Done {
+    let plan = &mut program.plan;
+    let keep = needed(plan, true);
+    let changed = leave_out(plan, &keep);
+    Done {
+        changed,
+        what: format!("{changed} ops that nothing needs"),
+    }
+}
+
+/// Keeps these instructions; returns how many local ops go.
+pub(super) fn leave_out(plan: &mut Plan, keep: &[bool]) -> usize {
+    let local = |instr: &Instr| matches!(instr, Instr::Local { .. });
+    let instrs = plan.instrs.iter().zip(keep);
+    let gone = instrs
+        .filter(|(instr, keep)| local(instr) && !**keep)
+        .count();
+    effects::retain(plan, keep);
+    gone
+}
+
+/// Which instructions something needs. `collectives`: whether other ranks need every
+/// collective of this one.
+pub(super) fn needed(plan: &Plan, collectives: bool) -> Vec<bool> {
+    let mut needed = outlives(plan);
+    let mut keep = vec![false; plan.instrs.len()];
+    for (i, instr) in plan.instrs.iter().enumerate().rev() {
+        let mut live = acts(plan, instr, collectives);
+        for_each_out(plan, instr, |out| live |= needed[root(plan, out) as usize]);
+        for_each_written(plan, instr, |root| live |= needed[root as usize]);
+        if let Instr::Wait { value } = instr {
+            live |= needed[root(plan, *value) as usize];
+        }
+        if live {
+            for_each_value(plan, instr, |value| {
+                needed[root(plan, value) as usize] = true
+            });
+        }
+        keep[i] = live;
+    }
+    keep
+}
+
+/// Whether an instruction is needed whatever its results are.
+fn acts(plan: &Plan, instr: &Instr, collectives: bool) -> bool {
+    match instr {
+        Instr::Local {
+            outs,
+            writes,
+            seeded,
+            ..
+        } => {
+            // Ops of other libraries may all raise.
+            *seeded || (outs.len == 0 && writes.len == 0) || may_raise(plan, instr)
+        }
+        Instr::View { .. } => false,
+        Instr::Collective(_) | Instr::Wait { .. } => collectives,
+        Instr::Rng { .. } | Instr::Free { .. } => true,
+    }
+}

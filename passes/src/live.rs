@@ -1,0 +1,156 @@
+//! Bytes of a plan's results that are alive at each instruction.
+
+use rote_plans::{CollectiveKind, Def, Instr, Plan, ValueId};
+
+use super::budget::Buffer;
+use super::effects::{for_each_written, outlives, root};
+use crate::liveness::{for_each_out, for_each_value};
+
+/// Instructions from the first to the last at which something is alive.
+pub(super) type Life = (u32, u32);
+
+/// For each root, the instruction that makes it and the last at which its
+/// storage is needed. What a collective sends is needed until the wait for it,
+/// and what it writes to the end if nobody waits. A reduction to all and a
+/// broadcast send what lies in their result, where the input is copied first.
+pub(super) fn lives(plan: &Plan) -> Vec<Life> {
+    let mut live = vec![(u32::MAX, 0); plan.values.len()];
+    let mut flights: Vec<(ValueId, ValueId)> = Vec::new();
+    for (i, instr) in plan.instrs.iter().enumerate() {
+        let i = i as u32;
+        let mut touch = |root: ValueId| {
+            let (from, to) = &mut live[root as usize];
+            (*from, *to) = ((*from).min(i), (*to).max(i));
+        };
+        if matches!(instr, Instr::Free { .. }) {
+            continue;
+        }
+        for_each_value(plan, instr, |v| touch(root(plan, v)));
+        for_each_out(plan, instr, |v| touch(root(plan, v)));
+        for_each_written(plan, instr, &mut touch);
+        match instr {
+            Instr::Collective(c) => {
+                let (output, input) = (root(plan, c.output), root(plan, c.input));
+                let copied = matches!(
+                    c.kind,
+                    CollectiveKind::AllReduce | CollectiveKind::Broadcast
+                );
+                flights.push((output, if copied { output } else { input }));
+            }
+            Instr::Wait { value } => {
+                let waited = root(plan, *value);
+                for (_, input) in flights.iter().filter(|(output, _)| *output == waited) {
+                    touch(*input);
+                }
+                flights.retain(|(output, _)| *output != waited);
+            }
+            _ => {}
+        }
+    }
+    // What nobody waits for may be in use until the end, and results are.
+    let end = plan.instrs.len() as u32;
+    for (output, input) in flights {
+        live[output as usize].1 = end;
+        live[input as usize].1 = end;
+    }
+    for (life, outlives) in live.iter_mut().zip(outlives(plan)) {
+        if outlives {
+            life.1 = end;
+        }
+    }
+    live
+}
+
+/// Roots that instructions make.
+pub(super) fn made(plan: &Plan) -> impl Iterator<Item = ValueId> {
+    let values = plan.values.iter().zip(0..);
+    values.filter_map(|(value, id)| {
+        (value.root == id && matches!(value.def, Def::Instr(_))).then_some(id)
+    })
+}
+
+/// Bytes at each instruction, and after the last.
+#[derive(Clone, Debug)]
+pub(super) struct Bytes(Vec<i64>);
+
+impl Bytes {
+    /// How many instructions there are.
+    pub(super) fn instrs(&self) -> usize {
+        self.0.len() - 1
+    }
+
+    /// Those of so many things: while each is alive, and how many.
+    pub(super) fn of(instrs: usize, things: impl Iterator<Item = (Life, u64)>) -> Self {
+        let mut bytes = vec![0; instrs + 2];
+        for ((from, to), count) in things {
+            let count = i64::try_from(count).unwrap_or(i64::MAX / 2);
+            bytes[from as usize] += count;
+            bytes[to as usize + 1] -= count;
+        }
+        bytes.pop();
+        let mut now = 0;
+        for at in &mut bytes {
+            now += *at;
+            *at = now;
+        }
+        Bytes(bytes)
+    }
+
+    /// Those of all results, each an allocation of its own.
+    pub(super) fn of_results(plan: &Plan) -> Self {
+        let lives = lives(plan);
+        // Between passes there are values of instructions that are gone.
+        let made = made(plan).filter(|v| lives[*v as usize].0 != u32::MAX);
+        let made = made.map(|v| (lives[v as usize], plan.values[v as usize].storage_bytes));
+        Bytes::of(plan.instrs.len(), made)
+    }
+
+    /// Those of the buffers in the arena.
+    pub(super) fn of_buffers(buffers: &[Buffer], instrs: usize) -> Self {
+        let placed = buffers.iter().filter(|b| b.is_placed());
+        Bytes::of(instrs, placed.map(|b| (b.live, b.bytes)))
+    }
+
+    /// Both together.
+    pub(super) fn and(&self, other: &Bytes) -> Bytes {
+        Bytes(
+            (self.0.iter().zip(&other.0))
+                .map(|(a, b)| a.saturating_add(*b))
+                .collect(),
+        )
+    }
+
+    /// Adds so many while something is alive.
+    pub(super) fn add(&mut self, life: Life, bytes: u64) {
+        self.change(life, i64::try_from(bytes).unwrap_or(i64::MAX / 2));
+    }
+
+    /// Takes away so many.
+    pub(super) fn remove(&mut self, life: Life, bytes: u64) {
+        self.change(life, -i64::try_from(bytes).unwrap_or(i64::MAX / 2));
+    }
+
+    fn change(&mut self, (from, to): Life, bytes: i64) {
+        for at in &mut self.0[from as usize..=to as usize] {
+            *at = at.saturating_add(bytes);
+        }
+    }
+
+    /// How many there are at an instruction.
+    pub(super) fn at(&self, instr: usize) -> u64 {
+        u64::try_from(self.0[instr]).unwrap_or(0)
+    }
+
+    /// The most while something is alive.
+    pub(super) fn most_in(&self, (from, to): Life) -> u64 {
+        let most = self.0[from as usize..=to as usize].iter().max();
+        most.map_or(0, |most| u64::try_from(*most).unwrap_or(0))
+    }
+
+    /// The most, and the first instruction at which it is reached.
+    pub(super) fn most(&self) -> (u64, u32) {
+        let most = self.0.iter().copied().max().unwrap_or(0);
+        let at = self.0.iter().position(|bytes| *bytes == most).unwrap_or(0);
+        (u64::try_from(most).unwrap_or(0), at as u32)
+    }
+}

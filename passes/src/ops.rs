@@ -1,0 +1,126 @@
+//! What is known of ops by their names: which may raise for other data than they were recorded with, which allocate
+//! without writing, which count from the start of a storage.
+
+use rote_plans::{Instr, Plan, is_of_torch};
+
+use crate::liveness::{for_each_out, for_each_written};
+
+/// Ops that allocate without writing.
+pub const ALLOCATORS: &[&str] = &[
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::empty_like",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::empty_permuted",
+    "aten::empty_quantized",
+];
+
+/// Ops that count from the start of their argument's storage, not of the argument, and
+/// which of their arguments says from where.
+pub const ABSOLUTE: &[(&str, usize)] = &[
+    ("aten::as_strided", 3),
+    ("aten::as_strided_copy", 3),
+    ("aten::as_strided_scatter", 4),
+    ("aten::as_strided_", 3),
+];
+
+/// Ops that raise for some values of their tensors, by how their names begin after
+/// `aten::` and underscores: indices and targets out of range, numbers outside of a domain, what
+/// has no inverse or factors, too few elements. `python -m tests.torch.sweep --handled` looks for
+/// others.
+const RAISING: &[&str] = &[
+    "index",
+    "gather",
+    "scatter",
+    "take",
+    "put",
+    "embedding",
+    "nll_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "binary_cross_entropy",
+    "ctc_loss",
+    "cudnn_ctc_loss",
+    "max_unpool",
+    "masked_scatter",
+    "masked_select",
+    "segment_reduce",
+    "repeat_interleave",
+    "bincount",
+    "histc",
+    "histogram",
+    "one_hot",
+    "multinomial",
+    "bernoulli",
+    "binomial",
+    "normal",
+    "poisson",
+    "standard_gamma",
+    "sample_dirichlet",
+    "searchsorted",
+    "bucketize",
+    "linspace",
+    "logspace",
+    "linalg",
+    "cholesky",
+    "lu_",
+    "geqrf",
+    "ormqr",
+    "orgqr",
+    "triangular_solve",
+    "svd",
+    "qr",
+    "inverse",
+    "fake_quantize",
+    "quantize",
+    "choose_qparams",
+    "assert",
+    "functional_assert",
+    "functional_sym_constrain_range",
+    "sym_constrain_range",
+    "validate",
+    "sparse",
+    "coalesce",
+    "nested",
+];
+
+/// The dtypes of integers come first, up to `int64`.
+const LAST_INTEGER: u8 = 4;
+
+/// Those that do so for integers: division by zero, negative powers.
+const RAISING_FOR_INTEGERS: &[&str] = &[
+    "div",
+    "floor_divide",
+    "remainder",
+    "fmod",
+    "pow",
+    "foreach_div",
+    "foreach_pow",
+];
+
+/// Whether an instruction may raise for some values of its tensors, or for what happens
+/// elsewhere: ops of ATen by their names, all ops of others, and collectives.
+pub fn may_raise(plan: &Plan, instr: &Instr) -> bool {
+    match instr {
+        Instr::Local { op, .. } => {
+            let name = plan.str(*op);
+            let mut integers = false;
+            let mut look =
+                |result| integers |= plan.values[result as usize].dtype.0 <= LAST_INTEGER;
+            for_each_out(plan, instr, &mut look);
+            for_each_written(plan, instr, &mut look);
+            !is_of_torch(name) || may_raise_by_name(name, integers)
+        }
+        Instr::Collective(_) | Instr::Wait { .. } => true,
+        Instr::View { .. } | Instr::Rng { .. } | Instr::Free { .. } => false,
+    }
+}
+
+/// `integers`: its results are of integers.
+fn may_raise_by_name(name: &str, integers: bool) -> bool {
+    let own = name.split_once("::").map_or(name, |(_, own)| own);
+    let own = own.trim_start_matches('_');
+    let begins = |names: &[&str]| names.iter().any(|start| own.starts_with(start));
+    begins(RAISING) || integers && begins(RAISING_FOR_INTEGERS)
+}

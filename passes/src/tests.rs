@@ -1,0 +1,393 @@
+//! Passes on plans that the recorder makes of a few ops: what each takes out,
+//! and what it must leave.
+
+mod arena;
+mod order;
+
+use rote_plans::{Instr, Plan};
+
+use super::{PASSES, Program, Selection, optimize};
+use rote_tracer::event::{ArgEvent, OpEvent};
+use rote_tracer::sample::{
+    self, Tensor, collective, in_place, op, program, read, record, recorder, tensor,
+};
+
+fn passes(names: &str) -> Selection {
+    Selection::parse(names).expect("names of passes")
+}
+
+/// The plan of ops on two arguments, through these passes.
+fn run(names: &str, ops: &[OpEvent<'_>], outputs: &[&Tensor], args: &[&Tensor]) -> Program {
+    let mut recorder = recorder(args);
+    record(&mut recorder, ops);
+    let (plan, _) = sample::finish(recorder, outputs);
+    let (program, report) = optimize(plan, passes(names));
+    program.plan.check().expect("the plan is valid");
+    for instr in &program.plan.instrs {
+        if let Instr::View { base, out } = instr {
+            let root = program.plan.values[*out as usize].root;
+            assert_eq!(*base, root, "views are bound from their root");
+        }
+    }
+    assert_eq!(report.len(), names.split(',').count());
+    program
+}
+
+/// The local ops of a plan, by name.
+fn ops(plan: &Plan) -> Vec<&str> {
+    let name = |instr: &Instr| match instr {
+        Instr::Local { op, .. } => plan.str(*op).strip_prefix("aten::"),
+        _ => None,
+    };
+    plan.instrs.iter().filter_map(name).collect()
+}
+
+#[test]
+fn a_selection_is_read_and_refused() {
+    assert_eq!(passes(""), Selection::default());
+    assert_eq!(passes("none"), Selection::NONE);
+    assert!(passes("arena").has("arena") && !passes("arena").has("dead"));
+    assert!(!passes("-arena").has("arena") && passes("-arena").has("dead"));
+    assert!(!passes("all,-dead").has("dead") && passes("all,-dead").has("common"));
+    let error = Selection::parse("arenas").expect_err("no such pass");
+    assert!(error.to_string().contains("\"arenas\"") && error.to_string().contains("arena"));
+}
+
+#[test]
+fn a_selection_without_passes_that_alter_collectives_has_all_others() {
+    let all = passes("all");
+    let kept = all.keeping_collectives();
+    assert!(!kept.alters_collectives());
+    for pass in PASSES {
+        assert_eq!(all.has(pass.name), pass.keeps_bits);
+        assert_eq!(
+            kept.has(pass.name),
+            pass.keeps_bits && !pass.alters_collectives
+        );
+        assert_eq!(
+            passes(pass.name).alters_collectives(),
+            pass.alters_collectives
+        );
+    }
+}
+
+#[test]
+fn without_passes_a_plan_stays_as_it_was() {
+    let (x, y, z) = (tensor(1, &[4]), tensor(2, &[4]), tensor(3, &[4]));
+    let mut recorder = recorder(&[&x]);
+    record(
+        &mut recorder,
+        &[op("aten::neg", &[&x], &[&y]), op("aten::neg", &[&y], &[&z])],
+    );
+    let (plan, _) = sample::finish(recorder, &[&z]);
+    let (same, report) = optimize(plan.clone(), Selection::NONE);
+    assert_eq!((same.plan, report.len()), (plan, 0));
+}
+
+#[test]
+fn the_same_op_runs_once() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    let twice = [
+        op("aten::neg", &[&x], &[&a]),
+        op("aten::neg", &[&x], &[&b]),
+        op("aten::add", &[&a, &b], &[&c]),
+    ];
+    let found = run("common", &twice, &[&c], &[&x]);
+    assert_eq!(program(&found.plan)[..2], ["neg %0 > %1", "add %1 %1 > %2"]);
+}
+
+#[test]
+fn what_is_made_twice_to_save_memory_is_made_twice() {
+    let x = tensor(1, &[1 << 12]);
+    let [a, b, again] = [2, 3, 4].map(|storage| tensor(storage, &[1 << 12]));
+    let [small, same, late, out] = [5, 6, 7, 8].map(|storage| tensor(storage, &[4]));
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        op("aten::cat", &[&a], &[&small]),
+        op("aten::nonsense", &[&small], &[&b]),
+        op("aten::exp", &[&b], &[&late]),
+        op("aten::neg", &[&x], &[&again]), // as activation checkpointing does
+        op("aten::sin", &[&again], &[&same]),
+        op("aten::cat", &[&small, &same, &late], &[&out]),
+    ];
+    let found = run("common", &steps, &[&out], &[&x]);
+    assert_eq!(
+        ops(&found.plan),
+        ["neg", "cat", "nonsense", "exp", "neg", "sin", "cat"]
+    );
+    assert!(super::most(&found.plan) <= found.recorded);
+    // Where there is memory for it, it is made once.
+    let room = tensor(9, &[1 << 14]);
+    let mut steps = steps.to_vec();
+    steps.insert(0, op("aten::nonsense", &[&x], &[&room]));
+    let found = run("common", &steps, &[&out], &[&x]);
+    assert_eq!(
+        ops(&found.plan),
+        ["nonsense", "neg", "cat", "nonsense", "exp", "sin", "cat"]
+    );
+}
+
+#[test]
+fn the_same_op_runs_again_after_a_write() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    for write in [&x, &a, &b] {
+        let ops_ = [
+            op("aten::neg", &[&x], &[&a]),
+            in_place(
+                "aten::add_",
+                if std::ptr::eq(write, &b) { &x } else { write },
+                &[],
+            ),
+            op("aten::neg", &[&x], &[&b]),
+            in_place("aten::mul_", write, &[]),
+            op("aten::add", &[&a, &b], &[&c]),
+        ];
+        let found = run("common", &ops_, &[&c], &[&x]);
+        assert_eq!(ops(&found.plan), ["neg", "add_", "neg", "mul_", "add"]);
+    }
+}
+
+#[test]
+fn what_is_returned_twice_is_made_twice() {
+    let x = tensor(1, &[4]);
+    let (a, b) = (tensor(2, &[4]), tensor(3, &[4]));
+    let twice = [op("aten::neg", &[&x], &[&a]), op("aten::neg", &[&x], &[&b])];
+    let found = run("common", &twice, &[&a, &b], &[&x]);
+    assert_eq!(ops(&found.plan), ["neg", "neg"]);
+}
+
+#[test]
+fn random_numbers_are_drawn_as_often_as_recorded() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    let mut draws = [
+        op("aten::rand_like", &[&x], &[&a]),
+        op("aten::rand_like", &[&x], &[&b]),
+        op("aten::add", &[&a, &a], &[&c]),
+    ];
+    draws[0].seeded = true;
+    draws[1].seeded = true;
+    let found = run("common,dead,constants", &draws, &[&c], &[&x]);
+    assert_eq!(ops(&found.plan), ["rand_like", "rand_like", "add"]);
+    assert!(!found.schedule.once.contains(&true));
+}
+
+#[test]
+fn what_nothing_needs_is_left_out() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        in_place("aten::add_", &a, &[&x]), // needed by nobody
+        op("aten::exp", &[&x], &[&b]),
+        in_place("aten::add_", &b, &[&x]), // needed by what is returned
+        op("aten::sin", &[&b], &[&c]),
+        in_place("aten::mul_", &x, &[]), // the caller's tensor
+    ];
+    let found = run("dead", &steps, &[&c], &[&x]);
+    assert_eq!(ops(&found.plan), ["exp", "add_", "sin", "mul_"]);
+}
+
+#[test]
+fn collectives_and_foreign_ops_are_needed() {
+    let x = tensor(1, &[4]);
+    let (a, b) = (tensor(2, &[4]), tensor(3, &[4]));
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        collective(
+            "_c10d_functional::all_reduce",
+            &a,
+            vec![ArgEvent::Str("sum")],
+            &b,
+        ),
+        op("mylib::log", &[&x], &[]),
+    ];
+    let found = run("dead", &steps, &[], &[&x]);
+    assert!(
+        program(&found.plan)
+            .iter()
+            .any(|i| i.starts_with("AllReduce"))
+    );
+    assert_eq!(
+        found
+            .plan
+            .instrs
+            .iter()
+            .filter(|i| matches!(i, Instr::Local { .. }))
+            .count(),
+        2
+    );
+}
+
+#[test]
+fn copies_go_unless_somebody_can_tell() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    let plain = [
+        op("aten::neg", &[&x], &[&a]),
+        op("aten::clone", &[&a], &[&b]),
+        op("aten::exp", &[&b], &[&c]),
+    ];
+    let found = run("copies", &plain, &[&c], &[&x]);
+    assert_eq!(ops(&found.plan), ["neg", "exp"]);
+    for write in [&a, &b] {
+        let mut steps = plain.to_vec();
+        steps.insert(2, in_place("aten::mul_", write, &[]));
+        let found = run("copies", &steps, &[&c], &[&x]);
+        assert_eq!(ops(&found.plan), ["neg", "clone", "mul_", "exp"]);
+    }
+    let found = run("copies", &plain, &[&b, &c], &[&x]);
+    assert_eq!(ops(&found.plan), ["neg", "clone", "exp"]);
+    // An argument's data may lie anywhere, and the caller may change it.
+    let argument = [
+        op("aten::clone", &[&x], &[&b]),
+        op("aten::exp", &[&b], &[&c]),
+    ];
+    let found = run("copies", &argument, &[&c], &[&x]);
+    assert_eq!(ops(&found.plan), ["clone", "exp"]);
+}
+
+#[test]
+fn views_of_a_copy_become_views_of_its_source() {
+    let x = tensor(1, &[32]);
+    let whole = tensor(2, &[32]);
+    let half = whole.view(&[16], &[1], 16);
+    let copy = tensor(3, &[16]);
+    let part = copy.view(&[4], &[1], 2);
+    let out = tensor(4, &[4]);
+    let steps = [
+        op("aten::neg", &[&x], &[&whole]),
+        op("aten::clone", &[&half], &[&copy]),
+        op("aten::exp", &[&part], &[&out]),
+    ];
+    let found = run("copies", &steps, &[&out], &[&x]);
+    assert_eq!(ops(&found.plan), ["neg", "exp"]);
+    let view = found.plan.values.iter().find(|v| v.offset == 18);
+    assert!(view.is_some_and(|v| found.plan.values[v.root as usize].storage_bytes == 128));
+}
+
+#[test]
+fn pieces_that_are_joined_as_they_lie_are_the_whole() {
+    let x = tensor(1, &[4, 16]);
+    let whole = tensor(2, &[4, 16]);
+    let halves = [
+        whole.view(&[2, 16], &[16, 1], 0),
+        whole.view(&[2, 16], &[16, 1], 32),
+    ];
+    let (again, out) = (tensor(3, &[4, 16]), tensor(4, &[4, 16]));
+    let join = |a: &Tensor, b: &Tensor| {
+        let mut cat = op("aten::cat", &[], &[]);
+        cat.args
+            .push(read(ArgEvent::Tensors(vec![a.event(), b.event()])));
+        cat.args.push(read(ArgEvent::Int(0)));
+        run(
+            "copies",
+            &[
+                op("aten::neg", &[&x], &[&whole]),
+                OpEvent {
+                    args: cat.args.clone(),
+                    outs: vec![again.arg()],
+                    ..cat.clone()
+                },
+                op("aten::exp", &[&again], &[&out]),
+            ],
+            &[&out],
+            &[&x],
+        )
+    };
+    assert_eq!(ops(&join(&halves[0], &halves[1]).plan), ["neg", "exp"]);
+    assert_eq!(
+        ops(&join(&halves[1], &halves[0]).plan),
+        ["neg", "cat", "exp"]
+    );
+}
+
+#[test]
+fn evenly_spaced_pieces_are_joined_by_one_copy() {
+    let x = tensor(1, &[8, 4]);
+    let whole = tensor(2, &[8, 4]);
+    let piece = |at: i64| whole.view(&[2, 4], &[4, 1], at);
+    let even = [0, 8, 16, 24].map(piece);
+    let uneven = [0, 8, 24, 16].map(piece);
+    let (joined, out) = (tensor(3, &[2, 16]), tensor(4, &[2, 16]));
+    let join = |pieces: &[Tensor]| {
+        let mut cat = op("aten::cat", &[], &[]);
+        let events = pieces.iter().map(Tensor::event).collect();
+        cat.args.push(read(ArgEvent::Tensors(events)));
+        cat.args.push(read(ArgEvent::Int(1)));
+        cat.outs.push(joined.arg());
+        let steps = [
+            op("aten::neg", &[&x], &[&whole]),
+            cat,
+            op("aten::exp", &[&joined], &[&out]),
+        ];
+        run("joins", &steps, &[&out], &[&x]).plan
+    };
+    let plan = join(&even);
+    assert_eq!(ops(&plan), ["neg", "empty_strided", "copy_", "exp"]);
+    let views: Vec<_> = (plan.values.iter())
+        .filter(|v| plan.dims(v.shape) == [2, 4, 4])
+        .map(|v| (plan.dims(v.strides).to_vec(), v.offset))
+        .collect();
+    assert_eq!(views, [(vec![4, 8, 1], 0), (vec![16, 4, 1], 0)]);
+    assert_eq!(ops(&join(&uneven)), ["neg", "cat", "exp"]);
+}
+
+#[test]
+fn constants_are_made_once() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    let steps = [
+        op("aten::ones", &[], &[&a]),
+        op("aten::neg", &[&a], &[&b]),
+        op("aten::mul", &[&b, &x], &[&c]),
+    ];
+    let found = run("constants", &steps, &[&c], &[&x]);
+    let once: Vec<bool> = (0..found.plan.instrs.len())
+        .filter(|i| matches!(found.plan.instrs[*i], Instr::Local { .. }))
+        .map(|i| found.schedule.once(i))
+        .collect();
+    assert_eq!(once, [true, true, false]);
+}
+
+#[test]
+fn what_a_run_writes_is_no_constant() {
+    let x = tensor(1, &[4]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[4]));
+    let steps = [
+        op("aten::zeros", &[], &[&a]),
+        in_place("aten::add_", &a, &[&x]), // differs at every run
+        op("aten::neg", &[&a], &[&b]),
+        op("aten::mul", &[&b, &x], &[&c]),
+    ];
+    let found = run("constants", &steps, &[&c], &[&x]);
+    assert!(!found.schedule.once.contains(&true));
+    // Read as it was before a write: a later run would find what the write left.
+    let steps = [
+        op("aten::zeros", &[], &[&a]),
+        op("aten::mul", &[&a, &x], &[&b]),
+        in_place("aten::add_", &a, &[]),
+        op("aten::mul", &[&a, &b], &[&c]),
+    ];
+    let found = run("constants", &steps, &[&c], &[&x]);
+    assert!(!found.schedule.once.contains(&true));
+    // Returned tensors are fresh at every call.
+    let found = run("constants", &[op("aten::ones", &[], &[&a])], &[&a], &[]);
+    assert!(!found.schedule.once.contains(&true));
+}
+
+#[test]
+fn a_number_becomes_a_wrapped_tensor() {
+    let (x, y) = (tensor(1, &[4]), tensor(2, &[4]));
+    let mut scaled = op("aten::mul", &[&x], &[&y]);
+    scaled.overload = "Scalar";
+    scaled.args.push(read(ArgEvent::Float(2.0)));
+    let found = run("scalars", &[scaled], &[&y], &[&x]);
+    assert_eq!(program(&found.plan), ["mul %0 Wrapped(2) > %1"]);
+    let Instr::Local { overload, .. } = found.plan.instrs[0] else {
+        panic!("a local op");
+    };
+    assert_eq!(found.plan.str(overload), "Tensor");
+}

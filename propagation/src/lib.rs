@@ -1,0 +1,90 @@
+//! Sharding propagation: which placements an op takes and gives, and what has
+//! to move first.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`placement`] | how one mesh dim holds a tensor |
+//! | [`sharding`] | ways to split a dim that callers bring |
+//! | [`layout`] | which global index each local index stands for |
+//! | [`spec`] | meshes, specs and their notations |
+//! | [`notation`] | the notation of other arguments |
+//! | [`rule`] | strategies on one mesh dim |
+//! | [`each`] | ops on lists, entry by entry |
+//! | [`forms`] | which op an in-place or `out=` name is a form of |
+//! | [`registry`] | the registry of ops |
+//! | [`rules`] | the tables of rules |
+//! | [`decompose`] | ops without a rule, through ops that have one |
+//! | [`decompositions`] | the table of these |
+//! | [`fill`] | sharding placeholders filled with the inputs' shard types |
+//! | [`cost`] | what a collective costs |
+//! | [`redistribute`] | the cheapest way between two specs |
+//! | [`search`] | the cheapest strategies on a mesh |
+//! | [`enumerate`] | all of them, cheapest first |
+//! | [`descent`] | an answer when that search would take too long |
+//! | [`explain`] | why a decision is what it is |
+//! | [`strict`] | partials that would be reduced silently |
+//! | [`propagator`] | registry, mesh and options together, with a cache |
+//! | [`combination`] | the notation of placement combinations |
+//! | [`strategies`] | every combination that the rules claim |
+//! | [`local`] | the arguments of the local op |
+//! | [`error`] | what can be wrong with a question |
+
+mod cache;
+mod combination;
+pub mod cost;
+#[cfg(test)]
+mod data_tests;
+pub mod decompose;
+#[cfg(test)]
+mod decompose_tests;
+mod decompositions;
+#[cfg(test)]
+mod defect_tests;
+mod descent;
+mod each;
+#[cfg(test)]
+mod each_tests;
+mod enumerate;
+pub mod error;
+pub mod explain;
+mod fill;
+pub mod forms;
+pub mod layout;
+pub mod local;
+mod notation;
+pub mod placement;
+mod promote;
+pub mod propagator;
+pub mod redistribute;
+pub mod registry;
+pub mod rule;
+mod rules;
+pub mod search;
+pub mod sharding;
+#[cfg(test)]
+mod sharding_tests;
+pub mod spec;
+pub mod strategies;
+pub mod strict;
+#[cfg(test)]
+mod tests;
+
+pub use combination::Combination;
+pub use cost::{Kind, Link, Topology};
+pub use decompose::{Builder, Decomposition, Part, Value};
+pub use enumerate::candidates;
+pub use error::PropagationError;
+pub use explain::{Choice, Explanation, OneDim, Other, Verdict, explain};
+pub use forms::Form;
+pub use layout::Layout;
+pub use local::{LocalOp, Lookup, local_op};
+pub use placement::{Order, PartialOp, Placement};
+pub use propagator::Propagator;
+pub use redistribute::{Step, plan};
+pub use registry::Registry;
+pub use rule::{Arg, Query, Rule};
+pub use search::{Input, Propagation, propagate, standard_rules};
+pub use sharding::{Sharding, ShardingId, register_sharding};
+pub use spec::{Mesh, Spec, TensorMeta, partition_spec, written};
+pub use strategies::{Claims, claims};
+pub use strict::check_partials;

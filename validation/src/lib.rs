@@ -1,0 +1,35 @@
+//! The truth table: which placement combinations of an op are correct, decided
+//! by running its local ops on the pieces, and whether the rules say so.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`host`] | tensors in host memory |
+//! | [`kernels`] | what runs the ops |
+//! | [`draw`] | random whole tensors |
+//! | [`pieces`] | from whole tensors to the ranks', and back |
+//! | [`names`] | what has to be known of ops by name |
+//! | [`run`] | an op on whole tensors |
+//! | [`judge`] | one sample of an op: claims and truth |
+//! | [`table`] | the truth tables of ops |
+//! | [`left_out`] | rules that are true and left out, with reasons |
+//! | [`report`] | what was found |
+//! | [`samples`] | a few calls of every op that has a rule |
+
+mod draw;
+pub mod host;
+#[cfg(test)]
+mod hostile_tests;
+mod judge;
+pub mod kernels;
+mod left_out;
+mod names;
+mod pieces;
+pub mod report;
+mod run;
+pub mod samples;
+pub mod table;
+
+pub use host::{HostTensor, Numbers};
+pub use kernels::{Kernels, Ran, Value};
+pub use report::{Finding, OpReport};
+pub use table::{Event, Options, validate};
