@@ -2,6 +2,7 @@
 // dispatch mode: PyTorch's composites look for modes, and go other ways where there
 // is one. A dispatch key that PyTorch leaves to others does instead.
 #pragma once
+#include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -177,8 +178,11 @@ inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 
 struct Nested : public at::ObserverContext {};
 
-inline const ObservedOp& observed_op(const c10::OperatorName& name) {
+// Threads that work for the step ask too, without the GIL: those of gloo, which inherit this thread's callbacks.
+inline ObservedOp observed_op(const c10::OperatorName& name) {
   static auto* known = new std::unordered_map<c10::OperatorName, ObservedOp>();
+  static auto* mutex = new std::mutex();
+  std::lock_guard<std::mutex> lock(*mutex);
   auto it = known->find(name);
   if (it != known->end()) return it->second;
   ObservedOp op{false, told_of.count(c10::toString(name)) != 0};
@@ -211,7 +215,7 @@ inline std::unique_ptr<at::ObserverContext> call_begins(const at::RecordFunction
   if (!observing()) return nullptr;
   auto name = call.operator_name();
   if (!name) return nullptr;
-  const ObservedOp& op = observed_op(*name);
+  const ObservedOp op = observed_op(*name);
   if (op.told) {
     py::gil_scoped_acquire gil;
     call_listener("called", py::make_tuple(py::str(c10::toString(*name))));
