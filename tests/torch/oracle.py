@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from ranks import CaseSkipped
+from ranks import CaseSkipped, eager_side
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
@@ -79,7 +79,8 @@ def run(script: Script, capture: Capture) -> Run:
 def run_eager(script: Script) -> Run:
     """The oracle's side. What a version of torch other than the tested one cannot do is skipped."""
     try:
-        return run(script, eager)
+        with eager_side():
+            return run(script, eager)
     except RuntimeError as error:
         if torch.__version__.split("+")[0] == TESTED:
             raise

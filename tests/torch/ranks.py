@@ -6,6 +6,7 @@ traceback. A pool whose case failed, hung or crashed is thrown away, so that
 the next case starts in fresh processes.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -18,7 +19,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,14 @@ START_S = 120.0
 
 class CaseFailed(Exception):
     """What went wrong on which rank, with the end of the ranks' output."""
+
+
+class EagerDied(CaseFailed):
+    """A rank was killed by PyTorch itself, without Rote, while it ran the eager side of a case.
+
+    `ProcessGroupGloo::allgather_coalesced`, which each functional all-gather is, damages the heap when it runs beside
+    another collective (PyTorch 2.15: `eager_gloo.py` beside this file shows it without Rote).
+    """
 
 
 class CaseSkipped(Exception):
@@ -77,6 +87,7 @@ class Pool:
 
     def collect(self, what: str, timeout: float) -> list[Any]:
         answers: dict[int, tuple[str, Any]] = {}
+        died_in_eager = False
         begin = time.monotonic()
         deadline = begin + timeout
         while len(answers) < self.world:
@@ -95,6 +106,7 @@ class Pool:
                 except EOFError:
                     self.processes[rank].join(5)
                     code = self.processes[rank].exitcode
+                    died_in_eager |= code in (-signal.SIGABRT, -signal.SIGSEGV) and in_eager(self.log(rank)).exists()
                     answers[rank] = ("fail", f"the process died, exit code {code}")
                 if answers[rank][0] == "fail":
                     deadline = min(deadline, time.monotonic() + GRACE_S)
@@ -106,7 +118,7 @@ class Pool:
                 for rank, (kind, value) in sorted(answers.items())
                 if kind == "fail"
             ]
-            raise CaseFailed("\n".join(report))
+            raise (EagerDied if died_in_eager else CaseFailed)("\n".join(report))
         if "skip" in kinds:
             raise CaseSkipped(next(value for kind, value in answers.values() if kind == "skip"))
         return [answers[rank][1] for rank in range(self.world)]
@@ -137,12 +149,19 @@ class Pools:
         kwargs: dict[str, Any] | None = None,
         timeout: float = 120,
     ) -> list[Any]:
-        """Runs `case(**kwargs)` on every rank of this world size's pool."""
+        """Runs `case(**kwargs)` on every rank of this world size's pool; once more if PyTorch's eager died in it."""
+        try:
+            return self.run_once(world, case, kwargs or {}, timeout)
+        except EagerDied as died:
+            warnings.warn(f"{case.__qualname__} runs again: eager PyTorch died in it\n{died}", stacklevel=2)
+            return self.run_once(world, case, kwargs or {}, timeout)
+
+    def run_once(self, world: int, case: Callable[..., Any], kwargs: dict[str, Any], timeout: float) -> list[Any]:
         pool = self.pools.get(world)
         if pool is None:
             pool = self.pools[world] = Pool(world)
         try:
-            return pool.run(case, kwargs or {}, timeout)
+            return pool.run(case, kwargs, timeout)
         finally:
             if pool.broken:
                 self.restart(world)
@@ -165,11 +184,34 @@ class Pools:
             self.restart(world)
 
 
+def in_eager(log: Path) -> Path:
+    """The file that exists while the rank with this log runs the eager side of a case."""
+    return log.with_suffix(".eager")
+
+
+@contextlib.contextmanager
+def eager_side() -> Iterator[None]:
+    """Around the eager side of a case, in the rank's process."""
+    marker = in_eager(Path(_log)) if _log else None
+    if marker:
+        marker.touch()
+    try:
+        yield
+    finally:  # what is killed leaves it
+        if marker:
+            marker.unlink()
+
+
+_log = ""  # of this process, if it is a rank
+
+
 def serve(rank: int, world: int, port: int, connection: Connection, log: str) -> None:
     """The life of one rank."""
     import torch
     import torch.distributed as dist
 
+    global _log
+    _log = log
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the parent
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
