@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from . import _look
+from ._code import address, by_code
 from ._libraries import is_file_of_python
 from ._native import c_text
 
 # The slash at the end tells them from packages whose names begin alike.
 TORCH = f"{torch.__path__[0]}/"
 _ROTE = f"{__file__.rsplit('/', 1)[0]}/"
-_lines: dict[tuple[types.CodeType, int], bytes] = {}
+_lines: dict[tuple[str, int], bytes] = {}
 
 # Of the library, these swallow errors, or may.
 _SWALLOWING = (contextlib.suppress, contextlib.ExitStack, contextlib.AsyncExitStack)
@@ -34,22 +35,27 @@ _GENERATES = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _FIRST = ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT", "RERAISE", "WITH_EXCEPT_START")
 
 
-@functools.lru_cache(maxsize=1 << 16)
+@by_code
 def is_users_own(code: types.CodeType) -> bool:
     """Whether code is neither torch's, nor Rote's, nor Python's own."""
     name = code.co_filename
     return not (name.startswith((TORCH, _ROTE, "<frozen")) or is_file_of_python(name))
 
 
+_own = is_users_own.known
+
+
 def user_line() -> bytes:
     """The innermost line of the user's own code, as ``file:line``."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_users_own(frame.f_code):
-            key = (frame.f_code, frame.f_lineno)
+        code = frame.f_code
+        entry = _own.get(address(code))
+        if entry[1] if entry is not None else is_users_own(code):
+            key = (code.co_filename, frame.f_lineno)
             line = _lines.get(key)
             if line is None:
-                line = _lines[key] = c_text(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+                line = _lines[key] = c_text(f"{code.co_filename}:{frame.f_lineno}")
             return line
         frame = frame.f_back
     return b""
@@ -60,7 +66,7 @@ class Handlers:
     """What may handle errors, of all that a step can reach, beside ``except``."""
 
     lenient: bool = False  # whether some manager may swallow errors
-    called_by_c: set[types.CodeType] = dataclasses.field(default_factory=set)  # code of methods whose errors C handles
+    called_by_c: dict[int, types.CodeType] = dataclasses.field(default_factory=dict)  # methods whose errors C handles
 
     def of_class(self, kind: type) -> None:
         """Takes note of what a class itself has of it."""
@@ -71,7 +77,7 @@ class Handlers:
             while type(method) in _WRAPPERS:
                 method = method.func if type(method) is functools.partialmethod else method.__func__
             if type(method) is types.FunctionType and method.__code__.co_name != name:
-                self.called_by_c.add(method.__code__)
+                self.called_by_c[address(method.__code__)] = method.__code__
 
     def of_function(self, function: types.FunctionType) -> None:
         """The same of a function: managers that it makes, with ``contextlib.contextmanager`` or by a class of its
@@ -92,7 +98,7 @@ def handler_since(end: types.CodeType, handlers: Handlers) -> str | None:
         code = frame.f_code
         handles = (
             code.co_name in _CALLED_BY_C
-            or code in handlers.called_by_c
+            or address(code) in handlers.called_by_c
             or any(
                 start <= frame.f_lasti < stop and (catches or handlers.lenient)
                 for start, stop, catches in _regions(code)
@@ -104,7 +110,7 @@ def handler_since(end: types.CodeType, handlers: Handlers) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=4096)
+@by_code
 def _regions(code: types.CodeType) -> list[tuple[int, int, bool]]:
     """Ranges of instructions under a handler, and whether it is one that catches by itself: else it is that of a
     ``with`` statement, whose manager decides."""
@@ -133,7 +139,7 @@ def _raises(instruction: dis.Instruction) -> bool:
     return instruction.opname == "RAISE_VARARGS" and bool(instruction.arg)
 
 
-@functools.lru_cache(maxsize=4096)
+@by_code
 def _raises_another(code: types.CodeType) -> bool:
     """Whether a function raises an error of its own anywhere."""
     return any(map(_raises, dis.get_instructions(code)))
@@ -150,7 +156,7 @@ def _may_handle(leave: object) -> bool:
     return type(leave) is not types.MethodDescriptorType and type(leave).__name__ != "instancemethod"
 
 
-@functools.lru_cache(maxsize=4096)
+@by_code
 def _is_lenient_code(code: types.CodeType) -> bool:
     if code.co_flags & _GENERATES and any(catches for _, _, catches in _regions(code)):
         return True
@@ -161,7 +167,7 @@ def _is_lenient_code(code: types.CodeType) -> bool:
     return not leaving <= plain or any(map(_is_lenient_code, inner))
 
 
-@functools.lru_cache(maxsize=4096)
+@by_code
 def _returns_nothing(code: types.CodeType) -> bool:
     """Whether a function returns ``None`` or ``False``, wherever it ends."""
     instructions = list(dis.get_instructions(code))

@@ -51,7 +51,7 @@ class Named:
 
     def __init__(self, walk: Walk, function: Any) -> None:
         self._walk = walk
-        self._codes: set[tuple[types.CodeType, bool]] = set()
+        self._noted: dict[int, Names] = {}  # by their addresses
         self._asserting: list[tuple[types.FunctionType, int]] = []
         self._borrowed: set[int] = set()
         self.attributes: set[str] = set()  # that the code seen so far names
@@ -191,9 +191,9 @@ class Named:
 
     def note(self, code: types.CodeType, whole: bool = True) -> Names:
         """Remembers what code names."""
-        names = _code.names(code, whole)
-        if (code, whole) not in self._codes:
-            self._codes.add((code, whole))
+        names = _code.names(code) if whole else _code.names_without_messages(code)
+        if id(names) not in self._noted:
+            self._noted[id(names)] = names
             self.attributes |= names.attributes
             self.said.update(names.attributes, names.globals)
             self.texts |= names.texts
@@ -288,7 +288,7 @@ class Named:
         if self._catches:  # a failing assertion may not be the end of the step: its message counts too
             asserting, self._asserting = self._asserting, []
             for function, depth in asserting:
-                if _code.names(function.__code__) != _code.names(function.__code__, False):
+                if _code.names(function.__code__) != _code.names_without_messages(function.__code__):
                     self._names(function, depth, True)
                     before = -1
         for module, name, depth in list(self._modules.values()):

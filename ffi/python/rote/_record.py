@@ -20,9 +20,11 @@ from ctypes import byref, c_uint32
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ._arguments import notation, op_name
+from ._code import address
 from ._frames import TORCH, Handlers, handler_since, is_users_own, user_line
 from ._looks import Looks
 from ._native import MAY_RAISE, MAY_RAISE_LATE, NO_INDEX, REFUSED, c_text, check, error, ids, lib, observe_no_more
@@ -59,7 +61,7 @@ class Specs:
 
     def of(self, spec: Any) -> int:
         """The number of a spec."""
-        number = self._by_id.get(id(spec))
+        number = self._by_id.get(address(spec))
         if number is not None:
             return number
         with _unseen():
@@ -70,7 +72,7 @@ class Specs:
             note(self._session, lib.rote_record_spec(self._session, c_text(text), byref(index)))
             number = self._by_text[text] = index.value
         self._hold.append(spec)
-        self._by_id[id(spec)] = number
+        self._by_id[address(spec)] = number
         return number
 
     def of_tensor(self, tensor: Any) -> int:
@@ -164,9 +166,18 @@ def _let_go(result: torch.Tensor) -> bool:
         if time.monotonic() > end:
             return False
         time.sleep(0.0001)
-    if result._use_count() > fewest:
-        time.sleep(_LAST_REFERENCE_SECONDS)
+    end = time.monotonic() + _LAST_REFERENCE_SECONDS
+    while result._use_count() > fewest and time.monotonic() < end:
+        time.sleep(0.00005)
     return True
+
+
+def _collectives_have_threads() -> bool:
+    """Whether threads run collectives of some process group: not PyTorch's fake one, which answers at once."""
+    if not dist.is_initialized():
+        return False
+    groups = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_map", None)  # (backend, store) of each
+    return groups is None or any(known[0] != "fake" for known in groups.values())
 
 
 # Is called with an op that was recorded, its arguments and its result.
@@ -182,7 +193,7 @@ class _Recorder:
         self._session = session
         self._watch = watch
         self._gradients = watch.gradients  # those that the step has not dropped or replaced
-        self._patient = True  # with threads of collectives, until one holds on for long
+        self._patient = _collectives_have_threads()  # with them, until one holds on for long
         self.refused = False
 
     def ran(self, kind: int, tensor: Any, func: Any = None, args: Any = (), result: Any = ()) -> None:
