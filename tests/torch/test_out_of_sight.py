@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from models import as_dtensor, mesh
 from oracle import ORACLE_ONLY, Calls, Capture, check_right
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
 
 CALLS = 8
 
@@ -67,9 +69,58 @@ def storage_by_its_address(capture: Capture) -> Calls:
     return {}
 
 
+def version_of_a_gradient(capture: Capture) -> Calls:
+    weight = nn.Parameter(torch.ones(2))
+
+    def step(x: Tensor) -> None:
+        weight.grad = None
+        (weight * x).sum().backward()
+        weight.grad.mul_(2)
+
+    captured = capture(step, state=[weight])
+    for _ in range(CALLS):
+        captured(torch.ones(2))
+        yield weight.grad._version
+    return {}
+
+
+def kernel_of_autograd(capture: Capture) -> Calls:
+    library = torch.library.Library(f"rote_out_of_sight_{id(capture)}", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    twice = getattr(torch.ops, f"rote_out_of_sight_{id(capture)}").twice
+    captured = capture(lambda x: twice(x))
+    for call in range(CALLS):
+        if call == CALLS - 1:
+            library.impl("twice", lambda x: x * 3, "AutogradCPU")
+        yield captured(torch.ones(2))
+    return {}
+
+
+def local_tensor_beside_its_dtensor(capture: Capture) -> Calls:
+    def step(x: DTensor) -> tuple[DTensor, Tensor]:
+        y = x * 2
+        return y, y._local_tensor
+
+    captured = capture(step)
+    for _ in range(CALLS):
+        y, local = captured(as_dtensor(torch.ones(4), mesh(1), Shard(0)))
+        yield y._local_tensor is local
+    return {}
+
+
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     "script",
-    [order_of_an_optimizers_state, print_options, class_of_an_argument, storage_by_its_address],
+    [
+        order_of_an_optimizers_state,
+        print_options,
+        class_of_an_argument,
+        storage_by_its_address,
+        version_of_a_gradient,
+        kernel_of_autograd,
+        local_tensor_beside_its_dtensor,
+    ],
     ids=lambda script: script.__name__,
 )
 @pytest.mark.skipif(ORACLE_ONLY, reason="compares two ways of running")
