@@ -302,7 +302,7 @@ class Named:
         library = is_library_module(module, name)
         if not library and self._entry(id(own), ""):
             walk.add(TYPE_OF, module, None, HOST, name, module)
-            walk.methods(type(module), depth)
+            walk.classes.of(type(module), depth)
         asked, absent = set(self.attributes), self._maybe()
         kind = type(module)
         if kind is not types.ModuleType and not issubclass(kind, _GUARDED_BY_THEMSELVES) and not has_settings(kind):

@@ -35,12 +35,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from . import _look, _memory
+from ._classes import Classes
 from ._facts import (
     ABSENT,
     ATTRIBUTE,
-    BASES,
     BUFFER,
-    CLASS,
     CONTEXT_VAR,
     DICT_ITEM,
     ENTRY_SIZE,
@@ -124,7 +123,6 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _ASKS_A_LOCK = frozenset({"locked", "acquire", "acquire_lock", "_is_owned"})
 # Functions of `dataclasses` that go by the fields of a class.
 _ASK_FOR_FIELDS = frozenset({"asdict", "astuple", "fields", "is_dataclass", "replace"})
-_METHODS = frozenset({"forward", "__call__", "_call_impl", "step"})
 
 
 class Walk:
@@ -141,10 +139,6 @@ class Walk:
         self._later: collections.deque[Callable[[], None]] = collections.deque()
         self._weak: list[tuple[str, Any, int]] = []
         self._objects: list[tuple[str, Any]] = []
-        self._classes: set[int] = set()
-        self._own_classes: list[tuple[str, dict[Any, Any]]] = []
-        self._library_classes: list[type] = []
-        self._covered: set[int] = set()  # library classes that a fact of another one covers
         self._generators: list[tuple[str, torch.Generator]] = []
         self._standing: list[tuple[str, Any]] = []
         self._locks: list[str] = []
@@ -166,6 +160,7 @@ class Walk:
         while issubclass(type(function), functools.partial):
             function = function.func
         self._named = Named(self, _innermost(function))
+        self.classes = Classes(self, self._named)
 
     # -- entry points ---------------------------------------------------------
 
@@ -286,7 +281,7 @@ class Walk:
             for path, value, depth in self._weak:
                 self._guarded(path, functools.partial(self._weakly, path, value, depth))
             self._follow(clear=self._weak)
-        self._finish_classes()
+        self.classes.finish()
         if self._reads_environment:
             self._environment()
         self.handlers.of_names(self._named.said)
@@ -321,10 +316,7 @@ class Walk:
                 subject, found = f"{function.__qualname__}.__annotations__", function.__annotations__
                 if self.add(ATTRIBUTE, function, "__annotations__", HOST, subject, found):
                     self.value(subject, found, 1)
-        for label, own in self._own_classes:
-            for key in sorted(key for key in asked & own.keys() if _is_said(key, own[key])):
-                if self.add(DICT_ITEM, own, key, HOST, f"{label}.{key}", own[key]):
-                    self.value(f"{label}.{key}", own[key], 1)
+        self.classes.said(asked)
         self._follow()
 
     def _follow(self, clear: list[Any] | None = None) -> None:
@@ -532,7 +524,7 @@ class Walk:
             own = threading.local.__getattribute__(value, "__dict__")  # of this thread
             if self.add(ATTRIBUTE, value, "__dict__", HOST, f"{path}.__dict__", own):
                 self.entries(path, own, depth)
-                self.methods(kind, depth)
+                self.classes.of(kind, depth)
         elif kind is torch.Generator:
             self._generators.append((path, value))
         elif kind in _LOCKS:
@@ -602,7 +594,7 @@ class Walk:
             return
         self.visit(found)
         self.entries(f"{path}()", own, depth + 1)
-        self.methods(kind, depth)
+        self.classes.of(kind, depth)
 
     def entries(self, path: str, own: dict[Any, Any], depth: int) -> None:
         self.add(SIZE, own, None, HOST, path, own)
@@ -640,7 +632,7 @@ class Walk:
     def _tensor_class(self, path: str, tensor: torch.Tensor, depth: int, argument: bool = False) -> None:
         kind = type(tensor)
         if is_library_class(kind):
-            self._library_class(kind)
+            self.classes.of_library(kind)
             return
         for name, member, base in _look.members(kind):
             if is_library_class(base):
@@ -649,7 +641,7 @@ class Walk:
                 self.unseen.append((f"{path}.{name}", "a slot of a tensor that is an argument"))
                 return
             self._member(path, tensor, name, member, depth)
-        self.methods(kind, depth)
+        self.classes.of(kind, depth)
 
     def _array(self, path: str, value: Any, depth: int) -> None:
         import numpy
@@ -783,7 +775,7 @@ class Walk:
                 self.value(subject, value, depth + 1)
         self.add(OWN, module, None, HOST, path, module)
         self.add(TYPE_OF, module, None, HOST, path, module)
-        self.methods(type(module), depth)
+        self.classes.of(type(module), depth)
         if issubclass(type(module), torch.jit.ScriptModule):
             self._script(path, module)
 
@@ -824,7 +816,7 @@ class Walk:
         self.add(TYPE_OF, value, None, HOST, path, value)
         if issubclass(kind, random.Random):
             self.moving.append((path, value.getstate))
-        self.methods(kind, depth)
+        self.classes.of(kind, depth)
 
     def _settings(self, path: str, value: Any, depth: int) -> None:
         """What is set in an object of the system's, such as a logger, an event or a future: the rest is its own."""
@@ -852,75 +844,9 @@ class Walk:
             self.value(f"{path}.{name}", item, depth + 1)
 
     def _class(self, path: str, kind: type, depth: int) -> None:
-        self.methods(kind, depth)
+        self.classes.of(kind, depth)
         if type(kind) is not type:
-            self.methods(type(kind), depth)
-
-    def methods(self, kind: type, depth: int) -> None:
-        """The attributes of a class, and what its methods name."""
-        for base in _look.mro(kind):
-            if not _look.can_change(base):
-                continue
-            self.handlers.of_class(base)
-            if is_library_class(base):
-                self._library_class(base)
-            elif id(base) not in self._classes:
-                self._classes.add(id(base))
-                self._own_class(base, depth)
-
-    def _own_class(self, base: type, depth: int) -> None:
-        label = _look.name(base)
-        self.add(BASES, base, None, HOST, label, base)
-        own = next((inner for inner in gc.get_referents(_look.class_dict(base)) if isinstance(inner, dict)), None)
-        if own is None:
-            return
-        self.add(SIZE, own, None, HOST, label, own, "")
-        self._own_classes.append((label, own))
-        for key, item in list(own.items()):
-            if type(key) is not str or _is_said(key, item):
-                continue
-            subject = f"{label}.{key}"
-            if not self.add(DICT_ITEM, own, key, HOST, subject, item):
-                continue
-            if isinstance(item, staticmethod | classmethod):
-                self.soon(subject, item.__func__, depth + 1)
-            elif isinstance(item, property):
-                for accessor in (item.fget, item.fset):
-                    self.soon(subject, accessor, depth + 1)
-            elif not isinstance(item, types.GetSetDescriptorType | types.MemberDescriptorType):
-                self.soon(subject, item, depth + 1)
-
-    def _library_class(self, kind: type) -> None:
-        if id(kind) in self._classes:
-            return
-        self._classes.add(id(kind))
-        self._library_classes.append(kind)
-        for base in _look.mro(kind)[1:]:
-            self._covered.add(id(base))
-
-    def _finish_classes(self) -> None:
-        """Guards the classes of libraries, each with its bases, and what their methods call, once all names are
-        known."""
-        private = frozenset(name for name in self._named.attributes if name.startswith("_"))
-        for kind in self._library_classes:
-            own = [_look.class_dict(base) for base in _look.mro(kind)]
-            named = _METHODS
-            if not _look.module_of(kind).startswith("torch.distributed."):
-                named = _METHODS | {name for name in self._named.attributes if not name.startswith("__")}
-            for key in sorted(named & set().union(*own)):
-                method = next(names[key] for names in own if key in names)
-                if type(method) is types.FunctionType:
-                    self._named.borrow(method)
-            if id(kind) not in self._covered:
-                switches = {
-                    key for names in own for key, item in names.items() if type(item) is bool and type(key) is str
-                }
-                self.add(CLASS, kind, private | switches, HOST, _look.name(kind), kind, "")
-
-
-def _is_said(key: str, item: Any) -> bool:
-    """Whether an attribute of a class is what it says of itself: its text, its annotations, its fields."""
-    return key.startswith("__") and key.endswith("__") and not callable(item)
+            self.classes.of(type(kind), depth)
 
 
 def _innermost(function: Any) -> Any:

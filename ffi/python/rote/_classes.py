@@ -1,0 +1,105 @@
+"""Classes in reach: their attributes, and what their methods name and call."""
+
+from __future__ import annotations
+
+import gc
+import types
+from typing import TYPE_CHECKING, Any
+
+from . import _look
+from ._facts import BASES, CLASS, DICT_ITEM, HOST, SIZE
+from ._libraries import is_library_class
+from ._named import Named
+
+if TYPE_CHECKING:
+    from ._reach import Walk
+
+# What PyTorch calls of a library's class without the user's code naming it.
+_METHODS = frozenset({"forward", "__call__", "_call_impl", "step"})
+
+
+class Classes:
+    """The part of a walk that guards classes."""
+
+    def __init__(self, walk: Walk, named: Named) -> None:
+        self._walk = walk
+        self._named = named
+        self._seen: set[int] = set()
+        self._own: list[tuple[str, dict[Any, Any]]] = []  # the user's, and what their dicts hold
+        self._library: list[type] = []
+        self._covered: set[int] = set()  # library classes that a fact of another one covers
+
+    def of(self, kind: type, depth: int) -> None:
+        """The attributes of a class, and what its methods name."""
+        for base in _look.mro(kind):
+            if not _look.can_change(base):
+                continue
+            self._walk.handlers.of_class(base)
+            if is_library_class(base):
+                self.of_library(base)
+            elif id(base) not in self._seen:
+                self._seen.add(id(base))
+                self._of_the_user(base, depth)
+
+    def _of_the_user(self, base: type, depth: int) -> None:
+        walk, label = self._walk, _look.name(base)
+        walk.add(BASES, base, None, HOST, label, base)
+        own = next((inner for inner in gc.get_referents(_look.class_dict(base)) if isinstance(inner, dict)), None)
+        if own is None:
+            return
+        walk.add(SIZE, own, None, HOST, label, own, "")
+        self._own.append((label, own))
+        for key, item in list(own.items()):
+            if type(key) is not str or _is_said(key, item):
+                continue
+            subject = f"{label}.{key}"
+            if not walk.add(DICT_ITEM, own, key, HOST, subject, item):
+                continue
+            if isinstance(item, staticmethod | classmethod):
+                walk.soon(subject, item.__func__, depth + 1)
+            elif isinstance(item, property):
+                for accessor in (item.fget, item.fset):
+                    walk.soon(subject, accessor, depth + 1)
+            elif not isinstance(item, types.GetSetDescriptorType | types.MemberDescriptorType):
+                walk.soon(subject, item, depth + 1)
+
+    def of_library(self, kind: type) -> None:
+        """A class of a library, once."""
+        if id(kind) in self._seen:
+            return
+        self._seen.add(id(kind))
+        self._library.append(kind)
+        for base in _look.mro(kind)[1:]:
+            self._covered.add(id(base))
+
+    def finish(self) -> None:
+        """Guards the classes of libraries, each with its bases, and what their methods call, once all names are
+        known."""
+        private = frozenset(name for name in self._named.attributes if name.startswith("_"))
+        for kind in self._library:
+            own = [_look.class_dict(base) for base in _look.mro(kind)]
+            named = _METHODS
+            if not _look.module_of(kind).startswith("torch.distributed."):
+                named = _METHODS | {name for name in self._named.attributes if not name.startswith("__")}
+            for key in sorted(named & set().union(*own)):
+                method = next(names[key] for names in own if key in names)
+                if type(method) is types.FunctionType:
+                    self._named.borrow(method)
+            if id(kind) not in self._covered:
+                switches = {
+                    key for names in own for key, item in names.items() if type(item) is bool and type(key) is str
+                }
+                self._walk.add(CLASS, kind, private | switches, HOST, _look.name(kind), kind, "")
+
+    def said(self, asked: set[str]) -> None:
+        """Guards what classes say of themselves, where code asks for it."""
+        walk = self._walk
+        for label, own in self._own:
+            for key in sorted(key for key in asked & own.keys() if _is_said(key, own[key])):
+                if walk.add(DICT_ITEM, own, key, HOST, f"{label}.{key}", own[key]):
+                    walk.value(f"{label}.{key}", own[key], 1)
+
+
+def _is_said(key: str, item: Any) -> bool:
+    """Whether an attribute of a class is what it says of itself: its text, its annotations, its fields."""
+    return key.startswith("__") and key.endswith("__") and not callable(item)
