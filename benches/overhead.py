@@ -22,7 +22,10 @@ Rows, all in one process and taken in turn, round after round:
   static shapes. In `step` and `models` only: it compiles for a minute each time.
 - rote: the eager DTensor step under `rote.capture`; and with `passes="none"`.
 
-Floor: what the kernels alone cost (`steps/floor.py`).
+Floor: what the kernels alone cost (`steps/floor.py`), measured in turn with the rows.
+
+Spread: how far the medians of a row's rounds lie apart, as the range of the middle
+half of them over their median. It says how much the machine did besides.
 
 Erased share: (eager - row) / (eager - floor). It could only be lower with a
 floor of zero; for the headline step that bound is reported beside it.

@@ -10,6 +10,7 @@ group does nothing.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections import Counter
@@ -25,12 +26,13 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from .subject import Batch, Step
 
-REPEATS = 9
-"""The median of so many measurements counts."""
 CALLS = 50
 """Calls in one measurement of a cheap op."""
 SECONDS = 0.02
 """A measurement of a dear op takes about so long, with fewer calls."""
+
+Measure = Callable[[], float]
+"""Measures one kernel, in microseconds a call."""
 
 
 class Recorder(TorchDispatchMode):
@@ -74,8 +76,8 @@ def out_overload(func: Any) -> Any | None:
     return None
 
 
-def kernel_microseconds(kernel_time: Any, func: Any, args: Any, kwargs: Any) -> float:
-    """Time of one call without dispatch; the better of allocating and preallocated results."""
+def kernel(kernel_time: Any, func: Any, args: Any, kwargs: Any) -> list[Measure]:
+    """Ways to measure one call without dispatch: with allocating and with preallocated results. The better counts."""
     # Copies, because some ops write to their arguments; and a Python number where
     # the schema says tensor (`x - 0`) becomes the tensor that Python makes of it.
     args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
@@ -90,67 +92,91 @@ def kernel_microseconds(kernel_time: Any, func: Any, args: Any, kwargs: Any) -> 
         names = [a.name for a in out._schema.arguments if a.is_out]
         if all(isinstance(result, Tensor) for result in results):  # none left out by a mask
             variants.append((out, kwargs | dict(zip(names, results, strict=True))))
-    times = []
-    for op, keywords in variants:
+
+    def way(op: Any, keywords: dict[str, Any]) -> Measure:
         name, _, overload = op.name().partition(".")
         once, _ = kernel_time.time_call(name, overload, 1, args, **keywords)
         calls = max(1, min(CALLS, int(1e6 * SECONDS / max(once, 0.1))))
-        runs = [kernel_time.time_call(name, overload, calls, args, **keywords) for _ in range(REPEATS)]
-        times.append(statistics.median(call - empty for call, empty in runs))
-    return max(0.0, min(times))
+
+        def measure() -> float:
+            call, empty = kernel_time.time_call(name, overload, calls, args, **keywords)
+            return float(call - empty)
+
+        return measure
+
+    return [way(op, keywords) for op, keywords in variants]
 
 
 def microseconds(call: Callable[[], Any]) -> float:
-    means = []
-    for _ in range(REPEATS):
-        start = time.thread_time()
-        for _ in range(CALLS):
-            call()
-        means.append(1e6 * (time.thread_time() - start) / CALLS)
-    return statistics.median(means)
+    start = time.thread_time()
+    for _ in range(CALLS):
+        call()
+    return 1e6 * (time.thread_time() - start) / CALLS
 
 
-def collective_microseconds(func: Any, args: Any) -> float:
-    """The copies that the fake group makes in one collective."""
+def collective(func: Any, args: Any) -> list[Measure]:
+    """How to measure the copies that the fake group makes in one collective; nothing where it makes none."""
     x = args[0].contiguous()
     # `group_name` and, before it, the group's size.
     group = _resolve_process_group(next(a for a in reversed(args) if isinstance(a, str)))
     ranks = group.size()
-    nothing = microseconds(lambda: group.allreduce([x]))
+    whole: Callable[[], Any]
     match func.name().removeprefix("_c10d_functional::"):
         case "all_reduce" | "all_reduce_" | "broadcast" | "broadcast_":
-            return 0.0
+            return []
         case "all_gather_into_tensor":
             out = x.new_empty(ranks * x.shape[0], *x.shape[1:])
-            whole = microseconds(lambda: group._allgather_base(out, x))
+            whole = functools.partial(group._allgather_base, out, x)
         case "reduce_scatter_tensor":
             out = x.new_empty(x.shape[0] // ranks, *x.shape[1:])
-            whole = microseconds(lambda: group._reduce_scatter_base(out, x))
+            whole = functools.partial(group._reduce_scatter_base, out, x)
         case "all_to_all_single":
             out = torch.empty_like(x)
-            whole = microseconds(lambda: group.alltoall_base(out, x, [], []))
+            whole = functools.partial(group.alltoall_base, out, x, [], [])
         case other:
             raise NotImplementedError(f"the floor knows no collective {other}")
-    return max(0.0, whole - nothing)
+    return [lambda: microseconds(whole) - microseconds(lambda: group.allreduce([x]))]
 
 
-def floor(kernel_time: Any, step: Step, batch: Batch) -> dict[str, Any]:
-    """Milliseconds of the kernels of a step (`ms`), and what they are."""
-    with Recorder() as recorder:
-        step(*batch)
-    calls = {signature(*call): call for call in recorder.calls if works(call[0])}
-    counts = Counter(signature(*call) for call in recorder.calls if works(call[0]))
-    by_op: Counter[str] = Counter()
-    with torch.no_grad():
-        for key, (func, args, kwargs) in calls.items():
-            if func.namespace == "_c10d_functional":
-                each = collective_microseconds(func, args)
-            else:
-                each = kernel_microseconds(kernel_time, func, args, kwargs)
-            by_op[str(func)] += counts[key] * each / 1e3
-    return {
-        "ms": sum(by_op.values()),
-        "local_ops": len(recorder.calls),
-        "working_ops": sum(counts.values()),
-        "milliseconds_by_op": dict(by_op.most_common()),
-    }
+class Floor:
+    """The kernels of one step, to be measured again and again: between the rows that it is compared with, so that
+    whatever else the machine does hits them alike."""
+
+    def __init__(self, kernel_time: Any, step: Step, batch: Batch) -> None:
+        with Recorder() as recorder:
+            step(*batch)
+        calls = {signature(*call): call for call in recorder.calls if works(call[0])}
+        self._counts = Counter(signature(*call) for call in recorder.calls if works(call[0]))
+        self._local_ops = len(recorder.calls)
+        self._names = {key: str(func) for key, (func, _, _) in calls.items()}
+        self._ways: dict[Any, list[Measure]] = {}
+        with torch.no_grad():
+            for key, (func, args, kwargs) in calls.items():
+                if func.namespace == "_c10d_functional":
+                    self._ways[key] = collective(func, args)
+                else:
+                    self._ways[key] = kernel(kernel_time, func, args, kwargs)
+        self._rounds: list[dict[Any, list[float]]] = []
+
+    def measure(self) -> None:
+        """Measures each kernel once."""
+        with torch.no_grad():
+            self._rounds.append({key: [way() for way in ways] for key, ways in self._ways.items()})
+
+    def figures(self) -> dict[str, Any]:
+        """Milliseconds of all kernels, medians over the rounds (`ms`), of each round (`rounds_ms`), and of each op."""
+        by_op: Counter[str] = Counter()
+        for key, name in self._names.items():
+            ways = zip(*(found[key] for found in self._rounds), strict=True)
+            each = min((statistics.median(way) for way in ways), default=0.0)
+            by_op[name] += self._counts[key] * max(0.0, each) / 1e3
+        return {
+            "ms": sum(by_op.values()),
+            "rounds_ms": [
+                sum(self._counts[key] * max(0.0, min(ways, default=0.0)) / 1e3 for key, ways in found.items())
+                for found in self._rounds
+            ],
+            "local_ops": self._local_ops,
+            "working_ops": sum(self._counts.values()),
+            "milliseconds_by_op": dict(by_op.most_common()),
+        }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import floor
+from .floor import Floor
 from .report import note
 from .subject import EAGER, NO_PASSES, ROTE, Batch, Step, Subject, builders
 
@@ -50,31 +50,37 @@ def same_as(reference: list[Tensor], losses: list[Tensor]) -> str:
     return "close" if close else "NO"
 
 
-def in_turn(rows: dict[str, Step], batch: Batch, effort: Effort) -> dict[str, Any]:
-    """Milliseconds of every step; the rows take turns so that drift hits them alike."""
+def in_turn(rows: dict[str, Step], batch: Batch, effort: Effort, floor: Floor | None = None) -> dict[str, Any]:
+    """Milliseconds of every step; the rows and the floor take turns so that drift hits them alike."""
     clock = effort.clock
-    samples: dict[str, list[float]] = {name: [] for name in rows}
+    rounds: dict[str, list[list[float]]] = {name: [] for name in rows}
     began = time.perf_counter()
-    rounds = 0
-    while rounds < effort.rounds and (rounds < 3 or time.perf_counter() - began < effort.seconds):
-        rounds += 1
+    done = 0
+    while done < effort.rounds and (done < 3 or time.perf_counter() - began < effort.seconds):
+        done += 1
         for name, step in rows.items():
             for _ in range(SETTLE):
                 step(*batch)
+            times = []
             for _ in range(IN_TURN):
                 start = clock()
                 step(*batch)
-                samples[name].append(1e3 * (clock() - start))
-    note(f"  {rounds} rounds of {IN_TURN} steps a row")
-    return {
-        name: {
+                times.append(1e3 * (clock() - start))
+            rounds[name].append(times)
+        if floor is not None:
+            floor.measure()
+    note(f"  {done} rounds of {IN_TURN} steps a row")
+    found = {}
+    for name, turns in rounds.items():
+        times = [each for turn in turns for each in turn]
+        found[name] = {
             "median_ms": statistics.median(times),
             "quartiles_ms": statistics.quantiles(times, n=4)[::2],
+            "rounds_ms": [statistics.median(turn) for turn in turns],
             "runs": len(times),
             "samples_ms": times,
         }
-        for name, times in samples.items()
-    }
+    return found
 
 
 def local(loss: Tensor) -> Tensor:
@@ -133,9 +139,10 @@ def measured(subject: Subject, ways: tuple[str, ...], kernel_time: Any, effort: 
     batch = subject.batch()
     with tempfile.TemporaryDirectory() as plans:
         rows, known = warm_up(subject, ways, batch, plans, effort)
-        note("  measuring the floor")
-        floor_of = floor.floor(kernel_time, rows[EAGER], batch)
-        times = in_turn(rows, batch, effort)
+        note("  preparing the floor")
+        floor = Floor(kernel_time, rows[EAGER], batch)
+        times = in_turn(rows, batch, effort, floor)
+        floor_of = floor.figures()
         plan = plan_figures(rows[ROTE], f"{plans}/default") if ROTE in rows else {}
     eager = times[EAGER]["median_ms"]
     for name, row in times.items():

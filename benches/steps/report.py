@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,14 @@ def save(result: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(result, indent=1))
 
 
+def spread(row: dict[str, Any]) -> float:
+    """How far the medians of a row's rounds lie apart: the range of the middle half of them, over their median."""
+    low, middle, high = statistics.quantiles(row["rounds_ms"], n=4)
+    return float((high - low) / middle)
+
+
 def ways_table(point: dict[str, Any]) -> str:
-    """One subject, a line for each way to run it."""
+    """One subject, a line for each way to run it. `spread`: between rounds, see `spread`."""
     rows, floor = point["rows"], point["floor"]["ms"]
     eager = rows[EAGER]["median_ms"]
     rote = rows[ROTE]["median_ms"] if ROTE in rows else None
@@ -54,14 +61,14 @@ def ways_table(point: dict[str, Any]) -> str:
     def against_rote(ms: float) -> str:
         return f"{ms / rote:.2f}x" if rote else "-"
 
-    lines = [f"{'':<26}{'ms':>8}{'eager /':>10}{'/ rote':>9}{'erased':>9}{'runs':>7}   losses"]
+    lines = [f"{'':<26}{'ms':>8}{'spread':>8}{'eager /':>10}{'/ rote':>9}{'erased':>9}{'runs':>7}   losses"]
     for name, row in rows.items():
         ms = row["median_ms"]
         lines.append(
-            f"{name:<26}{ms:8.2f}{eager / ms:9.1f}x{against_rote(ms):>9}"
+            f"{name:<26}{ms:8.2f}{spread(row):8.0%}{eager / ms:9.1f}x{against_rote(ms):>9}"
             f"{row['erased_share']:9.1%}{row['runs']:7}   {row['losses']}"
         )
-    lines.append(f"{FLOOR:<26}{floor:8.2f}{eager / floor:9.1f}x{against_rote(floor):>9}")
+    lines.append(f"{FLOOR:<26}{floor:8.2f}{spread(point['floor']):8.0%}{eager / floor:9.1f}x{against_rote(floor):>9}")
     lines += [f"{name:<26} does not run: {reason}" for name, reason in point["missing"].items()]
     if rote:
         bound = rows[ROTE]["erased_share_floor_zero"]
