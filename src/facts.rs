@@ -3,7 +3,7 @@
 use rote_plans::GuardKind;
 use rote_replay::ReplayError;
 use rote_replay::aten::sys::{Fact, Object as PyObject};
-use rote_replay::aten::{Call, FactTable};
+use rote_replay::aten::{Call, FactKind, FactTable};
 
 /// What surrounds a call, in the order in which the bridge reads it (`modes.h`).
 pub const MODES: [&str; 12] = [
@@ -132,8 +132,8 @@ pub struct Facts {
 /// A fact to add to a table.
 #[derive(Clone, Copy, Debug)]
 pub struct NewFact<'a> {
-    /// What the bridge reads (`facts.h`, `FactTable::Kind`).
-    pub table_kind: u32,
+    /// What the bridge reads.
+    pub reads: FactKind,
     /// What kind of guard it is.
     pub kind: GuardKind,
     /// What it looks at.
@@ -144,9 +144,6 @@ pub struct NewFact<'a> {
     /// Whether it is a hyperparameter of an optimizer.
     pub hyperparameter: bool,
 }
-
-/// The kinds of facts about gradients (`facts.h`), which steps make: how one looks, and what memory they share.
-const GRADIENTS: [u32; 2] = [6, 21];
 
 impl Facts {
     /// No facts.
@@ -171,7 +168,7 @@ impl Facts {
         key: PyObject,
     ) -> Result<(), ReplayError> {
         // SAFETY: the caller vouches for the objects.
-        let (start, width) = unsafe { self.table.add(fact.table_kind, container, key)? };
+        let (start, width) = unsafe { self.table.add(fact.reads, container, key)? };
         self.entries.push(Entry {
             start,
             width,
@@ -179,7 +176,7 @@ impl Facts {
             subject: fact.subject.to_owned(),
             text: fact.text.to_owned(),
             hyperparameter: fact.hyperparameter,
-            gradient: GRADIENTS.contains(&fact.table_kind),
+            gradient: fact.reads.is_of_gradients(),
         });
         Ok(())
     }

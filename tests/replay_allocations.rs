@@ -10,7 +10,7 @@ use rote::stored::guard_key;
 use rote::{Config, Next, Session};
 use rote_passes::Selection;
 use rote_plans::{BindingKind, Guard, GuardKind, Plan, PlanStore};
-use rote_replay::aten::Object;
+use rote_replay::aten::{FactKind, Object};
 use rote_tracer::scalars::Origin;
 
 #[path = "../plans/tests/sample/mod.rs"]
@@ -122,7 +122,7 @@ fn session(plans: &std::path::Path, passes: Selection) -> Session {
     ];
     for (subject, hyperparameter) in rates {
         let fact = rote::facts::NewFact {
-            table_kind: 0,
+            reads: FactKind::DictItem,
             kind: GuardKind::Host,
             subject,
             text: "",

@@ -582,25 +582,23 @@ int rote_record_written(struct RoteSession *session,
                         const uint32_t *local_times,
                         uint32_t n);
 
-// Adds a fact that is checked at every call. `table_kind` says what
-// `container` and `key` are: 0 a dict and a key, 1 a list and an index, 2 a
-// cell of a closure, 3 an object and an attribute's name, 4 a list or dict whose
-// size is the fact, 5 a tensor of the state, 6 the owner of a gradient, 7 a
-// process group's name, 8 a container whose entries are, 9 a function, 10 an
-// object with a buffer, 11 one whose class counts, 12 a context variable,
-// 13 an object whose own attributes are, 14 an object and a descriptor, 15 a dict whose entry is
-// a container with a size, 16 a class whose bases are, 17 a library's class, 18 a weak reference, 19 an object
-// of the interpreter's own classes, 20 a tensor that is no state, or a generator, 21 the memory that gradients share,
-// 22 the memory that tensors of kind 20, and buffers, share; `key`
-// is null where the kind has none. `kind` is a kind of guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text
-// that holds in another process too; an empty one keeps the fact out of the
-// plan file. `hyperparameter`, if not 0, lets the value become a scalar
-// binding.
+// The number of a kind of fact, by its name as in `dict_item` (`replay/src/aten/fact.rs` says
+// what each reads); `UINT32_MAX` if there is none.
+//
+// Requires:
+// `name` must be a C string.
+uint32_t rote_fact_kind(const char *name);
+
+// Adds a fact that is checked at every call. `reads` is the number of what is read of
+// `container`, from [`rote_fact_kind`]; `key` is null where that takes none. `kind` is a kind of
+// guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text that holds in another
+// process too; an empty one keeps the fact out of the plan file. `hyperparameter`, if not 0, lets
+// the value become a scalar binding.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
 int rote_record_fact(struct RoteSession *session,
-                     uint32_t table_kind,
+                     uint32_t reads,
                      void *container,
                      void *key,
                      uint32_t kind,

@@ -6,7 +6,7 @@ use rote::Outcome;
 use rote::facts::NewFact;
 use rote::plans::{BindingKind, GuardKind, RngAction};
 use rote::recording::{ActiveRecording, NewTensor};
-use rote::replay::aten::Bridge;
+use rote::replay::aten::{Bridge, FactKind};
 use rote::tracer::Refusal;
 use rote::tracer::scalars::Origin;
 
@@ -45,9 +45,6 @@ pub const ROTE_GUARD_HOST: u32 = 3;
 pub const ROTE_GUARD_MODE: u32 = 4;
 /// Kind of guard: world size and group membership.
 pub const ROTE_GUARD_WORLD: u32 = 5;
-
-/// How many kinds of facts the bridge reads (`FactTable::Kind` in `facts.h`).
-const FACT_KINDS: u32 = 23;
 
 /// # Safety
 /// As [`session`].
@@ -211,27 +208,30 @@ pub unsafe extern "C" fn rote_record_written(
     }
 }
 
-/// Adds a fact that is checked at every call. `table_kind` says what
-/// `container` and `key` are: 0 a dict and a key, 1 a list and an index, 2 a
-/// cell of a closure, 3 an object and an attribute's name, 4 a list or dict whose
-/// size is the fact, 5 a tensor of the state, 6 the owner of a gradient, 7 a
-/// process group's name, 8 a container whose entries are, 9 a function, 10 an
-/// object with a buffer, 11 one whose class counts, 12 a context variable,
-/// 13 an object whose own attributes are, 14 an object and a descriptor, 15 a dict whose entry is
-/// a container with a size, 16 a class whose bases are, 17 a library's class, 18 a weak reference, 19 an object
-/// of the interpreter's own classes, 20 a tensor that is no state, or a generator, 21 the memory that gradients share,
-/// 22 the memory that tensors of kind 20, and buffers, share; `key`
-/// is null where the kind has none. `kind` is a kind of guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text
-/// that holds in another process too; an empty one keeps the fact out of the
-/// plan file. `hyperparameter`, if not 0, lets the value become a scalar
-/// binding.
+/// The number of a kind of fact, by its name as in `dict_item` (`replay/src/aten/fact.rs` says
+/// what each reads); `UINT32_MAX` if there is none.
+///
+/// # Safety
+/// `name` must be a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_fact_kind(name: *const c_char) -> u32 {
+    // SAFETY: the caller vouches for the text.
+    let kind = unsafe { text(name) }.ok().and_then(FactKind::named);
+    kind.map_or(u32::MAX, |kind| kind as u32)
+}
+
+/// Adds a fact that is checked at every call. `reads` is the number of what is read of
+/// `container`, from [`rote_fact_kind`]; `key` is null where that takes none. `kind` is a kind of
+/// guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text that holds in another
+/// process too; an empty one keeps the fact out of the plan file. `hyperparameter`, if not 0, lets
+/// the value become a scalar binding.
 ///
 /// # Safety
 /// Pointers must be live, texts C strings, and the GIL held.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_fact(
     session: *mut RoteSession,
-    table_kind: u32,
+    reads: u32,
     container: *mut c_void,
     key: *mut c_void,
     kind: u32,
@@ -242,15 +242,8 @@ pub unsafe extern "C" fn rote_record_fact(
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
         record(session, |recording| {
-            if table_kind >= FACT_KINDS {
-                return Err(format!(
-                    "{table_kind} is no kind of fact, expected 0 to {}",
-                    FACT_KINDS - 1
-                )
-                .into());
-            }
             let fact = NewFact {
-                table_kind,
+                reads: FactKind::try_from(reads)?,
                 kind: guard_kind(kind)?,
                 subject: text(subject)?,
                 text: text(expected)?,

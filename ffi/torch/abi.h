@@ -123,6 +123,34 @@ enum Field : uint32_t {
   kAttributes = 16,
 };
 
+// What a fact looks at: an object, and a key where the kind has one.
+enum FactKind : uint32_t {
+  kDictItem = 0,  // the entry of a dict under a key
+  kListItem = 1,  // the item of a list at an index
+  kCell = 2,  // what a cell of a closure holds
+  kAttribute = 3,  // the attribute of an object under a name
+  kSize = 4,  // the size of a container
+  kTensorMeta = 5,  // a tensor of the state: its address, how it looks, and what autograd knows of it
+  kGradMeta = 6,  // the gradient of a tensor of the state or of an argument
+  kGroup = 7,  // the process group under a name
+  kItems = 8,  // which keys, members or items a container has, in its order; of a dict the values too, if the key is True
+  kFunction = 9,  // the code, defaults, names and text of a function
+  kBuffer = 10,  // format, shape and bytes of an array; where it lies in place of the bytes, if the key is True
+  kTypeOf = 11,  // the class of an object
+  kContextVar = 12,  // the value of a context variable
+  kOwn = 13,  // how many attributes of its own an object has; their names and order too, if the key is True
+  kMember = 14,  // what a descriptor, the key, finds in an object
+  kEntrySize = 15,  // the container that is an entry of a dict, and its size
+  kBases = 16,  // the classes that a class inherits from
+  kClass = 17,  // the attributes of a library's class and its bases; the key names the private ones that count
+  kWeak = 18,  // the referent of a weak reference
+  kReferents = 19,  // what an object of the interpreter's own classes points to; where an iterator stands, if the key is True
+  kLook = 20,  // how a tensor looks that is no state, and its gradient; the seed of a generator
+  kGradMemory = 21,  // the memory that gradients share with the state, with arguments and with each other
+  kReachMemory = 22,  // the memory that tensors which are no state, their gradients, and buffers share with these
+  kFactKinds = 23,
+};
+
 struct Fact {
   uint32_t leaf;
   uint32_t field;

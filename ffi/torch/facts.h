@@ -21,27 +21,6 @@ namespace rote {
 // cells, attributes, sizes, and the tensors of the state.
 class FactTable {
  public:
-  enum Kind : uint32_t {
-    kDictItem, kListItem, kCell, kAttribute, kSize, kTensorMeta, kGradMeta, kGroup,
-    // Other things about an object itself than its size.
-    kItems,       // which keys, members or items a container has, in its order; of a dict values too, if the key is True
-    kFunction,    // the code, defaults, names and text of a function
-    kBuffer,      // format, shape and bytes of an array; where it lies in place of the bytes, if the key is True
-    kTypeOf,      // the class of an object
-    kContextVar,  // the value of a context variable
-    kOwn,         // the attributes of an object's own; their names and order too, if the key is True
-    kMember,      // what a descriptor (the key) finds in an object
-    kEntrySize,   // the container that is an entry of a dict, and its size
-    kBases,       // the classes that a class inherits from
-    kClass,       // the attributes of a library's class and its bases; the key: private ones that count
-    kWeak,        // what a weak reference refers to
-    kReferents,   // what an object of the interpreter's own classes points to; where an iterator stands, if the key is True
-    kLook,        // how a tensor looks that is no state, and its gradient; the seed of a generator
-    kGradMemory,   // the memory that gradients share with the state, with arguments and with each other
-    kReachMemory,  // the memory that tensors that are no state, their gradients, and buffers share with these
-    kKinds,
-  };
-
   ~FactTable() {
     for (Entry& entry : entries_) {
       Py_XDECREF(entry.container);
@@ -53,7 +32,7 @@ class FactTable {
 
   // Returns how many words the fact adds.
   uint32_t add(uint32_t kind, PyObject* container, PyObject* key) {
-    TORCH_CHECK(kind < kKinds, kind, " is no kind of fact");
+    TORCH_CHECK(kind < kFactKinds, kind, " is no kind of fact");
     Py_hash_t hash = 0;
     if (kind == kDictItem || kind == kEntrySize) {  // once: a user's class may say how its objects hash
       hash = PyObject_Hash(key);
@@ -62,7 +41,7 @@ class FactTable {
     Py_XINCREF(container);
     Py_XINCREF(key);
     entries_.push_back(
-        {static_cast<Kind>(kind), container, key, nullptr, static_cast<uint32_t>(words_), nullptr, 0, 0, hash});
+        {static_cast<FactKind>(kind), container, key, nullptr, static_cast<uint32_t>(words_), nullptr, 0, 0, hash});
     uint32_t n = width(entries_.back());
     if (kind == kGradMeta) gradients_.push_back(static_cast<uint32_t>(entries_.size() - 1));
     if (kind == kGradMemory) grad_memory_ = words_;
@@ -141,7 +120,7 @@ class FactTable {
 
  private:
   struct Entry {
-    Kind kind;
+    FactKind kind;
     PyObject* container;
     PyObject* key;
     PyObject* held;

@@ -26,16 +26,41 @@ from torch.distributed.tensor.placement_types import Placement
 
 from . import _code, _look
 from ._libraries import is_library_class
+from ._native import NO_INDEX, c_text, lib
 from ._specs import mesh_text, short_text
 
-# Kinds of facts, as facts.h numbers them.
-DICT_ITEM, LIST_ITEM, CELL, ATTRIBUTE, SIZE, TENSOR_META, GRAD_META, GROUP = range(8)
-# Other things about an object itself than its size.
-ITEMS, FUNCTION, BUFFER, TYPE_OF, CONTEXT_VAR, OWN, MEMBER, ENTRY_SIZE, BASES, CLASS, WEAK, REFERENTS, LOOK = range(
-    8, 21
-)
-# The memory that gradients, and that tensors which are no state, share with the state, with arguments and each other.
-GRAD_MEMORY, REACH_MEMORY = range(21, 23)
+
+def _kind(name: str) -> int:
+    """The number of a kind of fact: `replay/src/aten/fact.rs` says what each reads."""
+    number = int(lib.rote_fact_kind(c_text(name)))
+    if number == NO_INDEX:
+        raise LookupError(f"the library has no kind of fact named {name}")
+    return number
+
+
+DICT_ITEM = _kind("dict_item")
+LIST_ITEM = _kind("list_item")
+CELL = _kind("cell")
+ATTRIBUTE = _kind("attribute")
+SIZE = _kind("size")
+TENSOR_META = _kind("tensor_meta")
+GRAD_META = _kind("grad_meta")
+GROUP = _kind("group")
+ITEMS = _kind("items")
+FUNCTION = _kind("function")
+BUFFER = _kind("buffer")
+TYPE_OF = _kind("type_of")
+CONTEXT_VAR = _kind("context_var")
+OWN = _kind("own")
+MEMBER = _kind("member")
+ENTRY_SIZE = _kind("entry_size")
+BASES = _kind("bases")
+CLASS = _kind("class")
+WEAK = _kind("weak")
+REFERENTS = _kind("referents")
+LOOK = _kind("look")
+GRAD_MEMORY = _kind("grad_memory")
+REACH_MEMORY = _kind("reach_memory")
 # Kinds of guards, as GuardKind numbers them.
 STATE, HOST, WORLD = 2, 3, 5
 

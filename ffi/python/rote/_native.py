@@ -68,6 +68,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_uint32, c_char_p, py_object, py_object, c_uint32, c_uint32],
     ),
     "rote_record_written": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_uint32), c_uint32]),
+    "rote_fact_kind": (c_uint32, [c_char_p]),
     "rote_record_fact": (
         c_int,
         [c_void_p, c_uint32, py_object, py_object, c_uint32, c_char_p, c_char_p, c_int],

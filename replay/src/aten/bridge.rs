@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use crate::executor::{Backend, Communicator, Executor, ReplayError};
 use crate::guard::first_difference;
 
+use super::fact::FactKind;
 use super::ranges::Ranges;
 use super::sys::{self, Fact, Functions, Place};
 
@@ -562,7 +563,7 @@ impl FactTable {
     /// may be null.
     pub unsafe fn add(
         &mut self,
-        kind: u32,
+        kind: FactKind,
         container: sys::Object,
         key: sys::Object,
     ) -> Result<(usize, usize), ReplayError> {
@@ -570,7 +571,7 @@ impl FactTable {
         let mut width = 0;
         // SAFETY: the caller vouches for the objects.
         bridge.check(unsafe {
-            (bridge.functions.table_add)(self.table, kind, container, key, &mut width)
+            (bridge.functions.table_add)(self.table, kind as u32, container, key, &mut width)
         })?;
         let start = self.words;
         self.words += width as usize;
