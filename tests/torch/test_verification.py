@@ -1,5 +1,6 @@
 """`verify=` runs replays beside eager, on all ranks or on none."""
 
+import dataclasses
 import warnings
 from pathlib import Path
 
@@ -69,3 +70,16 @@ def test_arguments_that_cannot_be_written_are_put_back_by_leaving_them() -> None
         return {}
 
     check_right(script)
+
+
+@pytest.mark.skipif(ORACLE_ONLY, reason="Rote's own comparison")
+@pytest.mark.parametrize("generator", ["CPU", "CUDA"])
+def test_generators_are_compared(generator: str) -> None:
+    from rote._verify import Snapshot, compare
+
+    state, other = torch.zeros(16, dtype=torch.uint8), torch.ones(16, dtype=torch.uint8)
+    taken = Snapshot({}, {}, [], state, state)
+    moved = dataclasses.replace(taken, **{f"{generator.lower()}_generator": other})
+    assert compare(taken, taken) is None
+    assert compare(moved, taken) == f"the state of the {generator} generator"
+    assert compare(dataclasses.replace(taken, cuda_generator=None), taken) is None  # CUDA began in between

@@ -74,8 +74,13 @@ def compare(replayed: Snapshot, eager: Snapshot) -> str | None:
     for (path, leaf), (other_path, other) in zip(eager.result, replayed.result, strict=True):
         if path != other_path or not _same_leaf(leaf, other):
             return path
-    if not torch.equal(eager.cpu_generator, replayed.cpu_generator):
-        return "the state of the CPU generator"
+    generators = {
+        "CPU": (eager.cpu_generator, replayed.cpu_generator),
+        "CUDA": (eager.cuda_generator, replayed.cuda_generator),
+    }
+    for device, (state, other) in generators.items():
+        if state is not None and other is not None and not torch.equal(state, other):
+            return f"the state of the {device} generator"
     return None
 
 
