@@ -484,7 +484,7 @@ fn loose(recording: &Recording, all: &[String]) -> Vec<String> {
 fn changes_every_call(what: &str) -> Refusal {
     Refusal::step(
         format!(
-            "changes the host value {what} at every call: a replay would not, or would miss every time"
+            "changes the host value {what} at every call: a replay changes no host value, and a new value misses its guard"
         ),
         "make it a tensor, pass it in if it takes few values, or, if it does not matter, name it in ignore=",
     )
