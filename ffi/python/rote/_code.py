@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import builtins
 import dis
-import functools
 import hashlib
 import types
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from . import _assertions
-
-_Found = TypeVar("_Found")
-address = builtins.id  # while a step is recorded, another function has that name
+from ._identity import by_identity
 
 # With these, code asks for attributes by their text, or whether there are any.
 _ASKING = frozenset(
@@ -27,27 +22,6 @@ _GETTING = ("getattr", "hasattr", "attrgetter", "__getattribute__")
 _RUNNING = frozenset({"eval", "exec", "compile"})
 # With these, text names a Python module.
 _IMPORTING = frozenset({"import_module", "__import__", "modules", "reload"})
-
-
-class by_code(Generic[_Found]):
-    """Remembers what a function finds of code, by the object: to hash code takes longer than most questions, and
-    code of different files may be equal."""
-
-    def __init__(self, find: Callable[[types.CodeType], _Found]) -> None:
-        functools.update_wrapper(self, find)
-        self._find = find
-        self.known: dict[int, tuple[types.CodeType, _Found]] = {}  # by addresses, which are kept taken
-
-    def __call__(self, code: types.CodeType) -> _Found:
-        entry = self.known.get(address(code))
-        if entry is None:
-            if len(self.known) >= _MOST_KNOWN:
-                self.known.clear()
-            entry = self.known[address(code)] = (code, self._find(code))
-        return entry[1]
-
-
-_MOST_KNOWN = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -71,13 +45,13 @@ def _identifiers(text: str) -> list[str]:
     return parts if all(part.isidentifier() for part in parts) else []
 
 
-@by_code
+@by_identity
 def names(code: types.CodeType) -> Names:
     """The names in code."""
     return _names(code, whole=True)
 
 
-@by_code
+@by_identity
 def names_without_messages(code: types.CodeType) -> Names:
     """The names in code, without those that only the message of an ``AssertionError`` needs."""
     return _names(code, whole=False)
@@ -195,7 +169,7 @@ def _text(code: types.CodeType) -> str:
     )
 
 
-@by_code
+@by_identity
 def digest(code: types.CodeType) -> str:
     """What code does, as text that is the same in every process: no line numbers, files or addresses."""
     return hashlib.blake2b(_text(code).encode(errors="surrogatepass"), digest_size=12).hexdigest()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from . import _look
-from ._code import address, by_code
+from ._identity import address, by_identity
 from ._libraries import is_file_of_python
 from ._native import c_text
 
@@ -35,13 +35,13 @@ _GENERATES = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _FIRST = ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT", "RERAISE", "WITH_EXCEPT_START")
 
 
-@by_code
-def is_users_own(code: types.CodeType) -> bool:
+def _is_users_own(code: types.CodeType) -> bool:
     """Whether code is neither torch's, nor Rote's, nor Python's own."""
     name = code.co_filename
     return not (name.startswith((TORCH, _ROTE, "<frozen")) or is_file_of_python(name))
 
 
+is_users_own = by_identity(_is_users_own, most=1 << 16)  # asked of every frame
 _own = is_users_own.known
 
 
@@ -50,7 +50,7 @@ def user_line() -> bytes:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        entry = _own.get(address(code))
+        entry = _own.get(address(code))  # as `is_users_own` looks: a call less, for each frame of each op
         if entry[1] if entry is not None else is_users_own(code):
             key = (code.co_filename, frame.f_lineno)
             line = _lines.get(key)
@@ -110,7 +110,7 @@ def handler_since(end: types.CodeType, handlers: Handlers) -> str | None:
     return None
 
 
-@by_code
+@by_identity
 def _regions(code: types.CodeType) -> list[tuple[int, int, bool]]:
     """Ranges of instructions under a handler, and whether it is one that catches by itself: else it is that of a
     ``with`` statement, whose manager decides."""
@@ -139,7 +139,7 @@ def _raises(instruction: dis.Instruction) -> bool:
     return instruction.opname == "RAISE_VARARGS" and bool(instruction.arg)
 
 
-@by_code
+@by_identity
 def _raises_another(code: types.CodeType) -> bool:
     """Whether a function raises an error of its own anywhere."""
     return any(map(_raises, dis.get_instructions(code)))
@@ -156,7 +156,7 @@ def _may_handle(leave: object) -> bool:
     return type(leave) is not types.MethodDescriptorType and type(leave).__name__ != "instancemethod"
 
 
-@by_code
+@by_identity
 def _is_lenient_code(code: types.CodeType) -> bool:
     if code.co_flags & _GENERATES and any(catches for _, _, catches in _regions(code)):
         return True
@@ -167,7 +167,7 @@ def _is_lenient_code(code: types.CodeType) -> bool:
     return not leaving <= plain or any(map(_is_lenient_code, inner))
 
 
-@by_code
+@by_identity
 def _returns_nothing(code: types.CodeType) -> bool:
     """Whether a function returns ``None`` or ``False``, wherever it ends."""
     instructions = list(dis.get_instructions(code))

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ._arguments import notation, op_name
-from ._code import address
 from ._frames import TORCH, Handlers, handler_since, is_users_own, user_line
+from ._identity import address
 from ._looks import Looks
 from ._native import MAY_RAISE, MAY_RAISE_LATE, NO_INDEX, REFUSED, c_text, check, error, ids, lib, observe_no_more
 from ._specs import spec_text

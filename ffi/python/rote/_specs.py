@@ -8,39 +8,31 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ._code import address
-
-_mesh_texts: dict[int, tuple[Any, str]] = {}
-_mesh_words: dict[int, tuple[Any, str]] = {}
+from ._identity import by_identity
 
 
+@by_identity
 def mesh_text(mesh: Any) -> str:
     """A mesh as text: device type, shape, dim names, ranks."""
-    known = _mesh_texts.get(address(mesh))
-    if known is None:
-        with _disable_current_modes():
-            ranks = torch._C.TensorBase.tolist(mesh.mesh.flatten())
-        text = "|".join(
-            (
-                mesh.device_type,
-                ",".join(map(str, mesh.mesh.shape)),
-                ",".join(mesh.mesh_dim_names or ()),
-                ",".join(map(str, ranks)),
-            )
+    with _disable_current_modes():
+        ranks = torch._C.TensorBase.tolist(mesh.mesh.flatten())
+    return "|".join(
+        (
+            mesh.device_type,
+            ",".join(map(str, mesh.mesh.shape)),
+            ",".join(mesh.mesh_dim_names or ()),
+            ",".join(map(str, ranks)),
         )
-        known = _mesh_texts[address(mesh)] = (mesh, text)  # the mesh is held: its id stays its own
-    return known[1]
+    )
 
 
+@by_identity
 def _mesh_in_words(mesh: Any) -> str:
-    known = _mesh_words.get(address(mesh))
-    if known is None:
-        words = f"{','.join(mesh.mesh_dim_names or ())}{list(mesh.mesh.shape)}"
-        ranks = mesh_text(mesh).rsplit("|", 1)[1]
-        if ranks != ",".join(map(str, range(mesh.mesh.numel()))):
-            words += f" of ranks {ranks}"
-        known = _mesh_words[address(mesh)] = (mesh, words)
-    return known[1]
+    words = f"{','.join(mesh.mesh_dim_names or ())}{list(mesh.mesh.shape)}"
+    ranks = mesh_text(mesh).rsplit("|", 1)[1]
+    if ranks != ",".join(map(str, range(mesh.mesh.numel()))):
+        words += f" of ranks {ranks}"
+    return words
 
 
 def spec_text(spec: Any) -> str:
