@@ -11,5 +11,5 @@ captured, and prints those that differ, cut down to the lines it takes.
 | `generate` | a program from a seed |
 | `twins` | a program, eager and captured, from the same state |
 | `planted` | captures that are wrong in one way each |
-| `shrink` | the fewest lines that still differ |
+| `shrink` | shorter programs than one that differs |
 """

@@ -1,51 +1,39 @@
 """Checks random programs: `python -m tests.torch.programs --help`."""
 
-import argparse
 import dataclasses
-import faulthandler
 import json
 import sys
-import time
 import warnings
-from collections import Counter
+from functools import partial
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own modules
 
-from programs.generate import generate
+from checker import Report, parser, plainest
+
+from programs.generate import Program, generate
 from programs.planted import plant, unseen
-from programs.shrink import shrink
-from programs.twins import check, passes
+from programs.shrink import plainer
+from programs.twins import Outcome, check, passes
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="of the first program")
-    parser.add_argument("--programs", type=int, default=100)
-    parser.add_argument("--every", type=int, default=1, help="check each so many seeds")
-    parser.add_argument("--world", type=int, choices=[2, 4], help="ranks on the mesh; by default the seed decides")
-    parser.add_argument("--passes", help="by default another setting for each seed")
-    parser.add_argument("--source", action="store_true", help="print the programs, check nothing")
-    parser.add_argument("--planted", action="store_true", help="plant bugs and count those that are seen")
-    parser.add_argument("--json", action="store_true", help="print what `report` counts as JSON")
-    parser.add_argument("--whole", action="store_true", help="do not cut failing programs down")
-    options = parser.parse_args()
-    faulthandler.enable()
+    known = parser(__doc__, "programs")
+    known.add_argument("--world", type=int, choices=[2, 4], help="ranks on the mesh; by default the seed decides")
+    known.add_argument("--passes", help="by default another setting for each seed")
+    known.add_argument("--planted", action="store_true", help="plant bugs and count those that are seen")
+    options = known.parse_args()
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     worlds = [options.world] if options.world else [2, 4]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     meshes = {2: whole["tp"], 4: init_device_mesh("cpu", (4,))}
-    counts: Counter[str] = Counter()
-    refusals: Counter[str] = Counter()
-    failures = []
-    begin = time.monotonic()
+    report = Report()
+    counts = report.counts
     for seed in range(options.seed, options.seed + options.programs, options.every):
         world = worlds[seed % len(worlds)]
         mesh = meshes[world]
@@ -57,7 +45,7 @@ def main() -> int:
             plant(program, mesh, counts)
             continue
         chosen = options.passes or passes()[seed // 2 % len(passes())]
-        print(f"seed {seed}", file=sys.stderr, flush=True)  # the last one, should the process die
+        report.checks(f"seed {seed}")
         outcome = check(program, mesh, chosen)
         counts.update(["programs", f"lines {len(program.lines) // 10 * 10}+"])
         counts["calls"] += outcome.calls
@@ -67,26 +55,24 @@ def main() -> int:
             print(f"seed {seed}: {outcome.invalid}", file=sys.stderr)
         elif outcome.wrong:
             if not options.whole:
-                program, outcome = shrink(program, outcome, mesh)
+                program, outcome = plainest(program, outcome, plainer, partial(_wrong, mesh=mesh, passes=chosen))
             again = f"python -m tests.torch.programs --seed {seed} --programs 1 --passes {chosen} --world {world}"
-            report = f"seed {seed}, passes {chosen}, {outcome.wrong}\n{program.source()}\nrun it again: {again}"
-            failures.append(report)
-            print(report, file=sys.stderr, flush=True)
+            report.failed(f"seed {seed}, passes {chosen}, {outcome.wrong}\n{program.source()}\nrun it again: {again}")
         elif outcome.refusal:
             counts["refused"] += 1
-            refusals[outcome.refusal.split("\n")[0]] += 1
+            report.refused(outcome.refusal)
         elif not outcome.replays:
             counts["never replayed"] += 1
     if options.source:
         return 0
     if options.planted:
-        failures = unseen(counts)
-    counts["seconds"] = round(time.monotonic() - begin)
-    if options.json:
-        print(json.dumps({"counts": counts, "refusals": refusals, "failures": failures}))
-    else:
-        print(dict(counts), *(f"{n}x {text}" for text, n in refusals.most_common(20)), *failures, sep="\n")
-    return bool(failures)
+        report.failures = unseen(counts)
+    return report.end(options.json)
+
+
+def _wrong(program: Program, mesh: DeviceMesh, passes: str) -> Outcome | None:
+    outcome = check(program, mesh, passes)
+    return outcome if outcome.wrong and not outcome.invalid else None
 
 
 if __name__ == "__main__":

@@ -1,30 +1,14 @@
-"""The fewest lines of a program that still differ."""
+"""Shorter programs than one that differs."""
 
 import dataclasses
 import re
 from collections.abc import Iterator
 
-from torch.distributed.device_mesh import DeviceMesh
-
 from .generate import Program
-from .twins import Outcome, check
 
 
-def shrink(program: Program, outcome: Outcome, mesh: DeviceMesh) -> tuple[Program, Outcome]:
-    """Leaves out lines and results for as long as the captured program differs
-    from the eager one."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for candidate in candidates(program):
-            found = check(candidate, mesh, outcome.passes)
-            if found.wrong and not found.invalid:
-                program, outcome, smaller = candidate, found, True
-                break
-    return program, outcome
-
-
-def candidates(program: Program) -> Iterator[Program]:
+def plainer(program: Program) -> Iterator[Program]:
+    """The program without a result, without some lines, or with a line that only passes its input on."""
     results = re.findall(r"[^,\[\]]+(?:\[[^\]]*\])*[^,\[\]]*", program.returns[1:-1])
     if len(results) > 1:
         for at in range(len(results)):

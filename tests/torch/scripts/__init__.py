@@ -13,6 +13,6 @@ captured, and prints those that differ, cut down to what it takes.
 | `changes` | which values there are, how one replaces another, and when |
 | `generate` | a script from a seed or a name |
 | `twins` | a script, eager and captured |
-| `shrink` | the plainest script that still differs |
+| `shrink` | plainer scripts than one that differs |
 | `corpus` | scripts that were wrong once |
 """

@@ -1,10 +1,9 @@
-"""The plainest script that still differs."""
+"""Plainer scripts than one that differs."""
 
 import dataclasses
 from collections.abc import Iterator
 
 from .generate import Script, fits
-from .twins import Outcome, check
 
 _PLAIN = {
     "step": "plain",
@@ -17,20 +16,8 @@ _PLAIN = {
 }
 
 
-def shrink(script: Script, outcome: Outcome, stored: bool) -> tuple[Script, Outcome]:
-    """Makes one choice after the other the plainest, as long as the script differs."""
-    changed = True
-    while changed:
-        changed = False
-        for simpler in _simpler(script):
-            found = check(simpler, stored)
-            if found.wrong:
-                script, outcome, changed = simpler, found, True
-                break
-    return script, outcome
-
-
-def _simpler(script: Script) -> Iterator[Script]:
+def plainer(script: Script) -> Iterator[Script]:
+    """The script with one choice the plainest."""
     for field, plain in _PLAIN.items():
         now = getattr(script, field)
         for value in ("cell", "global") if field == "holder" else (plain,):

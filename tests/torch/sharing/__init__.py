@@ -11,5 +11,5 @@ values, gradients, strides and flags, and which of them share memory.
 |---|---|
 | `generate` | a script from a seed |
 | `look` | what a tensor is, as text |
-| `shrink` | the shortest script that still differs |
+| `shrink` | shorter scripts than one that differs |
 """
