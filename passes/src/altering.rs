@@ -76,6 +76,15 @@ impl Altered {
         super::emit::define(&mut planted.plan);
         self.wrong(&planted).is_some()
     }
+
+    /// The same of two instructions that change places, each told by its name and
+    /// its place among those of that name.
+    fn sees_swapped(&self, first: (&'static str, usize), second: (&'static str, usize)) -> bool {
+        self.sees(|plan| {
+            let at = [first, second].map(|(name, nth)| find(plan, name, nth));
+            plan.instrs.swap(at[0], at[1]);
+        })
+    }
 }
 
 fn reduce<'a>(input: &'a Tensor, out: &'a Tensor) -> OpEvent<'a> {
@@ -275,26 +284,20 @@ fn bugs_in_buckets_are_seen() {
     ];
     let found = Altered::by("buckets", &steps, &[&out, &a], &[&x]);
     assert_eq!(found.sends(), [128]);
-    let swap = |first: (&'static str, usize), second: (&'static str, usize)| {
-        found.sees(|plan| {
-            let at = [first, second].map(|(name, nth)| find(plan, name, nth));
-            plan.instrs.swap(at[0], at[1]);
-        })
-    };
     assert!(
-        !swap(("aten::copy_", 0), ("aten::copy_", 0)),
+        !found.sees_swapped(("aten::copy_", 0), ("aten::copy_", 0)),
         "nothing is planted"
     );
     assert!(
-        swap(("aten::copy_", 0), ("aten::add_", 0)),
+        found.sees_swapped(("aten::copy_", 0), ("aten::add_", 0)),
         "an input that changed is sent"
     );
     assert!(
-        swap(("aten::copy_", 1), ("collective", 0)),
+        found.sees_swapped(("aten::copy_", 1), ("collective", 0)),
         "a piece is sent before it is there"
     );
     assert!(
-        swap(("wait", 0), ("aten::sub", 0)),
+        found.sees_swapped(("wait", 0), ("aten::sub", 0)),
         "a result is needed before the wait"
     );
     let shift = |nth: usize| {
@@ -512,11 +515,10 @@ fn the_piece_of_another_rank_is_seen() {
         assert_eq!(plan.values[piece].offset, 0);
         plan.values[piece].offset = 12;
     }));
-    assert!(found.sees(|plan| {
-        // What was sent is written before it is copied.
-        let at = [("aten::copy_", 0), ("aten::mul_", 0)].map(|(name, nth)| find(plan, name, nth));
-        plan.instrs.swap(at[0], at[1]);
-    }));
+    assert!(
+        found.sees_swapped(("aten::copy_", 0), ("aten::mul_", 0)),
+        "what was sent is written before it is copied"
+    );
 }
 
 #[test]
@@ -540,28 +542,25 @@ fn bugs_in_the_order_around_collectives_are_seen() {
         second,
     ];
     let found = Altered::by("overlap", &steps, &[&a, &b, &c, &d], &[&x]);
-    let swap = |first: (&'static str, usize), second: (&'static str, usize)| {
-        found.sees(|plan| {
-            let at = [first, second].map(|(name, nth)| find(plan, name, nth));
-            plan.instrs.swap(at[0], at[1]);
-        })
-    };
-    assert!(!swap(("wait", 0), ("wait", 0)), "nothing is planted");
     assert!(
-        swap(("wait", 0), ("aten::mul_", 0)),
+        !found.sees_swapped(("wait", 0), ("wait", 0)),
+        "nothing is planted"
+    );
+    assert!(
+        found.sees_swapped(("wait", 0), ("aten::mul_", 0)),
         "what is sent is written"
     );
     assert!(
-        swap(("wait", 0), ("aten::exp", 0)),
+        found.sees_swapped(("wait", 0), ("aten::exp", 0)),
         "what is received is read"
     );
     assert!(
-        swap(("aten::neg", 0), ("collective", 0)),
+        found.sees_swapped(("aten::neg", 0), ("collective", 0)),
         "nothing is there to be sent"
     );
     let draws = [("aten::rand_like", 0), ("aten::rand_like", 1)];
     assert!(
-        swap(draws[0], draws[1]),
+        found.sees_swapped(draws[0], draws[1]),
         "random numbers are drawn in another order"
     );
 }

@@ -24,9 +24,9 @@
 //! the same program and look at their own pieces alike; they agree on it before they
 //! replay.
 
-use rote_plans::{Arg, Collective, CollectiveKind, Instr, NONE, Plan, Value, ValueId};
+use rote_plans::{Collective, CollectiveKind, Instr, Plan, ValueId};
 
-use super::effects::{for_each_written, is_function, outlives, outs, root};
+use super::effects::{self, Joined, for_each_written, outlives, outs, root};
 use super::{Done, Pass, Program, Stage, dead, emit};
 use crate::liveness::{follow, for_each_value};
 
@@ -208,35 +208,18 @@ fn within(plan: &Plan, own: &Own, value: ValueId) -> bool {
 /// The result of an op that joins the rows of a gathered tensor, one per rank, and the
 /// dim.
 fn joined(plan: &Plan, at: usize, gather: &Collective) -> Option<(ValueId, usize)> {
-    let instr = &plan.instrs[at];
-    let Instr::Local { op, args, .. } = instr else {
-        return None;
-    };
-    if plan.str(*op) != "aten::cat" || !is_function(plan, instr) {
-        return None;
-    }
-    let [Arg::Values(pieces), Arg::Int(dim)] = plan.args[args.indices()] else {
-        return None;
-    };
-    let [result] = *outs(plan, instr).as_slice() else {
-        return None;
-    };
+    let Joined { pieces, dim, out } = effects::joined(plan, &plan.instrs[at])?;
     let shape = plan.dims(plan.values[gather.input as usize].shape);
     let row: i64 = shape.iter().product();
-    let rows = plan.ids(pieces).iter().zip(0_i64..).all(|(piece, rank)| {
-        let of = |value: &Value| {
-            value.root == gather.output
-                && value.offset == row.saturating_mul(rank)
-                && plan.dims(value.shape) == shape
-                && emit::is_contiguous(shape, plan.dims(value.strides))
-        };
-        *piece != NONE
+    let rows = pieces.iter().zip(0_i64..).all(|(piece, rank)| {
+        let value = &plan.values[*piece as usize];
+        value.root == gather.output
+            && value.offset == row.saturating_mul(rank)
+            && plan.dims(value.shape) == shape
+            && emit::is_contiguous(shape, plan.dims(value.strides))
             && plan.kind(*piece) == plan.kind(gather.output)
-            && of(&plan.values[*piece as usize])
     });
-    let dims = shape.len() as i64;
-    let dim = usize::try_from(if dim < 0 { dim + dims } else { dim }).ok()?;
-    (rows && dim < shape.len()).then_some((result, dim))
+    (rows && dim < shape.len()).then_some((out, dim))
 }
 
 /// Whether an instruction in between writes what a value looks at.

@@ -6,9 +6,9 @@
 //! of the same shape: one `copy_` between the two moves the same elements to the
 //! same places. All pieces are read before anything else is written, as before.
 
-use rote_plans::{Arg, Instr, Look, NONE, Plan, ValueId};
+use rote_plans::{Instr, Look, Plan, ValueId};
 
-use super::effects::{is_function, outs};
+use super::effects::{self, Joined};
 use super::{Done, Pass, Program, Stage, emit};
 use crate::liveness::follow;
 
@@ -68,30 +68,12 @@ struct Join {
 }
 
 fn join(plan: &Plan, instr: &Instr) -> Option<Join> {
-    let Instr::Local { op, args, .. } = instr else {
-        return None;
-    };
-    if plan.str(*op) != "aten::cat" || !is_function(plan, instr) {
-        return None;
-    }
-    let [Arg::Values(pieces), Arg::Int(dim)] = plan.args[args.indices()] else {
-        return None;
-    };
-    let [out] = *outs(plan, instr).as_slice() else {
-        return None;
-    };
-    let pieces = plan.ids(pieces);
-    if pieces.len() < LEAST || pieces.contains(&NONE) {
+    let Joined { pieces, dim, out } = effects::joined(plan, instr)?;
+    if pieces.len() < LEAST {
         return None;
     }
     let (head, result) = (plan.look(pieces[0]), plan.look(out));
     let (size, stride) = (head.meta.shape, head.meta.strides);
-    let dim = usize::try_from(if dim < 0 {
-        dim + size.len() as i64
-    } else {
-        dim
-    })
-    .ok()?;
     let step = plan.look(pieces[1]).offset - head.offset;
     let even = pieces.iter().zip(0..).all(|(piece, at): (_, i64)| {
         let expected = Look {
