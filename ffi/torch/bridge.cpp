@@ -115,7 +115,7 @@ EXPORT int rote_bridge_observe_global_call() {
 
 // Has the listener told of calls of a composite op.
 EXPORT int rote_bridge_observe_calls_of(const char* name) {
-  return guarded([&] { told_of[name] = true; });
+  return guarded([&] { tell_of(name); });
 }
 
 // The first op of the last observed step that raised; empty if none did.

@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -64,8 +65,14 @@ struct ObservedOp {
   bool told;       // the listener wants to know when it is called
 };
 
-// Composites whose calls the listener wants to know of.
-inline std::unordered_map<std::string, bool> told_of;
+// Threads that work for the step ask too, without the GIL: those of gloo, which inherit this thread's callbacks, and
+// may do so while the process ends.
+struct ObservedOps {
+  std::mutex mutex;
+  std::unordered_set<std::string> told;  // composites whose calls the listener wants to know of
+  std::unordered_map<c10::OperatorName, ObservedOp> known;
+};
+inline ObservedOps& observed_ops = *new ObservedOps;
 
 // A call of an op on DTensors, told to the listener once it does something.
 struct GlobalCall {
@@ -178,17 +185,21 @@ inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 
 struct Nested : public at::ObserverContext {};
 
-// Threads that work for the step ask too, without the GIL: those of gloo, which inherit this thread's callbacks.
 inline ObservedOp observed_op(const c10::OperatorName& name) {
-  static auto* known = new std::unordered_map<c10::OperatorName, ObservedOp>();
-  static auto* mutex = new std::mutex();
-  std::lock_guard<std::mutex> lock(*mutex);
-  auto it = known->find(name);
-  if (it != known->end()) return it->second;
-  ObservedOp op{false, told_of.count(c10::toString(name)) != 0};
+  auto& [mutex, told, known] = observed_ops;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto it = known.find(name);
+  if (it != known.end()) return it->second;
+  ObservedOp op{false, told.count(c10::toString(name)) != 0};
   if (auto handle = c10::Dispatcher::singleton().findSchema(name))
     op.composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-  return known->emplace(name, op).first->second;
+  return known.emplace(name, op).first->second;
+}
+
+inline void tell_of(const char* name) {
+  std::lock_guard<std::mutex> lock(observed_ops.mutex);
+  observed_ops.told.insert(name);
+  observed_ops.known.clear();
 }
 
 inline bool on_dtensors(c10::ArrayRef<const c10::IValue> inputs) {
