@@ -1,5 +1,5 @@
-//! What the executor adds to each op: a step of 1,000 local ops, with views,
-//! frees and collectives, over backends that do nothing. The promise is less
+//! What the executor adds to each op: a step of 1,000 local ops, with frees and
+//! collectives, over backends that do nothing. The promise is less
 //! than 60 ns per op.
 //!
 //! - `no_op_backend`: the loop and the calls of the backend's functions.
@@ -10,16 +10,27 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use rote_plans::{Device, RngAction};
-use rote_replay::{Backend, Communicator, Executor, Step};
+use rote_plans::instr::ArchivedCollective;
+use rote_plans::{ArchivedPlan, Device, PlanFile, RngAction, Schedule};
+use rote_replay::{Backend, BoundPlan, Communicator, LocalOp, NumberSite, Program, ReplayError};
 
 #[path = "../replay/tests/fixed_plan/mod.rs"]
 mod fixed_plan;
 #[path = "../replay/tests/silent_bridge/mod.rs"]
 mod silent_bridge;
 
-/// Does nothing, out of the optimizer's sight.
-struct NoOp;
+/// Does nothing, out of the optimizer's sight; numbers what is bound.
+#[derive(Default)]
+struct NoOp {
+    bound: u32,
+}
+
+impl NoOp {
+    fn next(&mut self) -> u32 {
+        self.bound += 1;
+        self.bound
+    }
+}
 
 #[inline(never)]
 fn nothing(number: u32) -> Result<(), String> {
@@ -28,6 +39,32 @@ fn nothing(number: u32) -> Result<(), String> {
 }
 
 impl Backend for NoOp {
+    type Tensor = ();
+
+    fn bind_arena(&mut self, _: u64, _: Device) -> Result<(), ReplayError> {
+        Ok(())
+    }
+
+    fn bind_place(&mut self, _: &ArchivedPlan, _: u32, _: u64) -> Result<(), ReplayError> {
+        Ok(())
+    }
+
+    fn bind_op(&mut self, _: &ArchivedPlan, _: &LocalOp<'_>) -> Result<u32, ReplayError> {
+        Ok(self.next())
+    }
+
+    fn bind_view(&mut self, _: &ArchivedPlan, _: u32, _: u32) -> Result<u32, ReplayError> {
+        Ok(self.next())
+    }
+
+    fn set_number(&mut self, _: &NumberSite, _: f64) -> Result<(), ReplayError> {
+        Ok(())
+    }
+
+    fn is_own(&self, _: &str) -> bool {
+        true
+    }
+
     fn local(&self, op: u32) -> Result<(), String> {
         nothing(op)
     }
@@ -43,9 +80,25 @@ impl Backend for NoOp {
     fn free(&self, value: u32) -> Result<(), String> {
         nothing(value)
     }
+
+    fn clear(&self, _: &[u32]) -> Result<(), ReplayError> {
+        Ok(())
+    }
+
+    fn output(&self, _: u32, _: bool) -> Result<(), ReplayError> {
+        Ok(())
+    }
 }
 
 impl Communicator for NoOp {
+    fn bind_collective(
+        &mut self,
+        _: &ArchivedPlan,
+        _: &ArchivedCollective,
+    ) -> Result<u32, ReplayError> {
+        Ok(self.next())
+    }
+
     fn start(&self, collective: u32) -> Result<(), String> {
         nothing(collective)
     }
@@ -55,21 +108,7 @@ impl Communicator for NoOp {
     }
 }
 
-/// Per local op a view or a free beside it, and now and then a collective.
-fn steps() -> Vec<Step> {
-    let ops = (0..fixed_plan::OPS as u32).flat_map(|i| {
-        let beside = if i % 2 == 0 {
-            Step::View(i)
-        } else {
-            Step::Free(i)
-        };
-        let moved = [Step::Start(i), Step::Wait(i)].into_iter();
-        [Step::Local(i), beside]
-            .into_iter()
-            .chain(moved.filter(move |_| i % 32 == 0))
-    });
-    ops.collect()
-}
+impl Program for NoOp {}
 
 fn measure(c: &mut Criterion, name: &str, mut step: impl FnMut()) {
     let mut group = c.benchmark_group("executor");
@@ -92,12 +131,11 @@ fn measure(c: &mut Criterion, name: &str, mut step: impl FnMut()) {
 }
 
 fn run(c: &mut Criterion) {
-    let executor = Executor {
-        steps: steps(),
-        rng: Vec::new(),
-    };
+    let plan = PlanFile::from_plan(&fixed_plan::plan()).expect("a valid plan");
+    let mut bound =
+        BoundPlan::bind(NoOp::default(), plan.plan(), &Schedule::default()).expect("binds");
     measure(c, "no_op_backend", || {
-        black_box(&executor).run(&NoOp, &NoOp).expect("runs");
+        black_box(&mut bound).run().expect("runs")
     });
     silent_bridge::load();
     let mut replay = fixed_plan::FixedPlan::bind();

@@ -7,7 +7,7 @@ use rote::passes::Selection;
 use rote::plans::describe;
 use rote::plans::{Fingerprint, NONE};
 use rote::replay::aten::ranks::without_gil;
-use rote::replay::aten::{AtenProgram, Bridge, Group, Left, Object};
+use rote::replay::aten::{Bridge, Group, Left, Object};
 use rote::shown::Fault;
 use rote::{Config, Next, Session};
 
@@ -495,7 +495,7 @@ pub unsafe extern "C" fn rote_session_left(
             Left::AsItWas => {}
         }
     }
-    let Ok(list) = AtenProgram::list(objects) else {
+    let Ok(list) = Object::list(objects.into_iter().map(Ok)) else {
         return std::ptr::null();
     };
     tensors.set(list.into_ptr());

@@ -15,7 +15,7 @@
 //! was returned.
 //!
 //! It knows nothing of the passes; of the schedule it does what binding a plan
-//! does (`replay/src/aten/bind.rs`).
+//! does (`replay/src/bind.rs`).
 
 mod ops;
 mod seen;

@@ -2,6 +2,8 @@
 
 use rote_plans::RngAction;
 
+use crate::backend::{Backend, Communicator};
+
 /// Why a replay stopped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayError {
@@ -39,33 +41,13 @@ pub enum Step {
     Free(u32),
 }
 
-/// Computes on one device. Errors are the backend's own words.
-pub trait Backend {
-    /// Runs a local op.
-    fn local(&self, op: u32) -> Result<(), String>;
-    /// Makes a view.
-    fn view(&self, view: u32) -> Result<(), String>;
-    /// Saves or restores a generator's state.
-    fn rng(&self, action: RngAction, device: rote_plans::Device, slot: u32) -> Result<(), String>;
-    /// Drops a value.
-    fn free(&self, value: u32) -> Result<(), String>;
-}
-
-/// Moves tensors between ranks.
-pub trait Communicator {
-    /// Starts a collective.
-    fn start(&self, collective: u32) -> Result<(), String>;
-    /// Waits for the collective that writes `value`.
-    fn wait(&self, value: u32) -> Result<(), String>;
-}
-
 /// A plan's steps, bound to a backend's numbers.
 #[derive(Clone, Debug, Default)]
 pub struct Executor {
-    /// The program.
-    pub steps: Vec<Step>,
+    /// The program. Numbers are those that the backend gave out: nobody else makes steps.
+    pub(crate) steps: Vec<Step>,
     /// What each [`Step::Rng`] does.
-    pub rng: Vec<(RngAction, rote_plans::Device, u32)>,
+    pub(crate) rng: Vec<(RngAction, rote_plans::Device, u32)>,
 }
 
 impl Executor {

@@ -9,15 +9,6 @@ use crate::executor::ReplayError;
 
 use super::sys::{self, Payload, tag};
 
-/// A number among an op's arguments that is set before each run.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct NumberSite {
-    pub(super) op: u32,
-    pub(super) arg: u32,
-    pub(super) element: Option<u32>,
-    pub(super) scalar: u32,
-}
-
 /// Owns what the bridge's argument structs point at.
 #[derive(Default)]
 pub(super) struct Arguments {
@@ -117,40 +108,6 @@ impl Arguments {
             ArchivedArg::Layout(layout) => integer(tag::LAYOUT, i64::from(*layout)),
             ArchivedArg::MemoryFormat(format) => integer(tag::MEMORY_FORMAT, i64::from(*format)),
         })
-    }
-}
-
-/// The places of bound numbers in one argument.
-pub(super) fn number_sites(
-    plan: &ArchivedPlan,
-    op: u32,
-    arg_index: u32,
-    arg: &ArchivedArg,
-    sites: &mut Vec<NumberSite>,
-) {
-    let mut site = |element, scalar: u32| {
-        sites.push(NumberSite {
-            op,
-            arg: arg_index,
-            element,
-            scalar,
-        })
-    };
-    match arg {
-        ArchivedArg::Scalar(scalar) => site(None, scalar.to_native()),
-        ArchivedArg::Wrapped(inner) => {
-            if let ArchivedArg::Scalar(scalar) = &plan.args[inner.to_native() as usize] {
-                site(None, scalar.to_native());
-            }
-        }
-        ArchivedArg::List(range) => {
-            for (element, inner) in plan.args[range.indices()].iter().enumerate() {
-                if let ArchivedArg::Scalar(scalar) = inner {
-                    site(Some(element as u32), scalar.to_native());
-                }
-            }
-        }
-        _ => {}
     }
 }
 

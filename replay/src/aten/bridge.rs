@@ -1,17 +1,16 @@
 //! The loaded bridge, and safe owners of what it makes.
 //!
 //! Everything here must be called with Python's GIL held, by the thread that
-//! owns the session; [`AtenProgram::run`] releases it while kernels run.
+//! owns the session; a run of an [`AtenProgram`](super::AtenProgram) releases it while kernels run.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use crate::executor::{Backend, Communicator, Executor, ReplayError};
+use crate::executor::ReplayError;
 use crate::guard::first_difference;
 
 use super::fact::FactKind;
-use super::ranges::Ranges;
 use super::sys::{self, Fact, Functions, Place};
 
 /// A Python object, held by one reference.
@@ -37,6 +36,30 @@ impl Object {
     /// to give, and the GIL must be held whenever the result is dropped.
     pub unsafe fn own(object: sys::Object) -> Self {
         Object(object)
+    }
+
+    /// Takes over a reference that C has returned; none if it has returned null.
+    ///
+    /// # Safety
+    /// As [`Object::own`], where it is not null.
+    pub(super) unsafe fn new(object: sys::Object) -> Option<Self> {
+        (!object.is_null()).then_some(Object(object))
+    }
+
+    /// Objects in a new Python list.
+    pub fn list(
+        objects: impl ExactSizeIterator<Item = Result<Object, ReplayError>>,
+    ) -> Result<Object, ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: a plain number; the result is a new reference or null, and what is
+        // dropped below when an object fails may have empty places.
+        let list = unsafe { Object::new((bridge.functions.list_new)(objects.len() as u32)) }
+            .ok_or_else(|| ReplayError::Bridge("no memory for the results".to_owned()))?;
+        for (place, object) in (0..).zip(objects) {
+            // SAFETY: a place of the new list, which takes over the reference.
+            unsafe { (bridge.functions.list_set)(list.0, place, object?.into_ptr()) };
+        }
+        Ok(list)
     }
 
     /// The pointer.
@@ -119,6 +142,7 @@ impl Bridge {
     ///
     /// # Panics
     /// When it is not loaded: nothing that needs it can exist before.
+    #[inline]
     pub fn get() -> &'static Bridge {
         BRIDGE
             .get()
@@ -129,7 +153,7 @@ impl Bridge {
         &self.functions
     }
 
-    fn message(&self) -> String {
+    pub(super) fn message(&self) -> String {
         // SAFETY: the bridge returns a text that lives until its next call.
         unsafe { CStr::from_ptr((self.functions.error)()) }
             .to_string_lossy()
@@ -640,18 +664,6 @@ impl Drop for FactTable {
     }
 }
 
-/// What of a tensor object is bound to a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Bound {
-    /// Its local tensor.
-    Tensor = 0,
-    /// That of its `.grad`.
-    Grad = 1,
-    /// The memory of its local tensor, for good.
-    Memory = 2,
-}
-
 /// Tensors that a step has written, how often as autograd counts it, and how often the
 /// local tensors of DTensors.
 #[derive(Debug, Default)]
@@ -677,376 +689,5 @@ impl Written {
         self.grads.clear();
         self.times.clear();
         self.local_times.clear();
-    }
-}
-
-/// A plan's ops and slots on the bridge's side.
-#[derive(Debug)]
-pub struct AtenProgram(pub(super) *mut c_void);
-
-impl AtenProgram {
-    /// A program with this many slots.
-    pub fn new(values: u32, rng_slots: u32) -> Result<Self, ReplayError> {
-        let bridge = Bridge::get();
-        // SAFETY: makes an object that `drop` frees.
-        let program = unsafe { (bridge.functions.program_new)(values, rng_slots) };
-        if program.is_null() {
-            Err(ReplayError::Bridge(bridge.message()))
-        } else {
-            Ok(AtenProgram(program))
-        }
-    }
-
-    /// What the first call that failed since the last time raised, as PyTorch's own
-    /// bindings would raise it in Python.
-    pub fn exception(&self) -> Option<Object> {
-        // SAFETY: a program of ours; the result is a new reference or null.
-        let object = unsafe { (Bridge::get().functions.program_exception)(self.0) };
-        (!object.is_null()).then_some(Object(object))
-    }
-
-    /// A run draws from the default generator of a device.
-    pub fn draws(&self, device: rote_plans::Device) -> Result<(), ReplayError> {
-        let bridge = Bridge::get();
-        // SAFETY: a program of ours, and plain numbers.
-        bridge.check(unsafe { (bridge.functions.program_draws)(self.0, device.kind, device.index) })
-    }
-
-    /// After a run that failed: puts generators back where they stood before it. False, and
-    /// nothing is done, if what ended it is no error that programs handle
-    /// (`KeyboardInterrupt`).
-    pub fn undo(&self) -> Result<bool, ReplayError> {
-        let bridge = Bridge::get();
-        let mut done = 0;
-        // SAFETY: a program of ours; writes one number.
-        bridge.check(unsafe { (bridge.functions.program_undo)(self.0, &mut done) })?;
-        Ok(done != 0)
-    }
-
-    /// Whether a collective of a run that failed may still use the program's memory.
-    pub fn lost(&self) -> bool {
-        // SAFETY: a program of ours.
-        unsafe { (Bridge::get().functions.program_lost)(self.0) != 0 }
-    }
-
-    /// Binds what a tensor object has to a slot.
-    ///
-    /// # Safety
-    /// `tensor` must be a live tensor object.
-    pub unsafe fn bind(
-        &self,
-        value: u32,
-        tensor: sys::Object,
-        what: Bound,
-    ) -> Result<(), ReplayError> {
-        let bridge = Bridge::get();
-        // SAFETY: the caller vouches for the object.
-        bridge.check(unsafe { (bridge.functions.program_bind)(self.0, value, tensor, what as u32) })
-    }
-
-    /// Gives a tensor object the sizes and strides that a run which failed has left in
-    /// its slot.
-    ///
-    /// # Safety
-    /// `tensor` must be a live tensor object.
-    pub unsafe fn leave_shape(&self, value: u32, tensor: sys::Object) -> Result<(), ReplayError> {
-        let bridge = Bridge::get();
-        // SAFETY: the caller vouches for the object.
-        bridge.check(unsafe { (bridge.functions.program_leave_shape)(self.0, value, tensor) })
-    }
-
-    /// Sets a number among an op's arguments. `element`: its place in a list.
-    pub fn number(
-        &self,
-        op: u32,
-        arg: u32,
-        element: Option<u32>,
-        value: f64,
-    ) -> Result<(), ReplayError> {
-        let bridge = Bridge::get();
-        let element = element.map_or(-1, i64::from);
-        // SAFETY: an op of this program.
-        bridge.check(unsafe { (bridge.functions.program_number)(self.0, op, arg, element, value) })
-    }
-
-    /// Empties slots.
-    pub fn clear(&self, values: &[u32]) -> Result<(), ReplayError> {
-        let bridge = Bridge::get();
-        // SAFETY: pointer and length of a slice.
-        bridge.check(unsafe {
-            (bridge.functions.program_clear)(self.0, values.as_ptr(), values.len() as u32)
-        })
-    }
-
-    /// Says that slots hold the same tensors from now on.
-    pub(super) fn fix(&self, values: &[u32]) -> Result<(), ReplayError> {
-        let bridge = Bridge::get();
-        // SAFETY: pointer and length of a slice.
-        bridge.check(unsafe {
-            (bridge.functions.program_fix)(self.0, values.as_ptr(), values.len() as u32)
-        })
-    }
-
-    /// A slot's tensor as a Python object. `fresh`: it is the slot's own
-    /// tensor, which nothing else refers to; else an alias of it.
-    pub fn output(&self, value: u32, fresh: bool) -> Result<Object, ReplayError> {
-        let bridge = Bridge::get();
-        // SAFETY: a slot of this program; the result is a new reference.
-        let object = unsafe { (bridge.functions.program_output)(self.0, value, fresh as c_int) };
-        if object.is_null() {
-            Err(ReplayError::Bridge(bridge.message()))
-        } else {
-            Ok(Object(object))
-        }
-    }
-
-    /// Tensors in a new Python list.
-    pub fn list(tensors: Vec<Object>) -> Result<Object, ReplayError> {
-        let bridge = Bridge::get();
-        // SAFETY: a plain number; the result is a new reference or null.
-        let list = unsafe { (bridge.functions.list_new)(tensors.len() as u32) };
-        if list.is_null() {
-            return Err(ReplayError::Bridge("no memory for the results".to_owned()));
-        }
-        for (place, tensor) in (0..).zip(tensors) {
-            // SAFETY: a place of the new list, which takes over the reference.
-            unsafe { (bridge.functions.list_set)(list, place, tensor.into_ptr()) };
-        }
-        Ok(Object(list))
-    }
-
-    /// Slots' tensors in a new Python list, each as [`AtenProgram::output`]
-    /// gives it.
-    pub fn outputs(&self, slots: &[(u32, bool)]) -> Result<Object, ReplayError> {
-        let bridge = Bridge::get();
-        // SAFETY: a plain number; the result is a new reference or null.
-        let list = unsafe { (bridge.functions.list_new)(slots.len() as u32) };
-        if list.is_null() {
-            return Err(ReplayError::Bridge("no memory for the results".to_owned()));
-        }
-        let list = Object(list); // dropped with the places still empty when one fails
-        for (place, &(value, fresh)) in (0..).zip(slots) {
-            let tensor = self.output(value, fresh)?;
-            // SAFETY: a place of the new list, which takes over the reference.
-            unsafe { (bridge.functions.list_set)(list.as_ptr(), place, tensor.into_ptr()) };
-        }
-        Ok(list)
-    }
-
-    /// Whether a profiler listens to the step that is about to run. Its
-    /// collectives show themselves if so.
-    pub fn listened(&self) -> bool {
-        // SAFETY: a program of ours.
-        unsafe { (Bridge::get().functions.program_listened)(self.0) != 0 }
-    }
-
-    /// Begins a range of the time line that a profiler shows, inside of those
-    /// that are open.
-    pub fn begin_range(&self, name: &CStr) -> Result<(), ReplayError> {
-        let bridge = Bridge::get();
-        // SAFETY: a text that outlives the call.
-        bridge.check(unsafe { (bridge.functions.range_begin)(self.0, name.as_ptr()) })
-    }
-
-    /// Ends the range that was begun last.
-    pub fn end_range(&self) -> Result<(), ReplayError> {
-        let bridge = Bridge::get();
-        // SAFETY: a program of ours.
-        bridge.check(unsafe { (bridge.functions.range_end)(self.0) })
-    }
-
-    /// Runs an executor's steps, with the GIL released; in ranges for a
-    /// profiler if there are any.
-    pub fn run(&self, executor: &Executor, ranges: Option<&Ranges>) -> Result<(), ReplayError> {
-        self.under_way(|| match ranges {
-            None => executor.run(self, self),
-            Some(ranges) => ranges.run(executor, self),
-        })
-    }
-
-    /// Runs an executor's steps, with the GIL released. Returns the most bytes that
-    /// each had allocated at once, above those before it; nothing, and runs nothing,
-    /// while a profiler watches what is allocated.
-    pub fn run_watched(&self, executor: &Executor) -> Result<Option<Vec<u64>>, ReplayError> {
-        let Some(watch) = Watch::new()? else {
-            return Ok(None);
-        };
-        let mut rises = Vec::with_capacity(executor.steps.len() + 1);
-        self.under_way(|| executor.run_observed(self, self, |_| rises.push(watch.rise())))?;
-        rises.push(watch.rise());
-        rises.remove(0); // before the first step
-        Ok(Some(rises))
-    }
-
-    /// Runs an executor's steps. Calls `seen` with each, by its place, once it is done,
-    /// with the GIL held.
-    pub fn run_shown(
-        &self,
-        executor: &Executor,
-        seen: &mut dyn FnMut(usize),
-    ) -> Result<(), ReplayError> {
-        let mut done = None;
-        let mut show = |step: Option<usize>| match step {
-            Some(step) => with_gil(&mut || seen(step)),
-            None => Ok(()),
-        };
-        self.under_way(|| {
-            let mut shown = Ok(());
-            executor.run_observed(self, self, |next| {
-                if shown.is_ok() {
-                    shown = show(done.replace(next));
-                }
-            })?;
-            shown?;
-            show(done.take())
-        })
-    }
-
-    /// A slot's tensor, unless the slot is empty. To be called with the GIL held.
-    pub fn shown(&self, value: u32) -> Option<Object> {
-        // SAFETY: a program of ours; the result is a new reference or null.
-        let object = unsafe { (Bridge::get().functions.program_shown)(self.0, value) };
-        (!object.is_null()).then_some(Object(object))
-    }
-
-    /// Calls `steps` as a run of this program.
-    fn under_way<F>(&self, steps: F) -> Result<(), ReplayError>
-    where
-        F: FnMut() -> Result<(), ReplayError>,
-    {
-        struct Context<F> {
-            steps: F,
-            result: Result<(), ReplayError>,
-        }
-        /// # Safety
-        /// `context` must be the `Context<F>` below, used by nobody else.
-        unsafe extern "C" fn body<F>(context: *mut c_void) -> c_int
-        where
-            F: FnMut() -> Result<(), ReplayError>,
-        {
-            // SAFETY: the context below, which outlives the call.
-            let context = unsafe { &mut *context.cast::<Context<F>>() };
-            context.result = (context.steps)();
-            c_int::from(context.result.is_err())
-        }
-        let bridge = Bridge::get();
-        let mut context = Context {
-            steps,
-            result: Ok(()),
-        };
-        // SAFETY: `body` takes the context by this type and does not unwind:
-        // the executor indexes only what binding has checked.
-        let status =
-            unsafe { (bridge.functions.run)(self.0, body::<F>, (&raw mut context).cast()) };
-        context.result?;
-        bridge.check(status)
-    }
-
-    fn done(status: c_int) -> Result<(), String> {
-        if status == 0 {
-            Ok(())
-        } else {
-            Err(Bridge::get().message())
-        }
-    }
-}
-
-impl Drop for AtenProgram {
-    fn drop(&mut self) {
-        // SAFETY: made by `new`, freed once.
-        unsafe { (Bridge::get().functions.program_free)(self.0) };
-    }
-}
-
-/// Calls `body` with the GIL held, from where it was released.
-fn with_gil(mut body: &mut dyn FnMut()) -> Result<(), ReplayError> {
-    /// # Safety
-    /// `context` must be the reference below, used by nobody else.
-    unsafe extern "C" fn run(context: *mut c_void) -> c_int {
-        // SAFETY: the reference below, which outlives the call.
-        let body = unsafe { &mut *context.cast::<&mut dyn FnMut()>() };
-        body();
-        0
-    }
-    let bridge = Bridge::get();
-    // SAFETY: `run` takes the context by this type. A panic in it ends the process, as
-    // it would leave a C function.
-    bridge.check(unsafe { (bridge.functions.with_gil)(run, (&raw mut body).cast()) })
-}
-
-/// Watches what this thread allocates.
-struct Watch(*mut c_void);
-
-impl Watch {
-    /// Starts watching, unless a profiler does.
-    fn new() -> Result<Option<Self>, ReplayError> {
-        let bridge = Bridge::get();
-        let mut watch = std::ptr::null_mut();
-        // SAFETY: makes an object that `drop` frees, on the same thread: the type
-        // is not `Send`.
-        bridge.check(unsafe { (bridge.functions.watch_new)(&mut watch) })?;
-        Ok((!watch.is_null()).then_some(Watch(watch)))
-    }
-
-    /// The most bytes allocated at once since the last call, above those at that call.
-    fn rise(&self) -> u64 {
-        // SAFETY: made by `new`.
-        let rise = unsafe { (Bridge::get().functions.watch_rise)(self.0) };
-        rise.max(0).unsigned_abs()
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        // SAFETY: made by `new`, freed once.
-        unsafe { (Bridge::get().functions.watch_free)(self.0) };
-    }
-}
-
-impl Backend for AtenProgram {
-    fn local(&self, op: u32) -> Result<(), String> {
-        // SAFETY: an op number that the bridge gave out.
-        Self::done(unsafe { (Bridge::get().functions.run_op)(self.0, op) })
-    }
-
-    fn view(&self, view: u32) -> Result<(), String> {
-        // SAFETY: a view number that the bridge gave out.
-        Self::done(unsafe { (Bridge::get().functions.run_view)(self.0, view) })
-    }
-
-    fn rng(
-        &self,
-        action: rote_plans::RngAction,
-        device: rote_plans::Device,
-        slot: u32,
-    ) -> Result<(), String> {
-        // SAFETY: plain numbers; the bridge checks the slot.
-        Self::done(unsafe {
-            (Bridge::get().functions.run_rng)(
-                self.0,
-                action as u32,
-                device.kind,
-                device.index,
-                slot,
-            )
-        })
-    }
-
-    fn free(&self, value: u32) -> Result<(), String> {
-        // SAFETY: the bridge checks the slot.
-        Self::done(unsafe { (Bridge::get().functions.run_free)(self.0, value) })
-    }
-}
-
-/// The script's own process groups (c10d).
-impl Communicator for AtenProgram {
-    fn start(&self, collective: u32) -> Result<(), String> {
-        // SAFETY: a collective number that the bridge gave out.
-        Self::done(unsafe { (Bridge::get().functions.run_collective)(self.0, collective) })
-    }
-
-    fn wait(&self, value: u32) -> Result<(), String> {
-        // SAFETY: the bridge checks the slot.
-        Self::done(unsafe { (Bridge::get().functions.run_wait)(self.0, value) })
     }
 }

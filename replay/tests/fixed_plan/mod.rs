@@ -1,14 +1,20 @@
 //! A plan of 1,000 ops with views, frees, collectives, a learning rate and a
 //! result, replayed as a session does once its guards hold.
 
-use rote_plans::{BindingKind, PlanFile, Schedule};
-use rote_replay::aten::{Bound, BoundPlan};
+use rote_plans::{BindingKind, Plan, PlanFile, Schedule};
+use rote_replay::Backend;
+use rote_replay::aten::{AtenProgram, Bound, BoundPlan, Object};
 
 #[path = "../../../plans/tests/sample/mod.rs"]
 mod sample;
 
 /// Local ops of a step.
 pub const OPS: usize = 1_000;
+
+/// The plan.
+pub fn plan() -> Plan {
+    sample::large(OPS)
+}
 
 /// The plan, bound.
 pub struct FixedPlan {
@@ -19,8 +25,9 @@ pub struct FixedPlan {
 impl FixedPlan {
     /// Binds it. The bridge must be loaded.
     pub fn bind() -> Self {
-        let file = PlanFile::from_plan(&sample::large(OPS)).expect("a valid plan");
-        let bound = BoundPlan::bind(file.plan(), &Schedule::default()).expect("binds");
+        let file = PlanFile::from_plan(&plan()).expect("a valid plan");
+        let program = AtenProgram::of(file.plan()).expect("a program");
+        let bound = BoundPlan::bind(program, file.plan(), &Schedule::default()).expect("binds");
         FixedPlan { bound, rate: 0.0 }
     }
 
@@ -43,7 +50,9 @@ impl FixedPlan {
             }
         }
         self.bound.run().expect("runs");
-        drop(self.bound.results().expect("results"));
+        let results = self.bound.results().iter();
+        let results = results.map(|&(slot, fresh)| self.bound.program().output(slot, fresh));
+        drop(Object::list(results).expect("results"));
         self.bound.clear().expect("is cleared");
         self.bound.end().expect("ends");
     }

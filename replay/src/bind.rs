@@ -5,26 +5,22 @@
 //! checked when it was opened, so indices hold.
 
 use std::ffi::CString;
-use std::ptr;
 
 use rote_plans::binding::{ArchivedBindingKind, ArchivedScalar};
-use rote_plans::instr::{ArchivedInstr, ArchivedRngAction};
+use rote_plans::instr::{ArchivedArg, ArchivedInstr, ArchivedRngAction};
+use rote_plans::pool::ArchivedRange;
 use rote_plans::schedule::Into;
 use rote_plans::value::ArchivedDef;
-use rote_plans::{
-    ArchivedPlan, BindingKind, Device, NONE, RngAction, Scalar, Schedule, is_of_torch,
-};
+use rote_plans::{ArchivedPlan, BindingKind, Device, NONE, RngAction, Scalar, Schedule};
 
+use crate::backend::{LocalOp, NumberSite, Program};
 use crate::executor::{Executor, ReplayError, Step};
-
-use super::args::{Arguments, NumberSite, bind_error, c_string, ids_of, ints_of, number_sites};
-use super::bridge::{AtenProgram, Bridge, Object};
-use super::ranges::{Origins, Ranges, text};
+use crate::ranges::{Origins, Ranges, text};
 
 /// A plan, bound to this process.
 #[derive(Debug)]
-pub struct BoundPlan {
-    program: AtenProgram,
+pub struct BoundPlan<P> {
+    program: P,
     /// What the first run executes: all of it.
     first: Executor,
     /// The instruction of each of its steps.
@@ -126,7 +122,7 @@ impl Lasting {
 
 /// Makes the arena and the tensors that lie in it.
 fn place(
-    program: &AtenProgram,
+    program: &mut impl Program,
     plan: &ArchivedPlan,
     schedule: &Schedule,
 ) -> Result<(), ReplayError> {
@@ -136,44 +132,20 @@ fn place(
     if schedule.offsets.len() != plan.values.len() {
         return Err(bind_error("the schedule is not one for this plan"));
     }
-    let bridge = Bridge::get();
-    // SAFETY: plain numbers.
-    bridge.check(unsafe {
-        (bridge.functions().program_arena)(
-            program.0,
-            schedule.arena_bytes,
-            device.kind,
-            device.index,
-        )
-    })?;
-    for (id, value) in plan.values.iter().enumerate() {
-        let Some(offset) = schedule.offset(id as u32) else {
-            continue;
-        };
-        let (shape, strides) = (ints_of(plan, value.shape), ints_of(plan, value.strides));
-        // SAFETY: pointers and lengths of slices that outlive the call; the
-        // bridge checks the place.
-        bridge.check(unsafe {
-            (bridge.functions().program_place)(
-                program.0,
-                id as u32,
-                value.dtype.0,
-                shape.as_ptr(),
-                strides.as_ptr(),
-                shape.len() as u32,
-                offset,
-                value.storage_bytes.to_native(),
-            )
-        })?;
+    program.bind_arena(schedule.arena_bytes, device)?;
+    for value in 0..plan.values.len() as u32 {
+        if let Some(offset) = schedule.offset(value) {
+            program.bind_place(plan, value, offset)?;
+        }
     }
     Ok(())
 }
 
 /// What a run that failed leaves in the `.grad` of a tensor.
 #[derive(Debug)]
-pub enum Left {
+pub enum Left<T> {
     /// A gradient.
-    Made(Object),
+    Made(T),
     /// None.
     Nothing,
     /// What was there before.
@@ -221,20 +193,57 @@ fn draws(plan: &ArchivedPlan) -> Vec<Device> {
     found
 }
 
-impl BoundPlan {
-    /// Binds a plan that runs by this schedule. The bridge must be loaded.
+/// The places of numbers that are set before each run, in one argument.
+fn number_sites(plan: &ArchivedPlan, op: u32, arg: u32, of: &ArchivedArg) -> Vec<NumberSite> {
+    let site = |element, of: &ArchivedArg| match of {
+        ArchivedArg::Scalar(scalar) => Some(NumberSite {
+            op,
+            arg,
+            element,
+            scalar: scalar.to_native(),
+        }),
+        _ => None,
+    };
+    match of {
+        ArchivedArg::Wrapped(inner) => {
+            Vec::from_iter(site(None, &plan.args[inner.to_native() as usize]))
+        }
+        ArchivedArg::List(range) => {
+            let elements = (0..).zip(&plan.args[range.indices()]);
+            elements
+                .filter_map(|(i, inner)| site(Some(i), inner))
+                .collect()
+        }
+        _ => Vec::from_iter(site(None, of)),
+    }
+}
+
+fn bind_error(message: impl std::convert::Into<String>) -> ReplayError {
+    ReplayError::Bind(message.into())
+}
+
+/// A list of values of a plan.
+fn ids_of(plan: &ArchivedPlan, range: ArchivedRange) -> Vec<u32> {
+    let ids = plan.ids[range.indices()].iter();
+    ids.map(|id| id.to_native()).collect()
+}
+
+impl<P: Program> BoundPlan<P> {
+    /// Binds a plan that runs by this schedule to a program with as many slots as the plan has values.
     ///
     /// # Errors
     ///
     /// [`ReplayError`] when the plan names an op or a process group that this
     /// process does not have, or the schedule is not one for this plan.
-    pub fn bind(plan: &ArchivedPlan, schedule: &Schedule) -> Result<Self, ReplayError> {
-        let bridge = Bridge::get();
-        let program = AtenProgram::new(plan.values.len() as u32, plan.rng_slots.to_native())?;
+    pub fn bind(
+        mut program: P,
+        plan: &ArchivedPlan,
+        schedule: &Schedule,
+    ) -> Result<Self, ReplayError> {
         let lasting = Lasting::of(plan, schedule);
-        place(&program, plan, schedule)?;
+        place(&mut program, plan, schedule)?;
         for device in draws(plan) {
-            program.draws(device)?;
+            program.bind_generator(device)?;
         }
         let mut executor = Executor::default();
         let mut later = Vec::new();
@@ -254,95 +263,31 @@ impl BoundPlan {
                     grad,
                     ..
                 } => {
-                    let mut arguments = Arguments::default();
-                    let mut prepared = Vec::with_capacity(args.indices().len());
-                    for arg in &plan.args[args.indices()] {
-                        prepared.push(arguments.arg(plan, arg)?);
+                    let args = &plan.args[args.indices()];
+                    let op = program.bind_op(
+                        plan,
+                        &LocalOp {
+                            name: plan.str(op.to_native()),
+                            overload: plan.str(overload.to_native()),
+                            args,
+                            outs: &ids_of(plan, *outs),
+                            into,
+                            grad: *grad,
+                        },
+                    )?;
+                    for (i, arg) in (0..).zip(args) {
+                        numbers.extend(number_sites(plan, op, i, arg));
                     }
-                    let outs = ids_of(plan, *outs);
-                    let name = c_string(plan.str(op.to_native()))?;
-                    let overload = c_string(plan.str(overload.to_native()))?;
-                    let mut index = 0;
-                    let (how, other) = match into {
-                        Some(Into::Overload(other)) => (1, Some(c_string(other)?)),
-                        Some(Into::Copy) => (2, None),
-                        Some(Into::Nothing) | None => (0, None),
-                    };
-                    // SAFETY: the arguments point into `arguments`, which outlives the call.
-                    bridge.check(unsafe {
-                        (bridge.functions().program_op)(
-                            program.0,
-                            name.as_ptr(),
-                            overload.as_ptr(),
-                            prepared.as_ptr(),
-                            prepared.len() as u32,
-                            outs.as_ptr(),
-                            outs.len() as u32,
-                            how,
-                            other.as_ref().map_or(ptr::null(), |text| text.as_ptr()),
-                            i32::from(*grad),
-                            &mut index,
-                        )
-                    })?;
-                    for (i, arg) in plan.args[args.indices()].iter().enumerate() {
-                        number_sites(plan, index, i as u32, arg, &mut numbers);
-                    }
-                    Step::Local(index)
+                    Step::Local(op)
                 }
                 ArchivedInstr::View { base, out } => {
-                    let value = &plan.values[out.to_native() as usize];
-                    if value.root.to_native() != base.to_native() {
+                    let root = plan.values[out.to_native() as usize].root;
+                    if root.to_native() != base.to_native() {
                         return Err(bind_error(format!("view {out} is not based on its root")));
                     }
-                    let shape = ints_of(plan, value.shape);
-                    let strides = ints_of(plan, value.strides);
-                    let mut index = 0;
-                    // SAFETY: pointers and lengths of slices that outlive the call.
-                    bridge.check(unsafe {
-                        (bridge.functions().program_view)(
-                            program.0,
-                            base.to_native(),
-                            out.to_native(),
-                            value.dtype.0,
-                            value.marks.0,
-                            shape.as_ptr(),
-                            strides.as_ptr(),
-                            shape.len() as u32,
-                            value.offset.to_native(),
-                            &mut index,
-                        )
-                    })?;
-                    Step::View(index)
+                    Step::View(program.bind_view(plan, base.to_native(), out.to_native())?)
                 }
-                ArchivedInstr::Collective(c) => {
-                    let group = c_string(
-                        plan.str(plan.groups[c.group.to_native() as usize].name.to_native()),
-                    )?;
-                    let shape = ints_of(plan, plan.values[c.output.to_native() as usize].shape);
-                    let input_splits = ints_of(plan, c.input_splits);
-                    let output_splits = ints_of(plan, c.output_splits);
-                    let mut index = 0;
-                    // SAFETY: as above.
-                    bridge.check(unsafe {
-                        (bridge.functions().program_collective)(
-                            program.0,
-                            c.kind as u32,
-                            c.reduce.as_ref().map_or(-1, |reduce| *reduce as i32),
-                            group.as_ptr(),
-                            c.root.to_native(),
-                            c.input.to_native(),
-                            c.output.to_native(),
-                            shape.as_ptr(),
-                            shape.len() as u32,
-                            input_splits.as_ptr(),
-                            input_splits.len() as u32,
-                            output_splits.as_ptr(),
-                            output_splits.len() as u32,
-                            &mut index,
-                        )
-                    })?;
-                    Step::Start(index)
-                }
+                ArchivedInstr::Collective(c) => Step::Start(program.bind_collective(plan, c)?),
                 ArchivedInstr::Wait { value } => Step::Wait(value.to_native()),
                 ArchivedInstr::Free { value } if lasting.value(value.to_native()) => continue,
                 ArchivedInstr::Free { value } => Step::Free(value.to_native()),
@@ -364,12 +309,8 @@ impl BoundPlan {
                 }
             };
             if let (ArchivedInstr::Local { outs, .. }, true) = (instr, schedule.once(at)) {
-                let outs = ids_of(plan, *outs);
-                kept.extend(
-                    outs.iter()
-                        .filter(|out| **out >= 0)
-                        .map(|out| (at as u32, *out as u32)),
-                );
+                let outs = ids_of(plan, *outs).into_iter().filter(|&out| out != NONE);
+                kept.extend(outs.map(|out| (at as u32, out)));
             }
             if !lasting.step(plan, schedule, at) {
                 later.push(step);
@@ -444,7 +385,7 @@ impl BoundPlan {
     }
 
     /// The program, for binding tensors.
-    pub fn program(&self) -> &AtenProgram {
+    pub fn program(&self) -> &P {
         &self.program
     }
 
@@ -464,8 +405,7 @@ impl BoundPlan {
         for (site, last) in self.numbers.iter().zip(&mut self.last_numbers) {
             let value = values[site.scalar as usize];
             if value.to_bits() != last.to_bits() {
-                self.program
-                    .number(site.op, site.arg, site.element, value)?;
+                self.program.set_number(site, value)?;
                 *last = value;
             }
         }
@@ -495,13 +435,56 @@ impl BoundPlan {
     pub fn run(&mut self) -> Result<(), ReplayError> {
         let [first, later] = &self.ranges;
         if self.settled {
-            (self.program).run(&self.executor, self.listened.then_some(later))?;
+            self.executed(&self.executor, later)?;
         } else {
-            (self.program).run(&self.first, self.listened.then_some(first))?;
+            self.executed(&self.first, first)?;
             self.program.fix(&self.fixed)?;
             self.settled = true;
         }
         Ok(())
+    }
+
+    /// Runs an executor's steps; in ranges if a profiler listens.
+    fn executed(&self, executor: &Executor, ranges: &Ranges) -> Result<(), ReplayError> {
+        let program = &self.program;
+        program.under_way(|| match self.listened {
+            false => executor.run(program, program),
+            true => ranges.run(executor, program),
+        })
+    }
+
+    /// Runs an executor's steps. Returns the most bytes that each had allocated at once,
+    /// above those before it; nothing, and runs nothing, where that can't be watched.
+    fn watched(&self, executor: &Executor) -> Result<Option<Vec<u64>>, ReplayError> {
+        let program = &self.program;
+        let Some(mut rise) = program.watch()? else {
+            return Ok(None);
+        };
+        let mut rises = Vec::with_capacity(executor.steps.len() + 1);
+        program.under_way(|| executor.run_observed(program, program, |_| rises.push(rise())))?;
+        rises.push(rise());
+        rises.remove(0); // before the first step
+        Ok(Some(rises))
+    }
+
+    /// Runs an executor's steps. Calls `seen` with each, by its place, once it is done.
+    fn seen(&self, executor: &Executor, seen: &mut dyn FnMut(usize)) -> Result<(), ReplayError> {
+        let program = &self.program;
+        let mut done = None;
+        let mut show = |step: Option<usize>| match step {
+            Some(step) => program.aside(&mut || seen(step)),
+            None => Ok(()),
+        };
+        program.under_way(|| {
+            let mut shown = Ok(());
+            executor.run_observed(program, program, |next| {
+                if shown.is_ok() {
+                    shown = show(done.replace(next));
+                }
+            })?;
+            shown?;
+            show(done.take())
+        })
     }
 
     /// Runs all of the plan, as the first run does. Returns, for each instruction,
@@ -510,7 +493,7 @@ impl BoundPlan {
     pub fn run_watched(&mut self) -> Result<Option<Vec<u64>>, ReplayError> {
         let watched = match self.listened {
             true => None,
-            false => self.program.run_watched(&self.first)?,
+            false => self.watched(&self.first)?,
         };
         let Some(steps) = watched else {
             return self.run().map(|()| None);
@@ -528,7 +511,7 @@ impl BoundPlan {
     pub fn run_shown(
         &mut self,
         plan: &ArchivedPlan,
-        seen: &mut dyn FnMut(u32, u32, Object),
+        seen: &mut dyn FnMut(u32, u32, P::Tensor),
     ) -> Result<(), ReplayError> {
         // Views that last are made anew, to be shown; what is kept is shown as it is.
         let kept = |instr: &u32| self.settled && self.kept.iter().any(|(at, _)| at == instr);
@@ -548,7 +531,7 @@ impl BoundPlan {
         for &(instr, value) in self.kept.iter().filter(|_| self.settled) {
             show(instr, value);
         }
-        program.run_shown(&executor, &mut |step| {
+        self.seen(&executor, &mut |step| {
             let instr = instrs[step];
             match &plan.instrs[instr as usize] {
                 ArchivedInstr::Local { outs, writes, .. } => {
@@ -590,7 +573,7 @@ impl BoundPlan {
         let slots = || self.bindings.iter().map(|&(_, slot)| slot);
         run.iter().all(|instr| match instr {
             ArchivedInstr::Local { op, .. } => {
-                is_of_torch(plan.str(op.to_native()))
+                self.program.is_own(plan.str(op.to_native()))
                     && !slots().any(|slot| writes(plan, instr, slot))
             }
             ArchivedInstr::Collective(_) | ArchivedInstr::Wait { .. } => false,
@@ -620,7 +603,11 @@ impl BoundPlan {
     /// seen when it was dropped: before the step's first op, if no op reads it.
     /// `step`: the one of the run that failed. `plan`: the one that was bound. To be
     /// called before [`BoundPlan::clear`].
-    pub fn left(&self, plan: &ArchivedPlan, step: usize) -> Result<Vec<Left>, ReplayError> {
+    pub fn left(
+        &self,
+        plan: &ArchivedPlan,
+        step: usize,
+    ) -> Result<Vec<Left<P::Tensor>>, ReplayError> {
         let failed = self.failed_at(step);
         let mut results = self.results[self.outputs..].iter();
         let left = plan.grads.iter().map(|grad| {
@@ -648,9 +635,10 @@ impl BoundPlan {
         left.collect()
     }
 
-    /// Outputs, then gradients, as Python tensors in a new list.
-    pub fn results(&self) -> Result<Object, ReplayError> {
-        self.program.outputs(&self.results)
+    /// The slots of outputs, then of gradients, and whether each is the slot's own tensor
+    /// ([`Backend::output`](crate::Backend::output)).
+    pub fn results(&self) -> &[(u32, bool)] {
+        &self.results
     }
 
     /// How many of the results are outputs, and which of them require grad.

@@ -1,4 +1,4 @@
-//! What a profiler shows of a replay beside PyTorch's own ops: which global op
+//! What a profiler shows of a replay beside the framework's own ops: which global op
 //! of the recorded step, and which redistribution, each step belongs to.
 //!
 //! A plan knows instruction ranges; the steps of an executor are those that are
@@ -12,9 +12,8 @@ use hashbrown::HashMap;
 use rote_plans::describe::placements;
 use rote_plans::{ArchivedPlan, NONE};
 
+use crate::backend::Program;
 use crate::executor::{Executor, ReplayError, Step};
-
-use super::bridge::AtenProgram;
 
 /// A run of steps with a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,10 +155,10 @@ impl Ranges {
     /// # Errors
     ///
     /// As [`Executor::run`]; every range is ended.
-    pub(super) fn run(
+    pub(crate) fn run(
         &self,
         executor: &Executor,
-        program: &AtenProgram,
+        program: &impl Program,
     ) -> Result<(), ReplayError> {
         let mut open: Vec<u32> = Vec::new();
         let mut coming = self.spans.iter().peekable();
@@ -184,7 +183,7 @@ impl Ranges {
 }
 
 #[cfg(test)]
-#[path = "../../../plans/tests/sample/mod.rs"]
+#[path = "../../plans/tests/sample/mod.rs"]
 mod sample;
 
 #[cfg(test)]
