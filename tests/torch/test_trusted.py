@@ -238,10 +238,6 @@ def queue_of(size: int) -> Any:
     return found
 
 
-def first_of_state(generator: numpy.random.RandomState, x: Tensor) -> Tensor:
-    return x * float(generator.get_state()[1][0])  # type: ignore[arg-type]
-
-
 def annotated(what: Any) -> Callable[..., Any]:
     def function(a: what) -> None:
         pass
@@ -339,7 +335,6 @@ UNTOLD: dict[str, Build] = {
     "context of decimals": held(decimal.Context(3), decimal.Context(4), lambda c, x: x * c.prec),
     "XML": held(ElementTree.XML("<a b='1'/>"), ElementTree.XML("<a b='2'/>"), lambda e, x: x * float(e.get("b"))),
     "storage": held(torch.ones(1).untyped_storage(), torch.ones(2).untyped_storage(), lambda s, x: x * len(s)),
-    "generator of NumPy": held(numpy.random.RandomState(1), numpy.random.RandomState(2), first_of_state),
     "buffer": held(pickle.PickleBuffer(b"a"), pickle.PickleBuffer(b"b"), lambda b, x: x * bytes(b)[0]),
     "metadata": held(*(numpy.dtype("f4", metadata={"a": v}) for v in (2, 3)), lambda d, x: x * d.metadata["a"]),  # type: ignore[call-overload]
     "many objects": held([Held(2, 0)] * 2000, [Held(3, 0)] * 2000, lambda many, x: x * many[0].first),

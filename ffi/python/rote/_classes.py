@@ -7,7 +7,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from . import _look
-from ._facts import BASES, CLASS, DICT_ITEM, HOST, SIZE
+from ._facts import BASES, CLASS, DICT_ITEM, HOST, MEMBER, SIZE
 from ._libraries import is_library_class
 from ._named import Named
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 # What PyTorch calls of a library's class without the user's code naming it.
 _METHODS = frozenset({"forward", "__call__", "_call_impl", "step"})
+# What a class is called, which is no entry of its dict; and what puts it into text.
+_NAMES = frozenset({"__name__", "__qualname__"})
+_TELL_NAMES = frozenset({"repr", "str", "format", "print", "__repr__", "__str__"})
 
 
 class Classes:
@@ -26,6 +29,7 @@ class Classes:
         self._named = named
         self._seen: set[int] = set()
         self._own: list[tuple[str, dict[Any, Any]]] = []  # the user's, and what their dicts hold
+        self._of_users: list[type] = []
         self._library: list[type] = []
         self._covered: set[int] = set()  # library classes that a fact of another one covers
 
@@ -44,6 +48,7 @@ class Classes:
     def _of_the_user(self, base: type, depth: int) -> None:
         walk, label = self._walk, _look.name(base)
         walk.add(BASES, base, None, HOST, label, base)
+        self._of_users.append(base)
         own = next((inner for inner in gc.get_referents(_look.class_dict(base)) if isinstance(inner, dict)), None)
         if own is None:
             return
@@ -91,9 +96,14 @@ class Classes:
                 }
                 self._walk.add(CLASS, kind, private | switches, HOST, _look.name(kind), kind, "")
 
-    def said(self, asked: set[str]) -> None:
-        """Guards what classes say of themselves, where code asks for it."""
+    def said(self, asked: set[str], said: set[str]) -> None:
+        """Guards what classes say of themselves, where code asks for it. ``asked``: attributes; ``said``: all names."""
         walk = self._walk
+        names = _NAMES if not _TELL_NAMES.isdisjoint(said) else asked.intersection(_NAMES)
+        for kind in self._of_users if names else ():
+            for key in sorted(names):
+                name = type.__dict__[key]
+                walk.add(MEMBER, kind, name, HOST, f"{_look.name(kind)}.{key}", name.__get__(kind))
         for label, own in self._own:
             for key in sorted(key for key in asked & own.keys() if _is_said(key, own[key])):
                 if walk.add(DICT_ITEM, own, key, HOST, f"{label}.{key}", own[key]):

@@ -6,6 +6,7 @@ import builtins
 import dis
 import hashlib
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from . import _assertions
@@ -20,6 +21,10 @@ _ASKING = frozenset(
 _GETTING = ("getattr", "hasattr", "attrgetter", "__getattribute__")
 # With these, text is code.
 _RUNNING = frozenset({"eval", "exec", "compile"})
+# These run what they are given; the others make functions of code.
+_RUN_GIVEN = frozenset({"eval", "exec"})
+_MAKE_FUNCTIONS = frozenset({"FunctionType", "LambdaType"})
+_NO_STEPS = frozenset({"PRECALL", "CACHE", "NOP", "EXTENDED_ARG"})
 # With these, text names a Python module.
 _IMPORTING = frozenset({"import_module", "__import__", "modules", "reload"})
 
@@ -38,6 +43,7 @@ class Names:
     sees_own: bool  # the dict of an object's attributes
     computes: bool  # names of attributes
     hashes: bool  # it may go through a set, or asks for a hash: both differ among processes
+    runs: frozenset[str]  # by these names, it runs text that is no constant, or code of anywhere
 
 
 def _identifiers(text: str) -> list[str]:
@@ -64,6 +70,7 @@ def _names(code: types.CodeType, whole: bool) -> Names:
     imports: list[str] = []
     strings: list[str] = []
     catches = matches = hashes = computes = False
+    runs: set[str] = set()
     pending = [code]
     as_code = False
     done = 0
@@ -78,6 +85,7 @@ def _names(code: types.CodeType, whole: bool) -> Names:
             done = len(strings)
             continue
         current = pending.pop()
+        runs.update(_running(current))
         enters = constant = asking = False
         owner = ""
         left_out = frozenset() if whole else _assertions.failing(current)
@@ -144,7 +152,26 @@ def _names(code: types.CodeType, whole: bool) -> Names:
         bool(said & {"vars", "__dict__", "dir", "__dir__", "getmembers"}),
         computes,
         hashes or bool(said & {"set", "frozenset", "hash", "__hash__"}),
+        frozenset(runs),
     )
+
+
+def _running(code: types.CodeType) -> Iterator[str]:
+    """By which names code runs something of which its constants do not tell what it names."""
+    every = [each for each in dis.get_instructions(code) if each.opname not in _NO_STEPS]
+    steps = [each for each in every if each.opname != "PUSH_NULL"]
+    for i, step in enumerate(steps):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in _RUN_GIVEN:
+            given, call = (*steps[i + 1 : i + 3], step, step)[:2]
+            literal = given.opname == "LOAD_CONST" and isinstance(given.argval, str)
+            if not (literal and call.opname == "CALL" and call.arg == 1):
+                yield step.argval
+    for i, step in enumerate(every):
+        if step.argval in _MAKE_FUNCTIONS and step.opname.startswith("LOAD_"):
+            of_module = step.opname == "LOAD_ATTR"
+            around = (*every[max(i - 1 - of_module, 0) :][:1], *every[i + 1 : i + 2])  # where a call leaves a place
+            if step.opname == "LOAD_METHOD" or "NULL" in step.argrepr or any(s.opname == "PUSH_NULL" for s in around):
+                yield step.argval
 
 
 def _constant(value: object) -> str:

@@ -82,7 +82,6 @@ _ATOMS: tuple[type, ...] = (
     type(NotImplemented),
     type(...),
     range,
-    slice,
     torch.dtype,
     torch.device,
     torch.layout,
@@ -125,7 +124,14 @@ def atom(value: Any) -> bool:
 
 def fixed(value: Any) -> bool:
     """Whether a value is made of atoms and nothing else."""
+    if type(value) is slice:
+        return all(map(fixed, ends(value)))
     return atom(value) or (type(value) is tuple and all(map(fixed, value)))
+
+
+def ends(value: slice) -> tuple[Any, Any, Any]:
+    """What a slice is made of."""
+    return value.start, value.stop, value.step
 
 
 def plain(value: Any) -> bool:
@@ -133,8 +139,8 @@ def plain(value: Any) -> bool:
     kind = type(value)
     if id(kind) in _ATOM_IDS or issubclass(kind, enum.Enum) or _look.numpy_scalar(kind):
         return True
-    if kind is tuple or kind is torch.Size:
-        return all(map(plain, value))
+    if kind is tuple or kind is torch.Size or kind is slice:
+        return all(map(plain, ends(value) if kind is slice else value))
     return issubclass(kind, _CONTENT)
 
 
@@ -147,6 +153,8 @@ def text_of(value: Any) -> str:
         return repr(value)
     if kind is tuple:
         return "(" + "".join(f"{text_of(item)}, " for item in value) + ")"
+    if kind is slice:
+        return f"slice{text_of(ends(value))}"
     if issubclass(kind, enum.Enum):
         own = _look.own(value) or {}
         return f"{kind.__qualname__}.{own.get('_name_')}"
@@ -216,6 +224,8 @@ def parts_of(value: Any) -> list[Any] | None:
     kind = type(value)
     if issubclass(kind, tuple):
         return list(tuple.__iter__(value))
+    if kind is slice:
+        return list(ends(value))
     if issubclass(kind, frozenset):
         return [part for part in frozenset.__iter__(value) if not plain(part)]
     if issubclass(kind, types.MethodType):

@@ -66,7 +66,6 @@ class Named:
         self._asked: dict[tuple[type, frozenset[str]], tuple[int, set[str]]] = {}  # with how many attributes are named
         self._modules: dict[int, tuple[Any, str, int]] = {}
         self._entries: set[tuple[int, str]] = set()
-        self._builtins: set[str] = set()
         self._globals = getattr(function, "__globals__", None) if type(function) is types.FunctionType else None
 
     # -- functions ------------------------------------------------------------
@@ -181,7 +180,7 @@ class Named:
             if item is vars(builtins):  # as `__builtins__` of a module that is not __main__
                 self.python_module(builtins, depth)
             elif item is ABSENT:
-                self._builtin(name)
+                self._builtin(name, function.__builtins__)  # type: ignore[attr-defined]
             elif issubclass(type(item), types.ModuleType):
                 self.python_module(item, depth)
             elif not (issubclass(type(item), type) and is_library_class(item)):
@@ -204,11 +203,15 @@ class Named:
             self.hashes |= names.hashes
         return names
 
-    def _builtin(self, name: str) -> None:
-        if name in self._builtins:
+    def _builtin(self, name: str, own: dict[str, Any]) -> None:
+        """``own``: Python's, unless the function has its own."""
+        if not self._entry(id(own), name):
             return
-        self._builtins.add(name)
-        self._walk.add(DICT_ITEM, vars(builtins), name, HOST, f"builtins.{name}", vars(builtins).get(name, ABSENT))
+        item, path = own.get(name, ABSENT), f"builtins.{name}"
+        self._walk.add(DICT_ITEM, own, name, HOST, path, item)
+        if own is not vars(builtins):
+            self._walk.hold(own)
+            self._walk.soon(path, item, 1)
 
     def borrow(self, function: types.FunctionType) -> None:
         """Guards the functions that a library's function, and what it wraps, call by name, as patches replace them."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import copyreg
 import ctypes
 import functools
 import gc
@@ -61,6 +62,7 @@ from ._facts import (
     Fact,
     atom,
     describe,
+    ends,
     expects,
     fixed,
     in_full,
@@ -121,6 +123,10 @@ _STANDING = frozenset({"length_hint", "__length_hint__", "__reduce__", "copy", "
 # entering and leaving it does not.
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _ASKS_A_LOCK = frozenset({"locked", "acquire", "acquire_lock", "_is_owned"})
+_ASKS_A_FINALIZER = frozenset({"peek", "alive", "detach"})
+# These make objects by what `copyreg` says of their classes, too.
+_COPIES = frozenset({"copy", "deepcopy", "dumps", "__reduce_ex__"})
+_ASK_FOR_ANNOTATIONS = frozenset({"get_type_hints", "get_annotations"})
 # Functions of `dataclasses` that go by the fields of a class.
 _ASK_FOR_FIELDS = frozenset({"asdict", "astuple", "fields", "is_dataclass", "replace"})
 
@@ -141,7 +147,7 @@ class Walk:
         self._objects: list[tuple[str, Any]] = []
         self._generators: list[tuple[str, torch.Generator]] = []
         self._standing: list[tuple[str, Any]] = []
-        self._locks: list[str] = []
+        self._asked_only: list[tuple[str, str, frozenset[str]]] = []  # what can't be guarded, and who asks for it
         self.iterators: list[Any] = []
         self.functions: list[types.FunctionType] = []  # whose code is the user's
         self._reads_environment = False
@@ -299,8 +305,9 @@ class Walk:
         if "initial_seed" in self._named.said:
             for path, generator in self._generators:
                 self.add(LOOK, generator, None, HOST, path, generator)
-        if not _ASKS_A_LOCK.isdisjoint(self._named.attributes):
-            self.unseen.extend((path, "whether a lock is held") for path in self._locks)
+        for path, what, asking in self._asked_only:
+            if not asking.isdisjoint(self._named.attributes):
+                self.unseen.append((path, what))
         if self._named.sees_own:
             for path, value in self._objects:
                 self.add(OWN, value, True, HOST, path, value)
@@ -311,12 +318,16 @@ class Walk:
         asked = set(self._named.attributes)
         if not _ASK_FOR_FIELDS.isdisjoint(self._named.said):
             asked.add("__dataclass_fields__")
+        if not _ASK_FOR_ANNOTATIONS.isdisjoint(self._named.said):
+            asked.add("__annotations__")
+        if not _COPIES.isdisjoint(self._named.said):
+            self.add(ITEMS, copyreg.dispatch_table, True, HOST, "copyreg.dispatch_table", copyreg.dispatch_table)
         if "__annotations__" in asked:
             for function in self.functions:
                 subject, found = f"{function.__qualname__}.__annotations__", function.__annotations__
                 if self.add(ATTRIBUTE, function, "__annotations__", HOST, subject, found):
                     self.value(subject, found, 1)
-        self.classes.said(asked)
+        self.classes.said(asked, self._named.said)
         self._follow()
 
     def _follow(self, clear: list[Any] | None = None) -> None:
@@ -481,8 +492,11 @@ class Walk:
             self._named.python_module(value, depth)
         elif issubclass(kind, torch.Tensor):
             self._tensor(path, value, depth)
-        elif (kind is tuple and fixed(value)) or _look.numpy_scalar(kind) or not self.visit(value):
+        elif (kind in (tuple, slice) and fixed(value)) or _look.numpy_scalar(kind) or not self.visit(value):
             return
+        elif kind is slice:
+            for name, item in zip(("start", "stop", "step"), ends(value), strict=True):
+                self.value(f"{path}.{name}", item, depth + 1)
         elif reads_environment(value):
             self.environment()
         elif issubclass(kind, (weakref.ref, *_PROXIES)):
@@ -507,8 +521,17 @@ class Walk:
                 inner = ABSENT
             if self.add(CONTEXT_VAR, value, None, HOST, path, inner) and inner is not ABSENT:
                 self.value(path, inner, depth + 1)
+        elif issubclass(kind, contextvars.Context) or _look.module_of(kind) == "_asyncio":
+            self.unseen.append((path, "what only C code knows"))
+        elif kind is weakref.finalize:
+            self._asked_only.append((path, "what a finalizer holds", _ASKS_A_FINALIZER))
         elif _look.numpy_array(kind):
             self._array(path, value, depth)
+        elif kind.__name__ == "ufunc" and _look.module_of(kind) == "numpy":
+            if in_full(value) is None:  # it may stand for a Python function
+                self._untold(path, value)
+                for part in gc.get_referents(value):
+                    self.value(path, part, depth)
         elif kind.__name__ in ("flatiter", "nditer") and _look.module_of(kind) == "numpy":
             self.unseen.append((path, "an iterator over a NumPy array"))
         elif issubclass(kind, _BUFFERS) or _look.module_of(kind) == "numpy":
@@ -528,7 +551,7 @@ class Walk:
         elif kind is torch.Generator:
             self._generators.append((path, value))
         elif kind in _LOCKS:
-            self._locks.append(path)
+            self._asked_only.append((path, "whether a lock is held", _ASKS_A_LOCK))
         elif kind.__name__ in ("OpOverload", "OpOverloadPacket"):
             self.op(path, value, depth)
         elif kind.__name__ == "CustomOpDef":
@@ -826,11 +849,11 @@ class Walk:
         for key, item in list(own.items()):
             inner = type(item)
             if type(key) is not str or not (
-                plain(item) or has_settings(inner) or inner is list or issubclass(inner, _BUFFERS)
+                plain(item) or has_settings(inner) or inner is list or issubclass(inner, _BUFFERS) or key == "_result"
             ):
                 continue
             if self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item):
-                if inner is list:
+                if inner is list and key != "_result":
                     self.add(SIZE, item, None, HOST, f"{path}.{key}", item)
                 else:
                     self.value(f"{path}.{key}", item, depth + 1)

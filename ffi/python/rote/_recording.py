@@ -81,14 +81,15 @@ def _containers(value: Any, found: set[int]) -> None:
             _containers(item, found)
 
 
-# By these, code takes back what it has drawn from a generator of the host's (torch.Generator has `set_state` too), or
-# draws from a copy.
-_PUTS_BACK = frozenset({"setstate", "set_state", "bit_generator"})
+# By these, code takes back what it has drawn from a generator of the host's (torch.Generator has `set_state` too), asks
+# where it stands, or draws from a copy.
+_PUTS_BACK = frozenset({"setstate", "set_state", "bit_generator", "getstate", "get_state"})
 _COPIES = frozenset({"copy", "deepcopy", "dumps", "__reduce__"})
 # Where memory begins and ends, the storage, and whose it is.
 _Extent = tuple[int, int, int, str]
 # Settings that PyTorch keeps in its Python modules, where code decides by them.
 _SETTINGS = {
+    "torch.__future__": ("_overwrite_module_params_on_conversion", "_swap_module_params_on_conversion"),
     "torch.backends.mha": ("_is_fastpath_enabled",),
     "torch.backends.opt_einsum": ("enabled", "strategy"),
     "torch.distributed.tensor._redistribute": (
@@ -245,6 +246,7 @@ class Recording:
             )
         for function in walk.functions:
             self._check_generators(function, generators=bool(walk.moving))
+            self._check_running(function)
         self._step.went_no_further(walk.stopped)
         self._facts([*_switches(), *_shared_memory()])
         self._outlives = walk.seen | given
@@ -291,15 +293,26 @@ class Recording:
                 "pass the seed as an argument",
             )
         said = names.attributes.union(names.globals)
-        of_modules = _PUTS_BACK if "random" in said else {"setstate"}
+        of_modules = _PUTS_BACK if "random" in said else {"setstate", "getstate"}
         copies = sorted(said & (_COPIES | _PUTS_BACK if generators else of_modules))
         if copies:
             self._watch.refuse(
                 f"{copies[0]} in {function.__qualname__}",
-                "copies a generator of random numbers on the host, or puts it back: what Python draws then leaves no "
-                "trace in a plan",
+                "asks where a generator of random numbers on the host stands, copies it or puts it back: what Python "
+                "draws leaves no trace in a plan",
                 "draw with torch, or outside the captured function, and pass the result as an argument",
             )
+
+    def _check_running(self, function: types.FunctionType) -> None:
+        """Refuses code that runs text or code of which the walk cannot tell what it names."""
+        for name in sorted(_code.names(function.__code__).runs):
+            found = function.__globals__.get(name, function.__builtins__.get(name, types.FunctionType))  # type: ignore[attr-defined]
+            if found in (eval, exec, types.FunctionType):  # not the script's own function of that name
+                self._watch.refuse(
+                    f"{name} in {function.__qualname__}",
+                    "runs text that is no constant, or code from anywhere: what that names cannot be guarded",
+                    "make a function of it outside the captured function, and call that",
+                )
 
     def _check_buffers(self, buffers: list[tuple[int, int, str]], extents: list[_Extent]) -> None:
         """Refuses arrays in reach that lie in the memory of tensors: no trace is left of what the step reads or writes
