@@ -1,6 +1,7 @@
 //! An op's arguments as the bridge takes them.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_char};
+use std::ptr;
 
 use rote_plans::instr::ArchivedArg;
 use rote_plans::{ArchivedPlan, NONE};
@@ -15,6 +16,18 @@ pub(super) struct Arguments {
     lists: Vec<Box<[sys::Arg]>>,
     ints: Vec<Box<[i64]>>,
     text: Vec<CString>,
+}
+
+/// Keeps a list, and points at it: a pointer from before a box moves may not be used.
+pub(super) fn keep<T>(kept: &mut Vec<Box<[T]>>, list: Box<[T]>) -> *const T {
+    kept.push(list);
+    kept.last().map_or(ptr::null(), |list| list.as_ptr())
+}
+
+/// Keeps a text, and points at it.
+pub(super) fn keep_text(kept: &mut Vec<CString>, text: CString) -> *const c_char {
+    kept.push(text);
+    kept.last().map_or(ptr::null(), |text| text.as_ptr())
 }
 
 fn simple(tag: u8, payload: Payload) -> sys::Arg {
@@ -32,29 +45,25 @@ fn integer(tag: u8, i: i64) -> sys::Arg {
 
 impl Arguments {
     fn ints(&mut self, tag: u8, ints: Box<[i64]>) -> sys::Arg {
-        let arg = sys::Arg {
+        sys::Arg {
             tag,
             written: 0,
             len: ints.len() as u32,
             payload: Payload {
-                ints: ints.as_ptr(),
+                ints: keep(&mut self.ints, ints),
             },
-        };
-        self.ints.push(ints);
-        arg
+        }
     }
 
     fn list(&mut self, tag: u8, list: Box<[sys::Arg]>) -> sys::Arg {
-        let arg = sys::Arg {
+        sys::Arg {
             tag,
             written: 0,
             len: list.len() as u32,
             payload: Payload {
-                list: list.as_ptr(),
+                list: keep(&mut self.lists, list),
             },
-        };
-        self.lists.push(list);
-        arg
+        }
     }
 
     /// One argument, pointing into `self`.
@@ -96,9 +105,8 @@ impl Arguments {
             }
             ArchivedArg::Str(text) => {
                 let text = c_string(plan.str(text.to_native()))?;
-                let arg = simple(tag::STR, Payload { s: text.as_ptr() });
-                self.text.push(text);
-                arg
+                let s = keep_text(&mut self.text, text);
+                simple(tag::STR, Payload { s })
             }
             ArchivedArg::DType(dtype) => integer(tag::DTYPE, i64::from(dtype.0)),
             ArchivedArg::Device(device) => integer(

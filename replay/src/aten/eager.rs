@@ -4,6 +4,7 @@ use std::ffi::CString;
 
 use crate::executor::ReplayError;
 
+use super::args::{keep, keep_text};
 use super::bridge::Bridge;
 use super::sys::{self, Payload, tag};
 
@@ -91,33 +92,31 @@ pub fn call(op: &str, overload: &str, args: &[CallArg<'_>]) -> Result<CallResult
                     .map(|f| simple(tag::FLOAT, 0, Payload { f: *f }));
                 let list: Box<[sys::Arg]> = entries.collect();
                 let payload = Payload {
-                    list: list.as_ptr(),
+                    list: keep(&mut lists, list),
                 };
-                lists.push(list);
                 simple(tag::LIST, floats.len(), payload)
             }
             CallArg::Text(word) => {
                 let word = text(word)?;
-                let payload = Payload { s: word.as_ptr() };
-                texts.push(word);
+                let payload = Payload {
+                    s: keep_text(&mut texts, word),
+                };
                 simple(tag::STR, 0, payload)
             }
             CallArg::Tensor(data) => {
                 let one: Box<[sys::Tensor]> = Box::new([described(Some(data))]);
                 let payload = Payload {
-                    tensors: one.as_ptr(),
+                    tensors: keep(&mut tensors, one),
                 };
-                tensors.push(one);
                 simple(tag::TENSOR, 1, payload)
             }
             CallArg::Tensors(list) => {
                 let list: Box<[sys::Tensor]> = list.iter().map(|t| described(*t)).collect();
+                let len = list.len();
                 let payload = Payload {
-                    tensors: list.as_ptr(),
+                    tensors: keep(&mut tensors, list),
                 };
-                let arg = simple(tag::TENSORS, list.len(), payload);
-                tensors.push(list);
-                arg
+                simple(tag::TENSORS, len, payload)
             }
         });
     }
