@@ -83,6 +83,7 @@ impl Drop for Object {
 /// The bridge of this process.
 pub struct Bridge {
     functions: Functions,
+    #[cfg(not(miri))]
     _library: libloading::Library,
 }
 
@@ -125,12 +126,20 @@ impl Bridge {
         }
         let bridge = Bridge {
             functions,
+            #[cfg(not(miri))]
             _library: library,
         };
         // SAFETY: the caller vouches for the classes.
         bridge.check(unsafe { (bridge.functions.init)(dtensor, async_collective_tensor) })?;
         let _ = BRIDGE.set(bridge);
         Ok(())
+    }
+
+    /// Takes a bridge in Rust that is part of this program: Miri loads none.
+    #[cfg(miri)]
+    pub fn link() {
+        let functions = Functions::linked();
+        let _ = BRIDGE.set(Bridge { functions });
     }
 
     /// Whether the bridge is loaded.

@@ -56,6 +56,18 @@ macro_rules! functions {
                     },)*
                 })
             }
+
+            /// The functions of a bridge in Rust, which Miri finds by their names.
+            #[cfg(miri)]
+            pub(super) fn linked() -> Self {
+                unsafe extern "C" {
+                    $(
+                        #[link_name = concat!("rote_bridge_", stringify!($name))]
+                        fn $name($(_: $arg),*) $(-> $ret)?;
+                    )*
+                }
+                Functions { $($name,)* }
+            }
         }
     };
 }
