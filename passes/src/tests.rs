@@ -1,6 +1,7 @@
 //! Passes on plans that the recorder makes of a few ops: what each takes out,
 //! and what it must leave.
 
+#[cfg(not(miri))]
 mod arena;
 mod order;
 

@@ -381,6 +381,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn a_written_plan_opens_as_it_was() {
         let directory = tempfile::tempdir().expect("temporary directory");
         let path = directory.path().join("plan.rote");

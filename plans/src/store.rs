@@ -176,6 +176,7 @@ mod tests {
     use crate::sample;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn a_store_finds_what_was_written_and_passes_over_strangers() {
         let directory = tempfile::tempdir().expect("temporary directory");
         let store = PlanStore::open(directory.path().join("plans")).expect("made");
@@ -247,6 +248,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
     fn ranks_write_at_the_same_time() {
         let directory = tempfile::tempdir().expect("temporary directory");
         let store = PlanStore::open(directory.path()).expect("made");

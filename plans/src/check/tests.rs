@@ -58,7 +58,8 @@ const FAR: Range = Range {
 #[test]
 fn the_samples_are_valid() {
     assert_eq!(broken(|_| ()), "valid");
-    sample::large(2000).check().expect("valid");
+    let ops = if cfg!(miri) { 20 } else { 2000 };
+    sample::large(ops).check().expect("valid");
 }
 
 #[test]
@@ -622,18 +623,19 @@ fn lists_that_share_their_entries_without_limit_are_refused() {
         "instrs[9].args and the lists before it name more entries than the file has bytes"
     );
     // Every strategy lists the whole program.
+    let many: u32 = if cfg!(miri) { 200 } else { 10_000 };
     let said = broken(|p| {
         p.strategies[0].instrs = Range {
             start: 0,
             len: p.instrs.len() as u32,
         };
         p.strategies[0].inputs = Range { start: 4, len: 0 };
-        p.ids.resize(20_000, NONE);
+        p.ids.resize(2 * many as usize, NONE);
         p.strategies[0].inputs = Range {
-            start: 10_000,
-            len: 10_000,
+            start: many,
+            len: many,
         };
-        p.strategies = vec![p.strategies[0]; 10_000];
+        p.strategies = vec![p.strategies[0]; many as usize];
     });
     assert!(
         said.ends_with("name more entries than the file has bytes"),
@@ -734,7 +736,8 @@ fn the_result_structure_is_read() {
     ] {
         assert_eq!(result(valid), "valid", "{valid}");
     }
-    let deep = r#"{"list":["#.repeat(100_000);
+    let levels = if cfg!(miri) { 200 } else { 100_000 };
+    let deep = r#"{"list":["#.repeat(levels);
     for (invalid, because) in [
         (
             r#"{"t":1}"#,

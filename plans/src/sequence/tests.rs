@@ -319,8 +319,10 @@ fn ordered(orders: &[Vec<u32>]) -> bool {
     depth.values().all(|d| *d < before.len().max(1))
 }
 
+const CASES: u32 = if cfg!(miri) { 20 } else { 2000 };
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn sequences_fit_when_their_order_has_no_cycle(orders in orders()) {

@@ -65,8 +65,10 @@ fn inside(tensor: &Tensor) -> bool {
     last < ELEMENTS
 }
 
+const CASES: u32 = if cfg!(miri) { 2 } else { 512 };
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_finished_recording_is_a_valid_plan(steps in steps(), outputs in prop::collection::vec(0..1000_usize, 0..5)) {

@@ -2,7 +2,7 @@
 
 use rote_plans::{BindingKind, Def, Device, Marks, NONE, RngAction};
 
-use crate::event::ArgEvent;
+use crate::event::{ArgEvent, OpEvent};
 use crate::sample::*;
 
 #[test]
@@ -558,12 +558,11 @@ fn strategies_cover_what_their_op_became_frees_included() {
         tensor(5, &[8, 8]),
     );
     let dead = a.view(&[64], &[1], 0);
-    let at = |mut event: crate::event::OpEvent<'static>, source| {
+    fn at<'a>(mut event: OpEvent<'a>, source: &'a str) -> OpEvent<'a> {
         event.source = source;
         event
-    };
-    let leak = |tensor: Tensor| -> &'static Tensor { Box::leak(Box::new(tensor)) };
-    let [x, a, b, c, y, dead] = [x, a, b, c, y, dead].map(leak);
+    }
+    let [x, a, b, c, y, dead] = [&x, &a, &b, &c, &y, &dead];
     let mut recorder = recorder(&[x]);
     recorder.global_begin("aten::mul", &[Some(spec("S(0)")), None], "train.py:7");
     recorder.redistribute_begin(&spec("S(0)"), &spec("R"), "train.py:7");
