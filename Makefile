@@ -83,6 +83,7 @@ test-passes: setup
 test-all: test test-passes
 	ROTE_TEST_EVERYTHING=1 $(BIN)/python -m pytest $(SWEPT)
 	PYTHON=$(BIN)/python scripts/sanitize.sh
+	scripts/miri.sh
 	scripts/fuzz.sh
 	scripts/audit.sh
 
