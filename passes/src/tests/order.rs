@@ -11,23 +11,15 @@ fn collectives_start_early_and_are_waited_for_late() {
     let x = tensor(1, &[64]);
     let [a, b, c, d] = [2, 3, 4, 5].map(|storage| tensor(storage, &[64]));
     let [first, second, e] = [6, 7, 8].map(|storage| tensor(storage, &[64]));
-    let reduce = |input: &'static Tensor, out: &'static Tensor| {
-        collective(
-            "_c10d_functional::all_reduce",
-            input,
-            vec![ArgEvent::Str("sum")],
-            out,
-        )
-    };
-    let leak = |t: &Tensor| -> &'static Tensor { Box::leak(Box::new(t.clone())) };
-    let (a_, b_, first_, second_) = (leak(&a), leak(&b), leak(&first), leak(&second));
+    let sum = || vec![ArgEvent::Str("sum")];
+    let reduce = "_c10d_functional::all_reduce";
     let steps = [
         op("aten::neg", &[&x], &[&a]),
         op("aten::exp", &[&x], &[&b]),
-        reduce(a_, first_),
+        collective(reduce, &a, sum(), &first),
         sample::wait(&first),
         op("aten::sin", &[&x], &[&c]),
-        reduce(b_, second_),
+        collective(reduce, &b, sum(), &second),
         sample::wait(&second),
         op("aten::cos", &[&first], &[&d]),
         op("aten::tan", &[&second], &[&e]),
