@@ -14,9 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from models import mesh
 from oracle import ORACLE_ONLY, Calls, Capture, check_right
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 WARM, CHANGED, BACK = 6, 5, 3
 
@@ -421,3 +424,23 @@ def test_ranks_that_swap() -> None:
         stats = [of[0] for of in found.stats]
         for end in (4, 9, 14, 19, 24):
             assert stats[end].replays > stats[end - 4].replays, (end, stats[end])
+
+
+@pytest.mark.ranks(1)
+def test_mesh_that_is_entered() -> None:
+    def step(x: Tensor) -> Tensor:
+        of_the_mesh = DTensor.from_local(x)
+        return of_the_mesh.to_local() * of_the_mesh.device_mesh.ndim
+
+    def script(capture: Capture) -> Calls:
+        captured, draw = capture(step), source()
+        meshes = [mesh(1), init_device_mesh("cpu", (1, 1))]
+        for i in range(24):
+            with meshes[i // 4 % 2]:
+                yield captured(draw(4))
+        return None
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        stats = found.stats[-1][0]
+        assert stats.replays and set(stats.guard_misses) == {"current meshes"}, stats

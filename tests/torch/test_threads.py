@@ -125,3 +125,18 @@ def test_threads_with_tensors_of_their_own_are_let_be() -> None:
         stop.set()
         thread.join()
     assert captured.stats.replays >= 40, captured.stats
+
+
+def test_every_thread_replays() -> None:
+    model = nn.Linear(3, 2)
+    step = rote_capture(lambda x: model(x).detach(), state=model)
+
+    def call() -> None:
+        x = torch.rand(2, 3)
+        assert torch.equal(step(x), model(x))
+
+    for _ in range(CALLS):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    assert step.stats.replays >= CALLS - 3 and not step.stats.guard_misses, step.stats

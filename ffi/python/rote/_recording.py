@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from . import _code, _facts, _floats, _memory, _reach, _record, _results, _state, _uses, _views
 from ._native import NO_INDEX, c_text, check, error, ids, lib, record_fact_without_key, record_no_grad, take_object
-from ._specs import local_of, place_of, short_text
+from ._specs import local_of, mesh_text, place_of, short_text
 
 if TYPE_CHECKING:
     from ._step import Step
@@ -113,6 +113,19 @@ def _switches() -> Iterator[_facts.Fact]:
     yield from _dtensor_switches()
 
 
+class _Entered:
+    """What the calling thread has entered; every thread has a list of its own."""
+
+    @property
+    def meshes(self) -> str:
+        """The meshes of ``with mesh:``, outer ones first."""
+        stack = getattr(getattr(device_mesh, "_mesh_resources", None), "mesh_stack", ())
+        return "; ".join(map(mesh_text, stack))
+
+
+_ENTERED = _Entered()
+
+
 def _dtensor_switches() -> Iterator[_facts.Fact]:
     """What context managers of DTensor set (the current mesh, the handlers of ``loss_parallel``), and how many rules
     of ops are registered."""
@@ -120,14 +133,8 @@ def _dtensor_switches() -> Iterator[_facts.Fact]:
     def count(container: Any, subject: str) -> _facts.Fact:
         return _facts.Fact(_facts.SIZE, container, None, _MODE, f"len({subject})", str(len(container)))
 
-    meshes = getattr(device_mesh, "_mesh_resources", None)  # of this thread
-    if meshes is not None:
-        stack = meshes.mesh_stack
-        yield _facts.Fact(_facts.ATTRIBUTE, meshes, "mesh_stack", _MODE, "current meshes", "a list")
-        yield count(stack, "current meshes")
-        if stack:
-            text = ", ".join(map(str, stack))
-            yield _facts.Fact(_facts.ITEMS, stack, None, _MODE, "entries(current meshes)", text)
+    entered = _facts.describe(_ENTERED.meshes)
+    yield _facts.Fact(_facts.ATTRIBUTE, _ENTERED, "meshes", _MODE, "current meshes", entered)
     dispatcher = DTensor._op_dispatcher
     yield count(dispatcher._custom_op_handlers, "handlers of DTensor")
     for name in ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs"):
