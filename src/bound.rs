@@ -2,8 +2,8 @@
 
 use rote_passes::{Done, Program};
 use rote_plans::{BindingKind, PlanFile, Scalar, Schedule};
-use rote_replay::aten::{AtenProgram, Bound, BoundPlan, Bridge, Call, Left, Object, Written};
-use rote_replay::{Backend, ReplayError};
+use rote_replay::ReplayError;
+use rote_replay::aten::{Bound, BoundPlan, Bridge, Call, Left, Object, Written};
 use rote_tracer::scalars::{evaluate, read_behind};
 
 use crate::SessionError;
@@ -91,7 +91,7 @@ impl BoundVariant {
             true => Schedule::default(),
             false => program.schedule.clone(),
         };
-        let bound = BoundPlan::bind(AtenProgram::of(plan)?, plan, &schedule)?;
+        let bound = BoundPlan::to_pytorch(plan, &schedule)?;
         let mut taken = vec![false; named.len()];
         let mut args = Vec::new();
         let mut grads = Vec::new();
@@ -340,8 +340,7 @@ impl BoundVariant {
         };
         run?;
         self.count(call, None)?;
-        let results = self.bound.results().iter();
-        Object::list(results.map(|&(slot, fresh)| self.bound.program().output(slot, fresh)))
+        self.bound.list()
     }
 
     /// Binds the numbers and tensors of a call.
@@ -383,8 +382,7 @@ impl BoundVariant {
 
     /// The plan bound to the tensors of the state, to run by a schedule.
     fn bound_by(&self, schedule: &Schedule) -> Result<BoundPlan, ReplayError> {
-        let plan = self.plan.plan();
-        let bound = BoundPlan::bind(AtenProgram::of(plan)?, plan, schedule)?;
+        let bound = BoundPlan::to_pytorch(self.plan.plan(), schedule)?;
         for (slot, tensor) in &self.state {
             // SAFETY: the object is held, a tensor, and the GIL is held.
             unsafe {

@@ -44,7 +44,7 @@ fn replay(bound: &mut BoundPlan, number: f64) -> Result<(), ReplayError> {
     }
     let ran = bound.run();
     if ran.is_ok() {
-        let results = bound.results()?;
+        let results = bound.list()?;
         assert!(length(results.as_ptr()) >= bound.outputs().0);
     }
     bound.clear()?;
@@ -56,7 +56,7 @@ fn replay(bound: &mut BoundPlan, number: f64) -> Result<(), ReplayError> {
 fn a_plan_is_bound_with_every_argument_and_replayed() {
     Bridge::link();
     let file = file(&sample::small());
-    let mut bound = BoundPlan::bind(file.plan(), &Schedule::default()).expect("binds");
+    let mut bound = BoundPlan::to_pytorch(file.plan(), &Schedule::default()).expect("binds");
     drop(file); // nothing of it is kept
     assert_eq!(
         said(),
@@ -95,7 +95,7 @@ fn a_plan_runs_in_an_arena_watched_and_shown() {
         into: vec![(3, Into::Overload("out")), (6, Into::Copy)],
     };
     (schedule.once[8], schedule.offsets[3], schedule.offsets[4]) = (true, 0, 128);
-    let mut bound = BoundPlan::bind(file.plan(), &schedule).expect("binds");
+    let mut bound = BoundPlan::to_pytorch(file.plan(), &schedule).expect("binds");
     let words = said();
     assert_eq!(
         words[..3],
@@ -120,7 +120,7 @@ fn a_plan_runs_in_an_arena_watched_and_shown() {
 fn a_run_that_fails_is_told_with_the_words_of_the_kernel() {
     Bridge::link();
     let file = file(&sample::small());
-    let mut bound = BoundPlan::bind(file.plan(), &Schedule::default()).expect("binds");
+    let mut bound = BoundPlan::to_pytorch(file.plan(), &Schedule::default()).expect("binds");
     FAILING.set(Some(2)); // the third op
     for _ in 0..2 {
         let failed = replay(&mut bound, 1.0);
@@ -141,7 +141,7 @@ fn a_run_that_fails_is_told_with_the_words_of_the_kernel() {
 fn a_large_plan_is_replayed() {
     Bridge::link();
     let file = file(&sample::large(40));
-    let mut bound = BoundPlan::bind(file.plan(), &Schedule::default()).expect("binds");
+    let mut bound = BoundPlan::to_pytorch(file.plan(), &Schedule::default()).expect("binds");
     for step in 0..2 {
         LISTENED.set(step == 1);
         replay(&mut bound, 0.5).expect("runs");

@@ -8,9 +8,10 @@ use std::ptr;
 
 use rote_plans::instr::ArchivedCollective;
 use rote_plans::schedule::Into;
-use rote_plans::{ArchivedPlan, Device, NONE, RngAction, is_of_torch};
+use rote_plans::{ArchivedPlan, Device, NONE, RngAction, Schedule, is_of_torch};
 
 use crate::backend::{Backend, Communicator, LocalOp, NumberSite, Program};
+use crate::bind::BoundPlan;
 use crate::executor::ReplayError;
 
 use super::args::{Arguments, c_string, ints_of};
@@ -107,6 +108,19 @@ impl AtenProgram {
         } else {
             Err(Bridge::get().message())
         }
+    }
+}
+
+impl BoundPlan<AtenProgram> {
+    /// Binds a plan to PyTorch, as [`BoundPlan::bind`].
+    pub fn to_pytorch(plan: &ArchivedPlan, schedule: &Schedule) -> Result<Self, ReplayError> {
+        Self::bind(AtenProgram::of(plan)?, plan, schedule)
+    }
+
+    /// Outputs, then gradients, as Python tensors in a new list.
+    pub fn list(&self) -> Result<Object, ReplayError> {
+        let results = self.results().iter();
+        Object::list(results.map(|&(slot, fresh)| self.program().output(slot, fresh)))
     }
 }
 

@@ -2,8 +2,7 @@
 //! result, replayed as a session does once its guards hold.
 
 use rote_plans::{BindingKind, Plan, PlanFile, Schedule};
-use rote_replay::Backend;
-use rote_replay::aten::{AtenProgram, Bound, BoundPlan, Object};
+use rote_replay::aten::{Bound, BoundPlan};
 
 #[path = "../../../plans/tests/sample/mod.rs"]
 mod sample;
@@ -26,8 +25,7 @@ impl FixedPlan {
     /// Binds it. The bridge must be loaded.
     pub fn bind() -> Self {
         let file = PlanFile::from_plan(&plan()).expect("a valid plan");
-        let program = AtenProgram::of(file.plan()).expect("a program");
-        let bound = BoundPlan::bind(program, file.plan(), &Schedule::default()).expect("binds");
+        let bound = BoundPlan::to_pytorch(file.plan(), &Schedule::default()).expect("binds");
         FixedPlan { bound, rate: 0.0 }
     }
 
@@ -50,9 +48,7 @@ impl FixedPlan {
             }
         }
         self.bound.run().expect("runs");
-        let results = self.bound.results().iter();
-        let results = results.map(|&(slot, fresh)| self.bound.program().output(slot, fresh));
-        drop(Object::list(results).expect("results"));
+        drop(self.bound.list().expect("results"));
         self.bound.clear().expect("is cleared");
         self.bound.end().expect("ends");
     }
