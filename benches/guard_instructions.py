@@ -45,7 +45,8 @@ def counted(calls: int, folder: str) -> int:
     line = ["valgrind", "--tool=callgrind", "--smc-check=all-non-file", f"--callgrind-out-file={out}"]
     line += [f"--toggle-collect={name}" for name in COUNTED]
     line += [sys.executable, __file__, "--replay", str(calls)]
-    done = subprocess.run(line, capture_output=True, text=True)
+    # Where the entries of dicts lie depends on the seed of hashes, and how long it takes to find them.
+    done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": "0"})
     if done.returncode != 0:
         sys.exit(f"{' '.join(line)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
     found = re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.MULTILINE)
