@@ -26,7 +26,6 @@ OUT_OF_SIGHT = {
     "a given context of numbers": "itself/cell/asked/inside/context/after/plain",
     "bytes in memory": "itself/cell/asked/inside/in_memory/after/plain",
     "a hash that goes on": "itself/cell/asked/inside/hash/after/plain",
-    "the state of NumPy's generator, where nobody draws": "itself/cell/asked/inside/np_random/after/plain",
     "a class that is registered": "abstract_registry/cell/direct/set/number/after/plain",
     "the garbage collector": "collector/cell/direct/set/number/after/plain",
     "settings of NumPy": "numpy_printing/cell/direct/set/integer/after/plain",
