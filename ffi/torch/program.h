@@ -200,7 +200,7 @@ class Program {
   }
 
   void set_number(uint32_t op, uint32_t arg, double value) {
-    c10::IValue& constant = ops_[op].constants[arg];
+    c10::IValue& constant = ops_.at(op).constants.at(arg);
     if (constant.isTensor()) {
       constant = wrapped(value);
     } else {
@@ -209,7 +209,7 @@ class Program {
   }
 
   void set_list_number(uint32_t op, uint32_t arg, uint32_t element, double value) {
-    c10::IValue& constant = ops_[op].constants[arg];
+    c10::IValue& constant = ops_.at(op).constants.at(arg);
     if (constant.isDoubleList()) {
       constant.toDoubleList().set(element, value);
     } else {
@@ -285,7 +285,7 @@ class Program {
   }
 
   void run_op(uint32_t index) {
-    if (bool grad = grads_[index]; grad != grad_) c10::GradMode::set_enabled(grad_ = grad);
+    if (bool grad = grads_.at(index); grad != grad_) c10::GradMode::set_enabled(grad_ = grad);
     if (const auto& direct = direct_[index]) return direct->call();
     Prepared& op = ops_[index];
     stack_.clear();
@@ -298,7 +298,7 @@ class Program {
   }
 
   void run_view(uint32_t index) {
-    const View& view = views_[index];
+    const View& view = views_.at(index);
     const at::Tensor& base = slots_[view.base];
     TORCH_CHECK(base.defined() && base.has_storage(), "a view of what has no storage");
     // The base is the root: offsets count from where its data starts.
@@ -310,7 +310,7 @@ class Program {
   }
 
   void run_collective(uint32_t index) {
-    Collective& c = collectives_[index];
+    Collective& c = collectives_.at(index);
     const at::Tensor& input = slots_[c.input];
     std::optional<OpRange> range;
     if (ranges.listened()) range.emplace(name_of(c), input);

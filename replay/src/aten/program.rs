@@ -259,7 +259,7 @@ impl Backend for AtenProgram {
     fn set_number(&mut self, site: &NumberSite, value: f64) -> Result<(), ReplayError> {
         let bridge = Bridge::get();
         let element = site.element.map_or(-1, i64::from);
-        // SAFETY: an op of this program; the bridge checks the argument.
+        // SAFETY: plain numbers; the bridge checks them.
         bridge.check(unsafe {
             (bridge.functions().program_number)(self.0, site.op, site.arg, element, value)
         })
@@ -271,13 +271,13 @@ impl Backend for AtenProgram {
 
     #[inline]
     fn local(&self, op: u32) -> Result<(), String> {
-        // SAFETY: an op number that the bridge gave out.
+        // SAFETY: a plain number; the bridge checks it.
         Self::done(unsafe { (Bridge::get().functions().run_op)(self.0, op) })
     }
 
     #[inline]
     fn view(&self, view: u32) -> Result<(), String> {
-        // SAFETY: a view number that the bridge gave out.
+        // SAFETY: a plain number; the bridge checks it.
         Self::done(unsafe { (Bridge::get().functions().run_view)(self.0, view) })
     }
 
@@ -371,7 +371,7 @@ impl Communicator for AtenProgram {
 
     #[inline]
     fn start(&self, collective: u32) -> Result<(), String> {
-        // SAFETY: a collective number that the bridge gave out.
+        // SAFETY: a plain number; the bridge checks it.
         Self::done(unsafe { (Bridge::get().functions().run_collective)(self.0, collective) })
     }
 
