@@ -11,6 +11,8 @@
 //! | [`explain`] | what was erased, as text for people |
 //! | [`optimized`] | what passes did to a plan, as text and JSON |
 //! | [`opinion`] | what DTensor moved beside what it need have, as text and JSON |
+//! | `second_opinion` | what the cheapest strategies would have moved |
+//! | [`shown`] | replays that show every result, to find the instruction that goes wrong |
 //! | `places` | where arguments must lie in their storages |
 //! | [`events`] | from the bridge's structs to the recorder's events |
 //! | [`stored`] | stored plans: their names, and whether one applies |

@@ -13,6 +13,7 @@
 //! | [`session`] | sessions: calls, statistics, explanations |
 //! | [`record`] | recording a step of a PyTorch program, op by op |
 //! | [`recorder`] | recording ops of any program, without Python |
+//! | `spec` | specs as text |
 //! | [`plan`] | opening and describing plan files |
 //! | [`validate`] | the truth table of sharding rules |
 

@@ -17,6 +17,7 @@
 //! | [`foreach`] | in-place updates of small tensors as ops on lists |
 //! | [`constants`] | what depends on nothing but constants, in the first run only |
 //! | [`arena`] | results at fixed places, written there directly |
+//! | [`into`] | ops that can write their results where they are told to |
 //! | [`budget`] | which results lie in the arena, so that memory stays within what was recorded |
 //! | [`live`] | bytes that are alive at each instruction |
 //! | [`liveness`] | last uses, frees, dead views |

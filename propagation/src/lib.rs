@@ -23,7 +23,9 @@
 //! | [`descent`] | an answer when that search would take too long |
 //! | [`explain`] | why a decision is what it is |
 //! | [`strict`] | partials that would be reduced silently |
-//! | [`propagator`] | registry, mesh and options together, with a cache |
+//! | [`propagator`] | registry, mesh and options together |
+//! | [`cache`] | decisions that were made before |
+//! | [`promote`] | the element type that an op on several tensors and numbers computes in |
 //! | [`combination`] | the notation of placement combinations |
 //! | [`strategies`] | every combination that the rules claim |
 //! | [`local`] | the arguments of the local op |

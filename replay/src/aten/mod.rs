@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`op`] | ops as they run, in C structs |
 //! | [`sys`] | the C ABI of the bridge (`ffi/torch/`) |
+//! | `args` | an op's arguments as the bridge takes them |
 //! | [`bridge`] | the loaded bridge, and safe owners of what it makes |
 //! | [`program`] | a bound plan's ops and slots on the bridge's side |
 //! | [`eager`] | single calls on host data |
