@@ -101,6 +101,12 @@ def result_of_a_future() -> Hidden:
     return lambda: held.result()["k"], lambda: held.result().__setitem__("k", 3.0)
 
 
+def error_of_a_future() -> Hidden:
+    held: concurrent.futures.Future[float] = concurrent.futures.Future()
+    held.set_exception(ValueError(2.0))
+    return lambda: held.exception().args[0], lambda: setattr(held.exception(), "args", (3.0,))  # type: ignore[union-attr]
+
+
 def function_behind_a_ufunc() -> Hidden:
     held = [2.0]
     function = np.frompyfunc(lambda x: x * held[0], 1, 1)
@@ -141,6 +147,7 @@ GUARDED = [
     list_in_a_slice,
     object_in_a_slice,
     result_of_a_future,
+    error_of_a_future,
     function_behind_a_ufunc,
     swapped_parameters,
     builtins_of_a_function,
@@ -172,6 +179,20 @@ def text_that_is_executed() -> Hidden:
         return found["k"]
 
     return read, set_number
+
+
+def text_that_runs_by_an_attribute() -> Hidden:
+    return lambda: float(builtins.eval(TEXT)), set_number
+
+
+def text_that_runs_by_another_name() -> Hidden:
+    held = eval
+    return lambda: float(held(TEXT)), set_number
+
+
+def text_that_runs_by_an_entry() -> Hidden:
+    held = [eval]
+    return lambda: float(held[0](TEXT)), set_number
 
 
 def function_of_code() -> Hidden:
@@ -218,6 +239,9 @@ REFUSED = [
     text_that_runs,
     code_that_runs,
     text_that_is_executed,
+    text_that_runs_by_an_attribute,
+    text_that_runs_by_another_name,
+    text_that_runs_by_an_entry,
     function_of_code,
     state_of_the_generator,
     state_of_a_generator,

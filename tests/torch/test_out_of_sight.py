@@ -138,13 +138,20 @@ def metadata_of_a_dtype() -> Hidden:
     return lambda: held.metadata["k"][0], lambda: held.metadata["k"].__setitem__(0, 3.0)
 
 
+def class_in_formatted_text() -> Hidden:
+    class Told:
+        pass
+
+    return lambda: float(len(f"{Told}")), lambda: setattr(Told, "__qualname__", "Another")
+
+
 @pytest.mark.parametrize(
     "build",
-    [element_of_xml, simple_queue, size_of_a_storage, place_in_an_error, metadata_of_a_dtype],
+    [class_in_formatted_text, element_of_xml, simple_queue, size_of_a_storage, place_in_an_error, metadata_of_a_dtype],
     ids=lambda build: build.__name__,
 )
 @pytest.mark.skipif(ORACLE_ONLY, reason="compares two ways of running")
-def test_what_only_c_code_knows_is_out_of_sight(build: Callable[[], Hidden]) -> None:
+def test_values_in_c_code_and_in_text_are_out_of_sight(build: Callable[[], Hidden]) -> None:
     with pytest.raises(AssertionError, match="expected"):
         run_hidden(build)
 

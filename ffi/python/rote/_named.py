@@ -41,6 +41,11 @@ def reads_environment(value: Any) -> bool:
     return any(value is reader for reader in _ENVIRONMENT)
 
 
+def runs_text(value: Any) -> bool:
+    """Whether a value is one of the functions that run what they are given, under whatever name."""
+    return value is eval or value is exec
+
+
 def _looked_into(kind: type) -> bool:
     """Whether of an object of a library's class all is guarded, not only what code names."""
     return issubclass(kind, (*_CONTAINERS, nn.Module)) or _look.numpy_array(kind) or has_settings(kind)
@@ -370,6 +375,9 @@ class Named:
         walk = self._walk
         if reads_environment(item):
             walk.environment()
+        if runs_text(item):
+            walk.value(subject, item, depth)
+            return
         if issubclass(type(item), types.ModuleType):
             self.python_module(item, depth)
             return

@@ -11,6 +11,7 @@ they hold is guarded, not what these hold.
 from __future__ import annotations
 
 import array
+import builtins
 import collections
 import contextvars
 import copyreg
@@ -74,7 +75,7 @@ from ._facts import (
 )
 from ._frames import Handlers
 from ._libraries import has_settings, is_library_class, is_opaque
-from ._named import Named, reads_environment
+from ._named import Named, reads_environment, runs_text
 from ._specs import local_of, short_text
 from ._uses import is_number
 
@@ -124,6 +125,8 @@ _STANDING = frozenset({"length_hint", "__length_hint__", "__reduce__", "copy", "
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _ASKS_A_LOCK = frozenset({"locked", "acquire", "acquire_lock", "_is_owned"})
 _ASKS_A_FINALIZER = frozenset({"peek", "alive", "detach"})
+# Where a future keeps what has become of it.
+_OUTCOMES = frozenset({"_result", "_exception"})
 # These make objects by what `copyreg` says of their classes, too.
 _COPIES = frozenset({"copy", "deepcopy", "dumps", "__reduce_ex__"})
 _ASK_FOR_ANNOTATIONS = frozenset({"get_type_hints", "get_annotations"})
@@ -466,6 +469,9 @@ class Walk:
             self.aliases.append((path, id(value)))
         if atom(value) or self._ignored(path):
             return
+        if runs_text(value):
+            self.unseen.append((path, "it runs any text"))
+            return
         if depth > DEPTH:
             if id(value) not in self.seen:
                 self._stop(f"{path} is {depth} objects deep")
@@ -731,7 +737,8 @@ class Walk:
             self.add(ITEMS, value, None, HOST, path, value)
         for i, (key, item) in enumerate(list(dict.items(value))):
             subject = f"{path}[{describe(key)}]" if plain(key) else f"{path}[key {i}]"
-            if self.add(DICT_ITEM, value, key, HOST, subject, item):
+            of_python = value is vars(builtins) and runs_text(item)
+            if self.add(DICT_ITEM, value, key, HOST, subject, item) and not of_python:
                 self.value(subject, item, depth + 1)
             if not atom(key):
                 self.value(f"{path}[key {i}]", key, depth + 1)
@@ -849,11 +856,11 @@ class Walk:
         for key, item in list(own.items()):
             inner = type(item)
             if type(key) is not str or not (
-                plain(item) or has_settings(inner) or inner is list or issubclass(inner, _BUFFERS) or key == "_result"
+                plain(item) or has_settings(inner) or inner is list or issubclass(inner, _BUFFERS) or key in _OUTCOMES
             ):
                 continue
             if self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item):
-                if inner is list and key != "_result":
+                if inner is list and key not in _OUTCOMES:
                     self.add(SIZE, item, None, HOST, f"{path}.{key}", item)
                 else:
                     self.value(f"{path}.{key}", item, depth + 1)
