@@ -26,7 +26,7 @@ PACKAGE := ffi/python/rote
 DEPS := .venv/.stamp-requirements
 ROTE := .venv/.stamp-rote
 SOURCES := pyproject.toml Cargo.toml Cargo.lock README.md $(wildcard ffi/torch/*) \
-	$(shell find plans propagation validation passes tracer replay ffi src -name '*.rs' -o -name 'Cargo.toml' -o -name 'cbindgen.toml' -o -name '*.txt') \
+	$(shell find plans propagation validation passes tracer replay backends ffi src -name '*.rs' -o -name 'Cargo.toml' -o -name 'cbindgen.toml' -o -name '*.txt') \
 	$(shell find $(PACKAGE) -name '*.py' -o -name '*.pyi' -o -name 'py.typed')
 
 # One thread per process: the examples and tests run several on few cores.
@@ -94,7 +94,7 @@ test-versions: setup
 bench: setup
 	$(BIN)/python benches/overhead.py --out target/bench $(BENCH)
 	$(BIN)/python benches/propagation.py --out target/bench --rote $(TARGET)/release/rote
-	cargo test --quiet --package rote-replay --test instructions -- --nocapture
+	cargo test --quiet --package rote-aten --test instructions -- --nocapture
 	$(BIN)/python benches/guard_instructions.py
 	cargo bench --workspace
 

@@ -7,7 +7,7 @@
 # Needs nightly Rust with Miri; without it the script says so and is skipped. Tests that loop over many
 # cases try fewer here (`cfg!(miri)`), and those that Miri cannot run are ignored with their reason.
 # Miri maps no files and loads no libraries: plans are read from memory, and the bridge is one in Rust
-# (replay/tests/pointers.rs).
+# (backends/aten/tests/pointers.rs).
 set -eu
 cd "$(dirname "$0")/.."
 cargo +nightly miri --version >/dev/null 2>&1 || {
@@ -23,10 +23,11 @@ miri() {
 }
 # Stacked borrows are stricter; rkyv, which reads plans, holds to tree borrows alone.
 export MIRIFLAGS="$common"
-miri --package rote-replay --test pointers -- --skip plan --skip a_run "$@"
-miri --package rote --test described_ops -- "$@"
+miri --package rote-aten --test pointers -- --skip plan --skip a_run "$@"
+miri --package rote-aten --test described_ops -- "$@"
 export MIRIFLAGS="$common -Zmiri-tree-borrows"
-miri --package rote-replay --lib --test pointers -- "$@"
+miri --package rote-replay --lib --
+miri --package rote-aten --lib --test pointers -- "$@"
 miri --package rote-tracer --lib -- "$@"
 miri --package rote-passes --lib --test hostile_plans -- "$@"
 miri --package rote-plans --lib --test hostile_files -- "$@"

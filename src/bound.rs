@@ -2,20 +2,19 @@
 
 use rote_passes::{Done, Program};
 use rote_plans::{BindingKind, PlanFile, Scalar, Schedule};
-use rote_replay::ReplayError;
-use rote_replay::aten::{Bound, BoundPlan, Bridge, Call, Left, Object, Written};
+use rote_replay::{Bound, BoundPlan, Counted, Frontend, Left, Program as _, ReplayError, TensorOf};
 use rote_tracer::scalars::{evaluate, read_behind};
 
 use crate::SessionError;
-use crate::facts::Facts;
+use crate::facts::NamedFacts;
 use crate::recording::Named;
 
 /// A program that can run on the arguments of a call.
 #[derive(Debug)]
-pub(crate) struct BoundVariant {
-    bound: BoundPlan,
+pub(crate) struct BoundVariant<F: Frontend> {
+    bound: BoundPlan<F::Program>,
     args: Vec<ArgBinding>,
-    grads: Vec<(u32, Object)>,
+    grads: Vec<(u32, TensorOf<F>)>,
     scalars: Vec<Scalar>,
     scalar_words: Vec<usize>,
     /// What each of them is read from; empty where it is computed.
@@ -25,16 +24,15 @@ pub(crate) struct BoundVariant {
     /// Whether they were computed for the call that is handled now.
     computed: bool,
     /// Slots and tensors of the state.
-    state: Vec<(u32, Object)>,
+    state: Vec<(u32, TensorOf<F>)>,
     /// Tensors whose version counters a replay raises.
-    counted: Vec<Counted>,
-    written: Written,
+    counted: Vec<Writes<TensorOf<F>>>,
     /// The plan after its passes.
     plan: PlanFile,
     /// For each of its values, the recorded one that it is, or [`rote_plans::NONE`].
     values: Vec<u32>,
     /// What a replay that failed has left of each gradient.
-    left: Vec<Left>,
+    left: Vec<Left<TensorOf<F>>>,
     /// How the bound program runs.
     schedule: Schedule,
     /// Whether a run has failed since the program was bound. An op that raises may leave
@@ -60,11 +58,11 @@ struct Unplaced {
 
 /// A tensor that a step writes, and how often.
 #[derive(Debug)]
-struct Counted {
+struct Writes<T> {
     /// The slot of the binding that has its memory.
     slot: Option<u32>,
     /// The tensor, or its owner; of an argument its leaf.
-    object: Result<Object, u32>,
+    tensor: Result<T, u32>,
     grad: bool,
     times: [u32; 2],
 }
@@ -76,13 +74,14 @@ struct ArgBinding {
     grad: bool,
 }
 
-impl BoundVariant {
+impl<F: Frontend> BoundVariant<F> {
     /// Binds a program to named tensors, and its scalars to the facts that
     /// follow them.
     pub(crate) fn bind(
+        frontend: &F,
         program: Program,
-        named: &[Named],
-        facts: &Facts,
+        named: &[Named<TensorOf<F>>],
+        facts: &NamedFacts<F>,
     ) -> Result<Self, SessionError> {
         let optimized = PlanFile::from_plan(&program.plan)?;
         let plan = optimized.plan();
@@ -91,7 +90,7 @@ impl BoundVariant {
             true => Schedule::default(),
             false => program.schedule.clone(),
         };
-        let bound = BoundPlan::to_pytorch(plan, &schedule)?;
+        let bound = BoundPlan::bind(frontend.program(plan)?, plan, &schedule)?;
         let mut taken = vec![false; named.len()];
         let mut args = Vec::new();
         let mut grads = Vec::new();
@@ -122,19 +121,17 @@ impl BoundVariant {
                     grad: true,
                 }),
                 (_, _) => {
-                    let held = named.object.as_ref();
-                    let Some(object) = held.filter(|_| !std::mem::replace(&mut taken[at], true))
+                    let held = named.tensor.as_ref();
+                    let Some(tensor) = held.filter(|_| !std::mem::replace(&mut taken[at], true))
                     else {
                         return Err(ReplayError::Bind(format!("{path} is bound twice")).into());
                     };
-                    // SAFETY: the object is held, a tensor, and the GIL is held.
-                    let object = unsafe { Object::hold(object.as_ptr()) };
+                    let tensor = F::borrow(tensor);
                     if kind == BindingKind::Grad {
-                        grads.push((slot, object));
+                        grads.push((slot, frontend.hold(tensor)));
                     } else {
-                        // SAFETY: as above.
-                        unsafe { bound.program().bind(slot, object.as_ptr(), Bound::Memory)? };
-                        state.push((slot, object));
+                        frontend.bind(bound.program(), slot, tensor, Bound::Memory)?;
+                        state.push((slot, frontend.hold(tensor)));
                     }
                 }
             }
@@ -148,13 +145,11 @@ impl BoundVariant {
                 .iter()
                 .zip(named)
                 .find_map(|(slot, other)| slot.filter(|_| other.storage == tensor.storage));
-            // SAFETY: the object is held, a tensor, and the GIL is held.
-            let held = |object: &Object| unsafe { Object::hold(object.as_ptr()) };
-            counted.push(Counted {
+            counted.push(Writes {
                 slot: memory,
-                object: match (tensor.leaf, &tensor.object) {
+                tensor: match (tensor.leaf, &tensor.tensor) {
                     (Some(leaf), _) => Err(leaf),
-                    (None, Some(object)) => Ok(held(object)),
+                    (None, Some(held)) => Ok(frontend.hold(F::borrow(held))),
                     (None, None) => continue,
                 },
                 grad: tensor.kind == BindingKind::Grad,
@@ -187,7 +182,6 @@ impl BoundVariant {
             scalar_paths,
             state,
             counted,
-            written: Written::default(),
             plan: optimized,
             values,
             left: Vec::new(),
@@ -207,7 +201,7 @@ impl BoundVariant {
     /// Computes the scalars from the hyperparameters of now, for the replay that
     /// follows. Comes back: a hyperparameter under which the plan does not apply,
     /// if Python would raise or the sources of a number do not agree.
-    pub(crate) fn compute(&mut self, facts: &Facts) -> Option<String> {
+    pub(crate) fn compute(&mut self, facts: &NamedFacts<F>) -> Option<String> {
         self.computed = true;
         if self.scalars.is_empty() {
             return None;
@@ -227,16 +221,20 @@ impl BoundVariant {
         Some(self.scalar_paths[unfit].clone())
     }
 
-    /// Replays the plan on the arguments that `call` has collected. Results:
-    /// outputs, then gradients, in a Python list.
-    pub(crate) fn replay(&mut self, call: &Call, facts: &Facts) -> Result<Object, ReplayError> {
+    /// Replays the plan on the arguments that the frontend has collected. Results:
+    /// outputs, then gradients.
+    pub(crate) fn replay(
+        &mut self,
+        frontend: &F,
+        facts: &NamedFacts<F>,
+    ) -> Result<F::Results, ReplayError> {
         let seen = |unplaced: &mut Unplaced| unplaced.allocated.is_some();
         if let Some(unplaced) = self.unplaced.take_if(seen) {
-            self.place(unplaced);
+            self.place(frontend, unplaced);
         }
-        self.mend()?;
+        self.mend(frontend)?;
         self.bound.begin()?;
-        let results = self.replayed(call, facts);
+        let results = self.replayed(frontend, facts);
         self.failed = results.is_err();
         self.undone = match &results {
             Err(ReplayError::Step { step, .. }) => {
@@ -247,10 +245,9 @@ impl BoundVariant {
         self.left = match &results {
             Err(ReplayError::Step { step, .. }) if !self.undone && !self.lost() => {
                 let slots = self.bound.written_before(self.plan.plan(), *step);
-                self.count(call, Some(&slots))?;
+                self.count(frontend, Some(&slots))?;
                 for (slot, tensor) in &self.state {
-                    // SAFETY: the object is held, a tensor, and the GIL is held.
-                    unsafe { (self.bound.program()).leave_shape(*slot, tensor.as_ptr())? };
+                    frontend.leave_shape(self.bound.program(), *slot, F::borrow(tensor))?;
                 }
                 self.bound.left(self.plan.plan(), *step).unwrap_or_default()
             }
@@ -265,7 +262,7 @@ impl BoundVariant {
     }
 
     /// What the last replay has left of each gradient, if it failed.
-    pub(crate) fn take_left(&mut self) -> Vec<Left> {
+    pub(crate) fn take_left(&mut self) -> Vec<Left<TensorOf<F>>> {
         std::mem::take(&mut self.left)
     }
 
@@ -275,9 +272,9 @@ impl BoundVariant {
         self.undone
     }
 
-    /// What the first call that failed since the last time raised.
-    pub(crate) fn exception(&self) -> Option<Object> {
-        self.bound.program().exception()
+    /// What the framework raised in the last run that failed.
+    pub(crate) fn exception(&self, frontend: &F) -> Option<F::Exception> {
+        frontend.exception(self.bound.program())
     }
 
     /// Whether a collective of a replay that failed may still use its memory.
@@ -290,12 +287,12 @@ impl BoundVariant {
     /// a pass has added, and its tensor.
     pub(crate) fn show(
         &mut self,
-        call: &Call,
-        facts: &Facts,
-        seen: &mut dyn FnMut(u32, u32, Object),
+        frontend: &F,
+        facts: &NamedFacts<F>,
+        seen: &mut dyn FnMut(u32, u32, TensorOf<F>),
     ) -> Result<(), ReplayError> {
-        self.mend()?;
-        let run = (self.prepare(call, facts)).and_then(|()| {
+        self.mend(frontend)?;
+        let run = (self.prepare(frontend, facts)).and_then(|()| {
             let values = &self.values;
             (self.bound).run_shown(self.plan.plan(), &mut |instr, value, tensor| {
                 seen(instr, values[value as usize], tensor);
@@ -303,35 +300,36 @@ impl BoundVariant {
         });
         self.failed = run.is_err();
         let cleared = self.bound.clear();
-        run.and_then(|()| self.count(call, None)).and(cleared)
+        run.and_then(|()| self.count(frontend, None)).and(cleared)
     }
 
     /// Raises version counters as the step does: of all that it writes, or of what lies in
     /// the memory of some bindings, at most so many times.
-    fn count(&mut self, call: &Call, only: Option<&[(u32, usize)]>) -> Result<(), ReplayError> {
-        self.written.clear();
-        for counted in &self.counted {
+    fn count(&self, frontend: &F, only: Option<&[(u32, usize)]>) -> Result<(), ReplayError> {
+        let written = self.counted.iter().filter_map(|counted| {
             let times = match only {
                 Some(written) => {
                     let own = written.iter().find(|(slot, _)| Some(*slot) == counted.slot);
-                    let Some((_, most)) = own else { continue };
+                    let (_, most) = own?;
                     counted.times.map(|times| times.min(*most as u32))
                 }
                 None => counted.times,
             };
-            let object = match &counted.object {
-                Ok(object) => object.as_ptr(),
-                Err(leaf) => call.leaf(*leaf),
+            let tensor = match &counted.tensor {
+                Ok(tensor) => F::borrow(tensor),
+                Err(leaf) => frontend.leaf(*leaf)?,
             };
-            self.written.add(object, counted.grad, times);
-        }
-        // SAFETY: objects that are held, and leaves of the caller's live arguments, whose
-        // types were guarded.
-        unsafe { Bridge::get().written(&self.written) }
+            Some(Counted {
+                tensor,
+                grad: counted.grad,
+                times,
+            })
+        });
+        frontend.count(written)
     }
 
-    fn replayed(&mut self, call: &Call, facts: &Facts) -> Result<Object, ReplayError> {
-        self.prepare(call, facts)?;
+    fn replayed(&mut self, frontend: &F, facts: &NamedFacts<F>) -> Result<F::Results, ReplayError> {
+        self.prepare(frontend, facts)?;
         let run = match &mut self.unplaced {
             Some(unplaced) => {
                 (self.bound.run_watched()).map(|allocated| unplaced.allocated = allocated)
@@ -339,12 +337,12 @@ impl BoundVariant {
             None => self.bound.run(),
         };
         run?;
-        self.count(call, None)?;
-        self.bound.list()
+        self.count(frontend, None)?;
+        frontend.results(&self.bound)
     }
 
     /// Binds the numbers and tensors of a call.
-    fn prepare(&mut self, call: &Call, facts: &Facts) -> Result<(), ReplayError> {
+    fn prepare(&mut self, frontend: &F, facts: &NamedFacts<F>) -> Result<(), ReplayError> {
         let computed = std::mem::take(&mut self.computed);
         let unfit = if computed { None } else { self.compute(facts) };
         if let Some(path) = unfit {
@@ -361,43 +359,33 @@ impl BoundVariant {
                 true => Bound::Grad,
                 false => Bound::Tensor,
             };
-            // SAFETY: the leaf belongs to the caller's live arguments, and its
-            // type was guarded.
-            unsafe {
-                self.bound
-                    .program()
-                    .bind(arg.slot, call.leaf(arg.leaf), what)?
-            };
+            let leaf = frontend.leaf(arg.leaf).ok_or_else(|| no_leaf(arg.leaf))?;
+            frontend.bind(self.bound.program(), arg.slot, leaf, what)?;
         }
         for (slot, owner) in &self.grads {
-            // SAFETY: the owner is held.
-            unsafe {
-                self.bound
-                    .program()
-                    .bind(*slot, owner.as_ptr(), Bound::Grad)?
-            };
+            frontend.bind(self.bound.program(), *slot, F::borrow(owner), Bound::Grad)?;
         }
         Ok(())
     }
 
     /// The plan bound to the tensors of the state, to run by a schedule.
-    fn bound_by(&self, schedule: &Schedule) -> Result<BoundPlan, ReplayError> {
-        let bound = BoundPlan::to_pytorch(self.plan.plan(), schedule)?;
+    fn bound_by(
+        &self,
+        frontend: &F,
+        schedule: &Schedule,
+    ) -> Result<BoundPlan<F::Program>, ReplayError> {
+        let plan = self.plan.plan();
+        let bound = BoundPlan::bind(frontend.program(plan)?, plan, schedule)?;
         for (slot, tensor) in &self.state {
-            // SAFETY: the object is held, a tensor, and the GIL is held.
-            unsafe {
-                bound
-                    .program()
-                    .bind(*slot, tensor.as_ptr(), Bound::Memory)?
-            };
+            frontend.bind(bound.program(), *slot, F::borrow(tensor), Bound::Memory)?;
         }
         Ok(bound)
     }
 
     /// Binds the program anew if its last run has failed.
-    fn mend(&mut self) -> Result<(), ReplayError> {
+    fn mend(&mut self, frontend: &F) -> Result<(), ReplayError> {
         if self.failed {
-            self.bound = self.bound_by(&self.schedule)?;
+            self.bound = self.bound_by(frontend, &self.schedule)?;
             self.failed = false;
         }
         Ok(())
@@ -405,13 +393,13 @@ impl BoundVariant {
 
     /// Binds the program with its results at their places in the arena, which depend
     /// on what its ops were seen to allocate in an earlier replay.
-    fn place(&mut self, unplaced: Unplaced) {
+    fn place(&mut self, frontend: &F, unplaced: Unplaced) {
         let Unplaced {
             mut program,
             allocated,
         } = unplaced;
         let done = program.arrange(&allocated.unwrap_or_default());
-        match self.bound_by(&program.schedule) {
+        match self.bound_by(frontend, &program.schedule) {
             Ok(bound) => {
                 self.bound = bound;
                 self.schedule = program.schedule;
@@ -424,6 +412,10 @@ impl BoundVariant {
             }
         }
     }
+}
+
+pub(crate) fn no_leaf(leaf: u32) -> ReplayError {
+    ReplayError::Bind(format!("the call has no leaf {leaf}"))
 }
 
 fn without_arena(why: &str) -> Done {

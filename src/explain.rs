@@ -10,12 +10,13 @@ use rote_plans::{ArchivedPlan, NONE};
 use crate::opinion;
 use crate::optimized;
 use crate::session::Session;
+use rote_replay::Frontend;
 
 /// The text of `explain()`: counters, and for each plan what it erased, its
 /// collectives with their causes, the redistributions, the second opinion on them
 /// and the guards; then
 /// misses and refusals.
-pub fn explain(session: &Session) -> String {
+pub fn explain<F: Frontend>(session: &Session<F>) -> String {
     let mut out = String::new();
     let stats = session.stats();
     let _ = writeln!(

@@ -1,80 +1,8 @@
 //! The facts behind a recording: how each of them is called, and what it was.
 
 use rote_plans::GuardKind;
-use rote_replay::ReplayError;
-use rote_replay::aten::sys::{Fact, Object as PyObject};
-use rote_replay::aten::{Call, FactKind, FactTable};
-
-/// What surrounds a call, in the order in which the bridge reads it (`modes.h`).
-pub const MODES: [&str; 12] = [
-    "around",
-    "grad_mode",
-    "inference_mode",
-    "autocast",
-    "deterministic",
-    "default_dtype",
-    "backends",
-    "default_device",
-    "autograd",
-    "dispatch_keys",
-    "threads",
-    "default process group",
-];
-
-/// Index of the word that is not 0 while something around a call sees or
-/// changes its ops: `modes.h`, `Around`.
-pub const AROUND_WORD: usize = 1;
-
-/// Modes whose words say the same in every process of one version of PyTorch,
-/// and that no other guard tells as text.
-pub const PORTABLE_MODES: [&str; 5] = [
-    "backends",
-    "default_device",
-    "autograd",
-    "dispatch_keys",
-    "threads",
-];
-
-/// Properties of a leaf, as `abi.h` numbers them.
-const FIELDS: [&str; 17] = [
-    "structure",
-    "type",
-    "dtype",
-    "device",
-    "requires_grad",
-    "shape",
-    "strides",
-    "alias",
-    "mesh",
-    "placements",
-    "shape",
-    "strides",
-    "",
-    "grad",
-    "grad_fn",
-    "layout",
-    "attributes",
-];
-
-/// What the word at `index` of a call's facts is called.
-pub fn call_subject(index: usize, fact: Option<&Fact>, leaves: &[String]) -> String {
-    if index == 0 {
-        return "args structure".to_owned();
-    }
-    if let Some(mode) = MODES.get(index - 1) {
-        return (*mode).to_owned();
-    }
-    let Some(fact) = fact else {
-        return "args structure".to_owned();
-    };
-    let leaf = leaves
-        .get(fact.leaf as usize)
-        .map_or("args", String::as_str);
-    match FIELDS.get(fact.field as usize).copied().unwrap_or("?") {
-        "" => leaf.to_owned(),
-        field => format!("{leaf}.{field}"),
-    }
-}
+use rote_replay::frontend::Facts;
+use rote_replay::{Frontend, ReplayError};
 
 /// One named fact of a table.
 #[derive(Clone, Debug)]
@@ -93,35 +21,22 @@ pub struct Entry {
     pub hyperparameter: bool,
     /// A gradient: the step itself changes it.
     pub gradient: bool,
+    /// What each of its words says of the subject, as `.meta`; none where there is nothing to tell apart.
+    pub parts: &'static [&'static str],
 }
-
-/// What the words of a fact about a tensor say after the first two, which are
-/// its address (`facts.h`, `kTensorMeta`).
-const TENSOR_PARTS: [&str; 6] = [
-    "",
-    "",
-    ".meta",
-    ".requires_grad or hooks",
-    ".placements",
-    ".attributes",
-];
 
 impl Entry {
     /// What the word at `index` looks at.
     fn part(&self, index: usize) -> String {
-        let part = if self.width == TENSOR_PARTS.len() {
-            TENSOR_PARTS[index - self.start]
-        } else {
-            ""
-        };
+        let part = self.parts.get(index - self.start).unwrap_or(&"");
         format!("{}{part}", self.subject)
     }
 }
 
 /// A table of facts with their names.
 #[derive(Debug)]
-pub struct Facts {
-    table: FactTable,
+pub struct NamedFacts<F: Frontend> {
+    table: F::Facts,
     /// The facts, by first word.
     pub entries: Vec<Entry>,
     /// What the facts were when the recording began.
@@ -132,8 +47,6 @@ pub struct Facts {
 /// A fact to add to a table.
 #[derive(Clone, Copy, Debug)]
 pub struct NewFact<'a> {
-    /// What the bridge reads.
-    pub reads: FactKind,
     /// What kind of guard it is.
     pub kind: GuardKind,
     /// What it looks at.
@@ -143,32 +56,30 @@ pub struct NewFact<'a> {
     pub text: &'a str,
     /// Whether it is a hyperparameter of an optimizer.
     pub hyperparameter: bool,
+    /// Whether it is about gradients, which steps make.
+    pub gradient: bool,
+    /// What each of its words says of the subject, as `.meta`; none where there is nothing to tell apart.
+    pub parts: &'static [&'static str],
 }
 
-impl Facts {
+impl<F: Frontend> NamedFacts<F> {
     /// No facts.
-    #[allow(clippy::new_without_default, reason = "it needs a loaded bridge")]
-    pub fn new() -> Self {
-        Facts {
-            table: FactTable::new(),
+    pub fn new(frontend: &F) -> Self {
+        NamedFacts {
+            table: frontend.facts(),
             entries: Vec::new(),
             expected: Vec::new(),
             found: Vec::new(),
         }
     }
 
-    /// Adds a fact.
-    ///
-    /// # Safety
-    /// As [`FactTable::add`].
-    pub unsafe fn add(
+    /// Adds a fact. `add` adds it to the frontend's facts, and tells its first word and how many it has.
+    pub fn add(
         &mut self,
         fact: NewFact<'_>,
-        container: PyObject,
-        key: PyObject,
+        add: impl FnOnce(&mut F::Facts) -> Result<(usize, usize), ReplayError>,
     ) -> Result<(), ReplayError> {
-        // SAFETY: the caller vouches for the objects.
-        let (start, width) = unsafe { self.table.add(fact.reads, container, key)? };
+        let (start, width) = add(&mut self.table)?;
         self.entries.push(Entry {
             start,
             width,
@@ -176,25 +87,26 @@ impl Facts {
             subject: fact.subject.to_owned(),
             text: fact.text.to_owned(),
             hyperparameter: fact.hyperparameter,
-            gradient: fact.reads.is_of_gradients(),
+            gradient: fact.gradient,
+            parts: fact.parts,
         });
         Ok(())
     }
 
     /// Reads every fact as what a plan will expect.
-    pub fn settle(&mut self, call: &Call) -> Result<(), ReplayError> {
+    pub fn settle(&mut self, frontend: &F) -> Result<(), ReplayError> {
         self.table.hold()?;
         let mut words = std::mem::take(&mut self.expected);
-        self.table.read(call, &mut words)?;
+        self.table.read(frontend, &mut words)?;
         self.expected = words;
         Ok(())
     }
 
-    /// Reads facts that were added after [`Facts::settle`]: what a step turned
+    /// Reads facts that were added after [`NamedFacts::settle`]: what a step turned
     /// out to use.
-    pub fn settle_added(&mut self, call: &Call) -> Result<(), ReplayError> {
+    pub fn settle_added(&mut self, frontend: &F) -> Result<(), ReplayError> {
         let mut found = std::mem::take(&mut self.found);
-        let read = self.table.read(call, &mut found);
+        let read = self.table.read(frontend, &mut found);
         self.found = found;
         read?;
         self.expected
@@ -206,11 +118,11 @@ impl Facts {
     /// Values that are equal by content are accepted.
     pub fn difference(
         &mut self,
-        call: &Call,
+        frontend: &F,
         free: &[String],
     ) -> Result<Option<String>, ReplayError> {
         let mut found = std::mem::take(&mut self.found);
-        let read = self.table.read(call, &mut found);
+        let read = self.table.read(frontend, &mut found);
         self.found = found;
         read?;
         let mut from = 0;
@@ -230,9 +142,9 @@ impl Facts {
     }
 
     /// Every fact that changed since the recording began, gradients apart.
-    pub fn changes(&mut self, call: &Call) -> Result<Vec<String>, ReplayError> {
+    pub fn changes(&mut self, frontend: &F) -> Result<Vec<String>, ReplayError> {
         let mut found = std::mem::take(&mut self.found);
-        let read = self.table.read(call, &mut found);
+        let read = self.table.read(frontend, &mut found);
         self.found = found;
         read?;
         let mut changed = Vec::new();

@@ -7,21 +7,19 @@
 //! | [`variant`] | a plan, bound, with the facts under which it may run |
 //! | [`bound`] | a plan through its passes, bound to the tensors of a variant |
 //! | [`facts`] | what guards look at, and how it is called |
-//! | [`agreement`] | ranks agree before they replay altered collectives |
 //! | [`explain`] | what was erased, as text for people |
 //! | [`optimized`] | what passes did to a plan, as text and JSON |
 //! | [`opinion`] | what DTensor moved beside what it need have, as text and JSON |
 //! | `second_opinion` | what the cheapest strategies would have moved |
 //! | [`shown`] | replays that show every result, to find the instruction that goes wrong |
 //! | `places` | where arguments must lie in their storages |
-//! | [`events`] | from the bridge's structs to the recorder's events |
 //! | [`stored`] | stored plans: their names, and whether one applies |
 //! | [`stats`] | counters |
-//! | [`validation`] | the truth table, with PyTorch's kernels |
+//! | [`validation`] | questions to the truth table, as JSON |
 
-pub mod agreement;
+#![forbid(unsafe_code)]
+
 mod bound;
-pub mod events;
 pub mod explain;
 pub mod facts;
 pub mod opinion;
@@ -53,14 +51,6 @@ pub enum SessionError {
     /// Binding or running a plan.
     #[error(transparent)]
     Replay(#[from] rote_replay::ReplayError),
-    /// A replay failed.
-    #[error("{error}")]
-    Failed {
-        /// Where, and what was said.
-        error: rote_replay::ReplayError,
-        /// What the framework's own bindings would raise.
-        exception: Option<rote_replay::aten::Object>,
-    },
     /// A step that cannot be replayed.
     #[error("{0}")]
     Refused(rote_tracer::Refusal),
@@ -70,6 +60,9 @@ pub enum SessionError {
     /// A variant that the session does not have.
     #[error("there is no such variant")]
     NoVariant,
+    /// An instruction that a plan does not have.
+    #[error("there is no such instruction")]
+    NoInstruction,
     /// A recording call without a recording.
     #[error("no recording is in progress")]
     NoRecording,

@@ -8,9 +8,9 @@
 
 use rote_plans::value::reach;
 use rote_plans::{Anchor, BindingKind, Plan};
-use rote_replay::ReplayError;
-use rote_replay::aten::Call;
+use rote_replay::{Frontend, ReplayError, TensorOf};
 
+use crate::bound::no_leaf;
 use crate::recording::Named;
 
 /// What must hold of the arguments of a plan.
@@ -30,11 +30,12 @@ struct Place {
 
 impl Places {
     /// What must hold for a plan. `named`: the tensors that it may bind.
-    pub fn of(plan: &Plan, named: &[Named]) -> Self {
+    pub fn of<F: Frontend>(plan: &Plan, named: &[Named<TensorOf<F>>]) -> Self {
         let mut places = Vec::new();
         for binding in plan.bindings.iter().filter(|b| b.kind == BindingKind::Arg) {
             let path = plan.str(binding.path);
-            let is_it = |named: &&Named| named.kind == binding.kind && named.path == path;
+            let is_it =
+                |named: &&Named<TensorOf<F>>| named.kind == binding.kind && named.path == path;
             let Some(leaf) = named.iter().find(is_it).and_then(|named| named.leaf) else {
                 continue; // binding it will fail, and say so
             };
@@ -59,9 +60,10 @@ impl Places {
     }
 
     /// The first argument of a call that does not lie where it must.
-    pub fn difference(&self, call: &Call) -> Result<Option<&str>, ReplayError> {
+    pub fn difference<F: Frontend>(&self, frontend: &F) -> Result<Option<&str>, ReplayError> {
         for place in &self.0 {
-            let found = call.place(place.leaf, place.anchor.is_some())?;
+            let tensor = (frontend.leaf(place.leaf)).ok_or_else(|| no_leaf(place.leaf))?;
+            let found = frontend.place(tensor, place.anchor.is_some())?;
             let start = i128::from(found.start);
             let outside = place
                 .reach

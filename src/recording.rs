@@ -4,25 +4,23 @@ use std::rc::Rc;
 
 use hashbrown::HashMap;
 use rote_plans::{Anchor, BindingKind, Device, Fingerprint, GuardKind, RngAction};
-use rote_replay::ReplayError;
-use rote_replay::aten::sys::Object as PyObject;
-use rote_replay::aten::{self, Bridge, CallFacts, Object};
+use rote_replay::frontend::Describe;
+use rote_replay::{CallFacts, Frontend, Place, ReplayError, TensorOf};
 use rote_tracer::compare::Recording;
 use rote_tracer::scalars::{Origin, TracedFloats, UnknownFloat};
-use rote_tracer::{Recorder, Refusal, SpecEvent};
+use rote_tracer::{OpEvent, Recorder, Refusal, SpecEvent};
 
-use crate::events;
-use crate::facts::Facts;
+use crate::facts::NamedFacts;
 
 /// A tensor that the plan may bind.
 #[derive(Debug)]
-pub struct Named {
+pub struct Named<T> {
     /// Whose it is.
     pub kind: BindingKind,
     /// Its path; of a gradient, the path of its owner.
     pub path: String,
     /// The tensor; of a gradient, its owner. Held for state only.
-    pub object: Option<Object>,
+    pub tensor: Option<T>,
     /// Which leaf of the arguments it is, for arguments and their gradients.
     pub leaf: Option<u32>,
     /// Its storage.
@@ -62,32 +60,37 @@ pub struct GuardText {
 
 /// One step while it is recorded.
 #[derive(Debug)]
-pub struct ActiveRecording {
-    bridge: aten::Recording,
+pub struct ActiveRecording<F: Frontend> {
+    describer: F::Describer,
     recorder: Recorder,
     /// Facts about objects that outlive the call.
-    pub facts: Facts,
+    pub facts: NamedFacts<F>,
     floats: TracedFloats,
     /// Tensors that have a name.
-    pub named: Vec<Named>,
+    pub named: Vec<Named<TensorOf<F>>>,
     specs: Vec<SpecEvent>,
     /// Guards of the call and its modes, as text.
     pub guards: Vec<GuardText>,
     /// Facts of the call.
-    pub call: Rc<CallFacts>,
+    pub call: Rc<CallFacts<F::Held>>,
     /// Names of the leaves of the arguments.
     pub leaves: Vec<String>,
     refusal: Option<Refusal>,
     generators: HashMap<Device, u64>,
 }
 
-impl ActiveRecording {
+impl<F: Frontend> ActiveRecording<F> {
     /// Begins a recording for a call with these facts.
-    pub fn new(fingerprint: Fingerprint, function: &str, call: Rc<CallFacts>) -> Self {
+    pub fn new(
+        frontend: &F,
+        fingerprint: Fingerprint,
+        function: &str,
+        call: Rc<CallFacts<F::Held>>,
+    ) -> Self {
         ActiveRecording {
-            bridge: aten::Recording::new(),
+            describer: frontend.describer(),
             recorder: Recorder::new(fingerprint, function),
-            facts: Facts::new(),
+            facts: NamedFacts::new(frontend),
             floats: TracedFloats::default(),
             named: Vec::new(),
             specs: Vec::new(),
@@ -136,16 +139,14 @@ impl ActiveRecording {
             .collect()
     }
 
-    /// Names a tensor. `local` is the local tensor, `object` what is bound
+    /// Names a tensor. `local` is the local tensor, `bound` what is bound
     /// (for a gradient: its owner).
-    ///
-    /// # Safety
-    /// Both must be live tensor objects.
-    pub unsafe fn name_tensor(
+    pub fn name_tensor(
         &mut self,
+        frontend: &F,
         tensor: NewTensor<'_>,
-        object: PyObject,
-        local: PyObject,
+        bound: F::Ref<'_>,
+        local: F::Ref<'_>,
     ) -> Result<(), ReplayError> {
         let NewTensor {
             kind,
@@ -154,25 +155,21 @@ impl ActiveRecording {
             leaf,
         } = tensor;
         let spec = self.spec_at(spec);
-        // SAFETY: the caller vouches for the tensor; the event is used before
-        // the bridge's next call.
-        let event = unsafe { events::tensor(self.bridge.tensor(local)?) };
+        let event = self.describer.tensor(local)?;
         let place = match (kind, leaf) {
             (BindingKind::Arg, Some(_)) if !event.opaque => {
-                // SAFETY: the caller vouches for the object.
-                let aten::sys::Place { start, bytes, base } = unsafe { aten::place(object, true)? };
+                let Place { start, bytes, base } = frontend.place(bound, true)?;
                 Some(Anchor { start, bytes, base })
             }
             _ => None,
         };
         (self.recorder).name_tensor(kind, path, &event, spec.as_ref(), place);
         let (storage, storage_bytes) = (event.storage, event.storage_bytes);
-        // SAFETY: the caller vouches for the object.
-        let object = leaf.is_none().then(|| unsafe { Object::hold(object) });
+        let tensor = leaf.is_none().then(|| frontend.hold(bound));
         self.named.push(Named {
             kind,
             path: path.to_owned(),
-            object,
+            tensor,
             leaf,
             storage,
             storage_bytes,
@@ -202,28 +199,23 @@ impl ActiveRecording {
 
     /// The step asks how a tensor lies in its storage: the plan depends on that.
     /// Returns whether the tensor's storage exists before the step.
-    ///
-    /// # Safety
-    /// `local` must be a live tensor object.
-    pub unsafe fn anchor(&mut self, local: PyObject) -> Result<bool, ReplayError> {
-        // SAFETY: the caller vouches for the tensor; the event is used before
-        // the bridge's next call.
-        let storage = unsafe { events::tensor(self.bridge.tensor(local)?) }.storage;
+    pub fn anchor(&mut self, local: F::Ref<'_>) -> Result<bool, ReplayError> {
+        let storage = self.describer.tensor(local)?.storage;
         self.recorder.anchor(storage);
         Ok(!self.recorder.is_made(storage))
     }
 
     /// Notes where a device's generator stands.
-    pub fn watch_generator(&mut self, device: Device) -> Result<(), ReplayError> {
-        let digest = Bridge::get().rng_digest(device)?;
+    pub fn watch_generator(&mut self, frontend: &F, device: Device) -> Result<(), ReplayError> {
+        let digest = frontend.generator(device)?;
         self.generators.insert(device, digest);
         Ok(())
     }
 
     /// Refuses when a generator was moved by something that was not recorded.
-    pub fn check_generators(&mut self, source: &str) -> Result<(), ReplayError> {
+    pub fn check_generators(&mut self, frontend: &F, source: &str) -> Result<(), ReplayError> {
         for (&device, &known) in &self.generators {
-            if Bridge::get().rng_digest(device)? != known {
+            if frontend.generator(device)? != known {
                 let refusal = Refusal::op(
                     "a random generator",
                     source,
@@ -239,54 +231,29 @@ impl ActiveRecording {
         Ok(())
     }
 
-    fn settle_generators(&mut self) -> Result<(), ReplayError> {
+    fn settle_generators(&mut self, frontend: &F) -> Result<(), ReplayError> {
         for (&device, known) in &mut self.generators {
-            *known = Bridge::get().rng_digest(device)?;
+            *known = frontend.generator(device)?;
         }
         Ok(())
     }
 
-    /// Records an op that has run.
-    ///
-    /// # Safety
-    /// As [`aten::Recording::op`].
-    pub unsafe fn op(
+    /// Records an op that has run, as `describe` tells of it.
+    pub fn op(
         &mut self,
-        func: PyObject,
-        args: PyObject,
-        kwargs: PyObject,
-        result: PyObject,
-        source: &str,
+        frontend: &F,
+        describe: impl FnOnce(&mut F::Describer) -> Result<OpEvent<'_>, ReplayError>,
     ) -> Result<(), ReplayError> {
         if self.refusal.is_some() {
             return Ok(());
         }
-        // SAFETY: the caller vouches for the objects; the event is used before
-        // the bridge's next call.
-        let event = unsafe { events::op(self.bridge.op(func, args, kwargs, result)?, source) };
-        let recorded = self.recorder.op(&event);
+        let event = describe(&mut self.describer)?;
         let seeded = event.seeded;
-        self.settle(recorded, seeded)
-    }
-
-    /// Records the op that has just run under observation.
-    pub fn observed_op(&mut self, source: &str) -> Result<(), ReplayError> {
-        if self.refusal.is_some() {
-            return Ok(());
-        }
-        // SAFETY: the event is used before the bridge's next call.
-        let event = unsafe { events::op(self.bridge.observed_op()?, source) };
-        let recorded = self.recorder.op(&event);
-        let seeded = event.seeded;
-        self.settle(recorded, seeded)
-    }
-
-    fn settle(&mut self, recorded: Result<(), Refusal>, seeded: bool) -> Result<(), ReplayError> {
-        if let Err(refusal) = recorded {
+        if let Err(refusal) = self.recorder.op(&event) {
             self.refusal = Some(refusal);
         }
         if seeded {
-            self.settle_generators()?;
+            self.settle_generators(frontend)?;
         }
         Ok(())
     }
@@ -315,13 +282,14 @@ impl ActiveRecording {
     /// Records a save or restore of generator state. Returns the slot.
     pub fn rng(
         &mut self,
+        frontend: &F,
         action: RngAction,
         device: Device,
         slot: Option<u32>,
         source: &str,
     ) -> Result<u32, ReplayError> {
         let slot = self.recorder.rng(action, device, slot, source);
-        self.settle_generators()?;
+        self.settle_generators(frontend)?;
         Ok(slot)
     }
 
@@ -380,19 +348,15 @@ impl ActiveRecording {
     }
 
     /// Names a tensor of the result.
-    ///
-    /// # Safety
-    /// `local` must be a live tensor object.
-    pub unsafe fn output(
+    pub fn output(
         &mut self,
         path: &str,
-        local: PyObject,
+        local: F::Ref<'_>,
         spec: Option<u32>,
         requires_grad: bool,
     ) -> Result<(), ReplayError> {
         let spec = self.spec_at(spec);
-        // SAFETY: as in `name_tensor`.
-        let event = unsafe { events::tensor(self.bridge.tensor(local)?) };
+        let event = self.describer.tensor(local)?;
         if let Err(refusal) = self
             .recorder
             .output(path, &event, spec.as_ref(), requires_grad)
@@ -403,19 +367,15 @@ impl ActiveRecording {
     }
 
     /// Says what the step left in a `.grad`: a local tensor, or `None`.
-    ///
-    /// # Safety
-    /// As [`ActiveRecording::output`].
-    pub unsafe fn grad(
+    pub fn grad(
         &mut self,
         path: &str,
-        local: Option<PyObject>,
+        local: Option<F::Ref<'_>>,
         spec: Option<u32>,
     ) -> Result<(), ReplayError> {
         let spec = self.spec_at(spec);
         let event = match local {
-            // SAFETY: as in `name_tensor`.
-            Some(local) => Some(unsafe { events::tensor(self.bridge.tensor(local)?) }),
+            Some(local) => Some(self.describer.tensor(local)?),
             None => None,
         };
         let gradient = event.as_ref().map(|event| (event, spec.as_ref()));
@@ -431,7 +391,7 @@ impl ActiveRecording {
             .recorder
             .made()
             .into_iter()
-            .filter(|(storage, _)| self.bridge.alive(*storage))
+            .filter(|(storage, _)| self.describer.is_alive(*storage))
             .map(|(_, maker)| maker)
             .collect();
         alive.sort();
@@ -460,7 +420,7 @@ impl ActiveRecording {
     }
 
     /// Ends the recording. `result` is the structure of the result as JSON.
-    pub fn into_recording(self, result: &str) -> (Recording, Parts) {
+    pub fn into_recording(self, result: &str) -> (Recording, Parts<F>) {
         let guards = self.guard_texts();
         let (plan, sources) = self.recorder.finish(result);
         (
@@ -480,22 +440,22 @@ impl ActiveRecording {
     }
 
     /// What a stored plan needs to be bound without a recording.
-    pub fn into_parts(self) -> Parts {
+    pub fn into_parts(self) -> Parts<F> {
         self.into_recording("").1
     }
 }
 
 /// What a recording knows besides the plan.
 #[derive(Debug)]
-pub struct Parts {
+pub struct Parts<F: Frontend> {
     /// Facts about objects that outlive the call.
-    pub facts: Facts,
+    pub facts: NamedFacts<F>,
     /// Tensors that have a name.
-    pub named: Vec<Named>,
+    pub named: Vec<Named<TensorOf<F>>>,
     /// Guards as text.
     pub guards: Vec<GuardText>,
     /// Facts of the call.
-    pub call: Rc<CallFacts>,
+    pub call: Rc<CallFacts<F::Held>>,
     /// Names of the leaves of the arguments.
     pub leaves: Vec<String>,
 }

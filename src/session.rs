@@ -14,16 +14,12 @@ use std::rc::Rc;
 use hashbrown::HashMap;
 use rote_passes::Selection;
 use rote_plans::Fingerprint;
-use rote_replay::aten::ranks::without_gil;
-use rote_replay::aten::sys::Object as PyObject;
-use rote_replay::aten::{Call, CallFacts, Group, Left, Object};
-use rote_replay::first_difference;
+use rote_replay::agreement::{self, Decision, Ranks};
+use rote_replay::{CallFacts, Frontend, Left, TensorOf, first_difference};
 use rote_tracer::Refusal;
 use rote_tracer::compare::Recording;
 
 use crate::SessionError;
-use crate::agreement::{self, Decision};
-use crate::facts::{AROUND_WORD, call_subject};
 use crate::places::Places;
 use crate::recording::{ActiveRecording, GuardText, Parts};
 use crate::stats::Stats;
@@ -47,9 +43,9 @@ pub struct Config {
 
 /// What to do with a call.
 #[derive(Debug)]
-pub enum Next {
-    /// It was replayed: by which variant, and the results in a Python list.
-    Replayed(u32, Object),
+pub enum Next<R> {
+    /// It was replayed: by which variant, and its results.
+    Replayed(u32, R),
     /// Run it eagerly and record it.
     Record,
     /// Run it eagerly.
@@ -103,16 +99,16 @@ pub enum Outcome {
 }
 
 #[derive(Debug)]
-struct Candidate {
+struct Candidate<F: Frontend> {
     recording: Recording,
-    parts: Parts,
+    parts: Parts<F>,
     places: Places,
 }
 
-impl Candidate {
-    fn new(recording: Recording, parts: Parts) -> Self {
+impl<F: Frontend> Candidate<F> {
+    fn new(recording: Recording, parts: Parts<F>) -> Self {
         Candidate {
-            places: Places::of(&recording.plan, &parts.named),
+            places: Places::of::<F>(&recording.plan, &parts.named),
             recording,
             parts,
         }
@@ -121,8 +117,8 @@ impl Candidate {
 
 /// A recording in progress, with what it was found to resemble.
 #[derive(Debug)]
-struct Active {
-    recording: ActiveRecording,
+struct Active<F: Frontend> {
+    recording: ActiveRecording<F>,
     /// A variant whose guards differ in hyperparameters only.
     variant: Option<usize>,
     /// A candidate under the same guards.
@@ -132,16 +128,16 @@ struct Active {
 
 /// One captured function.
 #[derive(Debug)]
-pub struct Session {
+pub struct Session<F: Frontend> {
     config: Config,
     stored: StoredPlans,
-    call: Call,
-    variants: Vec<Variant>,
-    candidates: Vec<Candidate>,
-    active: Option<Active>,
+    frontend: F,
+    variants: Vec<Variant<F>>,
+    candidates: Vec<Candidate<F>>,
+    active: Option<Active<F>>,
     stats: Stats,
     /// Calls whose recording was refused.
-    refused: Vec<Rc<CallFacts>>,
+    refused: Vec<Rc<CallFacts<F::Held>>>,
     drops: u32,
     last_changes: Vec<String>,
     unsteady: HashMap<String, u32>,
@@ -170,17 +166,19 @@ pub struct Session {
     /// Whether all calls run eagerly from now on.
     stopped: bool,
     /// What the last replay has left of each gradient of a variant's plan, if it failed.
-    left: Option<(u32, Vec<Left>)>,
+    left: Option<(u32, Vec<Left<TensorOf<F>>>)>,
+    /// What the framework raised in the last replay, if it failed.
+    exception: Option<F::Exception>,
 }
 
-impl Session {
-    /// A session with nothing recorded. The bridge must be loaded.
-    pub fn new(config: Config) -> Result<Self, SessionError> {
+impl<F: Frontend> Session<F> {
+    /// A session with nothing recorded, for calls of a framework.
+    pub fn new(config: Config, frontend: F) -> Result<Self, SessionError> {
         let stored = StoredPlans::open(&config)?;
         Ok(Session {
             config,
             stored,
-            call: Call::new(),
+            frontend,
             variants: Vec::new(),
             candidates: Vec::new(),
             active: None,
@@ -204,6 +202,7 @@ impl Session {
             unfit: None,
             stopped: false,
             left: None,
+            exception: None,
         })
     }
 
@@ -213,18 +212,19 @@ impl Session {
     }
 
     /// The variants that can be replayed.
-    pub fn variants(&self) -> &[Variant] {
+    pub fn variants(&self) -> &[Variant<F>] {
         &self.variants
     }
 
     /// The variant with this number.
-    pub fn variant(&self, id: u32) -> Option<&Variant> {
+    pub fn variant(&self, id: u32) -> Option<&Variant<F>> {
         self.variants.iter().find(|variant| variant.id == id)
     }
 
-    /// The same, to change it.
-    pub fn variant_mut(&mut self, id: u32) -> Option<&mut Variant> {
-        self.variants.iter_mut().find(|variant| variant.id == id)
+    /// The same, to change it, and the framework.
+    pub(crate) fn variant_mut(&mut self, id: u32) -> Option<(&F, &mut Variant<F>)> {
+        let variant = self.variants.iter_mut().find(|variant| variant.id == id);
+        variant.map(|variant| (&self.frontend, variant))
     }
 
     /// Says which process group is the default one now, none or another than
@@ -238,15 +238,15 @@ impl Session {
     ) -> Result<(), SessionError> {
         let number = match group {
             None => 0,
-            Some(name) => match Group::find(name)? {
-                Some(group) => group.number + 1,
+            Some(name) => match self.frontend.group(name)? {
+                Some(group) => group.number() + 1,
                 None => {
                     self.unregistered += 1;
                     u64::MAX - self.unregistered // never the same again
                 }
             },
         };
-        self.call.set_world(number);
+        self.frontend.enter_world(number);
         self.ranks = None;
         let own = &mut self.config.fingerprint;
         if (own.world_size, own.rank) != (world_size, rank) {
@@ -263,14 +263,13 @@ impl Session {
         if !self.config.passes.alters_collectives() {
             return Ok(false);
         }
-        let Some(found) = Group::find(group)? else {
+        let Some(found) = self.frontend.group(group)? else {
             return Ok(false);
         };
-        if !found.cpu {
+        if let Some(why) = found.why_silent() {
             self.config.passes = self.config.passes.keeping_collectives();
             self.notice = Some(format!(
-                "{}: passes that alter collectives stay off: the ranks would agree on the CPU, and the default \
-                 process group has no backend for it; init_process_group(\"cpu:gloo,cuda:nccl\") makes one that has",
+                "{}: passes that alter collectives stay off: {why}",
                 self.config.function
             ));
             return Ok(false);
@@ -286,33 +285,23 @@ impl Session {
     }
 
     /// Whether a call would be replayed, were it made now.
-    ///
-    /// # Safety
-    /// As [`Session::call`].
-    pub unsafe fn holds(&mut self, args: PyObject, kwargs: PyObject) -> Result<bool, SessionError> {
-        // SAFETY: the caller vouches for the objects.
-        let found = unsafe { self.find(args, kwargs) }?;
+    pub fn holds(&mut self, args: F::Args) -> Result<bool, SessionError> {
+        let found = self.find(args)?;
         Ok(!self.stopped && matches!(found, Found::Variant(_)))
     }
 
     /// The facts of a call, and a variant. An error where there is no such variant.
-    ///
-    /// # Safety
-    /// As [`Session::call`].
-    pub(crate) unsafe fn collected(
+    pub(crate) fn collected(
         &mut self,
         id: u32,
-        args: PyObject,
-        kwargs: PyObject,
-    ) -> Result<(&Call, &mut Variant), SessionError> {
-        // SAFETY: the caller vouches for the objects.
-        unsafe { self.call.collect(args, kwargs)? };
-        let variant = self.variants.iter_mut().find(|variant| variant.id == id);
-        Ok((&self.call, variant.ok_or(SessionError::NoVariant)?))
+        args: F::Args,
+    ) -> Result<(&F, &mut Variant<F>), SessionError> {
+        self.frontend.collect(args)?;
+        self.variant_mut(id).ok_or(SessionError::NoVariant)
     }
 
     /// The recording in progress, which ends.
-    pub(crate) fn take_recording(&mut self) -> Option<ActiveRecording> {
+    pub(crate) fn take_recording(&mut self) -> Option<ActiveRecording<F>> {
         self.active.take().map(|active| active.recording)
     }
 
@@ -325,43 +314,23 @@ impl Session {
 
     /// Handles a call: replays it, or says how it must run. The ranks agree, if
     /// they are to.
-    ///
-    /// # Safety
-    /// `args` must be a live tuple and `kwargs` a live dict, and the GIL held.
-    pub unsafe fn call(&mut self, args: PyObject, kwargs: PyObject) -> Result<Next, SessionError> {
-        // SAFETY: the caller vouches for the objects.
-        unsafe { self.handle(args, kwargs, true) }
+    pub fn call(&mut self, args: F::Args) -> Result<Next<F::Results>, SessionError> {
+        self.handle(args, true)
     }
 
     /// Handles a call that is made from within a captured function, which runs
     /// eagerly here and may be replayed on other ranks: nothing is agreed.
-    ///
-    /// # Safety
-    /// As [`Session::call`].
-    pub unsafe fn call_within(
-        &mut self,
-        args: PyObject,
-        kwargs: PyObject,
-    ) -> Result<Next, SessionError> {
-        // SAFETY: the caller vouches for the objects.
-        unsafe { self.handle(args, kwargs, false) }
+    pub fn call_within(&mut self, args: F::Args) -> Result<Next<F::Results>, SessionError> {
+        self.handle(args, false)
     }
 
-    /// # Safety
-    /// As [`Session::call`].
-    unsafe fn handle(
-        &mut self,
-        args: PyObject,
-        kwargs: PyObject,
-        agree: bool,
-    ) -> Result<Next, SessionError> {
+    fn handle(&mut self, args: F::Args, agree: bool) -> Result<Next<F::Results>, SessionError> {
         self.stats.calls += 1;
         self.missed = None;
         if self.stopped {
             return Ok(Next::Eager);
         }
-        // SAFETY: the caller vouches for the objects.
-        let found = unsafe { self.find(args, kwargs) };
+        let found = self.find(args);
         // Before anything else, an error included: other ranks wait for this one.
         let agreed = agree && self.agree(found.as_ref().ok())?;
         let found = found.unwrap_or_else(|error| {
@@ -385,7 +354,7 @@ impl Session {
         };
         let mut refused = false;
         for earlier in &self.refused {
-            refused = refused || self.call.difference(earlier)?.is_none();
+            refused = refused || self.frontend.difference(earlier)?.is_none();
         }
         if let Some(subject) = missed.subject {
             self.stats.fallbacks += 1;
@@ -408,30 +377,26 @@ impl Session {
     }
 
     /// Looks for a variant whose guards hold.
-    ///
-    /// # Safety
-    /// As [`Session::call`].
-    unsafe fn find(&mut self, args: PyObject, kwargs: PyObject) -> Result<Found, SessionError> {
+    fn find(&mut self, args: F::Args) -> Result<Found, SessionError> {
         if self.active.is_some() {
             return Ok(Found::Unseen); // what is recorded stays the last call
         }
-        // SAFETY: the caller vouches for the objects.
-        unsafe { self.call.collect(args, kwargs)? };
-        if self.call.words()[AROUND_WORD] != 0 {
+        self.frontend.collect(args)?;
+        if self.frontend.is_watched() {
             return Ok(Found::Unseen);
         }
         let mut best: Option<(usize, String)> = None;
         let mut near = false;
         for (i, variant) in self.variants.iter_mut().enumerate() {
-            let (progress, subject) = match self.call.difference(&variant.call)? {
+            let (progress, subject) = match self.frontend.difference(&variant.call)? {
                 Some(word) => {
                     let fact = variant.call.places.get(word);
-                    let fact = fact.or_else(|| self.call.places().get(word));
-                    (word, call_subject(word, fact, &variant.leaves))
+                    let fact = fact.or_else(|| self.frontend.places().get(word));
+                    (word, self.frontend.word(word, fact, &variant.leaves))
                 }
-                None => match variant.missed(&self.call)? {
+                None => match variant.missed(&self.frontend)? {
                     Some(subject) => {
-                        near = near || variant.is_near_but_for(&self.call, &subject)?;
+                        near = near || variant.is_near_but_for(&self.frontend, &subject)?;
                         (usize::MAX, subject)
                     }
                     None => return Ok(Found::Variant(i)),
@@ -454,14 +419,14 @@ impl Session {
         let Some(name) = &self.ranks else {
             return Ok(false);
         };
-        let Some(group) = Group::find(name)? else {
+        let Some(group) = self.frontend.group(name)? else {
             return Ok(false); // left by all ranks
         };
         let offer = match found {
             Some(Found::Variant(i)) => self.variants[*i].offer(),
             _ => None,
         };
-        let decided = without_gil(|| agreement::decide(group.number, &group, offer));
+        let decided = (self.frontend).unlocked(|| agreement::decide(&group, offer));
         let (decision, exchanged) = decided.and_then(|decided| decided).map_err(|error| {
             SessionError::Agreement(format!(
                 "{}: the ranks could not agree about a call, which every rank of the job must make while passes \
@@ -485,11 +450,11 @@ impl Session {
     }
 
     /// Replays the call with the first variant.
-    fn replay(&mut self, agreed: bool) -> Result<Next, SessionError> {
+    fn replay(&mut self, agreed: bool) -> Result<Next<F::Results>, SessionError> {
         let Some(variant) = self.variants.first_mut() else {
             return Ok(Next::Eager);
         };
-        let results = variant.replay(&self.call, agreed);
+        let results = variant.replay(&self.frontend, agreed);
         let left = std::mem::take(&mut variant.left);
         self.left = (!left.is_empty()).then_some((variant.id, left));
         let undone = variant.undone;
@@ -497,12 +462,15 @@ impl Session {
             self.variants.remove(0);
         }
         // Eager raises the same, or handles it: `except`, `finally`, `with`.
-        if let (Err(error), true) = (&results, undone) {
+        if let (Err((error, _)), true) = (&results, undone) {
             tracing::info!(target: "rote::replay", "{}: {error}; the call runs eagerly", self.config.function);
             self.stats.fallbacks += 1;
             return Ok(Next::Eager);
         }
-        let results = results?;
+        let results = results.map_err(|(error, exception)| {
+            self.exception = exception;
+            error
+        })?;
         let Some(variant) = self.variants.first() else {
             return Ok(Next::Eager);
         };
@@ -519,7 +487,7 @@ impl Session {
 
     /// Replays the call that was handled last with the newest variant. Other
     /// ranks were told that it is not replayed: collectives are as recorded.
-    pub fn replay_last(&mut self) -> Result<Next, SessionError> {
+    pub fn replay_last(&mut self) -> Result<Next<F::Results>, SessionError> {
         self.replay(false)
     }
 
@@ -543,7 +511,7 @@ impl Session {
     /// Why nothing more is recorded, if so.
     fn no_room(&mut self) -> Option<String> {
         let (most, calls) = (self.config.max_variants, self.stats.calls);
-        let used_lately = |variant: &Variant| calls - variant.last_used < IDLE_CALLS;
+        let used_lately = |variant: &Variant<F>| calls - variant.last_used < IDLE_CALLS;
         if self.variants.len() >= most && self.variants.iter().all(used_lately) {
             return Some(format!(
                 "{most} variants are recorded, which is the most allowed (max_variants), and all are in use: calls \
@@ -580,7 +548,8 @@ impl Session {
             .map(|candidate| &candidate.parts);
         let (last, before) = (latest.next()?, latest.next()?);
         if let Some(word) = first_difference(&before.call.words, &last.call.words) {
-            return Some(call_subject(word, last.call.places.get(word), &last.leaves));
+            let place = last.call.places.get(word);
+            return Some(self.frontend.word(word, place, &last.leaves));
         }
         let differs = |guard: &&GuardText| {
             let same = |other: &GuardText| {
@@ -598,8 +567,13 @@ impl Session {
 
     /// What the last replay has left of each gradient of a variant's plan, if it failed;
     /// given out once.
-    pub fn take_left(&mut self) -> Option<(u32, Vec<Left>)> {
+    pub fn take_left(&mut self) -> Option<(u32, Vec<Left<TensorOf<F>>>)> {
         self.left.take()
+    }
+
+    /// What the framework raised in the last replay, if it failed; given out once.
+    pub fn take_exception(&mut self) -> Option<F::Exception> {
+        self.exception.take()
     }
 
     /// Something to warn the user of, once.

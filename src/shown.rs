@@ -4,8 +4,7 @@ use rote_passes::liveness::for_each_value;
 use rote_passes::without;
 use rote_plans::describe;
 use rote_plans::{Arg, Instr, NONE, Plan, PlanFile, ReduceOp, Scalar, ValueId};
-use rote_replay::aten::Object;
-use rote_replay::aten::sys::Object as PyObject;
+use rote_replay::{Frontend, TensorOf};
 use rote_tracer::compare::first_difference;
 use rote_tracer::scalars::evaluate;
 use serde_json::{Value, json};
@@ -14,22 +13,18 @@ use crate::SessionError;
 use crate::session::Session;
 use crate::variant::Variant;
 
-impl Session {
+impl<F: Frontend> Session<F> {
     /// Replays a call with a variant and shows what each instruction makes or writes in
     /// place: of the plan as it was recorded, or else of the program that ran last.
-    ///
-    /// # Safety
-    /// As [`Session::call`].
-    pub unsafe fn show(
+    pub fn show(
         &mut self,
         id: u32,
-        (args, kwargs): (PyObject, PyObject),
+        args: F::Args,
         recorded: bool,
-        seen: &mut dyn FnMut(u32, u32, Object),
+        seen: &mut dyn FnMut(u32, u32, TensorOf<F>),
     ) -> Result<(), SessionError> {
-        // SAFETY: the caller vouches for the objects.
-        let (call, variant) = unsafe { self.collected(id, args, kwargs)? };
-        variant.show(call, recorded, seen)
+        let (frontend, variant) = self.collected(id, args)?;
+        variant.show(frontend, recorded, seen)
     }
 
     /// Ends the recording in progress without a variant. Where it differs from the plan
@@ -62,7 +57,7 @@ impl Session {
 
 /// The instructions of a variant's plan: for each its text, its line, the roots that
 /// it reads, and what it shows: values made, then written ones, each with its root.
-pub fn program(variant: &Variant) -> Value {
+pub fn program<F: Frontend>(variant: &Variant<F>) -> Value {
     let plan = variant.file.to_plan();
     let root = |value: ValueId| plan.values[value as usize].root;
     let sources = &variant.recording.sources;
@@ -210,19 +205,24 @@ impl Fault {
 
     /// Makes a variant wrong at an instruction of its recorded plan: in the plan itself,
     /// or in what the passes have made of it. Returns whether there was a way.
-    pub fn plant(
+    pub fn plant<F: Frontend>(
         &self,
-        variant: &mut Variant,
+        session: &mut Session<F>,
+        id: u32,
         at: usize,
         bound: bool,
     ) -> Result<bool, SessionError> {
+        let (frontend, variant) = session.variant_mut(id).ok_or(SessionError::NoVariant)?;
         let mut plan = variant.file.to_plan();
+        if at >= plan.instrs.len() {
+            return Err(SessionError::NoInstruction);
+        }
         let made = first_shown(&plan, at);
         let mut done = false;
         if !bound {
             done = self.apply(&mut plan, at);
         }
-        variant.spoil(plan, &mut |program| {
+        variant.spoil(frontend, plan, &mut |program| {
             if !bound {
                 return;
             }

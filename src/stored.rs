@@ -6,9 +6,10 @@ use rote_plans::{
 use rote_tracer::compare::{Recording, Source, compare};
 use rote_tracer::scalars::{AS_WRITTEN, TracedFloats, evaluate};
 
-use crate::facts::Facts;
+use crate::facts::NamedFacts;
 use crate::recording::{GuardText, Parts};
 use crate::session::Config;
+use rote_replay::Frontend;
 
 /// The plan store, as one captured function of one process sees it.
 #[derive(Debug)]
@@ -165,7 +166,7 @@ pub fn free_of(plan: &Plan) -> Vec<String> {
 }
 
 /// The scalars of a stored plan, computed from today's hyperparameters.
-pub fn numbers_now(stored: &Plan, facts: &Facts) -> Result<Vec<f64>, String> {
+pub fn numbers_now<F: Frontend>(stored: &Plan, facts: &NamedFacts<F>) -> Result<Vec<f64>, String> {
     let mut failed = None;
     let mut values = Vec::new();
     let done = evaluate(&stored.scalars, &mut values, |i| match stored.scalars[i] {
@@ -186,10 +187,10 @@ pub fn numbers_now(stored: &Plan, facts: &Facts) -> Result<Vec<f64>, String> {
 
 /// Whether a stored plan is what was just recorded, bound numbers computed
 /// from today's hyperparameters. Gives the hyperparameters it reads.
-pub fn same_as_stored(
+pub fn same_as_stored<F: Frontend>(
     stored: &Plan,
     recording: &Recording,
-    parts: &Parts,
+    parts: &Parts<F>,
 ) -> Result<Vec<String>, String> {
     if let Some(problem) = guards_differ(stored, &parts.guards) {
         return Err(problem);

@@ -5,19 +5,19 @@ use std::rc::Rc;
 use hashbrown::{HashMap, HashSet};
 use rote_passes::{Program, Report, Selection, optimize};
 use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, PlanStore, Sequence, StrId};
-use rote_replay::aten::{Call, CallFacts, Left, Object};
+use rote_replay::agreement::Offer;
+use rote_replay::{CallFacts, Frontend, Left, TensorOf};
 use rote_tracer::compare::{Recording, Source};
 
 use crate::SessionError;
-use crate::agreement::Offer;
 use crate::bound::BoundVariant;
-use crate::facts::Facts;
+use crate::facts::NamedFacts;
 use crate::places::Places;
 use crate::recording::{GuardText, Named, Parts};
 
 /// A plan that can be replayed in this process.
 #[derive(Debug)]
-pub struct Variant {
+pub struct Variant<F: Frontend> {
     /// Its number, never used twice in a session.
     pub id: u32,
     /// The plan file, mapped.
@@ -25,13 +25,13 @@ pub struct Variant {
     /// Its guard key.
     pub key: String,
     /// The facts of the call.
-    pub call: Rc<CallFacts>,
+    pub call: Rc<CallFacts<F::Held>>,
     /// Names of the leaves of the arguments.
     pub leaves: Vec<String>,
     /// Where arguments must lie in their storages.
     pub places: Places,
     /// Facts about objects that outlive calls.
-    pub facts: Facts,
+    pub facts: NamedFacts<F>,
     /// Hyperparameters that may change.
     pub free: Vec<String>,
     /// The recording it comes from, every number as it was.
@@ -50,13 +50,13 @@ pub struct Variant {
     /// What the passes did.
     pub passes: Report,
     /// What a replay that failed has left of each gradient of the plan.
-    pub left: Vec<Left>,
+    pub left: Vec<Left<TensorOf<F>>>,
     /// With the chosen passes.
-    chosen: BoundVariant,
+    chosen: BoundVariant<F>,
     /// What the ranks are told of the collectives, if passes may alter them.
-    altered: Option<Altered>,
+    altered: Option<Altered<F>>,
     /// The tensors that the plan binds.
-    named: Vec<Named>,
+    named: Vec<Named<TensorOf<F>>>,
     chosen_passes: Selection,
     /// Whether the last replay kept the recorded collectives, which passes had altered.
     kept: bool,
@@ -66,20 +66,20 @@ pub struct Variant {
 
 /// What passes that may alter collectives have left of them.
 #[derive(Debug)]
-struct Altered {
+struct Altered<F: Frontend> {
     offer: Offer,
     /// Whether they are other ones than those recorded.
     differ: bool,
     /// Whether no other rank takes part in them.
     alone: bool,
     /// The plan with the passes that keep collectives, bound when it is needed.
-    kept: Option<BoundVariant>,
+    kept: Option<BoundVariant<F>>,
     passes: Selection,
 }
 
 /// A recording that a second one, or a stored plan, has confirmed.
 #[derive(Debug)]
-pub struct Confirmed {
+pub struct Confirmed<F: Frontend> {
     /// The recording, every number as it was.
     pub recording: Recording,
     /// Where numbers that hyperparameters may explain come from.
@@ -87,7 +87,7 @@ pub struct Confirmed {
     /// Hyperparameters that may change.
     pub free: Vec<String>,
     /// What it names and the facts it was made under.
-    pub parts: Parts,
+    pub parts: Parts<F>,
 }
 
 /// The plan of a recording with its bound numbers and guards filled in.
@@ -138,24 +138,25 @@ pub fn final_plan(
 }
 
 /// The tensors that a plan binds, and those that its step writes as autograd counts it.
-fn bound_ones(mut named: Vec<Named>, plan: &ArchivedPlan) -> Vec<Named> {
+fn bound_ones<T>(mut named: Vec<Named<T>>, plan: &ArchivedPlan) -> Vec<Named<T>> {
     let bound: HashSet<&str> = plan
         .bindings
         .iter()
         .map(|binding| plan.str(binding.path.to_native()))
         .collect();
-    let written = |named: &Named| named.written.is_some_and(|times| times != [0, 0]);
+    let written = |named: &Named<T>| named.written.is_some_and(|times| times != [0, 0]);
     named.retain(|named| bound.contains(named.path.as_str()) || written(named));
     named
 }
 
-impl Variant {
+impl<F: Frontend> Variant<F> {
     /// Writes a plan to the store, opens what was written and binds it.
     pub fn keep(
+        frontend: &F,
         id: u32,
         store: &PlanStore,
         key: &str,
-        confirmed: Confirmed,
+        confirmed: Confirmed<F>,
         passes: Selection,
     ) -> Result<Self, SessionError> {
         let plan = final_plan(
@@ -172,15 +173,16 @@ impl Variant {
                 PlanFile::from_plan(&plan)?
             }
         };
-        Self::bind(id, file, key, confirmed, passes)
+        Self::bind(frontend, id, file, key, confirmed, passes)
     }
 
     /// Binds an open plan file.
     pub fn bind(
+        frontend: &F,
         id: u32,
         file: PlanFile,
         key: &str,
-        confirmed: Confirmed,
+        confirmed: Confirmed<F>,
         passes: Selection,
     ) -> Result<Self, SessionError> {
         let Confirmed {
@@ -190,11 +192,11 @@ impl Variant {
             parts,
         } = confirmed;
         let recorded = file.to_plan();
-        let places = Places::of(&recorded, &parts.named);
+        let places = Places::of::<F>(&recorded, &parts.named);
         let (program, report) = optimize(recorded.clone(), passes);
         let sequence = (passes.alters_collectives())
             .then(|| Sequence::of(&recorded, &program.plan, &program.carries));
-        let chosen = BoundVariant::bind(program, &parts.named, &parts.facts)?;
+        let chosen = BoundVariant::bind(frontend, program, &parts.named, &parts.facts)?;
         let altered = match sequence {
             Some(sequence) => Some(Altered {
                 offer: Offer::new(&sequence)?,
@@ -234,24 +236,24 @@ impl Variant {
     /// Whether all facts hold for a call whose words do, but for hyperparameters among
     /// `all` that only arithmetic was seen on: another recording tells what follows from
     /// them.
-    pub fn is_near(&mut self, call: &Call, all: &[String]) -> Result<bool, SessionError> {
+    pub fn is_near(&mut self, frontend: &F, all: &[String]) -> Result<bool, SessionError> {
         let floats = &self.recording.floats;
         let loose: Vec<String> = (all.iter().filter(|path| floats.is_loose(path)))
             .cloned()
             .collect();
         let known = !floats.is_empty() || self.free.is_empty(); // of a trusted plan, they are not
-        Ok(known && self.difference(call, &loose)?.is_none())
+        Ok(known && self.difference(frontend, &loose)?.is_none())
     }
 
     /// Whether another recording may make this variant apply, though
     /// the guard on `subject` missed: nothing else has changed, but for
     /// hyperparameters on which only arithmetic was seen.
-    pub fn is_near_but_for(&mut self, call: &Call, subject: &str) -> Result<bool, SessionError> {
+    pub fn is_near_but_for(&mut self, frontend: &F, subject: &str) -> Result<bool, SessionError> {
         if !self.recording.floats.is_loose(subject) {
             return Ok(false);
         }
         let all = self.facts.hyperparameters();
-        self.is_near(call, &all)
+        self.is_near(frontend, &all)
     }
 
     /// Computes the numbers of a replay from the hyperparameters of now. Comes
@@ -268,18 +270,22 @@ impl Variant {
 
     /// The first fact that does not hold for a call whose words do; `free`
     /// hyperparameters may change.
-    fn difference(&mut self, call: &Call, free: &[String]) -> Result<Option<String>, SessionError> {
-        Ok(match self.facts.difference(call, free)? {
-            None => self.places.difference(call)?.map(str::to_owned),
+    fn difference(
+        &mut self,
+        frontend: &F,
+        free: &[String],
+    ) -> Result<Option<String>, SessionError> {
+        Ok(match self.facts.difference(frontend, free)? {
+            None => self.places.difference(frontend)?.map(str::to_owned),
             found => found,
         })
     }
 
     /// The first fact that does not hold for a call whose words do. If there is none,
     /// the numbers of its replay are computed.
-    pub fn missed(&mut self, call: &Call) -> Result<Option<String>, SessionError> {
+    pub fn missed(&mut self, frontend: &F) -> Result<Option<String>, SessionError> {
         let free = std::mem::take(&mut self.free);
-        let missed = self.difference(call, &free);
+        let missed = self.difference(frontend, &free);
         self.free = free;
         Ok(match missed? {
             None => self.unfit(),
@@ -298,39 +304,44 @@ impl Variant {
     /// number in the recorded plan, [`rote_plans::NONE`] if a pass has added it.
     pub fn show(
         &mut self,
-        call: &Call,
+        frontend: &F,
         recorded: bool,
-        seen: &mut dyn FnMut(u32, u32, Object),
+        seen: &mut dyn FnMut(u32, u32, TensorOf<F>),
     ) -> Result<(), SessionError> {
         if recorded {
             let (program, _) = optimize(self.file.to_plan(), Selection::NONE);
-            let mut bound = BoundVariant::bind(program, &self.named, &self.facts)?;
-            return Ok(bound.show(call, &self.facts, seen)?);
+            let mut bound = BoundVariant::bind(frontend, program, &self.named, &self.facts)?;
+            return Ok(bound.show(frontend, &self.facts, seen)?);
         }
         let kept = self.altered.as_mut().filter(|_| self.kept);
         let bound = kept.and_then(|altered| altered.kept.as_mut());
         let bound = bound.unwrap_or(&mut self.chosen);
-        Ok(bound.show(call, &self.facts, seen)?)
+        Ok(bound.show(frontend, &self.facts, seen)?)
     }
 
     /// Puts another plan in the place of the recorded one, and changes its program as
     /// a pass would. For tests of what finds such faults.
     pub fn spoil(
         &mut self,
+        frontend: &F,
         plan: Plan,
         change: &mut dyn FnMut(&mut Program),
     ) -> Result<(), SessionError> {
         self.file = PlanFile::from_plan(&plan)?;
         let (mut program, _) = optimize(plan, self.chosen_passes);
         change(&mut program);
-        self.chosen = BoundVariant::bind(program, &self.named, &self.facts)?;
+        self.chosen = BoundVariant::bind(frontend, program, &self.named, &self.facts)?;
         Ok(())
     }
 
-    /// Replays the plan on the arguments that `call` has collected: with altered
+    /// Replays the plan on the arguments that the frontend has collected: with altered
     /// collectives, if `agreed` or if these concern no other rank. Results:
-    /// outputs, then gradients, in a Python list.
-    pub fn replay(&mut self, call: &Call, agreed: bool) -> Result<Object, SessionError> {
+    /// outputs, then gradients. Of an error, also what the framework raised.
+    pub fn replay(
+        &mut self,
+        frontend: &F,
+        agreed: bool,
+    ) -> Result<F::Results, (SessionError, Option<F::Exception>)> {
         let needs_agreement = self.needs_agreement();
         self.kept = needs_agreement && !agreed;
         let bound = match &mut self.altered {
@@ -339,18 +350,16 @@ impl Variant {
                     Some(bound) => bound,
                     None => {
                         let (program, _) = optimize(self.file.to_plan(), altered.passes);
-                        BoundVariant::bind(program, &self.named, &self.facts)?
+                        BoundVariant::bind(frontend, program, &self.named, &self.facts)
+                            .map_err(|error| (error, None))?
                     }
                 };
                 altered.kept.insert(bound)
             }
             _ => &mut self.chosen,
         };
-        let run = bound.replay(call, &self.facts);
-        let run = run.map_err(|error| SessionError::Failed {
-            exception: bound.exception(),
-            error,
-        });
+        let run = bound.replay(frontend, &self.facts);
+        let run = run.map_err(|error| (error.into(), bound.exception(frontend)));
         self.lost |= bound.lost();
         self.left = bound.take_left();
         // Ranks that have agreed on other collectives than eager's all run them.

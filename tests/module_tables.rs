@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 9] = [
     "ffi/src",
     "src",
     "replay/src",
+    "backends/aten/src",
     "tracer/src",
     "passes/src",
     "validation/src",

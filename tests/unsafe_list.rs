@@ -5,13 +5,14 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const FOLDERS: [&str; 8] = [
+const FOLDERS: [&str; 9] = [
     "plans/src",
     "propagation/src",
     "validation/src",
     "passes/src",
     "tracer/src",
     "replay/src",
+    "backends/aten/src",
     "src",
     "ffi/src",
 ];

@@ -582,7 +582,7 @@ int rote_record_written(struct RoteSession *session,
                         const uint32_t *local_times,
                         uint32_t n);
 
-// The number of a kind of fact, by its name as in `dict_item` (`replay/src/aten/fact.rs` says
+// The number of a kind of fact, by its name as in `dict_item` (`backends/aten/src/fact.rs` says
 // what each reads); `UINT32_MAX` if there is none.
 //
 // Requires:

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
 
-use rote::replay::aten::Bridge;
+use rote_aten::Bridge;
 
 use crate::status::{ROTE_OK, give_text, guarded, text};
 

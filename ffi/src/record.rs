@@ -6,11 +6,11 @@ use rote::Outcome;
 use rote::facts::NewFact;
 use rote::plans::{BindingKind, GuardKind, RngAction};
 use rote::recording::{ActiveRecording, NewTensor};
-use rote::replay::aten::{Bridge, FactKind};
 use rote::tracer::Refusal;
 use rote::tracer::scalars::Origin;
+use rote_aten::{Aten, Bridge, FactKind};
 
-use crate::session::{RoteSession, session};
+use crate::session::{RoteSession, borrowed, session};
 use crate::spec;
 use crate::status::{
     Answer, ROTE_OK, device, give_text, guarded, object, out, set_error, slice, text,
@@ -48,7 +48,9 @@ pub const ROTE_GUARD_WORLD: u32 = 5;
 
 /// # Safety
 /// As [`session`].
-unsafe fn active<'a>(pointer: *mut RoteSession) -> Result<&'a mut ActiveRecording, String> {
+unsafe fn active<'a>(
+    pointer: *mut RoteSession,
+) -> Result<(&'a Aten, &'a mut ActiveRecording<Aten>), String> {
     // SAFETY: the caller vouches for the session.
     unsafe { session(pointer)? }
         .active()
@@ -61,10 +63,25 @@ unsafe fn active<'a>(pointer: *mut RoteSession) -> Result<&'a mut ActiveRecordin
 /// As [`session`].
 unsafe fn record(
     session: *mut RoteSession,
-    body: impl FnOnce(&mut ActiveRecording) -> Answer,
+    body: impl FnOnce(&mut ActiveRecording<Aten>) -> Answer,
 ) -> c_int {
     // SAFETY: the caller vouches for the session.
-    guarded(|| body(unsafe { active(session)? }))
+    unsafe { record_with(session, |_, recording| body(recording)) }
+}
+
+/// The same, with PyTorch.
+///
+/// # Safety
+/// As [`session`].
+unsafe fn record_with(
+    session: *mut RoteSession,
+    body: impl FnOnce(&Aten, &mut ActiveRecording<Aten>) -> Answer,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the session.
+        let (aten, recording) = unsafe { active(session)? };
+        body(aten, recording)
+    })
 }
 
 fn optional(index: u32) -> Option<u32> {
@@ -119,7 +136,9 @@ pub unsafe extern "C" fn rote_record_leaf(
     guarded(|| {
         // SAFETY: the caller vouches for the session and what is passed.
         let (session, name) = unsafe { (self::session(session)?, text(name)?) };
-        session.name_leaf(name, leaf)?;
+        // SAFETY: as above.
+        let leaf = unsafe { borrowed(leaf, "leaf") };
+        session.name_leaf(name, leaf.ok())?;
         Ok(ROTE_OK)
     })
 }
@@ -168,7 +187,7 @@ pub unsafe extern "C" fn rote_record_tensor(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record_with(session, |aten, recording| {
             let tensor = NewTensor {
                 kind: binding_kind(kind)?,
                 path: text(path)?,
@@ -176,9 +195,10 @@ pub unsafe extern "C" fn rote_record_tensor(
                 leaf: optional(leaf),
             };
             recording.name_tensor(
+                aten,
                 tensor,
-                self::object(object, "object")?,
-                self::object(local, "local")?,
+                borrowed(object, "object")?,
+                borrowed(local, "local")?,
             )?;
             Ok(ROTE_OK)
         })
@@ -208,7 +228,7 @@ pub unsafe extern "C" fn rote_record_written(
     }
 }
 
-/// The number of a kind of fact, by its name as in `dict_item` (`replay/src/aten/fact.rs` says
+/// The number of a kind of fact, by its name as in `dict_item` (`backends/aten/src/fact.rs` says
 /// what each reads); `UINT32_MAX` if there is none.
 ///
 /// # Safety
@@ -242,16 +262,17 @@ pub unsafe extern "C" fn rote_record_fact(
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
         record(session, |recording| {
+            let reads = FactKind::try_from(reads)?;
             let fact = NewFact {
-                reads: FactKind::try_from(reads)?,
                 kind: guard_kind(kind)?,
                 subject: text(subject)?,
                 text: text(expected)?,
                 hyperparameter: hyperparameter != 0,
+                gradient: reads.is_of_gradients(),
+                parts: reads.parts(),
             };
-            recording
-                .facts
-                .add(fact, object(container, "container")?, key)?;
+            let container = object(container, "container")?;
+            (recording.facts).add(fact, |table| table.add(reads, container, key))?;
             Ok(ROTE_OK)
         })
     }
@@ -291,8 +312,8 @@ pub unsafe extern "C" fn rote_record_generator(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
-            recording.watch_generator(device(device_kind, device_index)?)?;
+        record_with(session, |aten, recording| {
+            recording.watch_generator(aten, device(device_kind, device_index)?)?;
             Ok(ROTE_OK)
         })
     }
@@ -356,14 +377,11 @@ pub unsafe extern "C" fn rote_record_op(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
-            recording.op(
-                object(func, "func")?,
-                object(args, "args")?,
-                kwargs,
-                object(result, "result")?,
-                text(source)?,
-            )?;
+        record_with(session, |aten, recording| {
+            let (func, args) = (object(func, "func")?, object(args, "args")?);
+            let objects = [func, args, kwargs, object(result, "result")?];
+            let source = text(source)?;
+            recording.op(aten, |describer| describer.op(objects, source))?;
             Ok(if recording.refusal().is_some() {
                 ROTE_REFUSED
             } else {
@@ -449,8 +467,9 @@ pub unsafe extern "C" fn rote_record_observed(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
-            recording.observed_op(text(source)?)?;
+        record_with(session, |aten, recording| {
+            let source = text(source)?;
+            recording.op(aten, |describer| describer.observed_op(source))?;
             let last = recording.last_op();
             Ok(if recording.refusal().is_some() {
                 ROTE_REFUSED
@@ -517,7 +536,7 @@ pub unsafe extern "C" fn rote_record_anchor(
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
         record(session, |recording| {
-            *named = c_int::from(recording.anchor(local)?);
+            *named = c_int::from(recording.anchor(borrowed(local, "local")?)?);
             Ok(ROTE_OK)
         })
     }
@@ -534,8 +553,8 @@ pub unsafe extern "C" fn rote_record_random(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
-            recording.check_generators(text(source)?)?;
+        record_with(session, |aten, recording| {
+            recording.check_generators(aten, text(source)?)?;
             Ok(ROTE_OK)
         })
     }
@@ -558,13 +577,13 @@ pub unsafe extern "C" fn rote_record_rng(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record_with(session, |aten, recording| {
             let slot = out(slot, "slot")?;
             let (device, source) = (device(device_kind, device_index)?, text(source)?);
             let known = match action {
                 0 => {
                     // A save must see the state that recorded draws have left.
-                    recording.check_generators(source)?;
+                    recording.check_generators(aten, source)?;
                     None
                 }
                 1 => Some(slot.get()),
@@ -575,7 +594,7 @@ pub unsafe extern "C" fn rote_record_rng(
             } else {
                 RngAction::Restore
             };
-            slot.set(recording.rng(action, device, known, source)?);
+            slot.set(recording.rng(aten, action, device, known, source)?);
             Ok(ROTE_OK)
         })
     }
@@ -772,7 +791,7 @@ pub unsafe extern "C" fn rote_record_output(
         record(session, |recording| {
             recording.output(
                 text(path)?,
-                object(local, "local")?,
+                borrowed(local, "local")?,
                 optional(spec),
                 requires_grad != 0,
             )?;
@@ -796,11 +815,11 @@ pub unsafe extern "C" fn rote_record_grad(
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
         record(session, |recording| {
-            recording.grad(
-                text(path)?,
-                (!local.is_null()).then_some(local),
-                optional(spec),
-            )?;
+            let local = match local.is_null() {
+                true => None,
+                false => Some(borrowed(local, "local")?),
+            };
+            recording.grad(text(path)?, local, optional(spec))?;
             Ok(ROTE_OK)
         })
     }
@@ -862,7 +881,7 @@ pub unsafe extern "C" fn rote_record_survivors(
 pub unsafe extern "C" fn rote_record_groups(session: *mut RoteSession) -> *const c_char {
     // SAFETY: the caller vouches for the session.
     match unsafe { active(session) } {
-        Ok(recording) => give_text(&recording.group_names().join("\n")),
+        Ok((_, recording)) => give_text(&recording.group_names().join("\n")),
         Err(error) => {
             set_error(&error);
             std::ptr::null()
@@ -880,7 +899,7 @@ pub unsafe extern "C" fn rote_record_executed(session: *mut RoteSession, count: 
         // SAFETY: the caller vouches for session and place.
         unsafe {
             let count = out(count, "count")?;
-            count.set(active(session)?.executed() as u32);
+            count.set(active(session)?.1.executed() as u32);
         }
         Ok(ROTE_OK)
     })

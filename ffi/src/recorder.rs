@@ -2,10 +2,10 @@
 
 use std::ffi::{c_char, c_int};
 
-use rote::events;
 use rote::plans::{Anchor, BindingKind, Fingerprint};
-use rote::replay::aten::op::{Op, Tensor};
 use rote::tracer::{Recorder, Refusal, TensorEvent};
+use rote_aten::events;
+use rote_aten::op::{Op, Tensor};
 
 use crate::record::{ROTE_REFUSED, binding_kind};
 use crate::spec;

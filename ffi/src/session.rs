@@ -6,13 +6,18 @@ use std::path::PathBuf;
 use rote::passes::Selection;
 use rote::plans::describe;
 use rote::plans::{Fingerprint, NONE};
-use rote::replay::aten::ranks::without_gil;
-use rote::replay::aten::{Bridge, Group, Left, Object};
+use rote::replay::Left;
+use rote::replay::agreement::Ranks;
 use rote::shown::Fault;
-use rote::{Config, Next, Session};
+use rote::{Config, Next, Session, SessionError};
+use rote_aten::ranks::without_gil;
+use rote_aten::{Args, Aten, Borrowed, Bridge, Group, Object};
 
 use crate::spec;
-use crate::status::{Out, ROTE_OK, give_text, guarded, object, out, set_error, slice, text};
+use crate::status::{
+    Answer, Out, ROTE_ERROR, ROTE_OK, give_text, guarded, object, out, set_error, set_exception,
+    slice, text,
+};
 
 /// The call was replayed.
 pub const ROTE_REPLAYED: c_int = 0;
@@ -25,19 +30,40 @@ const NO_BRIDGE: &str = "the bridge is not loaded: call rote_load_bridge first";
 
 /// One captured function. Used by one thread at a time, with the GIL held.
 pub struct RoteSession {
-    pub(crate) session: Session,
+    pub(crate) session: Session<Aten>,
 }
 
 /// The session behind a pointer.
 ///
 /// # Safety
 /// `session` must come from `rote_session_new` and not be in use elsewhere.
-pub(crate) unsafe fn session<'a>(session: *mut RoteSession) -> Result<&'a mut Session, String> {
+pub(crate) unsafe fn session<'a>(
+    session: *mut RoteSession,
+) -> Result<&'a mut Session<Aten>, String> {
     // SAFETY: the caller vouches for the pointer.
     match unsafe { session.as_mut() } {
         Some(session) => Ok(&mut session.session),
         None => Err("the session is null".to_owned()),
     }
+}
+
+/// The arguments of a call.
+///
+/// # Safety
+/// As [`Args::new`], where they are not null.
+unsafe fn arguments(args: *mut c_void, kwargs: *mut c_void) -> Result<Args, String> {
+    let (args, kwargs) = (object(args, "args")?, object(kwargs, "kwargs")?);
+    // SAFETY: the caller vouches for the objects.
+    Ok(unsafe { Args::new(args, kwargs) })
+}
+
+/// An object that a caller passed as `name`, for the time of the call.
+///
+/// # Safety
+/// As [`Borrowed::new`], where it is not null.
+pub(crate) unsafe fn borrowed<'a>(object: *mut c_void, name: &str) -> Result<Borrowed<'a>, String> {
+    // SAFETY: the caller vouches for the object.
+    Ok(unsafe { Borrowed::new(self::object(object, name)?) })
 }
 
 /// A new session, or null on failure. `framework` names the framework and its
@@ -84,7 +110,7 @@ pub unsafe extern "C" fn rote_session_new(
             max_variants: max_variants as usize,
             passes: chosen_passes(passes)?,
         };
-        let session = Session::new(config)?;
+        let session = Session::new(config, Aten::new())?;
         out = Box::into_raw(Box::new(RoteSession { session }));
         Ok(ROTE_OK)
     });
@@ -136,7 +162,23 @@ impl Delivery {
         }
     }
 
-    fn deliver(&self, next: Next) -> c_int {
+    /// Handles a call, and delivers what becomes of it.
+    fn answer(
+        &self,
+        session: &mut Session<Aten>,
+        call: impl FnOnce(&mut Session<Aten>) -> Result<Next<Object>, SessionError>,
+    ) -> Answer {
+        match call(session) {
+            Ok(next) => Ok(self.deliver(next)),
+            Err(error) => {
+                set_error(&error.to_string());
+                set_exception(session.take_exception());
+                Ok(ROTE_ERROR)
+            }
+        }
+    }
+
+    fn deliver(&self, next: Next<Object>) -> c_int {
         match next {
             Next::Replayed(id, results) => {
                 self.variant.set(id);
@@ -227,8 +269,7 @@ pub unsafe extern "C" fn rote_session_holds(
         unsafe {
             let session = self::session(session)?;
             let holds = out(holds, "holds")?;
-            let (args, kwargs) = (object(args, "args")?, object(kwargs, "kwargs")?);
-            holds.set(session.holds(args, kwargs)?.into());
+            holds.set(session.holds(arguments(args, kwargs)?)?.into());
         }
         Ok(ROTE_OK)
     })
@@ -275,8 +316,8 @@ pub unsafe extern "C" fn rote_session_show(
         // SAFETY: the caller vouches for session, objects and callback.
         unsafe {
             let session = self::session(session)?;
-            let call = (object(args, "args")?, object(kwargs, "kwargs")?);
-            session.show(variant, call, recorded != 0, &mut |instr, value, tensor| {
+            let args = arguments(args, kwargs)?;
+            session.show(variant, args, recorded != 0, &mut |instr, value, tensor| {
                 show(context, instr, value, tensor.as_ptr());
             })?;
         }
@@ -291,7 +332,7 @@ pub unsafe extern "C" fn rote_session_show(
 unsafe fn variant_of<'a>(
     session: *mut RoteSession,
     variant: u32,
-) -> Option<&'a rote::variant::Variant> {
+) -> Option<&'a rote::variant::Variant<Aten>> {
     // SAFETY: the caller vouches for the session.
     let found = unsafe { self::session(session) }.ok();
     let found = found.and_then(|session| session.variant(variant));
@@ -337,13 +378,7 @@ pub unsafe extern "C" fn rote_session_plant(
     guarded(|| {
         // SAFETY: the caller vouches for session and text.
         let (session, fault) = unsafe { (self::session(session)?, Fault::parse(text(fault)?)) };
-        let variant = session
-            .variant_mut(variant)
-            .ok_or("there is no such variant")?;
-        if instr as usize >= variant.file.plan().instrs.len() {
-            return Err("there is no such instruction".into());
-        }
-        let done = fault.plant(variant, instr as usize, bound != 0)?;
+        let done = fault.plant(session, variant, instr as usize, bound != 0)?;
         Ok(c_int::from(!done))
     })
 }
@@ -412,8 +447,8 @@ pub unsafe extern "C" fn rote_session_call(
         unsafe {
             let session = self::session(session)?;
             let delivery = Delivery::to(variant, results)?;
-            let (args, kwargs) = (object(args, "args")?, object(kwargs, "kwargs")?);
-            Ok(delivery.deliver(session.call(args, kwargs)?))
+            let args = arguments(args, kwargs)?;
+            delivery.answer(session, |session| session.call(args))
         }
     })
 }
@@ -437,8 +472,8 @@ pub unsafe extern "C" fn rote_session_call_within(
         unsafe {
             let session = self::session(session)?;
             let delivery = Delivery::to(variant, results)?;
-            let (args, kwargs) = (object(args, "args")?, object(kwargs, "kwargs")?);
-            Ok(delivery.deliver(session.call_within(args, kwargs)?))
+            let args = arguments(args, kwargs)?;
+            delivery.answer(session, |session| session.call_within(args))
         }
     })
 }
@@ -458,7 +493,7 @@ pub unsafe extern "C" fn rote_session_replay_last(
         unsafe {
             let session = self::session(session)?;
             let delivery = Delivery::to(variant, results)?;
-            Ok(delivery.deliver(session.replay_last()?))
+            delivery.answer(session, Session::replay_last)
         }
     })
 }

@@ -5,9 +5,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
-use rote::SessionError;
 use rote::plans::Device;
-use rote::replay::aten::Object;
+use rote_aten::Object;
 
 /// Success.
 pub const ROTE_OK: c_int = 0;
@@ -31,8 +30,8 @@ pub(crate) fn set_error(message: &str) {
     LAST_ERROR.with(|last| *last.borrow_mut() = c_string(message));
 }
 
-/// Keeps the exception behind the last error.
-fn set_exception(exception: Option<Object>) {
+/// Keeps the exception behind the last error: to be called after it was set.
+pub(crate) fn set_exception(exception: Option<Object>) {
     let new = exception.map_or(std::ptr::null_mut(), Object::into_ptr);
     let old = LAST_EXCEPTION.replace(new);
     if !old.is_null() {
@@ -59,11 +58,6 @@ pub(crate) fn guarded(body: impl FnOnce() -> Answer) -> c_int {
         Ok(Ok(status)) => status,
         Ok(Err(error)) => {
             set_error(&error.to_string());
-            if let Ok(error) = error.downcast::<SessionError>() {
-                if let SessionError::Failed { exception, .. } = *error {
-                    set_exception(exception);
-                }
-            }
             ROTE_ERROR
         }
         Err(panic) => {

@@ -2,8 +2,9 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use rote::replay::aten::Bridge;
-use rote::validation::{Aten, answer};
+use rote::validation::answer;
+use rote_aten::Bridge;
+use rote_aten::kernels::Aten;
 
 use crate::status::{ROTE_OK, c_string, guarded, text};
 

@@ -12,7 +12,7 @@ const MODULES: [&str; 8] = [
 ];
 
 /// Where the structs of the header are defined, beside whoever else uses them.
-const STRUCTS: &str = "../replay/src/aten/op.rs";
+const STRUCTS: &str = "../backends/aten/src/op.rs";
 
 #[test]
 fn the_header_is_fresh() {

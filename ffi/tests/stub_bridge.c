@@ -1,4 +1,4 @@
-// A bridge without PyTorch: every function of replay/src/aten/sys.rs, none of
+// A bridge without PyTorch: every function of backends/aten/src/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
 unsigned rote_bridge_abi(void) { return 12; }
@@ -11,6 +11,11 @@ const char *rote_bridge_table_text(void) { return ""; }
 void *rote_bridge_call_hold(void) {
     static int held;
     return &held;
+}
+
+void *rote_bridge_call_leaf(void) {
+    static int leaf;
+    return &leaf;
 }
 
 #define STUB(name) \
@@ -37,7 +42,6 @@ STUB(hooks)
 STUB(held_free)
 STUB(held_difference)
 STUB(call_collect)
-STUB(call_leaf)
 STUB(tensor_place)
 STUB(table_new)
 STUB(table_free)

@@ -1,5 +1,5 @@
 // What crosses the border between the bridge and Rust: plain C structs and
-// status codes. `replay/src/aten/sys.rs` holds the same definitions; both name
+// status codes. `backends/aten/src/sys.rs` holds the same definitions; both name
 // kAbiVersion, and loading refuses a bridge of another version.
 #pragma once
 #include <cstdint>

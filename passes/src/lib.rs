@@ -30,6 +30,8 @@
 //! (`random.rs`), and plant bugs to see that they are found (`planted.rs`). Under Miri
 //! these take minutes each, and neither they nor the passes have unsafe code.
 
+#![forbid(unsafe_code)]
+
 #[cfg(test)]
 #[cfg(not(miri))]
 mod altering;

@@ -31,6 +31,8 @@
 //! | [`local`] | the arguments of the local op |
 //! | [`error`] | what can be wrong with a question |
 
+#![forbid(unsafe_code)]
+
 mod cache;
 mod combination;
 pub mod cost;

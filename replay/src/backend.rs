@@ -2,7 +2,7 @@
 //!
 //! A plan is bound once: each op, view and collective gets a number from the backend, and a run is a loop over these
 //! numbers ([`Executor`](crate::Executor)). Nothing is looked up by name, converted or allocated in between, and calls
-//! are static: a backend of functions that do nothing costs some 3 ns an op (`benches/executor.rs`).
+//! are static: a backend of functions that do nothing costs some 3 ns an op (`backends/aten/benches/executor.rs`).
 //!
 //! Tensors lie in numbered slots, one for each value of the plan. The slots are the backend's, not ours: what runs
 //! never passes a tensor through here, so that each framework keeps its own type, reference counts and streams.
@@ -16,6 +16,7 @@
 //! `replay/tests/fake/` is a framework in plain Rust, and `replay/tests/binding.rs` runs plans on it.
 
 use std::ffi::CStr;
+use std::fmt::Debug;
 
 use rote_plans::instr::{ArchivedArg, ArchivedCollective};
 use rote_plans::schedule::Into;
@@ -55,8 +56,8 @@ pub struct NumberSite {
 
 /// Kernels of one framework, and the tensors of one bound plan. Errors of a run are the framework's own words.
 pub trait Backend {
-    /// A tensor as it is handed out.
-    type Tensor;
+    /// A tensor as it is handed out, and held.
+    type Tensor: Debug;
 
     /// Allocates the memory in which some results lie in every run.
     fn bind_arena(&mut self, bytes: u64, device: Device) -> Result<(), ReplayError>;
@@ -147,6 +148,15 @@ pub trait Program: Backend + Communicator {
     /// the call before it; none if that can't be watched now.
     fn watch(&self) -> Result<Option<impl FnMut() -> u64>, ReplayError> {
         Ok(None::<fn() -> u64>)
+    }
+
+    /// After a run that failed: puts generators back where they stood before it. False, and nothing is done, if what
+    /// ended it is no error that programs handle, as an interrupt from the keyboard.
+    fn undo(&self) -> Result<bool, ReplayError>;
+
+    /// Whether a collective of a run that failed may still use the program's memory.
+    fn lost(&self) -> bool {
+        false
     }
 
     /// Whether a profiler listens to the run that is about to begin.

@@ -7,18 +7,23 @@
 //! | [`bind`] | a plan, bound to a framework: what runs once, what lasts, what is handed out |
 //! | [`executor`] | the loop over a bound plan |
 //! | [`ranges`] | what a profiler shows of a replay |
-//! | [`aten`] | PyTorch's kernels and process groups, through the bridge |
+//! | [`frontend`] | what a session asks of a framework |
+//! | [`agreement`] | ranks agree before they replay altered collectives |
 //!
 //! Nothing here decides a strategy.
 
-pub mod aten;
+#![forbid(unsafe_code)]
+
+pub mod agreement;
 pub mod backend;
 pub mod bind;
 pub mod executor;
+pub mod frontend;
 pub mod guard;
 pub mod ranges;
 
 pub use backend::{Backend, Communicator, LocalOp, NumberSite, Program};
 pub use bind::{BoundPlan, Left};
 pub use executor::{Executor, ReplayError, Step};
+pub use frontend::{Bound, CallFacts, Counted, Frontend, Place, TensorOf, WordPlace};
 pub use guard::first_difference;

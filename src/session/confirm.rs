@@ -4,14 +4,13 @@
 use std::rc::Rc;
 
 use rote_plans::{BindingKind, GuardKind};
-use rote_replay::aten::sys::Object as PyObject;
+use rote_replay::Frontend;
 use rote_tracer::Refusal;
 use rote_tracer::compare::{Recording, Source, compare};
 use rote_tracer::scalars::TracedFloats;
 
 use super::{Active, Candidate, Outcome, Session, guard_on};
 use crate::SessionError;
-use crate::facts::{AROUND_WORD, MODES, PORTABLE_MODES};
 use crate::places::Places;
 use crate::recording::{ActiveRecording, Parts};
 use crate::stored::{free_of, guard_key, guards_differ, numbers_now, same_as_stored, sources_of};
@@ -23,20 +22,18 @@ const MAX_DIFFERING: u32 = 3;
 /// How often a recording may be dropped in a row.
 const MAX_DROPS: u32 = 4;
 
-impl Session {
+impl<F: Frontend> Session<F> {
     /// Begins to record the call that was handled last.
-    pub fn begin(&mut self) -> Result<&mut ActiveRecording, SessionError> {
-        let call = Rc::new(self.call.last()?);
-        let modes = call.words.get(AROUND_WORD..).unwrap_or_default();
+    pub fn begin(&mut self) -> Result<&mut ActiveRecording<F>, SessionError> {
+        let call = Rc::new(self.frontend.last()?);
         let mut recording = ActiveRecording::new(
+            &self.frontend,
             self.config.fingerprint.clone(),
             &self.config.function,
-            call.clone(),
+            call,
         );
-        for (name, word) in MODES.iter().zip(modes) {
-            if PORTABLE_MODES.contains(name) {
-                recording.guard(GuardKind::Mode, name, &format!("{word:x}"));
-            }
+        for (name, value) in self.frontend.surroundings() {
+            recording.guard(GuardKind::Mode, name, &value);
         }
         let missed = self.missed.take();
         Ok(&mut self
@@ -51,14 +48,17 @@ impl Session {
     }
 
     /// Names the next leaf of the call that is recorded.
-    pub fn name_leaf(&mut self, name: &str, leaf: PyObject) -> Result<(), SessionError> {
+    pub fn name_leaf(&mut self, name: &str, leaf: Option<F::Ref<'_>>) -> Result<(), SessionError> {
         let Some(active) = self.active.as_mut() else {
             return Err(SessionError::NoRecording);
         };
         let leaves = &mut active.recording.leaves;
-        let found = self.call.leaf(leaves.len() as u32);
+        let found = self.frontend.leaf(leaves.len() as u32);
         leaves.push(name.to_owned());
-        if found != leaf {
+        if !found
+            .zip(leaf)
+            .is_some_and(|(found, leaf)| F::same(found, leaf))
+        {
             active.recording.refuse(Refusal::step(
                 format!("takes arguments whose parts have changed before {name} was looked at"),
                 "change arguments by the thread that calls the step, and not while it is called",
@@ -67,9 +67,10 @@ impl Session {
         Ok(())
     }
 
-    /// The recording in progress.
-    pub fn active(&mut self) -> Option<&mut ActiveRecording> {
-        self.active.as_mut().map(|active| &mut active.recording)
+    /// The recording in progress, and the framework that it is of.
+    pub fn active(&mut self) -> Option<(&F, &mut ActiveRecording<F>)> {
+        let active = self.active.as_mut()?;
+        Some((&self.frontend, &mut active.recording))
     }
 
     /// The step failed: the recording is worth nothing.
@@ -82,19 +83,18 @@ impl Session {
         let Some(active) = self.active.as_mut() else {
             return Ok(());
         };
-        active.recording.facts.settle(&self.call)?;
+        active.recording.facts.settle(&self.frontend)?;
         let state = active
             .recording
             .named
             .iter()
             .filter(|named| named.kind == BindingKind::State);
-        let (storages, objects): (Vec<u64>, Vec<u64>) = state
-            .filter_map(|named| Some((named.storage, named.object.as_ref()?.as_ptr() as u64)))
-            .unzip();
+        let state =
+            state.filter_map(|named| Some((named.storage, F::borrow(named.tensor.as_ref()?))));
         // Arguments that alias the state could not be told before.
-        self.call.add_state(&storages, &objects)?;
-        self.call.recollect()?;
-        active.recording.call = Rc::new(self.call.last()?);
+        self.frontend.add_state(state)?;
+        self.frontend.recollect()?;
+        active.recording.call = Rc::new(self.frontend.last()?);
         if let Some(subject) = &active.missed {
             log_miss(
                 &self.config.function,
@@ -105,8 +105,8 @@ impl Session {
         }
         let all = active.recording.facts.hyperparameters();
         for (i, variant) in self.variants.iter_mut().enumerate() {
-            if self.call.difference(&variant.call)?.is_none()
-                && variant.is_near(&self.call, &all)?
+            if self.frontend.difference(&variant.call)?.is_none()
+                && variant.is_near(&self.frontend, &all)?
             {
                 active.variant = Some(i);
                 break;
@@ -114,12 +114,12 @@ impl Session {
         }
         let mut unsteady = None;
         for (i, candidate) in self.candidates.iter_mut().enumerate() {
-            if self.call.difference(&candidate.parts.call)?.is_some() {
+            if self.frontend.difference(&candidate.parts.call)?.is_some() {
                 continue;
             }
             let loose = loose(&candidate.recording, &all);
-            match candidate.parts.facts.difference(&self.call, &loose)? {
-                None if candidate.places.difference(&self.call)?.is_some() => {}
+            match candidate.parts.facts.difference(&self.frontend, &loose)? {
+                None if candidate.places.difference(&self.frontend)?.is_some() => {}
                 None => {
                     active.candidate = Some(i);
                     unsteady = None;
@@ -186,8 +186,8 @@ impl Session {
             self.active = Some(active);
             return Ok(false);
         }
-        let places = Places::of(&plan, &active.recording.named);
-        if let Some(subject) = places.difference(&self.call)? {
+        let places = Places::of::<F>(&plan, &active.recording.named);
+        if let Some(subject) = places.difference(&self.frontend)? {
             tracing::info!(
                 target: "rote::replay",
                 "{}: stored plan {key}: it was recorded with another {subject}",
@@ -203,6 +203,7 @@ impl Session {
         };
         let parts = active.recording.into_parts();
         let variant = Variant::bind(
+            &self.frontend,
             self.next_id,
             file,
             &key,
@@ -259,17 +260,17 @@ impl Session {
 
     fn judge(
         &mut self,
-        mut active: ActiveRecording,
+        mut active: ActiveRecording<F>,
         variant: Option<usize>,
         candidate: Option<usize>,
         result: &str,
     ) -> Result<Outcome, SessionError> {
-        active.check_generators("")?;
+        active.check_generators(&self.frontend, "")?;
         if let Some(refusal) = active.refusal() {
             return Ok(Outcome::Refused(refusal.clone()));
         }
-        active.facts.settle_added(&self.call)?;
-        let changes = active.facts.changes(&self.call)?;
+        active.facts.settle_added(&self.frontend)?;
+        let changes = active.facts.changes(&self.frontend)?;
         if !changes.is_empty() {
             let subject =
                 |change: &String| change.split(" (").next().unwrap_or_default().to_owned();
@@ -337,6 +338,7 @@ impl Session {
                     let id = self.next_id();
                     let sources = sources_of(&plan, &recording);
                     let variant = Variant::bind(
+                        &self.frontend,
                         id,
                         file,
                         &key,
@@ -386,7 +388,7 @@ impl Session {
         i: usize,
         key: &str,
         recording: Recording,
-        parts: Parts,
+        parts: Parts<F>,
     ) -> Result<Outcome, SessionError> {
         let old = &self.variants[i];
         let sources = match compare(&old.recording, &old.sources, &recording) {
@@ -411,10 +413,11 @@ impl Session {
         recording: Recording,
         sources: Vec<Source>,
         free: Vec<String>,
-        parts: Parts,
+        parts: Parts<F>,
     ) -> Result<Outcome, SessionError> {
         let id = self.next_id();
         let variant = Variant::keep(
+            &self.frontend,
             id,
             self.stored.store(),
             key,
@@ -440,7 +443,7 @@ impl Session {
 
     /// A recording was confirmed: its variant is the first to be tried. Beyond
     /// `max_variants`, the one that was not used for the longest time goes.
-    fn add(&mut self, mut variant: Variant) {
+    fn add(&mut self, mut variant: Variant<F>) {
         variant.last_used = self.stats.calls;
         self.variants.insert(0, variant);
         while self.variants.len() > self.config.max_variants {
@@ -490,7 +493,12 @@ fn changes_every_call(what: &str) -> Refusal {
     )
 }
 
-fn log_miss(function: &str, subject: &str, variants: &[Variant], recording: &ActiveRecording) {
+fn log_miss<F: Frontend>(
+    function: &str,
+    subject: &str,
+    variants: &[Variant<F>],
+    recording: &ActiveRecording<F>,
+) {
     let expected = variants
         .first()
         .and_then(|variant| guard_on(&variant.guards, subject));

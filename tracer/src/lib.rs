@@ -10,6 +10,8 @@
 //! | [`tables`] | building a plan's pools |
 //! | `sample` | tensors, ops and recordings for tests, with the feature `sample` |
 
+#![forbid(unsafe_code)]
+
 pub mod compare;
 pub mod event;
 pub mod recorder;

@@ -15,6 +15,8 @@
 //! | [`report`] | what was found |
 //! | [`samples`] | a few calls of every op that has a rule |
 
+#![forbid(unsafe_code)]
+
 mod draw;
 pub mod host;
 #[cfg(test)]

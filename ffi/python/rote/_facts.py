@@ -31,7 +31,7 @@ from ._specs import mesh_text, short_text
 
 
 def _kind(name: str) -> int:
-    """The number of a kind of fact: `replay/src/aten/fact.rs` says what each reads."""
+    """The number of a kind of fact: `backends/aten/src/fact.rs` says what each reads."""
     number = int(lib.rote_fact_kind(c_text(name)))
     if number == NO_INDEX:
         raise LookupError(f"the library has no kind of fact named {name}")

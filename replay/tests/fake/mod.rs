@@ -288,4 +288,8 @@ impl Communicator for Fake {
     }
 }
 
-impl Program for Fake {}
+impl Program for Fake {
+    fn undo(&self) -> Result<bool, ReplayError> {
+        Ok(true)
+    }
+}

@@ -1,0 +1,45 @@
+//! PyTorch under Rote: its kernels, its process groups and its Python objects, through a bridge in C++ (`ffi/torch/`).
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`sys`] | the C ABI of the bridge |
+//! | [`bridge`] | the loaded bridge, and safe owners of Python objects |
+//! | [`frontend`] | PyTorch as a session sees it: calls and their tensors |
+//! | [`words`] | what the words of a call are called |
+//! | [`facts`] | facts about Python objects that outlive calls |
+//! | [`fact`] | the kinds of these facts |
+//! | [`describe`] | what a recording is told of ops and tensors |
+//! | [`op`] | ops as they run, in C structs |
+//! | [`events`] | from these structs to the recorder's events |
+//! | [`program`] | a bound plan's ops and slots on the bridge's side |
+//! | `args` | an op's arguments as the bridge takes them |
+//! | [`ranks`] | bytes from each rank of a process group to all |
+//! | [`eager`] | single calls on host data |
+//! | [`kernels`] | PyTorch's kernels for the truth table |
+
+mod args;
+pub mod bridge;
+pub mod describe;
+pub mod eager;
+pub mod events;
+pub mod fact;
+pub mod facts;
+pub mod frontend;
+pub mod kernels;
+pub mod op;
+pub mod program;
+pub mod ranks;
+#[allow(missing_docs)]
+pub mod sys;
+pub mod words;
+
+pub use bridge::{Borrowed, Bridge, Object};
+pub use describe::Recording;
+pub use fact::FactKind;
+pub use facts::FactTable;
+pub use frontend::{Args, Aten};
+pub use program::AtenProgram;
+pub use ranks::Group;
+
+/// A plan, bound to PyTorch.
+pub type BoundPlan = rote_replay::BoundPlan<AtenProgram>;

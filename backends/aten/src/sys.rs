@@ -1,0 +1,139 @@
+//! The bridge's C ABI, as `ffi/torch/abi.h` and `bridge.cpp` define it.
+
+use std::ffi::{c_char, c_int, c_void};
+
+pub use crate::op::{
+    Arg, CONJ, DATA_DEPENDENT, GRAD, HIDDEN, INPLACE_VIEW, NEG, NO_STORAGE, Op, Payload, SEEDED,
+    Tensor, WRAPPED_NUMBER, ZERO_TENSOR, tag,
+};
+
+/// `rote::Fact` and `rote::Place`.
+pub use rote_replay::{Place, WordPlace};
+
+/// Both sides must say the same number.
+pub const ABI_VERSION: u32 = 12;
+
+/// A Python object, owned by Python.
+pub type Object = *mut c_void;
+
+macro_rules! functions {
+    ($($name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
+        /// The bridge's functions, resolved once.
+        #[allow(missing_docs)]
+        pub struct Functions {
+            $(pub $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
+        }
+
+        impl Functions {
+            /// Resolves every function of a loaded bridge.
+            ///
+            /// # Safety
+            /// The library must be a bridge whose functions have these types,
+            /// and must stay loaded as long as the functions are called.
+            pub unsafe fn resolve(library: &libloading::Library) -> Result<Self, libloading::Error> {
+                Ok(Functions {
+                    $($name: {
+                        let symbol = concat!("rote_bridge_", stringify!($name), "\0");
+                        // SAFETY: the caller vouches for the types.
+                        unsafe { *library.get(symbol.as_bytes())? }
+                    },)*
+                })
+            }
+
+            /// The functions of a bridge in Rust, which Miri finds by their names.
+            #[cfg(miri)]
+            pub(crate) fn linked() -> Self {
+                unsafe extern "C" {
+                    $(
+                        #[link_name = concat!("rote_bridge_", stringify!($name))]
+                        fn $name($(_: $arg),*) $(-> $ret)?;
+                    )*
+                }
+                Functions { $($name,)* }
+            }
+        }
+    };
+}
+
+functions! {
+    abi: fn() -> u32;
+    error: fn() -> *const c_char;
+    torch: fn() -> *const c_char;
+    init: fn(Object, Object) -> c_int;
+    recording_new: fn() -> *mut c_void;
+    recording_free: fn(*mut c_void);
+    describe_op: fn(*mut c_void, Object, Object, Object, Object, *mut *const Op) -> c_int;
+    describe_observed: fn(*mut c_void, *mut *const Op) -> c_int;
+    observe: fn(Object) -> c_int;
+    observe_global_call: fn() -> c_int;
+    observe_calls_of: fn(*const c_char) -> c_int;
+    raising: fn() -> *const c_char;
+    others: fn() -> *const c_char;
+    describe_tensor: fn(*mut c_void, Object, *mut *const Tensor) -> c_int;
+    storage_alive: fn(*const c_void, u64) -> c_int;
+    rng_digest: fn(u8, i8, *mut u64) -> c_int;
+    call_new: fn() -> *mut c_void;
+    call_free: fn(*mut c_void);
+    call_state: fn(*mut c_void, *const u64, *const u64, u32) -> c_int;
+    call_world: fn(*mut c_void, u64);
+    call_hold: fn(*mut c_void) -> *mut c_void;
+    hooks: fn(Object) -> Object;
+    held_free: fn(*mut c_void);
+    held_difference: fn(*const c_void, *const c_void, *mut i64) -> c_int;
+    call_collect: fn(*mut c_void, Object, Object, *mut *const u64, *mut *const WordPlace, *mut u32) -> c_int;
+    call_leaf: fn(*mut c_void, u32) -> Object;
+    tensor_place: fn(Object, c_int, *mut Place) -> c_int;
+    table_new: fn() -> *mut c_void;
+    table_free: fn(*mut c_void);
+    table_add: fn(*mut c_void, u32, Object, Object, *mut u32) -> c_int;
+    table_read: fn(*const c_void, *const c_void, *mut u64) -> c_int;
+    table_hold: fn(*mut c_void) -> c_int;
+    table_same: fn(*const c_void, u32, *mut c_int) -> c_int;
+    table_text: fn(*const c_void, u32, c_int) -> *const c_char;
+    read_float: fn(*const c_void, u32, *mut f64) -> c_int;
+    program_new: fn(u32, u32) -> *mut c_void;
+    program_free: fn(*mut c_void);
+    program_exception: fn(*mut c_void) -> Object;
+    program_lost: fn(*mut c_void) -> c_int;
+    program_op: fn(*mut c_void, *const c_char, *const c_char, *const Arg, u32, *const i64, u32, u8, *const c_char, c_int, *mut u32) -> c_int;
+    program_draws: fn(*mut c_void, u8, i8) -> c_int;
+    program_undo: fn(*mut c_void, *mut c_int) -> c_int;
+    program_arena: fn(*mut c_void, u64, u8, i8) -> c_int;
+    program_place: fn(*mut c_void, u32, u8, *const i64, *const i64, u32, u64, u64) -> c_int;
+    program_fix: fn(*mut c_void, *const u32, u32) -> c_int;
+    program_view: fn(*mut c_void, u32, u32, u8, u8, *const i64, *const i64, u32, i64, *mut u32) -> c_int;
+    program_collective: fn(*mut c_void, u32, i32, *const c_char, u32, u32, u32, *const i64, u32, *const i64, u32, *const i64, u32, *mut u32) -> c_int;
+    program_bind: fn(*mut c_void, u32, Object, u32) -> c_int;
+    program_leave_shape: fn(*mut c_void, u32, Object) -> c_int;
+    program_number: fn(*mut c_void, u32, u32, i64, f64) -> c_int;
+    program_clear: fn(*mut c_void, *const u32, u32) -> c_int;
+    written: fn(*const Object, *const u8, *const u32, *const u32, u32) -> c_int;
+    program_output: fn(*mut c_void, u32, c_int) -> Object;
+    program_shown: fn(*mut c_void, u32) -> Object;
+    with_gil: fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
+    mark_replayed: fn(Object) -> c_int;
+    view_of: fn(Object) -> Object;
+    as_inference: fn(Object) -> Object;
+    make_view: fn(Object, Object, u32, Object) -> c_int;
+    program_listened: fn(*mut c_void) -> c_int;
+    range_begin: fn(*mut c_void, *const c_char) -> c_int;
+    range_end: fn(*mut c_void) -> c_int;
+    run: fn(*mut c_void, unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
+    run_op: fn(*mut c_void, u32) -> c_int;
+    run_view: fn(*mut c_void, u32) -> c_int;
+    run_collective: fn(*mut c_void, u32) -> c_int;
+    run_wait: fn(*mut c_void, u32) -> c_int;
+    run_rng: fn(*mut c_void, u32, u8, i8, u32) -> c_int;
+    run_free: fn(*mut c_void, u32) -> c_int;
+    group: fn(*const c_char, *mut u64, *mut u32, *mut c_int) -> c_int;
+    gather: fn(*const c_char, u64, *const u8, u64, *mut u8) -> c_int;
+    without_gil: fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
+    watch_new: fn(*mut *mut c_void) -> c_int;
+    watch_free: fn(*mut c_void);
+    watch_rise: fn(*mut c_void) -> i64;
+    call_op: fn(*const c_char, *const c_char, *const Arg, u32, *mut *const Tensor, *mut u32, *mut u32) -> c_int;
+    list_new: fn(u32) -> Object;
+    list_set: fn(Object, u32, Object);
+    incref: fn(Object);
+    decref: fn(Object);
+}
