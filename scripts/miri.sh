@@ -24,7 +24,7 @@ miri() {
 # Stacked borrows are stricter; rkyv, which reads plans, holds to tree borrows alone.
 export MIRIFLAGS="$common"
 miri --package rote-aten --test pointers -- --skip plan --skip a_run "$@"
-miri --package rote-aten --test described_ops -- "$@"
+miri --package rote-events --test described_ops -- "$@"
 export MIRIFLAGS="$common -Zmiri-tree-borrows"
 miri --package rote-replay --lib --
 miri --package rote-aten --lib --test pointers -- "$@"

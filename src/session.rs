@@ -206,6 +206,11 @@ impl<F: Frontend> Session<F> {
         })
     }
 
+    /// The framework, to tell it of what calls have in common.
+    pub fn frontend_mut(&mut self) -> &mut F {
+        &mut self.frontend
+    }
+
     /// Counters.
     pub fn stats(&self) -> &Stats {
         &self.stats

@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const CRATES: [&str; 9] = [
+const CRATES: [&str; 11] = [
     "ffi/src",
     "src",
     "replay/src",
     "backends/aten/src",
+    "backends/callbacks/src",
+    "backends/events/src",
     "tracer/src",
     "passes/src",
     "validation/src",

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const FOLDERS: [&str; 9] = [
+const FOLDERS: [&str; 11] = [
     "plans/src",
     "propagation/src",
     "validation/src",
@@ -13,6 +13,8 @@ const FOLDERS: [&str; 9] = [
     "tracer/src",
     "replay/src",
     "backends/aten/src",
+    "backends/callbacks/src",
+    "backends/events/src",
     "src",
     "ffi/src",
 ];

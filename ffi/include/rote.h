@@ -1,7 +1,9 @@
+
 // The C ABI of Rote: link with librote.so (-lrote) or load it at run time.
 //
 // Rote runs a training step once, writes down what the framework did (each
 // local op, each collective) in a plan file, and replays it from then on.
+// docs/frameworks.md shows how a framework uses this header.
 //
 // Results. A function that returns `int` returns 0 or a positive status that
 // its documentation names, or `ROTE_ERROR`. A function that returns a pointer
@@ -12,13 +14,14 @@
 // calling thread's next call; text that is passed in is copied.
 //
 // Handles are opaque. Each has one function that makes it and one that frees
-// it: `rote_session_new` and `rote_session_free`, `rote_recorder_new` and
+// it: `rote_session_for` and `rote_session_free`, `rote_recorder_new` and
 // `rote_recorder_free`.
 //
-// Python objects are passed as `void *` (a `PyObject *`), so that this header
-// needs no Python. They are borrowed, except where a new reference is
-// mentioned. Functions that take one, or a session, are called with the GIL
-// held; one session is used by one thread at a time.
+// Threads. A session belongs to the thread that made it: a call from another
+// thread is an error, and so is one from a function of the framework that the
+// session calls. A recorder is used by one thread at a time. Functions without
+// a session or recorder may be called from any thread. Sessions of PyTorch
+// (rote_torch.h) may change threads, and each call holds Python's GIL.
 
 
 #ifndef ROTE_H
@@ -33,6 +36,9 @@
 
 // Failure: `rote_last_error()` tells what happened.
 #define ROTE_ERROR -1
+
+// The version of this ABI. `rote_abi_version` tells that of the library.
+#define ROTE_ABI_VERSION 1
 
 // The call was replayed.
 #define ROTE_REPLAYED 0
@@ -81,6 +87,9 @@
 
 // Kind of guard: world size and group membership.
 #define ROTE_GUARD_WORLD 5
+
+// `bind_op`: the framework cannot run the op so that it writes into given memory. The result is copied there.
+#define ROTE_NO_INTO 1
 
 // Tensor flag: lazily conjugated.
 #define ROTE_TENSOR_CONJ 1
@@ -161,21 +170,23 @@
 // Argument tag: something that a plan cannot hold; its type, `s`.
 #define ROTE_ARG_OTHER 15
 
+// Argument tag, when an op is bound: a tensor of the run; which one, `i`.
+#define ROTE_ARG_INPUT 16
+
+// Argument tag, when an op is bound: tensors of the run, `ints[0..len]`, -1 for an absent one.
+#define ROTE_ARG_INPUTS 17
+
 // One run of a step, recorded op by op. Used by one thread at a time.
 typedef struct RoteRecorder RoteRecorder;
 
-// One captured function. Used by one thread at a time, with the GIL held.
+// One captured function. A session of PyTorch is used by one thread at a time, with the GIL held; a session of another
+// framework by the thread that made it.
 typedef struct RoteSession RoteSession;
 
 // Takes a message: level (10 debug, 20 info, 30 warning, 40 error, as in
 // Python's `logging`), target (`rote::guards`, `rote::record`,
 // `rote::replay`) and text.
 typedef void (*RoteLogCallback)(int level, const char *target, const char *message);
-
-// Takes what an instruction has made or written in place, as a tensor object, with
-// what the caller gave for it. `value`: its number in the recorded plan, or
-// 0xFFFFFFFF for what a pass has added.
-typedef void (*RoteShowCallback)(void *context, uint32_t instr, uint32_t value, void *tensor);
 
 // A local tensor.
 typedef struct RoteTensor {
@@ -232,6 +243,188 @@ typedef struct RoteArg {
     union RotePayload payload;
 } RoteArg;
 
+// A device: DLPack's `DLDevice`.
+typedef struct RoteDlDevice {
+    // 1 cpu, 2 cuda.
+    int32_t device_type;
+    // Index of the device.
+    int32_t device_id;
+} RoteDlDevice;
+
+// An element type: DLPack's `DLDataType`.
+typedef struct RoteDlType {
+    // 0 int, 1 unsigned, 2 float, 4 bfloat, 5 complex, 6 bool.
+    uint8_t code;
+    // Bits of an element.
+    uint8_t bits;
+    // 1.
+    uint16_t lanes;
+} RoteDlType;
+
+// A tensor that somebody else owns: DLPack's `DLTensor`.
+typedef struct RoteDlTensor {
+    // The address of its memory.
+    void *data;
+    // Where that is.
+    struct RoteDlDevice device;
+    // Number of dims.
+    int32_t ndim;
+    // Element type.
+    struct RoteDlType dtype;
+    // Shape, `ndim` entries.
+    int64_t *shape;
+    // Strides in elements, `ndim` entries; null for a contiguous tensor.
+    int64_t *strides;
+    // Bytes from `data` to the first element.
+    uint64_t byte_offset;
+} RoteDlTensor;
+
+// A tensor with its owner: DLPack's `DLManagedTensor`.
+typedef struct RoteDlManagedTensor {
+    // The tensor.
+    struct RoteDlTensor dl_tensor;
+    // The owner's own.
+    void *manager_ctx;
+    // Called once with the struct when the tensor is used no more; may be null.
+    void (*deleter)(struct RoteDlManagedTensor*);
+} RoteDlManagedTensor;
+
+// A collective, to be bound.
+typedef struct RoteCollective {
+    // Which one: 0 all-reduce, 1 all-gather, 2 reduce-scatter, 3 all-to-all, 4 broadcast.
+    uint32_t kind;
+    // Of a reducing one: 0 sum, 1 average, 2 maximum, 3 minimum, 4 product; else -1.
+    int32_t reduce;
+    // The process group's name.
+    const char *group;
+    // The source rank of a broadcast, counted in the group.
+    uint32_t root;
+    // Number of entries in `input_splits`.
+    uint32_t n_input_splits;
+    // All-to-all: rows of dim 0 that go to each rank; null for an even split.
+    const int64_t *input_splits;
+    // All-to-all: rows that come from each rank; null for an even split.
+    const int64_t *output_splits;
+    // Number of entries in `output_splits`.
+    uint32_t n_output_splits;
+} RoteCollective;
+
+// What a framework brings. Functions return 0, or another number when they fail, of which `error` then tells. They
+// must not unwind, nor call the session that calls them. All are called on the thread that calls the session.
+typedef struct RoteFramework {
+    // `sizeof` of this struct, so that both sides know which functions it has.
+    uint32_t size;
+    // Passed to every function.
+    void *context;
+    // Finds an op, and prepares a call with these `n` arguments: `*op` is a number of the framework's own. A tensor
+    // among the arguments is a `ROTE_ARG_INPUT`: `i` is its place among the tensors that `run_op` is given; a list
+    // of tensors is `ROTE_ARG_INPUTS`, with such places. `into`, if not 0: results are
+    // to be written into tensors that `run_op` is given; where the framework cannot do that it returns 1.
+    int (*bind_op)(void *context,
+                   const char *name,
+                   const char *overload,
+                   const struct RoteArg *args,
+                   uint32_t n,
+                   uint32_t outs,
+                   int into,
+                   uint64_t *op);
+    // Runs an op. `made`, of as many entries as the op has results, is null and takes new tensors, which Rote
+    // deletes. A result that the op has written in place stays null. `into`, if the op was bound so: the tensors to write, else null.
+    int (*run_op)(void *context,
+                  uint64_t op,
+                  const struct RoteDlTensor *const *tensors,
+                  const struct RoteDlTensor *const *into,
+                  struct RoteDlManagedTensor **made);
+    // Sets the number at a place among an op's arguments, `element` of a list there, or -1.
+    int (*set_number)(void *context, uint64_t op, uint32_t arg, int64_t element, double value);
+    // Forgets an op that was bound. May be null.
+    void (*forget_op)(void *context, uint64_t op);
+    // Allocates memory, aligned to 64 bytes at least, on a device by PyTorch's number (0 cpu, 1 cuda) and index.
+    int (*allocate)(void *context,
+                    uint64_t bytes,
+                    uint32_t device_kind,
+                    int32_t device_index,
+                    void **memory);
+    // Gives memory of `allocate` back.
+    void (*release)(void *context, void *memory);
+    // Whether anything of the framework's still holds a storage that a recording was told of: 1 or 0.
+    int (*is_alive)(void *context, uint64_t storage);
+    // A number for the state of a device's random generator, another one for another state. Null where
+    // steps draw no random numbers.
+    int (*generator)(void *context, uint32_t device_kind, int32_t device_index, uint64_t *state);
+    // Saves a generator's state in a slot (`action` 0) or puts it back (1). Null together with `generator`.
+    int (*keep_generator)(void *context,
+                          uint32_t action,
+                          uint32_t device_kind,
+                          int32_t device_index,
+                          uint32_t slot);
+    // Prepares a collective: `*collective` is a number of the framework's own. Null where there is one rank.
+    int (*bind_collective)(void *context,
+                           const struct RoteCollective *described,
+                           uint64_t *collective);
+    // Starts a collective. `output` may be `input`.
+    int (*start)(void *context,
+                 uint64_t collective,
+                 const struct RoteDlTensor *input,
+                 const struct RoteDlTensor *output);
+    // Waits until a collective that was started has ended.
+    int (*wait)(void *context, uint64_t collective);
+    // Puts the `n` bytes of every rank of a group into `all`, in the order of ranks. Null where ranks do not agree.
+    int (*gather)(void *context, const char *group, const uint8_t *ours, uint64_t n, uint8_t *all);
+    // How many ranks a group has; 0 for a group in which this process is not. Null together with `gather`.
+    uint32_t (*ranks)(void *context, const char *group);
+    // What the function that failed last has to say. May be null.
+    const char *(*error)(void *context);
+} RoteFramework;
+
+// A leaf of a call's arguments: a tensor, or a word that stands for another value.
+typedef struct RoteLeaf {
+    // Its name, for example `batch`; read when the call is recorded. Null: `args[0]`, by its place.
+    const char *name;
+    // The spec of a distributed tensor, in the form of `rote_record_spec`; null for a plain one. Read when the call
+    // is recorded.
+    const char *spec;
+    // The tensor; null for a leaf that is a word.
+    const struct RoteDlTensor *tensor;
+    // A number for the memory that the tensor lies in: the same for tensors that share memory. 0: memory of its own.
+    uint64_t storage;
+    // The byte of that memory at which the tensor's first element lies.
+    int64_t start;
+    // Bytes of that memory.
+    uint64_t bytes;
+    // What the leaf is, if it is no tensor: another word for another value, the same in every process.
+    uint64_t word;
+    // 1 for a tensor that stays where it is from call to call, as weights do; else 0.
+    uint32_t state;
+} RoteLeaf;
+
+// A call of the captured step: its arguments, and the facts that the session guards.
+typedef struct RoteCall {
+    // The arguments and the state, always in one order.
+    const struct RoteLeaf *leaves;
+    // How many.
+    uint32_t n_leaves;
+    // The values of the declared words, in the order in which they were declared.
+    const uint64_t *words;
+    // How many.
+    uint32_t n_words;
+    // The values of the declared numbers, likewise.
+    const double *numbers;
+    // How many.
+    uint32_t n_numbers;
+} RoteCall;
+
+// What a replay gives back.
+typedef struct RoteResults {
+    // The variant that was replayed.
+    uint32_t variant;
+    // How many tensors there are: outputs in the order in which they were recorded, then gradients.
+    uint32_t n;
+    // The tensors. The list lives until the session's next call. Each tensor is the caller's, who calls its deleter
+    // once, on the thread of the session.
+    struct RoteDlManagedTensor *const *tensors;
+} RoteResults;
+
 // An op that has run, on plain local tensors.
 typedef struct RoteOp {
     // Name with namespace, for example `aten::mm`.
@@ -249,9 +442,6 @@ typedef struct RoteOp {
     // Op flags.
     uint32_t flags;
 } RoteOp;
-
-// Takes a line of a report, and what the caller gave for it.
-typedef void (*RoteReportCallback)(void *context, const char *line);
 
 #ifdef __cplusplus
 extern "C" {
@@ -276,57 +466,106 @@ const char *rote_version(void);
 // has something to say.
 int rote_set_log(RoteLogCallback callback);
 
-// ---- The bridge to PyTorch: its C++ sources, and loading what was built of them ----
+// ---- Sessions of a framework of function pointers: no Python ----
 //
-// How many source files the bridge has.
-uint32_t rote_bridge_source_count(void);
+// The version of the library's ABI: programs compare it with `ROTE_ABI_VERSION` before they call anything else.
+// From any thread.
+uint32_t rote_abi_version(void);
 
-// The name of source file `index`, or null. File 0 is the one to compile.
-const char *rote_bridge_source_name(uint32_t index);
-
-// The text of source file `index`, or null.
-const char *rote_bridge_source_text(uint32_t index);
-
-// Loads the bridge that was built at `path`, once per process. `dtensor` and
-// `async_collective_tensor` are torch's classes of these names.
+// A new session of a framework, or null on failure. The table is copied. `name` names the framework and its
+// version: plans of another are not used. The other arguments are those of `rote_session_new`. The session belongs to the
+// thread that makes it: calls from another thread are errors.
 //
 // Requires:
-// `path` must be a C string and name a bridge built from this library's
-// sources against the torch of this process; the objects must be classes; the
-// GIL must be held.
-int rote_load_bridge(const char *path, void *dtensor, void *async_collective_tensor);
-
-// ---- Sessions: calls, statistics, explanations ----
-//
-// A new session, or null on failure. `framework` names the framework and its
-// version (`torch 2.15.0`), `plans` the directory of the plan store. `passes`
-// chooses what runs over a plan when it is bound: `all`, `none`, `default`, or
-// names separated by commas, with `-` before those to leave out; null or empty
-// stands for the environment variable ROTE_PASSES, or the default.
-//
-// Requires:
-// The texts must be C strings; the bridge must be loaded.
-struct RoteSession *rote_session_new(const char *function,
-                                     const char *framework,
+// The table's functions must have their declared types and stay callable until the session is freed and its last
+// tensor deleted; texts must be C strings.
+struct RoteSession *rote_session_for(const struct RoteFramework *framework,
+                                     const char *function,
+                                     const char *name,
                                      uint32_t world_size,
                                      uint32_t rank,
                                      const char *plans,
                                      uint32_t max_variants,
                                      const char *passes);
 
-// Frees a session.
+// Declares a fact of which every call tells the value: a word (`number` 0), which stands for a value that
+// must not change, or a number, from which the step computes. Words must mean the same in every process. `kind` is
+// a kind of guard (`ROTE_GUARD_HOST`, ...). To be called before the first call, on the session's thread.
 //
 // Requires:
-// `session` must come from `rote_session_new`, or be null, and the GIL must
-// be held.
-void rote_session_free(struct RoteSession *session);
+// `session` must be this library's, `name` a C string.
+int rote_session_fact(struct RoteSession *session,
+                      uint32_t kind,
+                      const char *name,
+                      int number);
+
+// Handles a call of the step: `ROTE_REPLAYED` (it is done, and `*results` is set), `ROTE_RECORD` (run it between
+// `rote_record_call` and `rote_record_finish`) or `ROTE_EAGER` (run it). On the session's thread.
+//
+// Requires:
+// `call` and all that it points at must be live until the session's next call, or until the recording of this one ends;
+// `results` must be valid.
+int rote_session_step(struct RoteSession *session,
+                      const struct RoteCall *call,
+                      struct RoteResults *results);
+
+// Replays the last call with the plan that `rote_record_trust` has bound. On the session's thread.
+//
+// Requires:
+// As `rote_session_step`.
+int rote_session_step_again(struct RoteSession *session, struct RoteResults *results);
+
+// Begins to record the call that `rote_session_step` was asked about last. Its leaves are named and guarded, its facts
+// are guarded, and its numbers are followed: the first has the number 0 in `rote_record_float`. More guards may be
+// added until `rote_record_ready`. On the session's thread.
+//
+// Requires:
+// `session` must be this library's.
+int rote_record_call(struct RoteSession *session);
+
+// Records an op that has run, with plain local tensors. Returns `ROTE_REFUSED` when the recording is refused, with the reason
+// as last error. On the session's thread.
+//
+// Requires:
+// The op and all that it points at must be live, `source` null or a C string.
+int rote_record_ran(struct RoteSession *session,
+                    const struct RoteOp *op,
+                    const char *source);
+
+// Names a tensor that the step returns, in the order of its results. `spec` is the number of its spec, or
+// `ROTE_NO_INDEX`. On the session's thread.
+//
+// Requires:
+// The tensor and all that it points at must be live, `path` a C string.
+int rote_record_returned(struct RoteSession *session,
+                         const char *path,
+                         const struct RoteTensor *tensor,
+                         uint32_t spec);
+
+// Says that the step left a new gradient for the leaf at `path`, or none where `tensor` is null. A replay gives
+// gradients back after its outputs. On the session's thread.
+//
+// Requires:
+// As `rote_record_returned`.
+int rote_record_gradient(struct RoteSession *session,
+                         const char *path,
+                         const struct RoteTensor *tensor,
+                         uint32_t spec);
+
+// ---- Sessions of any framework: statistics, explanations, process groups ----
+//
+// Frees a session. A session that was freed before, or is in use, is an error.
+//
+// Requires:
+// `session` must come from this library, or be null, and, if it is PyTorch's, the GIL be held.
+int rote_session_free(struct RoteSession *session);
 
 // Says which process group is the default one from now on, by its name, and what
 // this process is in it. Null or an empty name: there is none. To be called before
 // the first call and whenever that changes, and before `rote_session_agree_in`.
 //
 // Requires:
-// `group` must be null or a C string and the GIL held.
+// `group` must be null or a C string.
 int rote_session_world(struct RoteSession *session,
                        const char *group,
                        uint32_t world_size,
@@ -339,50 +578,30 @@ int rote_session_world(struct RoteSession *session,
 // `rote_session_notice` says, `*agrees` is 0. To be called before the first call.
 //
 // Requires:
-// `group` must be a C string, the place valid, and the GIL held.
+// `group` must be a C string, and the place valid.
 int rote_session_agree_in(struct RoteSession *session, const char *group, int *agrees);
 
 // Whether every rank replays the call that was handled last, as far as ranks
 // tell each other: 1 or 0.
 //
 // Requires:
-// `session` must come from `rote_session_new`.
+// `session` must be this library's.
 int rote_session_together(struct RoteSession *session);
-
-// Whether a call would be replayed, were it made now: `*holds` is 1 or 0. Nothing
-// is agreed with other ranks.
-//
-// Requires:
-// As `rote_session_call`.
-int rote_session_holds(struct RoteSession *session, void *args, void *kwargs, int *holds);
 
 // Replays nothing any more: calls run eagerly, and are not recorded. `why` is
 // listed among the refusals. Where ranks agree about calls, each must do so at
 // the same one.
 //
 // Requires:
-// `session` must come from `rote_session_new`, `why` must be a C string.
+// `session` must be this library's, `why` a C string.
 int rote_session_stop(struct RoteSession *session, const char *why);
-
-// Replays a call with a variant, without results, and shows what each instruction
-// makes or writes: of the plan as `recorded`, or of what passes have made of it.
-//
-// Requires:
-// As `rote_session_call`; `show` must not unwind, nor call the session.
-int rote_session_show(struct RoteSession *session,
-                      uint32_t variant,
-                      void *args,
-                      void *kwargs,
-                      int recorded,
-                      RoteShowCallback show,
-                      void *context);
 
 // The instructions of a variant's recorded plan as JSON: for each its `text`, its
 // `source` line, the roots that it `reads`, how many `outs` it has, and what it has
 // `shown`: values and their roots. `counted`: whether it is a local op or a wait.
 //
 // Requires:
-// `session` must come from `rote_session_new`.
+// `session` must be this library's.
 const char *rote_session_program(struct RoteSession *session, uint32_t variant);
 
 // Makes a variant wrong at an instruction of its recorded plan, for tests of what
@@ -391,132 +610,37 @@ const char *rote_session_program(struct RoteSession *session, uint32_t variant);
 // of it. Returns 0, or 1 where there is no such fault at the instruction.
 //
 // Requires:
-// `session` must come from `rote_session_new`, `fault` must be a C string.
+// `session` must be this library's, `fault` a C string.
 int rote_session_plant(struct RoteSession *session,
                        uint32_t variant,
                        uint32_t instr,
                        int bound,
                        const char *fault);
 
-// Gathers `n` bytes of every rank of a process group in `all`, in the order of
-// ranks. `*gathered` is 0, and nothing was done, when there is no such group or it
-// has no backend for the CPU. Waits with the GIL released.
-//
-// Requires:
-// `group` must be a C string, `ours` point at `n` bytes and `all` at `n` for each of
-// `ranks`, the place be valid, the bridge loaded, and the GIL held.
-int rote_gather(const char *group,
-                const uint8_t *ours,
-                uint32_t n,
-                uint32_t ranks,
-                uint8_t *all,
-                int *gathered);
-
-// Handles a call of the captured function: `ROTE_REPLAYED` (`*variant` and
-// `*results`, a new list of the local outputs and then the local gradients,
-// are set), `ROTE_RECORD` or `ROTE_EAGER`.
-//
-// Requires:
-// `args` must be a tuple and `kwargs` a dict that live until the next call;
-// the GIL must be held.
-int rote_session_call(struct RoteSession *session,
-                      void *args,
-                      void *kwargs,
-                      uint32_t *variant,
-                      void **results);
-
-// The same for a call made from within a captured function that runs eagerly.
-// Another rank may replay that one, and not make this call: nothing is agreed,
-// and a replay keeps the recorded collectives.
-//
-// Requires:
-// As `rote_session_call`.
-int rote_session_call_within(struct RoteSession *session,
-                             void *args,
-                             void *kwargs,
-                             uint32_t *variant,
-                             void **results);
-
-// Replays the last call with the plan that `rote_record_trust` has bound.
-//
-// Requires:
-// As `rote_session_call`.
-int rote_session_replay_last(struct RoteSession *session, uint32_t *variant, void **results);
-
-// What a replay that failed leaves of gradients, as eager would: JSON with the
-// `variant` and, as places in its list of `grads`, those `made`, and those that become
-// None (`nothing`); `*tensors` is a new list of the made ones. Null where no
-// replay has failed since the last call, or it leaves none. To be called after a call
-// that failed.
-//
-// Requires:
-// `session` must come from `rote_session_new`, the place be valid, and the GIL held.
-const char *rote_session_left(struct RoteSession *session, void **tensors);
-
 // Gives up a variant that has not been replayed yet, since the caller cannot
 // give back its results.
 //
 // Requires:
-// `session` must come from `rote_session_new`, and the GIL must be held.
+// `session` must be this library's.
 int rote_session_give_up(struct RoteSession *session, uint32_t variant);
-
-// Marks a tensor object as eager returns it after a step that went backward:
-// it requires grad, and its graph is used up.
-//
-// Requires:
-// `tensor` must be a tensor object and the GIL held.
-int rote_mark_replayed(void *tensor);
-
-// Sets `*view` to a new tuple of what autograd knows of a tensor as a view: a number
-// for its version counter, whether others have that too, `how` it is a view (bits: 1
-// gradients go to its base, 2 tangents come from there, 4 its memory was written since it
-// was made, 8 it has a version counter of its own, 16 no other: it was made in inference mode;
-// the rest: how it was made), its base or `None`, whether it requires grad
-// other than by its base, and what makes it from its base again, where strides do not say it:
-// `None` where they do, `False` where nothing can.
-//
-// Requires:
-// `tensor` must be a tensor object, the place valid, and the GIL held.
-int rote_view_of(void *tensor, void **view);
-
-// Sets `*made` to a tensor on the memory of another, as one that was made in inference mode.
-//
-// Requires:
-// `tensor` must be a tensor object, the place valid, and the GIL held.
-int rote_as_inference(void *tensor, void **made);
-
-// Makes a tensor object, which shares the memory of `base` and is no view yet, one to
-// autograd, or gives it the version counter of `base` if `how` is 0. `how` and `rebuild`:
-// as `rote_view_of` gives them.
-//
-// Requires:
-// `tensor` and `base` must be tensor objects, `rebuild` an object, and the GIL held.
-int rote_make_view(void *tensor, void *base, uint32_t how, void *rebuild);
-
-// Sets `*hooks` to a new list of the Python functions in the hooks of the autograd node
-// that adds up a tensor's gradient; `None` stands for a hook of C++.
-//
-// Requires:
-// `tensor` must be a tensor object, the place valid, and the GIL held.
-int rote_tensor_hooks(void *tensor, void **hooks);
 
 // The session's counters as JSON, or null on failure.
 //
 // Requires:
-// `session` must come from `rote_session_new`.
+// `session` must be this library's.
 const char *rote_session_stats(struct RoteSession *session);
 
 // Something to warn the user of, once; null when there is nothing.
 //
 // Requires:
-// `session` must come from `rote_session_new`.
+// `session` must be this library's.
 const char *rote_session_notice(struct RoteSession *session);
 
 // What was erased, by whom collectives were caused, guards, misses and
 // refusals, as text; or null on failure.
 //
 // Requires:
-// `session` must come from `rote_session_new`.
+// `session` must be this library's.
 const char *rote_session_explain(struct RoteSession *session);
 
 // A variant as JSON: its guard `key`, the structure of the `result`
@@ -527,24 +651,11 @@ const char *rote_session_explain(struct RoteSession *session);
 // null for a plain tensor. Null when there is no such variant.
 //
 // Requires:
-// `session` must come from `rote_session_new`.
+// `session` must be this library's.
 const char *rote_session_variant(struct RoteSession *session, uint32_t variant);
 
-// ---- Recording a step of a PyTorch program, op by op ----
+// ---- Recording a step of any framework: guards, strategies, numbers ----
 //
-// Begins to record the call that `rote_session_call` was asked about last.
-//
-// Requires:
-// `session` must come from `rote_session_new`; the GIL must be held.
-int rote_record_begin(struct RoteSession *session);
-
-// Names the next leaf of the arguments, in flattened order. Another `leaf` than the
-// library's own at that place refuses the recording.
-//
-// Requires:
-// Pointers must be live, texts C strings, and the GIL held.
-int rote_record_leaf(struct RoteSession *session, const char *name, void *leaf);
-
 // Registers a spec and sets `*index` to its number. A spec is
 // `device|mesh shape|dim names|ranks|placements|shape|strides`, with commas
 // inside and semicolons between placements, for example
@@ -552,24 +663,8 @@ int rote_record_leaf(struct RoteSession *session, const char *name, void *leaf);
 // `_S(dim, split factor)` and `P(sum)` or another reduction.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_spec(struct RoteSession *session, const char *spec, uint32_t *index);
-
-// Names a tensor that exists before the step. `kind` is a kind of binding
-// (`ROTE_BINDING_ARG`, ...), `object` what is bound at a replay, of a gradient
-// its owner; `local` is the local tensor, `spec` the number of its spec, or
-// `ROTE_NO_INDEX` for a plain tensor. `leaf` says which leaf of the arguments
-// `object` is; `ROTE_NO_INDEX` for state.
-//
-// Requires:
-// Pointers must be live, texts C strings, and the GIL held.
-int rote_record_tensor(struct RoteSession *session,
-                       uint32_t kind,
-                       const char *path,
-                       void *object,
-                       void *local,
-                       uint32_t spec,
-                       uint32_t leaf);
 
 // Says how often the step has written each of the first `n` tensors that were named, in the order
 // of their naming, as autograd counts it (how far its version counter has risen), and, of
@@ -582,35 +677,11 @@ int rote_record_written(struct RoteSession *session,
                         const uint32_t *local_times,
                         uint32_t n);
 
-// The number of a kind of fact, by its name as in `dict_item` (`backends/aten/src/fact.rs` says
-// what each reads); `UINT32_MAX` if there is none.
-//
-// Requires:
-// `name` must be a C string.
-uint32_t rote_fact_kind(const char *name);
-
-// Adds a fact that is checked at every call. `reads` is the number of what is read of
-// `container`, from [`rote_fact_kind`]; `key` is null where that takes none. `kind` is a kind of
-// guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text that holds in another
-// process too; an empty one keeps the fact out of the plan file. `hyperparameter`, if not 0, lets
-// the value become a scalar binding.
-//
-// Requires:
-// Pointers must be live, texts C strings, and the GIL held.
-int rote_record_fact(struct RoteSession *session,
-                     uint32_t reads,
-                     void *container,
-                     void *key,
-                     uint32_t kind,
-                     const char *subject,
-                     const char *expected,
-                     int hyperparameter);
-
 // Adds a guard that is known by its text: structure, arguments, modes, world.
 // `kind` is a kind of guard (`ROTE_GUARD_STRUCTURE`, ...).
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_guard(struct RoteSession *session,
                       uint32_t kind,
                       const char *subject,
@@ -620,13 +691,13 @@ int rote_record_guard(struct RoteSession *session,
 // `DeviceType` number (0 cpu, 1 cuda), `device_index` -1 for the current one.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_generator(struct RoteSession *session, uint32_t device_kind, int32_t device_index);
 
 // All names and facts are known; the step is about to run.
 //
 // Requires:
-// `session` must come from `rote_session_new`; the GIL must be held.
+// `session` must be this library's.
 int rote_record_ready(struct RoteSession *session);
 
 // Binds a stored plan made under the same guards instead of recording:
@@ -634,90 +705,27 @@ int rote_record_ready(struct RoteSession *session);
 // over; else 0.
 //
 // Requires:
-// `session` must come from `rote_session_new`; the GIL must be held.
+// `session` must be this library's.
 int rote_record_trust(struct RoteSession *session, uint32_t *variant, int *bound);
-
-// Records an op that has run, with plain local tensors. Returns
-// `ROTE_REFUSED` when the recording is refused.
-//
-// Requires:
-// Pointers must be live, texts C strings, and the GIL held.
-int rote_record_op(struct RoteSession *session,
-                   void *func,
-                   void *args,
-                   void *kwargs,
-                   void *result,
-                   const char *source);
-
-// Tells `listener`, a Python object, of the ops of this thread, and of threads that
-// work for it, until the call with null. Its methods: `ran(kind, tensor)` after an op
-// (kind 1: `wait_tensor`, 2: `lift_fresh`, with their result), in which
-// `rote_record_observed` records it; `draws()` before one that draws random numbers;
-// `begins(op, args)` and `ends(results)` around one on DTensors; `called(name)` when
-// one of `rote_record_tell_of` is called.
-//
-// Requires:
-// `listener` must be null or live, and the GIL held.
-int rote_record_observe(void *listener);
-
-// Has listeners told of calls of the composite op `name`.
-//
-// Requires:
-// `name` must be a C string.
-int rote_record_tell_of(const char *name);
-
-// Tells the listener of the innermost call on DTensors under way, if it does not
-// know of it yet.
-//
-// Requires:
-// The GIL must be held.
-int rote_record_global_call(void);
-
-// The first op of the last observed step that raised; empty if none did. A step that ends has
-// handled what it raised.
-//
-// Requires:
-// The GIL must be held.
-const char *rote_record_raising(void);
-
-// The op of another thread of Python that wrote what the last observed step used, or read what
-// it made; empty if there was none.
-const char *rote_record_others(void);
-
-// Records the op of which the listener has just been told. Returns `ROTE_REFUSED`
-// when the recording is refused, `ROTE_MAY_RAISE` when a replay of the op may raise for
-// other data, and `ROTE_MAY_RAISE_LATE` when a replay has by then done what lasts, so that
-// the call could not be made again.
-//
-// Requires:
-// Pointers must be live, texts C strings, and the GIL held.
-int rote_record_observed(struct RoteSession *session, const char *source);
 
 // Refuses the recording, since the step handles errors of the op that was recorded last, and
 // a replay could not. `handler`: where it does. Returns `ROTE_REFUSED`.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_handled(struct RoteSession *session, const char *handler);
 
 // The gradient that a tensor had before the step was gone when the op ran that was recorded
 // last: a replay that fails from there on leaves none. `path`: the tensor's.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_grad_gone(struct RoteSession *session, const char *path);
-
-// The step asks how a tensor lies in its storage: a plan is only for arguments that
-// lie there. `*named` is set to 1 when the storage exists before the step, else 0.
-//
-// Requires:
-// Pointers must be live, `local` a tensor object, and the GIL held.
-int rote_record_anchor(struct RoteSession *session, void *local, int *named);
 
 // An op that draws random numbers is about to run.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_random(struct RoteSession *session, const char *source);
 
 // Records that a generator's state was saved (`action` 0, `*slot` is set) or
@@ -725,7 +733,7 @@ int rote_record_random(struct RoteSession *session, const char *source);
 // `rote_record_generator`.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_rng(struct RoteSession *session,
                     uint32_t action,
                     uint32_t device_kind,
@@ -738,7 +746,7 @@ int rote_record_rng(struct RoteSession *session,
 // arguments.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_global_begin(struct RoteSession *session,
                              const char *op,
                              const uint32_t *inputs,
@@ -752,20 +760,20 @@ int rote_record_global_begin(struct RoteSession *session,
 // op need have been.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_global_args(struct RoteSession *session, const char *args);
 
 // The innermost global op has run; `outputs` are the numbers of the specs of
 // its `n` tensor results.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_global_end(struct RoteSession *session, const uint32_t *outputs, uint32_t n);
 
 // A redistribution between two registered specs begins.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_redistribute_begin(struct RoteSession *session,
                                    uint32_t from,
                                    uint32_t to,
@@ -774,7 +782,7 @@ int rote_record_redistribute_begin(struct RoteSession *session,
 // The innermost redistribution has run.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_redistribute_end(struct RoteSession *session);
 
 // Follows a float and sets `*index` to its number. `kind`: 0 read from
@@ -782,7 +790,7 @@ int rote_record_redistribute_end(struct RoteSession *session);
 // quotient and power of `a` and `b`, which are numbers of followed floats.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_float(struct RoteSession *session,
                       uint32_t kind,
                       uint32_t a,
@@ -795,41 +803,24 @@ int rote_record_float(struct RoteSession *session,
 // change.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_pin(struct RoteSession *session, uint32_t index);
 
 // Says which global ranks a process group has and what people call it.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_group(struct RoteSession *session,
                       const char *name,
                       const int64_t *ranks,
                       uint32_t n,
                       const char *label);
 
-// Names a tensor of the result; call in the order of the result's leaves.
-//
-// Requires:
-// Pointers must be live, texts C strings, and the GIL held.
-int rote_record_output(struct RoteSession *session,
-                       const char *path,
-                       void *local,
-                       uint32_t spec,
-                       int requires_grad);
-
-// Says that the step left a new gradient in the `.grad` of the tensor at
-// `path`, or `None` when `local` is null.
-//
-// Requires:
-// Pointers must be live, texts C strings, and the GIL held.
-int rote_record_grad(struct RoteSession *session, const char *path, void *local, uint32_t spec);
-
 // Refuses the recording for a reason that the framework's side has seen; the
 // first reason counts. Returns `ROTE_REFUSED`.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_refuse(struct RoteSession *session,
                        const char *op,
                        const char *source,
@@ -840,20 +831,20 @@ int rote_record_refuse(struct RoteSession *session,
 // something still holds.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
+// Pointers must be live, and texts C strings.
 int rote_record_survivors(struct RoteSession *session, uint32_t *count);
 
 // Names of the process groups that recorded collectives use, a line each; or
 // null on failure.
 //
 // Requires:
-// `session` must come from `rote_session_new`.
+// `session` must be this library's.
 const char *rote_record_groups(struct RoteSession *session);
 
 // How many local ops and waits are recorded.
 //
 // Requires:
-// `session` must come from `rote_session_new`, and the place be valid.
+// `session` must be this library's, and the place be valid.
 int rote_record_executed(struct RoteSession *session, uint32_t *count);
 
 // Ends the recording without a variant, and compares it with the plan of one. JSON:
@@ -861,13 +852,13 @@ int rote_record_executed(struct RoteSession *session, uint32_t *count);
 // `plan` and `now`. `result` is as for `rote_record_finish`. Null on failure.
 //
 // Requires:
-// `session` must come from `rote_session_new`, `result` must be a C string.
+// `session` must be this library's, `result` a C string.
 const char *rote_record_compare(struct RoteSession *session, uint32_t variant, const char *result);
 
 // The step failed: drops the recording.
 //
 // Requires:
-// `session` must come from `rote_session_new`; the GIL must be held.
+// `session` must be this library's.
 int rote_record_abort(struct RoteSession *session);
 
 // Ends the recording. `result` is the structure of the result as JSON
@@ -877,8 +868,7 @@ int rote_record_abort(struct RoteSession *session);
 // failure.
 //
 // Requires:
-// `session` must come from `rote_session_new`, `result` be a C string, and
-// the GIL held.
+// `session` must be this library's, `result` a C string.
 const char *rote_record_finish(struct RoteSession *session, const char *result);
 
 // ---- Recording ops of any program: no Python, no PyTorch ----
@@ -963,19 +953,6 @@ int rote_recorder_finish(struct RoteRecorder *recorder, const char *result, cons
 // Requires:
 // `path` must be a C string.
 int rote_plan_check(const char *path);
-
-// ---- The truth table of sharding rules ----
-//
-// Judges sharding rules by running local ops on pieces, with PyTorch's kernels:
-// the bridge must be loaded. `request` is a JSON object: `ops` (names, or
-// `all`), `mesh` (`2`, or `2,2`), `args` (of one op, as the samples write
-// them), `only` (one combination, `S(0),R -> S(0)`), `missing` (false: look for
-// wrong rules only). `report` is called with JSON objects: `{"start": op,
-// "number": 1, "total": 2}` before each op, its truth table after it.
-//
-// Requires:
-// `request` must be a C string; `report` must not unwind; the GIL must be held.
-int rote_validate(const char *request, RoteReportCallback report, void *context);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -10,14 +10,18 @@
 //! | [`status`] | statuses, errors, text across the border |
 //! | [`log`] | messages for the host |
 //! | [`bridge`] | the bridge to PyTorch: its sources, loading it |
-//! | [`session`] | sessions: calls, statistics, explanations |
-//! | [`record`] | recording a step of a PyTorch program, op by op |
+//! | [`session`] | sessions of any framework: statistics, explanations, process groups |
+//! | [`record`] | recording a step of any framework: guards, strategies, numbers |
+//! | [`torch_session`] | sessions of PyTorch: calls with Python objects |
+//! | [`torch_record`] | recording a step of PyTorch, op by op |
+//! | [`framework`] | sessions of a framework of function pointers: no Python |
 //! | [`recorder`] | recording ops of any program, without Python |
 //! | `spec` | specs as text |
 //! | [`plan`] | opening and describing plan files |
 //! | [`validate`] | the truth table of sharding rules |
 
 pub mod bridge;
+pub mod framework;
 pub mod log;
 pub mod plan;
 pub mod record;
@@ -25,4 +29,6 @@ pub mod recorder;
 pub mod session;
 mod spec;
 pub mod status;
+pub mod torch_record;
+pub mod torch_session;
 pub mod validate;

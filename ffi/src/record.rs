@@ -1,20 +1,15 @@
-//! Recording a step of a PyTorch program, op by op.
+//! Recording a step of any framework: guards, strategies, numbers.
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int};
 
 use rote::Outcome;
-use rote::facts::NewFact;
 use rote::plans::{BindingKind, GuardKind, RngAction};
-use rote::recording::{ActiveRecording, NewTensor};
 use rote::tracer::Refusal;
 use rote::tracer::scalars::Origin;
-use rote_aten::{Aten, Bridge, FactKind};
 
-use crate::session::{RoteSession, borrowed, session};
+use crate::session::{RoteSession, told, with_session};
 use crate::spec;
-use crate::status::{
-    Answer, ROTE_OK, device, give_text, guarded, object, out, set_error, slice, text,
-};
+use crate::status::{ROTE_OK, device, guarded, out, slice, text};
 
 /// The recording has been refused: further ops need not be reported.
 pub const ROTE_REFUSED: c_int = 1;
@@ -46,45 +41,22 @@ pub const ROTE_GUARD_MODE: u32 = 4;
 /// Kind of guard: world size and group membership.
 pub const ROTE_GUARD_WORLD: u32 = 5;
 
-/// # Safety
-/// As [`session`].
-unsafe fn active<'a>(
-    pointer: *mut RoteSession,
-) -> Result<(&'a Aten, &'a mut ActiveRecording<Aten>), String> {
-    // SAFETY: the caller vouches for the session.
-    unsafe { session(pointer)? }
-        .active()
-        .ok_or_else(|| "no recording is in progress".to_owned())
+/// Does the same with the recording of any framework, in a function of the ABI.
+macro_rules! record {
+    ($pointer:expr, |$frontend:pat_param, $recording:ident| $body:expr) => {
+        guarded(|| {
+            with_session!($pointer, |session| {
+                let ($frontend, $recording) = session.active().ok_or(NO_RECORDING)?;
+                $body
+            })
+        })
+    };
 }
 
-/// Runs `body` on the recording in progress.
-///
-/// # Safety
-/// As [`session`].
-unsafe fn record(
-    session: *mut RoteSession,
-    body: impl FnOnce(&mut ActiveRecording<Aten>) -> Answer,
-) -> c_int {
-    // SAFETY: the caller vouches for the session.
-    unsafe { record_with(session, |_, recording| body(recording)) }
-}
+/// What a call says that needs a recording.
+pub(crate) const NO_RECORDING: &str = "no recording is in progress";
 
-/// The same, with PyTorch.
-///
-/// # Safety
-/// As [`session`].
-unsafe fn record_with(
-    session: *mut RoteSession,
-    body: impl FnOnce(&Aten, &mut ActiveRecording<Aten>) -> Answer,
-) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for the session.
-        let (aten, recording) = unsafe { active(session)? };
-        body(aten, recording)
-    })
-}
-
-fn optional(index: u32) -> Option<u32> {
+pub(crate) fn optional(index: u32) -> Option<u32> {
     (index != ROTE_NO_INDEX).then_some(index)
 }
 
@@ -97,7 +69,7 @@ pub(crate) fn binding_kind(kind: u32) -> Result<BindingKind, String> {
     }
 }
 
-fn guard_kind(kind: u32) -> Result<GuardKind, String> {
+pub(crate) fn guard_kind(kind: u32) -> Result<GuardKind, String> {
     match kind {
         ROTE_GUARD_STRUCTURE => Ok(GuardKind::Structure),
         ROTE_GUARD_ARGUMENT => Ok(GuardKind::Argument),
@@ -109,40 +81,6 @@ fn guard_kind(kind: u32) -> Result<GuardKind, String> {
     }
 }
 
-/// Begins to record the call that `rote_session_call` was asked about last.
-///
-/// # Safety
-/// `session` must come from `rote_session_new`; the GIL must be held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_begin(session: *mut RoteSession) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for the session.
-        unsafe { self::session(session)? }.begin()?;
-        Ok(ROTE_OK)
-    })
-}
-
-/// Names the next leaf of the arguments, in flattened order. Another `leaf` than the
-/// library's own at that place refuses the recording.
-///
-/// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_leaf(
-    session: *mut RoteSession,
-    name: *const c_char,
-    leaf: *mut c_void,
-) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for the session and what is passed.
-        let (session, name) = unsafe { (self::session(session)?, text(name)?) };
-        // SAFETY: as above.
-        let leaf = unsafe { borrowed(leaf, "leaf") };
-        session.name_leaf(name, leaf.ok())?;
-        Ok(ROTE_OK)
-    })
-}
-
 /// Registers a spec and sets `*index` to its number. A spec is
 /// `device|mesh shape|dim names|ranks|placements|shape|strides`, with commas
 /// inside and semicolons between placements, for example
@@ -150,7 +88,7 @@ pub unsafe extern "C" fn rote_record_leaf(
 /// `_S(dim, split factor)` and `P(sum)` or another reduction.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_spec(
     session: *mut RoteSession,
@@ -159,47 +97,9 @@ pub unsafe extern "C" fn rote_record_spec(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record!(session, |_, recording| {
             let index = out(index, "index")?;
             index.set(recording.spec(spec::parse(text(spec)?)?));
-            Ok(ROTE_OK)
-        })
-    }
-}
-
-/// Names a tensor that exists before the step. `kind` is a kind of binding
-/// (`ROTE_BINDING_ARG`, ...), `object` what is bound at a replay, of a gradient
-/// its owner; `local` is the local tensor, `spec` the number of its spec, or
-/// `ROTE_NO_INDEX` for a plain tensor. `leaf` says which leaf of the arguments
-/// `object` is; `ROTE_NO_INDEX` for state.
-///
-/// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_tensor(
-    session: *mut RoteSession,
-    kind: u32,
-    path: *const c_char,
-    object: *mut c_void,
-    local: *mut c_void,
-    spec: u32,
-    leaf: u32,
-) -> c_int {
-    // SAFETY: the caller vouches for the session and what is passed.
-    unsafe {
-        record_with(session, |aten, recording| {
-            let tensor = NewTensor {
-                kind: binding_kind(kind)?,
-                path: text(path)?,
-                spec: optional(spec),
-                leaf: optional(leaf),
-            };
-            recording.name_tensor(
-                aten,
-                tensor,
-                borrowed(object, "object")?,
-                borrowed(local, "local")?,
-            )?;
             Ok(ROTE_OK)
         })
     }
@@ -220,59 +120,9 @@ pub unsafe extern "C" fn rote_record_written(
 ) -> c_int {
     // SAFETY: the caller vouches for session and lists.
     unsafe {
-        record(session, |recording| {
+        record!(session, |_, recording| {
             let both = slice(times, n)?.iter().zip(slice(local_times, n)?);
             recording.written(both.map(|(&times, &local)| [times, local]));
-            Ok(ROTE_OK)
-        })
-    }
-}
-
-/// The number of a kind of fact, by its name as in `dict_item` (`backends/aten/src/fact.rs` says
-/// what each reads); `UINT32_MAX` if there is none.
-///
-/// # Safety
-/// `name` must be a C string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_fact_kind(name: *const c_char) -> u32 {
-    // SAFETY: the caller vouches for the text.
-    let kind = unsafe { text(name) }.ok().and_then(FactKind::named);
-    kind.map_or(u32::MAX, |kind| kind as u32)
-}
-
-/// Adds a fact that is checked at every call. `reads` is the number of what is read of
-/// `container`, from [`rote_fact_kind`]; `key` is null where that takes none. `kind` is a kind of
-/// guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text that holds in another
-/// process too; an empty one keeps the fact out of the plan file. `hyperparameter`, if not 0, lets
-/// the value become a scalar binding.
-///
-/// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_fact(
-    session: *mut RoteSession,
-    reads: u32,
-    container: *mut c_void,
-    key: *mut c_void,
-    kind: u32,
-    subject: *const c_char,
-    expected: *const c_char,
-    hyperparameter: c_int,
-) -> c_int {
-    // SAFETY: the caller vouches for the session and what is passed.
-    unsafe {
-        record(session, |recording| {
-            let reads = FactKind::try_from(reads)?;
-            let fact = NewFact {
-                kind: guard_kind(kind)?,
-                subject: text(subject)?,
-                text: text(expected)?,
-                hyperparameter: hyperparameter != 0,
-                gradient: reads.is_of_gradients(),
-                parts: reads.parts(),
-            };
-            let container = object(container, "container")?;
-            (recording.facts).add(fact, |table| table.add(reads, container, key))?;
             Ok(ROTE_OK)
         })
     }
@@ -282,7 +132,7 @@ pub unsafe extern "C" fn rote_record_fact(
 /// `kind` is a kind of guard (`ROTE_GUARD_STRUCTURE`, ...).
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_guard(
     session: *mut RoteSession,
@@ -292,7 +142,7 @@ pub unsafe extern "C" fn rote_record_guard(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record!(session, |_, recording| {
             recording.guard(guard_kind(kind)?, text(subject)?, text(expected)?);
             Ok(ROTE_OK)
         })
@@ -303,31 +153,27 @@ pub unsafe extern "C" fn rote_record_guard(
 /// `DeviceType` number (0 cpu, 1 cuda), `device_index` -1 for the current one.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_generator(
     session: *mut RoteSession,
     device_kind: u32,
     device_index: i32,
 ) -> c_int {
-    // SAFETY: the caller vouches for the session and what is passed.
-    unsafe {
-        record_with(session, |aten, recording| {
-            recording.watch_generator(aten, device(device_kind, device_index)?)?;
-            Ok(ROTE_OK)
-        })
-    }
+    record!(session, |frontend, recording| {
+        recording.watch_generator(frontend, device(device_kind, device_index)?)?;
+        Ok(ROTE_OK)
+    })
 }
 
 /// All names and facts are known; the step is about to run.
 ///
 /// # Safety
-/// `session` must come from `rote_session_new`; the GIL must be held.
+/// `session` must be this library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_ready(session: *mut RoteSession) -> c_int {
     guarded(|| {
-        // SAFETY: the caller vouches for the session.
-        unsafe { self::session(session)? }.ready()?;
+        with_session!(session, |session| session.ready()?);
         Ok(ROTE_OK)
     })
 }
@@ -337,7 +183,7 @@ pub unsafe extern "C" fn rote_record_ready(session: *mut RoteSession) -> c_int {
 /// over; else 0.
 ///
 /// # Safety
-/// `session` must come from `rote_session_new`; the GIL must be held.
+/// `session` must be this library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_trust(
     session: *mut RoteSession,
@@ -345,150 +191,23 @@ pub unsafe extern "C" fn rote_record_trust(
     bound: *mut c_int,
 ) -> c_int {
     guarded(|| {
-        // SAFETY: the caller vouches for the pointers.
-        let (session, variant, bound) = unsafe {
-            (
-                self::session(session)?,
-                out(variant, "variant")?,
-                out(bound, "bound")?,
-            )
-        };
-        bound.set(c_int::from(session.trust()?));
-        if let Some(newest) = session.variants().first() {
-            variant.set(newest.id);
-        }
+        // SAFETY: the caller vouches for the places.
+        let (variant, bound) = unsafe { (out(variant, "variant")?, out(bound, "bound")?) };
+        with_session!(session, |session| {
+            bound.set(c_int::from(session.trust()?));
+            if let Some(newest) = session.variants().first() {
+                variant.set(newest.id);
+            }
+        });
         Ok(ROTE_OK)
     })
-}
-
-/// Records an op that has run, with plain local tensors. Returns
-/// `ROTE_REFUSED` when the recording is refused.
-///
-/// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_op(
-    session: *mut RoteSession,
-    func: *mut c_void,
-    args: *mut c_void,
-    kwargs: *mut c_void,
-    result: *mut c_void,
-    source: *const c_char,
-) -> c_int {
-    // SAFETY: the caller vouches for the session and what is passed.
-    unsafe {
-        record_with(session, |aten, recording| {
-            let (func, args) = (object(func, "func")?, object(args, "args")?);
-            let objects = [func, args, kwargs, object(result, "result")?];
-            let source = text(source)?;
-            recording.op(aten, |describer| describer.op(objects, source))?;
-            Ok(if recording.refusal().is_some() {
-                ROTE_REFUSED
-            } else {
-                ROTE_OK
-            })
-        })
-    }
-}
-
-/// Tells `listener`, a Python object, of the ops of this thread, and of threads that
-/// work for it, until the call with null. Its methods: `ran(kind, tensor)` after an op
-/// (kind 1: `wait_tensor`, 2: `lift_fresh`, with their result), in which
-/// `rote_record_observed` records it; `draws()` before one that draws random numbers;
-/// `begins(op, args)` and `ends(results)` around one on DTensors; `called(name)` when
-/// one of `rote_record_tell_of` is called.
-///
-/// # Safety
-/// `listener` must be null or live, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_observe(listener: *mut c_void) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for the object.
-        unsafe { Bridge::get().observe(listener) }?;
-        Ok(ROTE_OK)
-    })
-}
-
-/// Has listeners told of calls of the composite op `name`.
-///
-/// # Safety
-/// `name` must be a C string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_tell_of(name: *const c_char) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for the text.
-        let name = CString::new(unsafe { text(name) }?).map_err(|e| e.to_string())?;
-        Bridge::get().observe_calls_of(&name)?;
-        Ok(ROTE_OK)
-    })
-}
-
-/// Tells the listener of the innermost call on DTensors under way, if it does not
-/// know of it yet.
-///
-/// # Safety
-/// The GIL must be held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_global_call() -> c_int {
-    guarded(|| {
-        Bridge::get().observe_global_call()?;
-        Ok(ROTE_OK)
-    })
-}
-
-/// The first op of the last observed step that raised; empty if none did. A step that ends has
-/// handled what it raised.
-///
-/// # Safety
-/// The GIL must be held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_raising() -> *const c_char {
-    give_text(&Bridge::get().raising())
-}
-
-/// The op of another thread of Python that wrote what the last observed step used, or read what
-/// it made; empty if there was none.
-#[unsafe(no_mangle)]
-pub extern "C" fn rote_record_others() -> *const c_char {
-    give_text(&Bridge::get().others())
-}
-
-/// Records the op of which the listener has just been told. Returns `ROTE_REFUSED`
-/// when the recording is refused, `ROTE_MAY_RAISE` when a replay of the op may raise for
-/// other data, and `ROTE_MAY_RAISE_LATE` when a replay has by then done what lasts, so that
-/// the call could not be made again.
-///
-/// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_observed(
-    session: *mut RoteSession,
-    source: *const c_char,
-) -> c_int {
-    // SAFETY: the caller vouches for the session and what is passed.
-    unsafe {
-        record_with(session, |aten, recording| {
-            let source = text(source)?;
-            recording.op(aten, |describer| describer.observed_op(source))?;
-            let last = recording.last_op();
-            Ok(if recording.refusal().is_some() {
-                ROTE_REFUSED
-            } else if last.may_raise_late() {
-                ROTE_MAY_RAISE_LATE
-            } else if last.may_raise() {
-                ROTE_MAY_RAISE
-            } else {
-                ROTE_OK
-            })
-        })
-    }
 }
 
 /// Refuses the recording, since the step handles errors of the op that was recorded last, and
 /// a replay could not. `handler`: where it does. Returns `ROTE_REFUSED`.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_handled(
     session: *mut RoteSession,
@@ -496,7 +215,7 @@ pub unsafe extern "C" fn rote_record_handled(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record!(session, |_, recording| {
             recording.handled(text(handler)?);
             Ok(ROTE_REFUSED)
         })
@@ -507,7 +226,7 @@ pub unsafe extern "C" fn rote_record_handled(
 /// last: a replay that fails from there on leaves none. `path`: the tensor's.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_grad_gone(
     session: *mut RoteSession,
@@ -515,28 +234,8 @@ pub unsafe extern "C" fn rote_record_grad_gone(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record!(session, |_, recording| {
             recording.gradient_gone(text(path)?);
-            Ok(ROTE_OK)
-        })
-    }
-}
-
-/// The step asks how a tensor lies in its storage: a plan is only for arguments that
-/// lie there. `*named` is set to 1 when the storage exists before the step, else 0.
-///
-/// # Safety
-/// Pointers must be live, `local` a tensor object, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_anchor(
-    session: *mut RoteSession,
-    local: *mut c_void,
-    named: *mut c_int,
-) -> c_int {
-    // SAFETY: the caller vouches for the session and what is passed.
-    unsafe {
-        record(session, |recording| {
-            *named = c_int::from(recording.anchor(borrowed(local, "local")?)?);
             Ok(ROTE_OK)
         })
     }
@@ -545,7 +244,7 @@ pub unsafe extern "C" fn rote_record_anchor(
 /// An op that draws random numbers is about to run.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_random(
     session: *mut RoteSession,
@@ -553,8 +252,8 @@ pub unsafe extern "C" fn rote_record_random(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record_with(session, |aten, recording| {
-            recording.check_generators(aten, text(source)?)?;
+        record!(session, |frontend, recording| {
+            recording.check_generators(frontend, text(source)?)?;
             Ok(ROTE_OK)
         })
     }
@@ -565,7 +264,7 @@ pub unsafe extern "C" fn rote_record_random(
 /// `rote_record_generator`.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_rng(
     session: *mut RoteSession,
@@ -577,13 +276,13 @@ pub unsafe extern "C" fn rote_record_rng(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record_with(session, |aten, recording| {
+        record!(session, |frontend, recording| {
             let slot = out(slot, "slot")?;
             let (device, source) = (device(device_kind, device_index)?, text(source)?);
             let known = match action {
                 0 => {
                     // A save must see the state that recorded draws have left.
-                    recording.check_generators(aten, source)?;
+                    recording.check_generators(frontend, source)?;
                     None
                 }
                 1 => Some(slot.get()),
@@ -594,7 +293,7 @@ pub unsafe extern "C" fn rote_record_rng(
             } else {
                 RngAction::Restore
             };
-            slot.set(recording.rng(aten, action, device, known, source)?);
+            slot.set(recording.rng(frontend, action, device, known, source)?);
             Ok(ROTE_OK)
         })
     }
@@ -605,7 +304,7 @@ pub unsafe extern "C" fn rote_record_rng(
 /// arguments.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_global_begin(
     session: *mut RoteSession,
@@ -616,7 +315,7 @@ pub unsafe extern "C" fn rote_record_global_begin(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record!(session, |_, recording| {
             recording.global_begin(text(op)?, slice(inputs, n)?, text(source)?);
             Ok(ROTE_OK)
         })
@@ -630,7 +329,7 @@ pub unsafe extern "C" fn rote_record_global_begin(
 /// op need have been.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_global_args(
     session: *mut RoteSession,
@@ -638,7 +337,7 @@ pub unsafe extern "C" fn rote_record_global_args(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record!(session, |_, recording| {
             recording.global_args(text(args)?);
             Ok(ROTE_OK)
         })
@@ -649,7 +348,7 @@ pub unsafe extern "C" fn rote_record_global_args(
 /// its `n` tensor results.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_global_end(
     session: *mut RoteSession,
@@ -658,7 +357,7 @@ pub unsafe extern "C" fn rote_record_global_end(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record!(session, |_, recording| {
             recording.global_end(slice(outputs, n)?);
             Ok(ROTE_OK)
         })
@@ -668,7 +367,7 @@ pub unsafe extern "C" fn rote_record_global_end(
 /// A redistribution between two registered specs begins.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_redistribute_begin(
     session: *mut RoteSession,
@@ -678,7 +377,7 @@ pub unsafe extern "C" fn rote_record_redistribute_begin(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record!(session, |_, recording| {
             recording.redistribute_begin(from, to, text(source)?);
             Ok(ROTE_OK)
         })
@@ -688,16 +387,13 @@ pub unsafe extern "C" fn rote_record_redistribute_begin(
 /// The innermost redistribution has run.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_redistribute_end(session: *mut RoteSession) -> c_int {
-    // SAFETY: the caller vouches for the session and what is passed.
-    unsafe {
-        record(session, |recording| {
-            recording.redistribute_end();
-            Ok(ROTE_OK)
-        })
-    }
+    record!(session, |_, recording| {
+        recording.redistribute_end();
+        Ok(ROTE_OK)
+    })
 }
 
 /// Follows a float and sets `*index` to its number. `kind`: 0 read from
@@ -705,7 +401,7 @@ pub unsafe extern "C" fn rote_record_redistribute_end(session: *mut RoteSession)
 /// quotient and power of `a` and `b`, which are numbers of followed floats.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_float(
     session: *mut RoteSession,
@@ -718,7 +414,7 @@ pub unsafe extern "C" fn rote_record_float(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record!(session, |_, recording| {
             let index = out(index, "index")?;
             let origin = match kind {
                 0 => Origin::Read(text(path)?.to_owned()),
@@ -741,22 +437,19 @@ pub unsafe extern "C" fn rote_record_float(
 /// change.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_pin(session: *mut RoteSession, index: u32) -> c_int {
-    // SAFETY: the caller vouches for the session and what is passed.
-    unsafe {
-        record(session, |recording| {
-            recording.pin_float(index)?;
-            Ok(ROTE_OK)
-        })
-    }
+    record!(session, |_, recording| {
+        recording.pin_float(index)?;
+        Ok(ROTE_OK)
+    })
 }
 
 /// Says which global ranks a process group has and what people call it.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_group(
     session: *mut RoteSession,
@@ -767,59 +460,8 @@ pub unsafe extern "C" fn rote_record_group(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record!(session, |_, recording| {
             recording.describe_group(text(name)?, slice(ranks, n)?, text(label)?);
-            Ok(ROTE_OK)
-        })
-    }
-}
-
-/// Names a tensor of the result; call in the order of the result's leaves.
-///
-/// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_output(
-    session: *mut RoteSession,
-    path: *const c_char,
-    local: *mut c_void,
-    spec: u32,
-    requires_grad: c_int,
-) -> c_int {
-    // SAFETY: the caller vouches for the session and what is passed.
-    unsafe {
-        record(session, |recording| {
-            recording.output(
-                text(path)?,
-                borrowed(local, "local")?,
-                optional(spec),
-                requires_grad != 0,
-            )?;
-            Ok(ROTE_OK)
-        })
-    }
-}
-
-/// Says that the step left a new gradient in the `.grad` of the tensor at
-/// `path`, or `None` when `local` is null.
-///
-/// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_grad(
-    session: *mut RoteSession,
-    path: *const c_char,
-    local: *mut c_void,
-    spec: u32,
-) -> c_int {
-    // SAFETY: the caller vouches for the session and what is passed.
-    unsafe {
-        record(session, |recording| {
-            let local = match local.is_null() {
-                true => None,
-                false => Some(borrowed(local, "local")?),
-            };
-            recording.grad(text(path)?, local, optional(spec))?;
             Ok(ROTE_OK)
         })
     }
@@ -829,7 +471,7 @@ pub unsafe extern "C" fn rote_record_grad(
 /// first reason counts. Returns `ROTE_REFUSED`.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_refuse(
     session: *mut RoteSession,
@@ -840,7 +482,7 @@ pub unsafe extern "C" fn rote_record_refuse(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record!(session, |_, recording| {
             recording.refuse(Refusal::op(
                 text(op)?,
                 text(source)?,
@@ -856,7 +498,7 @@ pub unsafe extern "C" fn rote_record_refuse(
 /// something still holds.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Pointers must be live, and texts C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_survivors(
     session: *mut RoteSession,
@@ -864,7 +506,7 @@ pub unsafe extern "C" fn rote_record_survivors(
 ) -> c_int {
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
-        record(session, |recording| {
+        record!(session, |_, recording| {
             let count = out(count, "count")?;
             count.set(recording.survivors().len() as u32);
             Ok(ROTE_OK)
@@ -876,31 +518,27 @@ pub unsafe extern "C" fn rote_record_survivors(
 /// null on failure.
 ///
 /// # Safety
-/// `session` must come from `rote_session_new`.
+/// `session` must be this library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_groups(session: *mut RoteSession) -> *const c_char {
-    // SAFETY: the caller vouches for the session.
-    match unsafe { active(session) } {
-        Ok((_, recording)) => give_text(&recording.group_names().join("\n")),
-        Err(error) => {
-            set_error(&error);
-            std::ptr::null()
-        }
-    }
+    told(|| {
+        with_session!(session, |session| {
+            let (_, recording) = session.active().ok_or(NO_RECORDING)?;
+            Ok(Some(recording.group_names().join("\n")))
+        })
+    })
 }
 
 /// How many local ops and waits are recorded.
 ///
 /// # Safety
-/// `session` must come from `rote_session_new`, and the place be valid.
+/// `session` must be this library's, and the place be valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_executed(session: *mut RoteSession, count: *mut u32) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for session and place.
-        unsafe {
-            let count = out(count, "count")?;
-            count.set(active(session)?.1.executed() as u32);
-        }
+    record!(session, |_, recording| {
+        // SAFETY: the caller vouches for the place.
+        let count = unsafe { out(count, "count")? };
+        count.set(recording.executed() as u32);
         Ok(ROTE_OK)
     })
 }
@@ -910,36 +548,32 @@ pub unsafe extern "C" fn rote_record_executed(session: *mut RoteSession, count: 
 /// `plan` and `now`. `result` is as for `rote_record_finish`. Null on failure.
 ///
 /// # Safety
-/// `session` must come from `rote_session_new`, `result` must be a C string.
+/// `session` must be this library's, `result` a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_compare(
     session: *mut RoteSession,
     variant: u32,
     result: *const c_char,
 ) -> *const c_char {
-    let mut answer = std::ptr::null();
-    guarded(|| {
-        // SAFETY: the caller vouches for session and text.
-        let (session, result) = unsafe { (crate::session::session(session)?, text(result)?) };
-        let difference = session.compare_with(variant, result)?;
+    told(|| {
+        // SAFETY: the caller vouches for the text.
+        let result = unsafe { text(result)? };
+        let difference = with_session!(session, |session| session.compare_with(variant, result)?);
         let json = difference.map(
             |(instr, plan, now)| serde_json::json!({"instr": instr, "plan": plan, "now": now}),
         );
-        answer = give_text(&serde_json::json!(json).to_string());
-        Ok(ROTE_OK)
-    });
-    answer
+        Ok(Some(serde_json::json!(json).to_string()))
+    })
 }
 
 /// The step failed: drops the recording.
 ///
 /// # Safety
-/// `session` must come from `rote_session_new`; the GIL must be held.
+/// `session` must be this library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_abort(session: *mut RoteSession) -> c_int {
     guarded(|| {
-        // SAFETY: the caller vouches for the session.
-        unsafe { self::session(session)? }.abort();
+        with_session!(session, |session| session.abort());
         Ok(ROTE_OK)
     })
 }
@@ -951,19 +585,20 @@ pub unsafe extern "C" fn rote_record_abort(session: *mut RoteSession) -> c_int {
 /// failure.
 ///
 /// # Safety
-/// `session` must come from `rote_session_new`, `result` be a C string, and
-/// the GIL held.
+/// `session` must be this library's, `result` a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_finish(
     session: *mut RoteSession,
     result: *const c_char,
 ) -> *const c_char {
-    let mut out = std::ptr::null();
-    guarded(|| {
-        // SAFETY: the caller vouches for the session.
-        let session = unsafe { self::session(session)? };
+    told(|| {
         // SAFETY: the caller vouches for the text.
-        let outcome = session.finish(unsafe { text(result)? })?;
+        let result = unsafe { text(result)? };
+        let (outcome, left): (Outcome, Vec<u32>) = with_session!(session, |session| {
+            let outcome = session.finish(result)?;
+            let variants = session.variants().iter();
+            (outcome, variants.map(|variant| variant.id).collect())
+        });
         let mut json = match outcome {
             Outcome::Dropped(why) => serde_json::json!({"outcome": "dropped", "reason": why}),
             Outcome::Candidate => serde_json::json!({"outcome": "candidate"}),
@@ -975,14 +610,7 @@ pub unsafe extern "C" fn rote_record_finish(
                 serde_json::json!({"outcome": "refused", "reason": refusal.to_string()})
             }
         };
-        let left: Vec<u32> = session
-            .variants()
-            .iter()
-            .map(|variant| variant.id)
-            .collect();
         json["variants"] = left.into();
-        out = give_text(&json.to_string());
-        Ok(ROTE_OK)
-    });
-    out
+        Ok(Some(json.to_string()))
+    })
 }

@@ -4,8 +4,8 @@ use std::ffi::{c_char, c_int};
 
 use rote::plans::{Anchor, BindingKind, Fingerprint};
 use rote::tracer::{Recorder, Refusal, TensorEvent};
-use rote_aten::events;
-use rote_aten::op::{Op, Tensor};
+use rote_events::events;
+use rote_events::op::{Op, Tensor};
 
 use crate::record::{ROTE_REFUSED, binding_kind};
 use crate::spec;

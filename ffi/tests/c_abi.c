@@ -5,7 +5,7 @@
 // Paths: no file, a file that is no plan, a valid plan, a bridge that does
 // nothing (stub_bridge.c), a directory for plans, and where to write one.
 
-#include <rote.h>
+#include <rote_torch.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -86,17 +86,17 @@ static void nulls(void) {
     FAILS(rote_load_bridge("/nowhere/bridge.so", NULL, NULL), "/nowhere/bridge.so");
     GIVES_NULL(rote_session_new(NULL, NULL, 1, 0, NULL, 8, NULL), "rote_load_bridge");
     FAILS(rote_mark_replayed(NULL), "bridge");
-    rote_session_free(NULL);
+    CHECK(rote_session_free(NULL) == ROTE_OK);
 
     FAILS(rote_session_call(NULL, NULL, NULL, &index, &results), no_session);
     FAILS(rote_session_call_within(NULL, NULL, NULL, &index, &results), no_session);
     FAILS(rote_session_together(NULL), no_session);
-    FAILS(rote_session_agree_in(NULL, "0", NULL), no_session);
+    FAILS(rote_session_agree_in(NULL, "0", &bound), no_session);
     FAILS(rote_session_world(NULL, NULL, 1, 0), no_session);
     FAILS(rote_session_replay_last(NULL, &index, &results), no_session);
     GIVES_NULL(rote_session_stats(NULL), no_session);
     GIVES_NULL(rote_session_explain(NULL), no_session);
-    GIVES_NULL(rote_session_variant(NULL, 0), "variant");
+    GIVES_NULL(rote_session_variant(NULL, 0), no_session);
     CHECK(rote_session_notice(NULL) == NULL);
 
     FAILS(rote_record_begin(NULL), no_session);
@@ -177,7 +177,9 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     FAILS(rote_record_trust(session, &index, NULL), "`bound` is null");
     CHECK(rote_record_refuse(session, "op", "a.py:1", "reason", "remedy") == ROTE_REFUSED);
     CHECK(rote_record_abort(session) == ROTE_OK);
-    rote_session_free(session);
+    CHECK(rote_session_free(session) == ROTE_OK);
+    FAILS(rote_session_free(session), "the session was freed");
+    FAILS(rote_session_together(session), "the session was freed");
 }
 
 #define F32 6

@@ -88,22 +88,23 @@ fn a_c_program_runs_against_the_library() {
 }
 
 #[test]
-fn the_header_is_cpp_too() {
+fn the_headers_are_cpp_too() {
     compile("CXX", "c++", "c++11")
         .args(["-x", "c++", "-fsyntax-only"])
-        .arg(Path::new(CRATE).join("include/rote.h"))
+        .arg(Path::new(CRATE).join("include/rote_torch.h"))
         .succeeds();
 }
 
 #[test]
-fn the_header_declares_exactly_what_the_library_exports() {
+fn the_headers_declare_exactly_what_the_library_exports() {
     let symbols = Command::new("nm")
         .args(["--dynamic", "--defined-only", "--format=just-symbols"])
         .arg(library())
         .succeeds();
     let exported: BTreeSet<&str> = symbols.lines().collect();
 
-    let header = fs::read_to_string(Path::new(CRATE).join("include/rote.h")).expect("read");
+    let read = |name: &str| fs::read_to_string(Path::new(CRATE).join(name)).expect("read");
+    let header = read("include/rote.h") + &read("include/rote_torch.h");
     let code: Vec<&str> = header.lines().filter(|l| !l.starts_with("//")).collect();
     let code = code.join("\n");
     let declared: BTreeSet<&str> = code

@@ -1,71 +1,148 @@
-//! `include/rote.h` says what the library has: it is generated from `src/`, and
-//! whoever changes one changes the other.
+//! The headers in `include/` say what the library has: they are generated from `src/`, and whoever changes one changes
+//! the other.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The modules, in the order in which a reader of the header meets them.
-const MODULES: [&str; 8] = [
-    "status", "log", "bridge", "session", "record", "recorder", "plan", "validate",
+/// A header of the library.
+struct Header {
+    name: &'static str,
+    guard: &'static str,
+    /// The headers that it needs.
+    needs: &'static [&'static str],
+    /// The modules, in the order in which a reader meets them.
+    modules: &'static [&'static str],
+    /// Where its structs are defined, beside whoever else uses them.
+    structs: &'static [&'static str],
+    about: &'static str,
+}
+
+const HEADERS: [Header; 2] = [
+    Header {
+        name: "rote.h",
+        guard: "ROTE_H",
+        needs: &[],
+        modules: &[
+            "status",
+            "log",
+            "framework",
+            "session",
+            "record",
+            "recorder",
+            "plan",
+        ],
+        structs: &[
+            "../backends/callbacks/src/dl.rs",
+            "../backends/callbacks/src/table.rs",
+            "../backends/events/src/op.rs",
+        ],
+        about: "
+// The C ABI of Rote: link with librote.so (-lrote) or load it at run time.
+//
+// Rote runs a training step once, writes down what the framework did (each
+// local op, each collective) in a plan file, and replays it from then on.
+// docs/frameworks.md shows how a framework uses this header.
+//
+// Results. A function that returns `int` returns 0 or a positive status that
+// its documentation names, or `ROTE_ERROR`. A function that returns a pointer
+// returns null on failure. What happened is then in `rote_last_error()`.
+//
+// Text is UTF-8, ends with a zero byte, and may be null where it may be empty.
+// Text that a function returns belongs to the library and lives until the
+// calling thread's next call; text that is passed in is copied.
+//
+// Handles are opaque. Each has one function that makes it and one that frees
+// it: `rote_session_for` and `rote_session_free`, `rote_recorder_new` and
+// `rote_recorder_free`.
+//
+// Threads. A session belongs to the thread that made it: a call from another
+// thread is an error, and so is one from a function of the framework that the
+// session calls. A recorder is used by one thread at a time. Functions without
+// a session or recorder may be called from any thread. Sessions of PyTorch
+// (rote_torch.h) may change threads, and each call holds Python's GIL.
+",
+    },
+    Header {
+        name: "rote_torch.h",
+        guard: "ROTE_TORCH_H",
+        needs: &["rote.h"],
+        modules: &["bridge", "torch_session", "torch_record", "validate"],
+        structs: &[],
+        about: "
+// The part of Rote's C ABI that is PyTorch's: its bridge, and sessions and
+// recordings of Python objects. rote.h has all the rest.
+//
+// Python objects are passed as `void *` (a `PyObject *`), so that this header
+// needs no Python. They are borrowed, except where a new reference is
+// mentioned. Every function here is called with the GIL held, and a session by
+// one thread at a time.
+",
+    },
 ];
 
-/// Where the structs of the header are defined, beside whoever else uses them.
-const STRUCTS: &str = "../backends/aten/src/op.rs";
-
 #[test]
-fn the_header_is_fresh() {
-    let path = Path::new(CRATE).join("include/rote.h");
-    let fresh = generate();
-    if std::env::var_os("ROTE_BLESS").is_some() {
-        fs::create_dir_all(path.parent().expect("a folder")).expect("made the folder");
-        fs::write(&path, &fresh).expect("wrote the header");
-        return;
+fn the_headers_are_fresh() {
+    for header in &HEADERS {
+        let path = Path::new(CRATE).join("include").join(header.name);
+        let fresh = generate(header);
+        if std::env::var_os("ROTE_BLESS").is_some() {
+            fs::create_dir_all(path.parent().expect("a folder")).expect("made the folder");
+            fs::write(&path, &fresh).expect("wrote the header");
+            continue;
+        }
+        let stale = fs::read_to_string(&path).unwrap_or_default();
+        let line = stale
+            .lines()
+            .zip(fresh.lines())
+            .take_while(|(old, new)| old == new)
+            .count();
+        assert!(
+            stale == fresh,
+            "{} is stale from line {} on\n  there:  {}\n  should: {}\n\
+             regenerate it: ROTE_BLESS=1 cargo test -p rote-ffi --test header",
+            path.display(),
+            line + 1,
+            stale.lines().nth(line).unwrap_or("(end)"),
+            fresh.lines().nth(line).unwrap_or("(end)"),
+        );
     }
-    let stale = fs::read_to_string(&path).unwrap_or_default();
-    let line = stale
-        .lines()
-        .zip(fresh.lines())
-        .take_while(|(old, new)| old == new)
-        .count();
-    assert!(
-        stale == fresh,
-        "{} is stale from line {} on\n  there:  {}\n  should: {}\n\
-         regenerate it: ROTE_BLESS=1 cargo test -p rote-ffi --test header",
-        path.display(),
-        line + 1,
-        stale.lines().nth(line).unwrap_or("(end)"),
-        fresh.lines().nth(line).unwrap_or("(end)"),
-    );
 }
 
 #[test]
 fn every_constant_has_the_prefix() {
-    for line in generate().lines() {
-        if let Some(constant) = line.strip_prefix("#define ") {
-            assert!(
-                constant.starts_with("ROTE_"),
-                "{line}: name it in cbindgen.toml"
-            );
+    for header in &HEADERS {
+        for line in generate(header).lines() {
+            if let Some(constant) = line.strip_prefix("#define ") {
+                assert!(
+                    constant.starts_with("ROTE_"),
+                    "{line}: name it in cbindgen.toml"
+                );
+            }
         }
     }
 }
 
-fn generate() -> String {
-    let config = cbindgen::Config::from_file(Path::new(CRATE).join("cbindgen.toml"))
+fn generate(header: &Header) -> String {
+    let mut config = cbindgen::Config::from_file(Path::new(CRATE).join("cbindgen.toml"))
         .expect("cbindgen.toml is read");
+    config.header = Some(header.about.to_owned());
+    config.include_guard = Some(header.guard.to_owned());
+    config.includes = header.needs.iter().map(|name| (*name).to_owned()).collect();
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for module in MODULES {
+    for module in header.modules {
         builder = builder.with_src(readable(module));
     }
-    builder = builder.with_src(Path::new(CRATE).join(STRUCTS));
-    let mut header = Vec::new();
+    for structs in header.structs {
+        builder = builder.with_src(Path::new(CRATE).join(structs));
+    }
+    let mut text = Vec::new();
     builder
         .generate()
         .expect("the sources are parsed")
-        .write(&mut header);
-    String::from_utf8(header).expect("UTF-8")
+        .write(&mut text);
+    String::from_utf8(text).expect("UTF-8")
 }
 
 /// A copy of a module as a reader of C needs it: the subject of the module above

@@ -11,7 +11,7 @@ use std::ptr;
 
 use arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use rote_aten::op::{Arg, Op, Payload, Tensor, tag};
+use rote_events::op::{Arg, Op, Payload, Tensor, tag};
 use rote_plans::PlanFile;
 use rote_passes::{Selection, optimize};
 

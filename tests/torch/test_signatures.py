@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rote import _native
 
-HEADER = Path(__file__).parents[2] / "ffi/include/rote.h"
+HEADERS = [Path(__file__).parents[2] / "ffi/include" / name for name in ("rote.h", "rote_torch.h")]
 NUMBERS = {
     "int": ctypes.c_int,
     "int32_t": ctypes.c_int32,
@@ -19,7 +19,7 @@ NUMBERS = {
     "double": ctypes.c_double,
 }
 # Functions and pointers to functions: result, name, arguments.
-DECLARED = re.compile(r"^(?:typedef )?([a-z][\w ]*[ *]+?)(?:\(\*)?([rR]ote\w+)\)?\(([^)]*)\);", re.MULTILINE)
+DECLARED = re.compile(r"^(?:typedef )?([A-Za-z][\w ]*[ *]+?)(?:\(\*)?([rR]ote\w+)\)?\(([^)]*)\);", re.MULTILINE)
 CALLBACKS = {
     "RoteLogCallback": _native.LogCallback,
     "RoteReportCallback": _native.ReportCallback,
@@ -29,7 +29,8 @@ CALLBACKS = {
 
 def declarations() -> dict[str, tuple[str, list[str]]]:
     """The types of each function's result and arguments, without the names of arguments."""
-    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+    text = "\n".join(header.read_text() for header in HEADERS)
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     found = {}
     for result, name, arguments in DECLARED.findall(text):
         listed = [] if arguments.strip() == "void" else [plain(each) for each in arguments.split(",")]

@@ -2,12 +2,12 @@
 
 use std::ffi::c_void;
 
+use rote_events::events;
 use rote_replay::ReplayError;
 use rote_replay::frontend::Describe;
 use rote_tracer::{OpEvent, TensorEvent};
 
 use crate::bridge::{Borrowed, Bridge};
-use crate::events;
 use crate::frontend::Aten;
 use crate::sys;
 

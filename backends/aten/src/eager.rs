@@ -4,9 +4,9 @@ use std::ffi::CString;
 
 use rote_replay::ReplayError;
 
-use crate::args::{keep, keep_text};
 use crate::bridge::Bridge;
 use crate::sys::{self, Payload, tag};
+use rote_events::args::{keep, keep_text};
 
 /// A dense tensor in host memory, elements in order.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,24 +9,18 @@
 //! | [`facts`] | facts about Python objects that outlive calls |
 //! | [`fact`] | the kinds of these facts |
 //! | [`describe`] | what a recording is told of ops and tensors |
-//! | [`op`] | ops as they run, in C structs |
-//! | [`events`] | from these structs to the recorder's events |
 //! | [`program`] | a bound plan's ops and slots on the bridge's side |
-//! | `args` | an op's arguments as the bridge takes them |
 //! | [`ranks`] | bytes from each rank of a process group to all |
 //! | [`eager`] | single calls on host data |
 //! | [`kernels`] | PyTorch's kernels for the truth table |
 
-mod args;
 pub mod bridge;
 pub mod describe;
 pub mod eager;
-pub mod events;
 pub mod fact;
 pub mod facts;
 pub mod frontend;
 pub mod kernels;
-pub mod op;
 pub mod program;
 pub mod ranks;
 #[allow(missing_docs)]

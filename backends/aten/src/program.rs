@@ -14,8 +14,8 @@ use rote_replay::{
     Backend, Bound, BoundPlan, Communicator, LocalOp, NumberSite, Program, ReplayError,
 };
 
-use crate::args::{Arguments, c_string, ints_of};
 use crate::bridge::{Borrowed, Bridge, Object};
+use rote_events::args::{Arguments, c_string, ints_of};
 
 /// A plan's ops and slots on the bridge's side.
 #[derive(Debug)]
@@ -170,7 +170,8 @@ impl Backend for AtenProgram {
         let mut arguments = Arguments::default();
         let mut prepared = Vec::with_capacity(op.args.len());
         for arg in op.args {
-            prepared.push(arguments.arg(plan, arg)?);
+            let slot = &mut |value: Option<u32>| value.map_or(-1, i64::from);
+            prepared.push(arguments.arg(plan, arg, slot)?);
         }
         let out = |&out: &u32| if out == NONE { -1 } else { i64::from(out) };
         let outs: Vec<i64> = op.outs.iter().map(out).collect();

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-pub use crate::op::{
+pub use rote_events::op::{
     Arg, CONJ, DATA_DEPENDENT, GRAD, HIDDEN, INPLACE_VIEW, NEG, NO_STORAGE, Op, Payload, SEEDED,
     Tensor, WRAPPED_NUMBER, ZERO_TENSOR, tag,
 };

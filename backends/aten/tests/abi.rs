@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rote_aten::fact::FactKind;
-use rote_aten::op::{self, Arg, Op, Tensor, tag};
 use rote_aten::sys;
+use rote_events::op::{self, Arg, Op, Tensor, tag};
 use rote_replay::{Bound, Place, WordPlace as Fact};
 
 /// Assertions over a struct: its size, and where its fields lie. Of a field that is a union in

@@ -6,7 +6,7 @@ use rote_plans::check::MAX_ARG_DEPTH;
 use rote_plans::{DType, Device, Marks};
 use rote_tracer::{ArgEvent, Argument, OpEvent, TensorEvent};
 
-use crate::sys::{self, tag};
+use crate::op::{self as sys, tag};
 
 /// Borrowed text of the bridge.
 ///

@@ -4,8 +4,8 @@
 use std::ffi::{CString, c_char};
 use std::ptr;
 
-use rote_aten::events;
-use rote_aten::op::{Arg, Op, Payload, Tensor, tag};
+use rote_events::events;
+use rote_events::op::{Arg, Op, Payload, Tensor, tag};
 use rote_plans::check::MAX_ARG_DEPTH;
 
 const SIZES: [i64; 2] = [2, 3];

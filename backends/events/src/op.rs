@@ -76,9 +76,9 @@ pub mod tag {
     pub const MEMORY_FORMAT: u8 = 14;
     /// Argument tag: something that a plan cannot hold; its type, `s`.
     pub const OTHER: u8 = 15;
-    /// A slot, `i`. Only to the bridge, when a plan is bound.
+    /// Argument tag, when an op is bound: a tensor of the run; which one, `i`.
     pub const VALUE: u8 = 16;
-    /// Slots, `ints[0..len]`, -1 for an absent tensor; likewise.
+    /// Argument tag, when an op is bound: tensors of the run, `ints[0..len]`, -1 for an absent one.
     pub const VALUES: u8 = 17;
 }
 

@@ -1,4 +1,4 @@
-//! An op's arguments as the bridge takes them.
+//! From an op's arguments in a plan to the C structs with which it is bound.
 
 use std::ffi::{CString, c_char};
 use std::ptr;
@@ -8,24 +8,24 @@ use rote_plans::{ArchivedPlan, NONE};
 
 use rote_replay::ReplayError;
 
-use crate::sys::{self, Payload, tag};
+use crate::op::{self as sys, Payload, tag};
 
-/// Owns what the bridge's argument structs point at.
+/// Owns what argument structs point at.
 #[derive(Default)]
-pub(crate) struct Arguments {
+pub struct Arguments {
     lists: Vec<Box<[sys::Arg]>>,
     ints: Vec<Box<[i64]>>,
     text: Vec<CString>,
 }
 
 /// Keeps a list, and points at it: a pointer from before a box moves may not be used.
-pub(crate) fn keep<T>(kept: &mut Vec<Box<[T]>>, list: Box<[T]>) -> *const T {
+pub fn keep<T>(kept: &mut Vec<Box<[T]>>, list: Box<[T]>) -> *const T {
     kept.push(list);
     kept.last().map_or(ptr::null(), |list| list.as_ptr())
 }
 
 /// Keeps a text, and points at it.
-pub(crate) fn keep_text(kept: &mut Vec<CString>, text: CString) -> *const c_char {
+pub fn keep_text(kept: &mut Vec<CString>, text: CString) -> *const c_char {
     kept.push(text);
     kept.last().map_or(ptr::null(), |text| text.as_ptr())
 }
@@ -66,16 +66,25 @@ impl Arguments {
         }
     }
 
-    /// One argument, pointing into `self`.
-    pub(crate) fn arg(
+    /// One argument, pointing into `self`. `tensor` numbers the value of each tensor, with -1 for an absent one.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError::Bind`] for text with a zero byte.
+    pub fn arg(
         &mut self,
         plan: &ArchivedPlan,
         arg: &ArchivedArg,
+        tensor: &mut dyn FnMut(Option<u32>) -> i64,
     ) -> Result<sys::Arg, ReplayError> {
         Ok(match arg {
             ArchivedArg::None => integer(tag::NONE, 0),
-            ArchivedArg::Value(value) => integer(tag::VALUE, i64::from(value.to_native())),
-            ArchivedArg::Values(range) => self.ints(tag::VALUES, ids_of(plan, *range).into()),
+            ArchivedArg::Value(value) => integer(tag::VALUE, tensor(Some(value.to_native()))),
+            ArchivedArg::Values(range) => {
+                let ids = plan.ids[range.indices()].iter().map(|id| id.to_native());
+                let numbers = ids.map(|id| tensor((id != NONE).then_some(id)));
+                self.ints(tag::VALUES, numbers.collect())
+            }
             ArchivedArg::Bool(value) => integer(tag::BOOL, i64::from(*value)),
             ArchivedArg::Int(value) => integer(tag::INT, value.to_native()),
             ArchivedArg::Float(value) => simple(
@@ -92,14 +101,14 @@ impl Arguments {
             ),
             ArchivedArg::Scalar(_) => simple(tag::FLOAT, Payload { f: 0.0 }),
             ArchivedArg::Wrapped(inner) => {
-                let inner = self.arg(plan, &plan.args[inner.to_native() as usize])?;
+                let inner = self.arg(plan, &plan.args[inner.to_native() as usize], tensor)?;
                 self.list(tag::WRAPPED, Box::new([inner]))
             }
             ArchivedArg::Ints(range) => self.ints(tag::INTS, ints_of(plan, *range)),
             ArchivedArg::List(range) => {
                 let mut list = Vec::with_capacity(range.indices().len());
                 for inner in &plan.args[range.indices()] {
-                    list.push(self.arg(plan, inner)?);
+                    list.push(self.arg(plan, inner, tensor)?);
                 }
                 self.list(tag::LIST, list.into())
             }
@@ -119,29 +128,23 @@ impl Arguments {
     }
 }
 
-pub(crate) fn bind_error(message: impl Into<String>) -> ReplayError {
+fn bind_error(message: impl Into<String>) -> ReplayError {
     ReplayError::Bind(message.into())
 }
 
-pub(crate) fn c_string(text: &str) -> Result<CString, ReplayError> {
+/// Text for C.
+///
+/// # Errors
+///
+/// [`ReplayError::Bind`] for text with a zero byte.
+pub fn c_string(text: &str) -> Result<CString, ReplayError> {
     CString::new(text).map_err(|_| bind_error(format!("text {text:?} holds a zero byte")))
 }
 
 /// A list of integers of a plan.
-pub(crate) fn ints_of(plan: &ArchivedPlan, range: rote_plans::pool::ArchivedRange) -> Box<[i64]> {
+pub fn ints_of(plan: &ArchivedPlan, range: rote_plans::pool::ArchivedRange) -> Box<[i64]> {
     plan.dims[range.indices()]
         .iter()
         .map(|dim| dim.to_native())
-        .collect()
-}
-
-/// A list of values of a plan, -1 where there is none.
-pub(crate) fn ids_of(plan: &ArchivedPlan, range: rote_plans::pool::ArchivedRange) -> Vec<i64> {
-    plan.ids[range.indices()]
-        .iter()
-        .map(|id| match id.to_native() {
-            NONE => -1,
-            id => i64::from(id),
-        })
         .collect()
 }

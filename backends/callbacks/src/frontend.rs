@@ -1,0 +1,667 @@
+//! Calls: their leaves, and facts by name.
+//!
+//! A framework says once which facts there are: words, which must not change, and numbers, from which a plan may
+//! compute. It passes their values with each call. A leaf is a tensor or a word.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::rc::Rc;
+use std::sync::Mutex;
+
+use hashbrown::HashMap;
+use rote_plans::{ArchivedPlan, Device, GuardKind};
+use rote_replay::agreement::Ranks;
+use rote_replay::frontend::{self, Bound, CallFacts, Describe, Frontend, Place, WordPlace};
+use rote_replay::{Backend, BoundPlan, ReplayError};
+use rote_tracer::TensorEvent;
+
+use crate::program::{CallbackProgram, number};
+use crate::table::{Framework, Leaf};
+use crate::tensor::{Described, Tensor};
+
+/// The arguments of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct Arguments {
+    leaves: (*const Leaf, usize),
+    words: (*const u64, usize),
+    numbers: (*const f64, usize),
+}
+
+impl Arguments {
+    /// Arguments of the caller's.
+    ///
+    /// # Safety
+    /// The lists, and what the leaves point at, must be live until the session that is given them handles another
+    /// call, or until the recording of this one ends.
+    pub unsafe fn new(leaves: &[Leaf], words: &[u64], numbers: &[f64]) -> Self {
+        Arguments {
+            leaves: (leaves.as_ptr(), leaves.len()),
+            words: (words.as_ptr(), words.len()),
+            numbers: (numbers.as_ptr(), numbers.len()),
+        }
+    }
+}
+
+/// A leaf of a call that is recorded.
+#[derive(Clone, Debug)]
+pub struct NamedLeaf {
+    /// Its name.
+    pub name: String,
+    /// The spec of a distributed tensor, as text.
+    pub spec: Option<String>,
+    /// Whether it stays where it is from call to call.
+    pub state: bool,
+    /// The tensor, if it is one.
+    pub tensor: Option<Tensor>,
+    /// What it is, as text that means the same in every process.
+    pub shown: String,
+}
+
+/// A fact that every call tells the value of.
+#[derive(Clone, Debug)]
+pub struct Fact {
+    /// What it is about.
+    pub kind: GuardKind,
+    /// Its name.
+    pub name: String,
+    /// Whether it is a number, not a word.
+    pub number: bool,
+}
+
+/// The values of facts: words, then the bits of numbers.
+#[derive(Debug, Default)]
+struct Values {
+    words: Vec<u64>,
+    numbers: Vec<f64>,
+}
+
+/// A framework of function pointers, and the call that a session handles now.
+#[derive(Debug)]
+pub struct Callbacks {
+    framework: Rc<Framework>,
+    arguments: Option<Arguments>,
+    facts: Vec<Fact>,
+    values: Rc<RefCell<Values>>,
+    leaves: Vec<Option<Tensor>>,
+    words: Vec<u64>,
+    places: Vec<WordPlace>,
+    /// Storages of the state, numbered.
+    state: HashMap<u64, u64>,
+    /// The bytes of the state's storages, by address.
+    held: Vec<Tensor>,
+}
+
+/// What a word of a leaf is.
+const FIELDS: [&str; 9] = [
+    "kind", "dtype", "device", "shape", "strides", "alias", "", "shape", "memory",
+];
+const KIND: u32 = 0;
+const DTYPE: u32 = 1;
+const DEVICE: u32 = 2;
+const SHAPE: u32 = 3;
+const STRIDES: u32 = 4;
+const ALIAS: u32 = 5;
+const WORD: u32 = 6;
+const DIMS: u32 = 7;
+const MEMORY: u32 = 8;
+
+impl Callbacks {
+    /// For a new session.
+    pub fn new(framework: Framework) -> Self {
+        Callbacks {
+            framework: Rc::new(framework),
+            arguments: None,
+            facts: Vec::new(),
+            values: Rc::default(),
+            leaves: Vec::new(),
+            words: Vec::new(),
+            places: Vec::new(),
+            state: HashMap::new(),
+            held: Vec::new(),
+        }
+    }
+
+    /// Says that every call tells a fact.
+    ///
+    /// # Errors
+    ///
+    /// Where another fact has the name, or a call was made before.
+    pub fn declare(&mut self, fact: Fact) -> Result<(), String> {
+        if self.arguments.is_some() {
+            return Err(format!(
+                "{} is declared after a call was made: declare every fact before the first call",
+                fact.name
+            ));
+        }
+        if self.facts.iter().any(|known| known.name == fact.name) {
+            return Err(format!("a fact named {} is declared already", fact.name));
+        }
+        self.facts.push(fact);
+        Ok(())
+    }
+
+    /// The facts that were declared, each with its value now as text that means the same in every process.
+    pub fn told(&self) -> Vec<(Fact, String)> {
+        let values = self.values.borrow();
+        let (mut words, mut numbers) = (values.words.iter(), values.numbers.iter());
+        let told = self.facts.iter().map(|fact| {
+            let text = match fact.number {
+                true => numbers.next().map(|number| format!("{number:?}")),
+                false => words.next().map(|word| format!("{word:x}")),
+            };
+            (fact.clone(), text.unwrap_or_default())
+        });
+        told.collect()
+    }
+
+    /// The leaves of the last call, to name them in a recording.
+    pub fn named(&self) -> Vec<NamedLeaf> {
+        // SAFETY: live, by `Arguments::new`.
+        let text = |text: *const c_char| match text.is_null() {
+            true => None,
+            false => unsafe { CStr::from_ptr(text) }
+                .to_str()
+                .ok()
+                .map(str::to_owned),
+        };
+        let leaves = self.given().iter().zip(&self.leaves).enumerate();
+        let named = leaves.map(|(at, (leaf, tensor))| {
+            let shown = match tensor {
+                None => format!("{:x}", leaf.word),
+                Some(tensor) => {
+                    let event = tensor.event();
+                    let place = self.shared_with(at);
+                    format!(
+                        "{} strides {:?} on {}{place}",
+                        event.describe(),
+                        event.strides,
+                        event.device
+                    )
+                }
+            };
+            NamedLeaf {
+                name: text(leaf.name).unwrap_or_else(|| format!("args[{at}]")),
+                spec: text(leaf.spec),
+                state: leaf.state != 0,
+                tensor: tensor.clone(),
+                shown,
+            }
+        });
+        named.collect()
+    }
+
+    /// With which earlier leaf a leaf shares memory, as text.
+    fn shared_with(&self, at: usize) -> String {
+        let storage_of = |at: usize| {
+            let leaf: &Option<Tensor> = &self.leaves[at];
+            leaf.as_ref().map(|tensor| tensor.0.storage)
+        };
+        match (0..at).find(|&before| storage_of(before) == storage_of(at)) {
+            Some(before) => format!(" in the memory of leaf {before}"),
+            None => String::new(),
+        }
+    }
+
+    /// A tensor of the state or of an argument's, as it was described.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the description.
+    ///
+    /// # Safety
+    /// What it points at must be live, and the memory for as long as the tensor is used.
+    pub unsafe fn tensor(&self, leaf: &Leaf) -> Result<Tensor, String> {
+        let Some(tensor) = std::ptr::NonNull::new(leaf.tensor.cast_mut()) else {
+            return Err("is null".to_owned());
+        };
+        // SAFETY: the caller vouches for it.
+        unsafe {
+            Tensor::borrowed(&Described {
+                tensor: *tensor.as_ref(),
+                storage: leaf.storage,
+                start: leaf.start,
+                bytes: leaf.bytes,
+            })
+        }
+    }
+
+    fn given(&self) -> &[Leaf] {
+        match self.arguments {
+            // SAFETY: live, by `Arguments::new`.
+            Some(Arguments {
+                leaves: (start, n), ..
+            }) if n > 0 => unsafe { std::slice::from_raw_parts(start, n) },
+            _ => &[],
+        }
+    }
+
+    fn say(&mut self, leaf: usize, field: u32, word: u64) {
+        self.words.push(word);
+        self.places.push(WordPlace {
+            leaf: leaf as u32,
+            field,
+        });
+    }
+
+    /// Reads a leaf that is a tensor.
+    fn read(&mut self, at: usize, leaf: &Leaf, tensor: &Tensor) -> Result<(), String> {
+        let event = tensor.event();
+        self.say(at, KIND, 1 + u64::from(leaf.state));
+        if leaf.state != 0 {
+            self.say(at, MEMORY, number(tensor.0.data));
+        }
+        self.say(at, DTYPE, event.dtype.0.into());
+        let device = event.device;
+        self.say(
+            at,
+            DEVICE,
+            u64::from(device.kind) << 8 | u64::from(device.index as u8),
+        );
+        self.say(at, DIMS, event.sizes.len() as u64);
+        for &size in event.sizes {
+            self.say(at, SHAPE, size as u64);
+        }
+        for &stride in event.strides {
+            self.say(at, STRIDES, stride as u64);
+        }
+        // Which tensor has the same memory, and where in it this one lies. Each leaf's own number tells that none has.
+        let (storage, start) = (event.storage, tensor.0.start);
+        let first = self.leaves.iter().position(|leaf| {
+            let storage_of = |leaf: &Tensor| leaf.0.storage == storage;
+            leaf.as_ref().is_some_and(storage_of)
+        });
+        let shared = match (self.state.get(&storage), first) {
+            (Some(state), _) => Some(*state),
+            (None, Some(first)) => Some(first as u64),
+            (None, None) => None,
+        };
+        let in_state = u64::from(self.state.contains_key(&storage));
+        self.say(
+            at,
+            ALIAS,
+            shared.map_or(0, |shared| 2 * shared + in_state + 1),
+        );
+        self.say(at, ALIAS, shared.map_or(0, |_| start as u64));
+        let others = self.leaves.iter().flatten().chain(&self.held);
+        match others.into_iter().find(|other| overlaps(other, tensor)) {
+            Some(_) => Err(
+                "overlaps with another tensor that names another storage: tensors that share memory name the same"
+                    .to_owned(),
+            ),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether tensors of two storages share bytes.
+fn overlaps(a: &Tensor, b: &Tensor) -> bool {
+    if a.0.storage == b.0.storage || a.0.device != b.0.device {
+        return false;
+    }
+    let bytes = |tensor: &Tensor| {
+        let start = number(tensor.0.data).wrapping_sub(tensor.0.start as u64);
+        start..start.saturating_add(tensor.0.storage_bytes)
+    };
+    let (a, b) = (bytes(a), bytes(b));
+    a.start < b.end && b.start < a.end
+}
+
+impl Frontend for Callbacks {
+    type Args = Arguments;
+    type Ref<'a> = &'a Tensor;
+    type Held = ();
+    type Facts = Facts;
+    type Describer = Describer;
+    type Program = CallbackProgram;
+    /// Outputs, then gradients.
+    type Results = Vec<Tensor>;
+    type Exception = ();
+    type Group = Group;
+
+    fn collect(&mut self, args: Arguments) -> Result<(), ReplayError> {
+        // SAFETY: live, by `Arguments::new`.
+        let (leaves, words, numbers) =
+            unsafe { (list(args.leaves), list(args.words), list(args.numbers)) };
+        let declared = |number: bool| {
+            self.facts
+                .iter()
+                .filter(|fact| fact.number == number)
+                .count()
+        };
+        for (what, found, declared) in [
+            ("words", words.len(), declared(false)),
+            ("numbers", numbers.len(), declared(true)),
+        ] {
+            if found != declared {
+                return Err(ReplayError::Bridge(format!(
+                    "the call tells {found} {what}, and {declared} are declared"
+                )));
+            }
+        }
+        self.arguments = Some(args);
+        {
+            let mut values = self.values.borrow_mut();
+            values.words.clear();
+            values.words.extend_from_slice(words);
+            values.numbers.clear();
+            values.numbers.extend_from_slice(numbers);
+        }
+        self.words.clear();
+        self.places.clear();
+        self.leaves.clear();
+        self.words.push(leaves.len() as u64);
+        self.places.push(WordPlace {
+            leaf: u32::MAX,
+            field: KIND,
+        });
+        for (at, leaf) in leaves.iter().enumerate() {
+            let wrong = |problem: String| ReplayError::Bridge(format!("leaf {at} {problem}"));
+            if leaf.tensor.is_null() {
+                self.say(at, KIND, 0);
+                self.say(at, WORD, leaf.word);
+                self.leaves.push(None);
+                continue;
+            }
+            // SAFETY: live, by `Arguments::new`.
+            let tensor = unsafe { self.tensor(leaf) }.map_err(wrong)?;
+            self.read(at, leaf, &tensor).map_err(wrong)?;
+            self.leaves.push(Some(tensor));
+        }
+        Ok(())
+    }
+
+    fn recollect(&mut self) -> Result<(), ReplayError> {
+        match self.arguments {
+            Some(arguments) => self.collect(arguments),
+            None => Err(ReplayError::Bridge("no call is handled".to_owned())),
+        }
+    }
+
+    fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    fn places(&self) -> &[WordPlace] {
+        &self.places
+    }
+
+    fn last(&self) -> Result<CallFacts<()>, ReplayError> {
+        Ok(CallFacts {
+            words: self.words.clone(),
+            places: self.places.clone(),
+            held: (),
+        })
+    }
+
+    fn held_difference(&self, (): &()) -> Result<Option<usize>, ReplayError> {
+        Ok(None)
+    }
+
+    fn leaf(&self, leaf: u32) -> Option<&Tensor> {
+        self.leaves.get(leaf as usize)?.as_ref()
+    }
+
+    fn place(&self, tensor: &Tensor, _closely: bool) -> Result<Place, ReplayError> {
+        Ok(Place {
+            start: tensor.0.start,
+            bytes: tensor.0.storage_bytes,
+            base: 0,
+        })
+    }
+
+    fn add_state<'a>(
+        &mut self,
+        state: impl Iterator<Item = (u64, &'a Tensor)>,
+    ) -> Result<(), ReplayError> {
+        for (storage, tensor) in state {
+            let known = self.state.len() as u64;
+            self.state.entry(storage).or_insert_with(|| {
+                self.held.push(tensor.clone());
+                known
+            });
+        }
+        Ok(())
+    }
+
+    fn word(&self, _index: usize, place: Option<&WordPlace>, leaves: &[String]) -> String {
+        let Some(place) = place.filter(|place| place.leaf != u32::MAX) else {
+            return "number of arguments".to_owned();
+        };
+        let leaf = leaves
+            .get(place.leaf as usize)
+            .map_or("args", String::as_str);
+        match FIELDS.get(place.field as usize).copied().unwrap_or("?") {
+            "" => leaf.to_owned(),
+            field => format!("{leaf}.{field}"),
+        }
+    }
+
+    fn facts(&self) -> Facts {
+        Facts {
+            values: Rc::clone(&self.values),
+            places: Vec::new(),
+            held: Vec::new(),
+        }
+    }
+
+    fn describer(&self) -> Describer {
+        Describer {
+            framework: Rc::clone(&self.framework),
+            last: None,
+        }
+    }
+
+    fn program(&self, plan: &ArchivedPlan) -> Result<CallbackProgram, ReplayError> {
+        CallbackProgram::of(&self.framework, plan)
+    }
+
+    fn hold(&self, tensor: &Tensor) -> Tensor {
+        tensor.clone()
+    }
+
+    fn same(a: &Tensor, b: &Tensor) -> bool {
+        Rc::ptr_eq(&a.0, &b.0)
+    }
+
+    fn borrow(tensor: &Tensor) -> &Tensor {
+        tensor
+    }
+
+    fn bind(
+        &self,
+        program: &CallbackProgram,
+        slot: u32,
+        tensor: &Tensor,
+        what: Bound,
+    ) -> Result<(), ReplayError> {
+        program.put(slot, tensor, what)
+    }
+
+    fn results(&self, bound: &BoundPlan<CallbackProgram>) -> Result<Vec<Tensor>, ReplayError> {
+        let results = bound.results().iter();
+        let results = results.map(|&(slot, fresh)| bound.program().output(slot, fresh));
+        results.collect()
+    }
+
+    fn generator(&self, device: Device) -> Result<u64, ReplayError> {
+        let generator = self.framework.generator.ok_or_else(|| {
+            ReplayError::Bridge("the step draws random numbers, and `generator` is null".to_owned())
+        })?;
+        let mut state = 0;
+        // SAFETY: the framework vouches for its functions.
+        let status = unsafe {
+            generator(
+                self.framework.context,
+                device.kind.into(),
+                device.index.into(),
+                &mut state,
+            )
+        };
+        (self.framework.check("generator", status)).map_err(ReplayError::Bridge)?;
+        Ok(state)
+    }
+
+    fn group(&self, name: &CStr) -> Result<Option<Group>, ReplayError> {
+        let Some(ranks) = self.framework.ranks else {
+            return Ok(None);
+        };
+        // SAFETY: the framework vouches for its functions.
+        let ranks = unsafe { ranks(self.framework.context, name.as_ptr()) } as usize;
+        Ok((ranks > 0).then(|| Group {
+            number: numbered(&self.framework, name),
+            framework: Rc::clone(&self.framework),
+            name: name.to_owned(),
+            ranks,
+        }))
+    }
+}
+
+/// # Safety
+/// `start` must point at `n` entries, or `n` be 0.
+unsafe fn list<'a, T>((start, n): (*const T, usize)) -> &'a [T] {
+    match n {
+        0 => &[],
+        // SAFETY: the caller vouches for the list.
+        n => unsafe { std::slice::from_raw_parts(start, n) },
+    }
+}
+
+/// The values of facts that a plan was recorded under.
+#[derive(Debug)]
+pub struct Facts {
+    values: Rc<RefCell<Values>>,
+    /// Which word (or which number, and true) each fact is.
+    places: Vec<(usize, bool)>,
+    held: Vec<u64>,
+}
+
+impl Facts {
+    /// Adds the word or number of a place among those that calls tell. Returns its first word and how many it has.
+    pub fn add(&mut self, place: usize, number: bool) -> (usize, usize) {
+        self.places.push((place, number));
+        (self.places.len() - 1, 1)
+    }
+
+    fn value(&self, (place, number): (usize, bool)) -> u64 {
+        let values = self.values.borrow();
+        match number {
+            true => values
+                .numbers
+                .get(place)
+                .map_or(0, |number| number.to_bits()),
+            false => values.words.get(place).copied().unwrap_or_default(),
+        }
+    }
+}
+
+impl frontend::Facts<Callbacks> for Facts {
+    fn read(&self, _: &Callbacks, words: &mut Vec<u64>) -> Result<(), ReplayError> {
+        words.clear();
+        words.extend(self.places.iter().map(|&place| self.value(place)));
+        Ok(())
+    }
+
+    fn hold(&mut self) -> Result<(), ReplayError> {
+        self.held = self.places.iter().map(|&place| self.value(place)).collect();
+        Ok(())
+    }
+
+    fn same(&self, _word: usize) -> bool {
+        false
+    }
+
+    fn text(&self, word: usize, held: bool) -> String {
+        let Some(&place) = self.places.get(word) else {
+            return String::new();
+        };
+        let value = match held {
+            true => self.held.get(word).copied().unwrap_or_default(),
+            false => self.value(place),
+        };
+        match place.1 {
+            true => format!("{:?}", f64::from_bits(value)),
+            false => format!("{value:x}"),
+        }
+    }
+
+    fn float(&self, word: usize) -> Result<f64, ReplayError> {
+        match self.places.get(word) {
+            Some(&(place, true)) => Ok(f64::from_bits(self.value((place, true)))),
+            _ => Err(ReplayError::Bridge("the fact is no number".to_owned())),
+        }
+    }
+}
+
+/// Describes tensors to the recorder.
+#[derive(Debug)]
+pub struct Describer {
+    framework: Rc<Framework>,
+    /// What was described last.
+    last: Option<Tensor>,
+}
+
+impl Describe<Callbacks> for Describer {
+    fn tensor(&mut self, tensor: &Tensor) -> Result<TensorEvent<'_>, ReplayError> {
+        Ok(self.last.insert(tensor.clone()).event())
+    }
+
+    fn is_alive(&self, storage: u64) -> bool {
+        // SAFETY: the framework vouches for its functions.
+        let alive = |alive: unsafe extern "C" fn(_, _) -> _| unsafe {
+            alive(self.framework.context, storage) != 0
+        };
+        self.framework.is_alive.is_none_or(alive)
+    }
+}
+
+/// A process group of a framework.
+#[derive(Debug)]
+pub struct Group {
+    number: u64,
+    framework: Rc<Framework>,
+    name: CString,
+    ranks: usize,
+}
+
+/// Numbers of process groups, by the address of their framework's context and their name. Ranks may be
+/// threads of one process: each has a context of its own.
+static GROUPS: Mutex<Vec<(usize, CString)>> = Mutex::new(Vec::new());
+
+fn numbered(framework: &Framework, name: &CStr) -> u64 {
+    let mut groups = GROUPS
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let key = (framework.context.addr(), name.to_owned());
+    let at = groups
+        .iter()
+        .position(|known| *known == key)
+        .unwrap_or_else(|| {
+            groups.push(key);
+            groups.len() - 1
+        });
+    at as u64
+}
+
+impl Ranks for Group {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn gather(&self, ours: &[u8]) -> Result<Vec<u8>, ReplayError> {
+        let gather = (self.framework.gather)
+            .ok_or_else(|| ReplayError::Bridge("`gather` is null".to_owned()))?;
+        let mut all = vec![0; ours.len() * self.ranks];
+        // SAFETY: the framework vouches for its functions, and for as many ranks as it has said.
+        let status = unsafe {
+            gather(
+                self.framework.context,
+                self.name.as_ptr(),
+                ours.as_ptr(),
+                ours.len() as u64,
+                all.as_mut_ptr(),
+            )
+        };
+        (self.framework.check("gather", status)).map_err(ReplayError::Bridge)?;
+        Ok(all)
+    }
+}

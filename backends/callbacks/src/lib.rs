@@ -1,0 +1,24 @@
+//! A framework of function pointers: its kernels, its allocator and its collectives, with tensors as DLPack's.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`dl`] | DLPack's structs |
+//! | [`table`] | what a framework passes: its functions, and the leaves of calls |
+//! | [`tensor`] | tensors that are held, and whose memory they are |
+//! | [`program`] | a bound plan's ops and slots |
+//! | [`frontend`] | calls: their leaves, and facts by name |
+//!
+//! What a framework passes is checked before it is used: sizes, element types, bounds of memory. That its pointers are
+//! live, and its functions of their declared types, it promises.
+
+pub mod dl;
+pub mod frontend;
+pub mod program;
+pub mod table;
+pub mod tensor;
+
+pub use dl::{DlDevice, DlManagedTensor, DlTensor, DlType};
+pub use frontend::{Arguments, Callbacks, Fact, Facts, NamedLeaf};
+pub use program::CallbackProgram;
+pub use table::{Collective, Framework, Leaf};
+pub use tensor::Tensor;

@@ -1,0 +1,236 @@
+//! What a framework passes: the table of its functions, and the leaves of its calls.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::size_of;
+
+use rote_events::op::Arg;
+
+use crate::dl::{DlManagedTensor, DlTensor};
+
+/// `bind_op`: the framework cannot run the op so that it writes into given memory. The result is copied there.
+pub const NO_INTO: c_int = 1;
+
+/// A leaf of a call's arguments: a tensor, or a word that stands for another value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Leaf {
+    /// Its name, for example `batch`; read when the call is recorded. Null: `args[0]`, by its place.
+    pub name: *const c_char,
+    /// The spec of a distributed tensor, in the form of `rote_record_spec`; null for a plain one. Read when the call
+    /// is recorded.
+    pub spec: *const c_char,
+    /// The tensor; null for a leaf that is a word.
+    pub tensor: *const DlTensor,
+    /// A number for the memory that the tensor lies in: the same for tensors that share memory. 0: memory of its own.
+    pub storage: u64,
+    /// The byte of that memory at which the tensor's first element lies.
+    pub start: i64,
+    /// Bytes of that memory.
+    pub bytes: u64,
+    /// What the leaf is, if it is no tensor: another word for another value, the same in every process.
+    pub word: u64,
+    /// 1 for a tensor that stays where it is from call to call, as weights do; else 0.
+    pub state: u32,
+}
+
+/// A collective, to be bound.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Collective {
+    /// Which one: 0 all-reduce, 1 all-gather, 2 reduce-scatter, 3 all-to-all, 4 broadcast.
+    pub kind: u32,
+    /// Of a reducing one: 0 sum, 1 average, 2 maximum, 3 minimum, 4 product; else -1.
+    pub reduce: i32,
+    /// The process group's name.
+    pub group: *const c_char,
+    /// The source rank of a broadcast, counted in the group.
+    pub root: u32,
+    /// Number of entries in `input_splits`.
+    pub n_input_splits: u32,
+    /// All-to-all: rows of dim 0 that go to each rank; null for an even split.
+    pub input_splits: *const i64,
+    /// All-to-all: rows that come from each rank; null for an even split.
+    pub output_splits: *const i64,
+    /// Number of entries in `output_splits`.
+    pub n_output_splits: u32,
+}
+
+/// What a framework brings. Functions return 0, or another number when they fail, of which `error` then tells. They
+/// must not unwind, nor call the session that calls them. All are called on the thread that calls the session.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Framework {
+    /// `sizeof` of this struct, so that both sides know which functions it has.
+    pub size: u32,
+    /// Passed to every function.
+    pub context: *mut c_void,
+    /// Finds an op, and prepares a call with these `n` arguments: `*op` is a number of the framework's own. A tensor
+    /// among the arguments is a `ROTE_ARG_INPUT`: `i` is its place among the tensors that `run_op` is given; a list
+    /// of tensors is `ROTE_ARG_INPUTS`, with such places. `into`, if not 0: results are
+    /// to be written into tensors that `run_op` is given; where the framework cannot do that it returns 1.
+    pub bind_op: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            name: *const c_char,
+            overload: *const c_char,
+            args: *const Arg,
+            n: u32,
+            outs: u32,
+            into: c_int,
+            op: *mut u64,
+        ) -> c_int,
+    >,
+    /// Runs an op. `made`, of as many entries as the op has results, is null and takes new tensors, which Rote
+    /// deletes. A result that the op has written in place stays null. `into`, if the op was bound so: the tensors to write, else null.
+    pub run_op: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            op: u64,
+            tensors: *const *const DlTensor,
+            into: *const *const DlTensor,
+            made: *mut *mut DlManagedTensor,
+        ) -> c_int,
+    >,
+    /// Sets the number at a place among an op's arguments, `element` of a list there, or -1.
+    pub set_number: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            op: u64,
+            arg: u32,
+            element: i64,
+            value: f64,
+        ) -> c_int,
+    >,
+    /// Forgets an op that was bound. May be null.
+    pub forget_op: Option<unsafe extern "C" fn(context: *mut c_void, op: u64)>,
+    /// Allocates memory, aligned to 64 bytes at least, on a device by PyTorch's number (0 cpu, 1 cuda) and index.
+    pub allocate: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            bytes: u64,
+            device_kind: u32,
+            device_index: i32,
+            memory: *mut *mut c_void,
+        ) -> c_int,
+    >,
+    /// Gives memory of `allocate` back.
+    pub release: Option<unsafe extern "C" fn(context: *mut c_void, memory: *mut c_void)>,
+    /// Whether anything of the framework's still holds a storage that a recording was told of: 1 or 0.
+    pub is_alive: Option<unsafe extern "C" fn(context: *mut c_void, storage: u64) -> c_int>,
+    /// A number for the state of a device's random generator, another one for another state. Null where
+    /// steps draw no random numbers.
+    pub generator: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            device_kind: u32,
+            device_index: i32,
+            state: *mut u64,
+        ) -> c_int,
+    >,
+    /// Saves a generator's state in a slot (`action` 0) or puts it back (1). Null together with `generator`.
+    pub keep_generator: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            action: u32,
+            device_kind: u32,
+            device_index: i32,
+            slot: u32,
+        ) -> c_int,
+    >,
+    /// Prepares a collective: `*collective` is a number of the framework's own. Null where there is one rank.
+    pub bind_collective: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            described: *const Collective,
+            collective: *mut u64,
+        ) -> c_int,
+    >,
+    /// Starts a collective. `output` may be `input`.
+    pub start: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            collective: u64,
+            input: *const DlTensor,
+            output: *const DlTensor,
+        ) -> c_int,
+    >,
+    /// Waits until a collective that was started has ended.
+    pub wait: Option<unsafe extern "C" fn(context: *mut c_void, collective: u64) -> c_int>,
+    /// Puts the `n` bytes of every rank of a group into `all`, in the order of ranks. Null where ranks do not agree.
+    pub gather: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            group: *const c_char,
+            ours: *const u8,
+            n: u64,
+            all: *mut u8,
+        ) -> c_int,
+    >,
+    /// How many ranks a group has; 0 for a group in which this process is not. Null together with `gather`.
+    pub ranks: Option<unsafe extern "C" fn(context: *mut c_void, group: *const c_char) -> u32>,
+    /// What the function that failed last has to say. May be null.
+    pub error: Option<unsafe extern "C" fn(context: *mut c_void) -> *const c_char>,
+}
+
+impl Framework {
+    /// What is wrong with a table of so many bytes, if anything: to be asked before the table is read.
+    pub fn size_problem(size: u32) -> Option<String> {
+        let expected = size_of::<Framework>();
+        (size as usize != expected).then(|| {
+            format!(
+                "the framework's table has {size} bytes, this library's has {expected}: both must be of one version \
+                 of rote.h"
+            )
+        })
+    }
+
+    /// What is missing, if anything.
+    pub fn problem(&self) -> Option<String> {
+        let needed = [
+            ("bind_op", self.bind_op.is_none()),
+            ("run_op", self.run_op.is_none()),
+            ("set_number", self.set_number.is_none()),
+            ("allocate", self.allocate.is_none()),
+            ("release", self.release.is_none()),
+            ("is_alive", self.is_alive.is_none()),
+            (
+                "keep_generator",
+                self.generator.is_some() && self.keep_generator.is_none(),
+            ),
+            (
+                "start",
+                self.bind_collective.is_some() && self.start.is_none(),
+            ),
+            (
+                "wait",
+                self.bind_collective.is_some() && self.wait.is_none(),
+            ),
+            ("ranks", self.gather.is_some() && self.ranks.is_none()),
+        ];
+        let missing = needed.iter().find(|(_, missing)| *missing);
+        missing.map(|(name, _)| format!("the framework's `{name}` is null"))
+    }
+
+    /// What a call of the framework's came to.
+    pub(crate) fn check(&self, what: &str, status: c_int) -> Result<(), String> {
+        match status {
+            0 => Ok(()),
+            status => Err(self.said(what, status)),
+        }
+    }
+
+    #[cold]
+    fn said(&self, what: &str, status: c_int) -> String {
+        let text = self.error.map_or(std::ptr::null(), |error| {
+            // SAFETY: the framework vouches for its functions.
+            unsafe { error(self.context) }
+        });
+        if text.is_null() {
+            return format!("{what} came back with {status}");
+        }
+        // SAFETY: the framework's error is a C string that lives until its next call.
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned()
+    }
+}

@@ -1,0 +1,411 @@
+//! Sessions of a framework of function pointers: no Python
+
+use std::ffi::{c_char, c_int};
+use std::path::PathBuf;
+
+use rote::facts::NewFact;
+use rote::plans::{BindingKind, Fingerprint, GuardKind};
+use rote::recording::NewTensor;
+use rote::tracer::scalars::Origin;
+use rote::{Config, Next, Session};
+use rote_callbacks::{
+    Arguments, Callbacks, DlManagedTensor, Fact, Framework, Leaf, Tensor as Held,
+};
+use rote_events::events;
+use rote_events::op::{Op, Tensor};
+
+use crate::record::{NO_RECORDING, ROTE_REFUSED, guard_kind, optional};
+use crate::session::{
+    ROTE_EAGER, ROTE_RECORD, ROTE_REPLAYED, RoteSession, Sessions, chosen_passes, entered, made,
+};
+use crate::spec;
+use crate::status::{Answer, ROTE_OK, guarded, out, set_error, slice, text};
+
+/// The version of this ABI. `rote_abi_version` tells that of the library.
+pub const ROTE_ABI_VERSION: u32 = 1;
+
+/// The version of the library's ABI: programs compare it with `ROTE_ABI_VERSION` before they call anything else.
+/// From any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn rote_abi_version() -> u32 {
+    ROTE_ABI_VERSION
+}
+
+/// A call of the captured step: its arguments, and the facts that the session guards.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct RoteCall {
+    /// The arguments and the state, always in one order.
+    pub leaves: *const Leaf,
+    /// How many.
+    pub n_leaves: u32,
+    /// The values of the declared words, in the order in which they were declared.
+    pub words: *const u64,
+    /// How many.
+    pub n_words: u32,
+    /// The values of the declared numbers, likewise.
+    pub numbers: *const f64,
+    /// How many.
+    pub n_numbers: u32,
+}
+
+/// What a replay gives back.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct RoteResults {
+    /// The variant that was replayed.
+    pub variant: u32,
+    /// How many tensors there are: outputs in the order in which they were recorded, then gradients.
+    pub n: u32,
+    /// The tensors. The list lives until the session's next call. Each tensor is the caller's, who calls its deleter
+    /// once, on the thread of the session.
+    pub tensors: *const *mut DlManagedTensor,
+}
+
+/// A new session of a framework, or null on failure. The table is copied. `name` names the framework and its
+/// version: plans of another are not used. The other arguments are those of `rote_session_new`. The session belongs to the
+/// thread that makes it: calls from another thread are errors.
+///
+/// # Safety
+/// The table's functions must have their declared types and stay callable until the session is freed and its last
+/// tensor deleted; texts must be C strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_for(
+    framework: *const Framework,
+    function: *const c_char,
+    name: *const c_char,
+    world_size: u32,
+    rank: u32,
+    plans: *const c_char,
+    max_variants: u32,
+    passes: *const c_char,
+) -> *mut RoteSession {
+    let mut session = std::ptr::null_mut();
+    guarded(|| {
+        if framework.is_null() {
+            return Err("`framework` is null".into());
+        }
+        // SAFETY: the caller vouches for table and texts. The size is read first: an older table is shorter.
+        let (framework, function, name, plans, passes) = unsafe {
+            let size = (&raw const (*framework).size).read();
+            if let Some(problem) = Framework::size_problem(size) {
+                return Err(problem.into());
+            }
+            (
+                *framework,
+                text(function)?,
+                text(name)?,
+                text(plans)?,
+                text(passes)?,
+            )
+        };
+        if let Some(problem) = framework.problem() {
+            return Err(problem.into());
+        }
+        if rank >= world_size {
+            return Err(format!("rank {rank} is not below the world size, {world_size}").into());
+        }
+        let config = Config {
+            function: function.to_owned(),
+            fingerprint: Fingerprint {
+                rote: env!("CARGO_PKG_VERSION").to_owned(),
+                framework: name.to_owned(),
+                world_size,
+                rank,
+            },
+            plans: PathBuf::from(plans),
+            max_variants: max_variants as usize,
+            passes: chosen_passes(passes)?,
+        };
+        let made_session = Session::new(config, Callbacks::new(framework))?;
+        session = made(Sessions::Framework(Box::new(made_session)));
+        Ok(ROTE_OK)
+    });
+    session
+}
+
+/// Runs `body` on the session of a framework.
+///
+/// # Safety
+/// As [`entered`].
+unsafe fn with(
+    session: *mut RoteSession,
+    body: impl FnOnce(&mut Session<Callbacks>, &mut Vec<*mut DlManagedTensor>) -> Answer,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the pointer.
+        let mut entered = unsafe { entered(session)? };
+        let (session, results) = entered.framework()?;
+        body(session, results)
+    })
+}
+
+/// Declares a fact of which every call tells the value: a word (`number` 0), which stands for a value that
+/// must not change, or a number, from which the step computes. Words must mean the same in every process. `kind` is
+/// a kind of guard (`ROTE_GUARD_HOST`, ...). To be called before the first call, on the session's thread.
+///
+/// # Safety
+/// `session` must be this library's, `name` a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_fact(
+    session: *mut RoteSession,
+    kind: u32,
+    name: *const c_char,
+    number: c_int,
+) -> c_int {
+    // SAFETY: the caller vouches for session and text.
+    unsafe {
+        with(session, |session, _| {
+            let fact = Fact {
+                kind: guard_kind(kind)?,
+                name: text(name)?.to_owned(),
+                number: number != 0,
+            };
+            session.frontend_mut().declare(fact)?;
+            Ok(ROTE_OK)
+        })
+    }
+}
+
+fn deliver(
+    next: Next<Vec<Held>>,
+    kept: &mut Vec<*mut DlManagedTensor>,
+    place: *mut RoteResults,
+) -> Answer {
+    // SAFETY: the caller of the function that is answered vouches for the place.
+    let place = unsafe { out(place, "results")? };
+    kept.clear();
+    let (variant, status) = match next {
+        Next::Replayed(variant, tensors) => {
+            kept.extend(tensors.into_iter().map(Held::into_raw));
+            (variant, ROTE_REPLAYED)
+        }
+        Next::Record => (0, ROTE_RECORD),
+        Next::Eager => (0, ROTE_EAGER),
+    };
+    place.set(RoteResults {
+        variant,
+        n: kept.len() as u32,
+        tensors: kept.as_ptr(),
+    });
+    Ok(status)
+}
+
+/// Handles a call of the step: `ROTE_REPLAYED` (it is done, and `*results` is set), `ROTE_RECORD` (run it between
+/// `rote_record_call` and `rote_record_finish`) or `ROTE_EAGER` (run it). On the session's thread.
+///
+/// # Safety
+/// `call` and all that it points at must be live until the session's next call, or until the recording of this one ends;
+/// `results` must be valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_step(
+    session: *mut RoteSession,
+    call: *const RoteCall,
+    results: *mut RoteResults,
+) -> c_int {
+    // SAFETY: the caller vouches for session, call and place.
+    unsafe {
+        with(session, |session, kept| {
+            let call = call.as_ref().ok_or("`call` is null")?;
+            let leaves = slice(call.leaves, call.n_leaves)?;
+            let words = slice(call.words, call.n_words)?;
+            let arguments = Arguments::new(leaves, words, slice(call.numbers, call.n_numbers)?);
+            out(results, "results")?;
+            deliver(session.call(arguments)?, kept, results)
+        })
+    }
+}
+
+/// Replays the last call with the plan that `rote_record_trust` has bound. On the session's thread.
+///
+/// # Safety
+/// As `rote_session_step`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_step_again(
+    session: *mut RoteSession,
+    results: *mut RoteResults,
+) -> c_int {
+    // SAFETY: the caller vouches for session and place.
+    unsafe {
+        with(session, |session, kept| {
+            out(results, "results")?;
+            deliver(session.replay_last()?, kept, results)
+        })
+    }
+}
+
+/// Begins to record the call that `rote_session_step` was asked about last. Its leaves are named and guarded, its facts
+/// are guarded, and its numbers are followed: the first has the number 0 in `rote_record_float`. More guards may be
+/// added until `rote_record_ready`. On the session's thread.
+///
+/// # Safety
+/// `session` must be this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_call(session: *mut RoteSession) -> c_int {
+    // SAFETY: the caller vouches for the session.
+    unsafe { with(session, |session, _| record_call(session)) }
+}
+
+fn record_call(session: &mut Session<Callbacks>) -> Answer {
+    session.begin()?;
+    let begun = name_all(session);
+    if begun.is_err() {
+        session.abort();
+    }
+    begun
+}
+
+fn name_all(session: &mut Session<Callbacks>) -> Answer {
+    let (frontend, recording) = session.active().ok_or(NO_RECORDING)?;
+    let leaves = frontend.named();
+    let count = leaves.len().to_string();
+    recording.guard(GuardKind::Structure, "number of arguments", &count);
+    for (at, leaf) in (0..).zip(&leaves) {
+        let (kind, guard) = match leaf.state {
+            true => (BindingKind::State, GuardKind::State),
+            false => (BindingKind::Arg, GuardKind::Argument),
+        };
+        let expected = match &leaf.spec {
+            Some(spec) => format!("{} of {spec}", leaf.shown),
+            None => leaf.shown.clone(),
+        };
+        recording.guard(guard, &leaf.name, &expected);
+        recording.leaves.push(leaf.name.clone());
+        let Some(tensor) = &leaf.tensor else { continue };
+        let spec = match leaf.spec.as_deref() {
+            Some(spec) => Some(recording.spec(spec::parse(spec)?)),
+            None => None,
+        };
+        let new = NewTensor {
+            kind,
+            path: &leaf.name,
+            spec,
+            leaf: (!leaf.state).then_some(at),
+        };
+        recording.name_tensor(frontend, new, tensor, tensor)?;
+    }
+    let (mut words, mut numbers) = (0, 0);
+    for (fact, shown) in frontend.told() {
+        let place = if fact.number {
+            &mut numbers
+        } else {
+            &mut words
+        };
+        let at = std::mem::replace(place, *place + 1);
+        let new = NewFact {
+            kind: fact.kind,
+            subject: &fact.name,
+            text: &shown,
+            hyperparameter: fact.number,
+            gradient: false,
+            parts: &[],
+        };
+        recording
+            .facts
+            .add(new, |facts| Ok(facts.add(at, fact.number)))?;
+        if fact.number {
+            let value: f64 = shown.parse().map_err(|_| "a number has no text")?;
+            recording.float(Origin::Read(fact.name.clone()), value)?;
+        }
+    }
+    Ok(ROTE_OK)
+}
+
+/// Records an op that has run, with plain local tensors. Returns `ROTE_REFUSED` when the recording is refused, with the reason
+/// as last error. On the session's thread.
+///
+/// # Safety
+/// The op and all that it points at must be live, `source` null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_ran(
+    session: *mut RoteSession,
+    op: *const Op,
+    source: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for session, op and text.
+    unsafe {
+        with(session, |session, _| {
+            let (op, source) = (op.as_ref().ok_or("`op` is null")?, text(source)?);
+            if let Some(problem) = events::op_problem(op) {
+                return Err(problem.into());
+            }
+            let (frontend, recording) = session.active().ok_or(NO_RECORDING)?;
+            recording.op(frontend, |_| Ok(events::op(op, source)))?;
+            Ok(match recording.refusal() {
+                Some(refusal) => {
+                    set_error(&refusal.to_string());
+                    ROTE_REFUSED
+                }
+                None => ROTE_OK,
+            })
+        })
+    }
+}
+
+/// A tensor that a caller described as the step has left it.
+///
+/// # Safety
+/// It must be null, or live with all that it points at.
+unsafe fn shown(tensor: *const Tensor, path: &str) -> Result<Held, String> {
+    // SAFETY: the caller vouches for the description.
+    unsafe {
+        let tensor = tensor
+            .as_ref()
+            .ok_or_else(|| format!("the tensor {path} is null"))?;
+        match events::tensor_problem(tensor) {
+            Some(problem) => Err(format!("the tensor {path} {problem}")),
+            None => Ok(Held::described_as(&events::tensor(tensor))),
+        }
+    }
+}
+
+/// Names a tensor that the step returns, in the order of its results. `spec` is the number of its spec, or
+/// `ROTE_NO_INDEX`. On the session's thread.
+///
+/// # Safety
+/// The tensor and all that it points at must be live, `path` a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_returned(
+    session: *mut RoteSession,
+    path: *const c_char,
+    tensor: *const Tensor,
+    spec: u32,
+) -> c_int {
+    // SAFETY: the caller vouches for session, tensor and text.
+    unsafe {
+        with(session, |session, _| {
+            let path = text(path)?;
+            let tensor = shown(tensor, path)?;
+            let (_, recording) = session.active().ok_or(NO_RECORDING)?;
+            recording.output(path, &tensor, optional(spec), false)?;
+            Ok(ROTE_OK)
+        })
+    }
+}
+
+/// Says that the step left a new gradient for the leaf at `path`, or none where `tensor` is null. A replay gives
+/// gradients back after its outputs. On the session's thread.
+///
+/// # Safety
+/// As `rote_record_returned`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_gradient(
+    session: *mut RoteSession,
+    path: *const c_char,
+    tensor: *const Tensor,
+    spec: u32,
+) -> c_int {
+    // SAFETY: the caller vouches for session, tensor and text.
+    unsafe {
+        with(session, |session, _| {
+            let path = text(path)?;
+            let tensor = match tensor.is_null() {
+                true => None,
+                false => Some(shown(tensor, path)?),
+            };
+            let (_, recording) = session.active().ok_or(NO_RECORDING)?;
+            recording.grad(path, tensor.as_ref(), optional(spec))?;
+            Ok(ROTE_OK)
+        })
+    }
+}

@@ -1,0 +1,463 @@
+//! Sessions of PyTorch: calls with Python objects.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::PathBuf;
+
+use rote::plans::Fingerprint;
+use rote::replay::Left;
+use rote::replay::agreement::Ranks;
+use rote::{Config, Next, Session, SessionError};
+use rote_aten::ranks::without_gil;
+use rote_aten::{Args, Aten, Borrowed, Bridge, Group, Object};
+
+use crate::session::{
+    ROTE_EAGER, ROTE_RECORD, ROTE_REPLAYED, RoteSession, Sessions, chosen_passes, made, torch,
+};
+use crate::status::{
+    Answer, Out, ROTE_ERROR, ROTE_OK, give_text, guarded, object, out, set_error, set_exception,
+    slice, text,
+};
+
+const NO_BRIDGE: &str = "the bridge is not loaded: call rote_load_bridge first";
+
+/// The arguments of a call.
+///
+/// # Safety
+/// As [`Args::new`], where they are not null.
+unsafe fn arguments(args: *mut c_void, kwargs: *mut c_void) -> Result<Args, String> {
+    let (args, kwargs) = (object(args, "args")?, object(kwargs, "kwargs")?);
+    // SAFETY: the caller vouches for the objects.
+    Ok(unsafe { Args::new(args, kwargs) })
+}
+
+/// An object that a caller passed as `name`, for the time of the call.
+///
+/// # Safety
+/// As [`Borrowed::new`], where it is not null.
+pub(crate) unsafe fn borrowed<'a>(object: *mut c_void, name: &str) -> Result<Borrowed<'a>, String> {
+    // SAFETY: the caller vouches for the object.
+    Ok(unsafe { Borrowed::new(self::object(object, name)?) })
+}
+
+/// A new session, or null on failure. `framework` names the framework and its
+/// version (`torch 2.15.0`), `plans` the directory of the plan store. `passes`
+/// chooses what runs over a plan when it is bound: `all`, `none`, `default`, or
+/// names separated by commas, with `-` before those to leave out; null or empty
+/// stands for the environment variable ROTE_PASSES, or the default.
+///
+/// # Safety
+/// The texts must be C strings; the bridge must be loaded.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_new(
+    function: *const c_char,
+    framework: *const c_char,
+    world_size: u32,
+    rank: u32,
+    plans: *const c_char,
+    max_variants: u32,
+    passes: *const c_char,
+) -> *mut RoteSession {
+    let mut out = std::ptr::null_mut();
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for the texts.
+        let (function, framework, plans, passes) = unsafe {
+            (
+                text(function)?,
+                text(framework)?,
+                text(plans)?,
+                text(passes)?,
+            )
+        };
+        let config = Config {
+            function: function.to_owned(),
+            fingerprint: Fingerprint {
+                rote: env!("CARGO_PKG_VERSION").to_owned(),
+                framework: framework.to_owned(),
+                world_size,
+                rank,
+            },
+            plans: PathBuf::from(plans),
+            max_variants: max_variants as usize,
+            passes: chosen_passes(passes)?,
+        };
+        let session = Session::new(config, Aten::new())?;
+        out = made(Sessions::Torch(Box::new(session)));
+        Ok(ROTE_OK)
+    });
+    out
+}
+
+/// Where a replay's results go.
+struct Delivery {
+    variant: Out<u32>,
+    results: Out<*mut c_void>,
+}
+
+impl Delivery {
+    /// # Safety
+    /// The places must be null, or valid for as long as the result is used.
+    unsafe fn to(variant: *mut u32, results: *mut *mut c_void) -> Result<Self, String> {
+        // SAFETY: the caller vouches for the places.
+        unsafe {
+            Ok(Delivery {
+                variant: out(variant, "variant")?,
+                results: out(results, "results")?,
+            })
+        }
+    }
+
+    /// Handles a call, and delivers what becomes of it.
+    fn answer(
+        &self,
+        session: &mut Session<Aten>,
+        call: impl FnOnce(&mut Session<Aten>) -> Result<Next<Object>, SessionError>,
+    ) -> Answer {
+        match call(session) {
+            Ok(next) => Ok(self.deliver(next)),
+            Err(error) => {
+                set_error(&error.to_string());
+                set_exception(session.take_exception());
+                Ok(ROTE_ERROR)
+            }
+        }
+    }
+
+    fn deliver(&self, next: Next<Object>) -> c_int {
+        match next {
+            Next::Replayed(id, results) => {
+                self.variant.set(id);
+                self.results.set(results.into_ptr());
+                ROTE_REPLAYED
+            }
+            Next::Record => ROTE_RECORD,
+            Next::Eager => ROTE_EAGER,
+        }
+    }
+}
+
+/// Whether a call would be replayed, were it made now: `*holds` is 1 or 0. Nothing
+/// is agreed with other ranks.
+///
+/// # Safety
+/// As `rote_session_call`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_holds(
+    session: *mut RoteSession,
+    args: *mut c_void,
+    kwargs: *mut c_void,
+    holds: *mut c_int,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for session, objects and place.
+        unsafe {
+            let session = torch(session)?;
+            let holds = out(holds, "holds")?;
+            holds.set(session.holds(arguments(args, kwargs)?)?.into());
+        }
+        Ok(ROTE_OK)
+    })
+}
+
+/// Takes what an instruction has made or written in place, as a tensor object, with
+/// what the caller gave for it. `value`: its number in the recorded plan, or
+/// 0xFFFFFFFF for what a pass has added.
+pub type RoteShowCallback =
+    Option<unsafe extern "C" fn(context: *mut c_void, instr: u32, value: u32, tensor: *mut c_void)>;
+
+/// Replays a call with a variant, without results, and shows what each instruction
+/// makes or writes: of the plan as `recorded`, or of what passes have made of it.
+///
+/// # Safety
+/// As `rote_session_call`; `show` must not unwind, nor call the session.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_show(
+    session: *mut RoteSession,
+    variant: u32,
+    args: *mut c_void,
+    kwargs: *mut c_void,
+    recorded: c_int,
+    show: RoteShowCallback,
+    context: *mut c_void,
+) -> c_int {
+    guarded(|| {
+        let show = show.ok_or("`show` is null")?;
+        // SAFETY: the caller vouches for session, objects and callback.
+        unsafe {
+            let session = torch(session)?;
+            let args = arguments(args, kwargs)?;
+            session.show(variant, args, recorded != 0, &mut |instr, value, tensor| {
+                show(context, instr, value, tensor.as_ptr());
+            })?;
+        }
+        Ok(ROTE_OK)
+    })
+}
+
+/// Gathers `n` bytes of every rank of a process group in `all`, in the order of
+/// ranks. `*gathered` is 0, and nothing was done, when there is no such group or it
+/// has no backend for the CPU. Waits with the GIL released.
+///
+/// # Safety
+/// `group` must be a C string, `ours` point at `n` bytes and `all` at `n` for each of
+/// `ranks`, the place be valid, the bridge loaded, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_gather(
+    group: *const c_char,
+    ours: *const u8,
+    n: u32,
+    ranks: u32,
+    all: *mut u8,
+    gathered: *mut c_int,
+) -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for text, bytes and places.
+        let (group, ours, all, gathered) = unsafe {
+            let group = CString::new(text(group)?).map_err(|error| error.to_string())?;
+            (
+                group,
+                slice(ours, n)?,
+                out(all, "all")?,
+                out(gathered, "gathered")?,
+            )
+        };
+        gathered.set(0);
+        let Some(group) = Group::find(&group)?.filter(|group| group.cpu) else {
+            return Ok(ROTE_OK);
+        };
+        if group.ranks != ranks as usize {
+            return Err(format!("the group has {} ranks, not {ranks}", group.ranks).into());
+        }
+        let bytes = without_gil(|| group.gather(ours))??;
+        all.fill(&bytes);
+        gathered.set(1);
+        Ok(ROTE_OK)
+    })
+}
+
+/// Handles a call of the captured function: `ROTE_REPLAYED` (`*variant` and
+/// `*results`, a new list of the local outputs and then the local gradients,
+/// are set), `ROTE_RECORD` or `ROTE_EAGER`.
+///
+/// # Safety
+/// `args` must be a tuple and `kwargs` a dict that live until the next call;
+/// the GIL must be held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_call(
+    session: *mut RoteSession,
+    args: *mut c_void,
+    kwargs: *mut c_void,
+    variant: *mut u32,
+    results: *mut *mut c_void,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for session, objects and places.
+        unsafe {
+            let session = torch(session)?;
+            let delivery = Delivery::to(variant, results)?;
+            let args = arguments(args, kwargs)?;
+            delivery.answer(session, |session| session.call(args))
+        }
+    })
+}
+
+/// The same for a call made from within a captured function that runs eagerly.
+/// Another rank may replay that one, and not make this call: nothing is agreed,
+/// and a replay keeps the recorded collectives.
+///
+/// # Safety
+/// As `rote_session_call`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_call_within(
+    session: *mut RoteSession,
+    args: *mut c_void,
+    kwargs: *mut c_void,
+    variant: *mut u32,
+    results: *mut *mut c_void,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for session, objects and places.
+        unsafe {
+            let session = torch(session)?;
+            let delivery = Delivery::to(variant, results)?;
+            let args = arguments(args, kwargs)?;
+            delivery.answer(session, |session| session.call_within(args))
+        }
+    })
+}
+
+/// Replays the last call with the plan that `rote_record_trust` has bound.
+///
+/// # Safety
+/// As `rote_session_call`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_replay_last(
+    session: *mut RoteSession,
+    variant: *mut u32,
+    results: *mut *mut c_void,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for session and places.
+        unsafe {
+            let session = torch(session)?;
+            let delivery = Delivery::to(variant, results)?;
+            delivery.answer(session, Session::replay_last)
+        }
+    })
+}
+
+/// What a replay that failed leaves of gradients, as eager would: JSON with the
+/// `variant` and, as places in its list of `grads`, those `made`, and those that become
+/// None (`nothing`); `*tensors` is a new list of the made ones. Null where no
+/// replay has failed since the last call, or it leaves none. To be called after a call
+/// that failed.
+///
+/// # Safety
+/// `session` must come from `rote_session_new`, the place be valid, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_left(
+    session: *mut RoteSession,
+    tensors: *mut *mut c_void,
+) -> *const c_char {
+    // SAFETY: the caller vouches for session and place.
+    let (session, tensors) = match unsafe { (torch(session), out(tensors, "tensors")) } {
+        (Ok(session), Ok(tensors)) => (session, tensors),
+        _ => return std::ptr::null(),
+    };
+    let Some((variant, left)) = session.take_left() else {
+        return std::ptr::null();
+    };
+    let (mut made, mut nothing, mut objects) = (Vec::new(), Vec::new(), Vec::new());
+    for (place, left) in left.into_iter().enumerate() {
+        match left {
+            Left::Made(tensor) => {
+                made.push(place);
+                objects.push(tensor);
+            }
+            Left::Nothing => nothing.push(place),
+            Left::AsItWas => {}
+        }
+    }
+    let Ok(list) = Object::list(objects.into_iter().map(Ok)) else {
+        return std::ptr::null();
+    };
+    tensors.set(list.into_ptr());
+    let json = serde_json::json!({"variant": variant, "made": made, "nothing": nothing});
+    give_text(&json.to_string())
+}
+
+/// Marks a tensor object as eager returns it after a step that went backward:
+/// it requires grad, and its graph is used up.
+///
+/// # Safety
+/// `tensor` must be a tensor object and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_mark_replayed(tensor: *mut c_void) -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for the object.
+        let tensor = unsafe { Object::hold(object(tensor, "tensor")?) };
+        Bridge::get().mark_replayed(&tensor)?;
+        Ok(ROTE_OK)
+    })
+}
+
+/// Sets `*view` to a new tuple of what autograd knows of a tensor as a view: a number
+/// for its version counter, whether others have that too, `how` it is a view (bits: 1
+/// gradients go to its base, 2 tangents come from there, 4 its memory was written since it
+/// was made, 8 it has a version counter of its own, 16 no other: it was made in inference mode;
+/// the rest: how it was made), its base or `None`, whether it requires grad
+/// other than by its base, and what makes it from its base again, where strides do not say it:
+/// `None` where they do, `False` where nothing can.
+///
+/// # Safety
+/// `tensor` must be a tensor object, the place valid, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_view_of(tensor: *mut c_void, view: *mut *mut c_void) -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for object and place.
+        unsafe {
+            let view = out(view, "view")?;
+            let found = Bridge::get().view_of(object(tensor, "tensor")?)?;
+            view.set(found.into_ptr());
+        }
+        Ok(ROTE_OK)
+    })
+}
+
+/// Sets `*made` to a tensor on the memory of another, as one that was made in inference mode.
+///
+/// # Safety
+/// `tensor` must be a tensor object, the place valid, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_as_inference(tensor: *mut c_void, made: *mut *mut c_void) -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for object and place.
+        unsafe {
+            let made = out(made, "made")?;
+            let found = Bridge::get().as_inference(object(tensor, "tensor")?)?;
+            made.set(found.into_ptr());
+        }
+        Ok(ROTE_OK)
+    })
+}
+
+/// Makes a tensor object, which shares the memory of `base` and is no view yet, one to
+/// autograd, or gives it the version counter of `base` if `how` is 0. `how` and `rebuild`:
+/// as `rote_view_of` gives them.
+///
+/// # Safety
+/// `tensor` and `base` must be tensor objects, `rebuild` an object, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_make_view(
+    tensor: *mut c_void,
+    base: *mut c_void,
+    how: u32,
+    rebuild: *mut c_void,
+) -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for the objects.
+        unsafe {
+            let (tensor, base) = (object(tensor, "tensor")?, object(base, "base")?);
+            Bridge::get().make_view(tensor, base, how, object(rebuild, "rebuild")?)?;
+        }
+        Ok(ROTE_OK)
+    })
+}
+
+/// Sets `*hooks` to a new list of the Python functions in the hooks of the autograd node
+/// that adds up a tensor's gradient; `None` stands for a hook of C++.
+///
+/// # Safety
+/// `tensor` must be a tensor object, the place valid, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_tensor_hooks(tensor: *mut c_void, hooks: *mut *mut c_void) -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for object and place.
+        unsafe {
+            let hooks = out(hooks, "hooks")?;
+            let found = Bridge::get().hooks(object(tensor, "tensor")?)?;
+            hooks.set(found.into_ptr());
+        }
+        Ok(ROTE_OK)
+    })
+}
