@@ -156,13 +156,15 @@ impl Callbacks {
 
     /// The leaves of the last call, to name them in a recording.
     pub fn named(&self) -> Vec<NamedLeaf> {
-        // SAFETY: live, by `Arguments::new`.
-        let text = |text: *const c_char| match text.is_null() {
-            true => None,
-            false => unsafe { CStr::from_ptr(text) }
+        let text = |text: *const c_char| {
+            if text.is_null() {
+                return None;
+            }
+            // SAFETY: live, by `Arguments::new`.
+            unsafe { CStr::from_ptr(text) }
                 .to_str()
                 .ok()
-                .map(str::to_owned),
+                .map(str::to_owned)
         };
         let leaves = self.given().iter().zip(&self.leaves).enumerate();
         let named = leaves.map(|(at, (leaf, tensor))| {
@@ -226,13 +228,9 @@ impl Callbacks {
     }
 
     fn given(&self) -> &[Leaf] {
-        match self.arguments {
-            // SAFETY: live, by `Arguments::new`.
-            Some(Arguments {
-                leaves: (start, n), ..
-            }) if n > 0 => unsafe { std::slice::from_raw_parts(start, n) },
-            _ => &[],
-        }
+        let leaves = self.arguments.map(|arguments| arguments.leaves);
+        // SAFETY: live, by `Arguments::new`.
+        leaves.map_or(&[], |leaves| unsafe { list(leaves) })
     }
 
     fn say(&mut self, leaf: usize, field: u32, word: u64) {

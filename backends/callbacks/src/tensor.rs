@@ -150,9 +150,9 @@ pub(crate) unsafe fn dims(tensor: &DlTensor) -> Result<Rc<[i64]>, String> {
     if ndim > 0 && tensor.shape.is_null() {
         return Err("has no shape".to_owned());
     }
-    // SAFETY: the caller vouches for the lists.
     let list = |start: *const i64| match ndim {
         0 => &[][..],
+        // SAFETY: the caller vouches for the lists.
         _ => unsafe { std::slice::from_raw_parts(start, ndim) },
     };
     let mut dims = list(tensor.shape).to_vec();
@@ -329,6 +329,8 @@ struct Lent {
 
 /// A tensor that holds another one until it is deleted.
 fn lent(tensor: Tensor) -> *mut DlManagedTensor {
+    /// # Safety
+    /// `managed` must come from `lent`, be deleted once, and on the thread that lent it.
     unsafe extern "C" fn delete(managed: *mut DlManagedTensor) {
         // SAFETY: the first field of a `Lent` that `lent` has boxed, deleted once.
         drop(unsafe { Box::from_raw(managed.cast::<Lent>()) });
