@@ -20,7 +20,6 @@ use crate::table::{Collective, Framework, NO_INTO};
 use crate::tensor::{Block, Made, Managed, Tensor};
 
 /// A value of the plan.
-#[derive(Debug)]
 struct Slot {
     /// Read by the framework, written by us while it does not run.
     tensor: UnsafeCell<DlTensor>,
@@ -33,14 +32,15 @@ struct Slot {
     /// Whether the strides are those of a contiguous tensor, so that null stands for them.
     contiguous: bool,
     full: Cell<bool>,
+    /// Of a root: its memory, and how many slots look at it.
+    memory: Cell<Memory>,
+    users: Cell<u32>,
 }
 
-/// The memory of a value that is its own root.
-#[derive(Debug, Default)]
-struct Root {
-    memory: Memory,
-    /// How many slots look at it.
-    slots: u32,
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{:?} on {}", self.dtype, self.dims, self.device)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -61,7 +61,8 @@ struct Op {
     /// The slots that it is given, and pointers to them.
     tensors: Box<[u32]>,
     pointers: Box<[*const DlTensor]>,
-    outs: Box<[u32]>,
+    /// The slots of results, and whether the op writes in place what is there.
+    outs: Box<[(u32, bool)]>,
     /// Whether results lie in the arena, and how they get there.
     into: Placed,
     /// Pointers to the slots of results, where the op writes into them.
@@ -87,7 +88,6 @@ pub struct CallbackProgram {
     views: Vec<(u32, u32, isize)>,
     collectives: Vec<(u64, u32, u32)>,
     slots: Rc<[Slot]>,
-    roots: RefCell<Box<[Root]>>,
     /// Of each value, the collective that writes it.
     writers: RefCell<Box<[Option<u64>]>>,
     /// Where ops put their results.
@@ -179,10 +179,11 @@ impl CallbackProgram {
                 storage_bytes: value.storage_bytes.to_native(),
                 contiguous,
                 full: Cell::new(false),
+                memory: Cell::default(),
+                users: Cell::new(0),
             })
         });
         let slots: Vec<Slot> = slots.collect::<Result<_, ReplayError>>()?;
-        let roots: Box<[Root]> = slots.iter().map(|_| Root::default()).collect();
         let writers = vec![None; slots.len()];
         Ok(CallbackProgram {
             framework: Rc::clone(framework),
@@ -190,7 +191,6 @@ impl CallbackProgram {
             views: Vec::new(),
             collectives: Vec::new(),
             slots: slots.into(),
-            roots: RefCell::new(roots),
             writers: RefCell::new(writers.into()),
             made: Rc::new([]),
             arena: None,
@@ -218,9 +218,8 @@ impl CallbackProgram {
         let place = self.slot(slot);
         place.set_data(data);
         place.full.set(true);
-        let root = &mut self.roots.borrow_mut()[slot as usize];
-        root.memory = memory;
-        root.slots += 1;
+        place.memory.set(memory);
+        place.users.set(place.users.get() + 1);
     }
 
     /// Empties a slot. Memory that no slot looks at any more goes.
@@ -229,10 +228,10 @@ impl CallbackProgram {
         if !place.full.take() {
             return;
         }
-        let root = &mut self.roots.borrow_mut()[place.root as usize];
-        root.slots -= 1;
-        if root.slots == 0 {
-            root.memory = Memory::None;
+        let root = self.slot(place.root);
+        root.users.set(root.users.get() - 1);
+        if root.users.get() == 0 {
+            root.memory.take();
         }
     }
 
@@ -258,23 +257,29 @@ impl CallbackProgram {
     /// What an op has left: its results go into their slots, if they are what the plan has.
     fn take(&self, op: &Op) -> Result<(), String> {
         let mut wrong = None;
-        for (nth, &out) in op.outs.iter().enumerate() {
+        for (nth, &(out, written)) in op.outs.iter().enumerate() {
             let made = NonNull::new(self.made[nth].replace(std::ptr::null_mut()));
             // SAFETY: a tensor that the framework gives away.
             let made = made.map(|made| unsafe { Managed::new(made) });
             if out == NONE {
                 continue;
             }
-            if let Err(what) = self.take_one(op, out, made) {
+            if let Err(what) = self.take_one(op, out, written, made) {
                 wrong.get_or_insert_with(|| format!("{}: result {nth} {what}", op.name));
             }
         }
         wrong.map_or(Ok(()), Err)
     }
 
-    fn take_one(&self, op: &Op, out: u32, made: Option<Managed>) -> Result<(), String> {
+    #[inline]
+    fn take_one(
+        &self,
+        op: &Op,
+        out: u32,
+        written: bool,
+        made: Option<Managed>,
+    ) -> Result<(), String> {
         let place = self.slot(out);
-        let written = op.into == Placed::Written || op.tensors.contains(&out);
         let Some(made) = made else {
             return match written {
                 true => Ok(()),
@@ -356,40 +361,42 @@ impl Slot {
 
     /// Whether a tensor looks as the plan has it.
     fn fits(&self, found: &DlTensor) -> Result<(), String> {
-        let ndim = self.dims.len() / 2;
+        let (sizes, strides) = self.dims.split_at(self.dims.len() / 2);
         // SAFETY: as in `data`.
         let own = unsafe { &*self.tensor.get() };
-        let same = found.ndim == own.ndim
+        let is = |start: *const i64, expected: &[i64]| {
+            expected.is_empty()
+                || !start.is_null()
+                    // SAFETY: the framework vouches for lists of `ndim` entries.
+                    && unsafe { std::slice::from_raw_parts(start, expected.len()) } == expected
+        };
+        let strided = || match found.strides.is_null() {
+            true => self.contiguous,
+            // Where there is one element or none, strides say nothing.
+            false => is(found.strides, strides) || sizes.iter().all(|size| *size <= 1),
+        };
+        if found.ndim == own.ndim
             && found.dtype == own.dtype
             && found.device == own.device
-            && (ndim == 0 || !found.shape.is_null());
-        // SAFETY: the framework vouches for lists of `ndim` entries.
-        let is = |start: *const i64, expected: &[i64]| unsafe {
-            expected
-                .iter()
-                .enumerate()
-                .all(|(i, e)| *start.add(i) == *e)
-        };
-        let (sizes, strides) = self.dims.split_at(ndim);
-        let strided = |found: &DlTensor| match found.strides.is_null() {
-            true => self.contiguous,
-            false => {
-                // Where there is one element or none, strides say nothing.
-                is(found.strides, strides) || sizes.iter().all(|size| *size <= 1)
-            }
-        };
-        if same && is(found.shape, sizes) && strided(found) {
+            && is(found.shape, sizes)
+            && strided()
+        {
             return Ok(());
         }
-        // SAFETY: as above.
+        Err(self.misfit(found))
+    }
+
+    #[cold]
+    fn misfit(&self, found: &DlTensor) -> String {
+        // SAFETY: the framework vouches for lists of `ndim` entries.
         let dims = unsafe { crate::tensor::dims(found) };
         let dtype = dl::dtype(found.dtype).map_or("?".to_owned(), |dtype| dtype.to_string());
-        Err(format!(
+        format!(
             "is {dtype} of sizes and strides {:?}, the plan has {} of {:?}",
             dims.unwrap_or_default(),
             self.dtype,
             self.dims
-        ))
+        )
     }
 }
 
@@ -494,8 +501,12 @@ impl Backend for CallbackProgram {
             name: op.name.into(),
             pointers: pointers(&tensors),
             places: pointers(op.outs),
+            outs: op
+                .outs
+                .iter()
+                .map(|out| (*out, into == Placed::Written || tensors.contains(out)))
+                .collect(),
             tensors: tensors.into(),
-            outs: op.outs.into(),
             into,
         };
         self.ops.push(bound);
@@ -573,7 +584,8 @@ impl Backend for CallbackProgram {
         let place = self.slot(out);
         place.set_data(data.wrapping_byte_offset(bytes));
         place.full.set(true);
-        self.roots.borrow_mut()[base as usize].slots += 1;
+        let root = self.slot(base);
+        root.users.set(root.users.get() + 1);
         Ok(())
     }
 
@@ -599,9 +611,9 @@ impl Backend for CallbackProgram {
 
     fn output(&self, value: u32, _fresh: bool) -> Result<Tensor, ReplayError> {
         let place = self.full(value).map_err(ReplayError::Bridge)?;
-        let memory = &mut self.roots.borrow_mut()[place.root as usize].memory;
-        let held = match std::mem::take(memory) {
-            Memory::Made(made) => Tensor::made(made, &self.slot(place.root).made()),
+        let root = self.slot(place.root);
+        let held = match root.memory.take() {
+            Memory::Made(made) => Tensor::made(made, &root.made()),
             Memory::Held(held) => held,
             Memory::None => return Err(ReplayError::Bridge(format!("slot {value} has no memory"))),
         };
@@ -609,7 +621,7 @@ impl Backend for CallbackProgram {
             true => held.clone(),
             false => Tensor::of(&held, &place.made()),
         };
-        *memory = Memory::Held(held);
+        root.memory.set(Memory::Held(held));
         Ok(result)
     }
 }
@@ -727,7 +739,9 @@ impl Drop for CallbackProgram {
         }
         if self.lost() {
             // A collective may still write there: the memory is never given back.
-            std::mem::forget(self.roots.take());
+            for slot in self.slots.iter() {
+                std::mem::forget(slot.memory.take());
+            }
             std::mem::forget(self.arena.take());
         }
     }
