@@ -51,7 +51,8 @@ pub(super) fn arrange(program: &mut Program, allocated: &[u64]) -> Done {
     let plan = &program.plan;
     let (roots, device) = candidates(plan, &program.schedule.once);
     let alignment = match device {
-        Some(Device { kind: 0, .. }) | None => ARENA_ALIGNMENT,
+        None => ARENA_ALIGNMENT,
+        Some(device) if device.is_cpu() => ARENA_ALIGNMENT,
         Some(_) => DEVICE_ARENA_ALIGNMENT,
     };
     let (buffers, shared) = buffers(plan, &roots, &lives(plan), alignment);

@@ -278,9 +278,9 @@ fn width(dtype: DType) -> i64 {
 
 /// What each piece starts at a multiple of, in bytes: as an allocation does.
 fn alignment(key: Key) -> u64 {
-    match key.3.device.kind {
-        0 => ARENA_ALIGNMENT,
-        _ => DEVICE_ARENA_ALIGNMENT,
+    match key.3.device.is_cpu() {
+        true => ARENA_ALIGNMENT,
+        false => DEVICE_ARENA_ALIGNMENT,
     }
 }
 

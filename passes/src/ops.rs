@@ -85,9 +85,6 @@ const RAISING: &[&str] = &[
     "nested",
 ];
 
-/// The dtypes of integers come first, up to `int64`.
-const LAST_INTEGER: u8 = 4;
-
 /// Those that do so for integers: division by zero, negative powers.
 const RAISING_FOR_INTEGERS: &[&str] = &[
     "div",
@@ -106,8 +103,7 @@ pub fn may_raise(plan: &Plan, instr: &Instr) -> bool {
         Instr::Local { op, .. } => {
             let name = plan.str(*op);
             let mut integers = false;
-            let mut look =
-                |result| integers |= plan.values[result as usize].dtype.0 <= LAST_INTEGER;
+            let mut look = |result| integers |= plan.values[result as usize].dtype.is_integer();
             for_each_out(plan, instr, &mut look);
             for_each_written(plan, instr, &mut look);
             !is_of_torch(name) || may_raise_by_name(name, integers)

@@ -11,30 +11,62 @@ use crate::pool::{InstrId, Range, ValueId};
 #[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
 pub struct DType(pub u8);
 
-/// `(ScalarType number, short name, bytes per element)`.
-const DTYPES: &[(u8, &str, u64)] = &[
-    (0, "u8", 1),
-    (1, "i8", 1),
-    (2, "i16", 2),
-    (3, "i32", 4),
-    (4, "i64", 8),
-    (5, "f16", 2),
-    (6, "f32", 4),
-    (7, "f64", 8),
-    (8, "c32", 4),
-    (9, "c64", 8),
-    (10, "c128", 16),
-    (11, "bool", 1),
-    (15, "bf16", 2),
-    (23, "f8e5m2", 1),
-    (24, "f8e4m3fn", 1),
-    (25, "f8e5m2fnuz", 1),
-    (26, "f8e4m3fnuz", 1),
-    (27, "u16", 2),
-    (28, "u32", 4),
-    (29, "u64", 8),
-    (44, "f8e8m0fnu", 1),
-];
+/// Element types: a name in Rust, the `ScalarType` number, the short name, bytes per element.
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $constant:ident = $number:literal, $name:literal, $bytes:literal;)*) => {
+        impl DType {
+            $($(#[$doc])* pub const $constant: DType = DType($number);)*
+        }
+
+        /// `(ScalarType number, short name, bytes per element)`.
+        const DTYPES: &[(u8, &str, u64)] = &[$(($number, $name, $bytes),)*];
+    };
+}
+
+dtypes! {
+    /// Unsigned integers of 8 bits.
+    U8 = 0, "u8", 1;
+    /// Integers of 8 bits.
+    I8 = 1, "i8", 1;
+    /// Integers of 16 bits.
+    I16 = 2, "i16", 2;
+    /// Integers of 32 bits.
+    I32 = 3, "i32", 4;
+    /// Integers of 64 bits: indices and sizes.
+    I64 = 4, "i64", 8;
+    /// Floats of 16 bits, as IEEE 754 has them.
+    F16 = 5, "f16", 2;
+    /// Floats of 32 bits.
+    F32 = 6, "f32", 4;
+    /// Floats of 64 bits.
+    F64 = 7, "f64", 8;
+    /// Complex numbers of two `f16`.
+    C32 = 8, "c32", 4;
+    /// Complex numbers of two `f32`.
+    C64 = 9, "c64", 8;
+    /// Complex numbers of two `f64`.
+    C128 = 10, "c128", 16;
+    /// Truth values.
+    BOOL = 11, "bool", 1;
+    /// Floats of 16 bits with the exponent of `f32`.
+    BF16 = 15, "bf16", 2;
+    /// Floats of 8 bits, 5 of them the exponent.
+    F8E5M2 = 23, "f8e5m2", 1;
+    /// Floats of 8 bits, 4 of them the exponent, without infinities.
+    F8E4M3FN = 24, "f8e4m3fn", 1;
+    /// As `F8E5M2`, without infinities and negative zero.
+    F8E5M2FNUZ = 25, "f8e5m2fnuz", 1;
+    /// As `F8E4M3FN`, without negative zero.
+    F8E4M3FNUZ = 26, "f8e4m3fnuz", 1;
+    /// Unsigned integers of 16 bits.
+    U16 = 27, "u16", 2;
+    /// Unsigned integers of 32 bits.
+    U32 = 28, "u32", 4;
+    /// Unsigned integers of 64 bits.
+    U64 = 29, "u64", 8;
+    /// Exponents of 8 bits: scales.
+    F8E8M0FNU = 44, "f8e8m0fnu", 1;
+}
 
 impl DType {
     /// The short name (`f32`, `bf16`, `i64`), or `None` for an unknown number.
@@ -45,6 +77,11 @@ impl DType {
     /// Bytes per element, or `None` for an unknown number.
     pub fn bytes(self) -> Option<u64> {
         DTYPES.iter().find(|d| d.0 == self.0).map(|d| d.2)
+    }
+
+    /// Whether its elements are whole numbers; truth values are none.
+    pub fn is_integer(self) -> bool {
+        (self.name()).is_some_and(|name| name.starts_with(['i', 'u']))
     }
 
     /// Whether its elements are complex numbers.
@@ -72,21 +109,47 @@ impl std::fmt::Display for DType {
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
 pub struct Device {
-    /// 0 is `cpu`, 1 is `cuda`, 14 is `meta`.
+    /// [`Device::CPU`], [`Device::CUDA`], ...
     pub kind: u8,
     /// Index of the device, or -1.
     pub index: i8,
 }
 
+/// Device kinds: a name in Rust, the `DeviceType` number, the name.
+macro_rules! devices {
+    ($($(#[$doc:meta])* $constant:ident = $number:literal, $name:literal;)*) => {
+        impl Device {
+            $($(#[$doc])* pub const $constant: u8 = $number;)*
+        }
+
+        /// `(DeviceType number, name)`.
+        const DEVICES: &[(u8, &str)] = &[$(($number, $name),)*];
+    };
+}
+
+devices! {
+    /// Kind: the memory of the host.
+    CPU = 0, "cpu";
+    /// Kind: a GPU under CUDA.
+    CUDA = 1, "cuda";
+    /// Kind: no memory at all.
+    META = 14, "meta";
+}
+
+impl Device {
+    /// Whether its memory is the host's.
+    pub fn is_cpu(self) -> bool {
+        self.kind == Device::CPU
+    }
+}
+
 impl std::fmt::Display for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.kind {
-            0 => f.write_str("cpu")?,
-            1 => f.write_str("cuda")?,
-            14 => f.write_str("meta")?,
-            kind => write!(f, "device#{kind}")?,
+        match DEVICES.iter().find(|row| row.0 == self.kind) {
+            Some((_, name)) => f.write_str(name)?,
+            None => write!(f, "device#{}", self.kind)?,
         }
-        if self.index >= 0 && self.kind != 0 {
+        if self.index >= 0 && !self.is_cpu() {
             write!(f, ":{}", self.index)?;
         }
         Ok(())

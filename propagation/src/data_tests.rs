@@ -77,7 +77,7 @@ fn a_view_leaves_every_element_where_it_is() {
             let factors: &[u32] = if dims == 3 { &[4] } else { &[2, 3, 4] };
             for placements in every(&choices(from.len() as u32, factors), dims) {
                 let meta = TensorMeta {
-                    dtype: rote_plans::DType(6),
+                    dtype: rote_plans::DType::F32,
                     shape: from.clone(),
                 };
                 let spec = Spec {
@@ -139,7 +139,7 @@ fn an_operation_moves_data_only_along_its_mesh_dim() {
         let mesh = Mesh::parse(on).unwrap();
         let sizes = mesh.sizes();
         let meta = TensorMeta {
-            dtype: rote_plans::DType(6),
+            dtype: rote_plans::DType::F32,
             shape: shape.clone(),
         };
         let topology = Topology::one_node(&mesh);

@@ -7,17 +7,6 @@ use rote_plans::DType;
 use super::placement::PartialOp;
 use super::rule::Arg;
 
-/// Truth values.
-pub(super) const BOOL: DType = DType(11);
-/// The integers of indices and sizes.
-pub(super) const I64: DType = DType(4);
-/// The floats that integers become.
-pub(super) const F32: DType = DType(6);
-const I32: DType = DType(3);
-const F64: DType = DType(7);
-const C64: DType = DType(9);
-const C128: DType = DType(10);
-
 /// What kind of numbers a type holds; a higher kind wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
@@ -28,10 +17,10 @@ pub(super) enum Class {
 }
 
 pub(super) fn class(dtype: DType) -> Class {
-    match dtype.0 {
-        11 => Class::Bool,
-        0..=4 | 27..=29 => Class::Integer,
-        8..=10 => Class::Complex,
+    match dtype {
+        DType::BOOL => Class::Bool,
+        _ if dtype.is_integer() => Class::Integer,
+        _ if dtype.is_complex() => Class::Complex,
         _ => Class::Float,
     }
 }
@@ -56,16 +45,16 @@ fn width(dtype: DType) -> u64 {
 }
 
 fn integers(a: DType, b: DType) -> DType {
-    let unsigned = |d: DType| matches!(d.0, 0 | 27..=29);
+    let unsigned = |d: DType| matches!(d, DType::U8 | DType::U16 | DType::U32 | DType::U64);
     let (a, b) = if width(a) < width(b) { (b, a) } else { (a, b) };
     if unsigned(a) == unsigned(b) || width(a) > width(b) && !unsigned(a) {
         return a;
     }
     // An unsigned type and a signed one no wider: the next wider signed one.
     match width(a) {
-        1 => DType(2),
-        2 => I32,
-        _ => I64,
+        1 => DType::I16,
+        2 => DType::I32,
+        _ => DType::I64,
     }
 }
 
@@ -73,7 +62,7 @@ fn floats(a: DType, b: DType) -> DType {
     let (a, b) = if width(a) < width(b) { (b, a) } else { (a, b) };
     match width(a) == width(b) {
         // bf16 and f16 hold different values.
-        true => F32,
+        true => DType::F32,
         false => a,
     }
 }
@@ -84,19 +73,19 @@ fn complexes(a: DType, b: DType) -> DType {
 
 /// The complex type whose parts hold a float.
 pub(super) fn complex_of(float: DType) -> DType {
-    match float.0 {
-        5 => DType(8),
-        7 => C128,
-        _ => C64,
+    match float {
+        DType::F16 => DType::C32,
+        DType::F64 => DType::C128,
+        _ => DType::C64,
     }
 }
 
 /// The type of the parts of a complex number; other types are their own.
 pub(super) fn real(dtype: DType) -> DType {
-    match dtype.0 {
-        8 => DType(5),
-        9 => F32,
-        10 => F64,
+    match dtype {
+        DType::C32 => DType::F16,
+        DType::C64 => DType::F32,
+        DType::C128 => DType::F64,
         _ => dtype,
     }
 }
@@ -104,7 +93,7 @@ pub(super) fn real(dtype: DType) -> DType {
 /// Integers and truth values as floats, as sine and true division take them.
 pub(super) fn float(dtype: DType) -> DType {
     if class(dtype) < Class::Float {
-        F32
+        DType::F32
     } else {
         dtype
     }
@@ -113,9 +102,9 @@ pub(super) fn float(dtype: DType) -> DType {
 /// Double precision.
 pub(super) fn double(dtype: DType) -> DType {
     if class(dtype) == Class::Complex {
-        C128
+        DType::C128
     } else {
-        F64
+        DType::F64
     }
 }
 
@@ -129,9 +118,9 @@ pub(super) fn result<'a>(args: impl IntoIterator<Item = &'a Arg>) -> Option<DTyp
                 Some(meta) => (usize::from(meta.shape.is_empty()), meta.dtype),
                 None => continue,
             },
-            Arg::Bool(_) => (2, BOOL),
-            Arg::Int(_) => (2, I64),
-            Arg::Float(_) => (2, F32),
+            Arg::Bool(_) => (2, DType::BOOL),
+            Arg::Int(_) => (2, DType::I64),
+            Arg::Float(_) => (2, DType::F32),
             _ => continue,
         };
         let known = &mut ranks[rank];
@@ -164,7 +153,7 @@ pub(super) fn commutes(op: PartialOp, from: DType, to: DType) -> bool {
         (_, Class::Bool) => false,
         (Class::Bool, _) => extremum,
         (Class::Integer, Class::Integer) if extremum => promote(from, to) == to,
-        (Class::Float | Class::Complex, Class::Integer) => extremum && to == I64,
+        (Class::Float | Class::Complex, Class::Integer) => extremum && to == DType::I64,
         (Class::Complex, Class::Complex) | (Class::Integer | Class::Float, Class::Complex) => {
             !extremum
         }

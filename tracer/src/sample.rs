@@ -8,9 +8,9 @@ use crate::event::{ArgEvent, Argument, OpEvent, SpecEvent, TensorEvent};
 use crate::recorder::Recorder;
 use crate::refusal::Refusal;
 
-pub const F32: DType = DType(6);
-pub const F64: DType = DType(7);
-pub const BOOL: DType = DType(11);
+pub const F32: DType = DType::F32;
+pub const F64: DType = DType::F64;
+pub const BOOL: DType = DType::BOOL;
 
 /// A tensor that owns its shape.
 #[derive(Clone, Debug)]

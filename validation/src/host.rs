@@ -35,11 +35,11 @@ pub(super) enum Kind {
 
 /// The kind of a dtype that host tensors can have.
 pub(super) fn kind(dtype: DType) -> Option<Kind> {
-    Some(match dtype.0 {
-        5..=7 | 15 => Kind::Real,
-        9 | 10 => Kind::Complex,
-        0..=4 => Kind::Whole,
-        11 => Kind::Truth,
+    Some(match dtype {
+        DType::F16 | DType::BF16 | DType::F32 | DType::F64 => Kind::Real,
+        DType::C64 | DType::C128 => Kind::Complex,
+        DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64 => Kind::Whole,
+        DType::BOOL => Kind::Truth,
         _ => return None,
     })
 }
@@ -53,31 +53,39 @@ impl HostTensor {
             return None;
         }
         let each = bytes.chunks_exact(width);
-        let numbers = match meta.dtype.0 {
-            0 => Numbers::Whole(bytes.iter().map(|b| i64::from(*b)).collect()),
-            1 => Numbers::Whole(bytes.iter().map(|b| i64::from(*b as i8)).collect()),
-            2 => Numbers::Whole(each.map(|b| i64::from(i16::from_le_bytes(of(b)))).collect()),
-            3 => Numbers::Whole(each.map(|b| i64::from(i32::from_le_bytes(of(b)))).collect()),
-            4 => Numbers::Whole(each.map(|b| i64::from_le_bytes(of(b))).collect()),
-            5 => Numbers::Real(each.map(|b| from_f16(u16::from_le_bytes(of(b)))).collect()),
-            6 => Numbers::Real(each.map(|b| f64::from(f32::from_le_bytes(of(b)))).collect()),
-            7 => Numbers::Real(each.map(|b| f64::from_le_bytes(of(b))).collect()),
-            9 => Numbers::Complex(
+        let numbers = match meta.dtype {
+            DType::U8 => Numbers::Whole(bytes.iter().map(|b| i64::from(*b)).collect()),
+            DType::I8 => Numbers::Whole(bytes.iter().map(|b| i64::from(*b as i8)).collect()),
+            DType::I16 => {
+                Numbers::Whole(each.map(|b| i64::from(i16::from_le_bytes(of(b)))).collect())
+            }
+            DType::I32 => {
+                Numbers::Whole(each.map(|b| i64::from(i32::from_le_bytes(of(b)))).collect())
+            }
+            DType::I64 => Numbers::Whole(each.map(|b| i64::from_le_bytes(of(b))).collect()),
+            DType::F16 => {
+                Numbers::Real(each.map(|b| from_f16(u16::from_le_bytes(of(b)))).collect())
+            }
+            DType::F32 => {
+                Numbers::Real(each.map(|b| f64::from(f32::from_le_bytes(of(b)))).collect())
+            }
+            DType::F64 => Numbers::Real(each.map(|b| f64::from_le_bytes(of(b))).collect()),
+            DType::C64 => Numbers::Complex(
                 each.map(|b| {
                     let part = |at| f64::from(f32::from_le_bytes(of(&b[at..at + 4])));
                     [part(0), part(4)]
                 })
                 .collect(),
             ),
-            10 => Numbers::Complex(
+            DType::C128 => Numbers::Complex(
                 each.map(|b| {
                     let part = |at| f64::from_le_bytes(of(&b[at..at + 8]));
                     [part(0), part(8)]
                 })
                 .collect(),
             ),
-            11 => Numbers::Whole(bytes.iter().map(|b| i64::from(*b != 0)).collect()),
-            15 => Numbers::Real(
+            DType::BOOL => Numbers::Whole(bytes.iter().map(|b| i64::from(*b != 0)).collect()),
+            DType::BF16 => Numbers::Real(
                 each.map(|b| {
                     let high = u32::from(u16::from_le_bytes(of(b)));
                     f64::from(f32::from_bits(high << 16))
@@ -106,21 +114,21 @@ impl HostTensor {
             })),
             _ => None,
         };
-        match (self.meta.dtype.0, &self.numbers) {
-            (0 | 1, _) => wholes(&|x, b| b.push(x as u8)),
-            (2, _) => wholes(&|x, b| b.extend((x as i16).to_le_bytes())),
-            (3, _) => wholes(&|x, b| b.extend((x as i32).to_le_bytes())),
-            (4, _) => wholes(&|x, b| b.extend(x.to_le_bytes())),
-            (11, _) => wholes(&|x, b| b.push(u8::from(x != 0))),
-            (5, _) => reals(&|x, b| b.extend(to_f16(x).to_le_bytes())),
-            (6, _) => reals(&|x, b| b.extend((x as f32).to_le_bytes())),
-            (7, _) => reals(&|x, b| b.extend(x.to_le_bytes())),
-            (15, _) => reals(&|x, b| b.extend(to_bf16(x).to_le_bytes())),
-            (9, Numbers::Complex(x)) => {
+        match (self.meta.dtype, &self.numbers) {
+            (DType::U8 | DType::I8, _) => wholes(&|x, b| b.push(x as u8)),
+            (DType::I16, _) => wholes(&|x, b| b.extend((x as i16).to_le_bytes())),
+            (DType::I32, _) => wholes(&|x, b| b.extend((x as i32).to_le_bytes())),
+            (DType::I64, _) => wholes(&|x, b| b.extend(x.to_le_bytes())),
+            (DType::BOOL, _) => wholes(&|x, b| b.push(u8::from(x != 0))),
+            (DType::F16, _) => reals(&|x, b| b.extend(to_f16(x).to_le_bytes())),
+            (DType::F32, _) => reals(&|x, b| b.extend((x as f32).to_le_bytes())),
+            (DType::F64, _) => reals(&|x, b| b.extend(x.to_le_bytes())),
+            (DType::BF16, _) => reals(&|x, b| b.extend(to_bf16(x).to_le_bytes())),
+            (DType::C64, Numbers::Complex(x)) => {
                 let parts = x.iter().flatten();
                 Some(parts.flat_map(|x| (*x as f32).to_le_bytes()).collect())
             }
-            (10, Numbers::Complex(x)) => {
+            (DType::C128, Numbers::Complex(x)) => {
                 Some(x.iter().flatten().flat_map(|x| x.to_le_bytes()).collect())
             }
             _ => None,
@@ -191,10 +199,10 @@ impl HostTensor {
         if self.meta != other.meta {
             return false;
         }
-        let (relative, absolute) = match (scale, self.meta.dtype.0) {
+        let (relative, absolute) = match (scale, self.meta.dtype) {
             (None, _) => (0.0, 0.0),
-            (_, 7 | 10) => (1e-7, 1e-9),
-            (_, 6 | 9) => (1e-3, 1e-4),
+            (_, DType::F64 | DType::C128) => (1e-7, 1e-9),
+            (_, DType::F32 | DType::C64) => (1e-3, 1e-4),
             _ => (3e-2, 1e-2),
         };
         let scale = scale.unwrap_or(0.0);

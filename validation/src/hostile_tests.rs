@@ -93,7 +93,7 @@ fn argument() -> impl Strategy<Value = Arg> {
         1 => float.prop_map(Arg::Float),
         1 => prop::collection::vec(any::<f64>(), 0..=4).prop_map(Arg::Floats),
         1 => select(words).prop_map(|w| Arg::Text(w.into())),
-        1 => Just(Arg::DType(DType(15))),
+        1 => Just(Arg::DType(DType::BF16)),
         2 => Just(Arg::None),
     ]
 }
@@ -178,7 +178,7 @@ proptest! {
                 }
                 other => other,
             });
-            let meta = Some(TensorMeta { dtype: DType(6), shape });
+            let meta = Some(TensorMeta { dtype: DType::F32, shape });
             Some(Spec { meta, placements: placements.collect() })
         });
         let args = [Arg::Tensors(specs.collect()), Arg::Int(1)];

@@ -88,9 +88,9 @@ pub(super) enum Unfit {
 
 /// The arguments with double precision in place of single.
 fn precise(args: &[Arg]) -> Vec<Arg> {
-    let wide = |dtype: rote_plans::DType| match dtype.0 {
-        6 => rote_plans::DType(7),
-        9 => rote_plans::DType(10),
+    let wide = |dtype: rote_plans::DType| match dtype {
+        rote_plans::DType::F32 => rote_plans::DType::F64,
+        rote_plans::DType::C64 => rote_plans::DType::C128,
         _ => dtype,
     };
     let spec = |spec: &Spec| {

@@ -173,7 +173,7 @@ fn single_calls_take_every_argument() {
             CallArg::Ints(&[]),
             CallArg::Floats(&[0.5, 1.5]),
             CallArg::Text("mean"),
-            CallArg::DType(6),
+            CallArg::DType::F32,
         ];
         let result = call("aten::op", "out", &args).expect("is called");
         assert!(result.seeded);

@@ -477,7 +477,7 @@ impl Backend for CallbackProgram {
         };
         if wanted && status == NO_INTO {
             let mut outs = op.outs.iter().filter(|&&out| out != NONE);
-            if outs.any(|&out| self.slot(out).device.kind != 0) {
+            if outs.any(|&out| !self.slot(out).device.is_cpu()) {
                 return Err(bind_error(format!(
                     "{}: the framework has no form that writes into given memory on a device",
                     op.name

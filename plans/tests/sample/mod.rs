@@ -10,7 +10,7 @@ pub struct Builder {
     pub plan: Plan,
 }
 
-pub const F32: DType = DType(6);
+pub const F32: DType = DType::F32;
 pub const CPU: Device = Device { kind: 0, index: -1 };
 
 impl Builder {

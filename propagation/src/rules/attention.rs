@@ -165,10 +165,10 @@ impl Sizes<'_> {
 
     fn output(&self, word: &'static str) -> (TensorMeta, &'static str) {
         let asked = self.inputs.iter().find(|i| i.dims == "nhqe");
-        let own = asked.map_or(DType(6), |i| i.meta.dtype);
+        let own = asked.map_or(DType::F32, |i| i.meta.dtype);
         let (dtype, shape, dims) = match word {
             // Seed and offset of the random numbers, as one tensor.
-            "seed" => (DType(29), vec![2], ""),
+            "seed" => (DType::U64, vec![2], ""),
             "debug" if self.debug => {
                 let (rows, keys) = (self.of('q'), self.of('k'));
                 let block = if self.of('e') > 64 { 128 } else { 256 };
@@ -181,7 +181,7 @@ impl Sizes<'_> {
             }
             "debug" => (own, vec![0], ""),
             "nhq" | "nhq1" | "nhp" => {
-                let wide = if own == DType(7) { own } else { DType(6) };
+                let wide = if own == DType::F64 { own } else { DType::F32 };
                 (wide, word.chars().map(|l| self.of(l)).collect(), word)
             }
             _ => (own, word.chars().map(|l| self.of(l)).collect(), word),

@@ -76,7 +76,7 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
             query.arity(2, 3)?;
             let output = query.tensor(0)?;
             let mut mask = output.clone();
-            mask.dtype = DType(11);
+            mask.dtype = DType::BOOL;
             let mut rule = Rule::new(vec![output.clone(), mask], 1);
             for dim in 0..output.shape.len() {
                 rule.add([shard(dim); 3]);
@@ -167,7 +167,7 @@ fn batch_norm(norm: BatchNorm, query: &Query<'_>) -> Result<Rule, PropagationErr
         outputs.push(of_channels(saved, "c"));
     }
     if norm.reserve {
-        outputs.push(of_channels(empty(DType(0)), ""));
+        outputs.push(of_channels(empty(DType::U8), ""));
     }
     if norm.functional {
         let updated = running.iter().map(|at| inputs[*at].meta.clone());

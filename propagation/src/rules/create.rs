@@ -3,7 +3,7 @@
 
 use super::super::error::PropagationError;
 use super::super::placement::PartialOp;
-use super::super::promote::{F32, commutes};
+use super::super::promote::commutes;
 use super::super::rule::{Arg, Need, Query, R, Rule, Slot, partial, shard};
 use super::super::spec::TensorMeta;
 use super::MOVED;
@@ -66,7 +66,7 @@ pub(super) const OPS: &[(&str, Kind)] = &[
 pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationError> {
     if let Kind::Factory = kind {
         query.arity(1, 3)?;
-        let dtype = dtype(query).unwrap_or(F32);
+        let dtype = dtype(query).unwrap_or(DType::F32);
         let shape = shape(query, 0)?;
         return Ok(Rule::new(vec![TensorMeta { dtype, shape }], 0));
     }
@@ -77,7 +77,7 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
             Some(Arg::Int(columns)) => size(query, 1, *columns)?,
             _ => rows,
         };
-        let (dtype, shape) = (dtype(query).unwrap_or(F32), vec![rows, columns]);
+        let (dtype, shape) = (dtype(query).unwrap_or(DType::F32), vec![rows, columns]);
         return Ok(Rule::new(vec![TensorMeta { dtype, shape }], 0));
     }
     if let Kind::Bits = kind {

@@ -11,6 +11,7 @@ use super::super::rule::{Query, R, Rule, Slot, partial, shard};
 use super::super::spec::TensorMeta;
 use super::MOVED;
 use super::pointwise::broadcast;
+use rote_plans::DType;
 
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Kind {
@@ -81,7 +82,7 @@ fn indices<'a>(query: &Query<'a>, at: usize) -> Result<&'a TensorMeta, Propagati
 
 fn integers(query: &Query<'_>, at: usize, meta: &TensorMeta) -> Result<(), PropagationError> {
     // A mask would make a shape that depends on its values.
-    if matches!(meta.dtype.0, 3 | 4) {
+    if matches!(meta.dtype, DType::I32 | DType::I64) {
         return Ok(());
     }
     Err(query.wrong(at, "indices of dtype i64 or i32", meta.to_string()))

@@ -221,7 +221,7 @@ pub(super) fn rule(op: Op, query: &Query<'_>) -> Result<Rule, PropagationError> 
                     Class::Complex => dtype,
                     _ => complex_of(dtype),
                 },
-                Type::I32 => DType(3),
+                Type::I32 => DType::I32,
             },
             shape: match held {
                 Some(held) => own

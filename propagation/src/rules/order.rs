@@ -3,10 +3,11 @@
 
 use super::super::error::PropagationError;
 use super::super::placement::PartialOp;
-use super::super::promote::{Class, I64, class, commutes};
+use super::super::promote::{Class, class, commutes};
 use super::super::rule::{Query, Rule, shard};
 use super::super::spec::TensorMeta;
 use super::create;
+use rote_plans::DType;
 
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Kind {
@@ -67,7 +68,7 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
     }
     if let Kind::Sum | Kind::Product = kind {
         let widened = match class(input.dtype) {
-            Class::Bool | Class::Integer => I64,
+            Class::Bool | Class::Integer => DType::I64,
             Class::Float | Class::Complex => input.dtype,
         };
         values.dtype = create::dtype(query).unwrap_or(widened);
@@ -76,7 +77,10 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
     let outputs = match kind {
         Kind::Indexed { .. } | Kind::Top => {
             let shape = values.shape.clone();
-            let indices = TensorMeta { dtype: I64, shape };
+            let indices = TensorMeta {
+                dtype: DType::I64,
+                shape,
+            };
             vec![values, indices]
         }
         _ => vec![values],

@@ -118,7 +118,7 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
     let mut outputs = vec![Output::new(values.clone(), dims)];
     if let Form::Maximum | Form::AdaptiveMaximum | Form::Fractional = form {
         let mut indices = values;
-        indices.dtype = DType(4);
+        indices.dtype = DType::I64;
         outputs.push(Output::new(indices, dims));
     }
     let linear: &[usize] = match form {

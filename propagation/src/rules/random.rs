@@ -2,10 +2,10 @@
 //! of one stream that belongs to it (`_ops/_random_ops.py`, `_random.py`).
 
 use super::super::error::PropagationError;
-use super::super::promote::I64;
 use super::super::rule::{Query, R, Rule, partial, shard};
 use super::super::spec::TensorMeta;
 use super::MOVED;
+use rote_plans::DType;
 
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Kind {
@@ -97,7 +97,13 @@ fn multinomial(input: &TensorMeta, query: &Query<'_>) -> Result<Rule, Propagatio
         .map_err(|_| query.wrong(1, "a number of samples", samples.to_string()))?;
     let mut shape = input.shape.clone();
     shape[batch] = samples;
-    let mut rule = Rule::new(vec![TensorMeta { dtype: I64, shape }], 1);
+    let mut rule = Rule::new(
+        vec![TensorMeta {
+            dtype: DType::I64,
+            shape,
+        }],
+        1,
+    );
     for dim in 0..batch {
         rule.add([shard(dim), shard(dim)]);
     }

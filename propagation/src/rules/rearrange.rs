@@ -10,6 +10,7 @@ use super::super::promote::{complex_of, real};
 use super::super::rule::{Query, Rule, shard};
 use super::super::spec::TensorMeta;
 use super::MOVED;
+use rote_plans::DType;
 
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Kind {
@@ -168,7 +169,8 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
             Ok(rule)
         }
         Kind::AsComplex => {
-            let pair = input.shape.last() == Some(&2) && matches!(input.dtype.0, 5..=7);
+            let pair = input.shape.last() == Some(&2)
+                && matches!(input.dtype, DType::F16 | DType::F32 | DType::F64);
             if !pair {
                 let expected = "a real floating point tensor whose last dim is of size 2";
                 return Err(query.wrong(0, expected, input.to_string()));

@@ -270,12 +270,12 @@ fn position(
 }
 
 fn dtype(kind: Kind, output: usize, input: DType, wanted: Option<DType>) -> DType {
-    const U8: DType = DType(0);
+    const U8: DType = DType::U8;
     let integer = promote::class(input) < promote::Class::Float;
     match kind.types {
-        Types::Indices if output + 1 == kind.outputs => promote::I64,
-        Types::Truth if input != U8 => promote::BOOL,
-        Types::Wide if integer => wanted.unwrap_or(promote::I64),
+        Types::Indices if output + 1 == kind.outputs => DType::I64,
+        Types::Truth if input != U8 => DType::BOOL,
+        Types::Wide if integer => wanted.unwrap_or(DType::I64),
         Types::Floating => promote::float(input),
         Types::Real if output == 0 => wanted.unwrap_or(promote::real(input)),
         _ => wanted.unwrap_or(input),

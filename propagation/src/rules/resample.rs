@@ -83,7 +83,7 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
                 shape,
             };
             // Integers are rounded, which is not linear.
-            let rule = scaled(input, output, dims, !copies && input.dtype.0 > 4);
+            let rule = scaled(input, output, dims, !copies && !input.dtype.is_integer());
             Ok(match copies {
                 true => moved(rule),
                 false => rule,

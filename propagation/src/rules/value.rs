@@ -5,10 +5,10 @@
 
 use super::super::error::PropagationError;
 use super::super::placement::PartialOp;
-use super::super::promote::BOOL;
 use super::super::rule::{Query, R, Rule, partial, shard};
 use super::super::spec::TensorMeta;
 use super::MOVED;
+use rote_plans::DType;
 
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Kind {
@@ -41,7 +41,7 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
     }
     query.arity(2, 2)?;
     let second = query.tensor(1)?;
-    let mut rule = Rule::new(value(BOOL), 2);
+    let mut rule = Rule::new(value(DType::BOOL), 2);
     // Sizes that differ are split into shards of which some differ too.
     if first.shape.len() == second.shape.len() {
         for dim in 0..first.shape.len() {

@@ -44,7 +44,7 @@ fn offer(ranks: usize, sizes: &[u64]) -> Offer {
         kind: CollectiveKind::AllReduce,
         reduce: Some(ReduceOp::Sum),
         root: 0,
-        dtype: DType(6),
+        dtype: DType::F32,
         sent,
         received: sent,
         to: Vec::new(),

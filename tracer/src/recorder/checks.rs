@@ -5,6 +5,7 @@ use super::{Recorder, tensors};
 use crate::event::{ArgEvent, OpEvent};
 use crate::refusal::Refusal;
 use rote_passes::ops::ABSOLUTE;
+use rote_plans::DType;
 
 /// Ops that look only at the meta of their tensor argument.
 fn reads_meta_only(name: &str) -> bool {
@@ -112,7 +113,7 @@ impl Recorder {
             && !op.args.iter().skip(1).any(|arg| match &arg.value {
                 ArgEvent::Tensors(list) => list
                     .iter()
-                    .any(|t| t.storage != 0 && matches!(t.dtype.0, 0 | 11)),
+                    .any(|t| t.storage != 0 && matches!(t.dtype, DType::U8 | DType::BOOL)),
                 _ => false,
             });
         // What it packs, and how long the result is, depends on lengths that lie in a tensor.

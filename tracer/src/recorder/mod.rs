@@ -285,7 +285,7 @@ fn has_tensors(args: &[ArgEvent<'_>]) -> bool {
 fn touches_meta(op: &OpEvent<'_>) -> bool {
     let args = op.args.iter().flat_map(|arg| tensors(&arg.value));
     args.chain(op.outs.iter().flat_map(tensors))
-        .any(|t| t.device.kind == 14)
+        .any(|t| t.device.kind == Device::META)
 }
 
 fn is_wrapper(op: &OpEvent<'_>) -> bool {

@@ -282,7 +282,7 @@ fn indexing_by_integers_has_a_fixed_shape_and_by_a_mask_has_not() {
     let (x, y) = (tensor(1, &[4]), tensor(2, &[4]));
     let (rows, mask) = (
         Tensor {
-            dtype: rote_plans::DType(4),
+            dtype: rote_plans::DType::I64,
             storage_bytes: 32,
             ..tensor(3, &[4])
         },
@@ -670,7 +670,7 @@ fn arguments_of_every_kind_keep_their_value() {
             "wrapped Float(2.5)",
             "[7, 8]",
             "((Int(1)), a)",
-            "DType(DType(7))",
+            "DType(DType::F64)",
             "Device(Device { kind: 1, index: 3 })",
             "Layout(2)",
             "MemoryFormat(1)",

@@ -10,7 +10,7 @@ mod pass;
 mod table;
 
 use super::super::error::PropagationError;
-use super::super::promote::{self, BOOL, Class, F32, class};
+use super::super::promote::{self, Class, class};
 use super::super::rule::{Arg, Query, R, Rule, Slot, shard};
 use super::super::spec::TensorMeta;
 use pass::Pass;
@@ -84,7 +84,7 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
     let mut outputs = vec![TensorMeta { dtype, shape }];
     if kind.out == Out::Parts {
         let mut exponent = outputs[0].clone();
-        exponent.dtype = DType(3);
+        exponent.dtype = DType::I32;
         outputs.push(exponent);
     }
     let counts = outputs.len();
@@ -109,14 +109,14 @@ fn own_shard(meta: &TensorMeta, ndim: usize, dim: usize, size: u64) -> Slot {
 }
 
 fn dtype(out: Out, query: &Query<'_>, metas: &[&TensorMeta]) -> DType {
-    let promoted = || promote::result(query.args).unwrap_or(F32);
-    let first = metas.first().map_or(F32, |m| m.dtype);
+    let promoted = || promote::result(query.args).unwrap_or(DType::F32);
+    let first = metas.first().map_or(DType::F32, |m| m.dtype);
     match out {
         Out::Promoted => promoted(),
         Out::Float => promote::float(promoted()),
         Out::Quotient if query.args.iter().any(|a| matches!(a, Arg::Text(_))) => promoted(),
         Out::Quotient => promote::float(promoted()),
-        Out::Bool => BOOL,
+        Out::Bool => DType::BOOL,
         Out::Real => promote::real(promoted()),
         Out::RealFloat => promote::float(promote::real(promoted())),
         Out::Double => promote::double(promoted()),
