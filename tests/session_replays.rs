@@ -288,7 +288,7 @@ fn a_step_that_fails_while_it_is_recorded_leaves_no_recording() {
     assert_eq!(step.call(|| vec![rows(3, 1.0)]), CANDIDATE);
     step.fail("aten::add_");
     let failed = step.call(|| vec![rows(3, 1.0)]);
-    assert_eq!(failed, How::Failed("out of memory".to_owned()));
+    assert_eq!(failed, How::Failed("aten::add_: out of memory".to_owned()));
     assert!(step.session.active().is_none());
     assert_eq!(
         step.call(|| vec![rows(3, 1.0)]),

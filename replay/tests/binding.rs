@@ -177,13 +177,13 @@ fn a_run_that_fails_says_where_and_what_it_has_left() {
     ] {
         let mut step = Step::small();
         step.replay(1.0, 0.5);
-        step.bound.program().machine.failing.set(failing);
+        step.bound.program().machine.failing.replace(vec![failing]);
         step.prepare(1.0, 0.5);
         let error = step.bound.run().expect_err("fails");
         let ReplayError::Step { step: at, message } = error else {
             panic!("{error}");
         };
-        assert_eq!(message, "out of memory");
+        assert_eq!(message, format!("{failing}: out of memory"));
         assert_eq!(step.log().last().map(String::as_str), Some(failing));
         let plan = step.file.plan();
         let kinds = plan.instrs.get(done);

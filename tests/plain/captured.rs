@@ -10,6 +10,7 @@ use rote::passes::Selection;
 use rote::plans::{BindingKind, Fingerprint, GuardKind, NONE};
 use rote::recording::NewTensor;
 use rote::replay::Left;
+use rote::tracer::scalars::Origin;
 use rote::{Config, Next, Outcome, Session};
 
 use super::eager::Eager;
@@ -124,6 +125,8 @@ pub struct Captured {
     pub trusting: bool,
     /// Whether something sees each op.
     pub watched: Rc<Cell<bool>>,
+    /// Whether arguments cannot be read.
+    pub unreadable: Rc<Cell<bool>>,
     step: Step,
 }
 
@@ -158,7 +161,7 @@ impl Captured {
         };
         let (machine, twin_machine) = (machine(), machine());
         let plain = Plain::new(machine.clone(), rank);
-        let watched = plain.watched.clone();
+        let (watched, unreadable) = (plain.watched.clone(), plain.unreadable.clone());
         Captured {
             session: Session::new(config, plain).expect("a session"),
             model: Model::new(),
@@ -167,6 +170,7 @@ impl Captured {
             twin_machine,
             trusting: false,
             watched,
+            unreadable,
             step,
         }
     }
@@ -189,8 +193,8 @@ impl Captured {
 
     /// Lets an op fail once, of the captured step and of its twin.
     pub fn fail(&self, op: &'static str) {
-        self.machine.failing.set(op);
-        self.twin_machine.failing.set(op);
+        self.machine.failing.borrow_mut().push(op);
+        self.twin_machine.failing.borrow_mut().push(op);
     }
 
     /// Calls the step and its twin, each with arguments of its own, and compares what they return and leave.
@@ -367,6 +371,9 @@ impl Captured {
             let added = recording.facts.add(new, |facts| Ok(facts.add(fact)));
             added.expect("a fact is added");
         }
+        let read = Origin::Read("optimizer.rate".to_owned());
+        let followed = recording.float(read, self.model.rate.get());
+        followed.expect("a hyperparameter is followed");
         self.session.ready().expect("facts are read");
     }
 }

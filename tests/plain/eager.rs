@@ -7,7 +7,7 @@ use rote::tracer::scalars::Origin;
 use rote::tracer::{ArgEvent, Argument, OpEvent};
 
 use super::fake::{Machine, Tensor};
-use super::{Plain, WORLD};
+use super::{Leaf, Plain, WORLD};
 
 /// Runs the ops of one step.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct Followed {
 /// A collective that was started.
 #[derive(Debug)]
 pub struct Started {
-    output: Tensor,
+    pub output: Tensor,
     sum: Vec<f32>,
 }
 
@@ -114,6 +114,21 @@ impl<'a> Eager<'a> {
         });
         gone.iter().for_each(|path| recording.gradient_gone(path));
         told.map_err(|error| error.to_string())
+    }
+
+    /// Asks where a tensor lies in its storage.
+    pub fn place(&mut self, tensor: &Tensor) -> Result<i64, String> {
+        if let Some((_, recording)) = self.recording() {
+            let asked = recording.anchor(Leaf::Tensor(tensor));
+            asked.map_err(|error| error.to_string())?;
+        }
+        Ok(tensor.offset)
+    }
+
+    /// Moves the generator by what is no op.
+    pub fn draw_unseen(&self) {
+        let moved = self.machine.generator.get() + 1;
+        self.machine.generator.set(moved);
     }
 
     /// Starts to sum a tensor over all ranks.

@@ -88,6 +88,8 @@ pub struct Plain {
     pub rank: Option<Rank>,
     /// Whether something sees each op.
     pub watched: Rc<Cell<bool>>,
+    /// Whether arguments cannot be read.
+    pub unreadable: Rc<Cell<bool>>,
     arguments: Rc<[Argument]>,
     state: Vec<u64>,
     words: Vec<u64>,
@@ -101,6 +103,7 @@ impl Plain {
             machine,
             rank,
             watched: Rc::default(),
+            unreadable: Rc::default(),
             arguments: Rc::new([]),
             state: Vec::new(),
             words: Vec::new(),
@@ -153,7 +156,10 @@ impl Frontend for Plain {
 
     fn collect(&mut self, args: Rc<[Argument]>) -> Result<(), ReplayError> {
         self.arguments = args;
-        self.recollect()
+        match self.unreadable.get() {
+            true => Err(ReplayError::Bridge("nothing can be read".to_owned())),
+            false => self.recollect(),
+        }
     }
 
     fn recollect(&mut self) -> Result<(), ReplayError> {

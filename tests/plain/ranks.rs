@@ -9,8 +9,8 @@ use rote::replay::agreement::Ranks;
 
 use super::fake::machine::Network;
 
-/// For how long a rank waits before it says that the others do not come.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// For how long a rank waits for others that have not ended: longer than anything takes here.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the ranks have put in.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ struct Round {
     number: u64,
     given: Vec<Option<(&'static str, Vec<u8>)>>,
     last: Vec<(&'static str, Vec<u8>)>,
+    /// Whether a rank has ended, so that nothing more is exchanged.
+    ended: bool,
 }
 
 /// One rank of a job.
@@ -41,21 +43,21 @@ impl Rank {
     fn exchange(&self, what: &'static str, ours: Vec<u8>) -> Result<Vec<Vec<u8>>, String> {
         let lock = || self.table.round.lock().map_err(|_| "a rank has panicked");
         let mut round = lock()?;
-        let number = round.number;
+        let (number, length) = (round.number, ours.len());
         round.given[self.rank as usize] = Some((what, ours));
         if round.given.iter().all(Option::is_some) {
             round.last = round.given.iter_mut().filter_map(Option::take).collect();
             round.number += 1;
             self.table.full.notify_all();
         }
-        let waited = self
-            .table
-            .full
-            .wait_timeout_while(round, PATIENCE, |round| round.number == number);
-        let (round, late) = waited.map_err(|_| "a rank has panicked")?;
-        let first = &round.last.first().ok_or("nothing was exchanged")?;
-        let alike = |other: &(&str, Vec<u8>)| other.0 == first.0 && other.1.len() == first.1.len();
-        if late.timed_out() || !round.last.iter().all(alike) {
+        let waits = |round: &mut Round| round.number == number && !round.ended;
+        let waited = self.table.full.wait_timeout_while(round, PATIENCE, waits);
+        let (round, _) = waited.map_err(|_| "a rank has panicked")?;
+        let all = |what: &str, length: usize| {
+            let mut last = round.last.iter();
+            last.all(|(other, bytes)| *other == what && bytes.len() == length)
+        };
+        if round.number == number || !all(what, length) {
             return Err(format!(
                 "rank {}: the ranks do not {what} together",
                 self.rank
@@ -65,9 +67,21 @@ impl Rank {
     }
 }
 
+/// Tells the others when a rank ends, whatever ends it.
+struct Ending(Arc<Table>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Ok(mut round) = self.0.round.lock() {
+            round.ended = true;
+        }
+        self.0.full.notify_all();
+    }
+}
+
 impl Ranks for Rank {
     fn number(&self) -> u64 {
-        self.job
+        self.job * 64 + u64::from(self.rank)
     }
 
     fn gather(&self, ours: &[u8]) -> Result<Vec<u8>, ReplayError> {
@@ -115,7 +129,10 @@ pub fn job<T: Send>(job: u64, ranks: u32, body: impl Fn(Rank) -> T + Sync) -> Ve
                 job,
                 table,
             };
-            scope.spawn(move || body(rank))
+            scope.spawn(move || {
+                let _ending = Ending(rank.table.clone());
+                body(rank)
+            })
         };
         let threads: Vec<_> = (0..ranks).map(start).collect();
         let ended = threads.into_iter().map(|thread| thread.join());

@@ -28,19 +28,19 @@ pub struct Machine {
     pub generator: Cell<u64>,
     /// What ran, in order.
     pub log: RefCell<Vec<String>>,
-    /// What fails when it runs next, and not again.
-    pub failing: Cell<&'static str>,
+    /// What fails when it runs next: each entry once.
+    pub failing: RefCell<Vec<&'static str>>,
     pub network: Option<Box<dyn Network>>,
 }
 
 impl Machine {
     pub fn ran(&self, what: &str) -> Result<(), String> {
         self.log.borrow_mut().push(what.to_owned());
-        if what == self.failing.get() {
-            self.failing.take();
-            return Err("out of memory".to_owned());
+        let mut failing = self.failing.borrow_mut();
+        match failing.iter().position(|failing| *failing == what) {
+            Some(at) => Err(format!("{}: out of memory", failing.remove(at))),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn draw(&self) -> f32 {

@@ -54,7 +54,7 @@ pub struct Fake {
     pub slots: RefCell<HashMap<u32, Tensor>>,
     ops: Vec<Op>,
     views: Vec<(u32, u32, Tensor)>,
-    collectives: Vec<(u32, u32)>,
+    collectives: Vec<(u32, u32, Tensor)>,
     arena: Option<Tensor>,
     /// Sums that nobody has waited for, by the slot that they go to.
     under_way: RefCell<HashMap<u32, Vec<f32>>>,
@@ -178,18 +178,21 @@ impl Backend for Fake {
 impl Communicator for Fake {
     fn bind_collective(
         &mut self,
-        _: &ArchivedPlan,
+        plan: &ArchivedPlan,
         c: &ArchivedCollective,
     ) -> Result<u32, ReplayError> {
-        let slots = (c.input.to_native(), c.output.to_native());
-        self.collectives.push(slots);
+        let (input, output) = (c.input.to_native(), c.output.to_native());
+        let look = Tensor::new(Vec::new(), &[]).seen(plan, output, 0);
+        self.collectives.push((input, output, look));
         Ok(self.collectives.len() as u32 - 1)
     }
 
     fn start(&self, collective: u32) -> Result<(), String> {
-        let (input, output) = self.collectives[collective as usize];
-        let sum = self.machine.sum(&self.get(input)?)?;
-        self.under_way.borrow_mut().insert(output, sum);
+        let (input, output, look) = &self.collectives[collective as usize];
+        let sum = self.machine.sum(&self.get(*input)?)?;
+        let made = || Tensor::new(vec![f32::NAN; sum.len()], &look.shape);
+        self.slots.borrow_mut().entry(*output).or_insert_with(made);
+        self.under_way.borrow_mut().insert(*output, sum);
         Ok(())
     }
 
