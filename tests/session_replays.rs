@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use rote::passes::Selection;
 use rote::{Outcome, Session};
 
 mod plain;
@@ -57,12 +58,10 @@ fn a_replay_runs_no_op_that_was_not_recorded() {
 }
 
 #[test]
-fn passes_change_no_bit() {
+fn the_default_passes_change_no_bit() {
     let plans = tempfile::tempdir().expect("a directory");
     let mut config = config(plans.path());
-    config.passes = "common,copies,dead,joins,constants,arena"
-        .parse()
-        .expect("passes");
+    config.passes = Selection::default();
     let mut step = Captured::new(train, config);
     step.learn(|| vec![rows(3, 1.0)]);
     for i in 0..5 {

@@ -11,7 +11,7 @@ use rote::plans::{BindingKind, Fingerprint, GuardKind, NONE};
 use rote::recording::NewTensor;
 use rote::replay::Left;
 use rote::tracer::scalars::Origin;
-use rote::{Config, Next, Outcome, Session};
+use rote::{Config, Next, Outcome, Session, SessionError};
 
 use super::eager::Eager;
 use super::facts::Fact;
@@ -175,6 +175,18 @@ impl Captured {
         }
     }
 
+    /// The same step and models in a session of their own, as of another process.
+    #[must_use]
+    pub fn in_a_later_session(self, config: Config) -> Self {
+        let plain = Plain::new(self.machine.clone(), None);
+        Captured {
+            watched: plain.watched.clone(),
+            unreadable: plain.unreadable.clone(),
+            session: Session::new(config, plain).expect("a session"),
+            ..self
+        }
+    }
+
     /// Changes the model and its twin.
     pub fn change(&self, change: impl Fn(&Model)) {
         change(&self.model);
@@ -223,15 +235,23 @@ impl Captured {
 
     fn handle(&mut self, arguments: &Rc<[Argument]>) -> (How, Vec<Tensor>) {
         match self.session.call(arguments.clone()) {
-            Ok(Next::Replayed(id, results)) => (How::Replayed(id), self.deliver(id, results)),
             Ok(Next::Record) => self.record(arguments),
-            Ok(Next::Eager) => {
-                let ran = (self.step)(&mut Eager::new(&self.machine), &self.model, arguments);
-                match ran {
-                    Ok(results) => (How::Eager, results),
-                    Err(error) => (How::Failed(error), Vec::new()),
-                }
-            }
+            next => self.follow(next, arguments),
+        }
+    }
+
+    /// Does what the session says of a call that is not recorded.
+    fn follow(
+        &mut self,
+        next: Result<Next<Vec<Tensor>>, SessionError>,
+        arguments: &[Argument],
+    ) -> (How, Vec<Tensor>) {
+        match next {
+            Ok(Next::Replayed(id, results)) => (How::Replayed(id), self.deliver(id, results)),
+            Ok(_) => match (self.step)(&mut Eager::new(&self.machine), &self.model, arguments) {
+                Ok(results) => (How::Eager, results),
+                Err(error) => (How::Failed(error), Vec::new()),
+            },
             Err(error) => {
                 self.leave();
                 (How::Failed(error.to_string()), Vec::new())
@@ -273,10 +293,11 @@ impl Captured {
     fn record(&mut self, arguments: &Rc<[Argument]>) -> (How, Vec<Tensor>) {
         self.describe(arguments);
         if self.trusting && self.session.trust().expect("the store answers") {
-            let Ok(Next::Replayed(id, results)) = self.session.replay_last() else {
-                panic!("a trusted plan is replayed");
+            let next = self.session.replay_last();
+            return match self.follow(next, arguments) {
+                (How::Replayed(_), results) => (How::Trusted, results),
+                other => other,
             };
-            return (How::Trusted, self.deliver(id, results));
         }
         let before = self.model.weight().grad.borrow().clone();
         let mut eager = Eager::recorded(&self.machine, &mut self.session);

@@ -170,9 +170,8 @@ impl Frontend for Plain {
         for (leaf, argument) in arguments.iter().enumerate() {
             match argument {
                 Argument::Tensor(tensor) => {
-                    let bits = |dims: &[i64]| -> Vec<u64> {
-                        dims.iter().map(|dim| dim.cast_unsigned()).collect()
-                    };
+                    let bits =
+                        |dims: &[i64]| -> Vec<u64> { dims.iter().map(|dim| *dim as u64).collect() };
                     self.add(leaf, 0, [2 + tensor.shape.len() as u64]);
                     self.add(leaf, 1, bits(&tensor.shape));
                     self.add(leaf, 2, bits(&tensor.strides));
