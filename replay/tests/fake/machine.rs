@@ -1,9 +1,9 @@
 //! What eager steps and plans run on: kernels, one generator, and a network.
 
 use std::cell::{Cell, RefCell};
-use std::fmt::Debug;
 
 use super::Tensor;
+use super::network::Network;
 
 /// The ops that there are.
 pub const OPS: [&str; 8] = [
@@ -17,15 +17,12 @@ pub const OPS: [&str; 8] = [
     "test::every_argument",
 ];
 
-/// Sums what the ranks send.
-pub trait Network: Debug {
-    fn sum(&self, ours: &[f32]) -> Result<Vec<f32>, String>;
-}
-
 /// Without a network, there are two ranks, of which the other one sends what this one does.
 #[derive(Debug, Default)]
 pub struct Machine {
     pub generator: Cell<u64>,
+    /// Bytes of what ops have made.
+    pub made: Cell<u64>,
     /// What ran, in order.
     pub log: RefCell<Vec<String>>,
     /// What fails when it runs next: each entry once.
@@ -68,43 +65,44 @@ impl Machine {
     ) -> Result<Option<Tensor>, String> {
         self.ran(name)?;
         let elements: Vec<Vec<f32>> = tensors.iter().map(Tensor::elements).collect();
-        let sum = |a: &[f32], b: &[f32], times: f64| -> Vec<f32> {
-            let pairs = a.iter().zip(b);
-            pairs.map(|(a, b)| a + times as f32 * b).collect()
-        };
-        let (written, made) = match (name, &elements[..], numbers) {
+        let mut shape = tensors
+            .first()
+            .map_or(Vec::new(), |first| first.shape.clone());
+        let made = match (name, &elements[..], numbers) {
             ("aten::mm", [a, b], _) => {
-                let [n, k, m] = [
-                    tensors[0].shape[0],
-                    tensors[0].shape[1],
-                    tensors[1].shape[1],
-                ];
-                let (inner, columns) = (k as usize, m as usize);
-                let term =
-                    |at: usize, i| a[at / columns * inner + i] * b[i * columns + at % columns];
-                let cell = |at: usize| (0..inner).map(|i| term(at, i)).sum();
-                let product = (0..(n * m) as usize).map(cell).collect();
-                return Ok(Some(Tensor::new(product, &[n, m])));
+                let (inner, columns) = (shape[1] as usize, tensors[1].shape[1] as usize);
+                shape[1] = columns as i64;
+                let products = |row: usize, column: usize| {
+                    (0..inner).map(move |i| a[row * inner + i] * b[i * columns + column])
+                };
+                let cells = (0..a.len() / inner * columns).map(|at| (at / columns, at % columns));
+                cells
+                    .map(|(row, column)| products(row, column).sum())
+                    .collect()
             }
-            ("aten::add", [a, b], [times]) => (None, sum(a, b, *times)),
-            ("aten::add_", [a, b], [times]) => (Some(0), sum(a, b, *times)),
-            ("aten::mul_", [a], [by]) => (Some(0), a.iter().map(|a| a * *by as f32).collect()),
-            ("aten::copy_", [_, from], _) => (Some(0), from.clone()),
-            ("aten::rand_like", [a], _) => (None, a.iter().map(|_| self.draw()).collect()),
-            ("aten::empty_strided", [], dims) => {
-                let shape: Vec<i64> = dims[..dims.len() / 2].iter().map(|d| *d as i64).collect();
-                let count = shape.iter().product::<i64>() as usize;
-                return Ok(Some(Tensor::new(vec![f32::NAN; count], &shape)));
+            ("aten::add" | "aten::add_", [a, b], [times]) => {
+                let pairs = a.iter().zip(b);
+                pairs.map(|(a, b)| a + *times as f32 * b).collect()
+            }
+            ("aten::mul_", [a], [by]) => a.iter().map(|a| a * *by as f32).collect(),
+            ("aten::copy_", [_, from], _) => from.clone(),
+            ("aten::rand_like", [a], _) => a.iter().map(|_| self.draw()).collect(),
+            ("aten::empty_strided", [], sizes_and_strides) => {
+                let sizes = &sizes_and_strides[..sizes_and_strides.len() / 2];
+                shape = sizes.iter().map(|size| *size as i64).collect();
+                Tensor::empty(&shape).elements()
             }
             ("test::every_argument", _, [.., number, _]) => {
-                return Ok(Some(Tensor::new(vec![*number as f32], &[])));
+                shape.clear();
+                vec![*number as f32]
             }
             _ => return Err(format!("{name} does not take these arguments")),
         };
-        match written {
-            Some(written) => tensors[written as usize].write(&made),
-            None => return Ok(Some(Tensor::new(made, &tensors[0].shape))),
+        if name.ends_with('_') {
+            tensors[0].write(&made);
+            return Ok(None);
         }
-        Ok(None)
+        self.made.set(self.made.get() + 4 * made.len() as u64);
+        Ok(Some(Tensor::new(made, &shape)))
     }
 }

@@ -1,63 +1,36 @@
-//! A framework in plain Rust: tensors of `f32`, and the program that runs plans on them.
+//! A framework in plain Rust: what it brings so that plans run on its tensors.
+//!
+//! `machine` has the kernels, `network` the collectives.
+
+#![allow(dead_code, reason = "each user takes what it needs")]
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use rote_plans::instr::{ArchivedArg, ArchivedCollective};
 use rote_plans::{ArchivedPlan, Device, RngAction};
-use rote_replay::{Backend, Communicator, LocalOp, NumberSite, Program, ReplayError};
+use rote_replay::{Backend, LocalOp, NumberSite, Program, ReplayError};
 
 pub mod machine;
-pub mod tensor;
+pub mod network;
+mod op;
+mod tensor;
 
 pub use machine::Machine;
+use op::Op;
 pub use tensor::Tensor;
 
-/// An op of a plan.
-#[derive(Debug, Default)]
-struct Op {
-    name: String,
-    tensors: Vec<u32>,
-    /// Its numbers, by argument and place in the list that it is.
-    numbers: Vec<((u32, Option<u32>), f64)>,
-    out: u32,
-    in_arena: bool,
-}
-
-impl Op {
-    fn take(&mut self, plan: &ArchivedPlan, at: (u32, Option<u32>), arg: &ArchivedArg) {
-        let mut number = |element, number| self.numbers.push(((at.0, element), number));
-        match arg {
-            ArchivedArg::Value(value) => self.tensors.push(value.to_native()),
-            ArchivedArg::Int(int) => number(at.1, int.to_native() as f64),
-            ArchivedArg::Float(float) => number(at.1, float.to_native()),
-            ArchivedArg::Scalar(_) => number(at.1, f64::NAN),
-            ArchivedArg::Ints(ints) => (0..)
-                .zip(&plan.dims[ints.indices()])
-                .for_each(|(i, int)| number(Some(i), int.to_native() as f64)),
-            ArchivedArg::Wrapped(inner) => {
-                self.take(plan, at, &plan.args[inner.to_native() as usize]);
-            }
-            ArchivedArg::List(list) => (0..)
-                .zip(&plan.args[list.indices()])
-                .for_each(|(i, arg)| self.take(plan, (at.0, Some(i)), arg)),
-            _ => {}
-        }
-    }
-}
-
-/// A plan's tensors and ops.
+/// One plan, with a slot for each of its values.
 #[derive(Debug, Default)]
 pub struct Fake {
     pub machine: Rc<Machine>,
     pub slots: RefCell<HashMap<u32, Tensor>>,
     ops: Vec<Op>,
-    views: Vec<(u32, u32, Tensor)>,
-    collectives: Vec<(u32, u32, Tensor)>,
-    arena: Option<Tensor>,
+    /// Of each view and collective: the slot it reads, the slot it fills, and how that looks.
+    moves: Vec<(u32, u32, Tensor)>,
+    arena: Tensor,
     /// Sums that nobody has waited for, by the slot that they go to.
-    under_way: RefCell<HashMap<u32, Vec<f32>>>,
+    started: RefCell<HashMap<u32, Vec<f32>>>,
     saved: RefCell<HashMap<u32, u64>>,
     /// Where the generator stood before the run.
     before: Cell<u64>,
@@ -65,8 +38,10 @@ pub struct Fake {
 
 impl Fake {
     pub fn on(machine: Rc<Machine>) -> Self {
+        let slots = RefCell::default();
         Fake {
             machine,
+            slots,
             ..Fake::default()
         }
     }
@@ -75,9 +50,19 @@ impl Fake {
         self.slots.borrow_mut().insert(value, tensor);
     }
 
+    fn empty(&self, value: u32) {
+        self.slots.borrow_mut().remove(&value);
+    }
+
     fn get(&self, value: u32) -> Result<Tensor, String> {
         let found = self.slots.borrow().get(&value).cloned();
         found.ok_or_else(|| format!("slot {value} is empty"))
+    }
+
+    fn bind_move(&mut self, plan: &ArchivedPlan, from: u32, to: u32) -> Result<u32, ReplayError> {
+        let look = Tensor::default().seen(plan, to, 0);
+        self.moves.push((from, to, look));
+        Ok(self.moves.len() as u32 - 1)
     }
 }
 
@@ -85,15 +70,12 @@ impl Backend for Fake {
     type Tensor = Tensor;
 
     fn bind_arena(&mut self, bytes: u64, _: Device) -> Result<(), ReplayError> {
-        let elements = vec![f32::NAN; bytes as usize / 4];
-        self.arena = Some(Tensor::new(elements, &[bytes as i64 / 4]));
+        self.arena = Tensor::empty(&[bytes as i64 / 4]);
         Ok(())
     }
 
     fn bind_place(&mut self, plan: &ArchivedPlan, id: u32, offset: u64) -> Result<(), ReplayError> {
-        let arena = self.arena.as_ref();
-        let arena = arena.ok_or_else(|| ReplayError::Bind("no arena".to_owned()))?;
-        self.put(id, arena.seen(plan, id, offset as i64 / 4));
+        self.put(id, self.arena.seen(plan, id, offset as i64 / 4));
         Ok(())
     }
 
@@ -101,28 +83,16 @@ impl Backend for Fake {
         if !machine::OPS.contains(&op.name) {
             return Err(ReplayError::Bind(format!("there is no op {}", op.name)));
         }
-        let mut bound = Op {
-            name: op.name.to_owned(),
-            out: op.outs[0],
-            in_arena: op.into.is_some(),
-            ..Op::default()
-        };
-        let args = (0..).zip(op.args);
-        args.for_each(|(at, arg)| bound.take(plan, (at, None), arg));
-        self.ops.push(bound);
+        self.ops.push(Op::of(plan, op));
         Ok(self.ops.len() as u32 - 1)
     }
 
     fn bind_view(&mut self, plan: &ArchivedPlan, base: u32, out: u32) -> Result<u32, ReplayError> {
-        let look = Tensor::new(Vec::new(), &[]).seen(plan, out, 0);
-        self.views.push((base, out, look));
-        Ok(self.views.len() as u32 - 1)
+        self.bind_move(plan, base, out)
     }
 
     fn set_number(&mut self, site: &NumberSite, value: f64) -> Result<(), ReplayError> {
-        let numbers = self.ops[site.op as usize].numbers.iter_mut();
-        let numbers = numbers.filter(|(at, _)| *at == (site.arg, site.element));
-        numbers.for_each(|(_, number)| *number = value);
+        self.ops[site.op as usize].set(site, value);
         Ok(())
     }
 
@@ -134,7 +104,8 @@ impl Backend for Fake {
         let op = &self.ops[op as usize];
         let tensors: Result<Vec<_>, _> = op.tensors.iter().map(|&slot| self.get(slot)).collect();
         let numbers: Vec<f64> = op.numbers.iter().map(|(_, number)| *number).collect();
-        match self.machine.run(&op.name, &tensors?, &numbers)? {
+        let made = self.machine.run(&op.name, &tensors?, &numbers);
+        match made.inspect_err(|_| self.empty(op.out))? {
             Some(made) if op.in_arena => self.get(op.out)?.write(&made.elements()),
             Some(made) => self.put(op.out, made),
             None => {}
@@ -143,10 +114,12 @@ impl Backend for Fake {
     }
 
     fn view(&self, view: u32) -> Result<(), String> {
-        let (base, out, look) = &self.views[view as usize];
-        let base = self.get(*base)?;
-        let offset = base.offset + look.offset;
-        self.put(*out, base.view(&look.shape, &look.strides, offset));
+        let (base, out, look) = &self.moves[view as usize];
+        self.put(
+            *out,
+            self.get(*base)?
+                .view(&look.shape, &look.strides, look.offset),
+        );
         self.machine.ran("view")
     }
 
@@ -160,7 +133,7 @@ impl Backend for Fake {
     }
 
     fn free(&self, value: u32) -> Result<(), String> {
-        self.slots.borrow_mut().remove(&value);
+        self.empty(value);
         self.machine.ran("free")
     }
 
@@ -175,35 +148,6 @@ impl Backend for Fake {
     }
 }
 
-impl Communicator for Fake {
-    fn bind_collective(
-        &mut self,
-        plan: &ArchivedPlan,
-        c: &ArchivedCollective,
-    ) -> Result<u32, ReplayError> {
-        let (input, output) = (c.input.to_native(), c.output.to_native());
-        let look = Tensor::new(Vec::new(), &[]).seen(plan, output, 0);
-        self.collectives.push((input, output, look));
-        Ok(self.collectives.len() as u32 - 1)
-    }
-
-    fn start(&self, collective: u32) -> Result<(), String> {
-        let (input, output, look) = &self.collectives[collective as usize];
-        let sum = self.machine.sum(&self.get(*input)?)?;
-        let made = || Tensor::new(vec![f32::NAN; sum.len()], &look.shape);
-        self.slots.borrow_mut().entry(*output).or_insert_with(made);
-        self.under_way.borrow_mut().insert(*output, sum);
-        Ok(())
-    }
-
-    fn wait(&self, value: u32) -> Result<(), String> {
-        let sum = self.under_way.borrow_mut().remove(&value);
-        let sum = sum.ok_or_else(|| format!("no collective writes slot {value}"))?;
-        self.get(value)?.write(&sum);
-        self.machine.ran("wait")
-    }
-}
-
 impl Program for Fake {
     fn under_way(
         &self,
@@ -211,6 +155,10 @@ impl Program for Fake {
     ) -> Result<(), ReplayError> {
         self.before.set(self.machine.generator.get());
         run()
+    }
+
+    fn watch(&self) -> Result<Option<impl FnMut() -> u64>, ReplayError> {
+        Ok(Some(|| self.machine.made.take()))
     }
 
     fn undo(&self) -> Result<bool, ReplayError> {

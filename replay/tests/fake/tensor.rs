@@ -11,8 +11,15 @@ pub struct Tensor {
     pub memory: Rc<[Cell<f32>]>,
     pub shape: Vec<i64>,
     pub strides: Vec<i64>,
+    /// Where the first element lies in the memory.
     pub offset: i64,
     pub grad: Rc<RefCell<Option<Tensor>>>,
+}
+
+impl Default for Tensor {
+    fn default() -> Self {
+        Tensor::empty(&[0])
+    }
 }
 
 impl Tensor {
@@ -27,25 +34,30 @@ impl Tensor {
         }
     }
 
-    /// Another look at the same memory.
+    pub fn empty(shape: &[i64]) -> Self {
+        let count = shape.iter().product::<i64>() as usize;
+        Tensor::new(vec![f32::NAN; count], shape)
+    }
+
+    /// The same memory, looked at from here on.
     pub fn view(&self, shape: &[i64], strides: &[i64], offset: i64) -> Self {
         Tensor {
             memory: self.memory.clone(),
             shape: shape.to_vec(),
             strides: strides.to_vec(),
-            offset,
+            offset: self.offset + offset,
             grad: Rc::default(),
         }
     }
 
-    /// How a value of a plan looks at this memory.
-    pub fn seen(&self, plan: &ArchivedPlan, value: u32, first: i64) -> Self {
+    /// How a value of a plan looks at this memory, that many elements on.
+    pub fn seen(&self, plan: &ArchivedPlan, value: u32, on: i64) -> Self {
         let value = &plan.values[value as usize];
         let dims = |range: std::ops::Range<usize>| -> Vec<i64> {
             plan.dims[range].iter().map(|dim| dim.to_native()).collect()
         };
         let (shape, strides) = (dims(value.shape.indices()), dims(value.strides.indices()));
-        self.view(&shape, &strides, first + value.offset.to_native())
+        self.view(&shape, &strides, on + value.offset.to_native())
     }
 
     fn cells(&self) -> impl Iterator<Item = &Cell<f32>> {
