@@ -90,7 +90,7 @@ pub trait Frontend: Debug + Sized {
     /// The arguments of a call. Making them promises that they stay until the session's next call, or until
     /// its recording ends.
     type Args;
-    /// A tensor, or another leaf, that the caller has.
+    /// A tensor, or another leaf, that the caller has. Of a leaf that is no tensor only [`Frontend::same`] is asked.
     type Ref<'a>: Copy;
     /// What [`Frontend::last`] holds.
     type Held: Debug;
