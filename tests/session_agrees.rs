@@ -191,6 +191,23 @@ fn a_rank_that_fails_to_come_is_an_error_on_the_others() {
 }
 
 #[test]
+fn a_rank_that_fails_after_it_has_agreed_does_not_run_eagerly() {
+    let plans = tempfile::tempdir().expect("a directory");
+    let ended = job(9, 2, |rank| {
+        let mut step = on(&rank, plans.path(), two_sums);
+        step.learn(|| own(&rank, 0));
+        if rank.rank == 1 {
+            // Before its collective: a replay without agreement would be undone.
+            step.machine.failing.replace(vec!["aten::mm"]);
+        }
+        let called = step.session.call(own(&rank, 1).into());
+        called.expect_err("an error on every rank").to_string()
+    });
+    assert!(ended[1].ends_with("aten::mm: out of memory"), "{ended:?}");
+    assert!(ended[0].contains("do not sum together"), "{ended:?}");
+}
+
+#[test]
 fn without_passes_that_alter_collectives_nothing_is_agreed() {
     let plans = tempfile::tempdir().expect("a directory");
     let mut config = config(plans.path());

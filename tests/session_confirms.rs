@@ -144,6 +144,26 @@ fn tensors_that_the_first_call_keeps_cost_one_recording() {
 }
 
 #[test]
+fn only_drops_in_a_row_are_counted() {
+    fn hoards_but_once(eager: &mut Eager<'_>, model: &Model, arguments: &[Argument]) -> Returned {
+        let call = model.unseen.replace(model.unseen.get() + 1);
+        if call != 3 {
+            let x = tensor(arguments, 0)?;
+            let kept = eager.op("aten::add", &[x, x], &[2.0])?;
+            model.kept.borrow_mut().push(kept);
+        }
+        sum(eager, arguments, 1.0)
+    }
+    let (mut step, _plans) = captured(hoards_but_once);
+    let calls = calls(&mut step, 8);
+    assert_eq!(calls[3], CANDIDATE);
+    for call in calls[..3].iter().chain(&calls[4..7]) {
+        dropped(call);
+    }
+    refused(&calls[7]);
+}
+
+#[test]
 fn a_collective_that_nobody_waits_for_is_said_when_what_it_makes_survives() {
     fn leaves(eager: &mut Eager<'_>, model: &Model, arguments: &[Argument]) -> Returned {
         let started = eager.all_reduce(tensor(arguments, 0)?)?;

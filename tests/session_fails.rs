@@ -104,6 +104,25 @@ fn a_replay_that_fails_after_a_write_is_an_error_and_leaves_the_new_gradient() {
 }
 
 #[test]
+fn a_program_whose_op_has_failed_is_bound_anew() {
+    let plans = tempfile::tempdir().expect("a directory");
+    let mut config = config(plans.path());
+    config.passes = "arena".parse().expect("passes");
+    let mut step = Captured::new(train, config);
+    let id = step.learn(|| vec![rows(3, 1.0)]);
+    // The first replay shows what ops make, and later ones have an arena.
+    for _ in 0..2 {
+        assert_eq!(call(&mut step), How::Replayed(id));
+    }
+    let variant = step.session.variant(id).expect("the variant");
+    let (_, arena) = variant.passes.last().expect("the pass");
+    assert!(arena.changed > 0, "{arena:?}");
+    step.machine.failing.replace(vec!["aten::mm"]); // which leaves nothing in its place
+    assert_eq!(call(&mut step), How::Eager);
+    assert_eq!(call(&mut step), How::Replayed(id));
+}
+
+#[test]
 fn what_the_gradient_was_before_is_told_where_eager_still_has_it() {
     /// Divides the weight, and drops its gradient after that.
     fn late(eager: &mut Eager<'_>, model: &Model, arguments: &[Argument]) -> Returned {

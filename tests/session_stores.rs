@@ -188,6 +188,17 @@ fn a_plan_with_another_guard_is_not_used_and_it_is_said_why() {
 }
 
 #[test]
+fn a_plan_that_holds_a_hyperparameter_is_not_used_for_another_value() {
+    let stored = Stored::new();
+    let (mut step, _) = stored.second(train, stored.config());
+    step.change(|model| model.rate.set(0.25));
+    let (how, said) = call(&mut step);
+    assert_eq!(how, CANDIDATE);
+    let why = ["expects optimizer.rate to be 0.125, this process has 0.25"];
+    assert!(has(&said, &why), "{said:?}");
+}
+
+#[test]
 fn a_plan_of_what_the_script_did_once_is_recorded_anew() {
     fn changed(
         eager: &mut Eager<'_>,
@@ -216,13 +227,13 @@ fn a_plan_of_what_the_script_did_once_is_recorded_anew() {
     assert_eq!(call(&mut step).0, How::Replayed(0));
 }
 
+/// What becomes of a file's bytes.
+type Damage = fn(&mut Vec<u8>);
+
 #[test]
 fn a_damaged_file_is_not_used_and_it_is_said_why() {
-    let damage: [(fn(&mut Vec<u8>), &str); 3] = [
-        (
-            |bytes| _ = bytes.iter_mut().nth(200).map(|byte| *byte ^= 1),
-            "checksum",
-        ),
+    let damage: [(Damage, &str); 3] = [
+        (|bytes| bytes[200] ^= 1, "checksum"),
         (|bytes| bytes.truncate(bytes.len() / 2), "bytes follow it"),
         (|bytes| bytes.clear(), "file has 0 bytes"),
     ];

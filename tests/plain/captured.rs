@@ -416,11 +416,7 @@ pub fn tensor(arguments: &[Argument], at: usize) -> Result<&Tensor, String> {
 /// A matrix with its sides exchanged: a view, which is no op.
 pub fn transposed(matrix: &Tensor) -> Tensor {
     let reversed = |dims: &[i64]| dims.iter().rev().copied().collect::<Vec<_>>();
-    matrix.view(
-        &reversed(&matrix.shape),
-        &reversed(&matrix.strides),
-        matrix.offset,
-    )
+    matrix.view(&reversed(&matrix.shape), &reversed(&matrix.strides), 0)
 }
 
 /// A training step: returns `x @ weight` times what a host value says, leaves a gradient and moves the weight along it.

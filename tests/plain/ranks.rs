@@ -7,7 +7,7 @@ use std::time::Duration;
 use rote::replay::ReplayError;
 use rote::replay::agreement::Ranks;
 
-use super::fake::machine::Network;
+use super::fake::network::Network;
 
 /// For how long a rank waits for others that have not ended: longer than anything takes here.
 const PATIENCE: Duration = Duration::from_secs(60);
