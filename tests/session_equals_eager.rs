@@ -156,6 +156,7 @@ fn case(seed: u64) -> (usize, usize) {
     config.passes = random.of(&[Selection::NONE, Selection::default()]);
     let drawn = random.of(&STEPS);
     let mut step = Captured::new(drawn.step, config.clone());
+    step.scribbling = random.below(2) == 0;
     let (mut replays, mut failures) = (0, 0);
     for _ in 0..40 {
         if random.below(4) == 0 {

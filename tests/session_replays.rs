@@ -3,14 +3,15 @@
 use std::rc::Rc;
 
 use rote::passes::Selection;
-use rote::{Outcome, Session};
+use rote::{Next, Outcome, Session};
 
 mod plain;
 
 use plain::captured::{Captured, How, Model, config, rows, tensor, train};
 use plain::eager::Eager;
 use plain::fake::Tensor;
-use plain::{Argument, Plain};
+use plain::ranks::job;
+use plain::{Argument, Plain, WORLD};
 
 /// A captured training step, and the directory of its plans.
 fn captured() -> (Captured, tempfile::TempDir) {
@@ -382,4 +383,43 @@ fn a_call_under_something_that_sees_each_op_runs_eagerly() {
     step.watched.set(false);
     assert_eq!(step.call(|| vec![rows(3, 1.0)]), How::Replayed(0));
     assert_eq!(step.session.stats().fallbacks, 0, "no guard has missed");
+}
+
+#[test]
+fn a_call_within_a_recorded_one_runs_eagerly() {
+    let (mut step, _plans) = captured();
+    step.learn(|| vec![rows(3, 1.0)]);
+    assert_eq!(step.call(|| vec![rows(5, 1.0)]), CANDIDATE);
+    let inner = |step: &mut Captured| step.session.call_within([rows(3, 1.0)].into());
+    assert!(matches!(inner(&mut step), Ok(Next::Replayed(0, _))));
+    let outer = step.session.call([rows(5, 1.0)].into());
+    assert!(matches!(outer, Ok(Next::Record)));
+    step.session.begin().expect("a recording begins");
+    assert!(matches!(inner(&mut step), Ok(Next::Eager)));
+    step.session.abort();
+    assert!(matches!(inner(&mut step), Ok(Next::Replayed(0, _))));
+}
+
+#[test]
+fn a_plan_of_another_process_group_waits_until_that_is_back() {
+    job(20, 1, |rank| {
+        let plans = tempfile::tempdir().expect("a directory");
+        let mut step = Captured::on_rank(Some(rank), train, config(plans.path()));
+        let enter = |step: &mut Captured, group| {
+            let entered = step.session.enter_world(group, 2, 0);
+            entered.expect("a world");
+        };
+        enter(&mut step, Some(WORLD));
+        step.learn(|| vec![rows(3, 1.0)]);
+        enter(&mut step, None);
+        let away = step.call(|| vec![rows(3, 1.0)]);
+        assert!(matches!(away, How::Recorded(_)), "{away:?}");
+        assert_eq!(misses(&step.session, "the process group"), 1);
+        enter(&mut step, Some(WORLD));
+        assert_eq!(step.call(|| vec![rows(3, 1.0)]), How::Replayed(0));
+        // A group that nothing is known of is another one each time.
+        enter(&mut step, Some(c"unknown"));
+        let holds = step.session.holds([rows(3, 1.0)].into());
+        assert!(!holds.expect("guards are checked"));
+    });
 }

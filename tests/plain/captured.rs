@@ -98,6 +98,15 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
     tensor.elements().into_iter().map(f32::to_bits).collect()
 }
 
+/// The bits of the arguments that are tensors.
+fn elements(arguments: &[Argument]) -> Vec<Vec<u32>> {
+    let tensors = arguments.iter().filter_map(|argument| match argument {
+        Argument::Tensor(tensor) => Some(bits(tensor)),
+        _ => None,
+    });
+    tensors.collect()
+}
+
 /// A step: its ops, on a model and the arguments of a call.
 pub type Step = fn(&mut Eager<'_>, &Model, &[Argument]) -> Result<Vec<Tensor>, String>;
 
@@ -123,6 +132,10 @@ pub struct Captured {
     pub twin_machine: Rc<Machine>,
     /// Whether plans of the store are trusted.
     pub trusting: bool,
+    /// Whether the caller writes to what calls return.
+    pub scribbling: bool,
+    /// What earlier calls have returned, and its bits: nothing that follows changes them.
+    returned: Vec<(Tensor, Vec<u32>)>,
     /// Whether something sees each op.
     pub watched: Rc<Cell<bool>>,
     /// Whether arguments cannot be read.
@@ -169,6 +182,8 @@ impl Captured {
             twin: Model::new(),
             twin_machine,
             trusting: false,
+            scribbling: false,
+            returned: Vec::new(),
             watched,
             unreadable,
             step,
@@ -214,15 +229,30 @@ impl Captured {
         let ours: Rc<[Argument]> = arguments().into();
         let theirs = arguments();
         let (how, returned) = self.handle(&ours);
-        let expected = (self.step)(&mut Eager::new(&self.twin_machine), &self.twin, &theirs);
-        let elements = |tensors: &[Tensor]| tensors.iter().map(bits).collect::<Vec<_>>();
-        match expected {
-            Ok(expected) => assert_eq!(elements(&returned), elements(&expected), "{how:?}"),
-            Err(error) => assert!(
-                matches!(&how, How::Failed(ours) if ours.contains(&error)),
-                "eager fails, {error}; the step is {how:?}"
-            ),
+        let mut twin = Eager::new(&self.twin_machine);
+        let expected = match (self.step)(&mut twin, &self.twin, &theirs) {
+            Ok(expected) => expected,
+            Err(error) => {
+                let same = matches!(&how, How::Failed(ours) if ours.contains(&error));
+                assert!(same, "eager fails, {error}; the step is {how:?}");
+                Vec::new()
+            }
+        };
+        let all = |tensors: &[Tensor]| tensors.iter().map(bits).collect::<Vec<_>>();
+        assert_eq!(all(&returned), all(&expected), "{how:?}");
+        assert_eq!(elements(&ours), elements(&theirs), "arguments: {how:?}");
+        for (earlier, were) in &self.returned {
+            assert_eq!(bits(earlier), *were, "returned earlier: {how:?}");
         }
+        for tensor in returned.iter().chain(&expected) {
+            if self.scribbling {
+                tensor.write(&vec![-0.75; tensor.elements().len()]);
+            }
+        }
+        let returned = returned
+            .into_iter()
+            .map(|tensor| (tensor.clone(), bits(&tensor)));
+        self.returned.extend(returned);
         assert_eq!(
             self.model.bits(),
             self.twin.bits(),

@@ -166,7 +166,8 @@ impl Frontend for Plain {
         self.words.clear();
         self.places.clear();
         let arguments = self.arguments.clone();
-        self.add(usize::MAX, 0, [arguments.len() as u64, self.world]);
+        self.add(usize::MAX, 0, [arguments.len() as u64]);
+        self.add(usize::MAX, 1, [self.world]);
         for (leaf, argument) in arguments.iter().enumerate() {
             match argument {
                 Argument::Tensor(tensor) => {
@@ -242,12 +243,13 @@ impl Frontend for Plain {
         self.watched.get()
     }
 
-    fn word(&self, _index: usize, place: Option<&WordPlace>, leaves: &[String]) -> String {
+    fn word(&self, index: usize, place: Option<&WordPlace>, leaves: &[String]) -> String {
         let named = place.and_then(|place| {
             let field = FIELDS[place.field as usize];
             Some(format!("{}{field}", leaves.get(place.leaf as usize)?))
         });
-        named.unwrap_or_else(|| "the number of arguments".to_owned())
+        let whole = ["the number of arguments", "the process group"];
+        named.unwrap_or_else(|| whole[index.min(1)].to_owned())
     }
 
     fn facts(&self) -> FactList {
