@@ -101,6 +101,18 @@ fn a_value_that_is_another_one_at_every_call_is_refused_at_the_third() {
 }
 
 #[test]
+fn a_value_that_was_steady_in_between_may_change_again() {
+    let (mut step, _plans) =
+        captured(|eager, model, arguments| sum(eager, arguments, model.scale.get()));
+    let kept = |id| How::Recorded(Outcome::Kept(id));
+    let expected = [(1, CANDIDATE), (2, CANDIDATE), (2, kept(0)), (5, CANDIDATE)];
+    for (scale, how) in expected {
+        step.change(|model| model.scale.set(f64::from(scale)));
+        assert_eq!(step.call(|| vec![rows(3, 1.0)]), how, "{scale}");
+    }
+}
+
+#[test]
 fn tensors_that_outlive_each_call_are_dropped_three_times_and_then_refused() {
     fn hoards(eager: &mut Eager<'_>, model: &Model, arguments: &[Argument]) -> Returned {
         let x = tensor(arguments, 0)?;

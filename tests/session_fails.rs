@@ -41,6 +41,10 @@ fn a_replay_that_fails_before_it_has_written_is_undone_and_the_call_runs_eagerly
             How::Eager,
             "after a replay that went well: {later}"
         );
+        assert!(
+            step.session.take_left().is_none(),
+            "eager leaves what it does"
+        );
         let log = step.machine.log.take();
         let products = log.iter().filter(|what| *what == "aten::mm");
         assert_eq!(
@@ -51,7 +55,6 @@ fn a_replay_that_fails_before_it_has_written_is_undone_and_the_call_runs_eagerly
         assert_eq!(call(&mut step), How::Replayed(0));
     }
     assert_eq!(step.session.stats().fallbacks, 2);
-    assert!(step.session.take_left().is_none());
 }
 
 #[test]
@@ -150,6 +153,32 @@ fn what_the_gradient_was_before_is_told_where_eager_still_has_it() {
             let gradient = Tensor::new(vec![0.0; 16], &[4, 4]);
             model.weight().grad.replace(Some(gradient));
         });
+    }
+}
+
+#[test]
+fn a_gradient_that_the_step_reads_is_there_until_its_successor_is() {
+    fn adds_up(eager: &mut Eager<'_>, model: &Model, arguments: &[Argument]) -> Returned {
+        let weight = model.weight();
+        eager.op("aten::mul_", &[&weight], &[0.5])?;
+        let before = weight.grad.borrow().clone();
+        let gradient = match before {
+            Some(before) => eager.op("aten::add", &[&before, &weight], &[1.0])?,
+            None => eager.op("aten::add", &[&weight, &weight], &[1.0])?,
+        };
+        weight.grad.replace(Some(gradient));
+        let y = eager.op("aten::mm", &[tensor(arguments, 0)?, &weight], &[])?;
+        Ok(vec![y])
+    }
+    let (mut step, _plans) = captured(adds_up);
+    for op in ["aten::add", "aten::mm"] {
+        assert_eq!(call(&mut step), How::Replayed(0));
+        step.fail(op);
+        let how = call(&mut step);
+        assert!(
+            failed(&how).starts_with("instruction"),
+            "in a replay: {how:?}"
+        );
     }
 }
 

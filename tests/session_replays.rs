@@ -156,10 +156,36 @@ fn arguments_that_share_their_memory_with_others_or_the_state_miss() {
     assert_eq!(misses(&step.session, "args[1].sharing"), 1);
     assert_eq!(step.call(shared), KEPT(1));
     assert_eq!(step.call(shared), How::Replayed(1));
-    // The state is each model's own: what is passed differs, so the twin is left out.
-    let weight = Argument::Tensor(step.model.weight());
-    let holds = step.session.holds([rows(4, 1.0), weight].into());
-    assert!(!holds.expect("guards are checked"));
+    // The state is known once a recording has named it.
+    let of_state = |model: &Model| vec![rows(4, 1.0), Argument::Tensor(model.weight())];
+    assert_eq!(step.call_on(of_state), CANDIDATE);
+    assert_eq!(
+        misses(&step.session, "args[1].sharing"),
+        3,
+        "as two calls before"
+    );
+    assert_eq!(step.call_on(of_state), KEPT(2));
+    assert_eq!(step.call_on(of_state), How::Replayed(2));
+}
+
+#[test]
+fn an_argument_of_the_state_is_told_from_another_in_the_first_call_too() {
+    fn twice(
+        eager: &mut Eager<'_>,
+        model: &Model,
+        arguments: &[Argument],
+    ) -> Result<Vec<Tensor>, String> {
+        let (x, weight) = (tensor(arguments, 0)?, model.weight());
+        eager.op("aten::mul_", &[&weight], &[0.5])?;
+        Ok(vec![eager.op("aten::add", &[x, &weight], &[1.0])?])
+    }
+    let plans = tempfile::tempdir().expect("a directory");
+    let mut step = Captured::new(twice, config(plans.path()));
+    let of_state = |model: &Model| vec![Argument::Tensor(model.weight())];
+    let calls = [(); 3].map(|()| step.call_on(of_state));
+    assert_eq!(calls, [CANDIDATE, KEPT(0), How::Replayed(0)]);
+    assert_eq!(step.call(|| vec![rows(4, 1.0)]), CANDIDATE);
+    assert_eq!(misses(&step.session, "args[0].sharing"), 1);
 }
 
 #[test]
@@ -422,4 +448,21 @@ fn a_plan_of_another_process_group_waits_until_that_is_back() {
         let holds = step.session.holds([rows(3, 1.0)].into());
         assert!(!holds.expect("guards are checked"));
     });
+}
+
+#[test]
+fn a_replay_holds_on_to_nothing_of_its_call() {
+    for failing in [None, Some("aten::add_"), Some("aten::mm")] {
+        let (mut step, _plans) = captured();
+        step.learn(|| vec![rows(3, 1.0)]);
+        assert_eq!(step.call(|| vec![rows(3, 1.0)]), How::Replayed(0));
+        let x = Tensor::new(vec![0.5; 12], &[3, 4]);
+        step.machine.failing.borrow_mut().extend(failing);
+        let called = step.session.call([Argument::Tensor(x.clone())].into());
+        assert_eq!(called.is_err(), failing == Some("aten::add_"));
+        // What the session looks at now is another call.
+        let other = step.session.holds([rows(5, 1.0)].into());
+        assert!(!other.expect("guards are checked"));
+        assert_eq!(Rc::strong_count(&x.memory), 1, "{failing:?}");
+    }
 }

@@ -126,6 +126,27 @@ fn a_plan_that_lets_a_hyperparameter_vary_does_so_in_later_sessions_too() {
 }
 
 #[test]
+fn a_plan_that_lets_a_hyperparameter_vary_is_not_used_where_that_decides_something() {
+    for trusting in [false, true] {
+        let plans = tempfile::tempdir().expect("a directory");
+        let mut first = Captured::new(train, config(plans.path()));
+        first.learn(|| vec![rows(3, 1.0)]);
+        first.change(|model| model.rate.set(0.25));
+        assert_eq!(call(&mut first).0, How::Recorded(Outcome::Kept(1)));
+        let mut second = Captured::new(train, config(plans.path()));
+        call(&mut second);
+        (second.trusting, second.looked_at) = (trusting, true);
+        let (how, said) = call(&mut second);
+        assert_eq!(how, CANDIDATE);
+        let why = ["it lets optimizer.rate vary", "more with than arithmetic"];
+        let times = said
+            .iter()
+            .filter(|text| text.contains(why[0]) && text.contains(why[1]));
+        assert_eq!(times.count(), 1 + usize::from(trusting), "{said:?}");
+    }
+}
+
+#[test]
 fn a_plan_of_another_world_size_is_not_used_and_it_is_said_why() {
     let stored = Stored::new();
     let mut config = stored.config();

@@ -132,6 +132,8 @@ pub struct Captured {
     pub twin_machine: Rc<Machine>,
     /// Whether plans of the store are trusted.
     pub trusting: bool,
+    /// Whether something has looked at the hyperparameter before the step runs.
+    pub looked_at: bool,
     /// Whether the caller writes to what calls return.
     pub scribbling: bool,
     /// What earlier calls have returned, and its bits: nothing that follows changes them.
@@ -182,6 +184,7 @@ impl Captured {
             twin: Model::new(),
             twin_machine,
             trusting: false,
+            looked_at: false,
             scribbling: false,
             returned: Vec::new(),
             watched,
@@ -226,8 +229,13 @@ impl Captured {
 
     /// Calls the step and its twin, each with arguments of its own, and compares what they return and leave.
     pub fn call(&mut self, arguments: impl Fn() -> Vec<Argument>) -> How {
-        let ours: Rc<[Argument]> = arguments().into();
-        let theirs = arguments();
+        self.call_on(|_| arguments())
+    }
+
+    /// The same, with arguments that may be made of the model.
+    pub fn call_on(&mut self, arguments: impl Fn(&Model) -> Vec<Argument>) -> How {
+        let ours: Rc<[Argument]> = arguments(&self.model).into();
+        let theirs = arguments(&self.twin);
         let (how, returned) = self.handle(&ours);
         let mut twin = Eager::new(&self.twin_machine);
         let expected = match (self.step)(&mut twin, &self.twin, &theirs) {
@@ -424,7 +432,11 @@ impl Captured {
         }
         let read = Origin::Read("optimizer.rate".to_owned());
         let followed = recording.float(read, self.model.rate.get());
-        followed.expect("a hyperparameter is followed");
+        let followed = followed.expect("a hyperparameter is followed");
+        if self.looked_at {
+            let pinned = recording.pin_float(followed);
+            pinned.expect("it is followed");
+        }
         self.session.ready().expect("facts are read");
     }
 }
