@@ -208,6 +208,17 @@ fn a_hyperparameter_that_only_arithmetic_uses_becomes_a_number_of_the_plan() {
 }
 
 #[test]
+fn a_hyperparameter_that_changes_between_two_recordings_is_a_number_at_once() {
+    let (mut step, _plans) = captured();
+    step.call(|| vec![rows(3, 1.0)]);
+    let expected = [CANDIDATE, KEPT(0), How::Replayed(0), How::Replayed(0)];
+    for (rate, how) in [0.125, 0.25, 0.5, -1.0].into_iter().zip(expected) {
+        step.change(|model| model.rate.set(rate));
+        assert_eq!(step.call(|| vec![rows(3, 1.0)]), how);
+    }
+}
+
+#[test]
 fn a_hyperparameter_that_decides_something_stays_a_guard() {
     fn hasty(
         eager: &mut Eager<'_>,

@@ -1,6 +1,6 @@
 //! A framework in plain Rust: what it brings so that plans run on its tensors.
 //!
-//! `machine` has the kernels, `network` the collectives.
+//! `machine` has the kernels, `network` the collectives, `op` the arguments of an op, `tensor` memory and views.
 
 #![allow(dead_code, reason = "each user takes what it needs")]
 
