@@ -231,18 +231,11 @@ impl<F: Frontend> ActiveRecording<F> {
         Ok(())
     }
 
-    fn settle_generators(&mut self, frontend: &F) -> Result<(), ReplayError> {
-        for (&device, known) in &mut self.generators {
-            *known = frontend.generator(device)?;
-        }
-        Ok(())
-    }
-
-    /// Records an op that has run, as `describe` tells of it.
-    pub fn op(
-        &mut self,
+    /// Records an op that has run, as `describe` tells of it: what it tells may lie in the describer or elsewhere.
+    pub fn op<'a>(
+        &'a mut self,
         frontend: &F,
-        describe: impl FnOnce(&mut F::Describer) -> Result<OpEvent<'_>, ReplayError>,
+        describe: impl FnOnce(&'a mut F::Describer) -> Result<OpEvent<'a>, ReplayError>,
     ) -> Result<(), ReplayError> {
         if self.refusal.is_some() {
             return Ok(());
@@ -253,7 +246,7 @@ impl<F: Frontend> ActiveRecording<F> {
             self.refusal = Some(refusal);
         }
         if seeded {
-            self.settle_generators(frontend)?;
+            settle(&mut self.generators, frontend)?;
         }
         Ok(())
     }
@@ -289,7 +282,7 @@ impl<F: Frontend> ActiveRecording<F> {
         source: &str,
     ) -> Result<u32, ReplayError> {
         let slot = self.recorder.rng(action, device, slot, source);
-        self.settle_generators(frontend)?;
+        settle(&mut self.generators, frontend)?;
         Ok(slot)
     }
 
@@ -443,6 +436,17 @@ impl<F: Frontend> ActiveRecording<F> {
     pub fn into_parts(self) -> Parts<F> {
         self.into_recording("").1
     }
+}
+
+/// Notes where generators stand now.
+fn settle<F: Frontend>(
+    generators: &mut HashMap<Device, u64>,
+    frontend: &F,
+) -> Result<(), ReplayError> {
+    for (&device, known) in generators {
+        *known = frontend.generator(device)?;
+    }
+    Ok(())
 }
 
 /// What a recording knows besides the plan.

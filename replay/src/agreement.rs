@@ -41,7 +41,8 @@ const MAX_DECISIONS: usize = 4096;
 
 /// The ranks of a process group, and how bytes get from one to all.
 pub trait Ranks {
-    /// A number that no other group of this process ever has.
+    /// A number that no other group of this process ever has. Ranks that are threads of one process have one each: a
+    /// rank holds what was decided under its number while it waits for the others.
     fn number(&self) -> u64;
     /// Why bytes cannot be gathered in this group, if so, and what to do.
     fn why_silent(&self) -> Option<&'static str> {

@@ -111,7 +111,8 @@ pub trait Backend {
 
 /// Moves tensors between ranks.
 pub trait Communicator {
-    /// Prepares a collective of a process group.
+    /// Prepares a collective of a process group. A run makes the tensor in the slot of its output, unless one is
+    /// there: that of its input, or one in the arena.
     ///
     /// # Errors
     ///

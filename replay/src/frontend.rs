@@ -90,7 +90,7 @@ pub trait Frontend: Debug + Sized {
     /// The arguments of a call. Making them promises that they stay until the session's next call, or until
     /// its recording ends.
     type Args;
-    /// A tensor, or another leaf, that the caller has.
+    /// A tensor, or another leaf, that the caller has. Of a leaf that is no tensor only [`Frontend::same`] is asked.
     type Ref<'a>: Copy;
     /// What [`Frontend::last`] holds.
     type Held: Debug;
@@ -208,7 +208,7 @@ pub trait Frontend: Debug + Sized {
 
 /// Facts about what outlives calls, as words that are read at every call.
 pub trait Facts<F: Frontend>: Debug {
-    /// Reads every fact, of the call that the frontend has collected.
+    /// Reads every fact, of the call that the frontend has collected, in place of what `words` held.
     fn read(&self, frontend: &F, words: &mut Vec<u64>) -> Result<(), ReplayError>;
     /// Holds what the facts see now, to compare it by content later.
     fn hold(&mut self) -> Result<(), ReplayError>;
@@ -222,8 +222,9 @@ pub trait Facts<F: Frontend>: Debug {
 
 /// Describes a framework's tensors to the recorder, while one step is recorded.
 pub trait Describe<F: Frontend>: Debug {
-    /// Describes a tensor: its local tensor, if it is a distributed one.
-    fn tensor(&mut self, tensor: F::Ref<'_>) -> Result<TensorEvent<'_>, ReplayError>;
+    /// Describes a tensor: its local tensor, if it is a distributed one. What is told may lie in the tensor or here.
+    fn tensor<'a, 'r: 'a>(&'a mut self, tensor: F::Ref<'r>)
+    -> Result<TensorEvent<'a>, ReplayError>;
     /// Whether anything still holds a storage that was described.
     fn is_alive(&self, storage: u64) -> bool;
 }

@@ -5,6 +5,8 @@ use rote_plans::schedule::{DYNAMIC, Into};
 use rote_plans::{BindingKind, Instr, Plan, PlanFile, Scalar, Schedule};
 use rote_replay::{BoundPlan, Left, ReplayError};
 
+use std::rc::Rc;
+
 mod fake;
 #[path = "../../plans/tests/sample/mod.rs"]
 mod sample;
@@ -34,9 +36,9 @@ struct Step {
 impl Step {
     fn new(plan: &Plan, schedule: &Schedule) -> Self {
         let file = PlanFile::from_plan(plan).expect("a valid plan");
-        let program = Fake::default();
+        let program = Fake::on(Rc::default());
         let bound = BoundPlan::bind(program, file.plan(), schedule).expect("binds");
-        let weight = Tensor::new((0..64).map(f64::from).collect(), 8);
+        let weight = Tensor::new((0..64).map(|i| i as f32).collect(), &[8, 8]);
         for &(kind, slot) in bound.bindings() {
             if kind == BindingKind::State {
                 bound.program().put(slot, weight.clone());
@@ -54,20 +56,22 @@ impl Step {
     }
 
     /// Binds what a replay needs.
-    fn prepare(&mut self, x: f64, rate: f64) {
-        self.bound.program().log.take();
+    fn prepare(&mut self, x: f32, rate: f64) {
+        self.bound.program().machine.log.take();
         let numbers = [rate, -1.0, -rate];
         assert!(matches!(self.bound.scalars(), [Scalar::Read { .. }, ..]));
         self.bound.set_numbers(&numbers).expect("numbers are set");
         for &(kind, slot) in self.bound.bindings() {
             if kind == BindingKind::Arg {
-                self.bound.program().put(slot, Tensor::new(vec![x; 32], 8));
+                self.bound
+                    .program()
+                    .put(slot, Tensor::new(vec![x; 32], &[4, 8]));
             }
         }
     }
 
     /// A replay: its outputs, then its gradients.
-    fn replay(&mut self, x: f64, rate: f64) -> Vec<Vec<f64>> {
+    fn replay(&mut self, x: f32, rate: f64) -> Vec<Vec<f32>> {
         self.prepare(x, rate);
         self.bound.begin().expect("begins");
         self.bound.run().expect("runs");
@@ -77,7 +81,7 @@ impl Step {
         results
     }
 
-    fn results(&self) -> Vec<Vec<f64>> {
+    fn results(&self) -> Vec<Vec<f32>> {
         use rote_replay::Backend;
         let slots = self.bound.results().iter();
         let results = slots.map(|&(slot, fresh)| self.bound.program().output(slot, fresh));
@@ -87,15 +91,15 @@ impl Step {
     }
 
     fn log(&self) -> Vec<String> {
-        self.bound.program().log.borrow().clone()
+        self.bound.program().machine.log.borrow().clone()
     }
 }
 
 /// What the plan computes: x @ weight.T, summed over two ranks that have the same.
-fn gradient(x: f64, weight: &[f64]) -> Vec<f64> {
-    let row: Vec<f64> = weight
+fn gradient(x: f32, weight: &[f32]) -> Vec<f32> {
+    let row: Vec<f32> = weight
         .chunks(8)
-        .map(|row| 2.0 * row.iter().map(|w| x * w).sum::<f64>())
+        .map(|row| 2.0 * row.iter().map(|w| x * w).sum::<f32>())
         .collect();
     row.repeat(4)
 }
@@ -105,12 +109,12 @@ fn every_kind_of_instruction_runs_and_state_is_written_in_place() {
     let mut step = Step::small();
     for (x, rate) in [(1.0, 0.5), (2.0, 0.5), (-3.0, 0.25)] {
         let before = step.weight.elements();
-        let generator = step.bound.program().generator.get();
+        let generator = step.bound.program().machine.generator.get();
         let results = step.replay(x, rate);
-        assert_eq!(results, [vec![-rate], gradient(x, &before)]);
-        let doubled: Vec<f64> = before.iter().map(|w| w * 2.0).collect();
+        assert_eq!(results, [vec![-rate as f32], gradient(x, &before)]);
+        let doubled: Vec<f32> = before.iter().map(|w| w * 2.0).collect();
         assert_eq!(step.weight.elements(), doubled);
-        assert_eq!(step.bound.program().generator.get(), generator);
+        assert_eq!(step.bound.program().machine.generator.get(), generator);
     }
 }
 
@@ -149,10 +153,10 @@ fn the_arena_keeps_the_place_of_a_result_and_what_lies_in_it_is_not_freed() {
     schedule.once[once as usize] = true;
     let mut step = Step::new(&plan, &schedule);
     let place = step.bound.program().slots.borrow()[&spare].clone();
-    assert_eq!(place.places[0], 32);
+    assert_eq!(place.offset, 32);
     for x in [1.0, 2.0] {
         let results = step.replay(x, 0.5);
-        let twice: Vec<f64> = results[1].iter().map(|y| y + y).collect();
+        let twice: Vec<f32> = results[1].iter().map(|y| y + y).collect();
         assert_eq!(place.elements(), twice);
         assert_eq!(results[0], [-0.5]);
     }
@@ -173,13 +177,13 @@ fn a_run_that_fails_says_where_and_what_it_has_left() {
     ] {
         let mut step = Step::small();
         step.replay(1.0, 0.5);
-        step.bound.program().failing.set(failing);
+        step.bound.program().machine.failing.replace(vec![failing]);
         step.prepare(1.0, 0.5);
         let error = step.bound.run().expect_err("fails");
         let ReplayError::Step { step: at, message } = error else {
             panic!("{error}");
         };
-        assert_eq!(message, "out of memory");
+        assert_eq!(message, format!("{failing}: out of memory"));
         assert_eq!(step.log().last().map(String::as_str), Some(failing));
         let plan = step.file.plan();
         let kinds = plan.instrs.get(done);

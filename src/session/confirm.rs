@@ -155,7 +155,8 @@ impl<F: Frontend> Session<F> {
     }
 
     /// Binds a plan of the store without recording, when one was made under
-    /// the same guards. The call can then be replayed.
+    /// the same guards. The call can then be replayed. A plan that lets a hyperparameter
+    /// vary is bound if the recording follows that by now ([`ActiveRecording::float`]).
     pub fn trust(&mut self) -> Result<bool, SessionError> {
         self.stored.scan();
         let Some(active) = self.active.take() else {

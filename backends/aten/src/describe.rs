@@ -58,7 +58,10 @@ impl Recording {
 }
 
 impl Describe<Aten> for Recording {
-    fn tensor(&mut self, tensor: Borrowed<'_>) -> Result<TensorEvent<'_>, ReplayError> {
+    fn tensor<'a, 'r: 'a>(
+        &'a mut self,
+        tensor: Borrowed<'r>,
+    ) -> Result<TensorEvent<'a>, ReplayError> {
         let mut out = std::ptr::null();
         let bridge = Bridge::get();
         // SAFETY: a live tensor. What is described lives as in `op`.

@@ -670,7 +670,7 @@ fn arguments_of_every_kind_keep_their_value() {
             "wrapped Float(2.5)",
             "[7, 8]",
             "((Int(1)), a)",
-            "DType(DType::F64)",
+            "DType(DType(7))",
             "Device(Device { kind: 1, index: 3 })",
             "Layout(2)",
             "MemoryFormat(1)",
