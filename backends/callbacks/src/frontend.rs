@@ -443,10 +443,7 @@ impl Frontend for Callbacks {
     }
 
     fn describer(&self) -> Describer {
-        Describer {
-            framework: Rc::clone(&self.framework),
-            last: None,
-        }
+        Describer(Rc::clone(&self.framework))
     }
 
     fn program(&self, plan: &ArchivedPlan) -> Result<CallbackProgram, ReplayError> {
@@ -592,23 +589,21 @@ impl frontend::Facts<Callbacks> for Facts {
 
 /// Describes tensors to the recorder.
 #[derive(Debug)]
-pub struct Describer {
-    framework: Rc<Framework>,
-    /// What was described last.
-    last: Option<Tensor>,
-}
+pub struct Describer(Rc<Framework>);
 
 impl Describe<Callbacks> for Describer {
-    fn tensor(&mut self, tensor: &Tensor) -> Result<TensorEvent<'_>, ReplayError> {
-        Ok(self.last.insert(tensor.clone()).event())
+    fn tensor<'a, 'r: 'a>(
+        &'a mut self,
+        tensor: &'r Tensor,
+    ) -> Result<TensorEvent<'a>, ReplayError> {
+        Ok(tensor.event())
     }
 
     fn is_alive(&self, storage: u64) -> bool {
         // SAFETY: the framework vouches for its functions.
-        let alive = |alive: unsafe extern "C" fn(_, _) -> _| unsafe {
-            alive(self.framework.context, storage) != 0
-        };
-        self.framework.is_alive.is_none_or(alive)
+        let alive =
+            |alive: unsafe extern "C" fn(_, _) -> _| unsafe { alive(self.0.context, storage) != 0 };
+        self.0.is_alive.is_none_or(alive)
     }
 }
 
