@@ -319,7 +319,8 @@ typedef struct RoteFramework {
     // Finds an op, and prepares a call with these `n` arguments: `*op` is a number of the framework's own. A tensor
     // among the arguments is a `ROTE_ARG_INPUT`: `i` is its place among the tensors that `run_op` is given; a list
     // of tensors is `ROTE_ARG_INPUTS`, with such places. `into`, if not 0: results are
-    // to be written into tensors that `run_op` is given; where the framework cannot do that it returns 1.
+    // to be written into tensors that `run_op` is given. Those of an element-wise op may lie in the memory of
+    // an argument. Where the framework cannot write so, it returns `ROTE_NO_INTO`.
     int (*bind_op)(void *context,
                    const char *name,
                    const char *overload,
