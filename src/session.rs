@@ -5,13 +5,13 @@
 //! one a plan. State that is created lazily (an optimizer's first step) drops
 //! a recording; what can't be proven right refuses it.
 
+mod attempts;
 mod confirm;
 
 use std::ffi::{CStr, CString};
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use hashbrown::HashMap;
 use rote_passes::Selection;
 use rote_plans::Fingerprint;
 use rote_replay::agreement::{self, Decision, Ranks};
@@ -25,6 +25,8 @@ use crate::recording::{ActiveRecording, GuardText, Parts};
 use crate::stats::Stats;
 use crate::stored::StoredPlans;
 use crate::variant::Variant;
+
+use attempts::Attempts;
 
 /// What a session is made of.
 #[derive(Clone, Debug)]
@@ -52,9 +54,7 @@ pub enum Next<R> {
     Eager,
 }
 
-/// For how many calls a variant must be unused before it makes room for another,
-/// and for how many at first nothing is recorded after too many recordings that
-/// none confirmed: what these cost is then a small part of the calls between.
+/// For how many calls a variant must be unused before it makes room for another.
 const IDLE_CALLS: u64 = 256;
 
 /// How many recordings in a row none may confirm, at least, and how many kinds of
@@ -134,40 +134,81 @@ pub struct Session<F: Frontend> {
     frontend: F,
     variants: Vec<Variant<F>>,
     candidates: Vec<Candidate<F>>,
-    active: Option<Active<F>>,
+    state: State<F>,
     stats: Stats,
     /// Calls whose recording was refused.
     refused: Vec<Rc<CallFacts<F::Held>>>,
-    drops: u32,
-    last_changes: Vec<String>,
-    unsteady: HashMap<String, u32>,
-    full: bool,
-    /// Whether it was said that guards could not be checked.
-    unguarded: bool,
-    /// Recordings since the last one that was confirmed.
-    unconfirmed: usize,
-    /// Up to which call nothing is recorded, after too many of these.
-    paused_until: u64,
-    /// For how many calls, the next time.
-    pause: u64,
-    /// Recordings in a row that differed from the one before.
-    differing: u32,
-    notice: Option<String>,
+    attempts: Attempts,
+    agreement: Agreement,
+    notices: Notices,
+    /// The guard on which the call that is handled missed.
     missed: Option<String>,
     next_id: u32,
+    failure: Failure<F>,
+}
+
+/// What a session does with calls.
+///
+/// | state | a call | next |
+/// |---|---|---|
+/// | `Open` | a variant's guards hold: it is replayed | `Open` |
+/// | | none hold, and a recording is worth its cost: the caller runs and records it ([`Session::begin`]) | `Recording` |
+/// | | none hold: the caller runs it | `Open` |
+/// | `Recording` | the caller runs it, as a part of the call that is recorded | `Recording` |
+/// | | [`Session::finish`]: dropped, kept as a candidate, made a variant, or refused | `Open` |
+/// | | [`Session::abort`], [`Session::trust`] | `Open` |
+/// | any | [`Session::stop`] | `Stopped` |
+/// | `Stopped` | the caller runs it | `Stopped` |
+#[derive(Debug)]
+enum State<F: Frontend> {
+    Open,
+    Recording(Box<Active<F>>),
+    Stopped,
+}
+
+impl<F: Frontend> State<F> {
+    /// The recording in progress, which ends.
+    fn take(&mut self) -> Option<Box<Active<F>>> {
+        match std::mem::replace(self, State::Open) {
+            State::Recording(active) => Some(active),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}
+
+/// The ranks with which calls are agreed.
+#[derive(Debug)]
+struct Agreement {
     /// The process group whose ranks agree about every call.
     ranks: Option<CString>,
-    /// How many default process groups were not registered with PyTorch.
+    /// How many default process groups had no name that the framework knows.
     unregistered: u64,
     /// Whether, as far as is known, every rank replays the last call.
     together: bool,
     /// Why the ranks' collectives did not fit, once said.
     unfit: Option<String>,
-    /// Whether all calls run eagerly from now on.
-    stopped: bool,
-    /// What the last replay has left of each gradient of a variant's plan, if it failed.
+}
+
+/// What users are told, each once.
+#[derive(Debug, Default)]
+struct Notices {
+    /// What is to be told next.
+    next: Option<String>,
+    /// Whether it was said that nothing more is recorded.
+    full: bool,
+    /// Whether it was said that guards could not be checked.
+    unguarded: bool,
+}
+
+/// What the last replay has left, if it failed.
+#[derive(Debug)]
+struct Failure<F: Frontend> {
+    /// Of each gradient of a variant's plan.
     left: Option<(u32, Vec<Left<TensorOf<F>>>)>,
-    /// What the framework raised in the last replay, if it failed.
+    /// What the framework raised.
     exception: Option<F::Exception>,
 }
 
@@ -181,28 +222,23 @@ impl<F: Frontend> Session<F> {
             frontend,
             variants: Vec::new(),
             candidates: Vec::new(),
-            active: None,
+            state: State::Open,
             stats: Stats::default(),
             refused: Vec::new(),
-            drops: 0,
-            last_changes: Vec::new(),
-            unsteady: HashMap::new(),
-            full: false,
-            unguarded: false,
-            unconfirmed: 0,
-            paused_until: 0,
-            pause: IDLE_CALLS,
-            differing: 0,
-            notice: None,
+            attempts: Attempts::new(),
+            agreement: Agreement {
+                ranks: None,
+                unregistered: 0,
+                together: true,
+                unfit: None,
+            },
+            notices: Notices::default(),
             missed: None,
             next_id: 0,
-            ranks: None,
-            unregistered: 0,
-            together: true,
-            unfit: None,
-            stopped: false,
-            left: None,
-            exception: None,
+            failure: Failure {
+                left: None,
+                exception: None,
+            },
         })
     }
 
@@ -246,13 +282,13 @@ impl<F: Frontend> Session<F> {
             Some(name) => match self.frontend.group(name)? {
                 Some(group) => group.number() + 1,
                 None => {
-                    self.unregistered += 1;
-                    u64::MAX - self.unregistered // never the same again
+                    self.agreement.unregistered += 1;
+                    u64::MAX - self.agreement.unregistered // never the same again
                 }
             },
         };
         self.frontend.enter_world(number);
-        self.ranks = None;
+        self.agreement.ranks = None;
         let own = &mut self.config.fingerprint;
         if (own.world_size, own.rank) != (world_size, rank) {
             (own.world_size, own.rank) = (world_size, rank);
@@ -273,26 +309,26 @@ impl<F: Frontend> Session<F> {
         };
         if let Some(why) = found.why_silent() {
             self.config.passes = self.config.passes.keeping_collectives();
-            self.notice = Some(format!(
+            self.notices.next = Some(format!(
                 "{}: passes that alter collectives stay off: {why}",
                 self.config.function
             ));
             return Ok(false);
         }
-        self.ranks = Some(group.to_owned());
+        self.agreement.ranks = Some(group.to_owned());
         Ok(true)
     }
 
     /// Whether every rank replays the call that was handled last, as far as the
     /// ranks tell each other.
     pub fn together(&self) -> bool {
-        self.together
+        self.agreement.together
     }
 
     /// Whether a call would be replayed, were it made now.
     pub fn holds(&mut self, args: F::Args) -> Result<bool, SessionError> {
         let found = self.find(args)?;
-        Ok(!self.stopped && matches!(found, Found::Variant(_)))
+        Ok(!self.is_stopped() && matches!(found, Found::Variant(_)))
     }
 
     /// The facts of a call, and a variant. An error where there is no such variant.
@@ -307,13 +343,18 @@ impl<F: Frontend> Session<F> {
 
     /// The recording in progress, which ends.
     pub(crate) fn take_recording(&mut self) -> Option<ActiveRecording<F>> {
-        self.active.take().map(|active| active.recording)
+        self.state.take().map(|active| active.recording)
+    }
+
+    /// Whether all calls run eagerly from now on.
+    fn is_stopped(&self) -> bool {
+        matches!(self.state, State::Stopped)
     }
 
     /// Replays nothing any more, for a reason that statistics list. Every rank that
     /// agrees about calls must do so at the same call.
     pub fn stop(&mut self, why: &str) {
-        self.stopped = true;
+        self.state = State::Stopped;
         self.stats.refusals.push(why.to_owned());
     }
 
@@ -332,7 +373,7 @@ impl<F: Frontend> Session<F> {
     fn handle(&mut self, args: F::Args, agree: bool) -> Result<Next<F::Results>, SessionError> {
         self.stats.calls += 1;
         self.missed = None;
-        if self.stopped {
+        if self.is_stopped() {
             return Ok(Next::Eager);
         }
         let found = self.find(args);
@@ -340,8 +381,8 @@ impl<F: Frontend> Session<F> {
         let agreed = agree && self.agree(found.as_ref().ok())?;
         let found = found.unwrap_or_else(|error| {
             // No replay without guards. What the step makes of the call, it says itself.
-            if !std::mem::replace(&mut self.unguarded, true) {
-                self.notice = Some(format!(
+            if !std::mem::replace(&mut self.notices.unguarded, true) {
+                self.notices.next = Some(format!(
                     "{}: guards could not be checked, and such calls run eagerly: {error}",
                     self.config.function
                 ));
@@ -366,14 +407,14 @@ impl<F: Frontend> Session<F> {
             *self.stats.guard_misses.entry(subject.clone()).or_insert(0) += 1;
             self.missed = Some(subject);
         }
-        if refused || self.refused.len() >= self.attempts() {
+        if refused || self.refused.len() >= self.most_attempts() {
             self.log_eager_miss();
             return Ok(Next::Eager);
         }
         let no_room = if missed.near { None } else { self.no_room() };
         if let Some(why) = no_room {
-            if !std::mem::replace(&mut self.full, true) {
-                self.notice = Some(format!("{}: {why}", self.config.function));
+            if !std::mem::replace(&mut self.notices.full, true) {
+                self.notices.next = Some(format!("{}: {why}", self.config.function));
             }
             self.log_eager_miss();
             return Ok(Next::Eager);
@@ -383,7 +424,7 @@ impl<F: Frontend> Session<F> {
 
     /// Looks for a variant whose guards hold.
     fn find(&mut self, args: F::Args) -> Result<Found, SessionError> {
-        if self.active.is_some() {
+        if matches!(self.state, State::Recording(_)) {
             return Ok(Found::Unseen); // what is recorded stays the last call
         }
         self.frontend.collect(args)?;
@@ -420,8 +461,8 @@ impl<F: Frontend> Session<F> {
     /// Agrees with the other ranks about a call: whether all replay it with
     /// altered collectives.
     fn agree(&mut self, found: Option<&Found>) -> Result<bool, SessionError> {
-        self.together = true;
-        let Some(name) = &self.ranks else {
+        self.agreement.together = true;
+        let Some(name) = &self.agreement.ranks else {
             return Ok(false);
         };
         let Some(group) = self.frontend.group(name)? else {
@@ -440,16 +481,16 @@ impl<F: Frontend> Session<F> {
             ))
         })?;
         self.stats.exchanges += u64::from(exchanged);
-        self.together = decision != Decision::Missed;
+        self.agreement.together = decision != Decision::Missed;
         if let Decision::Unfit(why) = &decision {
-            if self.unfit.is_none() {
-                self.notice = Some(format!(
+            if self.agreement.unfit.is_none() {
+                self.notices.next = Some(format!(
                     "{}: the passes altered collectives so that those of the ranks do not fit together; such calls \
                      keep the collectives of eager: {why}",
                     self.config.function
                 ));
             }
-            self.unfit = Some(why.to_string());
+            self.agreement.unfit = Some(why.to_string());
         }
         Ok(decision == Decision::Altered)
     }
@@ -461,7 +502,7 @@ impl<F: Frontend> Session<F> {
         };
         let results = variant.replay(&self.frontend, agreed);
         let left = std::mem::take(&mut variant.left);
-        self.left = (!left.is_empty()).then_some((variant.id, left));
+        self.failure.left = (!left.is_empty()).then_some((variant.id, left));
         let undone = variant.undone;
         if variant.lost {
             self.variants.remove(0);
@@ -473,7 +514,7 @@ impl<F: Frontend> Session<F> {
             return Ok(Next::Eager);
         }
         let results = results.map_err(|(error, exception)| {
-            self.exception = exception;
+            self.failure.exception = exception;
             error
         })?;
         let Some(variant) = self.variants.first() else {
@@ -504,12 +545,12 @@ impl<F: Frontend> Session<F> {
     /// Why the collectives that passes have left did not fit those of other
     /// ranks, the last time they did not.
     pub fn unfit(&self) -> Option<&str> {
-        self.unfit.as_deref()
+        self.agreement.unfit.as_deref()
     }
 
     /// How many recordings in a row none may confirm, and how many kinds of calls
     /// may be refused.
-    fn attempts(&self) -> usize {
+    fn most_attempts(&self) -> usize {
         self.config.max_variants.max(MIN_ATTEMPTS)
     }
 
@@ -525,17 +566,12 @@ impl<F: Frontend> Session<F> {
                 self.missed.as_deref().unwrap_or("?")
             ));
         }
-        if calls < self.paused_until {
+        if self.attempts.is_paused(calls) {
             return Some(String::new()); // which was said when it began
         }
-        if self.unconfirmed < self.attempts() {
-            return None;
-        }
+        let most = self.most_attempts();
+        let (attempts, pause) = self.attempts.pause(calls, most)?;
         let changing = self.changing();
-        let (attempts, pause) = (self.unconfirmed, self.pause);
-        self.unconfirmed = 0;
-        self.paused_until = calls + pause;
-        self.pause = pause.saturating_mul(2);
         Some(format!(
             "{attempts} recordings in a row were made under different guards, so that none could be confirmed \
              (max_variants): the next {pause} calls that match no plan run eagerly, then it is tried again; what \
@@ -573,17 +609,17 @@ impl<F: Frontend> Session<F> {
     /// What the last replay has left of each gradient of a variant's plan, if it failed;
     /// given out once.
     pub fn take_left(&mut self) -> Option<(u32, Vec<Left<TensorOf<F>>>)> {
-        self.left.take()
+        self.failure.left.take()
     }
 
     /// What the framework raised in the last replay, if it failed; given out once.
     pub fn take_exception(&mut self) -> Option<F::Exception> {
-        self.exception.take()
+        self.failure.exception.take()
     }
 
     /// Something to warn the user of, once.
     pub fn take_notice(&mut self) -> Option<String> {
-        self.notice.take()
+        self.notices.next.take()
     }
 
     fn log_eager_miss(&self) {

@@ -9,22 +9,19 @@ use rote_tracer::Refusal;
 use rote_tracer::compare::{Recording, Source, compare};
 use rote_tracer::scalars::TracedFloats;
 
-use super::{Active, Candidate, Outcome, Session, guard_on};
+use super::{Active, Candidate, Outcome, Session, State, guard_on};
 use crate::SessionError;
 use crate::places::Places;
 use crate::recording::{ActiveRecording, Parts};
 use crate::stored::{free_of, guard_key, guards_differ, numbers_now, same_as_stored, sources_of};
 use crate::variant::{Confirmed, Variant};
 
-/// How many recordings in a row may differ from the one before.
-const MAX_DIFFERING: u32 = 3;
-
-/// How often a recording may be dropped in a row.
-const MAX_DROPS: u32 = 4;
-
 impl<F: Frontend> Session<F> {
     /// Begins to record the call that was handled last.
     pub fn begin(&mut self) -> Result<&mut ActiveRecording<F>, SessionError> {
+        if self.is_stopped() {
+            return Err(SessionError::NoRecording);
+        }
         let call = Rc::new(self.frontend.last()?);
         let mut recording = ActiveRecording::new(
             &self.frontend,
@@ -36,20 +33,21 @@ impl<F: Frontend> Session<F> {
             recording.guard(GuardKind::Mode, name, &value);
         }
         let missed = self.missed.take();
-        Ok(&mut self
-            .active
-            .insert(Active {
-                recording,
-                variant: None,
-                candidate: None,
-                missed,
-            })
-            .recording)
+        self.state = State::Recording(Box::new(Active {
+            recording,
+            variant: None,
+            candidate: None,
+            missed,
+        }));
+        match &mut self.state {
+            State::Recording(active) => Ok(&mut active.recording),
+            _ => Err(SessionError::NoRecording),
+        }
     }
 
     /// Names the next leaf of the call that is recorded.
     pub fn name_leaf(&mut self, name: &str, leaf: Option<F::Ref<'_>>) -> Result<(), SessionError> {
-        let Some(active) = self.active.as_mut() else {
+        let State::Recording(active) = &mut self.state else {
             return Err(SessionError::NoRecording);
         };
         let leaves = &mut active.recording.leaves;
@@ -69,18 +67,20 @@ impl<F: Frontend> Session<F> {
 
     /// The recording in progress, and the framework that it is of.
     pub fn active(&mut self) -> Option<(&F, &mut ActiveRecording<F>)> {
-        let active = self.active.as_mut()?;
+        let State::Recording(active) = &mut self.state else {
+            return None;
+        };
         Some((&self.frontend, &mut active.recording))
     }
 
     /// The step failed: the recording is worth nothing.
     pub fn abort(&mut self) {
-        self.active = None;
+        self.state.take();
     }
 
     /// All names and facts are known; the step is about to run.
     pub fn ready(&mut self) -> Result<(), SessionError> {
-        let Some(active) = self.active.as_mut() else {
+        let State::Recording(active) = &mut self.state else {
             return Ok(());
         };
         active.recording.facts.settle(&self.frontend)?;
@@ -140,16 +140,14 @@ impl<F: Frontend> Session<F> {
         }
         if active.variant.is_none() && active.candidate.is_none() {
             if let Some((subject, was)) = unsteady {
-                let times = self.unsteady.entry(subject.clone()).or_insert(0);
-                *times += 1;
-                if *times >= 2 {
+                if self.attempts.is_unsteady(&subject) {
                     active
                         .recording
                         .refuse(changes_every_call(&format!("{subject} (once {was})")));
                 }
             }
         } else {
-            self.unsteady.clear();
+            self.attempts.is_steady();
         }
         Ok(())
     }
@@ -159,18 +157,18 @@ impl<F: Frontend> Session<F> {
     /// vary is bound if the recording follows that by now ([`ActiveRecording::float`]).
     pub fn trust(&mut self) -> Result<bool, SessionError> {
         self.stored.scan();
-        let Some(active) = self.active.take() else {
+        let Some(active) = self.state.take() else {
             return Ok(false);
         };
         let guards = active.recording.guard_texts();
         let key = guard_key(&self.config.function, &guards);
         let Some(file) = self.stored.find(&key) else {
-            self.active = Some(active);
+            self.state = State::Recording(active);
             return Ok(false);
         };
         let plan = file.to_plan();
         if has_rebuilt_views(&plan.result) {
-            self.active = Some(active); // what rebuilds them, only a recording holds
+            self.state = State::Recording(active); // what rebuilds them, only a recording holds
             return Ok(false);
         }
         let free = free_of(&plan);
@@ -184,7 +182,7 @@ impl<F: Frontend> Session<F> {
             .or_else(|| numbers_now(&plan, &active.recording.facts).err());
         if let Some(problem) = problem {
             tracing::warn!(target: "rote::replay", "{}: stored plan {key}: {problem}", self.config.function);
-            self.active = Some(active);
+            self.state = State::Recording(active);
             return Ok(false);
         }
         let places = Places::of::<F>(&plan, &active.recording.named);
@@ -194,7 +192,7 @@ impl<F: Frontend> Session<F> {
                 "{}: stored plan {key}: it was recorded with another {subject}",
                 self.config.function
             );
-            self.active = Some(active);
+            self.state = State::Recording(active);
             return Ok(false);
         }
         let recording = Recording {
@@ -225,15 +223,13 @@ impl<F: Frontend> Session<F> {
     /// Ends the recording of a step that ran to its end. `result` is the
     /// structure of the result as JSON; `None` for one a plan cannot give back.
     pub fn finish(&mut self, result: &str) -> Result<Outcome, SessionError> {
-        let Some(Active {
+        let active = self.state.take().ok_or(SessionError::NoRecording)?;
+        let Active {
             recording,
             variant,
             candidate,
             ..
-        }) = self.active.take()
-        else {
-            return Err(SessionError::NoRecording);
-        };
+        } = *active;
         self.stored.scan();
         let call = recording.call.clone();
         // The step has run: whatever goes wrong from here on is no error of its.
@@ -247,14 +243,16 @@ impl<F: Frontend> Session<F> {
         };
         match &outcome {
             Outcome::Dropped(why) => {
-                self.drops += 1;
                 tracing::info!(target: "rote::record", "{}: recording dropped: {why}", self.config.function);
             }
             Outcome::Refused(refusal) => {
                 self.refused.push(call);
                 self.stats.refusals.push(refusal.to_string());
             }
-            _ => self.drops = 0,
+            _ => {}
+        }
+        if !matches!(outcome, Outcome::Refused(_)) {
+            self.attempts.end(matches!(outcome, Outcome::Dropped(_)));
         }
         Ok(outcome)
     }
@@ -275,20 +273,16 @@ impl<F: Frontend> Session<F> {
         if !changes.is_empty() {
             let subject =
                 |change: &String| change.split(" (").next().unwrap_or_default().to_owned();
-            let subjects: Vec<String> = changes.iter().map(subject).collect();
-            let again = changes
-                .iter()
-                .find(|change| self.last_changes.contains(&subject(change)));
-            if let Some(change) = again {
-                return Ok(Outcome::Refused(changes_every_call(change)));
+            let subjects = changes.iter().map(subject).collect();
+            if let Some(again) = self.attempts.changed(subjects) {
+                return Ok(Outcome::Refused(changes_every_call(&changes[again])));
             }
-            self.last_changes = subjects;
             return Ok(Outcome::Dropped(format!(
                 "the step changed {}",
                 changes.join(", ")
             )));
         }
-        self.last_changes.clear();
+        self.attempts.changed(Vec::new());
         let survivors = active.survivors();
         if !survivors.is_empty() {
             let some: Vec<&str> = survivors.iter().take(3).map(String::as_str).collect();
@@ -297,7 +291,7 @@ impl<F: Frontend> Session<F> {
                 survivors.len(),
                 some.join("; ")
             );
-            if self.drops + 1 >= MAX_DROPS {
+            if self.attempts.is_last_drop() {
                 return Err(SessionError::Refused(Refusal::step(
                     format!("keeps {what}, at every call"),
                     if active.unwaited() > 0 {
@@ -366,7 +360,7 @@ impl<F: Frontend> Session<F> {
         if self.candidates.len() >= self.config.max_variants {
             self.candidates.remove(0);
         }
-        self.unconfirmed += 1;
+        self.attempts.wait();
         self.candidates.push(Candidate::new(recording, parts));
         Ok(Outcome::Candidate)
     }
@@ -375,8 +369,7 @@ impl<F: Frontend> Session<F> {
     /// autograd clones a gradient that a collective's thread still holds, and
     /// steals it otherwise.
     fn differs(&mut self, refusal: Refusal) -> Result<Outcome, SessionError> {
-        self.differing += 1;
-        if self.differing >= MAX_DIFFERING {
+        if self.attempts.differs() {
             return Ok(Outcome::Refused(refusal));
         }
         Ok(Outcome::Dropped(refusal.to_string()))
@@ -461,8 +454,7 @@ impl<F: Frontend> Session<F> {
                 self.stats.calls - gone.last_used
             );
         }
-        self.unconfirmed = 0;
-        self.differing = 0;
+        self.attempts.confirm();
     }
 
     fn next_id(&mut self) -> u32 {
