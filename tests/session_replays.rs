@@ -360,7 +360,9 @@ fn a_step_that_is_refused_stays_eager() {
         panic!("nobody names the tensor");
     };
     assert!(
-        refusal.to_string().contains("no name in state= reaches"),
+        refusal
+            .to_string()
+            .contains("is no argument and not of the state"),
         "{refusal}"
     );
     for _ in 0..3 {

@@ -296,9 +296,9 @@ impl<F: Frontend> Session<F> {
                     format!("keeps {what}, at every call"),
                     if active.unwaited() > 0 {
                         "wait for every collective inside the captured function (wait_tensor(), or .wait()); return \
-                         other tensors, or write them in place to tensors that state= names"
+                         other tensors, or write them in place to tensors of the state (state= in Python)"
                     } else {
-                        "return them, or write them in place to tensors that state= names"
+                        "return them, or write them in place to tensors of the state (state= in Python)"
                     },
                 )));
             }
@@ -482,7 +482,7 @@ fn changes_every_call(what: &str) -> Refusal {
         format!(
             "changes the host value {what} at every call: a replay changes no host value, and a new value misses its guard"
         ),
-        "make it a tensor, pass it in if it takes few values, or, if it does not matter, name it in ignore=",
+        "make it a tensor, pass it in if it takes few values, or, if it does not matter, leave it unguarded (ignore= in Python)",
     )
 }
 

@@ -222,10 +222,10 @@ impl Recorder {
                     return Self::refuse(
                         op,
                         format!(
-                            "argument {i} ({}) is a tensor that no name in state= reaches and no recorded op made",
+                            "argument {i} ({}) is a tensor that is no argument and not of the state, and that no recorded op made",
                             tensor.describe()
                         ),
-                        "name it in state=, pass it as an argument, or make it inside the step with torch ops",
+                        "name it in the state (state= in Python), pass it as an argument, or make it inside the step by ops",
                     );
                 }
                 let root = self.roots[&tensor.storage];

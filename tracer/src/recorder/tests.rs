@@ -197,7 +197,7 @@ fn a_tensor_that_nobody_named_is_refused() {
     assert_eq!(refusal.op, "aten::add");
     assert_eq!(refusal.source_line, "train.py:1");
     assert!(refusal.reason.contains("argument 1 (f32[4])"));
-    assert!(refusal.remedy.contains("name it in state="));
+    assert!(refusal.remedy.contains("name it in the state"));
     let text = refusal.to_string();
     assert!(
         text.starts_with("aten::add at train.py:1 argument 1"),
