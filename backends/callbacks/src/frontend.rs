@@ -156,16 +156,6 @@ impl Callbacks {
 
     /// The leaves of the last call, to name them in a recording.
     pub fn named(&self) -> Vec<NamedLeaf> {
-        let text = |text: *const c_char| {
-            if text.is_null() {
-                return None;
-            }
-            // SAFETY: live, by `Arguments::new`.
-            unsafe { CStr::from_ptr(text) }
-                .to_str()
-                .ok()
-                .map(str::to_owned)
-        };
         let leaves = self.given().iter().zip(&self.leaves).enumerate();
         let named = leaves.map(|(at, (leaf, tensor))| {
             let shown = match tensor {
@@ -182,8 +172,10 @@ impl Callbacks {
                 }
             };
             NamedLeaf {
-                name: text(leaf.name).unwrap_or_else(|| format!("args[{at}]")),
-                spec: text(leaf.spec),
+                // SAFETY: live, by `Arguments::new`.
+                name: unsafe { name_of(leaf, at) },
+                // SAFETY: as above.
+                spec: unsafe { text(leaf.spec) },
                 state: leaf.state != 0,
                 tensor: tensor.clone(),
                 shown,
@@ -291,6 +283,27 @@ impl Callbacks {
     }
 }
 
+/// # Safety
+/// `text` must be null or a C string.
+unsafe fn text(text: *const c_char) -> Option<String> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: the caller vouches for the string.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().ok().map(str::to_owned)
+}
+
+/// The name of the leaf at a place.
+///
+/// # Safety
+/// Its name must be null or a C string.
+unsafe fn name_of(leaf: &Leaf, at: usize) -> String {
+    // SAFETY: the caller vouches for the name.
+    let name = unsafe { text(leaf.name) };
+    name.unwrap_or_else(|| format!("args[{at}]"))
+}
+
 /// Whether tensors of two storages share bytes.
 fn overlaps(a: &Tensor, b: &Tensor) -> bool {
     if a.0.storage == b.0.storage || a.0.device != b.0.device {
@@ -353,7 +366,11 @@ impl Frontend for Callbacks {
             field: KIND,
         });
         for (at, leaf) in leaves.iter().enumerate() {
-            let wrong = |problem: String| ReplayError::Bridge(format!("leaf {at} {problem}"));
+            let wrong = |problem: String| {
+                // SAFETY: live, by `Arguments::new`.
+                let name = unsafe { name_of(leaf, at) };
+                ReplayError::Bridge(format!("{name} (leaf {at}) {problem}"))
+            };
             if leaf.tensor.is_null() {
                 self.say(at, KIND, 0);
                 self.say(at, WORD, leaf.word);
