@@ -494,9 +494,10 @@ impl Backend for CallbackProgram {
             into = Placed::Copied;
             status = bound(false);
         }
-        self.framework
-            .check(&format!("bind_op of {}", op.name), status)
-            .map_err(|error| bind_error(format!("{}: {error}", op.name)))?;
+        (self
+            .framework
+            .check(&format!("bind_op of {}", op.name), status))
+        .map_err(bind_error)?;
         let pointers = |slots: &[u32]| -> Box<[*const DlTensor]> {
             let slot = |&slot: &u32| match slot {
                 NONE => std::ptr::null(),
