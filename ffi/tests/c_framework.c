@@ -542,6 +542,49 @@ static void passes(const char *plans) {
     CHECK(rote_session_free(current) == ROTE_OK);
 }
 
+static int answer(const RoteCall *made) {
+    RoteResults results;
+    const int status = rote_session_step(current, made, &results);
+    if (status == ROTE_REPLAYED) {
+        results.tensors[0]->deleter(results.tensors[0]);
+    }
+    CHECK(rote_session_notice(current) == NULL);
+    return status;
+}
+
+// A plan is replayed for what it was recorded for, and for nothing else.
+static void guards(const char *plans) {
+    static float moved[N];
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s/guards", plans);
+    session(folder);
+    recorded_twice();
+    replays();
+    RoteCall made = call();
+    word = 6;
+    CHECK(answer(&made) == ROTE_RECORD);
+    word = 5;
+    CHECK(answer(&made) == ROTE_REPLAYED);
+    leaves[0].storage = 33; // another batch
+    CHECK(answer(&made) == ROTE_REPLAYED);
+    leaves[0].storage = 2, x_tensor.data = w_data; // the batch is the weight
+    CHECK(answer(&made) == ROTE_RECORD);
+    made = call();
+    leaves[0].state = 1;
+    CHECK(answer(&made) == ROTE_RECORD);
+    made = call();
+    made.n_leaves = 1;
+    CHECK(answer(&made) == ROTE_RECORD);
+    made = call();
+    w_tensor.data = moved, leaves[1].storage = 44;
+    CHECK(answer(&made) == ROTE_RECORD);
+    x_tensor.data = w_data, leaves[0].storage = 45; // the batch lies where the weight was
+    CHECK(answer(&made) == ROTE_RECORD);
+    made = call();
+    CHECK(answer(&made) == ROTE_REPLAYED);
+    CHECK(rote_session_free(current) == ROTE_OK);
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) {
         return 2;
@@ -557,6 +600,7 @@ int main(int argc, char **argv) {
     kernels(argv[1]);
     binding(argv[1]);
     passes(argv[1]);
+    guards(argv[1]);
     CHECK(tensors_alive == 0);
     CHECK(ops_alive == 0);
     CHECK(blocks_alive == 0);

@@ -87,8 +87,6 @@ pub struct Callbacks {
     places: Vec<WordPlace>,
     /// Storages of the state, numbered.
     state: HashMap<u64, u64>,
-    /// The bytes of the state's storages, by address.
-    held: Vec<Tensor>,
 }
 
 /// What a word of a leaf is.
@@ -117,7 +115,6 @@ impl Callbacks {
             words: Vec::new(),
             places: Vec::new(),
             state: HashMap::new(),
-            held: Vec::new(),
         }
     }
 
@@ -272,13 +269,13 @@ impl Callbacks {
             shared.map_or(0, |shared| 2 * shared + in_state + 1),
         );
         self.say(at, ALIAS, shared.map_or(0, |_| start as u64));
-        let others = self.leaves.iter().flatten().chain(&self.held);
-        match others.into_iter().find(|other| overlaps(other, tensor)) {
-            Some(_) => Err(
+        let mut others = self.leaves.iter().flatten();
+        match others.any(|other| overlaps(other, tensor)) {
+            true => Err(
                 "overlaps with another tensor that names another storage: tensors that share memory name the same"
                     .to_owned(),
             ),
-            None => Ok(()),
+            false => Ok(()),
         }
     }
 }
@@ -428,12 +425,9 @@ impl Frontend for Callbacks {
         &mut self,
         state: impl Iterator<Item = (u64, &'a Tensor)>,
     ) -> Result<(), ReplayError> {
-        for (storage, tensor) in state {
+        for (storage, _) in state {
             let known = self.state.len() as u64;
-            self.state.entry(storage).or_insert_with(|| {
-                self.held.push(tensor.clone());
-                known
-            });
+            self.state.entry(storage).or_insert(known);
         }
         Ok(())
     }
