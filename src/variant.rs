@@ -6,7 +6,7 @@ use hashbrown::{HashMap, HashSet};
 use rote_passes::{Program, Report, Selection, optimize};
 use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, PlanStore, Sequence, StrId};
 use rote_replay::agreement::Offer;
-use rote_replay::{CallFacts, Frontend, Left, TensorOf};
+use rote_replay::{CallFacts, Frontend, Left, ReplayError, TensorOf};
 use rote_tracer::compare::{Recording, Source};
 
 use crate::SessionError;
@@ -75,6 +75,42 @@ struct Altered<F: Frontend> {
     /// The plan with the passes that keep collectives, bound when it is needed.
     kept: Option<BoundVariant<F>>,
     passes: Selection,
+}
+
+/// A plan, bound with some passes.
+struct Chosen<F: Frontend> {
+    bound: BoundVariant<F>,
+    report: Report,
+    altered: Option<Altered<F>>,
+}
+
+impl<F: Frontend> Chosen<F> {
+    fn bind(
+        frontend: &F,
+        recorded: &Plan,
+        parts: &Parts<F>,
+        passes: Selection,
+    ) -> Result<Self, SessionError> {
+        let (program, report) = optimize(recorded.clone(), passes);
+        let sequence = (passes.alters_collectives())
+            .then(|| Sequence::of(recorded, &program.plan, &program.carries));
+        let bound = BoundVariant::bind(frontend, program, &parts.named, &parts.facts)?;
+        let altered = match sequence {
+            Some(sequence) => Some(Altered {
+                offer: Offer::new(&sequence)?,
+                differ: sequence != Sequence::recorded(recorded),
+                alone: sequence.alone() && Sequence::recorded(recorded).alone(),
+                kept: None,
+                passes: passes.keeping_collectives(),
+            }),
+            None => None,
+        };
+        Ok(Chosen {
+            bound,
+            report,
+            altered,
+        })
+    }
 }
 
 /// A recording that a second one, or a stored plan, has confirmed.
@@ -176,7 +212,8 @@ impl<F: Frontend> Variant<F> {
         Self::bind(frontend, id, file, key, confirmed, passes)
     }
 
-    /// Binds an open plan file.
+    /// Binds an open plan file. Where the framework has not all that passes have made of its ops, the plan is bound
+    /// as it was recorded.
     pub fn bind(
         frontend: &F,
         id: u32,
@@ -193,19 +230,14 @@ impl<F: Frontend> Variant<F> {
         } = confirmed;
         let recorded = file.to_plan();
         let places = Places::of::<F>(&recorded, &parts.named);
-        let (program, report) = optimize(recorded.clone(), passes);
-        let sequence = (passes.alters_collectives())
-            .then(|| Sequence::of(&recorded, &program.plan, &program.carries));
-        let chosen = BoundVariant::bind(frontend, program, &parts.named, &parts.facts)?;
-        let altered = match sequence {
-            Some(sequence) => Some(Altered {
-                offer: Offer::new(&sequence)?,
-                differ: sequence != Sequence::recorded(&recorded),
-                alone: sequence.alone() && Sequence::recorded(&recorded).alone(),
-                kept: None,
-                passes: passes.keeping_collectives(),
-            }),
-            None => None,
+        let (chosen, passes) = match Chosen::bind(frontend, &recorded, &parts, passes) {
+            Err(SessionError::Replay(ReplayError::Bind(why))) if passes != Selection::NONE => {
+                // What a pass makes of recorded ops, a framework need not have.
+                let recorded = Chosen::bind(frontend, &recorded, &parts, Selection::NONE)?;
+                tracing::warn!(target: "rote::replay", "plan {key} goes without passes: {why}");
+                (recorded, Selection::NONE)
+            }
+            chosen => (chosen?, passes),
         };
         Ok(Variant {
             id,
@@ -223,9 +255,9 @@ impl<F: Frontend> Variant<F> {
             lost: false,
             left: Vec::new(),
             undone: false,
-            passes: report,
-            chosen,
-            altered,
+            passes: chosen.report,
+            chosen: chosen.bound,
+            altered: chosen.altered,
             named: bound_ones(parts.named, file.plan()),
             chosen_passes: passes,
             kept: false,

@@ -2,36 +2,24 @@
 //! a warning, and wrong calls give errors, not crashes.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::sync::LazyLock;
+use std::process::Command;
 
 use rote_plans::{Binding, BindingKind, Instr, NONE, Plan, PlanFile};
 
+use c::{CRATE, SCRATCH, Succeeds, compile, library};
+
+mod c;
 #[path = "../../plans/tests/sample/mod.rs"]
 mod sample;
-
-const CRATE: &str = env!("CARGO_MANIFEST_DIR");
-const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 
 #[test]
 fn a_c_program_runs_against_the_library() {
     let directory = tempfile::tempdir_in(SCRATCH).expect("temporary directory");
     let program = directory.path().join("c_abi");
-    let folder = library().parent().expect("a folder");
-    compile("CC", "cc", "c11")
-        .arg(format!(
-            "-DROTE_EXPECTED_VERSION=\"{}\"",
-            env!("CARGO_PKG_VERSION")
-        ))
-        .arg(Path::new(CRATE).join("tests/c_abi.c"))
-        .arg("-o")
-        .arg(&program)
-        .arg(library())
-        .arg(format!("-Wl,-rpath,{}", folder.display()))
-        .succeeds();
+    let version = format!("-DROTE_EXPECTED_VERSION=\"{}\"", env!("CARGO_PKG_VERSION"));
+    c::program("ffi/tests/c_abi.c", &[&version], &program);
 
     let recorded = directory.path().join("recorded.rote");
     let (garbage, plan) = (
@@ -138,64 +126,4 @@ fn stub_bridge(directory: &Path) -> PathBuf {
         .arg(&bridge)
         .succeeds();
     bridge
-}
-
-/// The library, built as this test was.
-fn library() -> &'static Path {
-    static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo
-            .args(["build", "--package", "rote-ffi", "--lib"])
-            .args(["--message-format", "json-render-diagnostics"])
-            .arg("--target-dir")
-            .arg(Path::new(SCRATCH).parent().expect("the target folder"))
-            .current_dir(CRATE);
-        if !cfg!(debug_assertions) {
-            cargo.arg("--release");
-        }
-        let messages = cargo.succeeds();
-        let made = messages
-            .lines()
-            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-            .filter(|message| message["target"]["name"] == "rote")
-            .filter(|message| message["target"]["crate_types"][0] == "cdylib")
-            .find_map(|message| Some(message["filenames"][0].as_str()?.to_owned()));
-        PathBuf::from(made.expect("cargo names the library it built"))
-    });
-    &LIBRARY
-}
-
-fn compile(variable: &str, usual: &str, standard: &str) -> Command {
-    let mut command = Command::new(std::env::var_os(variable).unwrap_or_else(|| usual.into()));
-    command
-        .arg(format!("-std={standard}"))
-        .args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I"])
-        .arg(Path::new(CRATE).join("include"));
-    command
-}
-
-trait Succeeds {
-    /// Runs the command; its output, or a panic with all that it said.
-    fn succeeds(&mut self) -> String;
-}
-
-impl Succeeds for Command {
-    fn succeeds(&mut self) -> String {
-        let program = self.get_program().to_owned();
-        let Output {
-            status,
-            stdout,
-            stderr,
-        } = self
-            .output()
-            .unwrap_or_else(|error| panic!("{} does not run: {error}", name(&program)));
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (out, err) = (text(&stdout), text(&stderr));
-        assert!(status.success(), "{}: {status}\n{out}{err}", name(&program));
-        out
-    }
-}
-
-fn name(program: &OsStr) -> String {
-    program.to_string_lossy().into_owned()
 }

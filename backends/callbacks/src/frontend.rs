@@ -87,8 +87,6 @@ pub struct Callbacks {
     places: Vec<WordPlace>,
     /// Storages of the state, numbered.
     state: HashMap<u64, u64>,
-    /// The bytes of the state's storages, by address.
-    held: Vec<Tensor>,
 }
 
 /// What a word of a leaf is.
@@ -117,7 +115,6 @@ impl Callbacks {
             words: Vec::new(),
             places: Vec::new(),
             state: HashMap::new(),
-            held: Vec::new(),
         }
     }
 
@@ -156,16 +153,6 @@ impl Callbacks {
 
     /// The leaves of the last call, to name them in a recording.
     pub fn named(&self) -> Vec<NamedLeaf> {
-        let text = |text: *const c_char| {
-            if text.is_null() {
-                return None;
-            }
-            // SAFETY: live, by `Arguments::new`.
-            unsafe { CStr::from_ptr(text) }
-                .to_str()
-                .ok()
-                .map(str::to_owned)
-        };
         let leaves = self.given().iter().zip(&self.leaves).enumerate();
         let named = leaves.map(|(at, (leaf, tensor))| {
             let shown = match tensor {
@@ -182,8 +169,10 @@ impl Callbacks {
                 }
             };
             NamedLeaf {
-                name: text(leaf.name).unwrap_or_else(|| format!("args[{at}]")),
-                spec: text(leaf.spec),
+                // SAFETY: live, by `Arguments::new`.
+                name: unsafe { name_of(leaf, at) },
+                // SAFETY: as above.
+                spec: unsafe { text(leaf.spec) },
                 state: leaf.state != 0,
                 tensor: tensor.clone(),
                 shown,
@@ -280,15 +269,36 @@ impl Callbacks {
             shared.map_or(0, |shared| 2 * shared + in_state + 1),
         );
         self.say(at, ALIAS, shared.map_or(0, |_| start as u64));
-        let others = self.leaves.iter().flatten().chain(&self.held);
-        match others.into_iter().find(|other| overlaps(other, tensor)) {
-            Some(_) => Err(
+        let mut others = self.leaves.iter().flatten();
+        match others.any(|other| overlaps(other, tensor)) {
+            true => Err(
                 "overlaps with another tensor that names another storage: tensors that share memory name the same"
                     .to_owned(),
             ),
-            None => Ok(()),
+            false => Ok(()),
         }
     }
+}
+
+/// # Safety
+/// `text` must be null or a C string.
+unsafe fn text(text: *const c_char) -> Option<String> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: the caller vouches for the string.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().ok().map(str::to_owned)
+}
+
+/// The name of the leaf at a place.
+///
+/// # Safety
+/// Its name must be null or a C string.
+unsafe fn name_of(leaf: &Leaf, at: usize) -> String {
+    // SAFETY: the caller vouches for the name.
+    let name = unsafe { text(leaf.name) };
+    name.unwrap_or_else(|| format!("args[{at}]"))
 }
 
 /// Whether tensors of two storages share bytes.
@@ -353,7 +363,11 @@ impl Frontend for Callbacks {
             field: KIND,
         });
         for (at, leaf) in leaves.iter().enumerate() {
-            let wrong = |problem: String| ReplayError::Bridge(format!("leaf {at} {problem}"));
+            let wrong = |problem: String| {
+                // SAFETY: live, by `Arguments::new`.
+                let name = unsafe { name_of(leaf, at) };
+                ReplayError::Bridge(format!("{name} (leaf {at}) {problem}"))
+            };
             if leaf.tensor.is_null() {
                 self.say(at, KIND, 0);
                 self.say(at, WORD, leaf.word);
@@ -411,12 +425,9 @@ impl Frontend for Callbacks {
         &mut self,
         state: impl Iterator<Item = (u64, &'a Tensor)>,
     ) -> Result<(), ReplayError> {
-        for (storage, tensor) in state {
+        for (storage, _) in state {
             let known = self.state.len() as u64;
-            self.state.entry(storage).or_insert_with(|| {
-                self.held.push(tensor.clone());
-                known
-            });
+            self.state.entry(storage).or_insert(known);
         }
         Ok(())
     }

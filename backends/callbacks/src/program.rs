@@ -289,6 +289,9 @@ impl CallbackProgram {
         let found = made.tensor();
         place.fits(found)?;
         let data = found.data.wrapping_byte_add(found.byte_offset as usize);
+        if found.data.is_null() && !place.is_empty() {
+            return Err("has no memory".to_owned());
+        }
         if written {
             return match data == place.data() {
                 true => Ok(()),
@@ -348,6 +351,11 @@ impl Slot {
 
     fn strides(&self) -> *const i64 {
         self.dims[self.dims.len() / 2..].as_ptr()
+    }
+
+    /// Whether it has no elements.
+    fn is_empty(&self) -> bool {
+        self.dims[..self.dims.len() / 2].contains(&0)
     }
 
     fn made(&self) -> Made<'_> {
@@ -486,9 +494,10 @@ impl Backend for CallbackProgram {
             into = Placed::Copied;
             status = bound(false);
         }
-        self.framework
-            .check(&format!("bind_op of {}", op.name), status)
-            .map_err(|error| bind_error(format!("{}: {error}", op.name)))?;
+        (self
+            .framework
+            .check(&format!("bind_op of {}", op.name), status))
+        .map_err(bind_error)?;
         let pointers = |slots: &[u32]| -> Box<[*const DlTensor]> {
             let slot = |&slot: &u32| match slot {
                 NONE => std::ptr::null(),

@@ -230,8 +230,7 @@ impl Framework {
             return format!("{what} came back with {status}");
         }
         // SAFETY: the framework's error is a C string that lives until its next call.
-        unsafe { CStr::from_ptr(text) }
-            .to_string_lossy()
-            .into_owned()
+        let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+        format!("{what}: {text}")
     }
 }

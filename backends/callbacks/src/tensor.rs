@@ -185,6 +185,9 @@ impl Tensor {
         })?;
         // SAFETY: the caller vouches for the lists.
         let dims = unsafe { dims(tensor)? };
+        if tensor.data.is_null() && !dims[..dims.len() / 2].contains(&0) {
+            return Err("has no memory".to_owned());
+        }
         let data = tensor.data.wrapping_byte_add(tensor.byte_offset as usize);
         let element = dtype.bytes().unwrap_or(1);
         if data.addr() as u64 % element != 0 || described.start % element as i64 != 0 {

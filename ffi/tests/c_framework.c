@@ -1,0 +1,608 @@
+// What happens to wrong calls of a framework of function pointers, and to a framework that does wrong.
+//
+//     c_framework PLANS
+//
+// PLANS: a directory for plans. The step is `y = relu(x); w += y; return relu(w)` on four numbers.
+
+#define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
+#include <rote.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int failures = 0;
+static char log_text[4096];
+
+static void check(int holds, const char *what, int line) {
+    if (!holds) {
+        failures++;
+        printf("line %d: %s\n  the last error is: %s\n  the log is: %s\n", line, what, rote_last_error(), log_text);
+    }
+}
+
+static int said(const char *part) {
+    return strstr(rote_last_error(), part) != NULL;
+}
+
+// Leaves a message behind, so that one seen later is known to be new.
+static void distract(void) {
+    rote_plan_check("elsewhere");
+    log_text[0] = 0;
+}
+
+#define CHECK(condition) check((condition), #condition, __LINE__)
+#define FAILS(call, message)                                       \
+    do {                                                           \
+        distract();                                                \
+        check((call) == ROTE_ERROR, #call " fails", __LINE__);     \
+        check(said(message), #call " says: " #message, __LINE__);  \
+    } while (0)
+#define GIVES_NULL(call, message)                                  \
+    do {                                                           \
+        distract();                                                \
+        check((call) == NULL, #call " gives null", __LINE__);      \
+        check(said(message), #call " says: " #message, __LINE__);  \
+    } while (0)
+
+static void keep_log(int level, const char *target, const char *message) {
+    (void)level, (void)target;
+    strncat(log_text, message, sizeof log_text - strlen(log_text) - 1);
+    strncat(log_text, "\n", sizeof log_text - strlen(log_text) - 1);
+}
+
+// ---- A framework of three ops on four numbers ----
+
+enum { N = 4 };
+enum { RIGHT, SHAPE, DTYPE, NOTHING, FAILS_WITH_TEXT, FAILS_SILENTLY, CALLS_BACK, NO_MEMORY };
+static int kernel_does = RIGHT; // what the next kernels do
+static int adds_badly = RIGHT;  // the same of `add_`
+static int binds = 1, reenters_in_bind = 0, numbers_fail = 0;
+static RoteSession *current = NULL;
+static int tensors_alive = 0, ops_alive = 0, blocks_alive = 0;
+static char reentry[256];
+
+static void delete(RoteDlManagedTensor *tensor) {
+    tensors_alive--;
+    free(tensor->dl_tensor.data);
+    free(tensor->dl_tensor.shape);
+    free(tensor);
+}
+
+static RoteDlManagedTensor *new_tensor(int64_t n) {
+    RoteDlManagedTensor *tensor = calloc(1, sizeof *tensor);
+    int64_t *dims = malloc(2 * sizeof *dims);
+    dims[0] = n, dims[1] = 1;
+    tensor->dl_tensor = (RoteDlTensor){.data = calloc((size_t)n, sizeof(float)), .device = {1, 0}, .ndim = 1,
+                                       .dtype = {2, 32, 1}, .shape = dims, .strides = dims + 1};
+    tensor->deleter = delete;
+    tensors_alive++;
+    return tensor;
+}
+
+// A call of the session from one of the functions that it calls.
+static void reenter(void) {
+    snprintf(reentry, sizeof reentry, "%d", rote_session_together(current));
+    strncat(reentry, rote_last_error(), sizeof reentry - strlen(reentry) - 1);
+}
+
+static int bind_op(void *context, const char *name, const char *overload, const RoteArg *args, uint32_t n,
+                   uint32_t outs, int into, uint64_t *op) {
+    (void)context, (void)overload, (void)outs;
+    if (reenters_in_bind) {
+        reenter();
+    }
+    if (!binds) {
+        return 7;
+    }
+    if (n > 1 && args[1].tag == ROTE_ARG_WRAPPED) {
+        return 8; // what the `scalars` pass makes of `mul.Scalar`
+    }
+    if (into) {
+        return ROTE_NO_INTO;
+    }
+    double *number = malloc(2 * sizeof *number);
+    number[0] = strcmp(name, "aten::add_") == 0;
+    number[1] = n > 1 && args[n - 1].tag == ROTE_ARG_FLOAT ? args[n - 1].payload.f : 1;
+    ops_alive++;
+    *op = (uint64_t)(uintptr_t)number;
+    return 0;
+}
+
+static int run_op(void *context, uint64_t op, const RoteDlTensor *const *tensors, const RoteDlTensor *const *into,
+                  RoteDlManagedTensor **made) {
+    (void)context, (void)into;
+    const double *number = (const double *)(uintptr_t)op;
+    const float *in = tensors[0]->data;
+    const int does = number[0] != 0 ? adds_badly : kernel_does;
+    switch (does) {
+    case SHAPE: made[0] = new_tensor(N + 1); return 0;
+    case NOTHING: return 0;
+    case FAILS_WITH_TEXT: made[0] = new_tensor(N); return 3;
+    case FAILS_SILENTLY: return 4;
+    case CALLS_BACK: reenter(); break;
+    default: break;
+    }
+    if (number[0] != 0) {
+        for (int i = 0; i < N; i++) {
+            ((float *)tensors[0]->data)[i] += (float)number[1] * ((const float *)tensors[1]->data)[i];
+        }
+        return 0;
+    }
+    made[0] = new_tensor(N);
+    for (int i = 0; i < N; i++) {
+        ((float *)made[0]->dl_tensor.data)[i] = (in[i] > 0 ? in[i] : 0) * (float)number[1];
+    }
+    if (does == DTYPE) {
+        made[0]->dl_tensor.dtype = (RoteDlType){0, 32, 1};
+    } else if (does == NO_MEMORY) {
+        free(made[0]->dl_tensor.data);
+        made[0]->dl_tensor.data = NULL;
+    }
+    return 0;
+}
+
+static int set_number(void *context, uint64_t op, uint32_t arg, int64_t element, double value) {
+    (void)context, (void)arg, (void)element;
+    ((double *)(uintptr_t)op)[1] = value;
+    return numbers_fail;
+}
+
+static void forget_op(void *context, uint64_t op) {
+    (void)context;
+    ops_alive--;
+    free((void *)(uintptr_t)op);
+}
+
+static int allocate(void *context, uint64_t bytes, uint32_t kind, int32_t index, void **place) {
+    (void)context, (void)kind, (void)index;
+    *place = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    blocks_alive++;
+    return 0;
+}
+
+static void release(void *context, void *place) {
+    (void)context;
+    blocks_alive--;
+    free(place);
+}
+
+static int is_alive(void *context, uint64_t storage) {
+    (void)context, (void)storage;
+    return 0;
+}
+
+static int generator(void *context, uint32_t kind, int32_t index, uint64_t *state) {
+    (void)context, (void)kind, (void)index;
+    *state = 0;
+    return 0;
+}
+
+static int bind_collective(void *context, const RoteCollective *described, uint64_t *collective) {
+    (void)context, (void)described, (void)collective;
+    return 1;
+}
+
+static int gather(void *context, const char *group, const uint8_t *ours, uint64_t n, uint8_t *all) {
+    (void)context, (void)group;
+    memcpy(all, ours, n);
+    return 0;
+}
+
+static const char *error(void *context) {
+    (void)context;
+    if (kernel_does == FAILS_WITH_TEXT || adds_badly == FAILS_WITH_TEXT) {
+        return "the kernel is out of cheese";
+    }
+    return NULL;
+}
+
+static RoteFramework framework(void) {
+    return (RoteFramework){.size = sizeof(RoteFramework), .bind_op = bind_op, .run_op = run_op,
+                           .set_number = set_number, .forget_op = forget_op, .allocate = allocate,
+                           .release = release, .is_alive = is_alive, .error = error};
+}
+
+// ---- The step ----
+
+static uint64_t storages = 100;
+static float x_data[N + 4], w_data[N];
+static int64_t sizes[] = {N}, strides[] = {1};
+
+static RoteDlTensor dl(float *data) {
+    return (RoteDlTensor){.data = data, .device = {1, 0}, .ndim = 1, .dtype = {2, 32, 1}, .shape = sizes,
+                          .strides = strides};
+}
+
+static RoteTensor told(uint64_t storage) {
+    return (RoteTensor){.storage = storage, .sizes = sizes, .strides = strides, .storage_bytes = N * sizeof(float),
+                        .ndim = 1, .dtype = 6, .device_index = -1};
+}
+
+static RoteArg tensor(const RoteTensor *tensor) {
+    return (RoteArg){.tag = ROTE_ARG_TENSOR, .len = 1, .payload.tensors = tensor};
+}
+
+static int ran(const char *name, const char *overload, RoteArg *args, uint32_t n, const RoteTensor *out) {
+    const RoteArg result = tensor(out);
+    const RoteOp op = {.name = name, .overload = overload, .args = args, .nargs = n, .outs = &result, .nouts = 1};
+    return rote_record_ran(current, &op, "c_framework.c:step");
+}
+
+static RoteDlTensor x_tensor, w_tensor;
+static RoteLeaf leaves[2];
+static double lr = 1;
+static uint64_t word = 5;
+
+static RoteCall call(void) {
+    x_tensor = dl(x_data), w_tensor = dl(w_data);
+    leaves[0] = (RoteLeaf){.name = "x", .tensor = &x_tensor, .storage = 1, .bytes = N * sizeof(float)};
+    leaves[1] = (RoteLeaf){.name = "w", .tensor = &w_tensor, .storage = 2, .bytes = N * sizeof(float), .state = 1};
+    return (RoteCall){.leaves = leaves, .n_leaves = 2, .words = &word, .n_words = 1, .numbers = &lr, .n_numbers = 1};
+}
+
+static RoteSession *session(const char *plans) {
+    RoteFramework table = framework();
+    current = rote_session_for(&table, "c_framework.c:step", "two ops 1", 1, 0, plans, 8, NULL);
+    CHECK(current != NULL);
+    CHECK(rote_session_fact(current, ROTE_GUARD_MODE, "mode", 0) == ROTE_OK);
+    CHECK(rote_session_fact(current, ROTE_GUARD_HOST, "lr", 1) == ROTE_OK);
+    return current;
+}
+
+static int has(const char *text, const char *part) {
+    return text != NULL && strstr(text, part) != NULL;
+}
+
+// Records a call as the step would tell of it; what came of it.
+static const char *record(void) {
+    const RoteTensor x = told(1), w = told(2), y = told(++storages), z = told(++storages);
+    RoteArg relu[] = {tensor(&x)}, add[] = {tensor(&w), tensor(&y), {.tag = ROTE_ARG_FLOAT}}, last[] = {tensor(&w)};
+    add[0].written = 1, add[2].payload.f = lr;
+    CHECK(rote_record_call(current) == ROTE_OK);
+    CHECK(rote_record_ready(current) == ROTE_OK);
+    CHECK(ran("aten::relu", "", relu, 1, &y) == ROTE_OK);
+    CHECK(ran("aten::add_", "Tensor", add, 3, &w) == ROTE_OK);
+    CHECK(ran("aten::relu", "", last, 1, &z) == ROTE_OK);
+    CHECK(rote_record_returned(current, "z", &z, ROTE_NO_INDEX) == ROTE_OK);
+    return rote_record_finish(current, "{\"t\": 0}");
+}
+
+static void recorded_twice(void) {
+    RoteCall made = call();
+    RoteResults results;
+    lr = 1;
+    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+    CHECK(has(record(), "candidate"));
+    lr = 2;
+    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+    CHECK(has(record(), "kept"));
+}
+
+static void replays(void) {
+    RoteCall made = call();
+    RoteResults results;
+    const float before = w_data[0];
+    CHECK(rote_session_step(current, &made, &results) == ROTE_REPLAYED);
+    CHECK(results.n == 1);
+    CHECK(w_data[0] == before + (float)lr * (x_data[0] > 0 ? x_data[0] : 0));
+    CHECK(((float *)results.tensors[0]->dl_tensor.data)[0] == w_data[0]);
+    results.tensors[0]->deleter(results.tensors[0]);
+}
+
+// ---- Wrong calls ----
+
+static void tables(const char *plans) {
+    RoteFramework table = framework();
+#define MAKE(t) rote_session_for(&(t), "f", "two ops 1", 1, 0, plans, 8, NULL)
+    GIVES_NULL(rote_session_for(NULL, "f", "two ops 1", 1, 0, plans, 8, NULL), "`framework` is null");
+    table.size = sizeof table - 8;
+    GIVES_NULL(MAKE(table), "the framework's table has");
+    table.size = 0;
+    GIVES_NULL(MAKE(table), "the framework's table has 0 bytes");
+#define WITHOUT(member)                                                      \
+    do {                                                                     \
+        table = framework();                                                 \
+        table.member = NULL;                                                 \
+        GIVES_NULL(MAKE(table), "the framework's `" #member "` is null");    \
+    } while (0)
+    WITHOUT(bind_op);
+    WITHOUT(run_op);
+    WITHOUT(set_number);
+    WITHOUT(allocate);
+    WITHOUT(release);
+    WITHOUT(is_alive);
+    table = framework(), table.generator = generator;
+    GIVES_NULL(MAKE(table), "`keep_generator` is null");
+    table = framework(), table.bind_collective = bind_collective;
+    GIVES_NULL(MAKE(table), "`start` is null");
+    table = framework(), table.gather = gather;
+    GIVES_NULL(MAKE(table), "`ranks` is null");
+    table = framework();
+    GIVES_NULL(rote_session_for(&table, "f", "two ops 1", 2, 2, plans, 8, NULL), "rank 2 is not below");
+    GIVES_NULL(rote_session_for(&table, "f", "two ops 1", 1, 0, plans, 8, "swiftly"), "swiftly");
+    GIVES_NULL(rote_session_for(&table, "\xff", "two ops 1", 1, 0, plans, 8, NULL), "UTF-8");
+    CHECK(rote_abi_version() == ROTE_ABI_VERSION);
+}
+
+static void *elsewhere(void *nothing) {
+    (void)nothing;
+    RoteCall made = call();
+    RoteResults results;
+    const char *other = "belongs to another thread";
+    FAILS(rote_session_step(current, &made, &results), other);
+    FAILS(rote_session_fact(current, ROTE_GUARD_HOST, "late", 1), other);
+    GIVES_NULL(rote_session_stats(current), other);
+    FAILS(rote_session_free(current), other);
+    return NULL;
+}
+
+static void handles(const char *plans) {
+    pthread_t thread;
+    RoteCall made = call();
+    RoteResults results;
+    session(plans);
+    pthread_create(&thread, NULL, elsewhere, NULL);
+    pthread_join(thread, NULL);
+
+    FAILS(rote_session_step(current, NULL, &results), "`call` is null");
+    FAILS(rote_session_step(current, &made, NULL), "`results` is null");
+    FAILS(rote_session_step_again(current, NULL), "`results` is null");
+    FAILS(rote_record_ran(current, NULL, ""), "`op` is null");
+    FAILS(rote_record_returned(current, "z", NULL, ROTE_NO_INDEX), "the tensor z is null");
+    const RoteTensor x = told(1);
+    FAILS(rote_record_returned(current, "z", &x, ROTE_NO_INDEX), "no recording");
+    FAILS(rote_record_gradient(current, "w", &x, ROTE_NO_INDEX), "no recording");
+    GIVES_NULL(rote_record_finish(current, "{\"t\": 0}"), "recording");
+    FAILS(rote_session_fact(current, 9, "kind", 0), "9 is no kind of guard");
+    FAILS(rote_session_fact(current, 0, "lr", 0), "a fact named lr is declared already");
+
+    made.n_leaves = 3, made.leaves = NULL;
+    FAILS(rote_session_step(current, &made, &results), "a list of 3 entries is null");
+    made = call();
+    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+    FAILS(rote_session_fact(current, ROTE_GUARD_HOST, "late", 1), "late is declared after a call was made");
+
+    RoteSession *freed = current;
+    CHECK(rote_session_free(freed) == ROTE_OK);
+    FAILS(rote_session_free(freed), "the session was freed");
+    FAILS(rote_session_step(freed, &made, &results), "the session was freed");
+    FAILS(rote_record_call(freed), "the session was freed");
+    FAILS(rote_session_step(NULL, &made, &results), "the session is null");
+}
+
+// A call that cannot be looked at runs eagerly. The session says so once.
+#define UNSEEN(change, message)                                                       \
+    do {                                                                              \
+        session(plans);                                                               \
+        RoteCall made = call();                                                       \
+        RoteResults results;                                                          \
+        change;                                                                       \
+        CHECK(rote_session_step(current, &made, &results) == ROTE_EAGER);             \
+        const char *notice = rote_session_notice(current);                            \
+        check(has(notice, message), "the notice says: " message, __LINE__);               \
+        made = call();                                                                \
+        sizes[0] = N;                                                                 \
+        CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);            \
+        CHECK(rote_session_free(current) == ROTE_OK);                                 \
+    } while (0)
+
+static void leaves_and_facts(const char *plans) {
+    UNSEEN((x_tensor.dtype = (RoteDlType){9, 32, 1}), "x (leaf 0) has the element type 9, 32 bits");
+    UNSEEN((x_tensor.dtype = (RoteDlType){2, 32, 4}), "x (leaf 0) has the element type 2, 32 bits, 4 lanes");
+    UNSEEN(x_tensor.device.device_type = 99, "x (leaf 0) is on device type 99");
+    UNSEEN(x_tensor.ndim = -1, "x (leaf 0) has -1 dims");
+    UNSEEN(x_tensor.shape = NULL, "x (leaf 0) has no shape");
+    UNSEEN(x_tensor.byte_offset = 1, "x (leaf 0) does not begin at a multiple of 4");
+    UNSEEN(leaves[0].bytes = 8, "x (leaf 0) reaches bytes 0 to 16 of a storage of 8");
+    UNSEEN(leaves[0].start = 4, "x (leaf 0) reaches bytes 4 to 20 of a storage of 16");
+    UNSEEN(sizes[0] = -1, "x (leaf 0) ");
+    UNSEEN(w_tensor.data = x_data + 2, "w (leaf 1) overlaps with another tensor that names another storage");
+    UNSEEN((leaves[1].name = NULL, w_tensor.ndim = -1), "args[1] (leaf 1) has -1 dims");
+    UNSEEN(made.n_words = 0, "the call tells 0 words, and 1 are declared");
+    UNSEEN((made.n_numbers = 0, made.numbers = NULL), "the call tells 0 numbers, and 1 are declared");
+}
+
+static void recordings(const char *plans) {
+    session(plans);
+    RoteCall made = call();
+    RoteResults results;
+    uint32_t index;
+    RoteTensor x = told(1), beyond = told(3), y = told(++storages), stranger = told(77);
+    RoteArg args[] = {tensor(&x)};
+    beyond.offset = 1;
+    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+    CHECK(rote_record_call(current) == ROTE_OK);
+    FAILS(rote_record_float(current, 2, 5, 0, -1, NULL, &index), "float 5 is not followed");
+    CHECK(rote_record_ready(current) == ROTE_OK);
+    FAILS(ran("", "", args, 1, &y), "no name");
+    FAILS(ran("aten::relu", "", args, 1, &beyond), "bytes 4 to 20 of a storage of 16");
+    args[0].payload.tensors = NULL;
+    FAILS(ran("aten::relu", "", args, 1, &y), "argument 0 is null");
+    args[0] = tensor(&stranger);
+    CHECK(ran("aten::relu", "", args, 1, &y) == ROTE_REFUSED);
+    CHECK(said("aten::relu") && said("argument 0") && said("remedy"));
+    FAILS(rote_record_returned(current, "z", NULL, ROTE_NO_INDEX), "the tensor z is null");
+    CHECK(has(rote_record_finish(current, "{\"t\": 0}"), "refused"));
+    CHECK(rote_session_step(current, &made, &results) == ROTE_EAGER); // refused before
+    CHECK(rote_session_free(current) == ROTE_OK);
+
+    // A spec that is none ends the recording.
+    session(plans);
+    leaves[1].spec = "S(0)";
+    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+    FAILS(rote_record_call(current), "is not a spec");
+    FAILS(ran("aten::relu", "", args, 1, &y), "no recording");
+    CHECK(rote_session_free(current) == ROTE_OK);
+}
+
+// ---- A framework that does wrong ----
+
+// What a kernel does before anything was written is undone: the call runs eagerly, and the log says why.
+#define UNDONE(what, message)                                                 \
+    do {                                                                      \
+        RoteCall made = call();                                               \
+        RoteResults results;                                                  \
+        distract();                                                           \
+        kernel_does = (what);                                                 \
+        CHECK(rote_session_step(current, &made, &results) == ROTE_EAGER);     \
+        CHECK(results.n == 0);                                                \
+        kernel_does = RIGHT;                                                  \
+        check(has(log_text, message), "the log says: " message, __LINE__);    \
+        replays();                                                            \
+    } while (0)
+
+// What fails after the weight was written is an error.
+#define LASTING(what, message)                                                 \
+    do {                                                                       \
+        RoteCall made = call();                                                \
+        RoteResults results;                                                   \
+        adds_badly = (what);                                                   \
+        FAILS(rote_session_step(current, &made, &results), message);           \
+        adds_badly = RIGHT;                                                    \
+        replays();                                                             \
+    } while (0)
+
+static void kernels(const char *plans) {
+    session(plans);
+    recorded_twice();
+    replays();
+    replays();
+    UNDONE(SHAPE, "aten::relu: result 0 is f32 of sizes and strides [5, 1], the plan has f32 of [4, 1]");
+    UNDONE(DTYPE, "aten::relu: result 0 is i32");
+    UNDONE(NOTHING, "aten::relu: result 0 is null");
+    UNDONE(FAILS_WITH_TEXT, "aten::relu: the kernel is out of cheese");
+    UNDONE(FAILS_SILENTLY, "aten::relu came back with 4");
+    UNDONE(NO_MEMORY, "aten::relu: result 0 has no memory");
+    LASTING(FAILS_WITH_TEXT, "aten::add_: the kernel is out of cheese");
+    LASTING(FAILS_SILENTLY, "aten::add_ came back with 4");
+
+    kernel_does = CALLS_BACK;
+    replays();
+    kernel_does = RIGHT;
+    CHECK(has(reentry, "-1the session is in use"));
+
+    RoteCall made = call();
+    RoteResults results;
+    numbers_fail = 6;
+    lr = 0.25;
+    FAILS(rote_session_step(current, &made, &results), "set_number came back with 6");
+    numbers_fail = 0;
+    replays();
+    lr = 0.5;
+    replays();
+
+    // A result outlives its session.
+    CHECK(rote_session_step(current, &made, &results) == ROTE_REPLAYED);
+    RoteDlManagedTensor *kept = results.tensors[0];
+    CHECK(rote_session_free(current) == ROTE_OK);
+    CHECK(((float *)kept->dl_tensor.data)[0] == w_data[0]);
+    kept->deleter(kept);
+}
+
+static void binding(const char *plans) {
+    RoteCall made = call();
+    RoteResults results;
+    char elsewhere[4096];
+    snprintf(elsewhere, sizeof elsewhere, "%s/binding", plans);
+    session(elsewhere);
+    lr = 1;
+    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+    CHECK(has(record(), "candidate"));
+    lr = 2;
+    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+    binds = 0, reenters_in_bind = 1;
+    const char *outcome = record();
+    CHECK(has(outcome, "refused") && has(outcome, "aten::relu") && has(outcome, "came back with 7"));
+    binds = 1, reenters_in_bind = 0;
+    CHECK(has(reentry, "-1the session is in use"));
+    CHECK(rote_session_free(current) == ROTE_OK);
+}
+
+// A pass makes an op that the framework has not: the plan is bound as it was recorded.
+static void passes(const char *plans) {
+    RoteCall made = call();
+    RoteResults results;
+    session(plans);
+    for (int i = 0; i < 2; i++) {
+        const RoteTensor x = told(1), y = told(++storages);
+        RoteArg args[] = {tensor(&x), {.tag = ROTE_ARG_FLOAT, .payload.f = 3}};
+        CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+        CHECK(rote_record_call(current) == ROTE_OK);
+        CHECK(rote_record_ready(current) == ROTE_OK);
+        CHECK(ran("aten::mul", "Scalar", args, 2, &y) == ROTE_OK);
+        CHECK(rote_record_returned(current, "y", &y, ROTE_NO_INDEX) == ROTE_OK);
+        distract();
+        CHECK(has(rote_record_finish(current, "{\"t\": 0}"), i == 0 ? "candidate" : "kept"));
+    }
+    CHECK(has(log_text, "goes without passes") && has(log_text, "bind_op of aten::mul came back with 8"));
+    CHECK(rote_session_step(current, &made, &results) == ROTE_REPLAYED);
+    CHECK(((float *)results.tensors[0]->dl_tensor.data)[0] == 3 * x_data[0]);
+    results.tensors[0]->deleter(results.tensors[0]);
+    CHECK(rote_session_free(current) == ROTE_OK);
+}
+
+static int answer(const RoteCall *made) {
+    RoteResults results;
+    const int status = rote_session_step(current, made, &results);
+    if (status == ROTE_REPLAYED) {
+        results.tensors[0]->deleter(results.tensors[0]);
+    }
+    CHECK(rote_session_notice(current) == NULL);
+    return status;
+}
+
+// A plan is replayed for what it was recorded for, and for nothing else.
+static void guards(const char *plans) {
+    static float moved[N];
+    char folder[4096];
+    snprintf(folder, sizeof folder, "%s/guards", plans);
+    session(folder);
+    recorded_twice();
+    replays();
+    RoteCall made = call();
+    word = 6;
+    CHECK(answer(&made) == ROTE_RECORD);
+    word = 5;
+    CHECK(answer(&made) == ROTE_REPLAYED);
+    leaves[0].storage = 33; // another batch
+    CHECK(answer(&made) == ROTE_REPLAYED);
+    leaves[0].storage = 2, x_tensor.data = w_data; // the batch is the weight
+    CHECK(answer(&made) == ROTE_RECORD);
+    made = call();
+    leaves[0].state = 1;
+    CHECK(answer(&made) == ROTE_RECORD);
+    made = call();
+    made.n_leaves = 1;
+    CHECK(answer(&made) == ROTE_RECORD);
+    made = call();
+    w_tensor.data = moved, leaves[1].storage = 44;
+    CHECK(answer(&made) == ROTE_RECORD);
+    x_tensor.data = w_data, leaves[0].storage = 45; // the batch lies where the weight was
+    CHECK(answer(&made) == ROTE_RECORD);
+    made = call();
+    CHECK(answer(&made) == ROTE_REPLAYED);
+    CHECK(rote_session_free(current) == ROTE_OK);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 2) {
+        return 2;
+    }
+    for (int i = 0; i < N; i++) {
+        x_data[i] = (float)i + 0.5F;
+    }
+    CHECK(rote_set_log(keep_log) == ROTE_OK);
+    tables(argv[1]);
+    handles(argv[1]);
+    leaves_and_facts(argv[1]);
+    recordings(argv[1]);
+    kernels(argv[1]);
+    binding(argv[1]);
+    passes(argv[1]);
+    guards(argv[1]);
+    CHECK(tensors_alive == 0);
+    CHECK(ops_alive == 0);
+    CHECK(blocks_alive == 0);
+    return failures != 0;
+}
