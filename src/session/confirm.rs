@@ -257,6 +257,7 @@ impl<F: Frontend> Session<F> {
         Ok(outcome)
     }
 
+    /// What becomes of a recording: whether it can be kept, then whether another one confirms it.
     fn judge(
         &mut self,
         mut active: ActiveRecording<F>,
@@ -268,63 +269,99 @@ impl<F: Frontend> Session<F> {
         if let Some(refusal) = active.refusal() {
             return Ok(Outcome::Refused(refusal.clone()));
         }
-        active.facts.settle_added(&self.frontend)?;
-        let changes = active.facts.changes(&self.frontend)?;
-        if !changes.is_empty() {
-            let subject =
-                |change: &String| change.split(" (").next().unwrap_or_default().to_owned();
-            let subjects = changes.iter().map(subject).collect();
-            if let Some(again) = self.attempts.changed(subjects) {
-                return Ok(Outcome::Refused(changes_every_call(&changes[again])));
-            }
-            return Ok(Outcome::Dropped(format!(
-                "the step changed {}",
-                changes.join(", ")
-            )));
+        let unfit = match self.changed(&mut active)? {
+            None => self.outlived(&active),
+            changed => changed,
+        };
+        if let Some(outcome) = unfit {
+            return Ok(outcome);
         }
-        self.attempts.changed(Vec::new());
-        let survivors = active.survivors();
-        if !survivors.is_empty() {
-            let some: Vec<&str> = survivors.iter().take(3).map(String::as_str).collect();
-            let what = format!(
-                "{} tensors that outlive the call, among them {}",
-                survivors.len(),
-                some.join("; ")
-            );
-            if self.attempts.is_last_drop() {
-                return Err(SessionError::Refused(Refusal::step(
-                    format!("keeps {what}, at every call"),
-                    if active.unwaited() > 0 {
-                        "wait for every collective inside the captured function (wait_tensor(), or .wait()); return \
-                         other tensors, or write them in place to tensors of the state (state= in Python)"
-                    } else {
-                        "return them, or write them in place to tensors of the state (state= in Python)"
-                    },
-                )));
-            }
-            return Ok(Outcome::Dropped(format!("the step made {what}")));
-        }
-
         let (recording, parts) = active.into_recording(result);
         let key = guard_key(&self.config.function, &parts.guards);
-        if let Some(i) = variant {
-            return self.generalize(i, &key, recording, parts);
+        match (variant, candidate) {
+            (Some(i), _) => self.generalize(i, &key, recording, parts),
+            (None, Some(i)) => self.confirm(i, &key, recording, parts),
+            (None, None) => self.adopt(&key, recording, parts),
         }
-        if let Some(i) = candidate {
-            let known = &self.candidates[i].recording;
-            let sources = match compare(known, &known.sources(), &recording) {
-                Ok(sources) => sources,
-                Err(refusal) => {
-                    self.candidates[i] = Candidate::new(recording, parts);
-                    return self.differs(refusal);
-                }
-            };
-            let free = recording.floats.free(&self.candidates[i].recording.floats);
-            self.candidates.remove(i);
-            return self.keep(&key, recording, sources, free, parts);
+    }
+
+    /// A step that changes what is guarded: the recording is dropped once, since the change may be the last one.
+    fn changed(
+        &mut self,
+        active: &mut ActiveRecording<F>,
+    ) -> Result<Option<Outcome>, SessionError> {
+        active.facts.settle_added(&self.frontend)?;
+        let changes = active.facts.changes(&self.frontend)?;
+        let subject = |change: &String| change.split(" (").next().unwrap_or_default().to_owned();
+        let again = self.attempts.changed(changes.iter().map(subject).collect());
+        Ok(match (again, changes.is_empty()) {
+            (_, true) => None,
+            (Some(again), _) => Some(Outcome::Refused(changes_every_call(&changes[again]))),
+            (None, _) => {
+                let changes = changes.join(", ");
+                Some(Outcome::Dropped(format!("the step changed {changes}")))
+            }
+        })
+    }
+
+    /// A step that makes tensors which outlive the call and are no result: the recording is dropped, since the first
+    /// steps make state; too often in a row it is refused.
+    fn outlived(&self, active: &ActiveRecording<F>) -> Option<Outcome> {
+        let survivors = active.survivors();
+        if survivors.is_empty() {
+            return None;
         }
+        let some: Vec<&str> = survivors.iter().take(3).map(String::as_str).collect();
+        let what = format!(
+            "{} tensors that outlive the call, among them {}",
+            survivors.len(),
+            some.join("; ")
+        );
+        if !self.attempts.is_last_drop() {
+            return Some(Outcome::Dropped(format!("the step made {what}")));
+        }
+        Some(Outcome::Refused(Refusal::step(
+            format!("keeps {what}, at every call"),
+            if active.unwaited() > 0 {
+                "wait for every collective inside the captured function (wait_tensor(), or .wait()); return other \
+                 tensors, or write them in place to tensors of the state (state= in Python)"
+            } else {
+                "return them, or write them in place to tensors of the state (state= in Python)"
+            },
+        )))
+    }
+
+    /// A recording under the guards of a candidate: an equal one makes a variant, another one takes its place.
+    fn confirm(
+        &mut self,
+        candidate: usize,
+        key: &str,
+        recording: Recording,
+        parts: Parts<F>,
+    ) -> Result<Outcome, SessionError> {
+        let known = &self.candidates[candidate].recording;
+        let sources = match compare(known, &known.sources(), &recording) {
+            Ok(sources) => sources,
+            Err(refusal) => {
+                self.candidates[candidate] = Candidate::new(recording, parts);
+                return self.differs(refusal);
+            }
+        };
+        let free = recording.floats.free(&known.floats);
+        self.candidates.remove(candidate);
+        self.keep(key, recording, sources, free, parts)
+    }
+
+    /// A recording that nothing in this process confirms: the stored plan may, if it is the same; else it waits for a
+    /// second one.
+    fn adopt(
+        &mut self,
+        key: &str,
+        recording: Recording,
+        parts: Parts<F>,
+    ) -> Result<Outcome, SessionError> {
         let ours = self.variants.iter().any(|variant| variant.key == key);
-        let stored = if ours { None } else { self.stored.find(&key) };
+        let stored = if ours { None } else { self.stored.find(key) };
         if let Some(file) = stored {
             let plan = file.to_plan();
             match same_as_stored(&plan, &recording, &parts) {
@@ -332,19 +369,14 @@ impl<F: Frontend> Session<F> {
                     tracing::info!(target: "rote::record", "{}: stored plan {key} is the same", self.config.function);
                     let id = self.next_id();
                     let sources = sources_of(&plan, &recording);
-                    let variant = Variant::bind(
-                        &self.frontend,
-                        id,
-                        file,
-                        &key,
-                        Confirmed {
-                            recording,
-                            sources,
-                            free,
-                            parts,
-                        },
-                        self.config.passes,
-                    )?;
+                    let confirmed = Confirmed {
+                        recording,
+                        sources,
+                        free,
+                        parts,
+                    };
+                    let passes = self.config.passes;
+                    let variant = Variant::bind(&self.frontend, id, file, key, confirmed, passes)?;
                     self.add(variant);
                     return Ok(Outcome::Adopted(id));
                 }
