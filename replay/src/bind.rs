@@ -228,6 +228,88 @@ fn ids_of(plan: &ArchivedPlan, range: ArchivedRange) -> Vec<u32> {
     ids.map(|id| id.to_native()).collect()
 }
 
+/// The steps of a plan while it is bound.
+#[derive(Default)]
+struct Steps {
+    /// Those of the first run, and the instruction of each.
+    all: Vec<Step>,
+    instrs: Vec<u32>,
+    /// Those of later runs, likewise.
+    later: Vec<Step>,
+    later_instrs: Vec<u32>,
+    rng: Vec<(RngAction, Device, u32)>,
+    numbers: Vec<NumberSite>,
+    /// What the first run keeps for later ones: the instruction, and its result.
+    kept: Vec<(u32, u32)>,
+}
+
+impl Steps {
+    /// Binds an instruction to a program. None for one that no run executes.
+    fn bind(
+        &mut self,
+        program: &mut impl Program,
+        plan: &ArchivedPlan,
+        schedule: &Schedule,
+        lasting: &Lasting,
+        at: usize,
+    ) -> Result<Option<Step>, ReplayError> {
+        let into = schedule.into(at);
+        Ok(Some(match &plan.instrs[at] {
+            ArchivedInstr::Local { .. } if into == Some(Into::Nothing) => return Ok(None),
+            ArchivedInstr::Local {
+                op,
+                overload,
+                args,
+                outs,
+                grad,
+                ..
+            } => {
+                let args = &plan.args[args.indices()];
+                let local = LocalOp {
+                    name: plan.str(op.to_native()),
+                    overload: plan.str(overload.to_native()),
+                    args,
+                    outs: &ids_of(plan, *outs),
+                    into,
+                    grad: *grad,
+                };
+                let op = program.bind_op(plan, &local)?;
+                for (i, arg) in (0..).zip(args) {
+                    self.numbers.extend(number_sites(plan, op, i, arg));
+                }
+                Step::Local(op)
+            }
+            ArchivedInstr::View { base, out } => {
+                let root = plan.values[out.to_native() as usize].root;
+                if root.to_native() != base.to_native() {
+                    return Err(bind_error(format!("view {out} is not based on its root")));
+                }
+                Step::View(program.bind_view(plan, base.to_native(), out.to_native())?)
+            }
+            ArchivedInstr::Collective(c) => Step::Start(program.bind_collective(plan, c)?),
+            ArchivedInstr::Wait { value } => Step::Wait(value.to_native()),
+            ArchivedInstr::Free { value } if lasting.value(value.to_native()) => return Ok(None),
+            ArchivedInstr::Free { value } => Step::Free(value.to_native()),
+            ArchivedInstr::Rng {
+                action,
+                device,
+                slot,
+            } => {
+                let action = match action {
+                    ArchivedRngAction::Save => RngAction::Save,
+                    ArchivedRngAction::Restore => RngAction::Restore,
+                };
+                let device = Device {
+                    kind: device.kind,
+                    index: device.index,
+                };
+                self.rng.push((action, device, slot.to_native()));
+                Step::Rng(self.rng.len() as u32 - 1)
+            }
+        }))
+    }
+}
+
 impl<P: Program> BoundPlan<P> {
     /// Binds a plan that runs by this schedule to a program with as many slots as the plan has values.
     ///
@@ -245,84 +327,36 @@ impl<P: Program> BoundPlan<P> {
         for device in draws(plan) {
             program.bind_generator(device)?;
         }
-        let mut executor = Executor::default();
-        let mut later = Vec::new();
-        // The instruction of each step, of the first run and of later ones.
-        let (mut instrs, mut later_instrs) = (Vec::new(), Vec::new());
-        let mut numbers = Vec::new();
-        let mut kept = Vec::new();
+        let mut steps = Steps::default();
         for (at, instr) in plan.instrs.iter().enumerate() {
-            let into = schedule.into(at);
-            let step = match instr {
-                ArchivedInstr::Local { .. } if into == Some(Into::Nothing) => continue,
-                ArchivedInstr::Local {
-                    op,
-                    overload,
-                    args,
-                    outs,
-                    grad,
-                    ..
-                } => {
-                    let args = &plan.args[args.indices()];
-                    let op = program.bind_op(
-                        plan,
-                        &LocalOp {
-                            name: plan.str(op.to_native()),
-                            overload: plan.str(overload.to_native()),
-                            args,
-                            outs: &ids_of(plan, *outs),
-                            into,
-                            grad: *grad,
-                        },
-                    )?;
-                    for (i, arg) in (0..).zip(args) {
-                        numbers.extend(number_sites(plan, op, i, arg));
-                    }
-                    Step::Local(op)
-                }
-                ArchivedInstr::View { base, out } => {
-                    let root = plan.values[out.to_native() as usize].root;
-                    if root.to_native() != base.to_native() {
-                        return Err(bind_error(format!("view {out} is not based on its root")));
-                    }
-                    Step::View(program.bind_view(plan, base.to_native(), out.to_native())?)
-                }
-                ArchivedInstr::Collective(c) => Step::Start(program.bind_collective(plan, c)?),
-                ArchivedInstr::Wait { value } => Step::Wait(value.to_native()),
-                ArchivedInstr::Free { value } if lasting.value(value.to_native()) => continue,
-                ArchivedInstr::Free { value } => Step::Free(value.to_native()),
-                ArchivedInstr::Rng {
-                    action,
-                    device,
-                    slot,
-                } => {
-                    let action = match action {
-                        ArchivedRngAction::Save => RngAction::Save,
-                        ArchivedRngAction::Restore => RngAction::Restore,
-                    };
-                    let device = Device {
-                        kind: device.kind,
-                        index: device.index,
-                    };
-                    executor.rng.push((action, device, slot.to_native()));
-                    Step::Rng(executor.rng.len() as u32 - 1)
-                }
+            let Some(step) = steps.bind(&mut program, plan, schedule, &lasting, at)? else {
+                continue;
             };
             if let (ArchivedInstr::Local { outs, .. }, true) = (instr, schedule.once(at)) {
                 let outs = ids_of(plan, *outs).into_iter().filter(|&out| out != NONE);
-                kept.extend(outs.map(|out| (at as u32, out)));
+                steps.kept.extend(outs.map(|out| (at as u32, out)));
             }
             if !lasting.step(plan, schedule, at) {
-                later.push(step);
-                later_instrs.push(at as u32);
+                steps.later.push(step);
+                steps.later_instrs.push(at as u32);
             }
-            executor.steps.push(step);
-            instrs.push(at as u32);
+            steps.all.push(step);
+            steps.instrs.push(at as u32);
         }
+        let Steps {
+            all,
+            instrs,
+            later,
+            later_instrs,
+            rng,
+            numbers,
+            kept,
+        } = steps;
         let first = Executor {
-            steps: std::mem::replace(&mut executor.steps, later),
-            rng: executor.rng.clone(),
+            steps: all,
+            rng: rng.clone(),
         };
+        let executor = Executor { steps: later, rng };
         let origins = Origins::of(plan);
         let ranges = [
             origins.ranges(&first, &instrs),
