@@ -5,7 +5,7 @@
 //! | [`session`] | one captured function: record, replay, fall back |
 //! | [`recording`] | a recording in progress |
 //! | [`variant`] | a plan, bound, with the facts under which it may run |
-//! | [`bound`] | a plan through its passes, bound to the tensors of a variant |
+//! | `bound` | a plan through its passes, bound to the tensors of a variant |
 //! | [`facts`] | what guards look at, and how it is called |
 //! | [`explain`] | what was erased, as text for people |
 //! | [`optimized`] | what passes did to a plan, as text and JSON |

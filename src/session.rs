@@ -2,8 +2,9 @@
 //!
 //! A call is replayed when a variant's guards hold. Otherwise it runs eagerly,
 //! and is recorded: the first recording becomes a candidate, the second equal
-//! one a plan. State that is created lazily (an optimizer's first step) drops
-//! a recording; what can't be proven right refuses it.
+//! one a plan. The session drops a recording if the step creates state
+//! lazily, as an optimizer's first step does. It refuses a recording that it cannot
+//! prove right. [`State`] has a table of what a session does with calls.
 
 mod attempts;
 mod confirm;

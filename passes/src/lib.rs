@@ -6,25 +6,25 @@
 //!
 //! | module | pass |
 //! |---|---|
-//! | [`scalars`] | ops with a number as ops with a tensor that wraps it |
-//! | [`copies`] | copies that are never told apart from what they copy |
-//! | [`common`] | the same op on the same tensors, once |
-//! | [`gathers`] | gathers of which only this rank's own piece is used |
-//! | [`dead`] | ops whose results nothing needs |
-//! | [`joins`] | evenly spaced pieces joined by one copy |
-//! | [`overlap`] | collectives started early and waited for late |
-//! | [`buckets`] | small collectives of one kind as one |
-//! | [`foreach`] | in-place updates of small tensors as ops on lists |
-//! | [`constants`] | what depends on nothing but constants, in the first run only |
-//! | [`arena`] | results at fixed places, written there directly |
-//! | [`into`] | ops that can write their results where they are told to |
-//! | [`budget`] | which results lie in the arena, so that memory stays within what was recorded |
-//! | [`live`] | bytes that are alive at each instruction |
+//! | `scalars` | ops with a number as ops with a tensor that wraps it |
+//! | `copies` | copies that are never told apart from what they copy |
+//! | `common` | the same op on the same tensors, once |
+//! | `gathers` | gathers of which only this rank's own piece is used |
+//! | `dead` | ops whose results nothing needs |
+//! | `joins` | evenly spaced pieces joined by one copy |
+//! | `overlap` | collectives started early and waited for late |
+//! | `buckets` | small collectives of one kind as one |
+//! | `foreach` | in-place updates of small tensors as ops on lists |
+//! | `constants` | what depends on nothing but constants, in the first run only |
+//! | `arena` | results at fixed places, written there directly |
+//! | `into` | ops that can write their results where they are told to |
+//! | `budget` | which results lie in the arena, so that memory stays within what was recorded |
+//! | `live` | bytes that are alive at each instruction |
 //! | [`liveness`] | last uses, frees, dead views |
 //! | [`ops`] | what is known of ops by their names |
-//! | [`lists`] | entries of its own for every list, before any pass |
-//! | [`effects`] | what instructions read, write and make |
-//! | [`emit`] | instructions and values that passes add |
+//! | `lists` | entries of its own for every list, before any pass |
+//! | `effects` | what instructions read, write and make |
+//! | `emit` | instructions and values that passes add |
 //!
 //! Tests hold them against what was recorded on paper (`paper.rs`), over random plans
 //! (`random.rs`), and plant bugs to see that they are found (`planted.rs`). Under Miri

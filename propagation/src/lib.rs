@@ -7,26 +7,26 @@
 //! | [`sharding`] | ways to split a dim that callers bring |
 //! | [`layout`] | which global index each local index stands for |
 //! | [`spec`] | meshes, specs and their notations |
-//! | [`notation`] | the notation of other arguments |
+//! | `notation` | the notation of other arguments |
 //! | [`rule`] | strategies on one mesh dim |
-//! | [`each`] | ops on lists, entry by entry |
+//! | `each` | ops on lists, entry by entry |
 //! | [`forms`] | which op an in-place or `out=` name is a form of |
 //! | [`registry`] | the registry of ops |
-//! | [`rules`] | the tables of rules |
+//! | `rules` | the tables of rules |
 //! | [`decompose`] | ops without a rule, through ops that have one |
-//! | [`decompositions`] | the table of these |
-//! | [`fill`] | sharding placeholders filled with the inputs' shard types |
+//! | `decompositions` | the table of these |
+//! | `fill` | sharding placeholders filled with the inputs' shard types |
 //! | [`cost`] | what a collective costs |
 //! | [`redistribute`] | the cheapest way between two specs |
 //! | [`search`] | the cheapest strategies on a mesh |
-//! | [`enumerate`] | all of them, cheapest first |
-//! | [`descent`] | an answer when that search would take too long |
+//! | `enumerate` | all of them, cheapest first |
+//! | `descent` | an answer when that search would take too long |
 //! | [`explain`] | why a decision is what it is |
 //! | [`strict`] | partials that would be reduced silently |
 //! | [`propagator`] | registry, mesh and options together |
-//! | [`cache`] | decisions that were made before |
-//! | [`promote`] | the element type that an op on several tensors and numbers computes in |
-//! | [`combination`] | the notation of placement combinations |
+//! | `cache` | decisions that were made before |
+//! | `promote` | the element type that an op on several tensors and numbers computes in |
+//! | `combination` | the notation of placement combinations |
 //! | [`strategies`] | every combination that the rules claim |
 //! | [`local`] | the arguments of the local op |
 //! | [`error`] | what can be wrong with a question |

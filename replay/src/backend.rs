@@ -1,17 +1,18 @@
 //! What a framework brings, so that plans run on its tensors.
 //!
 //! A plan is bound once: each op, view and collective gets a number from the backend, and a run is a loop over these
-//! numbers ([`Executor`](crate::Executor)). Nothing is looked up by name, converted or allocated in between, and calls
-//! are static: a backend of functions that do nothing costs some 3 ns an op (`backends/aten/benches/executor.rs`).
+//! numbers ([`Executor`](crate::Executor)). Nothing is looked up by name, converted or allocated in between. Calls are
+//! resolved at compile time. A backend of functions that do nothing costs some 3 ns an op
+//! (`backends/aten/benches/executor.rs`).
 //!
-//! Tensors lie in numbered slots, one for each value of the plan. The slots are the backend's, not ours: what runs
-//! never passes a tensor through here, so that each framework keeps its own type, reference counts and streams.
+//! Tensors lie in numbered slots, one for each value of the plan. The backend owns the slots. A run never
+//! hands a tensor to this crate, so that each framework keeps its own type, reference counts and streams.
 //!
-//! [`Communicator`] is a trait of its own, since kernels and collectives may come from different libraries. It shares
-//! the slots with the backend beside it, in a way that both know; [`Program`] is the two together.
+//! [`Communicator`] is a trait of its own, since kernels and collectives may come from different libraries. [`Program`]
+//! is the two together, over the same slots.
 //!
-//! Methods with `&mut self` bind, those with `&self` run. A number that binding gave out is the only one that running
-//! is given: steps are made by [`BoundPlan::bind`](crate::BoundPlan::bind) alone.
+//! Methods with `&mut self` bind, those with `&self` run. A run uses only numbers that binding
+//! returned: only [`BoundPlan::bind`](crate::BoundPlan::bind) makes steps.
 //!
 //! `replay/tests/fake/` is a framework in plain Rust, and `replay/tests/binding.rs` runs plans on it.
 

@@ -1,17 +1,17 @@
-//! What a session asks of a framework: how calls look, what guards read, and the tensors that both name.
+//! What a session asks of a framework: how calls look, what guards read, and the tensors that they exchange.
 //!
 //! A [`Frontend`] is made for each session and reads its calls. The session keeps words and compares them, and does not
-//! know what they stand for: a word that differs is called by the name that the frontend gives it. So guards cost one
-//! pass over flat memory, and what a framework guards is its own choice.
+//! know what they stand for. When a word differs, the session asks the frontend for its name. So guards cost one pass
+//! over flat memory. Each framework chooses what it guards.
 //!
-//! Tensors come in two forms. A [`Frontend::Ref`] belongs to the caller and is used while it is passed; it may be as
-//! little as a pointer, since it is made where it is known to be live. A tensor that outlives the call is held
+//! Tensors come in two forms. A [`Frontend::Ref`] belongs to the caller and is valid during the call that passes it. It may
+//! be a bare pointer, because its maker knows that the tensor is alive. A tensor that outlives the call is held
 //! ([`Frontend::hold`]). No method here takes a pointer, so that the sessions above are safe code.
 //!
-//! What a step does is told op by op, as events of [`rote_tracer`]. Only a [`Describe`] knows how a framework's tensors
+//! The framework reports a step op by op, as events of [`rote_tracer`]. Only a [`Describe`] knows how a framework's tensors
 //! become such events.
 //!
-//! PyTorch's is `backends/aten/src/frontend.rs`. `tests/plain/` has one in plain Rust, with which the sessions are
+//! PyTorch's frontend is `backends/aten/src/frontend.rs`. `tests/plain/` has one in plain Rust, with which the sessions are
 //! tested without Python.
 
 use std::ffi::CStr;
@@ -141,7 +141,7 @@ pub trait Frontend: Debug + Sized {
         Vec::new()
     }
 
-    /// No facts.
+    /// An empty table of facts.
     fn facts(&self) -> Self::Facts;
     /// Describes what one recording meets.
     fn describer(&self) -> Self::Describer;

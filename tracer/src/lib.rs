@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`event`] | what a framework tells the recorder |
 //! | [`recorder`] | the recorder, and what it refuses |
-//! | [`refusal`] | a reason not to record, with its remedy |
+//! | `refusal` | a reason not to record, with its remedy |
 //! | [`compare`] | what differs between two recordings of one step |
 //! | [`scalars`] | floats computed from hyperparameters |
 //! | [`tables`] | building a plan's pools |

@@ -5,13 +5,13 @@
 //! |---|---|
 //! | [`host`] | tensors in host memory |
 //! | [`kernels`] | what runs the ops |
-//! | [`draw`] | random whole tensors |
-//! | [`pieces`] | from whole tensors to the ranks', and back |
-//! | [`names`] | what has to be known of ops by name |
-//! | [`run`] | an op on whole tensors |
-//! | [`judge`] | one sample of an op: claims and truth |
+//! | `draw` | random whole tensors |
+//! | `pieces` | from whole tensors to the ranks', and back |
+//! | `names` | what has to be known of ops by name |
+//! | `run` | an op on whole tensors |
+//! | `judge` | one sample of an op: claims and truth |
 //! | [`table`] | the truth tables of ops |
-//! | [`left_out`] | rules that are true and left out, with reasons |
+//! | `left_out` | rules that are true and left out, with reasons |
 //! | [`report`] | what was found |
 //! | [`samples`] | a few calls of every op that has a rule |
 

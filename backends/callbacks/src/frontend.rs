@@ -1,7 +1,7 @@
 //! Calls: their leaves, and facts by name.
 //!
-//! A framework says once which facts there are: words, which must not change, and numbers, from which a plan may
-//! compute. It passes their values with each call. A leaf is a tensor or a word.
+//! A framework declares its facts once: words, which must not change, and numbers, which a plan may use. It passes
+//! their values with each call. A leaf is a tensor or a word.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};

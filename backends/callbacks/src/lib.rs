@@ -1,15 +1,15 @@
-//! A framework of function pointers: its kernels, its allocator and its collectives, with tensors as DLPack's.
+//! A framework of function pointers: its kernels, its allocator and its collectives. Its tensors are DLPack's.
 //!
 //! | module | subject |
 //! |---|---|
 //! | [`dl`] | DLPack's structs |
 //! | [`table`] | what a framework passes: its functions, and the leaves of calls |
-//! | [`tensor`] | tensors that are held, and whose memory they are |
+//! | [`tensor`] | held tensors, and who owns their memory |
 //! | [`program`] | a bound plan's ops and slots |
 //! | [`frontend`] | calls: their leaves, and facts by name |
 //!
-//! What a framework passes is checked before it is used: sizes, element types, bounds of memory. That its pointers are
-//! live, and its functions of their declared types, it promises.
+//! What a framework passes is checked before it is used: sizes, element types, bounds of memory. The framework promises that its
+//! pointers are live and that its functions have the declared types.
 
 pub mod dl;
 pub mod frontend;

@@ -1,7 +1,7 @@
 //! A bound plan's ops and slots.
 //!
-//! A slot is DLPack's struct with the sizes and strides of the plan, set when the plan is bound. A run sets addresses
-//! alone: the tensors that an op is given are a list of pointers to slots, made once. Results are compared with the
+//! A slot is DLPack's struct with the sizes and strides of the plan, set when the plan is bound. A run sets only
+//! addresses. Each op has a list of pointers to slots, made when the plan is bound. Results are compared with the
 //! plan before anything looks at them, so that a view never leaves its memory.
 
 use std::cell::{Cell, RefCell, UnsafeCell};

@@ -1,4 +1,4 @@
-//! Tensors that are held, and whose memory they are.
+//! Held tensors, and who owns their memory.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;

@@ -9,7 +9,7 @@
 //! | [`summary`] | what `rote show` prints: bindings, collectives, memory, guards |
 //! | [`ops`] | the instructions, one line each |
 //! | [`strategies`] | the global ops, their placements and redistributions |
-//! | [`json`] | all of it, for programs |
+//! | `json` | all of it, for programs |
 //! | [`collectives`], [`memory`], [`instructions`] | the figures behind them |
 
 mod figures;

@@ -3,10 +3,10 @@
 //!
 //! | module | ops |
 //! |---|---|
-//! | [`product`] | products of tensors, attention among them |
-//! | [`network`] | norms and activations |
-//! | [`loss`] | losses |
-//! | [`view`] | views by other names |
+//! | `product` | products of tensors, attention among them |
+//! | `network` | norms and activations |
+//! | `loss` | losses |
+//! | `view` | views by other names |
 
 mod loss;
 mod network;

@@ -2,29 +2,29 @@
 //!
 //! | module | ops |
 //! |---|---|
-//! | [`einsum`] | what follows from letters for dims |
-//! | [`matmul`] | matrix products, from their equation |
-//! | [`attention`] | fused attention, from its equation |
-//! | [`convolution`] | convolutions, from their equation |
-//! | [`loss`] | losses that pick a class |
-//! | [`channels`] | batch norm, group norm, dropout |
-//! | [`pool`] | pooling windows |
-//! | [`resample`] | upsampling and sampling at grids |
-//! | [`pointwise`] | element-wise ops, with the partials that pass |
-//! | [`reduction`] | sums, means, extrema |
-//! | [`order`] | sorting, selection and scans along one dim |
-//! | [`normalize`] | softmax and norms: whole along some dims |
-//! | [`linalg`] | factors and solutions of batches of matrices |
-//! | [`fft`] | Fourier transforms |
-//! | [`view`] | views, from a map of dims |
-//! | [`pieces`] | cat, split, slice, select, embedding |
-//! | [`index`] | gather, scatter, reading and writing by index |
-//! | [`rearrange`] | flips, diagonals, padding, pieces written back |
-//! | [`bins`] | boundaries and histograms |
-//! | [`create`] | copies and factories |
-//! | [`value`] | ops whose result is a value of the host |
-//! | [`random`] | random numbers |
-//! | [`fused`] | optimizers on lists, for one entry |
+//! | `einsum` | what follows from letters for dims |
+//! | `matmul` | matrix products, from their equation |
+//! | `attention` | fused attention, from its equation |
+//! | `convolution` | convolutions, from their equation |
+//! | `loss` | losses that pick a class |
+//! | `channels` | batch norm, group norm, dropout |
+//! | `pool` | pooling windows |
+//! | `resample` | upsampling and sampling at grids |
+//! | `pointwise` | element-wise ops, with the partials that pass |
+//! | `reduction` | sums, means, extrema |
+//! | `order` | sorting, selection and scans along one dim |
+//! | `normalize` | softmax and norms: whole along some dims |
+//! | `linalg` | factors and solutions of batches of matrices |
+//! | `fft` | Fourier transforms |
+//! | `view` | views, from a map of dims |
+//! | `pieces` | cat, split, slice, select, embedding |
+//! | `index` | gather, scatter, reading and writing by index |
+//! | `rearrange` | flips, diagonals, padding, pieces written back |
+//! | `bins` | boundaries and histograms |
+//! | `create` | copies and factories |
+//! | `value` | ops whose result is a value of the host |
+//! | `random` | random numbers |
+//! | `fused` | optimizers on lists, for one entry |
 
 pub(super) mod attention;
 pub(super) mod bins;

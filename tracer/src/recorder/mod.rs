@@ -13,6 +13,7 @@
 //! | `local` | local ops: their arguments and results |
 //! | `undeclared` | arguments that ops write though their schemas do not say so |
 //! | `collectives` | collectives, and the waits for them |
+//! | `failing` | ops that may raise, and what a step has done by then |
 //! | `strategies` | global ops and redistributions |
 //! | `results` | what the step leaves behind |
 

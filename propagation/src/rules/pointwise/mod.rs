@@ -3,8 +3,8 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`pass`] | which partials pass, from what the op does to its tensors |
-//! | [`table`] | the ops |
+//! | `pass` | which partials pass, from what the op does to its tensors |
+//! | `table` | the ops |
 
 mod pass;
 mod table;
