@@ -85,6 +85,33 @@ struct Chosen<F: Frontend> {
 }
 
 impl<F: Frontend> Chosen<F> {
+    /// With all the passes, or else with fewer: what a pass makes of recorded ops, a framework need not have.
+    fn bind_some(
+        frontend: &F,
+        key: &str,
+        recorded: &Plan,
+        parts: &Parts<F>,
+        passes: Selection,
+    ) -> Result<(Self, Selection), SessionError> {
+        let mut fewer = [passes.keeping_collectives(), Selection::NONE].into_iter();
+        let mut passes = passes;
+        loop {
+            let bound = Chosen::bind(frontend, recorded, parts, passes);
+            let other = fewer.find(|fewer| *fewer != passes);
+            match (bound, other) {
+                (Err(SessionError::Replay(ReplayError::Bind(why))), Some(other)) => {
+                    let left = match other == Selection::NONE {
+                        true => "passes",
+                        false => "passes that alter collectives",
+                    };
+                    tracing::warn!(target: "rote::replay", "plan {key} goes without {left}: {why}");
+                    passes = other;
+                }
+                (bound, _) => return Ok((bound?, passes)),
+            }
+        }
+    }
+
     fn bind(
         frontend: &F,
         recorded: &Plan,
@@ -212,8 +239,7 @@ impl<F: Frontend> Variant<F> {
         Self::bind(frontend, id, file, key, confirmed, passes)
     }
 
-    /// Binds an open plan file. Where the framework has not all that passes have made of its ops, the plan is bound
-    /// as it was recorded.
+    /// Binds an open plan file. Where the framework has not all that passes have made of its ops, fewer passes run.
     pub fn bind(
         frontend: &F,
         id: u32,
@@ -230,15 +256,7 @@ impl<F: Frontend> Variant<F> {
         } = confirmed;
         let recorded = file.to_plan();
         let places = Places::of::<F>(&recorded, &parts.named);
-        let (chosen, passes) = match Chosen::bind(frontend, &recorded, &parts, passes) {
-            Err(SessionError::Replay(ReplayError::Bind(why))) if passes != Selection::NONE => {
-                // What a pass makes of recorded ops, a framework need not have.
-                let recorded = Chosen::bind(frontend, &recorded, &parts, Selection::NONE)?;
-                tracing::warn!(target: "rote::replay", "plan {key} goes without passes: {why}");
-                (recorded, Selection::NONE)
-            }
-            chosen => (chosen?, passes),
-        };
+        let (chosen, passes) = Chosen::bind_some(frontend, key, &recorded, &parts, passes)?;
         Ok(Variant {
             id,
             key: key.to_owned(),
