@@ -37,7 +37,7 @@
 //! that decides (order, shapes, dependences) is the same on ranks that run the same
 //! program; ranks agree on it before they replay.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use rote_plans::schedule::{ARENA_ALIGNMENT, DEVICE_ARENA_ALIGNMENT};
 use rote_plans::{
     Collective, CollectiveKind, DType, Instr, Kind, Marks, NONE, Plan, ReduceOp, ValueId,
@@ -315,6 +315,8 @@ fn rewrite(plan: &mut Plan, buckets: &[Bucket], carried: &[Vec<u32>]) -> Vec<Vec
     let mut filling: Vec<Filling> = buckets.iter().map(|_| Filling::default()).collect();
     // Results that are under way, and their buckets.
     let mut pending: HashMap<ValueId, usize> = HashMap::new();
+    // Results that come out of buckets: what waits for one waits for its bucket, which was done by then.
+    let mut bucketed: HashSet<ValueId> = HashSet::new();
     let old = std::mem::take(&mut plan.instrs);
     let mut carried = carried.iter();
     let mut left = Vec::new();
@@ -341,17 +343,19 @@ fn rewrite(plan: &mut Plan, buckets: &[Bucket], carried: &[Vec<u32>]) -> Vec<Vec
                         filling[at].carries.extend(carries);
                         fill(plan, &buckets[at], nth, c, &mut filling[at], &mut instrs);
                         pending.insert(c.output, at);
+                        bucketed.insert(c.output);
                         if nth + 1 == buckets[at].members.len() {
                             left.push(std::mem::take(&mut filling[at].carries));
                         }
                     }
                     None => {
+                        bucketed.remove(&c.output);
                         instrs.push(*instr);
                         left.push(carries);
                     }
                 }
             }
-            Instr::Wait { value } if pending.contains_key(value) => {}
+            Instr::Wait { value } if bucketed.contains(value) => {}
             Instr::View { out, .. } => match pending.get(&root(plan, *out)) {
                 // A reduction in place: the storage is there all the time.
                 Some(at)

@@ -234,3 +234,23 @@ fn updates_of_one_kind_become_one() {
     .plan;
     assert_eq!(ops(&plan), ["mul_", "mul_"]);
 }
+
+#[test]
+fn a_bucket_is_waited_for_once() {
+    let x = tensor(1, &[4]);
+    let [a, b, first, second, y] = [2, 3, 4, 5, 6].map(|storage| tensor(storage, &[4]));
+    let reduce = "_c10d_functional::all_reduce";
+    let steps = [
+        op("aten::neg", &[&x], &[&a]),
+        op("aten::exp", &[&x], &[&b]),
+        collective(reduce, &a, vec![ArgEvent::Str("sum")], &first),
+        collective(reduce, &b, vec![ArgEvent::Str("sum")], &second),
+        sample::wait(&second),
+        op("aten::sin", &[&second], &[&y]), // waits for the bucket
+        sample::wait(&first),
+    ];
+    let found = run("buckets", &steps, &[&y], &[&x]);
+    let names = order(&found.plan);
+    let of = |name: &str| names.iter().filter(|found| *found == name).count();
+    assert_eq!((of("AllReduce"), of("wait")), (1, 1), "{names:?}");
+}
