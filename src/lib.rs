@@ -63,6 +63,9 @@ pub enum SessionError {
     /// An instruction that a plan does not have.
     #[error("there is no such instruction")]
     NoInstruction,
+    /// A recording whose names and facts are not all known yet.
+    #[error("the recording is not ready: its names and facts come first")]
+    NotReady,
     /// A recording call without a recording.
     #[error("no recording is in progress")]
     NoRecording,

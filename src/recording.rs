@@ -128,8 +128,11 @@ impl<F: Frontend> ActiveRecording<F> {
         self.specs.len() as u32 - 1
     }
 
-    fn spec_at(&self, spec: Option<u32>) -> Option<SpecEvent> {
-        spec.and_then(|i| self.specs.get(i as usize).cloned())
+    fn spec_at(&self, spec: Option<u32>) -> Result<Option<SpecEvent>, ReplayError> {
+        let Some(number) = spec else { return Ok(None) };
+        let found = self.specs.get(number as usize).cloned();
+        let unknown = || ReplayError::Bind(format!("no spec has the number {number}"));
+        found.ok_or_else(unknown).map(Some)
     }
 
     fn specs_at(&self, specs: &[u32]) -> Vec<Option<SpecEvent>> {
@@ -154,7 +157,7 @@ impl<F: Frontend> ActiveRecording<F> {
             spec,
             leaf,
         } = tensor;
-        let spec = self.spec_at(spec);
+        let spec = self.spec_at(spec)?;
         let event = self.describer.tensor(local)?;
         let place = match (kind, leaf) {
             (BindingKind::Arg, Some(_)) if !event.opaque => {
@@ -305,7 +308,8 @@ impl<F: Frontend> ActiveRecording<F> {
 
     /// A redistribution begins.
     pub fn redistribute_begin(&mut self, from: u32, to: u32, source: &str) {
-        if let (Some(from), Some(to)) = (self.spec_at(Some(from)), self.spec_at(Some(to))) {
+        let spec = |number: u32| self.specs.get(number as usize).cloned();
+        if let (Some(from), Some(to)) = (spec(from), spec(to)) {
             self.recorder.redistribute_begin(&from, &to, source);
         }
     }
@@ -348,7 +352,7 @@ impl<F: Frontend> ActiveRecording<F> {
         spec: Option<u32>,
         requires_grad: bool,
     ) -> Result<(), ReplayError> {
-        let spec = self.spec_at(spec);
+        let spec = self.spec_at(spec)?;
         let event = self.describer.tensor(local)?;
         if let Err(refusal) = self
             .recorder
@@ -366,7 +370,7 @@ impl<F: Frontend> ActiveRecording<F> {
         local: Option<F::Ref<'_>>,
         spec: Option<u32>,
     ) -> Result<(), ReplayError> {
-        let spec = self.spec_at(spec);
+        let spec = self.spec_at(spec)?;
         let event = match local {
             Some(local) => Some(self.describer.tensor(local)?),
             None => None,

@@ -125,6 +125,8 @@ struct Active<F: Frontend> {
     /// A candidate under the same guards.
     candidate: Option<usize>,
     missed: Option<String>,
+    /// Whether all names and facts are known.
+    ready: bool,
 }
 
 /// One captured function.

@@ -353,7 +353,9 @@ typedef struct RoteFramework {
     // A number for the state of a device's random generator, another one for another state. Null where
     // steps draw no random numbers.
     int (*generator)(void *context, uint32_t device_kind, int32_t device_index, uint64_t *state);
-    // Saves a generator's state in a slot (`action` 0) or puts it back (1). Null together with `generator`.
+    // Saves a generator's state in a slot (`action` 0) or puts it back (1). Slots count from 0; a few are Rote's own,
+    // for the states from before a replay that may fail. A slot is written anew in each replay. Null together with
+    // `generator`.
     int (*keep_generator)(void *context,
                           uint32_t action,
                           uint32_t device_kind,
@@ -363,7 +365,8 @@ typedef struct RoteFramework {
     int (*bind_collective)(void *context,
                            const struct RoteCollective *described,
                            uint64_t *collective);
-    // Starts a collective. `output` may be `input`.
+    // Starts a collective. `output` may be `input`. The two structs are live during the call, their memory until
+    // `wait`.
     int (*start)(void *context,
                  uint64_t collective,
                  const struct RoteDlTensor *input,
@@ -387,7 +390,8 @@ typedef struct RoteLeaf {
     const char *spec;
     // The tensor; null for a leaf that is a word.
     const struct RoteDlTensor *tensor;
-    // A number for the memory that the tensor lies in: the same for tensors that share memory. 0: memory of its own.
+    // A number for the memory that the tensor lies in: the same for tensors that share memory, here and in the
+    // `RoteTensor` of a recording. 0 stands for the tensor's address, with memory as far as the tensor reaches.
     uint64_t storage;
     // The byte of that memory at which the tensor's first element lies.
     int64_t start;
@@ -422,7 +426,7 @@ typedef struct RoteResults {
     // How many tensors there are: outputs in the order in which they were recorded, then gradients.
     uint32_t n;
     // The tensors. The list lives until the session's next call. Each tensor is the caller's, who calls its deleter
-    // once, on the thread of the session.
+    // once, on the thread of the session. A result that is a leaf of the call has the leaf's memory.
     struct RoteDlManagedTensor *const *tensors;
 } RoteResults;
 
@@ -490,7 +494,8 @@ struct RoteSession *rote_session_for(const struct RoteFramework *framework,
                                      const char *passes);
 
 // Declares a fact of which every call tells the value: a word (`number` 0), which stands for a value that
-// must not change, or a number, from which the step computes. Words must mean the same in every process. `kind` is
+// must not change, or a number, from which the step computes. A plan follows a number once two recordings have seen
+// different values of it; before, another value costs a recording. Words must mean the same in every process. `kind` is
 // a kind of guard (`ROTE_GUARD_HOST`, ...). To be called before the first call, on the session's thread.
 //
 // Requires:
@@ -517,8 +522,11 @@ int rote_session_step(struct RoteSession *session,
 int rote_session_step_again(struct RoteSession *session, struct RoteResults *results);
 
 // Begins to record the call that `rote_session_step` was asked about last. Its leaves are named and guarded, its facts
-// are guarded, and its numbers are followed: the first has the number 0 in `rote_record_float`. More guards may be
-// added until `rote_record_ready`. On the session's thread.
+// are guarded, and its numbers are followed: the first has the number 0 in `rote_record_float`. What follows:
+// `rote_record_float` for numbers that the step computes from these, `rote_record_ready`, perhaps
+// `rote_record_trust`; then the step, each op told by `rote_record_ran`; `rote_record_group` for the groups of its
+// collectives, `rote_record_returned`, `rote_record_gradient`; and `rote_record_finish`, or `rote_record_abort` if
+// the step fails. On the session's thread.
 //
 // Requires:
 // `session` must be this library's.

@@ -7,7 +7,7 @@ use rote::facts::NewFact;
 use rote::plans::{BindingKind, Fingerprint, GuardKind};
 use rote::recording::NewTensor;
 use rote::tracer::scalars::Origin;
-use rote::{Config, Next, Session};
+use rote::{Config, Next, Session, SessionError};
 use rote_callbacks::{
     Arguments, Callbacks, DlManagedTensor, Fact, Framework, Leaf, Tensor as Held,
 };
@@ -58,7 +58,7 @@ pub struct RoteResults {
     /// How many tensors there are: outputs in the order in which they were recorded, then gradients.
     pub n: u32,
     /// The tensors. The list lives until the session's next call. Each tensor is the caller's, who calls its deleter
-    /// once, on the thread of the session.
+    /// once, on the thread of the session. A result that is a leaf of the call has the leaf's memory.
     pub tensors: *const *mut DlManagedTensor,
 }
 
@@ -141,7 +141,8 @@ unsafe fn with(
 }
 
 /// Declares a fact of which every call tells the value: a word (`number` 0), which stands for a value that
-/// must not change, or a number, from which the step computes. Words must mean the same in every process. `kind` is
+/// must not change, or a number, from which the step computes. A plan follows a number once two recordings have seen
+/// different values of it; before, another value costs a recording. Words must mean the same in every process. `kind` is
 /// a kind of guard (`ROTE_GUARD_HOST`, ...). To be called before the first call, on the session's thread.
 ///
 /// # Safety
@@ -211,7 +212,11 @@ pub unsafe extern "C" fn rote_session_step(
             let words = slice(call.words, call.n_words)?;
             let arguments = Arguments::new(leaves, words, slice(call.numbers, call.n_numbers)?);
             out(results, "results")?;
-            deliver(session.call(arguments)?, kept, results)
+            let next = session.call(arguments)?;
+            if let Some(problem) = session.frontend_mut().take_problem() {
+                return Err(problem.into()); // the call runs eagerly, but it is wrong
+            }
+            deliver(next, kept, results)
         })
     }
 }
@@ -235,8 +240,11 @@ pub unsafe extern "C" fn rote_session_step_again(
 }
 
 /// Begins to record the call that `rote_session_step` was asked about last. Its leaves are named and guarded, its facts
-/// are guarded, and its numbers are followed: the first has the number 0 in `rote_record_float`. More guards may be
-/// added until `rote_record_ready`. On the session's thread.
+/// are guarded, and its numbers are followed: the first has the number 0 in `rote_record_float`. What follows:
+/// `rote_record_float` for numbers that the step computes from these, `rote_record_ready`, perhaps
+/// `rote_record_trust`; then the step, each op told by `rote_record_ran`; `rote_record_group` for the groups of its
+/// collectives, `rote_record_returned`, `rote_record_gradient`; and `rote_record_finish`, or `rote_record_abort` if
+/// the step fails. On the session's thread.
 ///
 /// # Safety
 /// `session` must be this library's.
@@ -329,6 +337,7 @@ pub unsafe extern "C" fn rote_record_ran(
             if let Some(problem) = events::op_problem(op) {
                 return Err(problem.into());
             }
+            check_ready(session)?;
             let (frontend, recording) = session.active().ok_or(NO_RECORDING)?;
             recording.op(frontend, |_| Ok(events::op(op, source)))?;
             Ok(match recording.refusal() {
@@ -339,6 +348,15 @@ pub unsafe extern "C" fn rote_record_ran(
                 None => ROTE_OK,
             })
         })
+    }
+}
+
+/// Whether the step of a recording may run.
+fn check_ready(session: &Session<Callbacks>) -> Result<(), SessionError> {
+    match session.is_ready() {
+        true => Ok(()),
+        false if session.is_recording() => Err(SessionError::NotReady),
+        false => Err(SessionError::NoRecording),
     }
 }
 
@@ -376,6 +394,7 @@ pub unsafe extern "C" fn rote_record_returned(
         with(session, |session, _| {
             let path = text(path)?;
             let tensor = shown(tensor, path)?;
+            check_ready(session)?;
             let (_, recording) = session.active().ok_or(NO_RECORDING)?;
             recording.output(path, &tensor, optional(spec), false)?;
             Ok(ROTE_OK)
@@ -403,7 +422,11 @@ pub unsafe extern "C" fn rote_record_gradient(
                 true => None,
                 false => Some(shown(tensor, path)?),
             };
+            check_ready(session)?;
             let (_, recording) = session.active().ok_or(NO_RECORDING)?;
+            if !recording.leaves.iter().any(|leaf| leaf == path) {
+                return Err(format!("no leaf has the name {path}").into());
+            }
             recording.grad(path, tensor.as_ref(), optional(spec))?;
             Ok(ROTE_OK)
         })

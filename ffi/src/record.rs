@@ -594,7 +594,11 @@ pub unsafe extern "C" fn rote_record_finish(
     told(|| {
         // SAFETY: the caller vouches for the text.
         let result = unsafe { text(result)? };
+        let is_json = serde_json::from_str::<serde_json::Value>(result).is_ok();
         let (outcome, left): (Outcome, Vec<u32>) = with_session!(session, |session| {
+            if session.is_recording() && !is_json {
+                return Err(format!("the structure of the result is no JSON: {result:?}").into());
+            }
             let outcome = session.finish(result)?;
             let variants = session.variants().iter();
             (outcome, variants.map(|variant| variant.id).collect())

@@ -38,6 +38,7 @@ impl<F: Frontend> Session<F> {
             variant: None,
             candidate: None,
             missed,
+            ready: false,
         }));
         match &mut self.state {
             State::Recording(active) => Ok(&mut active.recording),
@@ -84,6 +85,7 @@ impl<F: Frontend> Session<F> {
             return Ok(());
         };
         active.recording.facts.settle(&self.frontend)?;
+        active.ready = true;
         let state = active
             .recording
             .named
@@ -152,10 +154,23 @@ impl<F: Frontend> Session<F> {
         Ok(())
     }
 
+    /// Whether a recording is in progress.
+    pub fn is_recording(&self) -> bool {
+        matches!(&self.state, State::Recording(_))
+    }
+
+    /// Whether a recording is in progress that [`Session::ready`] was called for.
+    pub fn is_ready(&self) -> bool {
+        matches!(&self.state, State::Recording(active) if active.ready)
+    }
+
     /// Binds a plan of the store without recording, when one was made under
     /// the same guards. The call can then be replayed. A plan that lets a hyperparameter
     /// vary is bound if the recording follows that by now ([`ActiveRecording::float`]).
     pub fn trust(&mut self) -> Result<bool, SessionError> {
+        if matches!(&self.state, State::Recording(active) if !active.ready) {
+            return Err(SessionError::NotReady);
+        }
         self.stored.scan();
         let Some(active) = self.state.take() else {
             return Ok(false);

@@ -107,6 +107,7 @@ def test_memory_is_flat_over_guard_misses() -> None:
 
 def changes(call: Callable[[], Any]) -> list[int]:
     """Bytes of each allocation of tensor memory, negative for a free, in order."""
+    gc.collect()  # what earlier tests have left is not freed meanwhile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::rc::Rc;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use hashbrown::HashMap;
 use rote_plans::{ArchivedPlan, Device, GuardKind};
@@ -87,6 +87,8 @@ pub struct Callbacks {
     places: Vec<WordPlace>,
     /// Storages of the state, numbered.
     state: HashMap<u64, u64>,
+    /// What was wrong with the last call.
+    problem: Option<String>,
 }
 
 /// What a word of a leaf is.
@@ -106,6 +108,7 @@ const MEMORY: u32 = 8;
 impl Callbacks {
     /// For a new session.
     pub fn new(framework: Framework) -> Self {
+        enter(&framework);
         Callbacks {
             framework: Rc::new(framework),
             arguments: None,
@@ -115,6 +118,7 @@ impl Callbacks {
             words: Vec::new(),
             places: Vec::new(),
             state: HashMap::new(),
+            problem: None,
         }
     }
 
@@ -314,19 +318,13 @@ fn overlaps(a: &Tensor, b: &Tensor) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-impl Frontend for Callbacks {
-    type Args = Arguments;
-    type Ref<'a> = &'a Tensor;
-    type Held = ();
-    type Facts = Facts;
-    type Describer = Describer;
-    type Program = CallbackProgram;
-    /// Outputs, then gradients.
-    type Results = Vec<Tensor>;
-    type Exception = ();
-    type Group = Group;
+impl Callbacks {
+    /// What was wrong with the last call, if it could not be read; given out once.
+    pub fn take_problem(&mut self) -> Option<String> {
+        self.problem.take()
+    }
 
-    fn collect(&mut self, args: Arguments) -> Result<(), ReplayError> {
+    fn read_all(&mut self, args: Arguments) -> Result<(), ReplayError> {
         // SAFETY: live, by `Arguments::new`.
         let (leaves, words, numbers) =
             unsafe { (list(args.leaves), list(args.words), list(args.numbers)) };
@@ -380,6 +378,25 @@ impl Frontend for Callbacks {
             self.leaves.push(Some(tensor));
         }
         Ok(())
+    }
+}
+
+impl Frontend for Callbacks {
+    type Args = Arguments;
+    type Ref<'a> = &'a Tensor;
+    type Held = ();
+    type Facts = Facts;
+    type Describer = Describer;
+    type Program = CallbackProgram;
+    /// Outputs, then gradients.
+    type Results = Vec<Tensor>;
+    type Exception = ();
+    type Group = Group;
+
+    fn collect(&mut self, args: Arguments) -> Result<(), ReplayError> {
+        let read = self.read_all(args);
+        self.problem = read.as_ref().err().map(ToString::to_string);
+        read
     }
 
     fn recollect(&mut self) -> Result<(), ReplayError> {
@@ -627,23 +644,62 @@ pub struct Group {
     ranks: usize,
 }
 
-/// Numbers of process groups, by the address of their framework's context and their name. Ranks may be
-/// threads of one process: each has a context of its own.
-static GROUPS: Mutex<Vec<(usize, CString)>> = Mutex::new(Vec::new());
+/// The process groups of this process. Ranks may be threads: each has a context of its own.
+#[derive(Default)]
+struct Groups {
+    /// How many groups were numbered so far.
+    numbered: u64,
+    /// The number of each group, by the address of its framework's context and its name.
+    known: Vec<(usize, CString, u64)>,
+    /// The sessions of each context: without any, another framework may get its address.
+    sessions: HashMap<usize, usize>,
+}
+
+static GROUPS: Mutex<Option<Groups>> = Mutex::new(None);
+
+fn groups<T>(body: impl FnOnce(&mut Groups) -> T) -> T {
+    let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+    body(groups.get_or_insert_default())
+}
+
+fn enter(framework: &Framework) {
+    groups(|groups| *groups.sessions.entry(framework.context.addr()).or_insert(0) += 1);
+}
+
+fn leave(framework: &Framework) {
+    let context = framework.context.addr();
+    groups(|groups| {
+        let left = groups
+            .sessions
+            .get(&context)
+            .map_or(0, |sessions| sessions - 1);
+        if left > 0 {
+            groups.sessions.insert(context, left);
+        } else {
+            groups.sessions.remove(&context);
+            groups.known.retain(|known| known.0 != context);
+        }
+    });
+}
 
 fn numbered(framework: &Framework, name: &CStr) -> u64 {
-    let mut groups = GROUPS
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
-    let key = (framework.context.addr(), name.to_owned());
-    let at = groups
-        .iter()
-        .position(|known| *known == key)
-        .unwrap_or_else(|| {
-            groups.push(key);
-            groups.len() - 1
-        });
-    at as u64
+    let context = framework.context.addr();
+    groups(|groups| {
+        let is_it = |known: &&(usize, CString, u64)| known.0 == context && *known.1 == *name;
+        if let Some(known) = groups.known.iter().find(is_it) {
+            return known.2;
+        }
+        groups.numbered += 1;
+        let number = groups.numbered;
+        groups.known.push((context, name.to_owned(), number));
+        number
+    })
+}
+
+impl Drop for Callbacks {
+    fn drop(&mut self) {
+        leave(&self.framework);
+    }
 }
 
 impl Ranks for Group {

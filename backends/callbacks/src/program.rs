@@ -95,6 +95,8 @@ pub struct CallbackProgram {
     arena: Option<(Rc<Block>, u64)>,
     /// Devices whose generators runs move.
     draws: Vec<Device>,
+    /// How many slots for generators the plan has. The states from before a run lie in the next ones.
+    generators: u32,
     /// Collectives that were started and not waited for.
     under_way: Cell<u32>,
     /// Bytes of results since they were last asked for.
@@ -195,6 +197,7 @@ impl CallbackProgram {
             made: Rc::new([]),
             arena: None,
             draws: Vec::new(),
+            generators: plan.rng_slots.to_native(),
             under_way: Cell::new(0),
             allocated: Cell::new(0),
         })
@@ -705,15 +708,12 @@ impl Communicator for CallbackProgram {
     }
 }
 
-/// Slots of generators from here on are those from before a run.
-const BEFORE: u32 = u32::MAX / 2;
-
 impl Program for CallbackProgram {
     fn under_way(
         &self,
         mut steps: impl FnMut() -> Result<(), ReplayError>,
     ) -> Result<(), ReplayError> {
-        for (slot, &device) in (BEFORE..).zip(&self.draws) {
+        for (slot, &device) in (self.generators..).zip(&self.draws) {
             self.random(RngAction::Save, device, slot)
                 .map_err(ReplayError::Bridge)?;
         }
@@ -726,7 +726,7 @@ impl Program for CallbackProgram {
     }
 
     fn undo(&self) -> Result<bool, ReplayError> {
-        for (slot, &device) in (BEFORE..).zip(&self.draws) {
+        for (slot, &device) in (self.generators..).zip(&self.draws) {
             self.random(RngAction::Restore, device, slot)
                 .map_err(ReplayError::Bridge)?;
         }

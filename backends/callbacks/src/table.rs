@@ -21,7 +21,8 @@ pub struct Leaf {
     pub spec: *const c_char,
     /// The tensor; null for a leaf that is a word.
     pub tensor: *const DlTensor,
-    /// A number for the memory that the tensor lies in: the same for tensors that share memory. 0: memory of its own.
+    /// A number for the memory that the tensor lies in: the same for tensors that share memory, here and in the
+    /// `RoteTensor` of a recording. 0 stands for the tensor's address, with memory as far as the tensor reaches.
     pub storage: u64,
     /// The byte of that memory at which the tensor's first element lies.
     pub start: i64,
@@ -128,7 +129,9 @@ pub struct Framework {
             state: *mut u64,
         ) -> c_int,
     >,
-    /// Saves a generator's state in a slot (`action` 0) or puts it back (1). Null together with `generator`.
+    /// Saves a generator's state in a slot (`action` 0) or puts it back (1). Slots count from 0; a few are Rote's own,
+    /// for the states from before a replay that may fail. A slot is written anew in each replay. Null together with
+    /// `generator`.
     pub keep_generator: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -146,7 +149,8 @@ pub struct Framework {
             collective: *mut u64,
         ) -> c_int,
     >,
-    /// Starts a collective. `output` may be `input`.
+    /// Starts a collective. `output` may be `input`. The two structs are live during the call, their memory until
+    /// `wait`.
     pub start: Option<
         unsafe extern "C" fn(
             context: *mut c_void,

@@ -136,6 +136,12 @@ fn marks(flags: u8) -> Marks {
     Marks(set.fold(0, |all, (_, mark)| all | mark.0))
 }
 
+/// A device. The CPU is one, whatever index it is given.
+fn device(kind: u8, index: i8) -> Device {
+    let index = if kind == Device::CPU { -1 } else { index };
+    Device { kind, index }
+}
+
 /// A tensor that the bridge described.
 ///
 /// # Safety
@@ -146,10 +152,7 @@ pub unsafe fn tensor<'a>(tensor: &sys::Tensor) -> TensorEvent<'a> {
     TensorEvent {
         storage: tensor.storage,
         dtype: DType(tensor.dtype),
-        device: Device {
-            kind: tensor.device_kind,
-            index: tensor.device_index,
-        },
+        device: device(tensor.device_kind, tensor.device_index),
         // SAFETY: the caller vouches for the pointers.
         sizes: unsafe { slice(tensor.sizes, ndim) },
         // SAFETY: as above; null for tensors without strides.
