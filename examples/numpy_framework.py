@@ -149,7 +149,7 @@ Leaf = struct("name:s spec:s tensor:p storage:Q start:q bytes:Q word:Q state:I")
 Call = struct("leaves:p n_leaves:I words:p n_words:I numbers:p n_numbers:I")
 Results = struct("variant:I n:I tensors:p")
 NONE, TENSOR, INT, FLOAT, INPUT = 0, 1, 4, 5, 16
-REPLAYED, RECORD = 0, 1
+REPLAYED, RECORD, NEGATION = 0, 1, 2
 
 Int, P = c.c_int, c.c_void_p
 FUNCTIONS = {
@@ -161,7 +161,7 @@ FUNCTIONS = {
     "release": (None, P, P),
     "is_alive": (Int, P, c.c_uint64),
 }
-UNUSED = ["generator", "keep_generator", "bind_collective", "start", "wait", "gather", "ranks", "error"]
+UNUSED = ["generator", "keep_generator", "bind_collective", "forget_collective", "start", "wait", "gather", "ranks", "error"]
 TYPES = {name: c.CFUNCTYPE(*kinds) for name, kinds in FUNCTIONS.items()}
 ENTRIES = [*(f"{name}:{name}" for name in FUNCTIONS), *(f"{name}:p" for name in UNUSED)]
 Table = struct("size:I context:p " + " ".join(ENTRIES), **TYPES)
@@ -319,7 +319,7 @@ class Captured:
         global listener
         self.check(self.rote.rote_record_call(self.session))
         lr = c.c_uint32()
-        self.rote.rote_record_float(self.session, 2, 0, 0, c.c_double(-self.model.lr), None, c.byref(lr))
+        self.rote.rote_record_float(self.session, NEGATION, 0, 0, c.c_double(-self.model.lr), None, c.byref(lr))
         self.check(self.rote.rote_record_ready(self.session))
         listener = self.ran
         loss = self.model.step(x, y)

@@ -67,7 +67,6 @@ typedef struct {
 typedef struct Collective {
     uint64_t turn;
     RoteDlTensor output;
-    struct Collective *next;
 } Collective;
 
 // What ranks tell each other at one turn: each puts its bytes here, and takes those of all.
@@ -88,7 +87,6 @@ struct Rank {
     uint64_t storages;   // made so far
     uint64_t turns;      // begun so far
     Storage *held;       // the list of storages
-    Collective *bound;   // collectives of plans
     RoteSession *session;
     int recording;
     char error[128];
@@ -382,14 +380,16 @@ static int is_alive(void *context, uint64_t number) {
 
 static int bind_collective(void *context, const RoteCollective *described, uint64_t *collective) {
     Rank *rank = context;
-    if (described->kind != 0 || described->reduce != 0 || strcmp(described->group, "0") != 0) {
+    if (described->kind != ROTE_ALL_REDUCE || described->reduce != ROTE_SUM || strcmp(described->group, "0") != 0) {
         return failed(rank, "this framework only sums over all ranks, not over", described->group, "");
     }
-    Collective *bound = memory(sizeof(Collective));
-    bound->next = rank->bound;
-    rank->bound = bound;
-    *collective = (uint64_t)(uintptr_t)bound;
+    *collective = (uint64_t)(uintptr_t)memory(sizeof(Collective));
     return 0;
+}
+
+static void forget_collective(void *context, uint64_t collective) {
+    (void)context;
+    free((Collective *)(uintptr_t)collective);
 }
 
 static int start(void *context, uint64_t collective, const RoteDlTensor *input, const RoteDlTensor *output) {
@@ -587,7 +587,7 @@ static void record(Rank *rank, const Model *model, Tensor *x, Tensor *target, do
     uint32_t negative = 0, variant = 0;
     int bound = 0;
     checked(rote_record_call(session), "rote_record_call");
-    checked(rote_record_float(session, 2, 0, 0, -lr, NULL, &negative), "rote_record_float"); // -lr
+    checked(rote_record_float(session, ROTE_FLOAT_NEG, 0, 0, -lr, NULL, &negative), "rote_record_float"); // -lr
     checked(rote_record_ready(session), "rote_record_ready");
     if (rank->trusts) {
         checked(rote_record_trust(session, &variant, &bound), "rote_record_trust");
@@ -702,7 +702,8 @@ static void *work(void *argument) {
     const RoteFramework framework = {
         .size = sizeof framework, .context = rank, .bind_op = bind_op, .run_op = run_op, .set_number = set_number,
         .forget_op = forget_op, .allocate = allocate, .release = release, .is_alive = is_alive,
-        .bind_collective = bind_collective, .start = start, .wait = wait, .gather = gather, .ranks = ranks,
+        .bind_collective = bind_collective,
+        .forget_collective = forget_collective, .start = start, .wait = wait, .gather = gather, .ranks = ranks,
         .error = error};
     rank->session = rote_session_for(&framework, "train_mlp.c:train_step", "toy 1", RANKS, rank->index, rank->plans, 8,
                                      NULL);
@@ -744,11 +745,6 @@ static void *work(void *argument) {
     checked(rote_session_free(rank->session), "rote_session_free");
     if (rank->held != NULL) {
         stop("a tensor", "was never deleted");
-    }
-    while (rank->bound) {
-        Collective *next = rank->bound->next;
-        free(rank->bound);
-        rank->bound = next;
     }
     return NULL;
 }

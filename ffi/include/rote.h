@@ -70,6 +70,30 @@
 // Kind of binding: the gradient of one of these.
 #define ROTE_BINDING_GRAD 2
 
+// Kind of followed float: a number of the step, by its name.
+#define ROTE_FLOAT_READ 0
+
+// Kind of followed float: a constant.
+#define ROTE_FLOAT_CONST 1
+
+// Kind of followed float: -a.
+#define ROTE_FLOAT_NEG 2
+
+// Kind of followed float: a + b.
+#define ROTE_FLOAT_ADD 3
+
+// Kind of followed float: a - b.
+#define ROTE_FLOAT_SUB 4
+
+// Kind of followed float: a * b.
+#define ROTE_FLOAT_MUL 5
+
+// Kind of followed float: a / b.
+#define ROTE_FLOAT_DIV 6
+
+// Kind of followed float: a to the power of b.
+#define ROTE_FLOAT_POW 7
+
 // Kind of guard: the pytree structure of the arguments.
 #define ROTE_GUARD_STRUCTURE 0
 
@@ -90,6 +114,36 @@
 
 // `bind_op`: the framework cannot run the op so that it writes into given memory. The result is copied there.
 #define ROTE_NO_INTO 1
+
+// Collective: each rank gets the sum, or another reduction, of all.
+#define ROTE_ALL_REDUCE 0
+
+// Collective: each rank gets the tensors of all, joined along dim 0.
+#define ROTE_ALL_GATHER 1
+
+// Collective: each rank gets its slice of dim 0 of the reduction.
+#define ROTE_REDUCE_SCATTER 2
+
+// Collective: each rank sends a slice of dim 0 to each other one.
+#define ROTE_ALL_TO_ALL 3
+
+// Collective: each rank gets the tensor of one.
+#define ROTE_BROADCAST 4
+
+// Reduction: the sum.
+#define ROTE_SUM 0
+
+// Reduction: the mean over the ranks.
+#define ROTE_AVG 1
+
+// Reduction: the largest.
+#define ROTE_MAX 2
+
+// Reduction: the smallest.
+#define ROTE_MIN 3
+
+// Reduction: the product.
+#define ROTE_PRODUCT 4
 
 // Tensor flag: lazily conjugated.
 #define ROTE_TENSOR_CONJ 1
@@ -291,9 +345,9 @@ typedef struct RoteDlManagedTensor {
 
 // A collective, to be bound.
 typedef struct RoteCollective {
-    // Which one: 0 all-reduce, 1 all-gather, 2 reduce-scatter, 3 all-to-all, 4 broadcast.
+    // Which one: `ROTE_ALL_REDUCE`, ...
     uint32_t kind;
-    // Of a reducing one: 0 sum, 1 average, 2 maximum, 3 minimum, 4 product; else -1.
+    // Of a reducing one `ROTE_SUM`, ...; else -1.
     int32_t reduce;
     // The process group's name.
     const char *group;
@@ -365,6 +419,8 @@ typedef struct RoteFramework {
     int (*bind_collective)(void *context,
                            const struct RoteCollective *described,
                            uint64_t *collective);
+    // Forgets a collective that was bound. May be null.
+    void (*forget_collective)(void *context, uint64_t collective);
     // Starts a collective. `output` may be `input`. The two structs are live during the call, their memory until
     // `wait`.
     int (*start)(void *context,
@@ -794,9 +850,9 @@ int rote_record_redistribute_begin(struct RoteSession *session,
 // Pointers must be live, and texts C strings.
 int rote_record_redistribute_end(struct RoteSession *session);
 
-// Follows a float and sets `*index` to its number. `kind`: 0 read from
-// `path`, 1 constant, 2 negation of `a`, 3 to 7 sum, difference, product,
-// quotient and power of `a` and `b`, which are numbers of followed floats.
+// Follows a float and sets `*index` to its number. `kind` (`ROTE_FLOAT_READ`, ...)
+// says how it follows from `path`, or from `a` and `b`, which are numbers of
+// followed floats. `value`: what it is now.
 //
 // Requires:
 // Pointers must be live, and texts C strings.

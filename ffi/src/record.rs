@@ -28,6 +28,23 @@ pub const ROTE_BINDING_STATE: u32 = 1;
 /// Kind of binding: the gradient of one of these.
 pub const ROTE_BINDING_GRAD: u32 = 2;
 
+/// Kind of followed float: a number of the step, by its name.
+pub const ROTE_FLOAT_READ: u32 = 0;
+/// Kind of followed float: a constant.
+pub const ROTE_FLOAT_CONST: u32 = 1;
+/// Kind of followed float: -a.
+pub const ROTE_FLOAT_NEG: u32 = 2;
+/// Kind of followed float: a + b.
+pub const ROTE_FLOAT_ADD: u32 = 3;
+/// Kind of followed float: a - b.
+pub const ROTE_FLOAT_SUB: u32 = 4;
+/// Kind of followed float: a * b.
+pub const ROTE_FLOAT_MUL: u32 = 5;
+/// Kind of followed float: a / b.
+pub const ROTE_FLOAT_DIV: u32 = 6;
+/// Kind of followed float: a to the power of b.
+pub const ROTE_FLOAT_POW: u32 = 7;
+
 /// Kind of guard: the pytree structure of the arguments.
 pub const ROTE_GUARD_STRUCTURE: u32 = 0;
 /// Kind of guard: meta of a tensor argument, or the value of another one.
@@ -396,9 +413,9 @@ pub unsafe extern "C" fn rote_record_redistribute_end(session: *mut RoteSession)
     })
 }
 
-/// Follows a float and sets `*index` to its number. `kind`: 0 read from
-/// `path`, 1 constant, 2 negation of `a`, 3 to 7 sum, difference, product,
-/// quotient and power of `a` and `b`, which are numbers of followed floats.
+/// Follows a float and sets `*index` to its number. `kind` (`ROTE_FLOAT_READ`, ...)
+/// says how it follows from `path`, or from `a` and `b`, which are numbers of
+/// followed floats. `value`: what it is now.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -417,14 +434,14 @@ pub unsafe extern "C" fn rote_record_float(
         record!(session, |_, recording| {
             let index = out(index, "index")?;
             let origin = match kind {
-                0 => Origin::Read(text(path)?.to_owned()),
-                1 => Origin::Const(value.to_bits()),
-                2 => Origin::Neg(a),
-                3 => Origin::Add(a, b),
-                4 => Origin::Sub(a, b),
-                5 => Origin::Mul(a, b),
-                6 => Origin::Div(a, b),
-                7 => Origin::Pow(a, b),
+                ROTE_FLOAT_READ => Origin::Read(text(path)?.to_owned()),
+                ROTE_FLOAT_CONST => Origin::Const(value.to_bits()),
+                ROTE_FLOAT_NEG => Origin::Neg(a),
+                ROTE_FLOAT_ADD => Origin::Add(a, b),
+                ROTE_FLOAT_SUB => Origin::Sub(a, b),
+                ROTE_FLOAT_MUL => Origin::Mul(a, b),
+                ROTE_FLOAT_DIV => Origin::Div(a, b),
+                ROTE_FLOAT_POW => Origin::Pow(a, b),
                 _ => return Err(format!("{kind} is no kind of float, expected 0 to 7").into()),
             };
             index.set(recording.float(origin, value)?);

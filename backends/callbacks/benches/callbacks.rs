@@ -109,6 +109,7 @@ fn framework(context: *mut c_void) -> Framework {
         generator: None,
         keep_generator: None,
         bind_collective: Some(bind_collective),
+        forget_collective: None,
         start: Some(start),
         wait: Some(wait),
         gather: None,

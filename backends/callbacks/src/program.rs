@@ -746,6 +746,12 @@ impl Drop for CallbackProgram {
                 unsafe { forget(self.framework.context, op.number) };
             }
         }
+        if let Some(forget) = self.framework.forget_collective.filter(|_| !self.lost()) {
+            for (collective, _, _) in &self.collectives {
+                // SAFETY: as above.
+                unsafe { forget(self.framework.context, *collective) };
+            }
+        }
         if self.lost() {
             // A collective may still write there: the memory is never given back.
             for slot in self.slots.iter() {
