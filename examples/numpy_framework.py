@@ -149,7 +149,8 @@ Leaf = struct("name:s spec:s tensor:p storage:Q start:q bytes:Q word:Q state:I")
 Call = struct("leaves:p n_leaves:I words:p n_words:I numbers:p n_numbers:I")
 Results = struct("variant:I n:I tensors:p")
 NONE, TENSOR, INT, FLOAT, INPUT = 0, 1, 4, 5, 16
-REPLAYED, RECORD, NEGATION = 0, 1, 2
+REPLAYED, RECORD = 0, 1
+READ, NEGATION = 0, 2
 
 Int, P = c.c_int, c.c_void_p
 FUNCTIONS = {
@@ -161,7 +162,17 @@ FUNCTIONS = {
     "release": (None, P, P),
     "is_alive": (Int, P, c.c_uint64),
 }
-UNUSED = ["generator", "keep_generator", "bind_collective", "forget_collective", "start", "wait", "gather", "ranks", "error"]
+UNUSED = [
+    "generator",
+    "keep_generator",
+    "bind_collective",
+    "forget_collective",
+    "start",
+    "wait",
+    "gather",
+    "ranks",
+    "error",
+]
 TYPES = {name: c.CFUNCTYPE(*kinds) for name, kinds in FUNCTIONS.items()}
 ENTRIES = [*(f"{name}:{name}" for name in FUNCTIONS), *(f"{name}:p" for name in UNUSED)]
 Table = struct("size:I context:p " + " ".join(ENTRIES), **TYPES)
@@ -318,8 +329,9 @@ class Captured:
     def record(self, x: Array, y: Array) -> Array:
         global listener
         self.check(self.rote.rote_record_call(self.session))
-        lr = c.c_uint32()
-        self.rote.rote_record_float(self.session, NEGATION, 0, 0, c.c_double(-self.model.lr), None, c.byref(lr))
+        lr, negative = c.c_uint32(), c.c_uint32()  # all that the step does with it: the plan may follow it
+        self.follow(READ, 0, self.model.lr, b"lr", lr)
+        self.follow(NEGATION, lr.value, -self.model.lr, None, negative)
         self.check(self.rote.rote_record_ready(self.session))
         listener = self.ran
         loss = self.model.step(x, y)
@@ -329,6 +341,9 @@ class Captured:
         print("recorded:", json.loads(outcome or b'{"outcome": "failed"}')["outcome"])
         self.kept.clear()
         return loss
+
+    def follow(self, kind: int, of: int, value: float, name: bytes | None, number: Any) -> None:
+        self.check(self.rote.rote_record_float(self.session, kind, of, 0, c.c_double(value), name, c.byref(number)))
 
     def described(self, array: Array) -> Any:
         data = array.data

@@ -584,10 +584,12 @@ static void record(Rank *rank, const Model *model, Tensor *x, Tensor *target, do
     RoteSession *session = rank->session;
     const int64_t all[RANKS] = {0, 1, 2, 3};
     const char *paths[2] = {"loss", "gradient"};
-    uint32_t negative = 0, variant = 0;
+    uint32_t rate = 0, negative = 0, variant = 0;
     int bound = 0;
     checked(rote_record_call(session), "rote_record_call");
-    checked(rote_record_float(session, ROTE_FLOAT_NEG, 0, 0, -lr, NULL, &negative), "rote_record_float"); // -lr
+    // The step computes -lr and does nothing else with the learning rate: the plan may follow it.
+    checked(rote_record_float(session, ROTE_FLOAT_READ, 0, 0, lr, "lr", &rate), "rote_record_float");
+    checked(rote_record_float(session, ROTE_FLOAT_NEG, rate, 0, -lr, NULL, &negative), "rote_record_float");
     checked(rote_record_ready(session), "rote_record_ready");
     if (rank->trusts) {
         checked(rote_record_trust(session, &variant, &bound), "rote_record_trust");

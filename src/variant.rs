@@ -410,7 +410,7 @@ impl<F: Frontend> Variant<F> {
         };
         let run = bound.replay(frontend, &self.facts);
         let run = run.map_err(|error| (error.into(), bound.exception(frontend)));
-        self.lost |= bound.lost();
+        self.lost |= run.is_err() && bound.lost();
         self.left = bound.take_left();
         // Ranks that have agreed on other collectives than eager's all run them.
         self.undone = bound.undone() && !(needs_agreement && agreed);

@@ -550,7 +550,7 @@ struct RoteSession *rote_session_for(const struct RoteFramework *framework,
                                      const char *passes);
 
 // Declares a fact of which every call tells the value: a word (`number` 0), which stands for a value that
-// must not change, or a number, from which the step computes. A plan follows a number once two recordings have seen
+// must not change, or a number, which a plan may follow (`rote_record_float`). It does once two recordings have seen
 // different values of it; before, another value costs a recording. Words must mean the same in every process. `kind` is
 // a kind of guard (`ROTE_GUARD_HOST`, ...). To be called before the first call, on the session's thread.
 //
@@ -577,9 +577,8 @@ int rote_session_step(struct RoteSession *session,
 // As `rote_session_step`.
 int rote_session_step_again(struct RoteSession *session, struct RoteResults *results);
 
-// Begins to record the call that `rote_session_step` was asked about last. Its leaves are named and guarded, its facts
-// are guarded, and its numbers are followed: the first has the number 0 in `rote_record_float`. What follows:
-// `rote_record_float` for numbers that the step computes from these, `rote_record_ready`, perhaps
+// Begins to record the call that `rote_session_step` was asked about last. Its leaves are named and guarded, and its facts
+// are guarded. What follows: `rote_record_float` for the numbers that the plan may follow, `rote_record_ready`, perhaps
 // `rote_record_trust`; then the step, each op told by `rote_record_ran`; `rote_record_group` for the groups of its
 // collectives, `rote_record_returned`, `rote_record_gradient`; and `rote_record_finish`, or `rote_record_abort` if
 // the step fails. On the session's thread.
@@ -852,7 +851,9 @@ int rote_record_redistribute_end(struct RoteSession *session);
 
 // Follows a float and sets `*index` to its number. `kind` (`ROTE_FLOAT_READ`, ...)
 // says how it follows from `path`, or from `a` and `b`, which are numbers of
-// followed floats. `value`: what it is now.
+// followed floats. `value`: what it is now. Who follows a float promises that the
+// step does nothing with it but what it tells here: an op's number that equals it
+// in two recordings becomes what it computes.
 //
 // Requires:
 // Pointers must be live, and texts C strings.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rote::facts::NewFact;
 use rote::plans::{BindingKind, Fingerprint, GuardKind};
 use rote::recording::NewTensor;
-use rote::tracer::scalars::Origin;
+use rote::tracer::{OpEvent, Refusal};
 use rote::{Config, Next, Session, SessionError};
 use rote_callbacks::{
     Arguments, Callbacks, DlManagedTensor, Fact, Framework, Leaf, Tensor as Held,
@@ -141,7 +141,7 @@ unsafe fn with(
 }
 
 /// Declares a fact of which every call tells the value: a word (`number` 0), which stands for a value that
-/// must not change, or a number, from which the step computes. A plan follows a number once two recordings have seen
+/// must not change, or a number, which a plan may follow (`rote_record_float`). It does once two recordings have seen
 /// different values of it; before, another value costs a recording. Words must mean the same in every process. `kind` is
 /// a kind of guard (`ROTE_GUARD_HOST`, ...). To be called before the first call, on the session's thread.
 ///
@@ -239,9 +239,8 @@ pub unsafe extern "C" fn rote_session_step_again(
     }
 }
 
-/// Begins to record the call that `rote_session_step` was asked about last. Its leaves are named and guarded, its facts
-/// are guarded, and its numbers are followed: the first has the number 0 in `rote_record_float`. What follows:
-/// `rote_record_float` for numbers that the step computes from these, `rote_record_ready`, perhaps
+/// Begins to record the call that `rote_session_step` was asked about last. Its leaves are named and guarded, and its facts
+/// are guarded. What follows: `rote_record_float` for the numbers that the plan may follow, `rote_record_ready`, perhaps
 /// `rote_record_trust`; then the step, each op told by `rote_record_ran`; `rote_record_group` for the groups of its
 /// collectives, `rote_record_returned`, `rote_record_gradient`; and `rote_record_finish`, or `rote_record_abort` if
 /// the step fails. On the session's thread.
@@ -311,10 +310,6 @@ fn name_all(session: &mut Session<Callbacks>) -> Answer {
         recording
             .facts
             .add(new, |facts| Ok(facts.add(at, fact.number)))?;
-        if fact.number {
-            let value: f64 = shown.parse().map_err(|_| "a number has no text")?;
-            recording.float(Origin::Read(fact.name.clone()), value)?;
-        }
     }
     Ok(ROTE_OK)
 }
@@ -334,11 +329,19 @@ pub unsafe extern "C" fn rote_record_ran(
     unsafe {
         with(session, |session, _| {
             let (op, source) = (op.as_ref().ok_or("`op` is null")?, text(source)?);
-            if let Some(problem) = events::op_problem(op) {
-                return Err(problem.into());
-            }
             check_ready(session)?;
             let (frontend, recording) = session.active().ok_or(NO_RECORDING)?;
+            let problem = match events::op_problem(op) {
+                None => unwritten(&events::op(op, source)),
+                problem => problem,
+            };
+            if let Some(problem) = problem {
+                // A plan without the op would be another step.
+                let remedy = "mend what the framework tells of the op";
+                let reason = format!("told an op wrongly: {problem}");
+                recording.refuse(Refusal::op("", source, reason, remedy));
+                return Err(problem.into());
+            }
             recording.op(frontend, |_| Ok(events::op(op, source)))?;
             Ok(match recording.refusal() {
                 Some(refusal) => {
@@ -349,6 +352,19 @@ pub unsafe extern "C" fn rote_record_ran(
             })
         })
     }
+}
+
+/// What is wrong with an in-place op of ATen of which no argument is told as written.
+fn unwritten(op: &OpEvent<'_>) -> Option<String> {
+    let in_place =
+        op.name.starts_with("aten::") && op.name.ends_with('_') && !op.name.ends_with("__");
+    let told = op.args.iter().any(|arg| arg.written);
+    (in_place && !told).then(|| {
+        format!(
+            "{} writes its first argument: set `written` of the argument",
+            op.name
+        )
+    })
 }
 
 /// Whether the step of a recording may run.

@@ -190,7 +190,12 @@ pub unsafe extern "C" fn rote_record_generator(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_ready(session: *mut RoteSession) -> c_int {
     guarded(|| {
-        with_session!(session, |session| session.ready()?);
+        with_session!(session, |session| {
+            if !session.is_recording() {
+                return Err(NO_RECORDING.into());
+            }
+            session.ready()?;
+        });
         Ok(ROTE_OK)
     })
 }
@@ -415,7 +420,9 @@ pub unsafe extern "C" fn rote_record_redistribute_end(session: *mut RoteSession)
 
 /// Follows a float and sets `*index` to its number. `kind` (`ROTE_FLOAT_READ`, ...)
 /// says how it follows from `path`, or from `a` and `b`, which are numbers of
-/// followed floats. `value`: what it is now.
+/// followed floats. `value`: what it is now. Who follows a float promises that the
+/// step does nothing with it but what it tells here: an op's number that equals it
+/// in two recordings becomes what it computes.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -613,6 +620,7 @@ pub unsafe extern "C" fn rote_record_finish(
         let result = unsafe { text(result)? };
         let is_json = serde_json::from_str::<serde_json::Value>(result).is_ok();
         let (outcome, left): (Outcome, Vec<u32>) = with_session!(session, |session| {
+            session.refuse_unwaited();
             if session.is_recording() && !is_json {
                 return Err(format!("the structure of the result is no JSON: {result:?}").into());
             }

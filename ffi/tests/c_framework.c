@@ -259,7 +259,9 @@ static const char *record(void) {
     const RoteTensor x = told(1), w = told(2), y = told(++storages), z = told(++storages);
     RoteArg relu[] = {tensor(&x)}, add[] = {tensor(&w), tensor(&y), {.tag = ROTE_ARG_FLOAT}}, last[] = {tensor(&w)};
     add[0].written = 1, add[2].payload.f = lr;
+    uint32_t followed;
     CHECK(rote_record_call(current) == ROTE_OK);
+    CHECK(rote_record_float(current, ROTE_FLOAT_READ, 0, 0, lr, "lr", &followed) == ROTE_OK);
     CHECK(rote_record_ready(current) == ROTE_OK);
     CHECK(ran("aten::relu", "", relu, 1, &y) == ROTE_OK);
     CHECK(ran("aten::add_", "Tensor", add, 3, &w) == ROTE_OK);
@@ -424,6 +426,29 @@ static void recordings(const char *plans) {
     FAILS(ran("aten::relu", "", args, 1, &beyond), "bytes 4 to 20 of a storage of 16");
     args[0].payload.tensors = NULL;
     FAILS(ran("aten::relu", "", args, 1, &y), "argument 0 is null");
+    // A plan without an op that was told wrongly would be another step.
+    args[0] = tensor(&x);
+    CHECK(ran("aten::relu", "", args, 1, &y) == ROTE_REFUSED);
+    CHECK(said("told an op wrongly") && said("no name") && said("remedy"));
+    CHECK(rote_record_abort(current) == ROTE_OK);
+    CHECK(rote_session_free(current) == ROTE_OK);
+
+    // So would one without a write.
+    session(plans);
+    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+    CHECK(rote_record_call(current) == ROTE_OK);
+    CHECK(rote_record_ready(current) == ROTE_OK);
+    FAILS(ran("aten::relu_", "", args, 1, &x), "aten::relu_ writes its first argument");
+    x.ndim = UINT32_MAX;
+    FAILS(ran("aten::relu", "", args, 1, &y), "dims, expected 0 to 64");
+    x = told(1);
+    CHECK(has(rote_record_finish(current, "{\"t\": 0}"), "refused"));
+    CHECK(rote_session_free(current) == ROTE_OK);
+
+    session(plans);
+    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+    CHECK(rote_record_call(current) == ROTE_OK);
+    CHECK(rote_record_ready(current) == ROTE_OK);
     args[0] = tensor(&stranger);
     CHECK(ran("aten::relu", "", args, 1, &y) == ROTE_REFUSED);
     CHECK(said("aten::relu") && said("argument 0") && said("remedy"));
@@ -473,7 +498,7 @@ static void kernels(const char *plans) {
     recorded_twice();
     replays();
     replays();
-    UNDONE(SHAPE, "aten::relu: result 0 is f32 of sizes and strides [5, 1], the plan has f32 of [4, 1]");
+    UNDONE(SHAPE, "aten::relu: result 0 is f32 [5] with strides [1] on cpu, the plan has f32 [4] with strides [1] on cpu");
     UNDONE(DTYPE, "aten::relu: result 0 is i32");
     UNDONE(NOTHING, "aten::relu: result 0 is null");
     UNDONE(FAILS_WITH_TEXT, "aten::relu: the kernel is out of cheese");

@@ -82,6 +82,8 @@ impl Drop for Aten {
 }
 
 impl Frontend for Aten {
+    const WAITS: bool = true;
+
     type Args = Args;
     type Ref<'a> = Borrowed<'a>;
     type Held = Held;

@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
+use std::thread::ThreadId;
 
 use hashbrown::HashMap;
 use rote_plans::{ArchivedPlan, Device, GuardKind};
@@ -644,15 +645,22 @@ pub struct Group {
     ranks: usize,
 }
 
-/// The process groups of this process. Ranks may be threads: each has a context of its own.
+/// A rank of a job: the address of its framework's context, and its thread.
+type Rank = (usize, ThreadId);
+
+fn rank_of(framework: &Framework) -> Rank {
+    (framework.context.addr(), std::thread::current().id())
+}
+
+/// The process groups of this process. Ranks may be threads: each has sessions of its own.
 #[derive(Default)]
 struct Groups {
     /// How many groups were numbered so far.
     numbered: u64,
-    /// The number of each group, by the address of its framework's context and its name.
-    known: Vec<(usize, CString, u64)>,
-    /// The sessions of each context: without any, another framework may get its address.
-    sessions: HashMap<usize, usize>,
+    /// The number of each group, by its rank and its name.
+    known: Vec<(Rank, CString, u64)>,
+    /// How many sessions each rank has: without any, another framework may get its address.
+    sessions: HashMap<Rank, usize>,
 }
 
 static GROUPS: Mutex<Option<Groups>> = Mutex::new(None);
@@ -663,35 +671,35 @@ fn groups<T>(body: impl FnOnce(&mut Groups) -> T) -> T {
 }
 
 fn enter(framework: &Framework) {
-    groups(|groups| *groups.sessions.entry(framework.context.addr()).or_insert(0) += 1);
+    groups(|groups| *groups.sessions.entry(rank_of(framework)).or_insert(0) += 1);
 }
 
 fn leave(framework: &Framework) {
-    let context = framework.context.addr();
+    let rank = rank_of(framework);
     groups(|groups| {
         let left = groups
             .sessions
-            .get(&context)
+            .get(&rank)
             .map_or(0, |sessions| sessions - 1);
         if left > 0 {
-            groups.sessions.insert(context, left);
+            groups.sessions.insert(rank, left);
         } else {
-            groups.sessions.remove(&context);
-            groups.known.retain(|known| known.0 != context);
+            groups.sessions.remove(&rank);
+            groups.known.retain(|known| known.0 != rank);
         }
     });
 }
 
 fn numbered(framework: &Framework, name: &CStr) -> u64 {
-    let context = framework.context.addr();
+    let rank = rank_of(framework);
     groups(|groups| {
-        let is_it = |known: &&(usize, CString, u64)| known.0 == context && *known.1 == *name;
+        let is_it = |known: &&(Rank, CString, u64)| known.0 == rank && *known.1 == *name;
         if let Some(known) = groups.known.iter().find(is_it) {
             return known.2;
         }
         groups.numbered += 1;
         let number = groups.numbered;
-        groups.known.push((context, name.to_owned(), number));
+        groups.known.push((rank, name.to_owned(), number));
         number
     })
 }

@@ -37,6 +37,12 @@ struct Slot {
     users: Cell<u32>,
 }
 
+/// Sizes and strides, for people.
+fn shown(dims: &[i64]) -> String {
+    let (sizes, strides) = dims.split_at(dims.len() / 2);
+    format!("{sizes:?} with strides {strides:?}")
+}
+
 impl std::fmt::Debug for Slot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}{:?} on {}", self.dtype, self.dims, self.device)
@@ -249,8 +255,13 @@ impl CallbackProgram {
         let held = &tensor.0;
         if (held.dtype, held.device) != (place.dtype, place.device) || *held.dims != *place.dims {
             return Err(bind_error(format!(
-                "a tensor is {}{:?} on {}, the plan has {}{:?} on {}",
-                held.dtype, held.dims, held.device, place.dtype, place.dims, place.device
+                "a tensor is {} {} on {}, the plan has {} {} on {}",
+                held.dtype,
+                shown(&held.dims),
+                held.device,
+                place.dtype,
+                shown(&place.dims),
+                place.device
             )));
         }
         self.fill(slot, held.data, Memory::Held(tensor.clone()));
@@ -300,6 +311,10 @@ impl CallbackProgram {
                 true => Ok(()),
                 false => Err("lies elsewhere than where it was to be written".to_owned()),
             };
+        }
+        let taken = |slot: &u32| self.slot(*slot).data() == data;
+        if op.tensors.iter().any(taken) && !place.is_empty() {
+            return Err("lies in the memory of an argument".to_owned());
         }
         if op.into == Placed::Copied {
             let sizes = &place.dims[..place.dims.len() / 2];
@@ -402,11 +417,16 @@ impl Slot {
         // SAFETY: the framework vouches for lists of `ndim` entries.
         let dims = unsafe { crate::tensor::dims(found) };
         let dtype = dl::dtype(found.dtype).map_or("?".to_owned(), |dtype| dtype.to_string());
+        let device = dl::device(found.device).map_or("?".to_owned(), |device| device.to_string());
+        let dims = match &dims {
+            Ok(dims) => shown(dims),
+            Err(problem) => problem.clone(),
+        };
         format!(
-            "is {dtype} of sizes and strides {:?}, the plan has {} of {:?}",
-            dims.unwrap_or_default(),
+            "is {dtype} {dims} on {device}, the plan has {} {} on {}",
             self.dtype,
-            self.dims
+            shown(&self.dims),
+            self.device
         )
     }
 }

@@ -10,6 +10,7 @@ use rote_tracer::TensorEvent;
 
 use crate::dl::{self, DlManagedTensor, DlTensor};
 use crate::table::Framework;
+use rote_events::events::MAX_DIMS;
 
 /// A tensor, held with its memory. Clones are the same tensor.
 #[derive(Clone, Debug)]
@@ -146,7 +147,10 @@ pub(crate) fn contiguous(sizes: &[i64]) -> Vec<i64> {
 /// # Safety
 /// Shape and strides must be live, with `ndim` entries.
 pub(crate) unsafe fn dims(tensor: &DlTensor) -> Result<Rc<[i64]>, String> {
-    let ndim = usize::try_from(tensor.ndim).map_err(|_| format!("has {} dims", tensor.ndim))?;
+    let ndim = usize::try_from(tensor.ndim)
+        .ok()
+        .filter(|&ndim| ndim <= MAX_DIMS);
+    let ndim = ndim.ok_or_else(|| format!("has {} dims, expected 0 to {MAX_DIMS}", tensor.ndim))?;
     if ndim > 0 && tensor.shape.is_null() {
         return Err("has no shape".to_owned());
     }

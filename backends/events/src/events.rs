@@ -8,6 +8,9 @@ use rote_tracer::{ArgEvent, Argument, OpEvent, TensorEvent};
 
 use crate::op::{self as sys, tag};
 
+/// How many dims a tensor has at most, as in PyTorch.
+pub const MAX_DIMS: usize = 64;
+
 /// Borrowed text of the bridge.
 ///
 /// # Safety
@@ -109,6 +112,12 @@ unsafe fn arg_problem(arg: &sys::Arg, depth: u32) -> Option<String> {
 /// # Safety
 /// As [`op_problem`].
 pub unsafe fn tensor_problem(tensor: &sys::Tensor) -> Option<String> {
+    if tensor.ndim as usize > MAX_DIMS {
+        return Some(format!(
+            "has {} dims, expected 0 to {MAX_DIMS}",
+            tensor.ndim
+        ));
+    }
     let strided = tensor.storage != 0 && tensor.flags & sys::NO_STORAGE == 0;
     if strided && tensor.ndim > 0 && (tensor.sizes.is_null() || tensor.strides.is_null()) {
         return Some("has no sizes or no strides".to_owned());
