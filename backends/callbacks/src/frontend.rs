@@ -186,14 +186,19 @@ impl Callbacks {
         named.collect()
     }
 
-    /// With which earlier leaf a leaf shares memory, as text.
+    /// With which earlier leaf a leaf shares memory, and how far behind it the leaf begins, as text.
     fn shared_with(&self, at: usize) -> String {
-        let storage_of = |at: usize| {
+        let place_of = |at: usize| {
             let leaf: &Option<Tensor> = &self.leaves[at];
-            leaf.as_ref().map(|tensor| tensor.0.storage)
+            leaf.as_ref()
+                .map(|tensor| (tensor.0.storage, tensor.0.start))
         };
-        match (0..at).find(|&before| storage_of(before) == storage_of(at)) {
-            Some(before) => format!(" in the memory of leaf {before}"),
+        let shared = (0..at).find_map(|before| {
+            let ((storage, start), (own, own_start)) = place_of(before).zip(place_of(at))?;
+            (storage == own).then(|| (before, own_start.wrapping_sub(start)))
+        });
+        match shared {
+            Some((before, bytes)) => format!(" in the memory of leaf {before}, {bytes} bytes on"),
             None => String::new(),
         }
     }
