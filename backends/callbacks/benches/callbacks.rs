@@ -19,8 +19,15 @@ mod sample;
 
 const OPS: usize = 1_000;
 
-/// A result that nobody deletes: every op of a kind gives the same one.
-struct Result(DlManagedTensor, [i64; 2]);
+/// How many results there are. An op gives the one that was given the longest time ago.
+const RESULTS: usize = 8;
+
+/// Results that nobody deletes.
+struct Results {
+    next: usize,
+    results: [DlManagedTensor; RESULTS],
+    sizes: [i64; 2],
+}
 
 unsafe extern "C" fn bind_op(
     context: *mut c_void,
@@ -44,8 +51,12 @@ unsafe extern "C" fn run_op(
     _: *const *const DlTensor,
     made: *mut *mut DlManagedTensor,
 ) -> c_int {
-    // SAFETY: the context is a `Result` that outlives the bench, and ops have a result each.
-    unsafe { *made = black_box(&raw mut (*context.cast::<Result>()).0) };
+    // SAFETY: the context is a `Results` that outlives the bench, and ops have a result each.
+    unsafe {
+        let results = context.cast::<Results>();
+        (*results).next = ((*results).next + 1) % RESULTS;
+        *made = black_box(&raw mut (*results).results[(*results).next]);
+    }
     0
 }
 
@@ -123,40 +134,46 @@ fn overhead(c: &mut Criterion) {
     let file = PlanFile::from_plan(&plan).expect("a valid plan");
     let sizes = plan.dims(plan.values[0].shape).to_vec();
     let (rows, columns) = (sizes[0], sizes[1]);
-    let memory = vec![0.0_f32; (rows * columns) as usize].leak();
-    let result: &'static mut Result = Box::leak(Box::new(Result(
-        DlManagedTensor {
-            dl_tensor: DlTensor {
-                data: memory.as_mut_ptr().cast(),
-                device: DlDevice {
-                    device_type: 1,
-                    device_id: 0,
-                },
-                ndim: 2,
-                dtype: DlType {
-                    code: 2,
-                    bits: 32,
-                    lanes: 1,
-                },
-                shape: std::ptr::null_mut(),
-                strides: std::ptr::null_mut(),
-                byte_offset: 0,
+    let made = |_| DlManagedTensor {
+        dl_tensor: DlTensor {
+            data: vec![0.0_f32; (rows * columns) as usize]
+                .leak()
+                .as_mut_ptr()
+                .cast(),
+            device: DlDevice {
+                device_type: 1,
+                device_id: 0,
             },
-            manager_ctx: std::ptr::null_mut(),
-            deleter: None,
+            ndim: 2,
+            dtype: DlType {
+                code: 2,
+                bits: 32,
+                lanes: 1,
+            },
+            shape: std::ptr::null_mut(),
+            strides: std::ptr::null_mut(),
+            byte_offset: 0,
         },
-        [rows, columns],
-    )));
-    result.0.dl_tensor.shape = result.1.as_mut_ptr();
-    let result: *mut Result = result;
-    let framework = framework(result.cast());
+        manager_ctx: std::ptr::null_mut(),
+        deleter: None,
+    };
+    let results = Box::leak(Box::new(Results {
+        next: 0,
+        results: std::array::from_fn(made),
+        sizes: [rows, columns],
+    }));
+    for result in &mut results.results {
+        result.dl_tensor.shape = results.sizes.as_mut_ptr();
+    }
+    let mut leaf = made(0).dl_tensor;
+    leaf.shape = results.sizes.as_mut_ptr();
+    let results: *mut Results = results;
+    let framework = framework(results.cast());
     let mut frontend = Callbacks::new(framework);
-    // SAFETY: the leaked tensor.
-    let tensor = unsafe { &raw const (*result).0.dl_tensor };
     let leaves = [Leaf {
         name: std::ptr::null(),
         spec: std::ptr::null(),
-        tensor,
+        tensor: &leaf,
         storage: 1,
         start: 0,
         bytes: (rows * columns * 4) as u64,

@@ -109,6 +109,11 @@ pub struct CallbackProgram {
     allocated: Cell<u64>,
 }
 
+#[cold]
+fn is_empty(slot: u32) -> String {
+    format!("slot {slot} is empty")
+}
+
 fn bind_error(message: impl std::convert::Into<String>) -> ReplayError {
     ReplayError::Bind(message.into())
 }
@@ -209,19 +214,22 @@ impl CallbackProgram {
         })
     }
 
+    #[inline]
     fn slot(&self, slot: u32) -> &Slot {
         &self.slots[slot as usize]
     }
 
+    #[inline]
     fn full(&self, slot: u32) -> Result<&Slot, String> {
         let found = self.slot(slot);
         match found.full.get() {
             true => Ok(found),
-            false => Err(format!("slot {slot} is empty")),
+            false => Err(is_empty(slot)),
         }
     }
 
     /// Gives a root its memory, and fills its slot.
+    #[inline]
     fn fill(&self, slot: u32, data: *mut c_void, memory: Memory) {
         self.empty(slot);
         let place = self.slot(slot);
@@ -232,6 +240,7 @@ impl CallbackProgram {
     }
 
     /// Empties a slot. Memory that no slot looks at any more goes.
+    #[inline]
     fn empty(&self, slot: u32) {
         let place = self.slot(slot);
         if !place.full.take() {
@@ -269,10 +278,11 @@ impl CallbackProgram {
     }
 
     /// What an op has left: its results go into their slots, if they are what the plan has.
+    #[inline]
     fn take(&self, op: &Op) -> Result<(), String> {
         let mut wrong = None;
-        for (nth, &(out, written)) in op.outs.iter().enumerate() {
-            let made = NonNull::new(self.made[nth].replace(std::ptr::null_mut()));
+        for (nth, (&(out, written), made)) in op.outs.iter().zip(self.made.iter()).enumerate() {
+            let made = NonNull::new(made.replace(std::ptr::null_mut()));
             // SAFETY: a tensor that the framework gives away.
             let made = made.map(|made| unsafe { Managed::new(made) });
             if out == NONE {
@@ -312,8 +322,9 @@ impl CallbackProgram {
                 false => Err("lies elsewhere than where it was to be written".to_owned()),
             };
         }
-        let taken = |slot: &u32| self.slot(*slot).data() == data;
-        if op.tensors.iter().any(taken) && !place.is_empty() {
+        // SAFETY: pointers to slots of ours, which nobody writes meanwhile.
+        let taken = |slot: &*const DlTensor| unsafe { (**slot).data } == data;
+        if op.pointers.iter().any(taken) && !place.is_empty() {
             return Err("lies in the memory of an argument".to_owned());
         }
         if op.into == Placed::Copied {
@@ -386,15 +397,19 @@ impl Slot {
     }
 
     /// Whether a tensor looks as the plan has it.
+    #[inline]
     fn fits(&self, found: &DlTensor) -> Result<(), String> {
         let (sizes, strides) = self.dims.split_at(self.dims.len() / 2);
         // SAFETY: as in `data`.
         let own = unsafe { &*self.tensor.get() };
+        // Few entries: a loop is faster than a call of `memcmp`.
         let is = |start: *const i64, expected: &[i64]| {
-            expected.is_empty()
-                || !start.is_null()
-                    // SAFETY: the framework vouches for lists of `ndim` entries.
-                    && unsafe { std::slice::from_raw_parts(start, expected.len()) } == expected
+            let mut all = expected.is_empty() || !start.is_null();
+            for (at, size) in expected.iter().enumerate() {
+                // SAFETY: the framework vouches for lists of `ndim` entries.
+                all = all && unsafe { *start.add(at) } == *size;
+            }
+            all
         };
         let strided = || match found.strides.is_null() {
             true => self.contiguous,
@@ -579,8 +594,8 @@ impl Backend for CallbackProgram {
     #[inline]
     fn local(&self, op: u32) -> Result<(), String> {
         let op = &self.ops[op as usize];
-        for &slot in &op.tensors {
-            self.full(slot)?;
+        if let Some(&slot) = op.tensors.iter().find(|&&slot| !self.slot(slot).full.get()) {
+            return Err(is_empty(slot));
         }
         let made = self.made.as_ptr().cast::<*mut DlManagedTensor>().cast_mut();
         let into = match op.into {
