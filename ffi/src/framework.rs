@@ -1,13 +1,12 @@
 //! Sessions of a framework of function pointers: no Python
 
 use std::ffi::{c_char, c_int};
-use std::path::PathBuf;
 
 use rote::facts::NewFact;
-use rote::plans::{BindingKind, Fingerprint, GuardKind};
-use rote::recording::NewTensor;
+use rote::plans::{BindingKind, GuardKind};
+use rote::recording::{ActiveRecording, NewTensor};
 use rote::tracer::{OpEvent, Refusal};
-use rote::{Config, Next, Session, SessionError};
+use rote::{Next, Session, SessionError};
 use rote_callbacks::{
     Arguments, Callbacks, DlManagedTensor, Fact, Framework, Leaf, Tensor as Held,
 };
@@ -16,7 +15,7 @@ use rote_events::op::{Op, Tensor};
 
 use crate::record::{NO_RECORDING, ROTE_REFUSED, guard_kind, optional};
 use crate::session::{
-    ROTE_EAGER, ROTE_RECORD, ROTE_REPLAYED, RoteSession, Sessions, chosen_passes, entered, made,
+    ROTE_EAGER, ROTE_RECORD, ROTE_REPLAYED, RoteSession, Sessions, config, entered, made, process,
 };
 use crate::spec;
 use crate::status::{Answer, ROTE_OK, guarded, out, set_error, slice, text};
@@ -105,18 +104,8 @@ pub unsafe extern "C" fn rote_session_for(
         if rank >= world_size {
             return Err(format!("rank {rank} is not below the world size, {world_size}").into());
         }
-        let config = Config {
-            function: function.to_owned(),
-            fingerprint: Fingerprint {
-                rote: env!("CARGO_PKG_VERSION").to_owned(),
-                framework: name.to_owned(),
-                world_size,
-                rank,
-            },
-            plans: PathBuf::from(plans),
-            max_variants: max_variants as usize,
-            passes: chosen_passes(passes)?,
-        };
+        let process = process(name, world_size, rank);
+        let config = config(function, process, plans, max_variants, passes)?;
         let made_session = Session::new(config, Callbacks::new(framework))?;
         session = made(Sessions::Framework(Box::new(made_session)));
         Ok(ROTE_OK)
@@ -329,8 +318,7 @@ pub unsafe extern "C" fn rote_record_ran(
     unsafe {
         with(session, |session, _| {
             let (op, source) = (op.as_ref().ok_or("`op` is null")?, text(source)?);
-            check_ready(session)?;
-            let (frontend, recording) = session.active().ok_or(NO_RECORDING)?;
+            let (frontend, recording) = ready(session)?;
             let problem = match events::op_problem(op) {
                 None => unwritten(&events::op(op, source)),
                 problem => problem,
@@ -367,12 +355,15 @@ fn unwritten(op: &OpEvent<'_>) -> Option<String> {
     })
 }
 
-/// Whether the step of a recording may run.
-fn check_ready(session: &Session<Callbacks>) -> Result<(), SessionError> {
-    match session.is_ready() {
-        true => Ok(()),
-        false if session.is_recording() => Err(SessionError::NotReady),
-        false => Err(SessionError::NoRecording),
+/// The recording in progress, once its step may run.
+fn ready(
+    session: &mut Session<Callbacks>,
+) -> Result<(&Callbacks, &mut ActiveRecording<Callbacks>), SessionError> {
+    let is_ready = session.is_ready();
+    let active = session.active().ok_or(SessionError::NoRecording)?;
+    match is_ready {
+        true => Ok(active),
+        false => Err(SessionError::NotReady),
     }
 }
 
@@ -410,8 +401,7 @@ pub unsafe extern "C" fn rote_record_returned(
         with(session, |session, _| {
             let path = text(path)?;
             let tensor = shown(tensor, path)?;
-            check_ready(session)?;
-            let (_, recording) = session.active().ok_or(NO_RECORDING)?;
+            let (_, recording) = ready(session)?;
             recording.output(path, &tensor, optional(spec), false)?;
             Ok(ROTE_OK)
         })
@@ -438,8 +428,7 @@ pub unsafe extern "C" fn rote_record_gradient(
                 true => None,
                 false => Some(shown(tensor, path)?),
             };
-            check_ready(session)?;
-            let (_, recording) = session.active().ok_or(NO_RECORDING)?;
+            let (_, recording) = ready(session)?;
             if !recording.leaves.iter().any(|leaf| leaf == path) {
                 return Err(format!("no leaf has the name {path}").into());
             }

@@ -2,12 +2,13 @@
 
 use std::ffi::{c_char, c_int};
 
-use rote::plans::{Anchor, BindingKind, Fingerprint};
+use rote::plans::{Anchor, BindingKind};
 use rote::tracer::{Recorder, Refusal, TensorEvent};
 use rote_events::events;
 use rote_events::op::{Op, Tensor};
 
 use crate::record::{ROTE_REFUSED, binding_kind};
+use crate::session::process;
 use crate::spec;
 use crate::status::{Answer, ROTE_OK, guarded, set_error, slice, text};
 
@@ -97,12 +98,7 @@ pub unsafe extern "C" fn rote_recorder_new(
         if rank >= world_size {
             return Err(format!("rank {rank} is not below the world size, {world_size}").into());
         }
-        let process = Fingerprint {
-            rote: env!("CARGO_PKG_VERSION").to_owned(),
-            framework: framework.to_owned(),
-            world_size,
-            rank,
-        };
+        let process = process(framework, world_size, rank);
         made = Box::into_raw(Box::new(RoteRecorder {
             recorder: Some(Recorder::new(process, function)),
             outputs: 0,

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::ffi::{CString, c_char, c_int};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use rote::passes::Selection;
-use rote::plans::{ArchivedPlan, NONE, describe};
+use rote::plans::{ArchivedPlan, Fingerprint, NONE, describe};
 use rote::shown::Fault;
-use rote::{Session, SessionError};
+use rote::{Config, Session, SessionError};
 use rote_aten::Aten;
 use rote_callbacks::{Callbacks, DlManagedTensor};
 
@@ -157,7 +158,34 @@ macro_rules! with_session {
 }
 pub(crate) use with_session;
 
-pub(crate) fn chosen_passes(text: &str) -> Result<Selection, String> {
+/// This process, as plans know it.
+pub(crate) fn process(framework: &str, world_size: u32, rank: u32) -> Fingerprint {
+    Fingerprint {
+        rote: env!("CARGO_PKG_VERSION").to_owned(),
+        framework: framework.to_owned(),
+        world_size,
+        rank,
+    }
+}
+
+/// What a session is made of, from what a caller passed.
+pub(crate) fn config(
+    function: &str,
+    fingerprint: Fingerprint,
+    plans: &str,
+    max_variants: u32,
+    passes: &str,
+) -> Result<Config, String> {
+    Ok(Config {
+        function: function.to_owned(),
+        fingerprint,
+        plans: PathBuf::from(plans),
+        max_variants: max_variants as usize,
+        passes: chosen_passes(passes)?,
+    })
+}
+
+fn chosen_passes(text: &str) -> Result<Selection, String> {
     let from_environment = std::env::var("ROTE_PASSES").unwrap_or_default();
     let text = if text.is_empty() {
         &from_environment

@@ -1,17 +1,15 @@
 //! Sessions of PyTorch: calls with Python objects.
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::path::PathBuf;
 
-use rote::plans::Fingerprint;
 use rote::replay::Left;
 use rote::replay::agreement::Ranks;
-use rote::{Config, Next, Session, SessionError};
+use rote::{Next, Session, SessionError};
 use rote_aten::ranks::without_gil;
 use rote_aten::{Args, Aten, Borrowed, Bridge, Group, Object};
 
 use crate::session::{
-    ROTE_EAGER, ROTE_RECORD, ROTE_REPLAYED, RoteSession, Sessions, chosen_passes, made, torch,
+    ROTE_EAGER, ROTE_RECORD, ROTE_REPLAYED, RoteSession, Sessions, config, made, process, torch,
 };
 use crate::status::{
     Answer, Out, ROTE_ERROR, ROTE_OK, give_text, guarded, object, out, set_error, set_exception,
@@ -71,18 +69,8 @@ pub unsafe extern "C" fn rote_session_new(
                 text(passes)?,
             )
         };
-        let config = Config {
-            function: function.to_owned(),
-            fingerprint: Fingerprint {
-                rote: env!("CARGO_PKG_VERSION").to_owned(),
-                framework: framework.to_owned(),
-                world_size,
-                rank,
-            },
-            plans: PathBuf::from(plans),
-            max_variants: max_variants as usize,
-            passes: chosen_passes(passes)?,
-        };
+        let process = process(framework, world_size, rank);
+        let config = config(function, process, plans, max_variants, passes)?;
         let session = Session::new(config, Aten::new())?;
         out = made(Sessions::Torch(Box::new(session)));
         Ok(ROTE_OK)
@@ -240,6 +228,27 @@ pub unsafe extern "C" fn rote_gather(
     })
 }
 
+/// Handles a call, and delivers what becomes of it.
+///
+/// # Safety
+/// As `rote_session_call`.
+unsafe fn handle(
+    session: *mut RoteSession,
+    (args, kwargs): (*mut c_void, *mut c_void),
+    (variant, results): (*mut u32, *mut *mut c_void),
+    call: fn(&mut Session<Aten>, Args) -> Result<Next<Object>, SessionError>,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for session, objects and places.
+        unsafe {
+            let session = torch(session)?;
+            let delivery = Delivery::to(variant, results)?;
+            let args = arguments(args, kwargs)?;
+            delivery.answer(session, |session| call(session, args))
+        }
+    })
+}
+
 /// Handles a call of the captured function: `ROTE_REPLAYED` (`*variant` and
 /// `*results`, a new list of the local outputs and then the local gradients,
 /// are set), `ROTE_RECORD` or `ROTE_EAGER`.
@@ -255,15 +264,8 @@ pub unsafe extern "C" fn rote_session_call(
     variant: *mut u32,
     results: *mut *mut c_void,
 ) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for session, objects and places.
-        unsafe {
-            let session = torch(session)?;
-            let delivery = Delivery::to(variant, results)?;
-            let args = arguments(args, kwargs)?;
-            delivery.answer(session, |session| session.call(args))
-        }
-    })
+    // SAFETY: the caller vouches for session, objects and places.
+    unsafe { handle(session, (args, kwargs), (variant, results), Session::call) }
 }
 
 /// The same for a call made from within a captured function that runs eagerly.
@@ -280,15 +282,15 @@ pub unsafe extern "C" fn rote_session_call_within(
     variant: *mut u32,
     results: *mut *mut c_void,
 ) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for session, objects and places.
-        unsafe {
-            let session = torch(session)?;
-            let delivery = Delivery::to(variant, results)?;
-            let args = arguments(args, kwargs)?;
-            delivery.answer(session, |session| session.call_within(args))
-        }
-    })
+    // SAFETY: the caller vouches for session, objects and places.
+    unsafe {
+        handle(
+            session,
+            (args, kwargs),
+            (variant, results),
+            Session::call_within,
+        )
+    }
 }
 
 /// Replays the last call with the plan that `rote_record_trust` has bound.

@@ -27,19 +27,7 @@ static void distract(void) {
     rote_plan_check("elsewhere");
 }
 
-#define CHECK(condition) check((condition), #condition, __LINE__)
-#define FAILS(call, message)                                       \
-    do {                                                           \
-        distract();                                                \
-        check((call) == ROTE_ERROR, #call " fails", __LINE__);     \
-        check(said(message), #call " says: " #message, __LINE__);   \
-    } while (0)
-#define GIVES_NULL(call, message)                                  \
-    do {                                                           \
-        distract();                                                \
-        check((call) == NULL, #call " gives null", __LINE__);      \
-        check(said(message), #call " says: " #message, __LINE__);   \
-    } while (0)
+#include "c/check.h"
 
 static void plans(const char *missing, const char *garbage, const char *plan) {
     CHECK(rote_plan_check(plan) == ROTE_OK);

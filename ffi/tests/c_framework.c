@@ -31,19 +31,7 @@ static void distract(void) {
     log_text[0] = 0;
 }
 
-#define CHECK(condition) check((condition), #condition, __LINE__)
-#define FAILS(call, message)                                       \
-    do {                                                           \
-        distract();                                                \
-        check((call) == ROTE_ERROR, #call " fails", __LINE__);     \
-        check(said(message), #call " says: " #message, __LINE__);  \
-    } while (0)
-#define GIVES_NULL(call, message)                                  \
-    do {                                                           \
-        distract();                                                \
-        check((call) == NULL, #call " gives null", __LINE__);      \
-        check(said(message), #call " says: " #message, __LINE__);  \
-    } while (0)
+#include "c/check.h"
 
 static void keep_log(int level, const char *target, const char *message) {
     (void)level, (void)target;

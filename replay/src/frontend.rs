@@ -36,6 +36,17 @@ pub struct WordPlace {
     pub field: u32,
 }
 
+impl WordPlace {
+    /// What its word is called: the leaf's name with that of the field, which is empty where the leaf itself is meant.
+    pub fn name(&self, fields: &[&str], leaves: &[String]) -> String {
+        let leaf = (leaves.get(self.leaf as usize)).map_or("args", String::as_str);
+        match fields.get(self.field as usize).copied().unwrap_or("?") {
+            "" => leaf.to_owned(),
+            field => format!("{leaf}.{field}"),
+        }
+    }
+}
+
 /// Where a tensor lies in its storage.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -64,13 +64,7 @@ pub fn name(index: usize, place: Option<&WordPlace>, leaves: &[String]) -> Strin
     let Some(place) = place else {
         return "args structure".to_owned();
     };
-    let leaf = leaves
-        .get(place.leaf as usize)
-        .map_or("args", String::as_str);
-    match FIELDS.get(place.field as usize).copied().unwrap_or("?") {
-        "" => leaf.to_owned(),
-        field => format!("{leaf}.{field}"),
-    }
+    place.name(&FIELDS, leaves)
 }
 
 /// The names and values of the modes among a call's words that mean the same in every process.

@@ -81,7 +81,7 @@ const TYPES: [(&str, u8, u8); 18] = [
 ];
 
 /// DLPack's device types by PyTorch's numbers: `(DeviceType, DLDeviceType)`.
-const DEVICES: [(u8, i32); 2] = [(0, 1), (1, 2)];
+const DEVICES: [(u8, i32); 2] = [(Device::CPU, 1), (Device::CUDA, 2)];
 
 /// An element type as DLPack numbers it, if it does.
 pub fn dl_type(dtype: DType) -> Option<DlType> {
@@ -115,7 +115,7 @@ pub fn dl_device(device: Device) -> Option<DlDevice> {
 pub fn device(found: DlDevice) -> Option<Device> {
     let &(kind, _) = DEVICES.iter().find(|row| row.1 == found.device_type)?;
     let index = match kind {
-        0 => -1,
+        Device::CPU => -1,
         _ => i8::try_from(found.device_id).ok()?,
     };
     Some(Device { kind, index })

@@ -459,13 +459,7 @@ impl Frontend for Callbacks {
         let Some(place) = place.filter(|place| place.leaf != u32::MAX) else {
             return "number of arguments".to_owned();
         };
-        let leaf = leaves
-            .get(place.leaf as usize)
-            .map_or("args", String::as_str);
-        match FIELDS.get(place.field as usize).copied().unwrap_or("?") {
-            "" => leaf.to_owned(),
-            field => format!("{leaf}.{field}"),
-        }
+        place.name(&FIELDS, leaves)
     }
 
     fn facts(&self) -> Facts {
