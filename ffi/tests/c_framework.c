@@ -369,6 +369,7 @@ static void handles(const char *plans) {
         RoteResults results;                                                          \
         change;                                                                       \
         FAILS(rote_session_step(current, &made, &results), message);                  \
+        FAILS(rote_record_call(current), "no call is handled");                       \
         made = call();                                                                \
         sizes[0] = N;                                                                 \
         CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);            \

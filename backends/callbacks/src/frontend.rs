@@ -129,7 +129,7 @@ impl Callbacks {
     ///
     /// Where another fact has the name, or a call was made before.
     pub fn declare(&mut self, fact: Fact) -> Result<(), String> {
-        if self.arguments.is_some() {
+        if !self.words.is_empty() {
             return Err(format!(
                 "{} is declared after a call was made: declare every fact before the first call",
                 fact.name
@@ -290,6 +290,10 @@ impl Callbacks {
     }
 }
 
+fn no_call() -> ReplayError {
+    ReplayError::Bridge("no call is handled".to_owned())
+}
+
 /// # Safety
 /// `text` must be null or a C string.
 unsafe fn text(text: *const c_char) -> Option<String> {
@@ -350,7 +354,6 @@ impl Callbacks {
                 )));
             }
         }
-        self.arguments = Some(args);
         {
             let mut values = self.values.borrow_mut();
             values.words.clear();
@@ -400,7 +403,10 @@ impl Frontend for Callbacks {
     type Group = Group;
 
     fn collect(&mut self, args: Arguments) -> Result<(), ReplayError> {
+        // Those of an earlier call may be gone.
+        self.arguments = None;
         let read = self.read_all(args);
+        self.arguments = read.is_ok().then_some(args);
         self.problem = read.as_ref().err().map(ToString::to_string);
         read
     }
@@ -408,7 +414,7 @@ impl Frontend for Callbacks {
     fn recollect(&mut self) -> Result<(), ReplayError> {
         match self.arguments {
             Some(arguments) => self.collect(arguments),
-            None => Err(ReplayError::Bridge("no call is handled".to_owned())),
+            None => Err(no_call()),
         }
     }
 
@@ -421,6 +427,9 @@ impl Frontend for Callbacks {
     }
 
     fn last(&self) -> Result<CallFacts<()>, ReplayError> {
+        if self.arguments.is_none() {
+            return Err(no_call());
+        }
         Ok(CallFacts {
             words: self.words.clone(),
             places: self.places.clone(),
