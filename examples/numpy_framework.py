@@ -154,6 +154,7 @@ READ, NEGATION = 0, 2
 
 Int, P = c.c_int, c.c_void_p
 FUNCTIONS = {
+    "has_op": (Int, P, c.c_char_p, c.c_char_p, Int),
     "bind_op": (Int, P, c.c_char_p, c.c_char_p, c.POINTER(Arg), c.c_uint32, c.c_uint32, Int, c.POINTER(c.c_uint64)),
     "run_op": (Int, P, c.c_uint64, c.POINTER(P), c.POINTER(P), c.POINTER(P)),
     "set_number": (Int, P, c.c_uint64, c.c_uint32, c.c_int64, c.c_double),
@@ -175,7 +176,7 @@ UNUSED = [
 ]
 TYPES = {name: c.CFUNCTYPE(*kinds) for name, kinds in FUNCTIONS.items()}
 ENTRIES = [*(f"{name}:{name}" for name in FUNCTIONS), *(f"{name}:p" for name in UNUSED)]
-Table = struct("size:I context:p " + " ".join(ENTRIES), **TYPES)
+Table = struct("size:I alignment:I context:p " + " ".join(ENTRIES), **TYPES)
 Deleter = c.CFUNCTYPE(None, P)
 
 
@@ -216,6 +217,11 @@ class BoundOp:
         self.out: Slot | None = None
 
 
+def op_name(name: bytes, overload: bytes) -> str:
+    """The key of an op in `KERNELS`."""
+    return f"{name.decode()}.{overload.decode()}".rstrip(".")
+
+
 class Kernels:
     """The functions that Rote calls."""
 
@@ -226,8 +232,11 @@ class Kernels:
         self.kept = {name: kind(getattr(self, name)) for name, kind in TYPES.items()}
         self.table = Table(size=c.sizeof(Table), **self.kept)
 
+    def has_op(self, _: Any, name: bytes, overload: bytes, into: int) -> int:
+        return int(op_name(name, overload) in KERNELS)
+
     def bind_op(self, _: Any, name: bytes, overload: bytes, args: Any, n: int, outs: int, into: int, op: Any) -> int:
-        full = f"{name.decode()}.{overload.decode()}".rstrip(".")
+        full = op_name(name, overload)
         if full not in KERNELS:
             return 2
 

@@ -305,21 +305,33 @@ static double number_of(const RoteArg *arg) {
     }
 }
 
-static int bind_op(void *context, const char *name, const char *overload, const RoteArg *args, uint32_t n,
-                   uint32_t outs, int into, uint64_t *op) {
-    const Kernel *kernel = NULL;
-    // A number in place of the second tensor: a pass makes `mul.Tensor` of `mul.Scalar`.
-    const int scaled = n == 2 && args[1].tag == ROTE_ARG_WRAPPED;
+static int find(const char *name, const char *overload) {
     for (int i = 0; i < KERNELS; i++) {
         if (strcmp(kernels[i].name, name) == 0 && strcmp(kernels[i].overload, overload) == 0) {
-            kernel = scaled && i == MUL ? &kernels[MUL_SCALAR] : &kernels[i];
+            return i;
         }
     }
-    if (kernel == NULL || outs != 1 || n < kernel->tensors) {
+    return KERNELS;
+}
+
+static int has_op(void *context, const char *name, const char *overload, int into) {
+    (void)context;
+    const int kernel = find(name, overload);
+    return kernel != KERNELS && !(into && kernel == SUM);
+}
+
+static int bind_op(void *context, const char *name, const char *overload, const RoteArg *args, uint32_t n,
+                   uint32_t outs, int into, uint64_t *op) {
+    int found = find(name, overload);
+    if (found == MUL && n == 2 && args[1].tag == ROTE_ARG_WRAPPED) {
+        found = MUL_SCALAR; // a pass makes `mul.Tensor` of `mul.Scalar`
+    }
+    const Kernel *kernel = &kernels[found];
+    if (found == KERNELS || outs != 1 || n < kernel->tensors) {
         return failed(context, "this framework has no", name, overload);
     }
-    if (into && kernel == &kernels[SUM]) {
-        return ROTE_NO_INTO; // Rote copies
+    if (into && found == SUM) {
+        return ROTE_NO_INTO; // `has_op` says so, too
     }
     Bound *bound = memory(sizeof(Bound));
     bound->kernel = kernel;
@@ -702,7 +714,7 @@ static void train(Rank *rank, const Model models[2], int64_t batch, int steps) {
 static void *work(void *argument) {
     Rank *rank = argument;
     const RoteFramework framework = {
-        .size = sizeof framework, .context = rank, .bind_op = bind_op, .run_op = run_op, .set_number = set_number,
+        .size = sizeof framework, .context = rank, .has_op = has_op, .bind_op = bind_op, .run_op = run_op, .set_number = set_number,
         .forget_op = forget_op, .allocate = allocate, .release = release, .is_alive = is_alive,
         .bind_collective = bind_collective,
         .forget_collective = forget_collective, .start = start, .wait = wait, .gather = gather, .ranks = ranks,

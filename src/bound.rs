@@ -398,7 +398,7 @@ impl<F: Frontend> BoundVariant<F> {
             mut program,
             allocated,
         } = unplaced;
-        let done = program.arrange(&allocated.unwrap_or_default());
+        let done = program.arrange(frontend.ops(), &allocated.unwrap_or_default());
         match self.bound_by(frontend, &program.schedule) {
             Ok(bound) => {
                 self.bound = bound;

@@ -85,7 +85,7 @@ struct Chosen<F: Frontend> {
 }
 
 impl<F: Frontend> Chosen<F> {
-    /// With all the passes, or else with fewer: what a pass makes of recorded ops, a framework need not have.
+    /// With all the passes, or else with fewer: a framework may have an op and not take what a pass gives it.
     fn bind_some(
         frontend: &F,
         key: &str,
@@ -118,7 +118,7 @@ impl<F: Frontend> Chosen<F> {
         parts: &Parts<F>,
         passes: Selection,
     ) -> Result<Self, SessionError> {
-        let (program, report) = optimize(recorded.clone(), passes);
+        let (program, report) = optimize(recorded.clone(), passes, frontend.ops());
         let sequence = (passes.alters_collectives())
             .then(|| Sequence::of(recorded, &program.plan, &program.carries));
         let bound = BoundVariant::bind(frontend, program, &parts.named, &parts.facts)?;
@@ -359,7 +359,7 @@ impl<F: Frontend> Variant<F> {
         seen: &mut dyn FnMut(u32, u32, TensorOf<F>),
     ) -> Result<(), SessionError> {
         if recorded {
-            let (program, _) = optimize(self.file.to_plan(), Selection::NONE);
+            let (program, _) = optimize(self.file.to_plan(), Selection::NONE, frontend.ops());
             let mut bound = BoundVariant::bind(frontend, program, &self.named, &self.facts)?;
             return Ok(bound.show(frontend, &self.facts, seen)?);
         }
@@ -378,7 +378,7 @@ impl<F: Frontend> Variant<F> {
         change: &mut dyn FnMut(&mut Program),
     ) -> Result<(), SessionError> {
         self.file = PlanFile::from_plan(&plan)?;
-        let (mut program, _) = optimize(plan, self.chosen_passes);
+        let (mut program, _) = optimize(plan, self.chosen_passes, frontend.ops());
         change(&mut program);
         self.chosen = BoundVariant::bind(frontend, program, &self.named, &self.facts)?;
         Ok(())
@@ -399,7 +399,8 @@ impl<F: Frontend> Variant<F> {
                 let bound = match altered.kept.take() {
                     Some(bound) => bound,
                     None => {
-                        let (program, _) = optimize(self.file.to_plan(), altered.passes);
+                        let (program, _) =
+                            optimize(self.file.to_plan(), altered.passes, frontend.ops());
                         BoundVariant::bind(frontend, program, &self.named, &self.facts)
                             .map_err(|error| (error, None))?
                     }

@@ -368,13 +368,20 @@ typedef struct RoteCollective {
 typedef struct RoteFramework {
     // `sizeof` of this struct, so that both sides know which functions it has.
     uint32_t size;
+    // The alignment of memory that `allocate` returns, in bytes: a power of two, 64 or more. Rote gives results in
+    // that memory the same one. 0 stands for 64.
+    uint32_t alignment;
     // Passed to every function.
     void *context;
+    // Whether the framework has an op, by ATen's name and overload: 1 or 0. With `into` not 0, whether the op can
+    // also write its results into tensors that `run_op` is given. Passes put no op into a plan that the
+    // framework lacks, and give results a fixed place only where the op can write there.
+    int (*has_op)(void *context, const char *name, const char *overload, int into);
     // Finds an op, and prepares a call with these `n` arguments: `*op` is a number of the framework's own. A tensor
     // among the arguments is a `ROTE_ARG_INPUT`: `i` is its place among the tensors that `run_op` is given; a list
     // of tensors is `ROTE_ARG_INPUTS`, with such places. `into`, if not 0: results are
     // to be written into tensors that `run_op` is given. Those of an element-wise op may lie in the memory of
-    // an argument. Where the framework cannot write so, it returns `ROTE_NO_INTO`.
+    // an argument. Where the framework cannot write so with these arguments, it returns `ROTE_NO_INTO`.
     int (*bind_op)(void *context,
                    const char *name,
                    const char *overload,
@@ -394,7 +401,7 @@ typedef struct RoteFramework {
     int (*set_number)(void *context, uint64_t op, uint32_t arg, int64_t element, double value);
     // Forgets an op that was bound. May be null.
     void (*forget_op)(void *context, uint64_t op);
-    // Allocates memory, aligned to 64 bytes at least, on a device by PyTorch's number (0 cpu, 1 cuda) and index.
+    // Allocates memory on a device by PyTorch's number (0 cpu, 1 cuda) and index.
     int (*allocate)(void *context,
                     uint64_t bytes,
                     uint32_t device_kind,

@@ -5,6 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use rote_plans::PlanFile;
+use rote_aten_ops::AtenOps;
 use rote_passes::{Selection, optimize};
 
 #[path = "../../plans/tests/hostile/mod.rs"]
@@ -25,7 +26,7 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(again.as_bytes(), third.as_bytes());
     for passes in ["none", "default", "all"] {
         let passes = Selection::parse(passes).expect("these names are known");
-        let (program, _) = optimize(plan.clone(), passes);
+        let (program, _) = optimize(plan.clone(), passes, &AtenOps);
         program.plan.check().expect("passes make valid plans");
     }
 });

@@ -13,6 +13,7 @@ use arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use rote_events::op::{Arg, Op, Payload, Tensor, tag};
 use rote_plans::PlanFile;
+use rote_aten_ops::AtenOps;
 use rote_passes::{Selection, optimize};
 
 #[path = "../../ffi/src/bridge.rs"]
@@ -213,7 +214,7 @@ fn run(input: &mut Unstructured<'_>, path: &Path) -> Result<()> {
             let plan = file.to_plan();
             for passes in ["default", "all"] {
                 let passes = Selection::parse(passes).expect("these names are known");
-                optimize(plan.clone(), passes).0.plan.check().expect("passes make valid plans");
+                optimize(plan.clone(), passes, &AtenOps).0.plan.check().expect("passes make valid plans");
             }
         }
         done

@@ -1,8 +1,10 @@
 //! Passes that alter collectives, orders and ops, on plans of a few ops: what
 //! they leave, that it does what was recorded, and that bugs in it are seen.
 
+use rote_aten_ops::AtenOps;
 use rote_plans::{Arg, Collective, Instr, Plan, Range, Schedule};
 
+use super::lacking::SomeOps;
 use super::paper::{self, Collectives, RUNS, Seen};
 use super::{Program, Selection, collectives, optimize};
 use rote_tracer::event::{ArgEvent, OpEvent};
@@ -34,7 +36,10 @@ impl Altered {
         let (mut plan, _) = rote_tracer::sample::finish(recorder, outputs);
         plan.fingerprint.rank = rank;
         let expected = paper::run(&plan, &Schedule::default(), RUNS).expect("the plan runs");
-        let (program, _) = optimize(plan, passes);
+        let own = SomeOps::of(&plan);
+        let (fewest, _) = optimize(plan.clone(), passes, &own);
+        assert_eq!(own.lacks(&fewest), None);
+        let (program, _) = optimize(plan, passes, &AtenOps);
         program.plan.check().expect("the plan is valid");
         let altered = Altered {
             passes,
@@ -263,7 +268,7 @@ fn large_collectives_and_full_buckets_stay_apart() {
             record(&mut recorder, &[reduce(&x, result), wait(result)]);
         }
         let (plan, _) = rote_tracer::sample::finish(recorder, &[]);
-        let (program, _) = optimize(plan, Selection::parse("buckets").expect("a pass"));
+        let (program, _) = optimize(plan, Selection::parse("buckets").expect("a pass"), &AtenOps);
         assert_eq!(collectives(&program.plan).count(), expected);
     }
 }
@@ -339,7 +344,7 @@ fn sums_of_floats_over_more_ranks_need_a_name_of_their_own() {
         let (mut plan, _) = rote_tracer::sample::finish(recorder, &[]);
         plan.fingerprint.world_size = ranks.len() as u32;
         plan.groups[0].ranks = super::emit::dims(&mut plan, ranks);
-        let (program, _) = optimize(plan, Selection::parse(names).expect("passes"));
+        let (program, _) = optimize(plan, Selection::parse(names).expect("passes"), &AtenOps);
         let is_sum = |c: &&Collective| c.reduce.is_some();
         let sums = collectives(&program.plan).filter(is_sum).count();
         (sums, collectives(&program.plan).count() - sums)
@@ -370,7 +375,7 @@ fn ranks_put_the_same_collectives_together() {
         record(&mut recorder, &steps);
         let (mut plan, _) = rote_tracer::sample::finish(recorder, &[&out]);
         plan.fingerprint.rank = rank;
-        optimize(plan, Selection::parse("all").expect("all passes"))
+        optimize(plan, Selection::parse("all").expect("all passes"), &AtenOps)
             .0
             .carries
     };

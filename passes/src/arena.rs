@@ -18,14 +18,14 @@
 //! counts. Which results lie in the arena at all is for the `budget` module to
 //! choose.
 
-use rote_plans::schedule::{ARENA_ALIGNMENT, DEVICE_ARENA_ALIGNMENT, DYNAMIC};
+use rote_plans::schedule::{DYNAMIC, Into, Ops};
 use rote_plans::{Arg, Def, Device, Instr, Marks, NONE, Plan, ValueId};
 
 use super::budget::{Allocation, Budget, Buffer, Choice, Unit, choose};
 use super::effects::{outlives, outs, root};
-use super::into::{element_wise, into};
 use super::live::{Bytes, Life, lives, made};
 use super::{Done, Pass, Program, Stage, rounding};
+use crate::ops::{ALLOCATORS, element_wise};
 
 pub(super) const PASS: Pass = Pass {
     name: "arena",
@@ -33,6 +33,7 @@ pub(super) const PASS: Pass = Pass {
     by_default: true,
     alters_collectives: false,
     keeps_bits: true,
+    needs: &[],
     stage: Stage::Schedule,
     apply,
 };
@@ -41,20 +42,16 @@ pub(super) const PASS: Pass = Pass {
 /// was saved.
 const ATTEMPTS: usize = 2;
 
-fn apply(program: &mut Program) -> Done {
-    arrange(program, &[])
+fn apply(program: &mut Program, ops: &dyn Ops) -> Done {
+    arrange(program, ops, &[])
 }
 
 /// Gives results their places in the arena. `allocated`: as in [`Program::arrange`],
 /// empty if no run was seen.
-pub(super) fn arrange(program: &mut Program, allocated: &[u64]) -> Done {
+pub(super) fn arrange(program: &mut Program, ops: &dyn Ops, allocated: &[u64]) -> Done {
     let plan = &program.plan;
-    let (roots, device) = candidates(plan, &program.schedule.once);
-    let alignment = match device {
-        None => ARENA_ALIGNMENT,
-        Some(device) if device.is_cpu() => ARENA_ALIGNMENT,
-        Some(_) => DEVICE_ARENA_ALIGNMENT,
-    };
+    let (roots, device) = candidates(plan, ops, &program.schedule.once);
+    let alignment = device.map_or(1, |device| ops.alignment(device));
     let (buffers, shared) = buffers(plan, &roots, &lives(plan), alignment);
     let memory = Memory::of(program, &roots, allocated);
     let (placed, beside) = place_within(&buffers, &units(plan, &buffers), &memory);
@@ -74,7 +71,7 @@ pub(super) fn arrange(program: &mut Program, allocated: &[u64]) -> Done {
     for (i, instr) in plan.instrs.iter().enumerate() {
         let placed = (outs(plan, instr).iter()).any(|v| schedule.offset(*v).is_some());
         if let (Instr::Local { op, overload, .. }, true) = (instr, placed) {
-            if let Some(how) = into(plan.str(*op), plan.str(*overload)) {
+            if let Some(how) = into(ops, plan.str(*op), plan.str(*overload)) {
                 schedule.into.push((i as u32, how));
             }
         }
@@ -241,7 +238,7 @@ fn lower(
 }
 
 /// Which values are roots that can lie in the arena, and on which device.
-fn candidates(plan: &Plan, once: &[bool]) -> (Vec<bool>, Option<Device>) {
+fn candidates(plan: &Plan, ops: &dyn Ops, once: &[bool]) -> (Vec<bool>, Option<Device>) {
     let outlives = outlives(plan);
     let mut device = None;
     let mut chosen = vec![false; plan.values.len()];
@@ -253,7 +250,7 @@ fn candidates(plan: &Plan, once: &[bool]) -> (Vec<bool>, Option<Device>) {
             Instr::Local {
                 op, overload, outs, ..
             } => {
-                let how = into(plan.str(*op), plan.str(*overload));
+                let how = into(ops, plan.str(*op), plan.str(*overload));
                 let ids = plan.ids(*outs);
                 // All results or none: an overload writes all of them.
                 if how.is_none() || ids.is_empty() || ids.contains(&NONE) {
@@ -279,6 +276,14 @@ fn candidates(plan: &Plan, once: &[bool]) -> (Vec<bool>, Option<Device>) {
         }
     }
     (chosen, device)
+}
+
+/// How an op writes its results where it is told to, if it can.
+fn into(ops: &dyn Ops, op: &str, overload: &str) -> Option<Into> {
+    match ALLOCATORS.contains(&op) {
+        true => Some(Into::Nothing),
+        false => ops.writes_into(op, overload),
+    }
 }
 
 /// Whether a value's elements fill its storage.

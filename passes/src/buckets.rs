@@ -38,7 +38,7 @@
 //! program; ranks agree on it before they replay.
 
 use hashbrown::{HashMap, HashSet};
-use rote_plans::schedule::{ARENA_ALIGNMENT, DEVICE_ARENA_ALIGNMENT};
+use rote_plans::schedule::Ops;
 use rote_plans::{
     Collective, CollectiveKind, DType, Instr, Kind, Marks, NONE, Plan, ReduceOp, ValueId,
 };
@@ -53,8 +53,9 @@ pub(super) const PASS: Pass = Pass {
     by_default: false,
     alters_collectives: true,
     keeps_bits: true,
+    needs: emit::COPY,
     stage: Stage::Instructions,
-    apply: |program| apply(program, exact),
+    apply: |program, ops| apply(program, ops, exact),
 };
 
 pub(super) const SUMS: Pass = Pass {
@@ -63,8 +64,9 @@ pub(super) const SUMS: Pass = Pass {
     by_default: false,
     alters_collectives: true,
     keeps_bits: false,
+    needs: emit::COPY,
     stage: Stage::Instructions,
-    apply: |program| apply(program, |plan, key| !exact(plan, key)),
+    apply: |program, ops| apply(program, ops, |plan, key| !exact(plan, key)),
 };
 
 /// The most bytes that a member sends or receives, whichever is more. Copying them
@@ -101,9 +103,9 @@ struct Bucket {
     open: bool,
 }
 
-fn apply(program: &mut Program, takes: fn(&Plan, Key) -> bool) -> Done {
+fn apply(program: &mut Program, ops: &dyn Ops, takes: fn(&Plan, Key) -> bool) -> Done {
     let plan = &mut program.plan;
-    let found = find(plan, takes);
+    let found = find(plan, ops, takes);
     let members: usize = found.iter().map(|bucket| bucket.members.len()).sum();
     let what = format!("{members} collectives become {}", found.len());
     if !found.is_empty() {
@@ -118,7 +120,7 @@ fn apply(program: &mut Program, takes: fn(&Plan, Key) -> bool) -> Done {
 // -- which collectives go together ---------------------------------------------
 
 /// Buckets of two members and more, by one scan.
-fn find(plan: &Plan, takes: fn(&Plan, Key) -> bool) -> Vec<Bucket> {
+fn find(plan: &Plan, ops: &dyn Ops, takes: fn(&Plan, Key) -> bool) -> Vec<Bucket> {
     let (end, anchored) = (plan.instrs.len(), anchored(plan));
     let mut buckets: Vec<Bucket> = Vec::new();
     // For each root, the last bucket that a result on it is in, and the result.
@@ -140,11 +142,11 @@ fn find(plan: &Plan, takes: fn(&Plan, Key) -> bool) -> Vec<Bucket> {
             continue;
         };
         let Some((key, elements)) =
-            candidate(plan, &anchored, i, c).filter(|(key, _)| takes(plan, *key))
+            candidate(plan, ops, &anchored, i, c).filter(|(key, _)| takes(plan, *key))
         else {
             continue;
         };
-        let gap = gap(key);
+        let gap = gap(key, ops);
         let elements = (elements + gap - 1) / gap * gap;
         let limit = BUCKET_BYTES / width(key.3.dtype) / rows(plan, key);
         let last = buckets.iter().rposition(|bucket| bucket.key == key);
@@ -176,14 +178,20 @@ fn find(plan: &Plan, takes: fn(&Plan, Key) -> bool) -> Vec<Bucket> {
 }
 
 /// The key of a collective that can be in a bucket, and the elements of its piece.
-fn candidate(plan: &Plan, anchored: &[bool], at: usize, c: &Collective) -> Option<(Key, i64)> {
+fn candidate(
+    plan: &Plan,
+    ops: &dyn Ops,
+    anchored: &[bool],
+    at: usize,
+    c: &Collective,
+) -> Option<(Key, i64)> {
     let value = |v: ValueId| &plan.values[v as usize];
     let (input, output) = (value(c.input), value(c.output));
     let elements = plan.kind(c.input);
     let key = (c.kind, c.reduce, c.group, elements);
     let width = input.dtype.bytes()?;
     let same = plan.kind(c.output) == elements && elements.marks == Marks::NONE;
-    if !same || alignment(key) % width != 0 {
+    if !same || alignment(key, ops) % width != 0 {
         return None;
     }
     let (sent, received) = (plan.dims(input.shape), plan.dims(output.shape));
@@ -277,16 +285,13 @@ fn width(dtype: DType) -> i64 {
 }
 
 /// What each piece starts at a multiple of, in bytes: as an allocation does.
-fn alignment(key: Key) -> u64 {
-    match key.3.device.is_cpu() {
-        true => ARENA_ALIGNMENT,
-        false => DEVICE_ARENA_ALIGNMENT,
-    }
+fn alignment(key: Key, ops: &dyn Ops) -> u64 {
+    ops.alignment(key.3.device)
 }
 
 /// The same in elements.
-fn gap(key: Key) -> i64 {
-    alignment(key) as i64 / width(key.3.dtype)
+fn gap(key: Key, ops: &dyn Ops) -> i64 {
+    alignment(key, ops) as i64 / width(key.3.dtype)
 }
 
 // -- what takes their place ---------------------------------------------------------

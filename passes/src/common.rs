@@ -7,6 +7,7 @@
 //! (returned tensors are fresh).
 
 use hashbrown::HashMap;
+use rote_plans::schedule::Ops;
 use rote_plans::{Arg, Instr, Look, Meta, NONE, Plan, ValueId};
 
 use super::effects::{self, is_function, outlives, root, writes};
@@ -19,11 +20,12 @@ pub(super) const PASS: Pass = Pass {
     by_default: true,
     alters_collectives: false,
     keeps_bits: true,
+    needs: &[],
     stage: Stage::Instructions,
     apply,
 };
 
-fn apply(program: &mut Program) -> Done {
+fn apply(program: &mut Program, _ops: &dyn Ops) -> Done {
     // What is made twice may be so that it need not be kept in between (activation
     // checkpointing): then only what is small is made once.
     let merged = |largest| {

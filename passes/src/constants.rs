@@ -10,6 +10,7 @@
 //! collectives, what outlives the run (returned tensors are fresh), and whatever
 //! a later op writes do not take part. Kept results are limited in size.
 
+use rote_plans::schedule::Ops;
 use rote_plans::{Arg, Instr, Plan, Range};
 
 use super::effects::{
@@ -24,6 +25,7 @@ pub(super) const PASS: Pass = Pass {
     by_default: true,
     alters_collectives: false,
     keeps_bits: true,
+    needs: &[],
     stage: Stage::Schedule,
     apply,
 };
@@ -33,7 +35,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// The most bytes of all kept results.
 const MAX_TOTAL: u64 = 64 << 20;
 
-fn apply(program: &mut Program) -> Done {
+fn apply(program: &mut Program, _ops: &dyn Ops) -> Done {
     let plan = &program.plan;
     let (outlives, writes) = (outlives(plan), writes(plan));
     // Roots that may be kept; each round takes out what a run writes or makes.

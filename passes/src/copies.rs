@@ -9,12 +9,12 @@
 //! (returned tensors are fresh). The source must be aligned as the copy would
 //! have been: matrix kernels may sum in another order on data that is not.
 
-use rote_plans::schedule::ARENA_ALIGNMENT;
+use rote_plans::schedule::Ops;
 use rote_plans::{Arg, Def, Instr, Look, Meta, NONE, Plan, ValueId};
 
 use super::effects::{anchored, is_function, outlives, outs, root, writes};
-use super::into::COPIES;
 use super::{Done, Pass, Program, Stage};
+use crate::ops::COPIES;
 
 pub(super) const PASS: Pass = Pass {
     name: "copies",
@@ -22,11 +22,12 @@ pub(super) const PASS: Pass = Pass {
     by_default: true,
     alters_collectives: false,
     keeps_bits: true,
+    needs: &[],
     stage: Stage::Instructions,
     apply,
 };
 
-fn apply(program: &mut Program) -> Done {
+fn apply(program: &mut Program, ops: &dyn Ops) -> Done {
     let plan = &mut program.plan;
     let (outlives, writes, anchored) = (outlives(plan), writes(plan), anchored(plan));
     let (mut changed, mut bytes) = (0, 0);
@@ -40,7 +41,7 @@ fn apply(program: &mut Program) -> Done {
             || anchored[copy as usize]
             || !writes[copy as usize].is_empty()
             || written_later
-            || !aligned(plan, source)
+            || !aligned(plan, source, ops)
         {
             continue;
         }
@@ -150,9 +151,9 @@ fn joined(plan: &Plan, pieces: &[ValueId], dim: i64) -> Option<(ValueId, Vec<i64
 
 /// Whether a value starts where an allocation of its own could: only known of
 /// what the program makes.
-fn aligned(plan: &Plan, value: ValueId) -> bool {
+fn aligned(plan: &Plan, value: ValueId, ops: &dyn Ops) -> bool {
     let value = &plan.values[value as usize];
     let width = value.dtype.bytes().unwrap_or(0) as i64;
     let made_here = matches!(plan.values[value.root as usize].def, Def::Instr(_));
-    made_here && value.offset * width % ARENA_ALIGNMENT as i64 == 0
+    made_here && value.offset * width % ops.alignment(value.device) as i64 == 0
 }

@@ -6,6 +6,7 @@
 //! is needed when it makes or writes storage that something needed reads, and
 //! then so is what it reads. Everything else changes nothing that anybody sees.
 
+use rote_plans::schedule::Ops;
 use rote_plans::{Instr, Plan};
 
 use super::effects::{self, for_each_written, outlives, root};
@@ -19,11 +20,12 @@ pub(super) const PASS: Pass = Pass {
     by_default: true,
     alters_collectives: false,
     keeps_bits: true,
+    needs: &[],
     stage: Stage::Instructions,
     apply,
 };
 
-fn apply(program: &mut Program) -> Done {
+fn apply(program: &mut Program, _ops: &dyn Ops) -> Done {
     let plan = &mut program.plan;
     let keep = needed(plan, true);
     let changed = leave_out(plan, &keep);

@@ -5,6 +5,11 @@ use rote_plans::{Arg, Def, Instr, NONE, Plan, Range, Value, ValueId};
 
 use super::effects::{outs, root, text};
 
+/// The ops of [`allocate`] and [`copy`].
+pub const COPY: &[(&str, &str)] = &[(EMPTY, ""), (COPY_, "")];
+const EMPTY: &str = "aten::empty_strided";
+const COPY_: &str = "aten::copy_";
+
 /// A list of integers in the pool.
 pub fn dims(plan: &mut Plan, dims: &[i64]) -> Range {
     let start = plan.dims.len() as u32;
@@ -78,7 +83,7 @@ pub fn allocate(plan: &mut Plan, value: ValueId) -> Instr {
         Arg::Device(meta.device),
         Arg::None,
     ];
-    local(plan, "aten::empty_strided", &args, &[value], &[])
+    local(plan, EMPTY, &args, &[value], &[])
 }
 
 /// Looks at the storage of a value's root.
@@ -92,7 +97,7 @@ pub fn view(plan: &Plan, out: ValueId) -> Instr {
 /// Copies the elements of one value to another of the same shape.
 pub fn copy(plan: &mut Plan, to: ValueId, from: ValueId) -> Instr {
     let args = [Arg::Value(to), Arg::Value(from), Arg::Bool(false)];
-    local(plan, "aten::copy_", &args, &[NONE], &[to])
+    local(plan, COPY_, &args, &[NONE], &[to])
 }
 
 /// An op without an overload name.

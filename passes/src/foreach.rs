@@ -22,6 +22,7 @@
 //! itself (`can_use_fast_route`, `ForeachUtils.h`).
 
 use hashbrown::HashMap;
+use rote_plans::schedule::Ops;
 use rote_plans::{Arg, Def, Instr, Kind, Marks, NONE, Plan, Range, ValueId};
 
 use super::effects::root;
@@ -34,6 +35,7 @@ pub(super) const PASS: Pass = Pass {
     by_default: false,
     alters_collectives: false,
     keeps_bits: true,
+    needs: &[],
     stage: Stage::Instructions,
     apply,
 };
@@ -115,20 +117,21 @@ fn sent(plan: &Plan) -> Sent {
     sent
 }
 
-fn apply(program: &mut Program) -> Done {
+fn apply(program: &mut Program, ops: &dyn Ops) -> Done {
     let plan = &mut program.plan;
-    let (mut updates, mut ops) = (0, 0);
+    let (mut updates, mut joint) = (0, 0);
     for (find, last) in [(up as fn(&Plan) -> Vec<List>, false), (down, true)] {
-        let lists = find(plan);
+        let mut lists = find(plan);
+        lists.retain(|list| ops.has(list.row.3, list.row.4));
         updates += lists.iter().map(|list| list.updates.len()).sum::<usize>();
-        ops += lists.len();
+        joint += lists.len();
         if !lists.is_empty() {
             rewrite(plan, &lists, last);
         }
     }
     Done {
         changed: updates,
-        what: format!("{updates} updates become {ops}"),
+        what: format!("{updates} updates become {joint}"),
     }
 }
 

@@ -24,6 +24,7 @@
 //! the same program and look at their own pieces alike; they agree on it before they
 //! replay.
 
+use rote_plans::schedule::Ops;
 use rote_plans::{Collective, CollectiveKind, Instr, Plan, ValueId};
 
 use super::effects::{self, Joined, for_each_written, outlives, outs, root};
@@ -36,11 +37,12 @@ pub(super) const PASS: Pass = Pass {
     by_default: false,
     alters_collectives: true,
     keeps_bits: true,
+    needs: emit::COPY,
     stage: Stage::Instructions,
     apply,
 };
 
-fn apply(program: &mut Program) -> Done {
+fn apply(program: &mut Program, _ops: &dyn Ops) -> Done {
     let own = own_pieces(&program.plan);
     if !own.is_empty() {
         program.carries = keep_own(&mut program.plan, &own, &program.carries);

@@ -6,6 +6,7 @@
 //! of the same shape: one `copy_` between the two moves the same elements to the
 //! same places. All pieces are read before anything else is written, as before.
 
+use rote_plans::schedule::Ops;
 use rote_plans::{Instr, Look, Plan, ValueId};
 
 use super::effects::{self, Joined};
@@ -18,6 +19,7 @@ pub(super) const PASS: Pass = Pass {
     by_default: true,
     alters_collectives: false,
     keeps_bits: true,
+    needs: emit::COPY,
     stage: Stage::Instructions,
     apply,
 };
@@ -27,7 +29,7 @@ const LEAST: usize = 4;
 /// Instructions in the place of a `cat`: allocate, view both, copy.
 const EMITTED: u32 = 4;
 
-fn apply(program: &mut Program) -> Done {
+fn apply(program: &mut Program, _ops: &dyn Ops) -> Done {
     let plan = &mut program.plan;
     let joins: Vec<_> = plan.instrs.iter().map(|instr| join(plan, instr)).collect();
     let mut moved = vec![0];

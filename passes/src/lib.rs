@@ -17,7 +17,6 @@
 //! | `foreach` | in-place updates of small tensors as ops on lists |
 //! | `constants` | what depends on nothing but constants, in the first run only |
 //! | `arena` | results at fixed places, written there directly |
-//! | `into` | ops that can write their results where they are told to |
 //! | `budget` | which results lie in the arena, so that memory stays within what was recorded |
 //! | `live` | bytes that are alive at each instruction |
 //! | [`liveness`] | last uses, frees, dead views |
@@ -46,8 +45,9 @@ mod effects;
 mod emit;
 mod foreach;
 mod gathers;
-mod into;
 mod joins;
+#[cfg(test)]
+mod lacking;
 mod lists;
 mod live;
 pub mod liveness;
@@ -66,6 +66,7 @@ mod scalars;
 #[cfg(test)]
 mod tests;
 
+use rote_plans::schedule::Ops;
 use rote_plans::{Collective, Instr, NONE, Plan, Schedule, ValueId};
 
 use crate::liveness::finish_values;
@@ -114,8 +115,8 @@ impl Program {
     /// Gives results their places again, once a run without an arena has shown what
     /// ops allocate for themselves. `allocated`: for each instruction, the most bytes
     /// that it had allocated at once, its results included.
-    pub fn arrange(&mut self, allocated: &[u64]) -> Done {
-        arena::arrange(self, allocated)
+    pub fn arrange(&mut self, ops: &dyn Ops, allocated: &[u64]) -> Done {
+        arena::arrange(self, ops, allocated)
     }
 }
 
@@ -151,8 +152,10 @@ pub struct Pass {
     pub alters_collectives: bool,
     /// Whether every result has the bits of eager. If not, `all` leaves it out.
     pub keeps_bits: bool,
+    /// Ops that it puts into plans, by name and overload: without one of them it does nothing.
+    needs: &'static [(&'static str, &'static str)],
     stage: Stage,
-    apply: fn(&mut Program) -> Done,
+    apply: fn(&mut Program, &dyn Ops) -> Done,
 }
 
 /// Every pass, in the order in which they run.
@@ -269,8 +272,8 @@ impl Selection {
 /// What the chosen passes did, in their order.
 pub type Report = Vec<(&'static str, Done)>;
 
-/// Runs the chosen passes over a recorded plan.
-pub fn optimize(plan: Plan, chosen: Selection) -> (Program, Report) {
+/// Runs the chosen passes over a recorded plan, for a backend that has these ops.
+pub fn optimize(plan: Plan, chosen: Selection, ops: &dyn Ops) -> (Program, Report) {
     let recorded = most(&plan);
     let mut plan = without_frees(plan);
     lists::unshare(&mut plan);
@@ -287,7 +290,7 @@ pub fn optimize(plan: Plan, chosen: Selection) -> (Program, Report) {
     let mut run = |stage: Stage, program: &mut Program| {
         for pass in PASSES.iter().filter(|p| p.stage == stage) {
             if chosen.has(pass.name) {
-                report.push((pass.name, within_memory(program, pass)));
+                report.push((pass.name, run_pass(program, pass, ops)));
                 check_carries(program, &groups, pass.name);
             }
         }
@@ -346,14 +349,29 @@ fn check_carries(program: &Program, groups: &[u32], pass: &str) {
     );
 }
 
+/// Applies a pass, unless the backend lacks an op that it needs.
+fn run_pass(program: &mut Program, pass: &Pass, ops: &dyn Ops) -> Done {
+    match pass
+        .needs
+        .iter()
+        .find(|(name, overload)| !ops.has(name, overload))
+    {
+        Some((name, _)) => Done {
+            changed: 0,
+            what: format!("left out: the backend has no {name}"),
+        },
+        None => within_memory(program, pass, ops),
+    }
+}
+
 /// Applies a pass, unless it is a default one and what it keeps alive would need
 /// more memory than was recorded.
-fn within_memory(program: &mut Program, pass: &Pass) -> Done {
+fn within_memory(program: &mut Program, pass: &Pass, ops: &dyn Ops) -> Done {
     if pass.stage == Stage::Schedule || !pass.by_default {
-        return (pass.apply)(program);
+        return (pass.apply)(program, ops);
     }
     let before = program.clone();
-    let done = (pass.apply)(program);
+    let done = (pass.apply)(program, ops);
     if before.has_room(&program.plan) {
         return done;
     }

@@ -1,5 +1,5 @@
 //! What is known of ops by their names: which may raise for other data than they were recorded with, which allocate
-//! without writing, which count from the start of a storage.
+//! without writing, which copy, which go element by element, which count from the start of a storage.
 
 use rote_plans::{Instr, Plan, is_of_torch};
 
@@ -14,6 +14,20 @@ pub const ALLOCATORS: &[&str] = &[
     "aten::new_empty_strided",
     "aten::empty_permuted",
     "aten::empty_quantized",
+];
+
+/// Ops that copy their first argument to a layout of their own.
+pub const COPIES: &[&str] = &["aten::clone", "aten::_to_copy", "aten::contiguous"];
+
+/// Element-wise ops, without `aten::`: each element of the result depends on the same
+/// element of the arguments, so a result may lie over an argument.
+#[rustfmt::skip]
+const ELEMENT_WISE: &[&str] = &[
+    "neg", "rsqrt", "sqrt", "exp", "exp2", "expm1", "log", "log1p", "log2", "sin", "cos", "tan", "tanh", "sigmoid",
+    "abs", "reciprocal", "erf", "erfc", "floor", "ceil", "round", "trunc", "sign", "sgn", "silu", "gelu", "mish",
+    "softplus", "leaky_relu", "elu", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "addcmul", "addcdiv",
+    "silu_backward", "gelu_backward", "sigmoid_backward", "tanh_backward", "threshold_backward", "add", "sub", "mul",
+    "div", "pow", "lerp", "where", "hypot", "atan2", "square",
 ];
 
 /// Ops that count from the start of their argument's storage, not of the argument, and
@@ -119,4 +133,11 @@ fn may_raise_by_name(name: &str, integers: bool) -> bool {
     let own = own.trim_start_matches('_');
     let begins = |names: &[&str]| names.iter().any(|start| own.starts_with(start));
     begins(RAISING) || integers && begins(RAISING_FOR_INTEGERS)
+}
+
+/// Whether each element of the result depends on the same elements of the
+/// arguments.
+pub(crate) fn element_wise(op: &str) -> bool {
+    let name = op.strip_prefix("aten::");
+    name.is_some_and(|name| ELEMENT_WISE.contains(&name))
 }

@@ -24,6 +24,7 @@
 //! collectives whose wait is late, [`HELD_BYTES`].
 
 use hashbrown::HashMap;
+use rote_plans::schedule::Ops;
 use rote_plans::{Def, Instr, Plan, ValueId};
 
 use super::effects::{self, for_each_written, outs, root};
@@ -36,6 +37,7 @@ pub(super) const PASS: Pass = Pass {
     by_default: false,
     alters_collectives: false,
     keeps_bits: true,
+    needs: &[],
     stage: Stage::Instructions,
     apply,
 };
@@ -54,7 +56,7 @@ const COLLECTIVE: u64 = 256 << 10;
 const OP: u64 = 32 << 10;
 const LINK: u64 = 10;
 
-fn apply(program: &mut Program) -> Done {
+fn apply(program: &mut Program, _ops: &dyn Ops) -> Done {
     let plan = &mut program.plan;
     let recorded: Vec<usize> = (0..plan.instrs.len()).collect();
     let order = Scheduler::new(plan).run();

@@ -1,6 +1,7 @@
 //! What breaks a program is seen: bugs are planted in what passes have made of
 //! plans of a few ops, and the run on paper differs.
 
+use rote_aten_ops::AtenOps;
 use rote_plans::{Instr, Marks, Plan, Schedule, ValueId};
 
 use super::paper::{self, Collectives, RUNS};
@@ -25,7 +26,7 @@ fn optimized_by(
     rote_tracer::sample::record(&mut recorder, ops);
     let (recorded, _) = rote_tracer::sample::finish(recorder, outputs);
     let expected = paper::run(&recorded, &Schedule::default(), RUNS).expect("the plan runs");
-    let (program, _) = optimize(recorded, passes);
+    let (program, _) = optimize(recorded, passes, &AtenOps);
     let wrong = judge_altered(&program, &expected, Collectives::of(passes));
     assert_eq!(wrong, None, "the passes are right");
     (program, expected)
@@ -109,7 +110,7 @@ fn a_buffer_that_is_reused_early_is_seen() {
     ];
     let (mut program, expected) = optimized(&steps, &[&out], &[&x]);
     program.recorded = 1 << 30; // memory to spare: all of them in the arena
-    program.arrange(&[]);
+    program.arrange(&AtenOps, &[]);
     let placed: Vec<usize> = (0..program.plan.values.len())
         .filter(|v| program.schedule.offset(*v as u32).is_some())
         .collect();

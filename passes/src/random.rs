@@ -2,9 +2,11 @@
 //! what was recorded.
 
 use proptest::prelude::*;
-use rote_plans::schedule::{ARENA_ALIGNMENT, DYNAMIC};
+use rote_aten_ops::AtenOps;
+use rote_plans::schedule::{DYNAMIC, Ops};
 use rote_plans::{BindingKind, Def, Marks, Plan, Schedule, Value};
 
+use super::lacking::SomeOps;
 use super::paper::{Collectives, RUNS};
 use super::{PASSES, Program, Selection, optimize, paper};
 use rote_tracer::Recorder;
@@ -277,13 +279,20 @@ proptest! {
     fn passes_do_what_was_recorded(
         steps in steps(),
         outputs in prop::collection::vec(0..1000_usize, 0..5),
+        seed in any::<u64>(),
     ) {
         let recorded = plan(&steps, &outputs);
         let Ok(expected) = paper::run(&recorded, &Schedule::default(), RUNS) else {
             return Ok(()); // the ops themselves write to what is on its way
         };
+        let some = SomeOps::and_others(&recorded, seed);
         for (name, selection) in selections() {
-            let (found, _) = optimize(recorded.clone(), selection);
+            let (found, _) = optimize(recorded.clone(), selection, &some);
+            prop_assert_eq!(some.lacks(&found), None, "{}", name);
+            let seen = paper::run(&found.plan, &found.schedule, RUNS);
+            let wrong = seen.as_ref().map(|seen| expected.difference(seen, Collectives::of(selection)));
+            prop_assert!(matches!(wrong, Ok(None)), "passes {name} with some ops: {wrong:?}");
+            let (found, _) = optimize(recorded.clone(), selection, &AtenOps);
             prop_assert!(found.plan.check().is_ok(), "{name}");
             let seen = paper::run(&found.plan, &found.schedule, RUNS);
             let wrong = match &seen {
@@ -330,5 +339,6 @@ fn allowed(recorded: &paper::Seen, program: &Program, alters: bool) -> u64 {
         recorded.most + kept.map(|value| value.storage_bytes).sum::<u64>()
     };
     let small = program.schedule.offsets.iter().filter(|o| **o != DYNAMIC);
-    without + 2 * 512 + ARENA_ALIGNMENT * small.count() as u64 / 2
+    let alignment = (program.schedule.arena_device).map_or(0, |device| AtenOps.alignment(device));
+    without + 2 * 512 + alignment * small.count() as u64 / 2
 }

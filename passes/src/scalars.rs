@@ -5,6 +5,7 @@
 //! BinaryOps.cpp`). Wrapped once when the plan is bound, the same kernel gets
 //! the same operands: same bits, without the allocation.
 
+use rote_plans::schedule::Ops;
 use rote_plans::{Arg, Instr, Range};
 
 use super::effects::text;
@@ -16,6 +17,7 @@ pub(super) const PASS: Pass = Pass {
     by_default: true,
     alters_collectives: false,
     keeps_bits: true,
+    needs: &[],
     stage: Stage::Instructions,
     apply,
 };
@@ -32,7 +34,7 @@ const OPS: &[&str] = &[
     "aten::div_",
 ];
 
-fn apply(program: &mut Program) -> Done {
+fn apply(program: &mut Program, ops: &dyn Ops) -> Done {
     let plan = &mut program.plan;
     let mut tensor = None;
     let mut changed = 0;
@@ -43,7 +45,9 @@ fn apply(program: &mut Program) -> Done {
         else {
             continue;
         };
-        let applies = OPS.contains(&plan.str(op)) && plan.str(overload) == "Scalar";
+        let name = plan.str(op);
+        let applies =
+            OPS.contains(&name) && plan.str(overload) == "Scalar" && ops.has(name, "Tensor");
         if !applies || args.len < 2 || !is_number(&plan.args[args.start as usize + 1]) {
             continue;
         }

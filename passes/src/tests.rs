@@ -5,8 +5,10 @@
 mod arena;
 mod order;
 
+use rote_aten_ops::AtenOps;
 use rote_plans::{Instr, Plan};
 
+use super::lacking::SomeOps;
 use super::{PASSES, Program, Selection, optimize};
 use rote_tracer::event::{ArgEvent, OpEvent};
 use rote_tracer::sample::{
@@ -22,7 +24,10 @@ fn run(names: &str, ops: &[OpEvent<'_>], outputs: &[&Tensor], args: &[&Tensor]) 
     let mut recorder = recorder(args);
     record(&mut recorder, ops);
     let (plan, _) = sample::finish(recorder, outputs);
-    let (program, report) = optimize(plan, passes(names));
+    let recorded = SomeOps::of(&plan);
+    let (fewest, _) = optimize(plan.clone(), passes(names), &recorded);
+    assert_eq!(recorded.lacks(&fewest), None);
+    let (program, report) = optimize(plan, passes(names), &AtenOps);
     program.plan.check().expect("the plan is valid");
     for instr in &program.plan.instrs {
         if let Instr::View { base, out } = instr {
@@ -81,7 +86,7 @@ fn without_passes_a_plan_stays_as_it_was() {
         &[op("aten::neg", &[&x], &[&y]), op("aten::neg", &[&y], &[&z])],
     );
     let (plan, _) = sample::finish(recorder, &[&z]);
-    let (same, report) = optimize(plan.clone(), Selection::NONE);
+    let (same, report) = optimize(plan.clone(), Selection::NONE, &AtenOps);
     assert_eq!((same.plan, report.len()), (plan, 0));
 }
 

@@ -1,6 +1,7 @@
 //! A plan that somebody altered and that still opens: every pass makes a valid plan of it.
 
 use proptest::prelude::*;
+use rote_aten_ops::AtenOps;
 use rote_passes::{Selection, optimize};
 use rote_plans::{Arg, Plan, PlanFile, Range};
 
@@ -17,7 +18,7 @@ use edits::{edit, edits};
 fn survives(plan: &Plan) -> Result<(), TestCaseError> {
     for passes in ["none", "default", "all"] {
         let passes = Selection::parse(passes).expect("these names are known");
-        let (program, _) = optimize(plan.clone(), passes);
+        let (program, _) = optimize(plan.clone(), passes, &AtenOps);
         let done = program.plan.check();
         prop_assert!(done.is_ok(), "{done:?}");
     }
@@ -33,7 +34,7 @@ fn entries_that_no_list_names_may_be_anything() {
     plan.check().expect("valid");
     survives(&plan).expect("so are those that passes make of it");
     // Beside lists of which each has entries of its own: one that names all their entries.
-    let (program, _) = optimize(sample::small(), Selection::NONE);
+    let (program, _) = optimize(sample::small(), Selection::NONE, &AtenOps);
     let mut plan = program.plan;
     let len = plan.ids.len() as u32;
     for _ in 0..2 {

@@ -4,12 +4,6 @@
 use crate::pool::InstrId;
 use crate::value::Device;
 
-/// The alignment of tensors in an arena, in bytes: that of PyTorch's CPU
-/// allocator, so that kernels take the same paths.
-pub const ARENA_ALIGNMENT: u64 = 64;
-/// The same on devices other than the CPU.
-pub const DEVICE_ARENA_ALIGNMENT: u64 = 512;
-
 /// Stands for "not in the arena".
 pub const DYNAMIC: u64 = u64::MAX;
 
@@ -22,6 +16,19 @@ pub enum Into {
     Copy,
     /// Nothing is to be written: the op only allocates.
     Nothing,
+}
+
+/// What passes ask of the backend that will run a plan. Plans name ops as ATen does, and a backend need not have
+/// all of them.
+pub trait Ops {
+    /// Whether the backend has an op. A pass that needs an op which is missing leaves the plan as it is.
+    fn has(&self, name: &str, overload: &str) -> bool;
+    /// How an op writes its results into memory that it is given, if it can. Results have the shape and strides that
+    /// the op would give them. Those of an element-wise op may lie in the memory of an argument.
+    fn writes_into(&self, name: &str, overload: &str) -> Option<Into>;
+    /// The alignment that the backend gives tensors on a device, in bytes, so that kernels take the same
+    /// paths for results in an arena. A power of two.
+    fn alignment(&self, device: Device) -> u64;
 }
 
 /// How a plan runs.

@@ -17,6 +17,7 @@
 use std::ffi::CStr;
 use std::fmt::Debug;
 
+use rote_plans::schedule::Ops;
 use rote_plans::{ArchivedPlan, Device};
 use rote_tracer::TensorEvent;
 
@@ -160,6 +161,8 @@ pub trait Frontend: Debug + Sized {
     fn facts(&self) -> Self::Facts;
     /// Describes what one recording meets.
     fn describer(&self) -> Self::Describer;
+    /// The ops that programs can run, for passes to ask.
+    fn ops(&self) -> &dyn Ops;
     /// Slots for the values of a plan.
     fn program(&self, plan: &ArchivedPlan) -> Result<Self::Program, ReplayError>;
 

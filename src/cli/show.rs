@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use rote::{opinion, optimized};
+use rote_aten_ops::AtenOps;
 use rote_passes::{Selection, optimize};
 use rote_plans::{PlanFile, describe};
 use serde_json::json;
@@ -31,7 +32,8 @@ pub(super) struct Show {
     #[arg(long)]
     strategies: bool,
     /// Run passes over the plan, as a session does before it replays it, and
-    /// print what each did; with --ops, list the instructions that are left.
+    /// print what each did; with --ops, list the instructions that are left. Passes
+    /// may use the ops that PyTorch has.
     /// PASSES is all, none, default, or names separated by commas, with - before
     /// those to leave out and + before those to add; with --json, what each pass did
     #[arg(long, conflicts_with = "strategies", value_name = "PASSES", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
@@ -64,7 +66,7 @@ impl Show {
         chosen: Selection,
         out: &mut impl Write,
     ) -> Result<(), Trouble> {
-        let (program, report) = optimize(file.to_plan(), chosen);
+        let (program, report) = optimize(file.to_plan(), chosen, &AtenOps);
         if self.json {
             serde_json::to_writer_pretty(&mut *out, &optimized::json(&report, chosen))
                 .map_err(std::io::Error::from)?;

@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::rc::{Rc, Weak};
 
+use rote::plans::schedule::Ops;
 use rote::plans::{ArchivedPlan, DType, Device, Marks};
 use rote::replay::frontend::{Bound, CallFacts, Describe, Frontend, Place, WordPlace};
 use rote::replay::{Backend, BoundPlan, ReplayError};
@@ -258,6 +259,10 @@ impl Frontend for Plain {
 
     fn describer(&self) -> Storages {
         Storages::default()
+    }
+
+    fn ops(&self) -> &dyn Ops {
+        &*self.machine
     }
 
     fn program(&self, _plan: &ArchivedPlan) -> Result<Fake, ReplayError> {

@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, c_int, c_void};
 
+use rote_aten_ops::AtenOps;
+use rote_plans::schedule::Ops;
 use rote_plans::{ArchivedPlan, Device};
 use rote_replay::frontend::{Bound, CallFacts, Counted, Frontend, Place, WordPlace};
 use rote_replay::{BoundPlan, ReplayError};
@@ -217,6 +219,10 @@ impl Frontend for Aten {
 
     fn describer(&self) -> Recording {
         Recording::new()
+    }
+
+    fn ops(&self) -> &dyn Ops {
+        &AtenOps
     }
 
     fn program(&self, plan: &ArchivedPlan) -> Result<AtenProgram, ReplayError> {

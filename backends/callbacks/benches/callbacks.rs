@@ -29,6 +29,10 @@ struct Results {
     sizes: [i64; 2],
 }
 
+unsafe extern "C" fn has_op(_: *mut c_void, _: *const c_char, _: *const c_char, _: c_int) -> c_int {
+    0
+}
+
 unsafe extern "C" fn bind_op(
     context: *mut c_void,
     _: *const c_char,
@@ -110,6 +114,8 @@ fn framework(context: *mut c_void) -> Framework {
     Framework {
         size: size_of::<Framework>() as u32,
         context,
+        alignment: 0,
+        has_op: Some(has_op),
         bind_op: Some(bind_op),
         run_op: Some(run_op),
         set_number: Some(set_number),

@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
 
 use hashbrown::HashMap;
+use rote_plans::schedule::Ops;
 use rote_plans::{ArchivedPlan, Device, GuardKind};
 use rote_replay::agreement::Ranks;
 use rote_replay::frontend::{self, Bound, CallFacts, Describe, Frontend, Place, WordPlace};
@@ -481,6 +482,10 @@ impl Frontend for Callbacks {
 
     fn describer(&self) -> Describer {
         Describer(Rc::clone(&self.framework))
+    }
+
+    fn ops(&self) -> &dyn Ops {
+        &*self.framework
     }
 
     fn program(&self, plan: &ArchivedPlan) -> Result<CallbackProgram, ReplayError> {

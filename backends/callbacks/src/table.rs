@@ -1,9 +1,11 @@
 //! What a framework passes: the table of its functions, and the leaves of its calls.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::size_of;
 
 use rote_events::op::Arg;
+use rote_plans::Device;
+use rote_plans::schedule::{Into, Ops};
 
 use crate::dl::{DlManagedTensor, DlTensor};
 
@@ -107,13 +109,27 @@ pub struct Collective {
 pub struct Framework {
     /// `sizeof` of this struct, so that both sides know which functions it has.
     pub size: u32,
+    /// The alignment of memory that `allocate` returns, in bytes: a power of two, 64 or more. Rote gives results in
+    /// that memory the same one. 0 stands for 64.
+    pub alignment: u32,
     /// Passed to every function.
     pub context: *mut c_void,
+    /// Whether the framework has an op, by ATen's name and overload: 1 or 0. With `into` not 0, whether the op can
+    /// also write its results into tensors that `run_op` is given. Passes put no op into a plan that the
+    /// framework lacks, and give results a fixed place only where the op can write there.
+    pub has_op: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            name: *const c_char,
+            overload: *const c_char,
+            into: c_int,
+        ) -> c_int,
+    >,
     /// Finds an op, and prepares a call with these `n` arguments: `*op` is a number of the framework's own. A tensor
     /// among the arguments is a `ROTE_ARG_INPUT`: `i` is its place among the tensors that `run_op` is given; a list
     /// of tensors is `ROTE_ARG_INPUTS`, with such places. `into`, if not 0: results are
     /// to be written into tensors that `run_op` is given. Those of an element-wise op may lie in the memory of
-    /// an argument. Where the framework cannot write so, it returns `ROTE_NO_INTO`.
+    /// an argument. Where the framework cannot write so with these arguments, it returns `ROTE_NO_INTO`.
     pub bind_op: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -149,7 +165,7 @@ pub struct Framework {
     >,
     /// Forgets an op that was bound. May be null.
     pub forget_op: Option<unsafe extern "C" fn(context: *mut c_void, op: u64)>,
-    /// Allocates memory, aligned to 64 bytes at least, on a device by PyTorch's number (0 cpu, 1 cuda) and index.
+    /// Allocates memory on a device by PyTorch's number (0 cpu, 1 cuda) and index.
     pub allocate: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -237,7 +253,14 @@ impl Framework {
 
     /// What is missing, if anything.
     pub fn problem(&self) -> Option<String> {
+        if self.alignment != 0 && (self.alignment < 64 || !self.alignment.is_power_of_two()) {
+            return Some(format!(
+                "the framework's `alignment` is {}: it must be 0 or a power of two, 64 or more",
+                self.alignment
+            ));
+        }
         let needed = [
+            ("has_op", self.has_op.is_none()),
             ("bind_op", self.bind_op.is_none()),
             ("run_op", self.run_op.is_none()),
             ("set_number", self.set_number.is_none()),
@@ -262,6 +285,16 @@ impl Framework {
         missing.map(|(name, _)| format!("the framework's `{name}` is null"))
     }
 
+    fn answers(&self, name: &str, overload: &str, into: bool) -> bool {
+        let texts = CString::new(name).and_then(|name| Ok((name, CString::new(overload)?)));
+        let (Some(has), Ok((name, overload))) = (self.has_op, texts) else {
+            return false;
+        };
+        let into = c_int::from(into);
+        // SAFETY: the framework vouches for its functions; the texts outlive the call.
+        unsafe { has(self.context, name.as_ptr(), overload.as_ptr(), into) != 0 }
+    }
+
     /// What a call of the framework's came to.
     pub(crate) fn check(&self, what: &str, status: c_int) -> Result<(), String> {
         match status {
@@ -282,5 +315,24 @@ impl Framework {
         // SAFETY: the framework's error is a C string that lives until its next call.
         let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
         format!("{what}: {text}")
+    }
+}
+
+impl Ops for Framework {
+    fn has(&self, name: &str, overload: &str) -> bool {
+        self.answers(name, overload, false)
+    }
+
+    /// `bind_op` is told whether to write into memory, not by which overload.
+    fn writes_into(&self, name: &str, overload: &str) -> Option<Into> {
+        let into = self.answers(name, overload, true);
+        into.then_some(Into::Overload(""))
+    }
+
+    fn alignment(&self, _device: Device) -> u64 {
+        match self.alignment {
+            0 => 64,
+            alignment => alignment.into(),
+        }
     }
 }

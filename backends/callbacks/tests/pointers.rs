@@ -88,6 +88,10 @@ fn give(context: *mut c_void, sizes: &[i64], value: f32) -> *mut DlManagedTensor
     Box::into_raw(given).cast()
 }
 
+unsafe extern "C" fn has_op(_: *mut c_void, _: *const c_char, _: *const c_char, _: c_int) -> c_int {
+    1
+}
+
 unsafe extern "C" fn bind_op(
     context: *mut c_void,
     name: *const c_char,
@@ -235,6 +239,8 @@ fn framework(state: &State) -> Framework {
     Framework {
         size: size_of::<Framework>() as u32,
         context: std::ptr::from_ref(state).cast_mut().cast(),
+        alignment: 0,
+        has_op: Some(has_op),
         bind_op: Some(bind_op),
         run_op: Some(run_op),
         set_number: Some(set_number),

@@ -1,5 +1,6 @@
 //! Results at their places in the arena, and within the memory that was recorded.
 
+use rote_aten_ops::AtenOps;
 use rote_plans::Instr;
 use rote_plans::schedule::Into;
 
@@ -18,7 +19,7 @@ fn placed(ops: &[OpEvent<'_>], outputs: &[&Tensor], args: &[&Tensor]) -> Program
 fn with_room(program: &Program) -> Program {
     let mut all = program.clone();
     all.recorded = 1 << 30;
-    all.arrange(&[]);
+    all.arrange(&AtenOps, &[]);
     all
 }
 
@@ -202,7 +203,7 @@ fn what_ops_allocate_for_themselves_makes_room_too() {
     let mut allocated = vec![0; found.plan.instrs.len()];
     allocated[late.expect("the op is there")] = 3 * large; // its result is large too
     let mut seen = found.clone();
-    seen.arrange(&allocated);
+    seen.arrange(&AtenOps, &allocated);
     assert_eq!(left_out(&seen), 2);
     let beside = 3 * large;
     assert!(seen.schedule.arena_bytes + beside <= seen.recorded + 512);
@@ -224,8 +225,8 @@ fn a_pass_that_would_keep_too_much_alive_is_left_out() {
     let mut recorder = sample::recorder(&[&x]);
     sample::record(&mut recorder, &steps);
     let (plan, _) = sample::finish(recorder, &[&out]);
-    let (without, _) = optimize(plan.clone(), passes("none"));
-    let (found, report) = optimize(plan.clone(), passes("copies"));
+    let (without, _) = optimize(plan.clone(), passes("none"), &AtenOps);
+    let (found, report) = optimize(plan.clone(), passes("copies"), &AtenOps);
     assert!(report[0].1.what.starts_with("left out"), "{report:?}");
     assert_eq!(report[0].1.changed, 0);
     assert_eq!(found.plan, without.plan);

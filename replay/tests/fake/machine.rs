@@ -2,6 +2,9 @@
 
 use std::cell::{Cell, RefCell};
 
+use rote_plans::Device;
+use rote_plans::schedule::{Into, Ops};
+
 use super::Tensor;
 use super::network::Network;
 
@@ -28,6 +31,20 @@ pub struct Machine {
     /// What fails when it runs next: each entry once.
     pub failing: RefCell<Vec<&'static str>>,
     pub network: Option<Box<dyn Network>>,
+}
+
+impl Ops for Machine {
+    fn has(&self, name: &str, _overload: &str) -> bool {
+        OPS.contains(&name)
+    }
+
+    fn writes_into(&self, name: &str, _overload: &str) -> Option<Into> {
+        (!name.ends_with('_')).then_some(Into::Overload("out"))
+    }
+
+    fn alignment(&self, _device: Device) -> u64 {
+        64
+    }
 }
 
 impl Machine {
