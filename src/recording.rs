@@ -400,6 +400,13 @@ impl<F: Frontend> ActiveRecording<F> {
         self.recorder.unwaited()
     }
 
+    /// Refuses a step that uses the memory of a collective without having waited for the collective.
+    pub fn refuse_race(&mut self) {
+        if let Some(refusal) = self.recorder.race() {
+            self.refuse(refusal);
+        }
+    }
+
     /// All guards, as text, facts included.
     pub fn guard_texts(&self) -> Vec<GuardText> {
         let facts = self

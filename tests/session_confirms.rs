@@ -176,15 +176,29 @@ fn only_drops_in_a_row_are_counted() {
 }
 
 #[test]
-fn a_collective_that_nobody_waits_for_is_said_when_what_it_makes_survives() {
-    fn leaves(eager: &mut Eager<'_>, model: &Model, arguments: &[Argument]) -> Returned {
-        let started = eager.all_reduce(tensor(arguments, 0)?)?;
-        model.kept.borrow_mut().push(started.output);
+fn a_step_that_does_not_wait_for_a_collective_is_refused() {
+    fn leaves(eager: &mut Eager<'_>, _: &Model, arguments: &[Argument]) -> Returned {
+        eager.all_reduce(tensor(arguments, 0)?)?;
         sum(eager, arguments, 1.0)
     }
     let (mut step, _plans) = captured(leaves);
-    let refusal = refused(&calls(&mut step, 4)[3]);
-    assert!(refusal.contains("wait for every collective"), "{refusal}");
+    let refusal = refused(&calls(&mut step, 1)[0]);
+    let reason = "the step does not wait for 1 of the collectives that it starts";
+    assert!(refusal.contains(reason), "{refusal}");
+}
+
+#[test]
+fn so_is_one_that_uses_a_result_before_it_has_waited() {
+    fn hurries(eager: &mut Eager<'_>, _: &Model, arguments: &[Argument]) -> Returned {
+        let x = tensor(arguments, 0)?;
+        let started = eager.all_reduce(x)?;
+        let early = eager.op("aten::add", &[&started.output, x], &[1.0])?;
+        Ok(vec![early, eager.wait(started)?])
+    }
+    let (mut step, _plans) = captured(hurries);
+    let refusal = refused(&calls(&mut step, 1)[0]);
+    let reason = "aten::add uses the result of a collective before";
+    assert!(refusal.contains(reason), "{refusal}");
 }
 
 /// A step that counts its calls where no guard looks.

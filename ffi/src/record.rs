@@ -620,7 +620,6 @@ pub unsafe extern "C" fn rote_record_finish(
         let result = unsafe { text(result)? };
         let is_json = serde_json::from_str::<serde_json::Value>(result).is_ok();
         let (outcome, left): (Outcome, Vec<u32>) = with_session!(session, |session| {
-            session.refuse_unwaited();
             if session.is_recording() && !is_json {
                 return Err(format!("the structure of the result is no JSON: {result:?}").into());
             }

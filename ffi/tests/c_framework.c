@@ -396,6 +396,8 @@ static void leaves_and_facts(const char *plans) {
     WRONG_CALL(leaves[0].start = 4, "x (leaf 0) reaches bytes 4 to 20 of a storage of 16");
     WRONG_CALL(sizes[0] = -1, "x (leaf 0) ");
     WRONG_CALL(w_tensor.data = x_data + 2, "w (leaf 1) overlaps with another tensor that names another storage");
+    WRONG_CALL(leaves[1].storage = leaves[0].storage, "w (leaf 1) names the storage of leaf 0, which lies in other memory");
+    WRONG_CALL((leaves[0].storage = 0, leaves[1].storage = 0, w_tensor.data = x_data + 2), "w (leaf 1) overlaps");
     WRONG_CALL((leaves[1].name = NULL, w_tensor.ndim = -1), "args[1] (leaf 1) has -1 dims");
     WRONG_CALL(made.n_words = 0, "the call tells 0 words, and 1 are declared");
     WRONG_CALL((made.n_numbers = 0, made.numbers = NULL), "the call tells 0 numbers, and 1 are declared");

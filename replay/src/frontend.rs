@@ -99,8 +99,8 @@ pub type TensorOf<F> = <<F as Frontend>::Program as Backend>::Tensor;
 
 /// A framework, as one session sees it, and the call that it handles now.
 pub trait Frontend: Debug + Sized {
-    /// Whether collectives that a step has not waited for may still run once it has ended: the framework then waits for
-    /// them before anything reads what they write.
+    /// Whether the framework itself waits for a collective before anything uses its memory. Where it does not, a step
+    /// that uses the memory too early, or never waits, is refused.
     const WAITS: bool = false;
 
     /// The arguments of a call. Making them promises that they stay until the session's next call, or until

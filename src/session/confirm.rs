@@ -235,21 +235,6 @@ impl<F: Frontend> Session<F> {
         Ok(true)
     }
 
-    /// Refuses the recording in progress if the step has not waited for a collective that it has started, where
-    /// the framework does not wait for it either once a replay has ended.
-    pub fn refuse_unwaited(&mut self) {
-        let State::Recording(active) = &mut self.state else {
-            return;
-        };
-        let unwaited = active.recording.unwaited();
-        if unwaited > 0 && !F::WAITS {
-            active.recording.refuse(Refusal::step(
-                format!("does not wait for {unwaited} of the collectives that it starts"),
-                "wait for each collective inside the step",
-            ));
-        }
-    }
-
     /// Ends the recording of a step that ran to its end. `result` is the
     /// structure of the result as JSON; `None` for one a plan cannot give back.
     pub fn finish(&mut self, result: &str) -> Result<Outcome, SessionError> {
@@ -296,6 +281,9 @@ impl<F: Frontend> Session<F> {
         result: &str,
     ) -> Result<Outcome, SessionError> {
         active.check_generators(&self.frontend, "")?;
+        if !F::WAITS {
+            active.refuse_race();
+        }
         if let Some(refusal) = active.refusal() {
             return Ok(Outcome::Refused(refusal.clone()));
         }

@@ -18,6 +18,7 @@ use rote_replay::{Backend, BoundPlan, ReplayError};
 use rote_tracer::TensorEvent;
 
 use crate::program::{CallbackProgram, number};
+use crate::storages::Storages;
 use crate::table::{Framework, Leaf};
 use crate::tensor::{Described, Tensor};
 
@@ -87,6 +88,8 @@ pub struct Callbacks {
     leaves: Vec<Option<Tensor>>,
     words: Vec<u64>,
     places: Vec<WordPlace>,
+    /// The storages of the last call.
+    storages: Storages,
     /// Storages of the state, numbered.
     state: HashMap<u64, u64>,
     /// What was wrong with the last call.
@@ -119,6 +122,7 @@ impl Callbacks {
             leaves: Vec::new(),
             words: Vec::new(),
             places: Vec::new(),
+            storages: Storages::default(),
             state: HashMap::new(),
             problem: None,
         }
@@ -264,10 +268,7 @@ impl Callbacks {
         }
         // Which tensor has the same memory, and where in it this one lies. Each leaf's own number tells that none has.
         let (storage, start) = (event.storage, tensor.0.start);
-        let first = self.leaves.iter().position(|leaf| {
-            let storage_of = |leaf: &Tensor| leaf.0.storage == storage;
-            leaf.as_ref().is_some_and(storage_of)
-        });
+        let first = self.storages.add(at, tensor)?;
         let shared = match (self.state.get(&storage), first) {
             (Some(state), _) => Some(*state),
             (None, Some(first)) => Some(first as u64),
@@ -280,14 +281,7 @@ impl Callbacks {
             shared.map_or(0, |shared| 2 * shared + in_state + 1),
         );
         self.say(at, ALIAS, shared.map_or(0, |_| start as u64));
-        let mut others = self.leaves.iter().flatten();
-        match others.any(|other| overlaps(other, tensor)) {
-            true => Err(
-                "overlaps with another tensor that names another storage: tensors that share memory name the same"
-                    .to_owned(),
-            ),
-            false => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -314,19 +308,6 @@ unsafe fn name_of(leaf: &Leaf, at: usize) -> String {
     // SAFETY: the caller vouches for the name.
     let name = unsafe { text(leaf.name) };
     name.unwrap_or_else(|| format!("args[{at}]"))
-}
-
-/// Whether tensors of two storages share bytes.
-fn overlaps(a: &Tensor, b: &Tensor) -> bool {
-    if a.0.storage == b.0.storage || a.0.device != b.0.device {
-        return false;
-    }
-    let bytes = |tensor: &Tensor| {
-        let start = number(tensor.0.data).wrapping_sub(tensor.0.start as u64);
-        start..start.saturating_add(tensor.0.storage_bytes)
-    };
-    let (a, b) = (bytes(a), bytes(b));
-    a.start < b.end && b.start < a.end
 }
 
 impl Callbacks {
@@ -365,17 +346,18 @@ impl Callbacks {
         self.words.clear();
         self.places.clear();
         self.leaves.clear();
+        self.storages.clear();
         self.words.push(leaves.len() as u64);
         self.places.push(WordPlace {
             leaf: u32::MAX,
             field: KIND,
         });
+        let wrong = |at: usize, problem: String| {
+            // SAFETY: live, by `Arguments::new`.
+            let name = unsafe { name_of(&leaves[at], at) };
+            ReplayError::Bridge(format!("{name} (leaf {at}) {problem}"))
+        };
         for (at, leaf) in leaves.iter().enumerate() {
-            let wrong = |problem: String| {
-                // SAFETY: live, by `Arguments::new`.
-                let name = unsafe { name_of(leaf, at) };
-                ReplayError::Bridge(format!("{name} (leaf {at}) {problem}"))
-            };
             if leaf.tensor.is_null() {
                 self.say(at, KIND, 0);
                 self.say(at, WORD, leaf.word);
@@ -383,11 +365,18 @@ impl Callbacks {
                 continue;
             }
             // SAFETY: live, by `Arguments::new`.
-            let tensor = unsafe { self.tensor(leaf) }.map_err(wrong)?;
-            self.read(at, leaf, &tensor).map_err(wrong)?;
+            let tensor = unsafe { self.tensor(leaf) }.map_err(|problem| wrong(at, problem))?;
+            (self.read(at, leaf, &tensor)).map_err(|problem| wrong(at, problem))?;
             self.leaves.push(Some(tensor));
         }
-        Ok(())
+        match self.storages.overlapping() {
+            Some(at) => Err(wrong(
+                at,
+                "overlaps with another tensor that names another storage: tensors that share memory name the same"
+                    .to_owned(),
+            )),
+            None => Ok(()),
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! | [`table`] | what a framework passes: its functions, and the leaves of calls |
 //! | [`tensor`] | held tensors, and who owns their memory |
 //! | [`program`] | a bound plan's ops and slots |
+//! | `storages` | the storages of one call, held to what the leaves say of them |
 //! | [`frontend`] | calls: their leaves, and facts by name |
 //!
 //! What a framework passes is checked before it is used: sizes, element types, bounds of memory. The framework promises that its
@@ -14,6 +15,7 @@
 pub mod dl;
 pub mod frontend;
 pub mod program;
+mod storages;
 pub mod table;
 pub mod tensor;
 

@@ -29,6 +29,7 @@ mod strategies;
 #[cfg(test)]
 mod tests;
 mod undeclared;
+mod waits;
 
 use hashbrown::{HashMap, HashSet};
 use rote_plans::{

@@ -107,11 +107,6 @@ impl Recorder {
             .collect()
     }
 
-    /// How many collectives the step has not waited for.
-    pub fn unwaited(&self) -> usize {
-        self.pending.len()
-    }
-
     fn describe_maker(&self, value: ValueId) -> String {
         let plan = &self.tables.plan;
         let entry = &plan.values[value as usize];
