@@ -223,10 +223,10 @@ fn a_reader_that_leaves_early_is_no_error() {
 #[test]
 fn every_command_has_its_help() {
     for (args, expected) in [
-        (vec!["--help"], "Looks at the plans that Rote records"),
+        (vec!["--help"], "Shows plans that Rote has recorded"),
         (vec!["show", "--help"], "P(sum)"),
         (vec!["check", "--help"], "exits with 1"),
-        (vec!["diff", "--help"], "2 if one cannot be read"),
+        (vec!["diff", "--help"], "2 if a plan cannot be read"),
         (vec!["--version"], "rote 0."),
     ] {
         let (code, out, _) = said(&args);

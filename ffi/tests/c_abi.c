@@ -142,13 +142,13 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     CHECK(rote_record_spec(session, spec, &index) == ROTE_OK && index == 0);
     FAILS(rote_record_spec(session, spec, NULL), "`index` is null");
     FAILS(rote_record_spec(session, "cpu|2", &index), "is not a spec");
-    FAILS(rote_record_tensor(session, 3, "x", &object, &object, 0, 0), "3 is no kind of binding");
+    FAILS(rote_record_tensor(session, 3, "x", &object, &object, 0, 0), "3 is not a kind of binding");
     FAILS(rote_record_tensor(session, ROTE_BINDING_ARG, "x", &object, NULL, 0, 0), "`local` is null");
     FAILS(rote_record_tensor(session, ROTE_BINDING_ARG, "x", NULL, &object, 0, 0), "`object` is null");
     FAILS(rote_record_fact(session, 0, NULL, NULL, 0, "x", "1", 0), "`container` is null");
-    FAILS(rote_record_fact(session, 99, &object, NULL, 0, "x", "1", 0), "99 is no kind of fact");
-    FAILS(rote_record_fact(session, 0, &object, NULL, 6, "x", "1", 0), "6 is no kind of guard");
-    FAILS(rote_record_guard(session, 6, "x", "1"), "6 is no kind of guard");
+    FAILS(rote_record_fact(session, 99, &object, NULL, 0, "x", "1", 0), "99 is not a kind of fact");
+    FAILS(rote_record_fact(session, 0, &object, NULL, 6, "x", "1", 0), "6 is not a kind of guard");
+    FAILS(rote_record_guard(session, 6, "x", "1"), "6 is not a kind of guard");
     CHECK(rote_record_guard(session, ROTE_GUARD_WORLD, "world", "1") == ROTE_OK);
     FAILS(rote_record_generator(session, 256, 0), "no device");
     FAILS(rote_record_op(session, NULL, &object, NULL, &object, ""), "`func` is null");
@@ -158,7 +158,7 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     FAILS(rote_record_float(session, 1, 0, 0, 1.0, "", NULL), "`index` is null");
     CHECK(rote_record_float(session, 1, 0, 0, 1.0, "", &index) == ROTE_OK && index == 0);
     FAILS(rote_record_float(session, 3, 0, 9, 1.0, "", &index), "float 9 is not followed");
-    FAILS(rote_record_float(session, 8, 0, 0, 1.0, "", &index), "8 is no kind of float");
+    FAILS(rote_record_float(session, 8, 0, 0, 1.0, "", &index), "8 is not a kind of followed float");
     FAILS(rote_record_pin(session, 9), "float 9 is not followed");
     FAILS(rote_record_output(session, "x", NULL, ROTE_NO_INDEX, 0), "`local` is null");
     FAILS(rote_record_survivors(session, NULL), "`count` is null");
@@ -272,7 +272,7 @@ static void wrong_recordings(const char *missing) {
     FAILS(op(recorder, "aten::relu", args, 1, &long_one, ""), "bytes 4 to 132 of a storage of 128");
     FAILS(op(recorder, "aten::relu", args, 1, &shapeless, ""), "no sizes");
     FAILS(rote_recorder_name_tensor(recorder, 0, "x", NULL, NULL), "the tensor x is null");
-    FAILS(rote_recorder_name_tensor(recorder, 3, "x", &x, NULL), "no kind of binding");
+    FAILS(rote_recorder_name_tensor(recorder, 3, "x", &x, NULL), "not a kind of binding");
     FAILS(rote_recorder_name_tensor(recorder, 0, "x", &x, "S(0)"), "is not a spec");
     FAILS(rote_recorder_output(recorder, "x", NULL, NULL), "the tensor x is null");
     FAILS(rote_recorder_group(recorder, "0", NULL, 2, "tp"), "is null");

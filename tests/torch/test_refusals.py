@@ -576,8 +576,8 @@ def beside_ops(x: Tensor, weight: Tensor) -> Tensor:
     ("body", "words", "remedy"),
     [
         (by_elements, "apply_.*each element", "custom_op"),
-        (by_dlpack, "__dlpack__.*hands memory", "custom_op"),
-        (by_capsule, "__dlpack__.*hands memory", "custom_op"),
+        (by_dlpack, "__dlpack__.*passes the memory", "custom_op"),
+        (by_capsule, "__dlpack__.*passes the memory", "custom_op"),
         (with_attributes, "Python attributes.*mark", "beside"),
         (beside_ops, "writes to .*weight.* without an op", "with an op"),
     ],
