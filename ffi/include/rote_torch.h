@@ -154,9 +154,9 @@ int rote_mark_replayed(void *tensor);
 //
 // - a number for the tensor's version counter;
 // - whether other tensors have the same version counter;
-// - `how` the tensor is a view. Bit 1: gradients go to its base. Bit 2: tangents come from its base. Bit 4:
-//   its memory was written after it was made. Bit 8: it has a version counter of its own. Bit 16: it was made
-//   in inference mode and has no version counter. The other bits say how it was made;
+// - `how` the tensor is a view, as bits: 1, gradients go to its base; 2, tangents come from its base; 4, its
+//   memory was written after it was made; 8, it has a version counter of its own; 16, it was made in inference
+//   mode and has no version counter. The other bits say how it was made;
 // - its base, or `None`;
 // - whether it requires grad other than through its base;
 // - the function that makes it from its base again: `None` if strides are enough, `False` if there is no such
