@@ -172,7 +172,7 @@ fn check_tells_whole_plans_from_damaged_ones() {
     assert_eq!(
         lines[1],
         format!(
-            "{}: file is named for rank 7, the plan was recorded on rank 1",
+            "{}: the name of the file says rank 7, the plan was recorded on rank 1",
             misplaced.display()
         )
     );

@@ -150,10 +150,10 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     FAILS(rote_record_fact(session, 0, &object, NULL, 6, "x", "1", 0), "6 is not a kind of guard");
     FAILS(rote_record_guard(session, 6, "x", "1"), "6 is not a kind of guard");
     CHECK(rote_record_guard(session, ROTE_GUARD_WORLD, "world", "1") == ROTE_OK);
-    FAILS(rote_record_generator(session, 256, 0), "no device");
+    FAILS(rote_record_generator(session, 256, 0), "not a device");
     FAILS(rote_record_op(session, NULL, &object, NULL, &object, ""), "`func` is null");
     FAILS(rote_record_rng(session, 0, 0, -1, NULL, ""), "`slot` is null");
-    FAILS(rote_record_rng(session, 2, 0, -1, &index, ""), "2 is no generator action");
+    FAILS(rote_record_rng(session, 2, 0, -1, &index, ""), "2 is not a generator action");
     FAILS(rote_record_global_begin(session, "op", NULL, 2, ""), "a list of 2 entries is null");
     FAILS(rote_record_float(session, 1, 0, 0, 1.0, "", NULL), "`index` is null");
     CHECK(rote_record_float(session, 1, 0, 0, 1.0, "", &index) == ROTE_OK && index == 0);
