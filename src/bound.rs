@@ -193,7 +193,9 @@ impl<F: Frontend> BoundVariant<F> {
                 allocated: None,
             }),
             arranged: arena.then(|| {
-                without_arena("until a replay outside of any profiler has shown what ops allocate")
+                without_arena(
+                    "until a replay without a profiler has shown how much memory ops allocate",
+                )
             }),
         })
     }
@@ -407,7 +409,7 @@ impl<F: Frontend> BoundVariant<F> {
                 self.arranged = Some(done);
             }
             Err(error) => {
-                tracing::warn!(target: "rote::replay", "a plan goes without an arena: {error}");
+                tracing::warn!(target: "rote::replay", "a plan is replayed without an arena: {error}");
                 self.arranged = Some(without_arena(&format!("binding failed: {error}")));
             }
         }

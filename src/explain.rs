@@ -1,4 +1,4 @@
-//! What a session erased and why, as text for people.
+//! The work that a session has erased, and the causes of its collectives, as text for people.
 
 use std::fmt::Write as _;
 
@@ -31,15 +31,15 @@ pub fn explain<F: Frontend>(session: &Session<F>) -> String {
     if stats.altered + stats.kept > 0 {
         let _ = writeln!(
             out,
-            "ranks agreed about {} replays with altered collectives; {} kept those of eager because not all ranks \
-             could follow; sequences of collectives were compared {} times",
+            "{} replays ran with altered collectives; {} replays kept the collectives of eager, because not all ranks \
+             could follow; the ranks compared their collectives {} times",
             stats.altered, stats.kept, stats.exchanges
         );
     }
     if let Some(why) = session.unfit() {
         let _ = writeln!(
             out,
-            "altered collectives of ranks did not fit together: {why}"
+            "the altered collectives of the ranks did not fit together: {why}"
         );
     }
     for variant in session.variants() {

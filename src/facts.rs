@@ -1,4 +1,4 @@
-//! The facts behind a recording: how each of them is called, and what it was.
+//! The facts behind a recording: their names and their values.
 
 use rote_plans::GuardKind;
 use rote_replay::frontend::Facts;

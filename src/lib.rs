@@ -6,14 +6,14 @@
 //! | [`recording`] | a recording in progress |
 //! | [`variant`] | a plan, bound, with the facts under which it may run |
 //! | `bound` | a plan through its passes, bound to the tensors of a variant |
-//! | [`facts`] | what guards look at, and how it is called |
-//! | [`explain`] | what was erased, as text for people |
-//! | [`optimized`] | what passes did to a plan, as text and JSON |
-//! | [`opinion`] | what DTensor moved beside what it need have, as text and JSON |
-//! | `second_opinion` | what the cheapest strategies would have moved |
-//! | [`shown`] | replays that show every result, to find the instruction that goes wrong |
+//! | [`facts`] | facts that guards check, and their names |
+//! | [`explain`] | the work that replays erase, as text for people |
+//! | [`optimized`] | the effect of passes on a plan, as text and JSON |
+//! | [`opinion`] | the second opinion on a plan, as text and JSON |
+//! | `second_opinion` | DTensor's redistributions against those of the cheapest strategies |
+//! | [`shown`] | replays that show every result, to find a wrong instruction |
 //! | `places` | where arguments must lie in their storages |
-//! | [`stored`] | stored plans: their names, and whether one applies |
+//! | [`stored`] | stored plans: their names, and whether a stored plan applies |
 //! | [`stats`] | counters |
 //! | [`validation`] | questions to the truth table, as JSON |
 

@@ -1,4 +1,4 @@
-//! What passes did to a plan, for people and tools.
+//! The effect of passes on a plan, for people and tools.
 
 use std::fmt::Write as _;
 

@@ -1,10 +1,10 @@
 //! Where arguments must lie in their storages for a plan to be replayed.
 //!
 //! An argument may start anywhere in its storage, as batches of one data set do: the
-//! plan counts from where it starts. Two things depend on more. A plan that reaches
-//! bytes around an argument needs them to be there; and one that counts from the start
-//! of the storage, or of which the step asked how the argument lies in it, is only for
-//! arguments that lie in the very same place (an anchor).
+//! plan counts from the start of the argument. There are two exceptions. If a plan
+//! reaches bytes around an argument, the storage must have these bytes. If a plan counts
+//! from the start of the storage, or the step asked for the argument's place in it, the
+//! plan fits only arguments at the very same place (an anchor).
 
 use rote_plans::value::reach;
 use rote_plans::{Anchor, BindingKind, Plan};

@@ -192,8 +192,8 @@ impl<F: Frontend> ActiveRecording<F> {
                 let refusal = Refusal::op(
                     "",
                     "",
-                    format!("writes to {} without an op that is recorded", named.path),
-                    "write with an op, or leave it outside the captured function",
+                    format!("writes to {} without a recorded op", named.path),
+                    "write to it by an op, or outside the captured function",
                 );
                 self.refusal.get_or_insert(refusal);
             }
@@ -225,8 +225,8 @@ impl<F: Frontend> ActiveRecording<F> {
                     format!(
                         "the {device} generator's state was set or advanced outside of recorded ops"
                     ),
-                    "seed outside the captured function; inside it, save and restore states with torch.get_rng_state \
-                     and torch.set_rng_state",
+                    "seed the generator outside the captured function; inside it, tell Rote when you save or restore its \
+                     state (torch.get_rng_state and torch.set_rng_state in PyTorch)",
                 );
                 self.refusal.get_or_insert(refusal);
             }

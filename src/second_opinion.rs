@@ -1,12 +1,11 @@
-//! A second opinion on a plan: for each global op that tensors were
-//! redistributed for, what the cheapest strategy by [`rote_propagation`] would
-//! have moved.
+//! A second opinion on a plan: for each global op that tensors were redistributed
+//! for, the bytes that the cheapest strategy by [`rote_propagation`] would have moved.
 //!
-//! Bytes are those that a rank sends ([`Kind::sent`]), of both sides: of what
-//! was moved by the collectives of the plan, whatever made the framework issue
-//! them; of the cheapest strategy by its steps. Redistributions outside of
-//! global ops were asked for by the user and are not judged. The opinion is on
-//! one op alone: where its outputs lie otherwise, the next op may pay for it.
+//! Bytes are those that a rank sends ([`Kind::sent`]). The framework's side counts the
+//! collectives of the plan. The side of the cheapest strategy counts the steps of its
+//! redistributions. The user asked for redistributions outside of global ops; these are
+//! not judged. Each op is judged alone: if its outputs get other placements, the next op
+//! may move more.
 
 use hashbrown::HashMap;
 use rote_plans::instr::{ArchivedArg, ArchivedCollectiveKind, ArchivedInstr};

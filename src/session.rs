@@ -1,10 +1,10 @@
-//! The session: one captured function, its plans, and what happens at a call.
+//! The session: one captured function, its plans, and its calls.
 //!
 //! A call is replayed when a variant's guards hold. Otherwise it runs eagerly,
 //! and is recorded: the first recording becomes a candidate, the second equal
 //! one a plan. The session drops a recording if the step creates state
 //! lazily, as an optimizer's first step does. It refuses a recording that it cannot
-//! prove right. [`State`] has a table of what a session does with calls.
+//! prove right. [`State`] has a table of a session's states and its answers to calls.
 
 mod attempts;
 mod confirm;
@@ -386,7 +386,7 @@ impl<F: Frontend> Session<F> {
             // No replay without guards. What the step makes of the call, it says itself.
             if !std::mem::replace(&mut self.notices.unguarded, true) {
                 self.notices.next = Some(format!(
-                    "{}: guards could not be checked, and such calls run eagerly: {error}",
+                    "{}: the guards of a call could not be checked, so such calls run eagerly: {error}",
                     self.config.function
                 ));
             }
@@ -478,8 +478,8 @@ impl<F: Frontend> Session<F> {
         let decided = (self.frontend).unlocked(|| agreement::decide(&group, offer));
         let (decision, exchanged) = decided.and_then(|decided| decided).map_err(|error| {
             SessionError::Agreement(format!(
-                "{}: the ranks could not agree about a call, which every rank of the job must make while passes \
-                 alter collectives: {error}",
+                "{}: the ranks could not agree about a call (while passes alter collectives, every rank of the job must \
+                 make each call): {error}",
                 self.config.function
             ))
         })?;
@@ -488,7 +488,7 @@ impl<F: Frontend> Session<F> {
         if let Decision::Unfit(why) = &decision {
             if self.agreement.unfit.is_none() {
                 self.notices.next = Some(format!(
-                    "{}: the passes altered collectives so that those of the ranks do not fit together; such calls \
+                    "{}: the passes altered collectives, and the collectives of the ranks do not fit together; such calls \
                      keep the collectives of eager: {why}",
                     self.config.function
                 ));
@@ -563,9 +563,8 @@ impl<F: Frontend> Session<F> {
         let used_lately = |variant: &Variant<F>| calls - variant.last_used < IDLE_CALLS;
         if self.variants.len() >= most && self.variants.iter().all(used_lately) {
             return Some(format!(
-                "{most} variants are recorded, which is the most allowed (max_variants), and all are in use: calls \
-                 that match none of them run eagerly, until one was not used for {IDLE_CALLS} calls; the last miss \
-                 was on {}",
+                "{most} variants are recorded, which is the limit (max_variants), and all are in use: calls that match \
+                 no variant run eagerly, until a variant was not used for {IDLE_CALLS} calls; the last miss was on {}",
                 self.missed.as_deref().unwrap_or("?")
             ));
         }
@@ -576,9 +575,9 @@ impl<F: Frontend> Session<F> {
         let (attempts, pause) = self.attempts.pause(calls, most)?;
         let changing = self.changing();
         Some(format!(
-            "{attempts} recordings in a row were made under different guards, so that none could be confirmed \
-             (max_variants): the next {pause} calls that match no plan run eagerly, then it is tried again; what \
-             changes is {}",
+            "{attempts} recordings in a row were made under different guards, so no recording was confirmed by a second \
+             one (max_variants): the next {pause} calls that match no plan run eagerly, then Rote records again; the \
+             value that changes is {}",
             changing.as_deref().unwrap_or("a host value")
         ))
     }

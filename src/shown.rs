@@ -1,4 +1,4 @@
-//! Replays that show every result, to find the instruction that goes wrong.
+//! Replays that show every result, to find a wrong instruction.
 
 use rote_passes::liveness::for_each_value;
 use rote_passes::without;

@@ -1,4 +1,4 @@
-//! What a session counts.
+//! The counters of a session.
 
 use hashbrown::HashMap;
 

@@ -1,4 +1,4 @@
-//! Stored plans: the name they go by, and whether one applies.
+//! Stored plans: their names, and whether a stored plan applies to a call.
 
 use rote_plans::{
     Arg, Fingerprint, Guard, GuardKind, Plan, PlanError, PlanFile, PlanStore, Scalar,
@@ -54,7 +54,7 @@ impl StoredPlans {
             if let Err(error) = PlanFile::open_for(path, &self.fingerprint) {
                 tracing::warn!(
                     target: "rote::replay",
-                    "{}: stored plan {}: {error}; recording a new one",
+                    "{}: stored plan {}: {error}; recording a new plan",
                     self.function,
                     path.display()
                 );
@@ -92,7 +92,7 @@ impl StoredPlans {
             if let Some(problem) = guards_differ(&plan, guards) {
                 tracing::warn!(
                     target: "rote::replay",
-                    "{}: stored plan {key} is not for this call: {problem}; recording another one",
+                    "{}: stored plan {key} is not for this call: {problem}; recording another plan",
                     self.function
                 );
             }
@@ -148,7 +148,7 @@ pub fn guards_differ(plan: &Plan, guards: &[GuardText]) -> Option<String> {
         })
         .map(|g| {
             format!(
-                "it does not know {} ({} in this process)",
+                "it has no guard on {} ({} in this process)",
                 g.subject, g.expected
             )
         })
@@ -179,7 +179,7 @@ pub fn numbers_now<F: Frontend>(stored: &Plan, facts: &NamedFacts<F>) -> Result<
     match (failed, done) {
         (Some(error), _) => Err(error),
         (None, Err(_)) => {
-            Err("its arithmetic on hyperparameters does not fit their values now".to_owned())
+            Err("its arithmetic on hyperparameters does not fit their present values".to_owned())
         }
         (None, Ok(())) => Ok(values),
     }
@@ -198,7 +198,7 @@ pub fn same_as_stored<F: Frontend>(
     let free = free_of(stored);
     if let Some(path) = free.iter().find(|path| !recording.floats.is_loose(path)) {
         return Err(format!(
-            "it lets {path} vary, which the script now does more with than arithmetic"
+            "it lets {path} vary, but the script now does more than arithmetic with it"
         ));
     }
     let values = numbers_now(stored, &parts.facts)?;

@@ -172,7 +172,7 @@ fn check_tells_whole_plans_from_damaged_ones() {
     assert_eq!(
         lines[1],
         format!(
-            "{}: file is named for rank 7, the plan was recorded on rank 1",
+            "{}: the name of the file says rank 7, the plan was recorded on rank 1",
             misplaced.display()
         )
     );
@@ -223,10 +223,10 @@ fn a_reader_that_leaves_early_is_no_error() {
 #[test]
 fn every_command_has_its_help() {
     for (args, expected) in [
-        (vec!["--help"], "Looks at the plans that Rote records"),
+        (vec!["--help"], "Shows plans that Rote has recorded"),
         (vec!["show", "--help"], "P(sum)"),
         (vec!["check", "--help"], "exits with 1"),
-        (vec!["diff", "--help"], "2 if one cannot be read"),
+        (vec!["diff", "--help"], "2 if a plan cannot be read"),
         (vec!["--version"], "rote 0."),
     ] {
         let (code, out, _) = said(&args);

@@ -302,7 +302,7 @@ fn arguments_that_change_before_they_are_named_are_refused() {
     let (_, recording) = step.session.active().expect("a recording");
     let refusal = recording.refusal().expect("it is refused").to_string();
     assert!(
-        refusal.contains("changed before args[0] was looked at"),
+        refusal.contains("changed before Rote read args[0]"),
         "{refusal}"
     );
 }

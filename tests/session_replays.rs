@@ -362,7 +362,7 @@ fn a_step_that_is_refused_stays_eager() {
     assert!(
         refusal
             .to_string()
-            .contains("is no argument and not of the state"),
+            .contains("is no argument of the step and not in the state"),
         "{refusal}"
     );
     for _ in 0..3 {

@@ -138,7 +138,10 @@ fn a_plan_that_lets_a_hyperparameter_vary_is_not_used_where_that_decides_somethi
         (second.trusting, second.looked_at) = (trusting, true);
         let (how, said) = call(&mut second);
         assert_eq!(how, CANDIDATE);
-        let why = ["it lets optimizer.rate vary", "more with than arithmetic"];
+        let why = [
+            "it lets optimizer.rate vary",
+            "more than arithmetic with it",
+        ];
         let times = said
             .iter()
             .filter(|text| text.contains(why[0]) && text.contains(why[1]));
@@ -152,7 +155,7 @@ fn a_plan_of_another_world_size_is_not_used_and_it_is_said_why() {
     let mut config = stored.config();
     config.fingerprint.world_size = 4;
     let (mut step, said) = stored.second(train, config);
-    let why = ["world size 2, this process has 4", "recording a new one"];
+    let why = ["world size 2, this process has 4", "recording a new plan"];
     assert!(has(&said, &why), "{said:?}");
     assert_eq!(call(&mut step).0, CANDIDATE);
 }
@@ -238,7 +241,7 @@ fn a_plan_of_what_the_script_did_once_is_recorded_anew() {
     let (mut step, _) = stored.second(changed, stored.config());
     let (how, said) = call(&mut step);
     assert_eq!(how, CANDIDATE);
-    assert!(has(&said, &["is not what the script does now"]), "{said:?}");
+    assert!(has(&said, &["differs from the recording"]), "{said:?}");
     assert_eq!(call(&mut step).0, How::Recorded(Outcome::Kept(0)));
     assert_ne!(
         fs::read(&stored.file).expect("a file"),
@@ -265,7 +268,10 @@ fn a_damaged_file_is_not_used_and_it_is_said_why() {
             damage(&mut bytes);
             fs::write(&stored.file, bytes).expect("is written");
             let (mut step, said) = stored.second(train, stored.config());
-            assert!(has(&said, &[why, "recording a new one"]), "{why}: {said:?}");
+            assert!(
+                has(&said, &[why, "recording a new plan"]),
+                "{why}: {said:?}"
+            );
             step.trusting = trusting;
             assert_eq!(call(&mut step).0, CANDIDATE, "{why}");
             assert_eq!(call(&mut step).0, How::Recorded(Outcome::Kept(0)));

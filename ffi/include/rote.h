@@ -1,27 +1,28 @@
 
 // The C ABI of Rote: link with librote.so (-lrote) or load it at run time.
 //
-// Rote runs a training step once, writes down what the framework did (each
-// local op, each collective) in a plan file, and replays it from then on.
-// docs/frameworks.md shows how a framework uses this header.
+// Rote records the ops and collectives of a training step in a plan file, and
+// replays the plan from then on. docs/frameworks.md shows how a framework uses
+// this header.
 //
 // Results. A function that returns `int` returns 0 or a positive status that
 // its documentation names, or `ROTE_ERROR`. A function that returns a pointer
-// returns null on failure. What happened is then in `rote_last_error()`.
+// returns null on failure. `rote_last_error()` then returns the message.
 //
-// Text is UTF-8, ends with a zero byte, and may be null where it may be empty.
-// Text that a function returns belongs to the library and lives until the
-// calling thread's next call; text that is passed in is copied.
+// Text is UTF-8 and ends with a zero byte. A text that may be empty may also be
+// null. Text that a function returns belongs to the library and lives until the
+// calling thread's next call. The library copies text that is passed in.
 //
-// Handles are opaque. Each has one function that makes it and one that frees
-// it: `rote_session_for` and `rote_session_free`, `rote_recorder_new` and
-// `rote_recorder_free`.
+// Handles are opaque. `rote_session_for` makes a session, and
+// `rote_session_free` frees it. `rote_recorder_new` makes a recorder, and
+// `rote_recorder_free` frees it.
 //
-// Threads. A session belongs to the thread that made it: a call from another
-// thread is an error, and so is one from a function of the framework that the
-// session calls. A recorder is used by one thread at a time. Functions without
-// a session or recorder may be called from any thread. Sessions of PyTorch
-// (rote_torch.h) may change threads, and each call holds Python's GIL.
+// Threads. A session belongs to the thread that made it. A call from another
+// thread is an error. While a session calls a function of the framework, a call
+// of that function to the session is an error too. A recorder may be used by
+// one thread at a time. Functions without a session or recorder may be called
+// from any thread. Sessions of PyTorch (rote_torch.h) may change threads, and
+// each call holds Python's GIL.
 
 
 #ifndef ROTE_H
@@ -34,7 +35,7 @@
 // Success.
 #define ROTE_OK 0
 
-// Failure: `rote_last_error()` tells what happened.
+// Failure: `rote_last_error()` returns the message.
 #define ROTE_ERROR -1
 
 // The version of this ABI. `rote_abi_version` tells that of the library.
@@ -52,13 +53,14 @@
 // The recording has been refused: further ops need not be reported.
 #define ROTE_REFUSED 1
 
-// Recorded; a replay of the op may raise for other data.
+// The op is recorded. With other data, a replay of the op may raise.
 #define ROTE_MAY_RAISE 2
 
-// Recorded; a replay of the op may raise, after it has done what lasts.
+// The op is recorded. With other data, a replay of the op may raise, after the replay has changed something
+// that cannot be undone.
 #define ROTE_MAY_RAISE_LATE 3
 
-// Stands for "no spec", "no leaf" or "no slot".
+// No index: there is no spec, no leaf or no slot.
 #define ROTE_NO_INDEX UINT32_MAX
 
 // Kind of binding: an argument of the captured function.
@@ -67,10 +69,10 @@
 // Kind of binding: a tensor of the captured state.
 #define ROTE_BINDING_STATE 1
 
-// Kind of binding: the gradient of one of these.
+// Kind of binding: the gradient of an argument or of a tensor of the state.
 #define ROTE_BINDING_GRAD 2
 
-// Kind of followed float: a number of the step, by its name.
+// Kind of followed float: a number that the step reads, named by `path`.
 #define ROTE_FLOAT_READ 0
 
 // Kind of followed float: a constant.
@@ -94,16 +96,17 @@
 // Kind of followed float: a to the power of b.
 #define ROTE_FLOAT_POW 7
 
-// Kind of guard: the pytree structure of the arguments.
+// Kind of guard: the nested structure of the arguments.
 #define ROTE_GUARD_STRUCTURE 0
 
-// Kind of guard: meta of a tensor argument, or the value of another one.
+// Kind of guard: the meta of a tensor argument, or the value of another argument.
 #define ROTE_GUARD_ARGUMENT 1
 
 // Kind of guard: a tensor of the state.
 #define ROTE_GUARD_STATE 2
 
-// Kind of guard: a Python value that the function can reach.
+// Kind of guard: a value of the host that the step can reach, for example a flag or a number in a
+// configuration.
 #define ROTE_GUARD_HOST 3
 
 // Kind of guard: a global mode (grad mode, autocast, determinism, ...).
@@ -151,38 +154,38 @@
 // Tensor flag: lazily negated.
 #define ROTE_TENSOR_NEG 2
 
-// Tensor flag: no strided storage (sparse and such).
+// Tensor flag: has no strided storage (sparse tensors, for example).
 #define ROTE_TENSOR_NO_STORAGE 4
 
 // Tensor flag: zeros that take no memory.
 #define ROTE_TENSOR_ZERO 8
 
-// Tensor flag: a number in a tensor, which promotes types as a number does.
+// Tensor flag: a number wrapped in a tensor. Type promotion treats it as a number.
 #define ROTE_TENSOR_WRAPPED 16
 
 // Op flag: draws from a generator.
 #define ROTE_OP_SEEDED 1
 
-// Op flag: reads tensor data on the host, or its result's shape depends on it.
+// Op flag: reads tensor data on the host, or has a result whose shape depends on tensor data.
 #define ROTE_OP_DATA_DEPENDENT 2
 
 // Op flag: changes the meta of an argument in place.
 #define ROTE_OP_INPLACE_VIEW 4
 
-// Op flag: ran where the framework hides ops from those who watch them, which it does
-// for its own bookkeeping and a step may do for anything.
+// Op flag: ran while the framework hides ops from observers. Frameworks do so for their own bookkeeping, and a
+// step may do so for other ops.
 #define ROTE_OP_HIDDEN 8
 
-// Op flag: its kernel ran while gradients were enabled. Some kernels compute otherwise then.
+// Op flag: its kernel ran with gradients enabled. Some kernels then compute in another way.
 #define ROTE_OP_GRAD 16
 
-// Argument tag: none given.
+// Argument tag: no value (`None`).
 #define ROTE_ARG_NONE 0
 
 // Argument tag: a tensor, `tensors[0]`.
 #define ROTE_ARG_TENSOR 1
 
-// Argument tag: tensors, `tensors[0..len]`; storage 0 is an absent one.
+// Argument tag: tensors, `tensors[0..len]`; storage 0 stands for an absent tensor.
 #define ROTE_ARG_TENSORS 2
 
 // Argument tag: a boolean, `i`.
@@ -221,31 +224,32 @@
 // Argument tag: PyTorch's `MemoryFormat` number, `i`.
 #define ROTE_ARG_MEMORY_FORMAT 14
 
-// Argument tag: something that a plan cannot hold; its type, `s`.
+// Argument tag: a value that a plan cannot hold; `s` names its type.
 #define ROTE_ARG_OTHER 15
 
-// Argument tag, when an op is bound: a tensor of the run; which one, `i`.
+// Argument tag, when an op is bound: a tensor of the run; `i` is its index.
 #define ROTE_ARG_INPUT 16
 
-// Argument tag, when an op is bound: tensors of the run, `ints[0..len]`, -1 for an absent one.
+// Argument tag, when an op is bound: tensors of the run; their indices are `ints[0..len]`, -1 for an
+// absent tensor.
 #define ROTE_ARG_INPUTS 17
 
-// One run of a step, recorded op by op. Used by one thread at a time.
+// One run of a step, recorded op by op. It may be used by one thread at a time.
 typedef struct RoteRecorder RoteRecorder;
 
-// One captured function. A session of PyTorch is used by one thread at a time, with the GIL held; a session of another
-// framework by the thread that made it.
+// One captured function. A session of PyTorch may be used by one thread at a time, with the GIL held. A
+// session of another framework may be used only by the thread that made it.
 typedef struct RoteSession RoteSession;
 
-// Takes a message: level (10 debug, 20 info, 30 warning, 40 error, as in
-// Python's `logging`), target (`rote::guards`, `rote::record`,
-// `rote::replay`) and text.
+// Takes a message with its level, its target and its text. The level is 10 for debug, 20 for info, 30 for
+// warning and 40 for error, as in Python's `logging`. The target is `rote::guards`, `rote::record` or
+// `rote::replay`.
 typedef void (*RoteLogCallback)(int level, const char *target, const char *message);
 
 // A local tensor.
 typedef struct RoteTensor {
-    // Identity of its storage: equal for tensors that share memory, never used
-    // twice in a recording. 0: no tensor.
+    // Number of its storage. Tensors that share memory have the same number. A number is never used for two
+    // storages in a recording. 0 stands for no tensor.
     uint64_t storage;
     // Shape, `ndim` entries.
     const int64_t *sizes;
@@ -269,7 +273,7 @@ typedef struct RoteTensor {
 
 // The value of an argument or result.
 typedef union RotePayload {
-    // Integers and what is numbered.
+    // Integers, and element types, devices, layouts and memory formats by their numbers.
     int64_t i;
     // Floats.
     double f;
@@ -287,11 +291,11 @@ typedef union RotePayload {
 
 // An argument or result of an op.
 typedef struct RoteArg {
-    // Which member of `payload` is set.
+    // The argument tag (`ROTE_ARG_...`): it says which member of `payload` is set.
     uint8_t tag;
     // Whether the op writes to this argument.
     uint8_t written;
-    // How many entries a list has.
+    // Number of entries of a list.
     uint32_t len;
     // The value.
     union RotePayload payload;
@@ -311,15 +315,15 @@ typedef struct RoteDlType {
     uint8_t code;
     // Bits of an element.
     uint8_t bits;
-    // 1.
+    // Always 1.
     uint16_t lanes;
 } RoteDlType;
 
-// A tensor that somebody else owns: DLPack's `DLTensor`.
+// A tensor whose memory belongs to another owner: DLPack's `DLTensor`.
 typedef struct RoteDlTensor {
     // The address of its memory.
     void *data;
-    // Where that is.
+    // The device of the memory.
     struct RoteDlDevice device;
     // Number of dims.
     int32_t ndim;
@@ -337,9 +341,9 @@ typedef struct RoteDlTensor {
 typedef struct RoteDlManagedTensor {
     // The tensor.
     struct RoteDlTensor dl_tensor;
-    // The owner's own.
+    // A pointer for the owner's use.
     void *manager_ctx;
-    // Called once with the struct when the tensor is used no more; may be null.
+    // Called once with the struct, when the tensor is no longer used; may be null.
     void (*deleter)(struct RoteDlManagedTensor*);
 } RoteDlManagedTensor;
 
@@ -497,7 +501,7 @@ typedef struct RoteResults {
 typedef struct RoteOp {
     // Name with namespace, for example `aten::mm`.
     const char *name;
-    // Overload, empty for the default one.
+    // Overload; empty for the default overload.
     const char *overload;
     // Arguments in the order of the op's schema, defaults filled in.
     const struct RoteArg *args;
@@ -517,36 +521,43 @@ extern "C" {
 
 // ---- Statuses, errors and text across the border ----
 //
-// What this thread's last call that failed, or was refused, has to say.
+// Returns the message of this thread's last call that failed or was refused.
 const char *rote_last_error(void);
 
-// The Python exception behind this thread's last failure, as PyTorch's own
-// bindings would raise it: a new reference, given out once; or null.
+// Returns the Python exception of this thread's last failure, as PyTorch's own bindings would raise it, or
+// null. The result is a new reference. Each exception is returned once.
 void *rote_last_exception(void);
 
-// The version of Rote, for example `0.1.0`.
+// Returns the version of Rote, for example `0.1.0`.
 const char *rote_version(void);
 
 // ---- Messages for the host: `tracing` events, handed to a callback ----
 //
-// Sends messages to `callback` from now on. The first callback of a process
-// stays; null is an error. It is called on the thread that made the call that
-// has something to say.
+// Sends messages to `callback` from now on. The library calls it on the thread whose call causes the message.
+// The first callback of a process is kept. A null callback is an error.
 int rote_set_log(RoteLogCallback callback);
 
 // ---- Sessions of a framework of function pointers: no Python ----
 //
-// The version of the library's ABI: programs compare it with `ROTE_ABI_VERSION` before they call anything else.
-// From any thread.
+// Returns the version of the library's ABI. A program compares it with `ROTE_ABI_VERSION` before it calls
+// anything else. May be called from any thread.
 uint32_t rote_abi_version(void);
 
-// A new session of a framework, or null on failure. The table is copied. `name` names the framework and its
-// version: plans of another are not used. The other arguments are those of `rote_session_new`. The session belongs to the
-// thread that makes it: calls from another thread are errors.
+// Makes a session of a framework; returns null on failure. The table is copied. `name` names the framework and
+// its version: the session does not use plans of another name. The other arguments are those of
+// `rote_session_new`:
+//
+// - `function` names the captured step;
+// - `plans` is the directory of the plan store;
+// - `max_variants` is the largest number of variants that are kept;
+// - `passes` chooses the passes: `all`, `none`, `default`, or names separated by commas, with `-` before names
+//   to leave out. Null or empty stands for the environment variable ROTE_PASSES, or for the default.
+//
+// The session belongs to the thread that makes it. A call from another thread is an error.
 //
 // Requires:
-// The table's functions must have their declared types and stay callable until the session is freed and its last
-// tensor deleted; texts must be C strings.
+// The table's functions must have their declared types. They must stay callable until the session is freed and
+// its last tensor is deleted. Texts must be C strings.
 struct RoteSession *rote_session_for(const struct RoteFramework *framework,
                                      const char *function,
                                      const char *name,
@@ -556,10 +567,13 @@ struct RoteSession *rote_session_for(const struct RoteFramework *framework,
                                      uint32_t max_variants,
                                      const char *passes);
 
-// Declares a fact of which every call tells the value: a word (`number` 0), which stands for a value that
-// must not change, or a number, which a plan may follow (`rote_record_float`). It does once two recordings have seen
-// different values of it; before, another value costs a recording. Words must mean the same in every process. `kind` is
-// a kind of guard (`ROTE_GUARD_HOST`, ...). To be called before the first call, on the session's thread.
+// Declares a fact. Every call of the step then tells its value. `kind` is a kind of guard (`ROTE_GUARD_HOST`,
+// ...). Facts are declared before the first call, on the session's thread.
+//
+// If `number` is 0, the fact is a word. A word stands for a value that must not change, and must mean the same
+// in every process. Otherwise the fact is a number, which a plan may follow (`rote_record_float`). A plan
+// follows the number once two recordings have seen different values of it. Before that, another value costs a
+// recording.
 //
 // Requires:
 // `session` must be this library's, `name` a C string.
@@ -568,53 +582,62 @@ int rote_session_fact(struct RoteSession *session,
                       const char *name,
                       int number);
 
-// Handles a call of the step: `ROTE_REPLAYED` (it is done, and `*results` is set), `ROTE_RECORD` (run it between
-// `rote_record_call` and `rote_record_finish`) or `ROTE_EAGER` (run it). On the session's thread.
+// Handles a call of the step, on the session's thread. Returns
+//
+// - `ROTE_REPLAYED`: the step is done, and `*results` is set;
+// - `ROTE_RECORD`: run the step between `rote_record_call` and `rote_record_finish`;
+// - `ROTE_EAGER`: run the step as usual.
 //
 // Requires:
-// `call` and all that it points at must be live until the session's next call, or until the recording of this one ends;
-// `results` must be valid.
+// `call` and everything that it points at must be live until the session's next call, or until the recording
+// of this call ends. `results` must be valid.
 int rote_session_step(struct RoteSession *session,
                       const struct RoteCall *call,
                       struct RoteResults *results);
 
-// Replays the last call with the plan that `rote_record_trust` has bound. On the session's thread.
+// Replays the last call with the plan that `rote_record_trust` has bound. To be called on the session's
+// thread.
 //
 // Requires:
 // As `rote_session_step`.
-int rote_session_step_again(struct RoteSession *session, struct RoteResults *results);
+int rote_session_step_again(struct RoteSession *session,
+                            struct RoteResults *results);
 
-// Begins to record the call that `rote_session_step` was asked about last. Its leaves are named and guarded, and its facts
-// are guarded. What follows: `rote_record_float` for the numbers that the plan may follow, `rote_record_ready`, perhaps
-// `rote_record_trust`; then the step, each op told by `rote_record_ran`; `rote_record_group` for the groups of its
-// collectives, `rote_record_returned`, `rote_record_gradient`; and `rote_record_finish`, or `rote_record_abort` if
-// the step fails. On the session's thread.
+// Begins to record the call that was last passed to `rote_session_step`, on the session's thread. It names and
+// guards the leaves of the call, and guards its facts. The next calls are
+//
+// - `rote_record_float` for each number that the plan may follow, then `rote_record_ready`, perhaps
+//   `rote_record_trust`;
+// - the step, with `rote_record_ran` after each op;
+// - `rote_record_group` for the process groups of its collectives;
+// - `rote_record_returned` and `rote_record_gradient` for its results;
+// - `rote_record_finish`, or `rote_record_abort` if the step fails.
 //
 // Requires:
 // `session` must be this library's.
 int rote_record_call(struct RoteSession *session);
 
-// Records an op that has run, with plain local tensors. Returns `ROTE_REFUSED` when the recording is refused, with the reason
-// as last error. On the session's thread.
+// Records an op that has run on plain local tensors. Returns `ROTE_REFUSED` if the recording is refused; the
+// last error is then the reason. To be called on the session's thread.
 //
 // Requires:
-// The op and all that it points at must be live, `source` null or a C string.
+// The op and everything that it points at must be live. `source` must be null or a C string.
 int rote_record_ran(struct RoteSession *session,
                     const struct RoteOp *op,
                     const char *source);
 
-// Names a tensor that the step returns, in the order of its results. `spec` is the number of its spec, or
-// `ROTE_NO_INDEX`. On the session's thread.
+// Names a tensor that the step returns. To be called on the session's thread, in the order of the results.
+// `spec` is the number of the tensor's spec, or `ROTE_NO_INDEX`.
 //
 // Requires:
-// The tensor and all that it points at must be live, `path` a C string.
+// The tensor and everything that it points at must be live. `path` must be a C string.
 int rote_record_returned(struct RoteSession *session,
                          const char *path,
                          const struct RoteTensor *tensor,
                          uint32_t spec);
 
-// Says that the step left a new gradient for the leaf at `path`, or none where `tensor` is null. A replay gives
-// gradients back after its outputs. On the session's thread.
+// Says that the step left a new gradient for the leaf at `path`, or no gradient if `tensor` is null. A replay
+// gives gradients back after its outputs. To be called on the session's thread.
 //
 // Requires:
 // As `rote_record_returned`.
@@ -625,15 +648,15 @@ int rote_record_gradient(struct RoteSession *session,
 
 // ---- Sessions of any framework: statistics, explanations, process groups ----
 //
-// Frees a session. A session that was freed before, or is in use, is an error.
+// Frees a session. It is an error to free a session twice, or while a call uses it.
 //
 // Requires:
-// `session` must come from this library, or be null, and, if it is PyTorch's, the GIL be held.
+// `session` must come from this library, or be null. If it is PyTorch's, the GIL must be held.
 int rote_session_free(struct RoteSession *session);
 
-// Says which process group is the default one from now on, by its name, and what
-// this process is in it. Null or an empty name: there is none. To be called before
-// the first call and whenever that changes, and before `rote_session_agree_in`.
+// Names the process group that is the default from now on, with its world size and this process's rank in it.
+// A null or empty name says that there is no default group. To be called before the first call of the step,
+// before `rote_session_agree_in`, and whenever the group changes.
 //
 // Requires:
 // `group` must be null or a C string.
@@ -642,43 +665,47 @@ int rote_session_world(struct RoteSession *session,
                        uint32_t world_size,
                        uint32_t rank);
 
-// Names the process group that all ranks are of. When the session's passes
-// alter collectives, its ranks tell each other at every call whether they
-// replay it: `*agrees` is 1 then, and every rank must make the same calls in the
-// same order. Else, or when the group cannot carry that, which
-// `rote_session_notice` says, `*agrees` is 0. To be called before the first call.
+// Names the process group that contains all ranks. To be called before the first call of the step.
+//
+// If the session's passes alter collectives, the ranks of the group tell each other at every call whether they
+// replay it. `*agrees` is then 1, and every rank must make the same calls in the same order. Otherwise
+// `*agrees` is 0. It is also 0 if the group cannot exchange these messages; `rote_session_notice` then says
+// why.
 //
 // Requires:
 // `group` must be a C string, and the place valid.
-int rote_session_agree_in(struct RoteSession *session, const char *group, int *agrees);
+int rote_session_agree_in(struct RoteSession *session,
+                          const char *group,
+                          int *agrees);
 
-// Whether every rank replays the call that was handled last, as far as ranks
-// tell each other: 1 or 0.
+// Returns 1 if every rank replays the call that was handled last, as far as ranks tell each other, and 0 if
+// not.
 //
 // Requires:
 // `session` must be this library's.
 int rote_session_together(struct RoteSession *session);
 
-// Replays nothing any more: calls run eagerly, and are not recorded. `why` is
-// listed among the refusals. Where ranks agree about calls, each must do so at
-// the same one.
+// Stops the session: from now on calls run eagerly, and are not recorded. `why` is listed among the refusals.
+// If ranks agree about calls, all ranks must stop at the same call.
 //
 // Requires:
 // `session` must be this library's, `why` a C string.
-int rote_session_stop(struct RoteSession *session, const char *why);
+int rote_session_stop(struct RoteSession *session,
+                      const char *why);
 
-// The instructions of a variant's recorded plan as JSON: for each its `text`, its
-// `source` line, the roots that it `reads`, how many `outs` it has, and what it has
-// `shown`: values and their roots. `counted`: whether it is a local op or a wait.
+// Returns the instructions of a variant's recorded plan as JSON. Each has its `text`, its `source` line, the
+// roots that it `reads`, the number of its results (`outs`), and the values that it has `shown`, with their
+// roots. `counted` says whether it is a local op or a wait.
 //
 // Requires:
 // `session` must be this library's.
-const char *rote_session_program(struct RoteSession *session, uint32_t variant);
+const char *rote_session_program(struct RoteSession *session,
+                                 uint32_t variant);
 
-// Makes a variant wrong at an instruction of its recorded plan, for tests of what
-// finds such faults: `number`, `swap`, `drop`, `offset`, `reduce`, `stale` or
-// the name of another op. In the plan, or where it is `bound` in what passes have made
-// of it. Returns 0, or 1 where there is no such fault at the instruction.
+// Plants a fault at an instruction of a variant's recorded plan. This tests the search for such faults.
+// `fault` is `number`, `swap`, `drop`, `offset`, `reduce`, `stale` or the name of another op. If `bound` is
+// not 0, the fault is planted in the program that passes have made of the plan. Returns 0, or 1 if the
+// instruction cannot have this fault.
 //
 // Requires:
 // `session` must be this library's, `fault` a C string.
@@ -688,58 +715,63 @@ int rote_session_plant(struct RoteSession *session,
                        int bound,
                        const char *fault);
 
-// Gives up a variant that has not been replayed yet, since the caller cannot
-// give back its results.
+// Removes a variant that has not been replayed yet. To be called if the caller cannot give back its results.
 //
 // Requires:
 // `session` must be this library's.
-int rote_session_give_up(struct RoteSession *session, uint32_t variant);
+int rote_session_give_up(struct RoteSession *session,
+                         uint32_t variant);
 
-// The session's counters as JSON, or null on failure.
+// Returns the session's counters as JSON, or null on failure.
 //
 // Requires:
 // `session` must be this library's.
 const char *rote_session_stats(struct RoteSession *session);
 
-// Something to warn the user of, once; null when there is nothing.
+// Returns a warning for the user, once for each warning; null if there is none.
 //
 // Requires:
 // `session` must be this library's.
 const char *rote_session_notice(struct RoteSession *session);
 
-// What was erased, by whom collectives were caused, guards, misses and
-// refusals, as text; or null on failure.
+// Returns a report as text, or null on failure: the erased work, the collectives and their causes, the guards,
+// the misses and the refusals.
 //
 // Requires:
 // `session` must be this library's.
 const char *rote_session_explain(struct RoteSession *session);
 
-// A variant as JSON: its guard `key`, the structure of the `result`
-// (docs/plan-format.md), `outputs` (`path`, `spec`, `requires_grad`) and
-// `grads` (`path`, `spec`, `none`: whether `.grad` becomes `None`) in the order
-// of the replay's results, and instruction `counts` (`local`, `views`,
-// `collectives`). A spec has the form that `rote_record_spec` reads, and is
-// null for a plain tensor. Null when there is no such variant.
+// Returns a variant as JSON, or null if there is no such variant. The JSON has
+//
+// - `key`: the key of its guards;
+// - `result`: the structure of the result (docs/plan-format.md);
+// - `outputs`: `path`, `spec` and `requires_grad` of each, in the order of a replay's results;
+// - `grads`: `path`, `spec` and `none` of each, in the same order. `none` says that `.grad` becomes `None`;
+// - `counts`: the numbers of instructions (`local`, `views`, `collectives`).
+//
+// A spec has the form that `rote_record_spec` reads. It is null for a plain tensor.
 //
 // Requires:
 // `session` must be this library's.
-const char *rote_session_variant(struct RoteSession *session, uint32_t variant);
+const char *rote_session_variant(struct RoteSession *session,
+                                 uint32_t variant);
 
 // ---- Recording a step of any framework: guards, strategies, numbers ----
 //
-// Registers a spec and sets `*index` to its number. A spec is
-// `device|mesh shape|dim names|ranks|placements|shape|strides`, with commas
-// inside and semicolons between placements, for example
-// `cpu|2,4|dp,tp|0,1,2,3,4,5,6,7|R;S(0)|64,32|32,1`. Placements are `R`, `S(dim)`,
-// `_S(dim, split factor)` and `P(sum)` or another reduction.
+// Registers a spec and sets `*index` to its number. The text of a spec is `device|mesh shape|dim
+// names|ranks|placements|shape|strides`. Entries are separated by commas, placements by semicolons. An example
+// is `cpu|2,4|dp,tp|0,1,2,3,4,5,6,7|R;S(0)|64,32|32,1`. Placements are `R`, `S(dim)`, `_S(dim, split factor)`,
+// and `P(sum)` or another reduction.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
-int rote_record_spec(struct RoteSession *session, const char *spec, uint32_t *index);
+int rote_record_spec(struct RoteSession *session,
+                     const char *spec,
+                     uint32_t *index);
 
-// Says how often the step has written each of the first `n` tensors that were named, in the order
-// of their naming, as autograd counts it (how far its version counter has risen), and, of
-// a DTensor, its local tensor.
+// Tells how often the step has written each of the first `n` tensors that were named, in the order in which
+// they were named. `times` counts as autograd does: how far the tensor's version counter has risen.
+// `local_times` counts the same for the local tensor of a DTensor.
 //
 // Requires:
 // Both lists must have `n` entries.
@@ -748,8 +780,9 @@ int rote_record_written(struct RoteSession *session,
                         const uint32_t *local_times,
                         uint32_t n);
 
-// Adds a guard that is known by its text: structure, arguments, modes, world.
-// `kind` is a kind of guard (`ROTE_GUARD_STRUCTURE`, ...).
+// Adds a guard that is a text: the structure of the arguments, an argument, a mode or the world. `kind` is a
+// kind of guard (`ROTE_GUARD_STRUCTURE`, ...). `subject` names the guarded thing. `expected` is its present
+// value.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
@@ -758,50 +791,54 @@ int rote_record_guard(struct RoteSession *session,
                       const char *subject,
                       const char *expected);
 
-// Watches a device's default generator. `device_kind` is PyTorch's
-// `DeviceType` number (0 cpu, 1 cuda), `device_index` -1 for the current one.
+// Watches a device's default random generator. `device_kind` is PyTorch's `DeviceType` number (0 cpu, 1 cuda).
+// `device_index` is -1 for the current device.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
-int rote_record_generator(struct RoteSession *session, uint32_t device_kind, int32_t device_index);
+int rote_record_generator(struct RoteSession *session,
+                          uint32_t device_kind,
+                          int32_t device_index);
 
-// All names and facts are known; the step is about to run.
+// Says that all names and facts are known and the step is about to run.
 //
 // Requires:
 // `session` must be this library's.
 int rote_record_ready(struct RoteSession *session);
 
-// Binds a stored plan made under the same guards instead of recording:
-// `*bound` is 1 when there was one, `*variant` is its number, and the recording is
-// over; else 0.
+// Binds a stored plan instead of recording, if the store has one that was made under the same guards. Then
+// `*bound` is 1, `*variant` is the number of the variant, and the recording is over. Otherwise `*bound` is 0.
 //
 // Requires:
 // `session` must be this library's.
-int rote_record_trust(struct RoteSession *session, uint32_t *variant, int *bound);
+int rote_record_trust(struct RoteSession *session,
+                      uint32_t *variant,
+                      int *bound);
 
-// Refuses the recording, since the step handles errors of the op that was recorded last, and
-// a replay could not. `handler`: where it does. Returns `ROTE_REFUSED`.
+// Refuses the recording, because the step handles errors of the op that was recorded last. A replay could not
+// run the handler. `handler` is the source line of the handler. Returns `ROTE_REFUSED`.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
-int rote_record_handled(struct RoteSession *session, const char *handler);
+int rote_record_handled(struct RoteSession *session,
+                        const char *handler);
 
-// The gradient that a tensor had before the step was gone when the op ran that was recorded
-// last: a replay that fails from there on leaves none. `path`: the tensor's.
+// Says that the step has dropped the gradient that the tensor at `path` had before the step. It was gone when
+// the op ran that was recorded last. A replay that fails at that op or later leaves no such gradient.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
-int rote_record_grad_gone(struct RoteSession *session, const char *path);
+int rote_record_grad_gone(struct RoteSession *session,
+                          const char *path);
 
-// An op that draws random numbers is about to run.
+// Says that an op that draws random numbers is about to run.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
 int rote_record_random(struct RoteSession *session, const char *source);
 
-// Records that a generator's state was saved (`action` 0, `*slot` is set) or
-// restored from `*slot` (`action` 1). The device is named as in
-// `rote_record_generator`.
+// Records that the step saved or restored a generator's state. `action` 0 is a save and sets `*slot`. `action`
+// 1 restores from `*slot`. The device is named as in `rote_record_generator`.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
@@ -812,9 +849,8 @@ int rote_record_rng(struct RoteSession *session,
                     uint32_t *slot,
                     const char *source);
 
-// A global op begins; `op` has its overload unless that is the default one
-// (`aten::sum.dim_IntList`, `aten::mm`), `inputs` are the numbers of the specs of its `n` tensor
-// arguments.
+// Says that a global op begins. `op` is its name, with the overload unless that is the default
+// (`aten::sum.dim_IntList`, `aten::mm`). `inputs` are the numbers of the specs of its `n` tensor arguments.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
@@ -824,24 +860,25 @@ int rote_record_global_begin(struct RoteSession *session,
                              uint32_t n,
                              const char *source);
 
-// Says all arguments of the innermost global op, in schema order, a line each,
-// in the notation of `rote propagate`: `f32[64,32] @ S(0),R`, `{f32[4] @ R; none}`,
-// `1`, `[1,2]`, `true`, `bf16`, `'text'`, `none`. Defaults at the end may be left
-// out. `rote_session_explain` then says whether what is redistributed for the
-// op need have been.
+// Tells all arguments of the innermost global op, in schema order, one in each line. They are written in the
+// notation of `rote propagate`: `f32[64,32] @ S(0),R`, `{f32[4] @ R; none}`, `1`, `[1,2]`, `true`, `bf16`,
+// `'text'`, `none`. Defaults at the end may be left out. `rote_session_explain` then says whether a cheaper
+// strategy would have redistributed less for the op.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
-int rote_record_global_args(struct RoteSession *session, const char *args);
+int rote_record_global_args(struct RoteSession *session,
+                            const char *args);
 
-// The innermost global op has run; `outputs` are the numbers of the specs of
-// its `n` tensor results.
+// Says that the innermost global op has run. `outputs` are the numbers of the specs of its `n` tensor results.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
-int rote_record_global_end(struct RoteSession *session, const uint32_t *outputs, uint32_t n);
+int rote_record_global_end(struct RoteSession *session,
+                           const uint32_t *outputs,
+                           uint32_t n);
 
-// A redistribution between two registered specs begins.
+// Says that a redistribution begins. `from` and `to` are the numbers of two registered specs.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
@@ -850,17 +887,19 @@ int rote_record_redistribute_begin(struct RoteSession *session,
                                    uint32_t to,
                                    const char *source);
 
-// The innermost redistribution has run.
+// Says that the innermost redistribution has run.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
 int rote_record_redistribute_end(struct RoteSession *session);
 
-// Follows a float and sets `*index` to its number. `kind` (`ROTE_FLOAT_READ`, ...)
-// says how it follows from `path`, or from `a` and `b`, which are numbers of
-// followed floats. `value`: what it is now. Who follows a float promises that the
-// step does nothing with it but what it tells here: an op's number that equals it
-// in two recordings becomes what it computes.
+// Follows a float and sets `*index` to its number. `kind` (`ROTE_FLOAT_READ`, ...) says how the float follows
+// from `path`, or from `a` and `b`, which are numbers of followed floats. `value` is the present value of the
+// float.
+//
+// By this call the framework promises that the step uses the float in no other way than told here. If a number
+// among an op's arguments equals a followed float in two recordings, a replay computes that number from the
+// float.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
@@ -872,14 +911,15 @@ int rote_record_float(struct RoteSession *session,
                       const char *path,
                       uint32_t *index);
 
-// A followed float was compared or converted: what it depends on must not
-// change.
+// Says that the step has compared or converted a followed float. The values that the float depends on must
+// then stay the same.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
-int rote_record_pin(struct RoteSession *session, uint32_t index);
+int rote_record_pin(struct RoteSession *session,
+                    uint32_t index);
 
-// Says which global ranks a process group has and what people call it.
+// Tells the global ranks of a process group. `label` is a name for people.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
@@ -889,8 +929,8 @@ int rote_record_group(struct RoteSession *session,
                       uint32_t n,
                       const char *label);
 
-// Refuses the recording for a reason that the framework's side has seen; the
-// first reason counts. Returns `ROTE_REFUSED`.
+// Refuses the recording for a reason that the framework has seen. The first reason is the one that is
+// reported. Returns `ROTE_REFUSED`.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
@@ -900,59 +940,59 @@ int rote_record_refuse(struct RoteSession *session,
                        const char *reason,
                        const char *remedy);
 
-// Sets `*count` to how many tensors the step made, did not return, and
-// something still holds.
+// Sets `*count` to the number of tensors that the step made and did not return, and that are still held.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
-int rote_record_survivors(struct RoteSession *session, uint32_t *count);
+int rote_record_survivors(struct RoteSession *session,
+                          uint32_t *count);
 
-// Names of the process groups that recorded collectives use, a line each; or
-// null on failure.
+// Returns the names of the process groups that recorded collectives use, one in each line; null on failure.
 //
 // Requires:
 // `session` must be this library's.
 const char *rote_record_groups(struct RoteSession *session);
 
-// How many local ops and waits are recorded.
+// Sets `*count` to the number of local ops and waits that are recorded.
 //
 // Requires:
 // `session` must be this library's, and the place be valid.
 int rote_record_executed(struct RoteSession *session, uint32_t *count);
 
-// Ends the recording without a variant, and compares it with the plan of one. JSON:
-// `null`, or the first instruction that they do not share (`instr`), as it is in the
-// `plan` and `now`. `result` is as for `rote_record_finish`. Null on failure.
+// Ends the recording without making a variant, and compares it with the plan of `variant`. Returns JSON, or
+// null on failure. The JSON is `null` if both have the same instructions. Otherwise it names the first
+// instruction that differs (`instr`), as it is in the plan (`plan`) and in the recording (`now`). `result` is
+// as for `rote_record_finish`.
 //
 // Requires:
 // `session` must be this library's, `result` a C string.
-const char *rote_record_compare(struct RoteSession *session, uint32_t variant, const char *result);
+const char *rote_record_compare(struct RoteSession *session,
+                                uint32_t variant,
+                                const char *result);
 
-// The step failed: drops the recording.
+// Drops the recording. To be called when the step has failed.
 //
 // Requires:
 // `session` must be this library's.
 int rote_record_abort(struct RoteSession *session);
 
-// Ends the recording. `result` is the structure of the result as JSON
-// (docs/plan-format.md). Returns what became of it as JSON with `outcome`
-// (`dropped`, `candidate`, `kept`, `adopted`, `refused`), `variant` or
-// `reason`, and `variants`, the numbers of all that can still be replayed; null on
-// failure.
+// Ends the recording. `result` is the structure of the result as JSON (docs/plan-format.md). Returns JSON, or
+// null on failure. `outcome` is `dropped`, `candidate`, `kept`, `adopted` or `refused`. `variant` or `reason`
+// belongs to the outcome. `variants` are the numbers of all variants that can still be replayed.
 //
 // Requires:
 // `session` must be this library's, `result` a C string.
-const char *rote_record_finish(struct RoteSession *session, const char *result);
+const char *rote_record_finish(struct RoteSession *session,
+                               const char *result);
 
 // ---- Recording ops of any program: no Python, no PyTorch ----
 //
-// Begins to record one run of `function`; null on failure. `framework` names
-// the program that runs the ops, and its version.
+// Begins to record one run of `function`; returns null on failure. `framework` names the program that runs the
+// ops, and its version.
 //
-// What is recorded is a stream of ops on local tensors. Every tensor that an
-// op reads is named before (`rote_recorder_name_tensor`) or the result of an
-// op. Collectives are the ops of `_c10d_functional` by name, each followed by
-// its `_c10d_functional::wait_tensor`.
+// A recorder takes a stream of ops on local tensors. Every tensor that an op reads must be named before
+// (`rote_recorder_name_tensor`), or be the result of an op. Collectives are the ops of `_c10d_functional` by
+// name, each followed by its `_c10d_functional::wait_tensor`.
 //
 // Requires:
 // The texts must be C strings.
@@ -967,9 +1007,9 @@ struct RoteRecorder *rote_recorder_new(const char *function,
 // `recorder` must come from `rote_recorder_new`, or be null.
 void rote_recorder_free(struct RoteRecorder *recorder);
 
-// Names a tensor that exists before the step; the first name of a storage
-// counts. `kind` is a kind of binding (`ROTE_BINDING_ARG`, ...), `spec` has the
-// form that `rote_record_spec` reads, or is null for a plain tensor.
+// Names a tensor that exists before the step. If two names are given to one storage, the first is used. `kind`
+// is a kind of binding (`ROTE_BINDING_ARG`, ...). `spec` has the form that `rote_record_spec` reads, or is
+// null for a plain tensor.
 //
 // Requires:
 // Pointers must be null or live, texts C strings.
@@ -979,17 +1019,18 @@ int rote_recorder_name_tensor(struct RoteRecorder *recorder,
                               const struct RoteTensor *tensor,
                               const char *spec);
 
-// Records an op that has run. `source` is the user's source line, `file:line`,
-// or null. Returns `ROTE_REFUSED` when a replay of the step could not be proven
-// right: `rote_last_error()` names the op, the reason and the remedy, the run
-// goes on without Rote, and later calls of this recorder say the same.
+// Records an op that has run. `source` is the user's source line, `file:line`, or null. Returns `ROTE_REFUSED`
+// if a replay of the step cannot be proven right. `rote_last_error()` then names the op, the reason and the
+// remedy. The program runs on without Rote, and later calls of this recorder return the same.
 //
 // Requires:
 // Pointers must be null or live, texts C strings, lists as long as they say.
-int rote_recorder_op(struct RoteRecorder *recorder, const struct RoteOp *op, const char *source);
+int rote_recorder_op(struct RoteRecorder *recorder,
+                     const struct RoteOp *op,
+                     const char *source);
 
-// Names a tensor of the result, in the order of the result's leaves. Returns
-// `ROTE_REFUSED` as `rote_recorder_op` does.
+// Names a tensor of the result. To be called in the order of the result's leaves. Returns `ROTE_REFUSED` as
+// `rote_recorder_op` does.
 //
 // Requires:
 // As `rote_recorder_name_tensor`.
@@ -998,8 +1039,8 @@ int rote_recorder_output(struct RoteRecorder *recorder,
                          const struct RoteTensor *tensor,
                          const char *spec);
 
-// Says which `n` global ranks a process group has and what people call it.
-// Every group that a recorded collective names needs it.
+// Tells the `n` global ranks of a process group. `label` is a name for people. Every group that a recorded
+// collective names must be told.
 //
 // Requires:
 // `ranks` must point at `n` entries, and the texts be C strings.
@@ -1009,19 +1050,20 @@ int rote_recorder_group(struct RoteRecorder *recorder,
                         uint32_t n,
                         const char *label);
 
-// Ends the recording and writes the plan to `path`, whole or not at all.
-// `result` is the structure of the result as JSON (docs/plan-format.md); when
-// null, the result is a tuple of the outputs. Returns `ROTE_REFUSED`, and writes
-// nothing, when the recording was refused. The recorder is then only to be
-// freed.
+// Ends the recording and writes the plan to `path`, whole or not at all. `result` is the structure of the
+// result as JSON (docs/plan-format.md). If `result` is null, the result is a tuple of the outputs. If the
+// recording was refused, the function writes nothing and returns `ROTE_REFUSED`. Afterwards the recorder can
+// only be freed.
 //
 // Requires:
 // `recorder` must come from `rote_recorder_new`, the texts be C strings.
-int rote_recorder_finish(struct RoteRecorder *recorder, const char *result, const char *path);
+int rote_recorder_finish(struct RoteRecorder *recorder,
+                         const char *result,
+                         const char *path);
 
 // ---- Opening and describing plan files ----
 //
-// Checks a plan file: 0 when it is whole and consistent.
+// Checks a plan file. Returns 0 if the file is whole and consistent.
 //
 // Requires:
 // `path` must be a C string.

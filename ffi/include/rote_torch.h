@@ -1,11 +1,11 @@
 
-// The part of Rote's C ABI that is PyTorch's: its bridge, and sessions and
-// recordings of Python objects. rote.h has all the rest.
+// The part of Rote's C ABI for PyTorch: the bridge, and sessions and recordings
+// of Python objects. rote.h has all other functions.
 //
 // Python objects are passed as `void *` (a `PyObject *`), so that this header
-// needs no Python. They are borrowed, except where a new reference is
-// mentioned. Every function here is called with the GIL held, and a session by
-// one thread at a time.
+// does not need Python's. References are borrowed, unless the documentation
+// says that a reference is new. Every function here must be called with the GIL
+// held, and a session may be used by one thread at a time.
 
 
 #ifndef ROTE_TORCH_H
@@ -16,12 +16,12 @@
 #include <stdint.h>
 #include "rote.h"
 
-// Takes what an instruction has made or written in place, as a tensor object, with
-// what the caller gave for it. `value`: its number in the recorded plan, or
-// 0xFFFFFFFF for what a pass has added.
+// Takes a tensor object that an instruction has made or written in place, and the `context` that the caller
+// passed. `value` is the number of the tensor in the recorded plan, or 0xFFFFFFFF for a tensor that a pass has
+// added.
 typedef void (*RoteShowCallback)(void *context, uint32_t instr, uint32_t value, void *tensor);
 
-// Takes a line of a report, and what the caller gave for it.
+// Takes a line of a report, and the `context` that the caller passed.
 typedef void (*RoteReportCallback)(void *context, const char *line);
 
 #ifdef __cplusplus
@@ -30,31 +30,31 @@ extern "C" {
 
 // ---- The bridge to PyTorch: its C++ sources, and loading what was built of them ----
 //
-// How many source files the bridge has.
+// Returns the number of source files of the bridge.
 uint32_t rote_bridge_source_count(void);
 
-// The name of source file `index`, or null. File 0 is the one to compile.
+// Returns the name of source file `index`, or null. File 0 is the file to compile.
 const char *rote_bridge_source_name(uint32_t index);
 
-// The text of source file `index`, or null.
+// Returns the text of source file `index`, or null.
 const char *rote_bridge_source_text(uint32_t index);
 
-// Loads the bridge that was built at `path`, once per process. `dtensor` and
+// Loads the bridge that was built at `path`. To be called once per process. `dtensor` and
 // `async_collective_tensor` are torch's classes of these names.
 //
 // Requires:
-// `path` must be a C string and name a bridge built from this library's
-// sources against the torch of this process; the objects must be classes; the
-// GIL must be held.
-int rote_load_bridge(const char *path, void *dtensor, void *async_collective_tensor);
+// `path` must be a C string. It must name a bridge that was built from this library's sources against the
+// torch of this process. The objects must be classes. The GIL must be held.
+int rote_load_bridge(const char *path,
+                     void *dtensor,
+                     void *async_collective_tensor);
 
 // ---- Sessions of PyTorch: calls with Python objects ----
 //
-// A new session, or null on failure. `framework` names the framework and its
-// version (`torch 2.15.0`), `plans` the directory of the plan store. `passes`
-// chooses what runs over a plan when it is bound: `all`, `none`, `default`, or
-// names separated by commas, with `-` before those to leave out; null or empty
-// stands for the environment variable ROTE_PASSES, or the default.
+// Makes a session; returns null on failure. `framework` names the framework and its version (`torch 2.15.0`).
+// `plans` is the directory of the plan store. `passes` chooses the passes that run over a plan when it is
+// bound: `all`, `none`, `default`, or names separated by commas, with `-` before names to leave out. Null or
+// empty stands for the environment variable ROTE_PASSES, or for the default.
 //
 // Requires:
 // The texts must be C strings; the bridge must be loaded.
@@ -66,15 +66,18 @@ RoteSession *rote_session_new(const char *function,
                               uint32_t max_variants,
                               const char *passes);
 
-// Whether a call would be replayed, were it made now: `*holds` is 1 or 0. Nothing
-// is agreed with other ranks.
+// Sets `*holds` to 1 if the call would be replayed now, and to 0 if not. The ranks do not agree about it.
 //
 // Requires:
 // As `rote_session_call`.
-int rote_session_holds(RoteSession *session, void *args, void *kwargs, int *holds);
+int rote_session_holds(RoteSession *session,
+                       void *args,
+                       void *kwargs,
+                       int *holds);
 
-// Replays a call with a variant, without results, and shows what each instruction
-// makes or writes: of the plan as `recorded`, or of what passes have made of it.
+// Replays a call with a variant, without delivering results. Calls `show` for each tensor that an instruction
+// makes or writes. If `recorded` is not 0, the instructions are those of the recorded plan. Otherwise they are
+// those that passes have made of the plan.
 //
 // Requires:
 // As `rote_session_call`; `show` must not unwind, nor call the session.
@@ -86,13 +89,13 @@ int rote_session_show(RoteSession *session,
                       RoteShowCallback show,
                       void *context);
 
-// Gathers `n` bytes of every rank of a process group in `all`, in the order of
-// ranks. `*gathered` is 0, and nothing was done, when there is no such group or it
-// has no backend for the CPU. Waits with the GIL released.
+// Gathers `n` bytes of every rank of a process group in `all`, in the order of ranks. If there is no such
+// group, or it has no backend for the CPU, the function does nothing and sets `*gathered` to 0. It waits with
+// the GIL released.
 //
 // Requires:
-// `group` must be a C string, `ours` point at `n` bytes and `all` at `n` for each of
-// `ranks`, the place be valid, the bridge loaded, and the GIL held.
+// `group` must be a C string. `ours` must point at `n` bytes, and `all` at `n` bytes for each of `ranks`
+// ranks. The place must be valid, the bridge loaded, and the GIL held.
 int rote_gather(const char *group,
                 const uint8_t *ours,
                 uint32_t n,
@@ -100,9 +103,9 @@ int rote_gather(const char *group,
                 uint8_t *all,
                 int *gathered);
 
-// Handles a call of the captured function: `ROTE_REPLAYED` (`*variant` and
-// `*results`, a new list of the local outputs and then the local gradients,
-// are set), `ROTE_RECORD` or `ROTE_EAGER`.
+// Handles a call of the captured function. Returns `ROTE_REPLAYED`, `ROTE_RECORD` or `ROTE_EAGER`. With
+// `ROTE_REPLAYED`, `*variant` is set, and `*results` is a new list of the local outputs and then the local
+// gradients.
 //
 // Requires:
 // `args` must be a tuple and `kwargs` a dict that live until the next call;
@@ -113,9 +116,9 @@ int rote_session_call(RoteSession *session,
                       uint32_t *variant,
                       void **results);
 
-// The same for a call made from within a captured function that runs eagerly.
-// Another rank may replay that one, and not make this call: nothing is agreed,
-// and a replay keeps the recorded collectives.
+// Handles a call that is made within a captured function that runs eagerly. Another rank may replay the outer
+// function, and then does not make this call. So the ranks do not agree about it, and a replay keeps the
+// recorded collectives.
 //
 // Requires:
 // As `rote_session_call`.
@@ -131,76 +134,85 @@ int rote_session_call_within(RoteSession *session,
 // As `rote_session_call`.
 int rote_session_replay_last(RoteSession *session, uint32_t *variant, void **results);
 
-// What a replay that failed leaves of gradients, as eager would: JSON with the
-// `variant` and, as places in its list of `grads`, those `made`, and those that become
-// None (`nothing`); `*tensors` is a new list of the made ones. Null where no
-// replay has failed since the last call, or it leaves none. To be called after a call
-// that failed.
+// Returns the gradients that a failed replay leaves, as JSON. They are the same as in eager. The JSON has the
+// `variant`, and two lists of places in the variant's `grads`: the gradients that were `made`, and those that
+// become None (`nothing`). `*tensors` is a new list of the gradients that were made. Returns null if no replay
+// has failed since the last call, or if the replay leaves no gradients. To be called after a call that failed.
 //
 // Requires:
 // `session` must come from `rote_session_new`, the place be valid, and the GIL held.
-const char *rote_session_left(RoteSession *session, void **tensors);
+const char *rote_session_left(RoteSession *session,
+                              void **tensors);
 
-// Marks a tensor object as eager returns it after a step that went backward:
-// it requires grad, and its graph is used up.
+// Marks a tensor object as eager returns it after a backward pass: it requires grad, and its graph is used up.
 //
 // Requires:
 // `tensor` must be a tensor object and the GIL held.
 int rote_mark_replayed(void *tensor);
 
-// Sets `*view` to a new tuple of what autograd knows of a tensor as a view: a number
-// for its version counter, whether others have that too, `how` it is a view (bits: 1
-// gradients go to its base, 2 tangents come from there, 4 its memory was written since it
-// was made, 8 it has a version counter of its own, 16 no other: it was made in inference mode;
-// the rest: how it was made), its base or `None`, whether it requires grad
-// other than by its base, and what makes it from its base again, where strides do not say it:
-// `None` where they do, `False` where nothing can.
+// Sets `*view` to a new tuple that describes a tensor as a view, as autograd knows it. Its entries are
+//
+// - a number for the tensor's version counter;
+// - whether other tensors have the same version counter;
+// - `how` the tensor is a view, as bits: 1, gradients go to its base; 2, tangents come from its base; 4, its
+//   memory was written after it was made; 8, it has a version counter of its own; 16, it was made in inference
+//   mode and has no version counter. The other bits say how it was made;
+// - its base, or `None`;
+// - whether it requires grad other than through its base;
+// - the function that makes it from its base again: `None` if strides are enough, `False` if there is no such
+//   function.
 //
 // Requires:
 // `tensor` must be a tensor object, the place valid, and the GIL held.
-int rote_view_of(void *tensor, void **view);
+int rote_view_of(void *tensor,
+                 void **view);
 
-// Sets `*made` to a tensor on the memory of another, as one that was made in inference mode.
+// Sets `*made` to a tensor that shares the memory of `tensor`, and is an inference tensor.
 //
 // Requires:
 // `tensor` must be a tensor object, the place valid, and the GIL held.
 int rote_as_inference(void *tensor, void **made);
 
-// Makes a tensor object, which shares the memory of `base` and is no view yet, one to
-// autograd, or gives it the version counter of `base` if `how` is 0. `how` and `rebuild`:
-// as `rote_view_of` gives them.
+// Makes a tensor object a view of `base` for autograd. The tensor must share the memory of `base`, and must
+// not be a view yet. If `how` is 0, it only gets the version counter of `base`. `how` and `rebuild` have the
+// form that `rote_view_of` gives them.
 //
 // Requires:
 // `tensor` and `base` must be tensor objects, `rebuild` an object, and the GIL held.
-int rote_make_view(void *tensor, void *base, uint32_t how, void *rebuild);
+int rote_make_view(void *tensor,
+                   void *base,
+                   uint32_t how,
+                   void *rebuild);
 
-// Sets `*hooks` to a new list of the Python functions in the hooks of the autograd node
-// that adds up a tensor's gradient; `None` stands for a hook of C++.
+// Sets `*hooks` to a new list of the Python functions that are hooks of the tensor's gradient accumulator.
+// `None` stands for a hook in C++.
 //
 // Requires:
 // `tensor` must be a tensor object, the place valid, and the GIL held.
-int rote_tensor_hooks(void *tensor, void **hooks);
+int rote_tensor_hooks(void *tensor,
+                      void **hooks);
 
 // ---- Recording a step of PyTorch, op by op ----
 //
-// Begins to record the call that `rote_session_call` was asked about last.
+// Begins to record the call that was last passed to `rote_session_call`.
 //
 // Requires:
 // `session` must come from `rote_session_new`; the GIL must be held.
 int rote_record_begin(RoteSession *session);
 
-// Names the next leaf of the arguments, in flattened order. Another `leaf` than the
-// library's own at that place refuses the recording.
+// Names the next leaf of the arguments, in flattened order. If `leaf` is not the library's own leaf at that
+// place, the recording is refused.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_leaf(RoteSession *session, const char *name, void *leaf);
+int rote_record_leaf(RoteSession *session,
+                     const char *name,
+                     void *leaf);
 
-// Names a tensor that exists before the step. `kind` is a kind of binding
-// (`ROTE_BINDING_ARG`, ...), `object` what is bound at a replay, of a gradient
-// its owner; `local` is the local tensor, `spec` the number of its spec, or
-// `ROTE_NO_INDEX` for a plain tensor. `leaf` says which leaf of the arguments
-// `object` is; `ROTE_NO_INDEX` for state.
+// Names a tensor that exists before the step. `kind` is a kind of binding (`ROTE_BINDING_ARG`, ...). `object`
+// is the object that a replay binds; for a gradient, it is the gradient's owner. `local` is the local tensor.
+// `spec` is the number of its spec, or `ROTE_NO_INDEX` for a plain tensor. `leaf` is the index of `object`
+// among the leaves of the arguments, or `ROTE_NO_INDEX` for state.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
@@ -212,18 +224,18 @@ int rote_record_tensor(RoteSession *session,
                        uint32_t spec,
                        uint32_t leaf);
 
-// The number of a kind of fact, by its name as in `dict_item` (`backends/aten/src/fact.rs` says
-// what each reads); `UINT32_MAX` if there is none.
+// Returns the number of a kind of fact by its name, for example `dict_item`; `UINT32_MAX` if there is no such
+// kind. `backends/aten/src/fact.rs` describes the kinds.
 //
 // Requires:
 // `name` must be a C string.
 uint32_t rote_fact_kind(const char *name);
 
-// Adds a fact that is checked at every call. `reads` is the number of what is read of
-// `container`, from [`rote_fact_kind`]; `key` is null where that takes none. `kind` is a kind of
-// guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text that holds in another
-// process too; an empty one keeps the fact out of the plan file. `hyperparameter`, if not 0, lets
-// the value become a scalar binding.
+// Adds a fact that is checked at every call. `reads` is the number of a kind of fact, from `rote_fact_kind`.
+// It says which part of `container` is read. `key` is null for kinds without a key. `kind` is a kind of guard
+// (`ROTE_GUARD_HOST`, ...). `expected` describes the present value in a text that holds in another process
+// too. If the text is empty, the fact is not in the plan file. If `hyperparameter` is not 0, the value may
+// become a scalar binding.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
@@ -236,8 +248,7 @@ int rote_record_fact(RoteSession *session,
                      const char *expected,
                      int hyperparameter);
 
-// Records an op that has run, with plain local tensors. Returns
-// `ROTE_REFUSED` when the recording is refused.
+// Records an op that has run on plain local tensors. Returns `ROTE_REFUSED` if the recording is refused.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
@@ -248,58 +259,62 @@ int rote_record_op(RoteSession *session,
                    void *result,
                    const char *source);
 
-// Tells `listener`, a Python object, of the ops of this thread, and of threads that
-// work for it, until the call with null. Its methods: `ran(kind, tensor)` after an op
-// (kind 1: `wait_tensor`, 2: `lift_fresh`, with their result), in which
-// `rote_record_observed` records it; `draws()` before one that draws random numbers;
-// `begins(op, args)` and `ends(results)` around one on DTensors; `called(name)` when
-// one of `rote_record_tell_of` is called.
+// Reports ops to `listener`, a Python object, until the function is called with null. These are the ops of
+// this thread, and of threads that work for it. The methods of `listener` are
+//
+// - `ran(kind, tensor)`: an op has run, and `rote_record_observed` can record it. For kind 1 (`wait_tensor`)
+//   and kind 2 (`lift_fresh`), `tensor` is its result;
+// - `draws()`: an op that draws random numbers is about to run;
+// - `begins(op, args)` and `ends(results)`: an op on DTensors begins and ends;
+// - `called(name)`: an op named by `rote_record_tell_of` is called.
 //
 // Requires:
 // `listener` must be null or live, and the GIL held.
 int rote_record_observe(void *listener);
 
-// Has listeners told of calls of the composite op `name`.
+// Reports calls of the composite op `name` to listeners.
 //
 // Requires:
 // `name` must be a C string.
 int rote_record_tell_of(const char *name);
 
-// Tells the listener of the innermost call on DTensors under way, if it does not
-// know of it yet.
+// Reports the innermost call on DTensors that is in progress to the listener, unless that was reported
+// already.
 //
 // Requires:
 // The GIL must be held.
 int rote_record_global_call(void);
 
-// The first op of the last observed step that raised; empty if none did. A step that ends has
-// handled what it raised.
+// Returns the first op that raised in the last observed step; empty if no op raised. If the step has ended
+// normally, it has handled the error.
 //
 // Requires:
 // The GIL must be held.
 const char *rote_record_raising(void);
 
-// The op of another thread of Python that wrote what the last observed step used, or read what
-// it made; empty if there was none.
+// Returns the op of another Python thread that wrote a tensor used by the last observed step, or read a tensor
+// made by it; empty if there was none.
 const char *rote_record_others(void);
 
-// Records the op of which the listener has just been told. Returns `ROTE_REFUSED`
-// when the recording is refused, `ROTE_MAY_RAISE` when a replay of the op may raise for
-// other data, and `ROTE_MAY_RAISE_LATE` when a replay has by then done what lasts, so that
-// the call could not be made again.
+// Records the op that was just reported to the listener. Returns `ROTE_REFUSED` if the recording is refused.
+// Returns `ROTE_MAY_RAISE` if a replay of the op may raise for other data. Returns `ROTE_MAY_RAISE_LATE` if
+// the replay has by then changed something that cannot be undone, so that the call could not be made again.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_observed(RoteSession *session, const char *source);
+int rote_record_observed(RoteSession *session,
+                         const char *source);
 
-// The step asks how a tensor lies in its storage: a plan is only for arguments that
-// lie there. `*named` is set to 1 when the storage exists before the step, else 0.
+// Says that the step has asked for a tensor's place in its storage. The plan then fits only arguments at that
+// place. `*named` becomes 1 if the storage exists before the step, else 0.
 //
 // Requires:
 // Pointers must be live, `local` a tensor object, and the GIL held.
-int rote_record_anchor(RoteSession *session, void *local, int *named);
+int rote_record_anchor(RoteSession *session,
+                       void *local,
+                       int *named);
 
-// Names a tensor of the result; call in the order of the result's leaves.
+// Names a tensor of the result. To be called in the order of the result's leaves.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
@@ -309,25 +324,34 @@ int rote_record_output(RoteSession *session,
                        uint32_t spec,
                        int requires_grad);
 
-// Says that the step left a new gradient in the `.grad` of the tensor at
-// `path`, or `None` when `local` is null.
+// Says that the step left a new gradient in the `.grad` of the tensor at `path`, or `None` if `local` is null.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.
-int rote_record_grad(RoteSession *session, const char *path, void *local, uint32_t spec);
+int rote_record_grad(RoteSession *session,
+                     const char *path,
+                     void *local,
+                     uint32_t spec);
 
 // ---- The truth table of sharding rules ----
 //
-// Judges sharding rules by running local ops on pieces, with PyTorch's kernels:
-// the bridge must be loaded. `request` is a JSON object: `ops` (names, or
-// `all`), `mesh` (`2`, or `2,2`), `args` (of one op, as the samples write
-// them), `only` (one combination, `S(0),R -> S(0)`), `missing` (false: look for
-// wrong rules only). `report` is called with JSON objects: `{"start": op,
-// "number": 1, "total": 2}` before each op, its truth table after it.
+// Judges sharding rules by running local ops on pieces, with PyTorch's kernels. The bridge must be loaded.
+// `request` is a JSON object:
+//
+// - `ops`: names of ops, or `all`;
+// - `mesh`: ranks per mesh dim (`2`, or `2,2`);
+// - `args`: arguments of one op, in the notation of the samples;
+// - `only`: one combination (`S(0),R -> S(0)`);
+// - `missing`: false looks for wrong rules only.
+//
+// `report` gets JSON objects: before each op `{"start": op, "number": 1, "total": 2}`, and after it the op's
+// truth table.
 //
 // Requires:
 // `request` must be a C string; `report` must not unwind; the GIL must be held.
-int rote_validate(const char *request, RoteReportCallback report, void *context);
+int rote_validate(const char *request,
+                  RoteReportCallback report,
+                  void *context);
 
 #ifdef __cplusplus
 }  // extern "C"

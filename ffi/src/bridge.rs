@@ -34,13 +34,13 @@ const SOURCES: &[(&str, &str)] = &[
     ("watch.h", include_str!("../torch/watch.h")),
 ];
 
-/// How many source files the bridge has.
+/// Returns the number of source files of the bridge.
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_bridge_source_count() -> u32 {
     SOURCES.len() as u32
 }
 
-/// The name of source file `index`, or null. File 0 is the one to compile.
+/// Returns the name of source file `index`, or null. File 0 is the file to compile.
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_bridge_source_name(index: u32) -> *const c_char {
     SOURCES
@@ -48,7 +48,7 @@ pub extern "C" fn rote_bridge_source_name(index: u32) -> *const c_char {
         .map_or(std::ptr::null(), |source| give_text(source.0))
 }
 
-/// The text of source file `index`, or null.
+/// Returns the text of source file `index`, or null.
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_bridge_source_text(index: u32) -> *const c_char {
     SOURCES
@@ -56,13 +56,12 @@ pub extern "C" fn rote_bridge_source_text(index: u32) -> *const c_char {
         .map_or(std::ptr::null(), |source| give_text(source.1))
 }
 
-/// Loads the bridge that was built at `path`, once per process. `dtensor` and
+/// Loads the bridge that was built at `path`. To be called once per process. `dtensor` and
 /// `async_collective_tensor` are torch's classes of these names.
 ///
 /// # Safety
-/// `path` must be a C string and name a bridge built from this library's
-/// sources against the torch of this process; the objects must be classes; the
-/// GIL must be held.
+/// `path` must be a C string. It must name a bridge that was built from this library's sources against the
+/// torch of this process. The objects must be classes. The GIL must be held.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_load_bridge(
     path: *const c_char,

@@ -23,8 +23,8 @@ use crate::status::{Answer, ROTE_OK, guarded, out, set_error, slice, text};
 /// The version of this ABI. `rote_abi_version` tells that of the library.
 pub const ROTE_ABI_VERSION: u32 = 1;
 
-/// The version of the library's ABI: programs compare it with `ROTE_ABI_VERSION` before they call anything else.
-/// From any thread.
+/// Returns the version of the library's ABI. A program compares it with `ROTE_ABI_VERSION` before it calls
+/// anything else. May be called from any thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_abi_version() -> u32 {
     ROTE_ABI_VERSION
@@ -61,13 +61,21 @@ pub struct RoteResults {
     pub tensors: *const *mut DlManagedTensor,
 }
 
-/// A new session of a framework, or null on failure. The table is copied. `name` names the framework and its
-/// version: plans of another are not used. The other arguments are those of `rote_session_new`. The session belongs to the
-/// thread that makes it: calls from another thread are errors.
+/// Makes a session of a framework; returns null on failure. The table is copied. `name` names the framework and
+/// its version: the session does not use plans of another name. The other arguments are those of
+/// `rote_session_new`:
+///
+/// - `function` names the captured step;
+/// - `plans` is the directory of the plan store;
+/// - `max_variants` is the largest number of variants that are kept;
+/// - `passes` chooses the passes: `all`, `none`, `default`, or names separated by commas, with `-` before names
+///   to leave out. Null or empty stands for the environment variable ROTE_PASSES, or for the default.
+///
+/// The session belongs to the thread that makes it. A call from another thread is an error.
 ///
 /// # Safety
-/// The table's functions must have their declared types and stay callable until the session is freed and its last
-/// tensor deleted; texts must be C strings.
+/// The table's functions must have their declared types. They must stay callable until the session is freed and
+/// its last tensor is deleted. Texts must be C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_session_for(
     framework: *const Framework,
@@ -129,10 +137,13 @@ unsafe fn with(
     })
 }
 
-/// Declares a fact of which every call tells the value: a word (`number` 0), which stands for a value that
-/// must not change, or a number, which a plan may follow (`rote_record_float`). It does once two recordings have seen
-/// different values of it; before, another value costs a recording. Words must mean the same in every process. `kind` is
-/// a kind of guard (`ROTE_GUARD_HOST`, ...). To be called before the first call, on the session's thread.
+/// Declares a fact. Every call of the step then tells its value. `kind` is a kind of guard (`ROTE_GUARD_HOST`,
+/// ...). Facts are declared before the first call, on the session's thread.
+///
+/// If `number` is 0, the fact is a word. A word stands for a value that must not change, and must mean the same
+/// in every process. Otherwise the fact is a number, which a plan may follow (`rote_record_float`). A plan
+/// follows the number once two recordings have seen different values of it. Before that, another value costs a
+/// recording.
 ///
 /// # Safety
 /// `session` must be this library's, `name` a C string.
@@ -181,12 +192,15 @@ fn deliver(
     Ok(status)
 }
 
-/// Handles a call of the step: `ROTE_REPLAYED` (it is done, and `*results` is set), `ROTE_RECORD` (run it between
-/// `rote_record_call` and `rote_record_finish`) or `ROTE_EAGER` (run it). On the session's thread.
+/// Handles a call of the step, on the session's thread. Returns
+///
+/// - `ROTE_REPLAYED`: the step is done, and `*results` is set;
+/// - `ROTE_RECORD`: run the step between `rote_record_call` and `rote_record_finish`;
+/// - `ROTE_EAGER`: run the step as usual.
 ///
 /// # Safety
-/// `call` and all that it points at must be live until the session's next call, or until the recording of this one ends;
-/// `results` must be valid.
+/// `call` and everything that it points at must be live until the session's next call, or until the recording
+/// of this call ends. `results` must be valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_session_step(
     session: *mut RoteSession,
@@ -210,7 +224,8 @@ pub unsafe extern "C" fn rote_session_step(
     }
 }
 
-/// Replays the last call with the plan that `rote_record_trust` has bound. On the session's thread.
+/// Replays the last call with the plan that `rote_record_trust` has bound. To be called on the session's
+/// thread.
 ///
 /// # Safety
 /// As `rote_session_step`.
@@ -228,11 +243,15 @@ pub unsafe extern "C" fn rote_session_step_again(
     }
 }
 
-/// Begins to record the call that `rote_session_step` was asked about last. Its leaves are named and guarded, and its facts
-/// are guarded. What follows: `rote_record_float` for the numbers that the plan may follow, `rote_record_ready`, perhaps
-/// `rote_record_trust`; then the step, each op told by `rote_record_ran`; `rote_record_group` for the groups of its
-/// collectives, `rote_record_returned`, `rote_record_gradient`; and `rote_record_finish`, or `rote_record_abort` if
-/// the step fails. On the session's thread.
+/// Begins to record the call that was last passed to `rote_session_step`, on the session's thread. It names and
+/// guards the leaves of the call, and guards its facts. The next calls are
+///
+/// - `rote_record_float` for each number that the plan may follow, then `rote_record_ready`, perhaps
+///   `rote_record_trust`;
+/// - the step, with `rote_record_ran` after each op;
+/// - `rote_record_group` for the process groups of its collectives;
+/// - `rote_record_returned` and `rote_record_gradient` for its results;
+/// - `rote_record_finish`, or `rote_record_abort` if the step fails.
 ///
 /// # Safety
 /// `session` must be this library's.
@@ -303,11 +322,11 @@ fn name_all(session: &mut Session<Callbacks>) -> Answer {
     Ok(ROTE_OK)
 }
 
-/// Records an op that has run, with plain local tensors. Returns `ROTE_REFUSED` when the recording is refused, with the reason
-/// as last error. On the session's thread.
+/// Records an op that has run on plain local tensors. Returns `ROTE_REFUSED` if the recording is refused; the
+/// last error is then the reason. To be called on the session's thread.
 ///
 /// # Safety
-/// The op and all that it points at must be live, `source` null or a C string.
+/// The op and everything that it points at must be live. `source` must be null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_ran(
     session: *mut RoteSession,
@@ -325,8 +344,8 @@ pub unsafe extern "C" fn rote_record_ran(
             };
             if let Some(problem) = problem {
                 // A plan without the op would be another step.
-                let remedy = "mend what the framework tells of the op";
-                let reason = format!("told an op wrongly: {problem}");
+                let remedy = "report the op as `rote.h` describes it";
+                let reason = format!("reported an op wrongly: {problem}");
                 recording.refuse(Refusal::op("", source, reason, remedy));
                 return Err(problem.into());
             }
@@ -384,11 +403,11 @@ unsafe fn shown(tensor: *const Tensor, path: &str) -> Result<Held, String> {
     }
 }
 
-/// Names a tensor that the step returns, in the order of its results. `spec` is the number of its spec, or
-/// `ROTE_NO_INDEX`. On the session's thread.
+/// Names a tensor that the step returns. To be called on the session's thread, in the order of the results.
+/// `spec` is the number of the tensor's spec, or `ROTE_NO_INDEX`.
 ///
 /// # Safety
-/// The tensor and all that it points at must be live, `path` a C string.
+/// The tensor and everything that it points at must be live. `path` must be a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_returned(
     session: *mut RoteSession,
@@ -408,8 +427,8 @@ pub unsafe extern "C" fn rote_record_returned(
     }
 }
 
-/// Says that the step left a new gradient for the leaf at `path`, or none where `tensor` is null. A replay gives
-/// gradients back after its outputs. On the session's thread.
+/// Says that the step left a new gradient for the leaf at `path`, or no gradient if `tensor` is null. A replay
+/// gives gradients back after its outputs. To be called on the session's thread.
 ///
 /// # Safety
 /// As `rote_record_returned`.

@@ -1,8 +1,8 @@
 //! The C ABI of Rote: `librote.so`, described to C by `include/rote.h`.
 //!
-//! Every function returns a status: 0 or a positive code that its
-//! documentation names, -1 for an error whose text `rote_last_error()` tells.
-//! No panic leaves this library. Text that a function returns belongs to the
+//! Every function returns a status: 0 or a positive code that its documentation
+//! names, or -1 for an error. `rote_last_error()` then returns its message. No
+//! panic leaves this library. Text that a function returns belongs to the
 //! library and lives until the calling thread's next call.
 //!
 //! | module | subject |

@@ -9,17 +9,16 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 
 use crate::status::{ROTE_OK, c_string, guarded};
 
-/// Takes a message: level (10 debug, 20 info, 30 warning, 40 error, as in
-/// Python's `logging`), target (`rote::guards`, `rote::record`,
-/// `rote::replay`) and text.
+/// Takes a message with its level, its target and its text. The level is 10 for debug, 20 for info, 30 for
+/// warning and 40 for error, as in Python's `logging`. The target is `rote::guards`, `rote::record` or
+/// `rote::replay`.
 pub type RoteLogCallback =
     Option<unsafe extern "C" fn(level: c_int, target: *const c_char, message: *const c_char)>;
 
 static CALLBACK: OnceLock<RoteLogCallback> = OnceLock::new();
 
-/// Sends messages to `callback` from now on. The first callback of a process
-/// stays; null is an error. It is called on the thread that made the call that
-/// has something to say.
+/// Sends messages to `callback` from now on. The library calls it on the thread whose call causes the message.
+/// The first callback of a process is kept. A null callback is an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_set_log(callback: RoteLogCallback) -> c_int {
     guarded(|| {

@@ -6,7 +6,7 @@ use rote::plans::PlanFile;
 
 use crate::status::{ROTE_OK, guarded, text};
 
-/// Checks a plan file: 0 when it is whole and consistent.
+/// Checks a plan file. Returns 0 if the file is whole and consistent.
 ///
 /// # Safety
 /// `path` must be a C string.

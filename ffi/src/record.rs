@@ -13,22 +13,23 @@ use crate::status::{ROTE_OK, device, guarded, out, slice, text};
 
 /// The recording has been refused: further ops need not be reported.
 pub const ROTE_REFUSED: c_int = 1;
-/// Recorded; a replay of the op may raise for other data.
+/// The op is recorded. With other data, a replay of the op may raise.
 pub const ROTE_MAY_RAISE: c_int = 2;
-/// Recorded; a replay of the op may raise, after it has done what lasts.
+/// The op is recorded. With other data, a replay of the op may raise, after the replay has changed something
+/// that cannot be undone.
 pub const ROTE_MAY_RAISE_LATE: c_int = 3;
 
-/// Stands for "no spec", "no leaf" or "no slot".
+/// No index: there is no spec, no leaf or no slot.
 pub const ROTE_NO_INDEX: u32 = u32::MAX;
 
 /// Kind of binding: an argument of the captured function.
 pub const ROTE_BINDING_ARG: u32 = 0;
 /// Kind of binding: a tensor of the captured state.
 pub const ROTE_BINDING_STATE: u32 = 1;
-/// Kind of binding: the gradient of one of these.
+/// Kind of binding: the gradient of an argument or of a tensor of the state.
 pub const ROTE_BINDING_GRAD: u32 = 2;
 
-/// Kind of followed float: a number of the step, by its name.
+/// Kind of followed float: a number that the step reads, named by `path`.
 pub const ROTE_FLOAT_READ: u32 = 0;
 /// Kind of followed float: a constant.
 pub const ROTE_FLOAT_CONST: u32 = 1;
@@ -45,20 +46,21 @@ pub const ROTE_FLOAT_DIV: u32 = 6;
 /// Kind of followed float: a to the power of b.
 pub const ROTE_FLOAT_POW: u32 = 7;
 
-/// Kind of guard: the pytree structure of the arguments.
+/// Kind of guard: the nested structure of the arguments.
 pub const ROTE_GUARD_STRUCTURE: u32 = 0;
-/// Kind of guard: meta of a tensor argument, or the value of another one.
+/// Kind of guard: the meta of a tensor argument, or the value of another argument.
 pub const ROTE_GUARD_ARGUMENT: u32 = 1;
 /// Kind of guard: a tensor of the state.
 pub const ROTE_GUARD_STATE: u32 = 2;
-/// Kind of guard: a Python value that the function can reach.
+/// Kind of guard: a value of the host that the step can reach, for example a flag or a number in a
+/// configuration.
 pub const ROTE_GUARD_HOST: u32 = 3;
 /// Kind of guard: a global mode (grad mode, autocast, determinism, ...).
 pub const ROTE_GUARD_MODE: u32 = 4;
 /// Kind of guard: world size and group membership.
 pub const ROTE_GUARD_WORLD: u32 = 5;
 
-/// Does the same with the recording of any framework, in a function of the ABI.
+/// Runs `$body` with the recording of a session of any framework, in a function of the ABI.
 macro_rules! record {
     ($pointer:expr, |$frontend:pat_param, $recording:ident| $body:expr) => {
         guarded(|| {
@@ -70,7 +72,7 @@ macro_rules! record {
     };
 }
 
-/// What a call says that needs a recording.
+/// The error of a call that needs a recording.
 pub(crate) const NO_RECORDING: &str = "no recording is in progress";
 
 pub(crate) fn optional(index: u32) -> Option<u32> {
@@ -82,7 +84,7 @@ pub(crate) fn binding_kind(kind: u32) -> Result<BindingKind, String> {
         ROTE_BINDING_ARG => Ok(BindingKind::Arg),
         ROTE_BINDING_STATE => Ok(BindingKind::State),
         ROTE_BINDING_GRAD => Ok(BindingKind::Grad),
-        _ => Err(format!("{kind} is no kind of binding, expected 0 to 2")),
+        _ => Err(format!("{kind} is not a kind of binding: expected 0 to 2")),
     }
 }
 
@@ -94,15 +96,14 @@ pub(crate) fn guard_kind(kind: u32) -> Result<GuardKind, String> {
         ROTE_GUARD_HOST => Ok(GuardKind::Host),
         ROTE_GUARD_MODE => Ok(GuardKind::Mode),
         ROTE_GUARD_WORLD => Ok(GuardKind::World),
-        _ => Err(format!("{kind} is no kind of guard, expected 0 to 5")),
+        _ => Err(format!("{kind} is not a kind of guard: expected 0 to 5")),
     }
 }
 
-/// Registers a spec and sets `*index` to its number. A spec is
-/// `device|mesh shape|dim names|ranks|placements|shape|strides`, with commas
-/// inside and semicolons between placements, for example
-/// `cpu|2,4|dp,tp|0,1,2,3,4,5,6,7|R;S(0)|64,32|32,1`. Placements are `R`, `S(dim)`,
-/// `_S(dim, split factor)` and `P(sum)` or another reduction.
+/// Registers a spec and sets `*index` to its number. The text of a spec is `device|mesh shape|dim
+/// names|ranks|placements|shape|strides`. Entries are separated by commas, placements by semicolons. An example
+/// is `cpu|2,4|dp,tp|0,1,2,3,4,5,6,7|R;S(0)|64,32|32,1`. Placements are `R`, `S(dim)`, `_S(dim, split factor)`,
+/// and `P(sum)` or another reduction.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -122,9 +123,9 @@ pub unsafe extern "C" fn rote_record_spec(
     }
 }
 
-/// Says how often the step has written each of the first `n` tensors that were named, in the order
-/// of their naming, as autograd counts it (how far its version counter has risen), and, of
-/// a DTensor, its local tensor.
+/// Tells how often the step has written each of the first `n` tensors that were named, in the order in which
+/// they were named. `times` counts as autograd does: how far the tensor's version counter has risen.
+/// `local_times` counts the same for the local tensor of a DTensor.
 ///
 /// # Safety
 /// Both lists must have `n` entries.
@@ -145,8 +146,9 @@ pub unsafe extern "C" fn rote_record_written(
     }
 }
 
-/// Adds a guard that is known by its text: structure, arguments, modes, world.
-/// `kind` is a kind of guard (`ROTE_GUARD_STRUCTURE`, ...).
+/// Adds a guard that is a text: the structure of the arguments, an argument, a mode or the world. `kind` is a
+/// kind of guard (`ROTE_GUARD_STRUCTURE`, ...). `subject` names the guarded thing. `expected` is its present
+/// value.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -166,8 +168,8 @@ pub unsafe extern "C" fn rote_record_guard(
     }
 }
 
-/// Watches a device's default generator. `device_kind` is PyTorch's
-/// `DeviceType` number (0 cpu, 1 cuda), `device_index` -1 for the current one.
+/// Watches a device's default random generator. `device_kind` is PyTorch's `DeviceType` number (0 cpu, 1 cuda).
+/// `device_index` is -1 for the current device.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -183,7 +185,7 @@ pub unsafe extern "C" fn rote_record_generator(
     })
 }
 
-/// All names and facts are known; the step is about to run.
+/// Says that all names and facts are known and the step is about to run.
 ///
 /// # Safety
 /// `session` must be this library's.
@@ -200,9 +202,8 @@ pub unsafe extern "C" fn rote_record_ready(session: *mut RoteSession) -> c_int {
     })
 }
 
-/// Binds a stored plan made under the same guards instead of recording:
-/// `*bound` is 1 when there was one, `*variant` is its number, and the recording is
-/// over; else 0.
+/// Binds a stored plan instead of recording, if the store has one that was made under the same guards. Then
+/// `*bound` is 1, `*variant` is the number of the variant, and the recording is over. Otherwise `*bound` is 0.
 ///
 /// # Safety
 /// `session` must be this library's.
@@ -225,8 +226,8 @@ pub unsafe extern "C" fn rote_record_trust(
     })
 }
 
-/// Refuses the recording, since the step handles errors of the op that was recorded last, and
-/// a replay could not. `handler`: where it does. Returns `ROTE_REFUSED`.
+/// Refuses the recording, because the step handles errors of the op that was recorded last. A replay could not
+/// run the handler. `handler` is the source line of the handler. Returns `ROTE_REFUSED`.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -244,8 +245,8 @@ pub unsafe extern "C" fn rote_record_handled(
     }
 }
 
-/// The gradient that a tensor had before the step was gone when the op ran that was recorded
-/// last: a replay that fails from there on leaves none. `path`: the tensor's.
+/// Says that the step has dropped the gradient that the tensor at `path` had before the step. It was gone when
+/// the op ran that was recorded last. A replay that fails at that op or later leaves no such gradient.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -263,7 +264,7 @@ pub unsafe extern "C" fn rote_record_grad_gone(
     }
 }
 
-/// An op that draws random numbers is about to run.
+/// Says that an op that draws random numbers is about to run.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -281,9 +282,8 @@ pub unsafe extern "C" fn rote_record_random(
     }
 }
 
-/// Records that a generator's state was saved (`action` 0, `*slot` is set) or
-/// restored from `*slot` (`action` 1). The device is named as in
-/// `rote_record_generator`.
+/// Records that the step saved or restored a generator's state. `action` 0 is a save and sets `*slot`. `action`
+/// 1 restores from `*slot`. The device is named as in `rote_record_generator`.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -308,7 +308,11 @@ pub unsafe extern "C" fn rote_record_rng(
                     None
                 }
                 1 => Some(slot.get()),
-                _ => return Err(format!("{action} is no generator action, expected 0 or 1").into()),
+                _ => {
+                    return Err(
+                        format!("{action} is not a generator action: expected 0 or 1").into(),
+                    );
+                }
             };
             let action = if action == 0 {
                 RngAction::Save
@@ -321,9 +325,8 @@ pub unsafe extern "C" fn rote_record_rng(
     }
 }
 
-/// A global op begins; `op` has its overload unless that is the default one
-/// (`aten::sum.dim_IntList`, `aten::mm`), `inputs` are the numbers of the specs of its `n` tensor
-/// arguments.
+/// Says that a global op begins. `op` is its name, with the overload unless that is the default
+/// (`aten::sum.dim_IntList`, `aten::mm`). `inputs` are the numbers of the specs of its `n` tensor arguments.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -344,11 +347,10 @@ pub unsafe extern "C" fn rote_record_global_begin(
     }
 }
 
-/// Says all arguments of the innermost global op, in schema order, a line each,
-/// in the notation of `rote propagate`: `f32[64,32] @ S(0),R`, `{f32[4] @ R; none}`,
-/// `1`, `[1,2]`, `true`, `bf16`, `'text'`, `none`. Defaults at the end may be left
-/// out. `rote_session_explain` then says whether what is redistributed for the
-/// op need have been.
+/// Tells all arguments of the innermost global op, in schema order, one in each line. They are written in the
+/// notation of `rote propagate`: `f32[64,32] @ S(0),R`, `{f32[4] @ R; none}`, `1`, `[1,2]`, `true`, `bf16`,
+/// `'text'`, `none`. Defaults at the end may be left out. `rote_session_explain` then says whether a cheaper
+/// strategy would have redistributed less for the op.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -366,8 +368,7 @@ pub unsafe extern "C" fn rote_record_global_args(
     }
 }
 
-/// The innermost global op has run; `outputs` are the numbers of the specs of
-/// its `n` tensor results.
+/// Says that the innermost global op has run. `outputs` are the numbers of the specs of its `n` tensor results.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -386,7 +387,7 @@ pub unsafe extern "C" fn rote_record_global_end(
     }
 }
 
-/// A redistribution between two registered specs begins.
+/// Says that a redistribution begins. `from` and `to` are the numbers of two registered specs.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -406,7 +407,7 @@ pub unsafe extern "C" fn rote_record_redistribute_begin(
     }
 }
 
-/// The innermost redistribution has run.
+/// Says that the innermost redistribution has run.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -418,11 +419,13 @@ pub unsafe extern "C" fn rote_record_redistribute_end(session: *mut RoteSession)
     })
 }
 
-/// Follows a float and sets `*index` to its number. `kind` (`ROTE_FLOAT_READ`, ...)
-/// says how it follows from `path`, or from `a` and `b`, which are numbers of
-/// followed floats. `value`: what it is now. Who follows a float promises that the
-/// step does nothing with it but what it tells here: an op's number that equals it
-/// in two recordings becomes what it computes.
+/// Follows a float and sets `*index` to its number. `kind` (`ROTE_FLOAT_READ`, ...) says how the float follows
+/// from `path`, or from `a` and `b`, which are numbers of followed floats. `value` is the present value of the
+/// float.
+///
+/// By this call the framework promises that the step uses the float in no other way than told here. If a number
+/// among an op's arguments equals a followed float in two recordings, a replay computes that number from the
+/// float.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -449,7 +452,11 @@ pub unsafe extern "C" fn rote_record_float(
                 ROTE_FLOAT_MUL => Origin::Mul(a, b),
                 ROTE_FLOAT_DIV => Origin::Div(a, b),
                 ROTE_FLOAT_POW => Origin::Pow(a, b),
-                _ => return Err(format!("{kind} is no kind of float, expected 0 to 7").into()),
+                _ => {
+                    return Err(
+                        format!("{kind} is not a kind of followed float: expected 0 to 7").into(),
+                    );
+                }
             };
             index.set(recording.float(origin, value)?);
             Ok(ROTE_OK)
@@ -457,8 +464,8 @@ pub unsafe extern "C" fn rote_record_float(
     }
 }
 
-/// A followed float was compared or converted: what it depends on must not
-/// change.
+/// Says that the step has compared or converted a followed float. The values that the float depends on must
+/// then stay the same.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -470,7 +477,7 @@ pub unsafe extern "C" fn rote_record_pin(session: *mut RoteSession, index: u32) 
     })
 }
 
-/// Says which global ranks a process group has and what people call it.
+/// Tells the global ranks of a process group. `label` is a name for people.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -491,8 +498,8 @@ pub unsafe extern "C" fn rote_record_group(
     }
 }
 
-/// Refuses the recording for a reason that the framework's side has seen; the
-/// first reason counts. Returns `ROTE_REFUSED`.
+/// Refuses the recording for a reason that the framework has seen. The first reason is the one that is
+/// reported. Returns `ROTE_REFUSED`.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -518,8 +525,7 @@ pub unsafe extern "C" fn rote_record_refuse(
     }
 }
 
-/// Sets `*count` to how many tensors the step made, did not return, and
-/// something still holds.
+/// Sets `*count` to the number of tensors that the step made and did not return, and that are still held.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.
@@ -538,8 +544,7 @@ pub unsafe extern "C" fn rote_record_survivors(
     }
 }
 
-/// Names of the process groups that recorded collectives use, a line each; or
-/// null on failure.
+/// Returns the names of the process groups that recorded collectives use, one in each line; null on failure.
 ///
 /// # Safety
 /// `session` must be this library's.
@@ -553,7 +558,7 @@ pub unsafe extern "C" fn rote_record_groups(session: *mut RoteSession) -> *const
     })
 }
 
-/// How many local ops and waits are recorded.
+/// Sets `*count` to the number of local ops and waits that are recorded.
 ///
 /// # Safety
 /// `session` must be this library's, and the place be valid.
@@ -567,9 +572,10 @@ pub unsafe extern "C" fn rote_record_executed(session: *mut RoteSession, count: 
     })
 }
 
-/// Ends the recording without a variant, and compares it with the plan of one. JSON:
-/// `null`, or the first instruction that they do not share (`instr`), as it is in the
-/// `plan` and `now`. `result` is as for `rote_record_finish`. Null on failure.
+/// Ends the recording without making a variant, and compares it with the plan of `variant`. Returns JSON, or
+/// null on failure. The JSON is `null` if both have the same instructions. Otherwise it names the first
+/// instruction that differs (`instr`), as it is in the plan (`plan`) and in the recording (`now`). `result` is
+/// as for `rote_record_finish`.
 ///
 /// # Safety
 /// `session` must be this library's, `result` a C string.
@@ -590,7 +596,7 @@ pub unsafe extern "C" fn rote_record_compare(
     })
 }
 
-/// The step failed: drops the recording.
+/// Drops the recording. To be called when the step has failed.
 ///
 /// # Safety
 /// `session` must be this library's.
@@ -602,11 +608,9 @@ pub unsafe extern "C" fn rote_record_abort(session: *mut RoteSession) -> c_int {
     })
 }
 
-/// Ends the recording. `result` is the structure of the result as JSON
-/// (docs/plan-format.md). Returns what became of it as JSON with `outcome`
-/// (`dropped`, `candidate`, `kept`, `adopted`, `refused`), `variant` or
-/// `reason`, and `variants`, the numbers of all that can still be replayed; null on
-/// failure.
+/// Ends the recording. `result` is the structure of the result as JSON (docs/plan-format.md). Returns JSON, or
+/// null on failure. `outcome` is `dropped`, `candidate`, `kept`, `adopted` or `refused`. `variant` or `reason`
+/// belongs to the outcome. `variants` are the numbers of all variants that can still be replayed.
 ///
 /// # Safety
 /// `session` must be this library's, `result` a C string.
@@ -621,7 +625,7 @@ pub unsafe extern "C" fn rote_record_finish(
         let is_json = serde_json::from_str::<serde_json::Value>(result).is_ok();
         let (outcome, left): (Outcome, Vec<u32>) = with_session!(session, |session| {
             if session.is_recording() && !is_json {
-                return Err(format!("the structure of the result is no JSON: {result:?}").into());
+                return Err(format!("the structure of the result is not JSON: {result:?}").into());
             }
             let outcome = session.finish(result)?;
             let variants = session.variants().iter();

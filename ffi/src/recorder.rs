@@ -12,7 +12,7 @@ use crate::session::process;
 use crate::spec;
 use crate::status::{Answer, ROTE_OK, guarded, set_error, slice, text};
 
-/// One run of a step, recorded op by op. Used by one thread at a time.
+/// One run of a step, recorded op by op. It may be used by one thread at a time.
 pub struct RoteRecorder {
     /// `None` once the recording is over.
     recorder: Option<Recorder>,
@@ -74,13 +74,12 @@ unsafe fn tensor<'a>(tensor: *const Tensor, path: &str) -> Result<TensorEvent<'a
     }
 }
 
-/// Begins to record one run of `function`; null on failure. `framework` names
-/// the program that runs the ops, and its version.
+/// Begins to record one run of `function`; returns null on failure. `framework` names the program that runs the
+/// ops, and its version.
 ///
-/// What is recorded is a stream of ops on local tensors. Every tensor that an
-/// op reads is named before (`rote_recorder_name_tensor`) or the result of an
-/// op. Collectives are the ops of `_c10d_functional` by name, each followed by
-/// its `_c10d_functional::wait_tensor`.
+/// A recorder takes a stream of ops on local tensors. Every tensor that an op reads must be named before
+/// (`rote_recorder_name_tensor`), or be the result of an op. Collectives are the ops of `_c10d_functional` by
+/// name, each followed by its `_c10d_functional::wait_tensor`.
 ///
 /// # Safety
 /// The texts must be C strings.
@@ -124,9 +123,9 @@ pub unsafe extern "C" fn rote_recorder_free(recorder: *mut RoteRecorder) {
     }
 }
 
-/// Names a tensor that exists before the step; the first name of a storage
-/// counts. `kind` is a kind of binding (`ROTE_BINDING_ARG`, ...), `spec` has the
-/// form that `rote_record_spec` reads, or is null for a plain tensor.
+/// Names a tensor that exists before the step. If two names are given to one storage, the first is used. `kind`
+/// is a kind of binding (`ROTE_BINDING_ARG`, ...). `spec` has the form that `rote_record_spec` reads, or is
+/// null for a plain tensor.
 ///
 /// # Safety
 /// Pointers must be null or live, texts C strings.
@@ -160,10 +159,9 @@ pub unsafe extern "C" fn rote_recorder_name_tensor(
     }
 }
 
-/// Records an op that has run. `source` is the user's source line, `file:line`,
-/// or null. Returns `ROTE_REFUSED` when a replay of the step could not be proven
-/// right: `rote_last_error()` names the op, the reason and the remedy, the run
-/// goes on without Rote, and later calls of this recorder say the same.
+/// Records an op that has run. `source` is the user's source line, `file:line`, or null. Returns `ROTE_REFUSED`
+/// if a replay of the step cannot be proven right. `rote_last_error()` then names the op, the reason and the
+/// remedy. The program runs on without Rote, and later calls of this recorder return the same.
 ///
 /// # Safety
 /// Pointers must be null or live, texts C strings, lists as long as they say.
@@ -189,8 +187,8 @@ pub unsafe extern "C" fn rote_recorder_op(
     }
 }
 
-/// Names a tensor of the result, in the order of the result's leaves. Returns
-/// `ROTE_REFUSED` as `rote_recorder_op` does.
+/// Names a tensor of the result. To be called in the order of the result's leaves. Returns `ROTE_REFUSED` as
+/// `rote_recorder_op` does.
 ///
 /// # Safety
 /// As `rote_recorder_name_tensor`.
@@ -215,8 +213,8 @@ pub unsafe extern "C" fn rote_recorder_output(
     }
 }
 
-/// Says which `n` global ranks a process group has and what people call it.
-/// Every group that a recorded collective names needs it.
+/// Tells the `n` global ranks of a process group. `label` is a name for people. Every group that a recorded
+/// collective names must be told.
 ///
 /// # Safety
 /// `ranks` must point at `n` entries, and the texts be C strings.
@@ -238,11 +236,10 @@ pub unsafe extern "C" fn rote_recorder_group(
     }
 }
 
-/// Ends the recording and writes the plan to `path`, whole or not at all.
-/// `result` is the structure of the result as JSON (docs/plan-format.md); when
-/// null, the result is a tuple of the outputs. Returns `ROTE_REFUSED`, and writes
-/// nothing, when the recording was refused. The recorder is then only to be
-/// freed.
+/// Ends the recording and writes the plan to `path`, whole or not at all. `result` is the structure of the
+/// result as JSON (docs/plan-format.md). If `result` is null, the result is a tuple of the outputs. If the
+/// recording was refused, the function writes nothing and returns `ROTE_REFUSED`. Afterwards the recorder can
+/// only be freed.
 ///
 /// # Safety
 /// `recorder` must come from `rote_recorder_new`, the texts be C strings.

@@ -24,8 +24,8 @@ pub const ROTE_RECORD: c_int = 1;
 /// Run the call eagerly.
 pub const ROTE_EAGER: c_int = 2;
 
-/// One captured function. A session of PyTorch is used by one thread at a time, with the GIL held; a session of another
-/// framework by the thread that made it.
+/// One captured function. A session of PyTorch may be used by one thread at a time, with the GIL held. A
+/// session of another framework may be used only by the thread that made it.
 pub struct RoteSession {
     pub(crate) sessions: Sessions,
     /// The thread that a framework's session belongs to.
@@ -144,7 +144,7 @@ pub(crate) unsafe fn torch<'a>(session: *mut RoteSession) -> Result<&'a mut Sess
     }
 }
 
-/// Does the same with the session of any framework.
+/// Runs `$body` with the session of any framework.
 macro_rules! with_session {
     ($pointer:expr, |$session:ident| $body:expr) => {{
         // SAFETY: the caller vouches for the pointer.
@@ -195,10 +195,10 @@ fn chosen_passes(text: &str) -> Result<Selection, String> {
     Selection::parse(text).map_err(|error| error.to_string())
 }
 
-/// Frees a session. A session that was freed before, or is in use, is an error.
+/// Frees a session. It is an error to free a session twice, or while a call uses it.
 ///
 /// # Safety
-/// `session` must come from this library, or be null, and, if it is PyTorch's, the GIL be held.
+/// `session` must come from this library, or be null. If it is PyTorch's, the GIL must be held.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_session_free(session: *mut RoteSession) -> c_int {
     guarded(|| {
@@ -214,9 +214,9 @@ pub unsafe extern "C" fn rote_session_free(session: *mut RoteSession) -> c_int {
     })
 }
 
-/// Says which process group is the default one from now on, by its name, and what
-/// this process is in it. Null or an empty name: there is none. To be called before
-/// the first call and whenever that changes, and before `rote_session_agree_in`.
+/// Names the process group that is the default from now on, with its world size and this process's rank in it.
+/// A null or empty name says that there is no default group. To be called before the first call of the step,
+/// before `rote_session_agree_in`, and whenever the group changes.
 ///
 /// # Safety
 /// `group` must be null or a C string.
@@ -238,11 +238,12 @@ pub unsafe extern "C" fn rote_session_world(
     })
 }
 
-/// Names the process group that all ranks are of. When the session's passes
-/// alter collectives, its ranks tell each other at every call whether they
-/// replay it: `*agrees` is 1 then, and every rank must make the same calls in the
-/// same order. Else, or when the group cannot carry that, which
-/// `rote_session_notice` says, `*agrees` is 0. To be called before the first call.
+/// Names the process group that contains all ranks. To be called before the first call of the step.
+///
+/// If the session's passes alter collectives, the ranks of the group tell each other at every call whether they
+/// replay it. `*agrees` is then 1, and every rank must make the same calls in the same order. Otherwise
+/// `*agrees` is 0. It is also 0 if the group cannot exchange these messages; `rote_session_notice` then says
+/// why.
 ///
 /// # Safety
 /// `group` must be a C string, and the place valid.
@@ -261,8 +262,8 @@ pub unsafe extern "C" fn rote_session_agree_in(
     })
 }
 
-/// Whether every rank replays the call that was handled last, as far as ranks
-/// tell each other: 1 or 0.
+/// Returns 1 if every rank replays the call that was handled last, as far as ranks tell each other, and 0 if
+/// not.
 ///
 /// # Safety
 /// `session` must be this library's.
@@ -271,9 +272,8 @@ pub unsafe extern "C" fn rote_session_together(session: *mut RoteSession) -> c_i
     guarded(|| Ok(with_session!(session, |session| session.together()).into()))
 }
 
-/// Replays nothing any more: calls run eagerly, and are not recorded. `why` is
-/// listed among the refusals. Where ranks agree about calls, each must do so at
-/// the same one.
+/// Stops the session: from now on calls run eagerly, and are not recorded. `why` is listed among the refusals.
+/// If ranks agree about calls, all ranks must stop at the same call.
 ///
 /// # Safety
 /// `session` must be this library's, `why` a C string.
@@ -299,9 +299,9 @@ pub(crate) fn told(body: impl FnOnce() -> Result<Option<String>, Box<dyn Error>>
     answer
 }
 
-/// The instructions of a variant's recorded plan as JSON: for each its `text`, its
-/// `source` line, the roots that it `reads`, how many `outs` it has, and what it has
-/// `shown`: values and their roots. `counted`: whether it is a local op or a wait.
+/// Returns the instructions of a variant's recorded plan as JSON. Each has its `text`, its `source` line, the
+/// roots that it `reads`, the number of its results (`outs`), and the values that it has `shown`, with their
+/// roots. `counted` says whether it is a local op or a wait.
 ///
 /// # Safety
 /// `session` must be this library's.
@@ -319,10 +319,10 @@ pub unsafe extern "C" fn rote_session_program(
     })
 }
 
-/// Makes a variant wrong at an instruction of its recorded plan, for tests of what
-/// finds such faults: `number`, `swap`, `drop`, `offset`, `reduce`, `stale` or
-/// the name of another op. In the plan, or where it is `bound` in what passes have made
-/// of it. Returns 0, or 1 where there is no such fault at the instruction.
+/// Plants a fault at an instruction of a variant's recorded plan. This tests the search for such faults.
+/// `fault` is `number`, `swap`, `drop`, `offset`, `reduce`, `stale` or the name of another op. If `bound` is
+/// not 0, the fault is planted in the program that passes have made of the plan. Returns 0, or 1 if the
+/// instruction cannot have this fault.
 ///
 /// # Safety
 /// `session` must be this library's, `fault` a C string.
@@ -344,8 +344,7 @@ pub unsafe extern "C" fn rote_session_plant(
     })
 }
 
-/// Gives up a variant that has not been replayed yet, since the caller cannot
-/// give back its results.
+/// Removes a variant that has not been replayed yet. To be called if the caller cannot give back its results.
 ///
 /// # Safety
 /// `session` must be this library's.
@@ -357,7 +356,7 @@ pub unsafe extern "C" fn rote_session_give_up(session: *mut RoteSession, variant
     })
 }
 
-/// The session's counters as JSON, or null on failure.
+/// Returns the session's counters as JSON, or null on failure.
 ///
 /// # Safety
 /// `session` must be this library's.
@@ -383,7 +382,7 @@ pub unsafe extern "C" fn rote_session_stats(session: *mut RoteSession) -> *const
     })
 }
 
-/// Something to warn the user of, once; null when there is nothing.
+/// Returns a warning for the user, once for each warning; null if there is none.
 ///
 /// # Safety
 /// `session` must be this library's.
@@ -392,8 +391,8 @@ pub unsafe extern "C" fn rote_session_notice(session: *mut RoteSession) -> *cons
     told(|| Ok(with_session!(session, |session| session.take_notice())))
 }
 
-/// What was erased, by whom collectives were caused, guards, misses and
-/// refusals, as text; or null on failure.
+/// Returns a report as text, or null on failure: the erased work, the collectives and their causes, the guards,
+/// the misses and the refusals.
 ///
 /// # Safety
 /// `session` must be this library's.
@@ -406,12 +405,15 @@ pub unsafe extern "C" fn rote_session_explain(session: *mut RoteSession) -> *con
     })
 }
 
-/// A variant as JSON: its guard `key`, the structure of the `result`
-/// (docs/plan-format.md), `outputs` (`path`, `spec`, `requires_grad`) and
-/// `grads` (`path`, `spec`, `none`: whether `.grad` becomes `None`) in the order
-/// of the replay's results, and instruction `counts` (`local`, `views`,
-/// `collectives`). A spec has the form that `rote_record_spec` reads, and is
-/// null for a plain tensor. Null when there is no such variant.
+/// Returns a variant as JSON, or null if there is no such variant. The JSON has
+///
+/// - `key`: the key of its guards;
+/// - `result`: the structure of the result (docs/plan-format.md);
+/// - `outputs`: `path`, `spec` and `requires_grad` of each, in the order of a replay's results;
+/// - `grads`: `path`, `spec` and `none` of each, in the same order. `none` says that `.grad` becomes `None`;
+/// - `counts`: the numbers of instructions (`local`, `views`, `collectives`).
+///
+/// A spec has the form that `rote_record_spec` reads. It is null for a plain tensor.
 ///
 /// # Safety
 /// `session` must be this library's.

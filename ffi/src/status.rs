@@ -10,7 +10,7 @@ use rote_aten::Object;
 
 /// Success.
 pub const ROTE_OK: c_int = 0;
-/// Failure: `rote_last_error()` tells what happened.
+/// Failure: `rote_last_error()` returns the message.
 pub const ROTE_ERROR: c_int = -1;
 
 thread_local! {
@@ -146,24 +146,24 @@ pub(crate) fn object(object: *mut c_void, name: &str) -> Result<*mut c_void, Str
 pub(crate) fn device(kind: u32, index: i32) -> Result<Device, String> {
     match (u8::try_from(kind), i8::try_from(index)) {
         (Ok(kind), Ok(index)) => Ok(Device { kind, index }),
-        _ => Err(format!("{kind}:{index} is no device")),
+        _ => Err(format!("{kind}:{index} is not a device")),
     }
 }
 
-/// What this thread's last call that failed, or was refused, has to say.
+/// Returns the message of this thread's last call that failed or was refused.
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_last_error() -> *const c_char {
     LAST_ERROR.with(|last| last.borrow().as_ptr())
 }
 
-/// The Python exception behind this thread's last failure, as PyTorch's own
-/// bindings would raise it: a new reference, given out once; or null.
+/// Returns the Python exception of this thread's last failure, as PyTorch's own bindings would raise it, or
+/// null. The result is a new reference. Each exception is returned once.
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_last_exception() -> *mut c_void {
     LAST_EXCEPTION.replace(std::ptr::null_mut())
 }
 
-/// The version of Rote, for example `0.1.0`.
+/// Returns the version of Rote, for example `0.1.0`.
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

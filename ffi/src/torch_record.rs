@@ -29,7 +29,7 @@ unsafe fn record(
     })
 }
 
-/// Begins to record the call that `rote_session_call` was asked about last.
+/// Begins to record the call that was last passed to `rote_session_call`.
 ///
 /// # Safety
 /// `session` must come from `rote_session_new`; the GIL must be held.
@@ -42,8 +42,8 @@ pub unsafe extern "C" fn rote_record_begin(session: *mut RoteSession) -> c_int {
     })
 }
 
-/// Names the next leaf of the arguments, in flattened order. Another `leaf` than the
-/// library's own at that place refuses the recording.
+/// Names the next leaf of the arguments, in flattened order. If `leaf` is not the library's own leaf at that
+/// place, the recording is refused.
 ///
 /// # Safety
 /// Pointers must be live, texts C strings, and the GIL held.
@@ -63,11 +63,10 @@ pub unsafe extern "C" fn rote_record_leaf(
     })
 }
 
-/// Names a tensor that exists before the step. `kind` is a kind of binding
-/// (`ROTE_BINDING_ARG`, ...), `object` what is bound at a replay, of a gradient
-/// its owner; `local` is the local tensor, `spec` the number of its spec, or
-/// `ROTE_NO_INDEX` for a plain tensor. `leaf` says which leaf of the arguments
-/// `object` is; `ROTE_NO_INDEX` for state.
+/// Names a tensor that exists before the step. `kind` is a kind of binding (`ROTE_BINDING_ARG`, ...). `object`
+/// is the object that a replay binds; for a gradient, it is the gradient's owner. `local` is the local tensor.
+/// `spec` is the number of its spec, or `ROTE_NO_INDEX` for a plain tensor. `leaf` is the index of `object`
+/// among the leaves of the arguments, or `ROTE_NO_INDEX` for state.
 ///
 /// # Safety
 /// Pointers must be live, texts C strings, and the GIL held.
@@ -101,8 +100,8 @@ pub unsafe extern "C" fn rote_record_tensor(
     }
 }
 
-/// The number of a kind of fact, by its name as in `dict_item` (`backends/aten/src/fact.rs` says
-/// what each reads); `UINT32_MAX` if there is none.
+/// Returns the number of a kind of fact by its name, for example `dict_item`; `UINT32_MAX` if there is no such
+/// kind. `backends/aten/src/fact.rs` describes the kinds.
 ///
 /// # Safety
 /// `name` must be a C string.
@@ -113,11 +112,11 @@ pub unsafe extern "C" fn rote_fact_kind(name: *const c_char) -> u32 {
     kind.map_or(u32::MAX, |kind| kind as u32)
 }
 
-/// Adds a fact that is checked at every call. `reads` is the number of what is read of
-/// `container`, from [`rote_fact_kind`]; `key` is null where that takes none. `kind` is a kind of
-/// guard (`ROTE_GUARD_HOST`, ...). `expected` is what it sees now, as text that holds in another
-/// process too; an empty one keeps the fact out of the plan file. `hyperparameter`, if not 0, lets
-/// the value become a scalar binding.
+/// Adds a fact that is checked at every call. `reads` is the number of a kind of fact, from `rote_fact_kind`.
+/// It says which part of `container` is read. `key` is null for kinds without a key. `kind` is a kind of guard
+/// (`ROTE_GUARD_HOST`, ...). `expected` describes the present value in a text that holds in another process
+/// too. If the text is empty, the fact is not in the plan file. If `hyperparameter` is not 0, the value may
+/// become a scalar binding.
 ///
 /// # Safety
 /// Pointers must be live, texts C strings, and the GIL held.
@@ -151,8 +150,7 @@ pub unsafe extern "C" fn rote_record_fact(
     }
 }
 
-/// Records an op that has run, with plain local tensors. Returns
-/// `ROTE_REFUSED` when the recording is refused.
+/// Records an op that has run on plain local tensors. Returns `ROTE_REFUSED` if the recording is refused.
 ///
 /// # Safety
 /// Pointers must be live, texts C strings, and the GIL held.
@@ -181,12 +179,14 @@ pub unsafe extern "C" fn rote_record_op(
     }
 }
 
-/// Tells `listener`, a Python object, of the ops of this thread, and of threads that
-/// work for it, until the call with null. Its methods: `ran(kind, tensor)` after an op
-/// (kind 1: `wait_tensor`, 2: `lift_fresh`, with their result), in which
-/// `rote_record_observed` records it; `draws()` before one that draws random numbers;
-/// `begins(op, args)` and `ends(results)` around one on DTensors; `called(name)` when
-/// one of `rote_record_tell_of` is called.
+/// Reports ops to `listener`, a Python object, until the function is called with null. These are the ops of
+/// this thread, and of threads that work for it. The methods of `listener` are
+///
+/// - `ran(kind, tensor)`: an op has run, and `rote_record_observed` can record it. For kind 1 (`wait_tensor`)
+///   and kind 2 (`lift_fresh`), `tensor` is its result;
+/// - `draws()`: an op that draws random numbers is about to run;
+/// - `begins(op, args)` and `ends(results)`: an op on DTensors begins and ends;
+/// - `called(name)`: an op named by `rote_record_tell_of` is called.
 ///
 /// # Safety
 /// `listener` must be null or live, and the GIL held.
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn rote_record_observe(listener: *mut c_void) -> c_int {
     })
 }
 
-/// Has listeners told of calls of the composite op `name`.
+/// Reports calls of the composite op `name` to listeners.
 ///
 /// # Safety
 /// `name` must be a C string.
@@ -213,8 +213,8 @@ pub unsafe extern "C" fn rote_record_tell_of(name: *const c_char) -> c_int {
     })
 }
 
-/// Tells the listener of the innermost call on DTensors under way, if it does not
-/// know of it yet.
+/// Reports the innermost call on DTensors that is in progress to the listener, unless that was reported
+/// already.
 ///
 /// # Safety
 /// The GIL must be held.
@@ -226,8 +226,8 @@ pub unsafe extern "C" fn rote_record_global_call() -> c_int {
     })
 }
 
-/// The first op of the last observed step that raised; empty if none did. A step that ends has
-/// handled what it raised.
+/// Returns the first op that raised in the last observed step; empty if no op raised. If the step has ended
+/// normally, it has handled the error.
 ///
 /// # Safety
 /// The GIL must be held.
@@ -236,17 +236,16 @@ pub unsafe extern "C" fn rote_record_raising() -> *const c_char {
     give_text(&Bridge::get().raising())
 }
 
-/// The op of another thread of Python that wrote what the last observed step used, or read what
-/// it made; empty if there was none.
+/// Returns the op of another Python thread that wrote a tensor used by the last observed step, or read a tensor
+/// made by it; empty if there was none.
 #[unsafe(no_mangle)]
 pub extern "C" fn rote_record_others() -> *const c_char {
     give_text(&Bridge::get().others())
 }
 
-/// Records the op of which the listener has just been told. Returns `ROTE_REFUSED`
-/// when the recording is refused, `ROTE_MAY_RAISE` when a replay of the op may raise for
-/// other data, and `ROTE_MAY_RAISE_LATE` when a replay has by then done what lasts, so that
-/// the call could not be made again.
+/// Records the op that was just reported to the listener. Returns `ROTE_REFUSED` if the recording is refused.
+/// Returns `ROTE_MAY_RAISE` if a replay of the op may raise for other data. Returns `ROTE_MAY_RAISE_LATE` if
+/// the replay has by then changed something that cannot be undone, so that the call could not be made again.
 ///
 /// # Safety
 /// Pointers must be live, texts C strings, and the GIL held.
@@ -274,8 +273,8 @@ pub unsafe extern "C" fn rote_record_observed(
     }
 }
 
-/// The step asks how a tensor lies in its storage: a plan is only for arguments that
-/// lie there. `*named` is set to 1 when the storage exists before the step, else 0.
+/// Says that the step has asked for a tensor's place in its storage. The plan then fits only arguments at that
+/// place. `*named` becomes 1 if the storage exists before the step, else 0.
 ///
 /// # Safety
 /// Pointers must be live, `local` a tensor object, and the GIL held.
@@ -294,7 +293,7 @@ pub unsafe extern "C" fn rote_record_anchor(
     }
 }
 
-/// Names a tensor of the result; call in the order of the result's leaves.
+/// Names a tensor of the result. To be called in the order of the result's leaves.
 ///
 /// # Safety
 /// Pointers must be live, texts C strings, and the GIL held.
@@ -320,8 +319,7 @@ pub unsafe extern "C" fn rote_record_output(
     }
 }
 
-/// Says that the step left a new gradient in the `.grad` of the tensor at
-/// `path`, or `None` when `local` is null.
+/// Says that the step left a new gradient in the `.grad` of the tensor at `path`, or `None` if `local` is null.
 ///
 /// # Safety
 /// Pointers must be live, texts C strings, and the GIL held.

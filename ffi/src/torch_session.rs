@@ -37,11 +37,10 @@ pub(crate) unsafe fn borrowed<'a>(object: *mut c_void, name: &str) -> Result<Bor
     Ok(unsafe { Borrowed::new(self::object(object, name)?) })
 }
 
-/// A new session, or null on failure. `framework` names the framework and its
-/// version (`torch 2.15.0`), `plans` the directory of the plan store. `passes`
-/// chooses what runs over a plan when it is bound: `all`, `none`, `default`, or
-/// names separated by commas, with `-` before those to leave out; null or empty
-/// stands for the environment variable ROTE_PASSES, or the default.
+/// Makes a session; returns null on failure. `framework` names the framework and its version (`torch 2.15.0`).
+/// `plans` is the directory of the plan store. `passes` chooses the passes that run over a plan when it is
+/// bound: `all`, `none`, `default`, or names separated by commas, with `-` before names to leave out. Null or
+/// empty stands for the environment variable ROTE_PASSES, or for the default.
 ///
 /// # Safety
 /// The texts must be C strings; the bridge must be loaded.
@@ -126,8 +125,7 @@ impl Delivery {
     }
 }
 
-/// Whether a call would be replayed, were it made now: `*holds` is 1 or 0. Nothing
-/// is agreed with other ranks.
+/// Sets `*holds` to 1 if the call would be replayed now, and to 0 if not. The ranks do not agree about it.
 ///
 /// # Safety
 /// As `rote_session_call`.
@@ -149,14 +147,15 @@ pub unsafe extern "C" fn rote_session_holds(
     })
 }
 
-/// Takes what an instruction has made or written in place, as a tensor object, with
-/// what the caller gave for it. `value`: its number in the recorded plan, or
-/// 0xFFFFFFFF for what a pass has added.
+/// Takes a tensor object that an instruction has made or written in place, and the `context` that the caller
+/// passed. `value` is the number of the tensor in the recorded plan, or 0xFFFFFFFF for a tensor that a pass has
+/// added.
 pub type RoteShowCallback =
     Option<unsafe extern "C" fn(context: *mut c_void, instr: u32, value: u32, tensor: *mut c_void)>;
 
-/// Replays a call with a variant, without results, and shows what each instruction
-/// makes or writes: of the plan as `recorded`, or of what passes have made of it.
+/// Replays a call with a variant, without delivering results. Calls `show` for each tensor that an instruction
+/// makes or writes. If `recorded` is not 0, the instructions are those of the recorded plan. Otherwise they are
+/// those that passes have made of the plan.
 ///
 /// # Safety
 /// As `rote_session_call`; `show` must not unwind, nor call the session.
@@ -184,13 +183,13 @@ pub unsafe extern "C" fn rote_session_show(
     })
 }
 
-/// Gathers `n` bytes of every rank of a process group in `all`, in the order of
-/// ranks. `*gathered` is 0, and nothing was done, when there is no such group or it
-/// has no backend for the CPU. Waits with the GIL released.
+/// Gathers `n` bytes of every rank of a process group in `all`, in the order of ranks. If there is no such
+/// group, or it has no backend for the CPU, the function does nothing and sets `*gathered` to 0. It waits with
+/// the GIL released.
 ///
 /// # Safety
-/// `group` must be a C string, `ours` point at `n` bytes and `all` at `n` for each of
-/// `ranks`, the place be valid, the bridge loaded, and the GIL held.
+/// `group` must be a C string. `ours` must point at `n` bytes, and `all` at `n` bytes for each of `ranks`
+/// ranks. The place must be valid, the bridge loaded, and the GIL held.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_gather(
     group: *const c_char,
@@ -249,9 +248,9 @@ unsafe fn handle(
     })
 }
 
-/// Handles a call of the captured function: `ROTE_REPLAYED` (`*variant` and
-/// `*results`, a new list of the local outputs and then the local gradients,
-/// are set), `ROTE_RECORD` or `ROTE_EAGER`.
+/// Handles a call of the captured function. Returns `ROTE_REPLAYED`, `ROTE_RECORD` or `ROTE_EAGER`. With
+/// `ROTE_REPLAYED`, `*variant` is set, and `*results` is a new list of the local outputs and then the local
+/// gradients.
 ///
 /// # Safety
 /// `args` must be a tuple and `kwargs` a dict that live until the next call;
@@ -268,9 +267,9 @@ pub unsafe extern "C" fn rote_session_call(
     unsafe { handle(session, (args, kwargs), (variant, results), Session::call) }
 }
 
-/// The same for a call made from within a captured function that runs eagerly.
-/// Another rank may replay that one, and not make this call: nothing is agreed,
-/// and a replay keeps the recorded collectives.
+/// Handles a call that is made within a captured function that runs eagerly. Another rank may replay the outer
+/// function, and then does not make this call. So the ranks do not agree about it, and a replay keeps the
+/// recorded collectives.
 ///
 /// # Safety
 /// As `rote_session_call`.
@@ -313,11 +312,10 @@ pub unsafe extern "C" fn rote_session_replay_last(
     })
 }
 
-/// What a replay that failed leaves of gradients, as eager would: JSON with the
-/// `variant` and, as places in its list of `grads`, those `made`, and those that become
-/// None (`nothing`); `*tensors` is a new list of the made ones. Null where no
-/// replay has failed since the last call, or it leaves none. To be called after a call
-/// that failed.
+/// Returns the gradients that a failed replay leaves, as JSON. They are the same as in eager. The JSON has the
+/// `variant`, and two lists of places in the variant's `grads`: the gradients that were `made`, and those that
+/// become None (`nothing`). `*tensors` is a new list of the gradients that were made. Returns null if no replay
+/// has failed since the last call, or if the replay leaves no gradients. To be called after a call that failed.
 ///
 /// # Safety
 /// `session` must come from `rote_session_new`, the place be valid, and the GIL held.
@@ -353,8 +351,7 @@ pub unsafe extern "C" fn rote_session_left(
     give_text(&json.to_string())
 }
 
-/// Marks a tensor object as eager returns it after a step that went backward:
-/// it requires grad, and its graph is used up.
+/// Marks a tensor object as eager returns it after a backward pass: it requires grad, and its graph is used up.
 ///
 /// # Safety
 /// `tensor` must be a tensor object and the GIL held.
@@ -371,13 +368,17 @@ pub unsafe extern "C" fn rote_mark_replayed(tensor: *mut c_void) -> c_int {
     })
 }
 
-/// Sets `*view` to a new tuple of what autograd knows of a tensor as a view: a number
-/// for its version counter, whether others have that too, `how` it is a view (bits: 1
-/// gradients go to its base, 2 tangents come from there, 4 its memory was written since it
-/// was made, 8 it has a version counter of its own, 16 no other: it was made in inference mode;
-/// the rest: how it was made), its base or `None`, whether it requires grad
-/// other than by its base, and what makes it from its base again, where strides do not say it:
-/// `None` where they do, `False` where nothing can.
+/// Sets `*view` to a new tuple that describes a tensor as a view, as autograd knows it. Its entries are
+///
+/// - a number for the tensor's version counter;
+/// - whether other tensors have the same version counter;
+/// - `how` the tensor is a view, as bits: 1, gradients go to its base; 2, tangents come from its base; 4, its
+///   memory was written after it was made; 8, it has a version counter of its own; 16, it was made in inference
+///   mode and has no version counter. The other bits say how it was made;
+/// - its base, or `None`;
+/// - whether it requires grad other than through its base;
+/// - the function that makes it from its base again: `None` if strides are enough, `False` if there is no such
+///   function.
 ///
 /// # Safety
 /// `tensor` must be a tensor object, the place valid, and the GIL held.
@@ -397,7 +398,7 @@ pub unsafe extern "C" fn rote_view_of(tensor: *mut c_void, view: *mut *mut c_voi
     })
 }
 
-/// Sets `*made` to a tensor on the memory of another, as one that was made in inference mode.
+/// Sets `*made` to a tensor that shares the memory of `tensor`, and is an inference tensor.
 ///
 /// # Safety
 /// `tensor` must be a tensor object, the place valid, and the GIL held.
@@ -417,9 +418,9 @@ pub unsafe extern "C" fn rote_as_inference(tensor: *mut c_void, made: *mut *mut 
     })
 }
 
-/// Makes a tensor object, which shares the memory of `base` and is no view yet, one to
-/// autograd, or gives it the version counter of `base` if `how` is 0. `how` and `rebuild`:
-/// as `rote_view_of` gives them.
+/// Makes a tensor object a view of `base` for autograd. The tensor must share the memory of `base`, and must
+/// not be a view yet. If `how` is 0, it only gets the version counter of `base`. `how` and `rebuild` have the
+/// form that `rote_view_of` gives them.
 ///
 /// # Safety
 /// `tensor` and `base` must be tensor objects, `rebuild` an object, and the GIL held.
@@ -443,8 +444,8 @@ pub unsafe extern "C" fn rote_make_view(
     })
 }
 
-/// Sets `*hooks` to a new list of the Python functions in the hooks of the autograd node
-/// that adds up a tensor's gradient; `None` stands for a hook of C++.
+/// Sets `*hooks` to a new list of the Python functions that are hooks of the tensor's gradient accumulator.
+/// `None` stands for a hook in C++.
 ///
 /// # Safety
 /// `tensor` must be a tensor object, the place valid, and the GIL held.

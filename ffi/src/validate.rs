@@ -8,16 +8,21 @@ use rote_aten::kernels::Aten;
 
 use crate::status::{ROTE_OK, c_string, guarded, text};
 
-/// Takes a line of a report, and what the caller gave for it.
+/// Takes a line of a report, and the `context` that the caller passed.
 pub type RoteReportCallback =
     Option<unsafe extern "C" fn(context: *mut c_void, line: *const c_char)>;
 
-/// Judges sharding rules by running local ops on pieces, with PyTorch's kernels:
-/// the bridge must be loaded. `request` is a JSON object: `ops` (names, or
-/// `all`), `mesh` (`2`, or `2,2`), `args` (of one op, as the samples write
-/// them), `only` (one combination, `S(0),R -> S(0)`), `missing` (false: look for
-/// wrong rules only). `report` is called with JSON objects: `{"start": op,
-/// "number": 1, "total": 2}` before each op, its truth table after it.
+/// Judges sharding rules by running local ops on pieces, with PyTorch's kernels. The bridge must be loaded.
+/// `request` is a JSON object:
+///
+/// - `ops`: names of ops, or `all`;
+/// - `mesh`: ranks per mesh dim (`2`, or `2,2`);
+/// - `args`: arguments of one op, in the notation of the samples;
+/// - `only`: one combination (`S(0),R -> S(0)`);
+/// - `missing`: false looks for wrong rules only.
+///
+/// `report` gets JSON objects: before each op `{"start": op, "number": 1, "total": 2}`, and after it the op's
+/// truth table.
 ///
 /// # Safety
 /// `request` must be a C string; `report` must not unwind; the GIL must be held.

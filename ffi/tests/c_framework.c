@@ -353,7 +353,7 @@ static void handles(const char *plans) {
     FAILS(rote_record_returned(current, "z", &x, ROTE_NO_INDEX), "no recording");
     FAILS(rote_record_gradient(current, "w", &x, ROTE_NO_INDEX), "no recording");
     GIVES_NULL(rote_record_finish(current, "{\"t\": 0}"), "recording");
-    FAILS(rote_session_fact(current, 9, "kind", 0), "9 is no kind of guard");
+    FAILS(rote_session_fact(current, 9, "kind", 0), "9 is not a kind of guard");
     FAILS(rote_session_fact(current, 0, "lr", 0), "a fact named lr is declared already");
 
     made.n_leaves = 3, made.leaves = NULL;
@@ -422,14 +422,14 @@ static void recordings(const char *plans) {
     FAILS(ran("", "", args, 1, &y), "no name");
     FAILS(rote_record_returned(current, "z", &x, 7), "no spec has the number 7");
     FAILS(rote_record_gradient(current, "nobody", &x, ROTE_NO_INDEX), "no leaf has the name nobody");
-    GIVES_NULL(rote_record_finish(current, "{t: 0"), "is no JSON");
+    GIVES_NULL(rote_record_finish(current, "{t: 0"), "is not JSON");
     FAILS(ran("aten::relu", "", args, 1, &beyond), "bytes 4 to 20 of a storage of 16");
     args[0].payload.tensors = NULL;
     FAILS(ran("aten::relu", "", args, 1, &y), "argument 0 is null");
     // A plan without an op that was told wrongly would be another step.
     args[0] = tensor(&x);
     CHECK(ran("aten::relu", "", args, 1, &y) == ROTE_REFUSED);
-    CHECK(said("told an op wrongly") && said("no name") && said("remedy"));
+    CHECK(said("reported an op wrongly") && said("no name") && said("remedy"));
     CHECK(rote_record_abort(current) == ROTE_OK);
     CHECK(rote_session_free(current) == ROTE_OK);
 

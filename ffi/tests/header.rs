@@ -41,27 +41,28 @@ const HEADERS: [Header; 2] = [
         about: "
 // The C ABI of Rote: link with librote.so (-lrote) or load it at run time.
 //
-// Rote runs a training step once, writes down what the framework did (each
-// local op, each collective) in a plan file, and replays it from then on.
-// docs/frameworks.md shows how a framework uses this header.
+// Rote records the ops and collectives of a training step in a plan file, and
+// replays the plan from then on. docs/frameworks.md shows how a framework uses
+// this header.
 //
 // Results. A function that returns `int` returns 0 or a positive status that
 // its documentation names, or `ROTE_ERROR`. A function that returns a pointer
-// returns null on failure. What happened is then in `rote_last_error()`.
+// returns null on failure. `rote_last_error()` then returns the message.
 //
-// Text is UTF-8, ends with a zero byte, and may be null where it may be empty.
-// Text that a function returns belongs to the library and lives until the
-// calling thread's next call; text that is passed in is copied.
+// Text is UTF-8 and ends with a zero byte. A text that may be empty may also be
+// null. Text that a function returns belongs to the library and lives until the
+// calling thread's next call. The library copies text that is passed in.
 //
-// Handles are opaque. Each has one function that makes it and one that frees
-// it: `rote_session_for` and `rote_session_free`, `rote_recorder_new` and
-// `rote_recorder_free`.
+// Handles are opaque. `rote_session_for` makes a session, and
+// `rote_session_free` frees it. `rote_recorder_new` makes a recorder, and
+// `rote_recorder_free` frees it.
 //
-// Threads. A session belongs to the thread that made it: a call from another
-// thread is an error, and so is one from a function of the framework that the
-// session calls. A recorder is used by one thread at a time. Functions without
-// a session or recorder may be called from any thread. Sessions of PyTorch
-// (rote_torch.h) may change threads, and each call holds Python's GIL.
+// Threads. A session belongs to the thread that made it. A call from another
+// thread is an error. While a session calls a function of the framework, a call
+// of that function to the session is an error too. A recorder may be used by
+// one thread at a time. Functions without a session or recorder may be called
+// from any thread. Sessions of PyTorch (rote_torch.h) may change threads, and
+// each call holds Python's GIL.
 ",
     },
     Header {
@@ -71,13 +72,13 @@ const HEADERS: [Header; 2] = [
         modules: &["bridge", "torch_session", "torch_record", "validate"],
         structs: &[],
         about: "
-// The part of Rote's C ABI that is PyTorch's: its bridge, and sessions and
-// recordings of Python objects. rote.h has all the rest.
+// The part of Rote's C ABI for PyTorch: the bridge, and sessions and recordings
+// of Python objects. rote.h has all other functions.
 //
 // Python objects are passed as `void *` (a `PyObject *`), so that this header
-// needs no Python. They are borrowed, except where a new reference is
-// mentioned. Every function here is called with the GIL held, and a session by
-// one thread at a time.
+// does not need Python's. References are borrowed, unless the documentation
+// says that a reference is new. Every function here must be called with the GIL
+// held, and a session may be used by one thread at a time.
 ",
     },
 ];

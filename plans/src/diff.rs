@@ -1,4 +1,4 @@
-//! What differs between two plans, in words.
+//! The differences between two plans, in words.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Instructions: what a plan does, in order.
+//! Instructions: the steps of a plan, in order.
 
 #![allow(missing_docs, reason = "the resolvers that rkyv derives carry none")]
 

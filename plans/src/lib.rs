@@ -7,11 +7,11 @@
 //! | [`instr`] | instructions and their arguments |
 //! | [`binding`] | bindings, outputs, gradients, scalars, guards |
 //! | [`placement`], [`mesh`] | specs, placements, meshes, process groups |
-//! | [`strategy`] | what the sharding system decided, for people and tools |
+//! | [`strategy`] | decisions of the sharding system, for people and tools |
 //! | [`pool`] | ids and ranges |
 //! | [`header`], [`mod@file`] | the file: written whole or not at all, opened in place |
-//! | [`check`] | what must hold between the tables |
-//! | [`schedule`] | how a bound plan runs: what only once, and where results lie |
+//! | [`check`] | the rules that the tables must keep |
+//! | [`schedule`] | the schedule of a bound plan: what runs once, and where results lie |
 //! | [`sequence`] | the collectives a plan issues, and whether those of all ranks fit together |
 //! | [`store`] | a directory of plans, by guard key and rank |
 //! | [`describe`], [`diff`] | plans for people: text, JSON, differences in words |

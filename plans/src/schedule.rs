@@ -1,5 +1,5 @@
-//! How a bound plan runs: what is run only once, and where results lie. Passes
-//! decide it when a plan is bound; it is no part of the file.
+//! The schedule of a bound plan: which instructions run only once, and where results
+//! lie. Passes decide it when a plan is bound. It is not part of the file.
 
 use crate::pool::InstrId;
 use crate::value::Device;

@@ -1,9 +1,9 @@
 //! The collectives that a plan issues, in their order, and whether those of all
 //! ranks fit together.
 //!
-//! Ranks whose plans have the recorded collectives issue what eager issues.
-//! Once collectives are merged, left out or moved, ranks must compare what they
-//! would issue before any of them does: [`fit`] says whether they may.
+//! Ranks whose plans have the recorded collectives issue the collectives of eager.
+//! If passes have merged, left out or moved collectives, the ranks must compare their
+//! collectives before any rank issues one: [`fit`] says whether they fit together.
 
 use std::fmt::{self, Display};
 

@@ -1,5 +1,5 @@
-//! What the sharding system decided for each global op. Replay never reads
-//! this; people and tools do.
+//! The sharding system's decision for each global op. People and tools read these
+//! decisions; replay never does.
 
 use rkyv::{Archive, Deserialize, Serialize};
 

@@ -1,8 +1,8 @@
 //! Decisions that were made before: a bounded map from op and arguments.
 //!
-//! A hit costs a hash of the question and one comparison with the question that
-//! was kept, and allocates nothing. When the cache is full, the first decision
-//! that was not asked for since the clock's hand last passed makes room.
+//! A hit costs a hash of the question and one comparison with the kept question,
+//! and allocates nothing. When the cache is full, a decision is evicted by the clock
+//! algorithm: the first one without a hit since the clock's hand last passed it.
 
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;

@@ -1,9 +1,8 @@
-//! What a collective costs.
+//! The cost of a collective.
 //!
 //! Latency plus bytes over bandwidth, per mesh dim, for ring algorithms: the
 //! model of PyTorch's planner (`torch/distributed/tensor/_collective_utils.py`),
-//! so that costs of the two can be compared. Give measured numbers where there
-//! are any.
+//! so that costs of the two can be compared. Measured numbers may be given instead.
 
 use std::fmt;
 

@@ -1,9 +1,9 @@
 //! Ops without a rule: propagated through a small graph of ops that have one.
 //!
 //! On one mesh dim, a combination of input placements is a strategy of the whole
-//! if every op inside takes what it is given as it lies; combinations that would
-//! redistribute inside are dropped. What comes out is a rule like any other, and
-//! is expanded to a mesh like any other (`_ops/single_dim_strategy.py` and
+//! if every op inside takes its inputs in their placements. Combinations that would
+//! redistribute inside are dropped. The result is a rule like any other, and is
+//! expanded to a mesh like any other (`_ops/single_dim_strategy.py` and
 //! `_decompositions.py` of `torch/distributed/tensor` do the same). Tensors that
 //! are made inside are replicated.
 

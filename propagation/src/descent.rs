@@ -1,12 +1,12 @@
-//! The answer when a search would take too long: many inputs, many mesh dims,
-//! placements without any order.
+//! A descent, for questions whose search would take too long: many inputs, many
+//! mesh dims, placements without any order.
 //!
-//! From the best combination of strategies that is known, the strategy of one
-//! mesh dim at a time is changed for the one that costs least, until nothing
-//! gets cheaper. Costs are those of a simple way between two specs, which
-//! exists whenever there is any: change what can be changed at once, else
-//! replicate from the right. Time is bounded; the answer is correct, and
-//! may cost more than the best one.
+//! The descent starts from the best known combination of strategies. On one mesh dim
+//! at a time it takes the strategy that costs least, until nothing gets cheaper.
+//! Costs are those of a simple way between two specs: change each placement that can
+//! be changed at once, else replicate from the right. Such a way exists whenever
+//! there is a way. Time is bounded. The answer is correct, and may cost more than
+//! the best answer.
 
 use super::fill::{Filled, Masks};
 use super::redistribute::{Reach, State, Step};

@@ -1,10 +1,10 @@
 //! Ops on lists of tensors: each entry as if by an op on single tensors, so that
 //! a list of hundreds costs hundreds of small searches and not a large one.
 //!
-//! `_foreach_` ops follow from the op on single tensors; of fused optimizers one
-//! entry has a rule of its own. A tensor that all entries share lies as it did,
-//! is replicated, or goes where one of the entries wants it, whichever moves less
-//! in all.
+//! `_foreach_` ops follow from the op on single tensors. For fused optimizers, one
+//! entry has a rule of its own. A tensor that all entries share keeps its placement,
+//! is replicated, or gets a placement that one of the entries needs, whichever moves
+//! fewest bytes in all.
 
 use super::cost::Topology;
 use super::enumerate::enumerate;

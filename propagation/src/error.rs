@@ -1,4 +1,4 @@
-//! What can be wrong with a question about propagation.
+//! Errors in questions about propagation.
 
 /// Why an op could not be propagated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,5 +1,5 @@
-//! Why a decision is what it is: the rule that matched, the strategy of each
-//! mesh dim, and what every other strategy there would have cost.
+//! The reasons of a decision: the rule that matched, the strategy of each mesh dim,
+//! and the cost of every other strategy on that mesh dim.
 
 use std::fmt;
 

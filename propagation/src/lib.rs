@@ -1,10 +1,10 @@
-//! Sharding propagation: which placements an op takes and gives, and what has
-//! to move first.
+//! Sharding propagation: the placements of an op's inputs and outputs, and the
+//! redistributions before it.
 //!
 //! | module | subject |
 //! |---|---|
 //! | [`placement`] | how one mesh dim holds a tensor |
-//! | [`sharding`] | ways to split a dim that callers bring |
+//! | [`sharding`] | ways to split a dim that callers register |
 //! | [`layout`] | which global index each local index stands for |
 //! | [`spec`] | meshes, specs and their notations |
 //! | `notation` | the notation of other arguments |
@@ -14,14 +14,14 @@
 //! | [`registry`] | the registry of ops |
 //! | `rules` | the tables of rules |
 //! | [`decompose`] | ops without a rule, through ops that have one |
-//! | `decompositions` | the table of these |
+//! | `decompositions` | the table of decompositions |
 //! | `fill` | sharding placeholders filled with the inputs' shard types |
-//! | [`cost`] | what a collective costs |
+//! | [`cost`] | the cost of a collective |
 //! | [`redistribute`] | the cheapest way between two specs |
 //! | [`search`] | the cheapest strategies on a mesh |
 //! | `enumerate` | all of them, cheapest first |
-//! | `descent` | an answer when that search would take too long |
-//! | [`explain`] | why a decision is what it is |
+//! | `descent` | a descent, when that search would take too long |
+//! | [`explain`] | the reasons of a decision |
 //! | [`strict`] | partials that would be reduced silently |
 //! | [`propagator`] | registry, mesh and options together |
 //! | `cache` | decisions that were made before |
@@ -29,7 +29,7 @@
 //! | `combination` | the notation of placement combinations |
 //! | [`strategies`] | every combination that the rules claim |
 //! | [`local`] | the arguments of the local op |
-//! | [`error`] | what can be wrong with a question |
+//! | [`error`] | errors in questions |
 
 #![forbid(unsafe_code)]
 

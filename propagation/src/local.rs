@@ -1,9 +1,9 @@
 //! The local op: what a rank calls on its shards, once placements are chosen.
 //!
-//! Most ops take their own arguments again. Sizes among the arguments are those
-//! of the rank's shard; a dim whose shard has size 1 is not a dim of size 1; and
-//! a lookup in a table whose rows are split counts rows from the shard's first
-//! (`_ops/_view_ops.py`, `_ops/_tensor_ops.py`, `placement_types.py`'s masked
+//! Most local ops take the arguments of the global op. There are three exceptions:
+//! sizes among the arguments become those of the rank's shard; a dim whose shard has
+//! size 1 does not count as a dim of size 1; and a lookup in a table whose rows are
+//! split counts rows from the shard's first row (`_ops/_view_ops.py`, `_ops/_tensor_ops.py`, `placement_types.py`'s masked
 //! partial).
 
 use super::error::PropagationError;

@@ -1,17 +1,16 @@
 //! Ranks agree before they replay altered collectives.
 //!
-//! A plan as recorded issues the collectives of eager, in eager's order, so it
-//! goes together with ranks that run eagerly. A plan whose collectives passes
-//! have merged, moved or left out goes together only with its like. So at every
-//! call of a function that has such passes, whatever becomes of the call, the
-//! ranks first tell each other one number: 0 for "I do not replay", else a token
-//! that stands for the sequence of collectives that the rank would issue.
+//! A recorded plan issues the collectives of eager, in eager's order. So a rank that
+//! replays it can work beside ranks that run eagerly. Passes may merge, move or leave
+//! out collectives. Such a plan works only beside ranks that replay a plan that fits.
+//! So at every call of a function with such passes, the ranks first tell each other
+//! one number: 0 for "I do not replay", else a token for the sequence of collectives
+//! that the rank would issue.
 //!
-//! - A 0 among them: all keep to what was recorded.
-//! - Numbers that were told before, in this order of ranks: what was decided
-//!   then.
-//! - New ones: the ranks exchange the sequences themselves, and each decides by
-//!   [`fit`] whether they go together.
+//! - If one number is 0, all ranks issue the recorded collectives.
+//! - If the same numbers were told before, in this order of ranks, the earlier decision holds.
+//! - If the numbers are new, the ranks exchange the sequences themselves, and each rank
+//!   decides by [`fit`] whether they fit together.
 //!
 //! No rank can hang here that would not hang in eager:
 //!
@@ -25,9 +24,9 @@
 //! 4. If it is yes, every rank replays, and what they issue runs to its end, by
 //!    the argument at [`fit`].
 //!
-//! What holds within a captured function is not asked again by captured
-//! functions that it calls: a rank that replays the outer one does not make the
-//! inner calls. Those take no part and keep to what was recorded.
+//! Captured functions that a captured function calls take no part, and issue the
+//! recorded collectives: a rank that replays the outer function does not make the
+//! inner calls.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

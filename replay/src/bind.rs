@@ -1,8 +1,8 @@
 //! Binds a plan: every op handle, constant argument, view and process group is
 //! resolved once, so that running is a loop over numbers.
 //!
-//! Reads the archived plan where it lies in the mapped file. The file was
-//! checked when it was opened, so indices hold.
+//! Binding reads the archived plan in the mapped file, without a copy. The file was
+//! checked when it was opened, so its indices are valid.
 
 use std::ffi::CString;
 

@@ -2,11 +2,11 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`guard`] | facts as flat arrays, and what differs |
+//! | [`guard`] | facts as flat arrays, and their first difference |
 //! | [`backend`] | what a framework brings: kernels, tensors, collectives |
-//! | [`bind`] | a plan, bound to a framework: what runs once, what lasts, what is handed out |
+//! | [`bind`] | a plan, bound to a framework: steps that run once, values that are kept, results |
 //! | [`executor`] | the loop over a bound plan |
-//! | [`ranges`] | what a profiler shows of a replay |
+//! | [`ranges`] | the ranges that a profiler shows of a replay |
 //! | [`frontend`] | what a session asks of a framework |
 //! | [`agreement`] | ranks agree before they replay altered collectives |
 //!

@@ -1,10 +1,9 @@
-//! What a profiler shows of a replay beside the framework's own ops: which global op
-//! of the recorded step, and which redistribution, each step belongs to.
+//! The ranges that a profiler shows of a replay, beside the framework's own ops: the global
+//! op of the recorded step, and the redistribution, that each step of the executor belongs to.
 //!
-//! A plan knows instruction ranges; the steps of an executor are those that are
-//! left of them. Ranges of a plan may overlap where passes have moved
-//! instructions: a step belongs to the one that began last, so that what is
-//! shown always nests.
+//! A plan has ranges of instructions. An executor has steps for the instructions that
+//! are left. Ranges of a plan may overlap if passes have moved instructions. A step
+//! then belongs to the range that began last, so that the shown ranges always nest.
 
 use std::ffi::{CStr, CString};
 

@@ -1,4 +1,4 @@
-//! `rote check`: whether plan files are whole.
+//! `rote check`: checks plan files.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,11 @@ use rote_plans::PlanFile;
 
 use super::{Found, Trouble, complain, find, problem};
 
-/// Validate plan files: header, checksum, archive, and that every id, range and
-/// alias of the tables fits the others.
+/// Validate plan files: header, checksum, archive, and every id, range and alias
+/// of the tables.
 ///
-/// Prints a line for each plan that is whole and a summary. Prints a line on
-/// stderr for each problem, and exits with 1 if there is one.
+/// Prints a line for each valid plan, and a summary. Prints a line on stderr for
+/// each problem, and exits with 1 if there is a problem.
 #[derive(Debug, Args)]
 pub(super) struct Check {
     /// Plan files or plan stores
@@ -58,7 +58,7 @@ fn check(path: &Path, rank: Option<u32>) -> Result<(), String> {
     let recorded = file.plan().fingerprint.rank.to_native();
     match rank {
         Some(named) if named != recorded => Err(format!(
-            "{}: file is named for rank {named}, the plan was recorded on rank {recorded}",
+            "{}: the name of the file says rank {named}, the plan was recorded on rank {recorded}",
             path.display()
         )),
         _ => Ok(()),

@@ -11,12 +11,12 @@ use super::{Trouble, find_one, open};
 /// Say in words how two plans differ: where they were recorded, bindings,
 /// guards, collectives, instructions, memory, global ops.
 ///
-/// Exits with 0 if they do the same, 1 if they differ, 2 if one cannot be read.
+/// Exits with 0 if the plans do the same, 1 if they differ, 2 if a plan cannot be read.
 #[derive(Debug, Args)]
 pub(super) struct Diff {
     /// A plan file, or a store with one plan
     a: PathBuf,
-    /// Another
+    /// Another plan file, or a store with one plan
     b: PathBuf,
 }
 

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use rote_plans::{PlanError, PlanFile, PlanStore};
 
-/// Looks at the plans that Rote records, and at what ops do to placements.
+/// Shows plans that Rote has recorded, and how ops change placements.
 #[derive(Debug, Parser)]
 #[command(name = "rote", version, propagate_version = true)]
 struct Cli {
@@ -66,9 +66,9 @@ enum Trouble {
     Plan { path: PathBuf, error: PlanError },
     #[error("{path}: holds no plan", path = path.display())]
     NoPlan { path: PathBuf },
-    #[error("{path}: holds {count} plans, name one of them", path = path.display())]
+    #[error("{path}: holds {count} plans: name one of them", path = path.display())]
     ManyPlans { path: PathBuf, count: usize },
-    #[error("cannot start {path}, which is to run PyTorch's kernels: {error} (set ROTE_PYTHON)", path = path.display())]
+    #[error("cannot start {path} to run PyTorch's kernels: {error} (set ROTE_PYTHON to a Python with torch)", path = path.display())]
     Interpreter { path: PathBuf, error: io::Error },
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),

@@ -1,4 +1,4 @@
-//! `rote propagate --ops`: which ops have rules, and what stands for what.
+//! `rote propagate --ops`: the ops that have rules, and the rule of each name.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Write};

@@ -10,12 +10,12 @@ use super::Trouble;
 
 /// List the passes that run over a plan before it is replayed, in their order.
 ///
-/// Choose with rote.capture(..., passes=...) or ROTE_PASSES: all (that keep the bits
-/// of eager), none, default, or names separated by commas, with - before those to leave out of the default
-/// and + before those to add.
+/// Choose passes with rote.capture(..., passes=...) or ROTE_PASSES. The choice is a list
+/// separated by commas: all (the passes that keep the bits of eager), none, default, or
+/// names of passes. - before a name leaves the pass out of the default, + adds it.
 #[derive(Debug, Args)]
 pub(super) struct Passes {
-    /// Print the names alone, of those that keep the bits of eager
+    /// Print only the names of the passes that keep the bits of eager
     #[arg(long)]
     names: bool,
     /// Print JSON

@@ -1,4 +1,4 @@
-//! `rote propagate`: what an op would do with distributed tensors.
+//! `rote propagate`: how an op runs on distributed tensors.
 
 use std::io::{self, BufRead, Write};
 use std::time::Instant;
@@ -12,14 +12,15 @@ use serde_json::{Value, json};
 
 use super::{Trouble, complain, ops, why};
 
-/// Print how an op runs on distributed tensors: the placements it takes its
-/// inputs in, the collectives that bring them there, and its outputs.
+/// Print how an op runs on distributed tensors: the placements of its inputs, the
+/// collectives that redistribute the inputs, and the placements of its outputs.
 ///
-/// Arguments are those of the op's schema, in order. A tensor is written with
-/// its placements, one per mesh dim, as f32[64,32] @ S(0),R, or by tensor dim,
-/// as f32[64,32] @ PartitionSpec('dp', None); a list of tensors stands in braces
-/// with semicolons between. R is replicated, S(0) sharded on dim 0, _S(0,2) a
-/// strided shard, P(sum) partial. Other arguments: 1, [1,2], true, bf16, none.
+/// Arguments are those of the op's schema, in order. A tensor is written with its
+/// placements, one per mesh dim: f32[64,32] @ S(0),R. It may also be written by
+/// tensor dim: f32[64,32] @ PartitionSpec('dp', None). R is replicated, S(0)
+/// sharded on dim 0, _S(0,2) a strided shard, P(sum) partial. A list of tensors is
+/// written in braces, with semicolons between. Other arguments: 1, [1,2], true,
+/// bf16, none.
 #[derive(Debug, Args)]
 pub(super) struct Propagate {
     /// The op, for example aten::mm or aten::sum.dim_IntList
@@ -34,8 +35,8 @@ pub(super) struct Propagate {
     /// List all candidates, cheapest first
     #[arg(long)]
     all: bool,
-    /// Say why: the rule, the strategy of each mesh dim, and what every other
-    /// strategy would have cost
+    /// Say why: the rule, the strategy of each mesh dim, and the cost of every other
+    /// strategy
     #[arg(long, conflicts_with = "all")]
     why: bool,
     /// Refuse a partial input that has to be reduced before the op
@@ -45,14 +46,14 @@ pub(super) struct Propagate {
     #[arg(long)]
     json: bool,
     /// Answer questions from stdin, one JSON object per line: {"op": "aten::mm",
-    /// "mesh": "dp=8,tp=2", "args": ["f32[64,32] @ S(0),R", ...]}, with "links":
-    /// [[us per hop, GiB/s], ...] per mesh dim if measured. Or ask for a
-    /// redistribution alone: {"tensor": "f32[64,32] @ S(0),R", "to": "R,R", ...}
+    /// "mesh": "dp=8,tp=2", "args": ["f32[64,32] @ S(0),R", ...]}. "links": [[us per
+    /// hop, GiB/s], ...] gives measured links, one per mesh dim. A question may also be
+    /// a redistribution: {"tensor": "f32[64,32] @ S(0),R", "to": "R,R", ...}
     #[arg(long, requires = "json", conflicts_with_all = ["op", "mesh", "all", "why"])]
     batch: bool,
-    /// List the ops that have rules; with names instead of an op and its
-    /// arguments, say which rule answers for each, as JSON one object per line.
-    /// The name - stands for names on stdin
+    /// List the ops that have rules. With names instead of an op and its arguments,
+    /// print the rule of each name, as one JSON object per line. The name - stands
+    /// for names on stdin
     #[arg(long, conflicts_with_all = ["mesh", "all", "why", "strict", "batch"])]
     ops: bool,
 }

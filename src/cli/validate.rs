@@ -10,33 +10,35 @@ use serde_json::{Value, json};
 
 use super::{Trouble, complain};
 
-/// Run the local ops of every placement combination on pieces of random tensors,
-/// compare with the op on the whole tensors, and hold what is true against the
-/// sharding rules: wrong rules are claimed and not true, missing ones true and
-/// not claimed.
+/// Judge sharding rules by a truth table.
 ///
-/// On a mesh of one dim, inputs are tried in all combinations of replicated,
-/// sharded and partial (sum, avg, max, min, product; one kind at a time where
-/// that makes more than 2,048), outputs likewise; claims are also judged with
-/// strided shards. On meshes of several dims, the combinations that follow from
-/// the rules are judged, one in so many where there are more than 1,500, and
-/// none are missing but those of a single dim.
+/// Runs the local ops of every placement combination on pieces of random tensors,
+/// and compares their results with the op on the whole tensors. A rule is wrong if
+/// it claims a combination that is not true. A rule is missing if no rule claims a
+/// true combination.
 ///
-/// Kernels are PyTorch's, on the CPU: a Python with the packages torch and rote
-/// runs them, which is $ROTE_PYTHON, or the python3 beside this program, or the
-/// one in the path. Floats are judged in double precision where the op takes it,
-/// within 1e-7; integers and truth values exactly. Random and undefined values
-/// are judged by their shapes alone.
+/// On a mesh of one dim, inputs and outputs are tried in all combinations of
+/// replicated, sharded and partial (sum, avg, max, min, product). If there are more
+/// than 2,048 combinations, partials are tried one kind at a time. Claims are also
+/// judged with strided shards. On meshes of several dims, the combinations that
+/// follow from the rules are judged, and missing rules are not looked for. If there
+/// are more than 1,500 combinations, a regular part of them is judged.
 ///
-/// The exit status is 1 when a rule is wrong or missing without a reason on
+/// Kernels are PyTorch's, on the CPU. They run in a Python with the packages torch
+/// and rote: $ROTE_PYTHON, the python3 beside this program, or the python3 in the
+/// path. Floats are judged within 1e-7, in double precision if the op takes it.
+/// Integers and truth values are judged exactly. Random and undefined values are
+/// judged by their shapes alone.
+///
+/// The exit status is 1 if a rule is wrong, or is missing without a reason on
 /// record.
 #[derive(Debug, Args)]
 pub(super) struct Validate {
-    /// Ops, separated by commas: mm, add.Tensor, aten::mm; or all, which means
-    /// every op that has samples
+    /// Ops, separated by commas: mm, add.Tensor, aten::mm; or all, for every op that
+    /// has samples
     #[arg(long, required = true, value_delimiter = ',')]
     op: Vec<String>,
-    /// A mesh of one dim of so many ranks
+    /// The number of ranks of a mesh of one dim
     #[arg(long, default_value_t = 2, conflicts_with = "mesh")]
     world: u32,
     /// Ranks per mesh dim, for example 2,2
@@ -52,13 +54,13 @@ pub(super) struct Validate {
     /// Look for wrong rules only
     #[arg(long)]
     wrong_only: bool,
-    /// List also the missing rules whose reason is on record
+    /// Also list missing rules that have a reason on record
     #[arg(long)]
     left_out: bool,
     /// Print JSON, one object per op
     #[arg(long)]
     json: bool,
-    /// Show progress on stderr even if it is no terminal
+    /// Show progress on stderr even if stderr is not a terminal
     #[arg(long)]
     progress: bool,
 }

@@ -1,4 +1,4 @@
-//! Recordings that came to nothing, and whether another one is worth its cost.
+//! Recordings that made no plan, and whether another recording is worth its cost.
 
 use hashbrown::HashMap;
 

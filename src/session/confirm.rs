@@ -1,5 +1,5 @@
-//! From the recording of a call to a variant that can be replayed: what is kept,
-//! what is dropped, what is refused.
+//! Judges the recording of a call: whether it is dropped, refused, kept as a candidate,
+//! or made a variant that can be replayed.
 
 use std::rc::Rc;
 
@@ -59,8 +59,8 @@ impl<F: Frontend> Session<F> {
             .is_some_and(|(found, leaf)| F::same(found, leaf))
         {
             active.recording.refuse(Refusal::step(
-                format!("takes arguments whose parts have changed before {name} was looked at"),
-                "change arguments by the thread that calls the step, and not while it is called",
+                format!("takes arguments whose contents changed before Rote read {name}"),
+                "change arguments only in the thread that calls the step, and not during the call",
             ));
         }
         Ok(())
@@ -191,7 +191,7 @@ impl<F: Frontend> Session<F> {
         let problem = guards_differ(&plan, &guards)
             .or_else(|| {
                 pinned.map(|path| {
-                    format!("it lets {path} vary, which the script does more with than arithmetic")
+                    format!("it lets {path} vary, but the script does more than arithmetic with it")
                 })
             })
             .or_else(|| numbers_now(&plan, &active.recording.facts).err());
@@ -252,8 +252,8 @@ impl<F: Frontend> Session<F> {
             Ok(outcome) => outcome,
             Err(SessionError::Refused(refusal)) => Outcome::Refused(refusal),
             Err(error) => Outcome::Refused(Refusal::step(
-                format!("was recorded, and could not be made a plan: {error}"),
-                "report this with the step; it stays eager",
+                format!("was recorded, but no plan could be made of the recording: {error}"),
+                "report this as a bug, with the step; the step stays eager",
             )),
         };
         match &outcome {
@@ -341,10 +341,10 @@ impl<F: Frontend> Session<F> {
         Some(Outcome::Refused(Refusal::step(
             format!("keeps {what}, at every call"),
             if active.unwaited() > 0 {
-                "wait for every collective inside the captured function (wait_tensor(), or .wait()); return other \
-                 tensors, or write them in place to tensors of the state (state= in Python)"
+                "wait for every collective inside the captured function (in PyTorch wait_tensor(), or .wait()); return \
+                 the other tensors, or write them in place to tensors of the state (state= in Python)"
             } else {
-                "return them, or write them in place to tensors of the state (state= in Python)"
+                "return these tensors, or write them in place to tensors of the state (state= in Python)"
             },
         )))
     }
@@ -400,7 +400,7 @@ impl<F: Frontend> Session<F> {
                 }
                 Err(difference) => tracing::warn!(
                     target: "rote::record",
-                    "{}: stored plan {key} is not what the script does now: {difference}; recording a new one",
+                    "{}: stored plan {key} differs from the recording: {difference}; recording a new plan",
                     self.config.function
                 ),
             }
@@ -498,7 +498,7 @@ impl<F: Frontend> Session<F> {
             let gone = self.variants.remove(oldest);
             tracing::info!(
                 target: "rote::record",
-                "{}: plan {} is given up for it, unused for {} calls",
+                "{}: plan {} makes room for a new plan: it was unused for {} calls",
                 self.config.function,
                 gone.key,
                 self.stats.calls - gone.last_used
@@ -530,9 +530,11 @@ fn loose(recording: &Recording, all: &[String]) -> Vec<String> {
 fn changes_every_call(what: &str) -> Refusal {
     Refusal::step(
         format!(
-            "changes the host value {what} at every call: a replay changes no host value, and a new value misses its guard"
+            "changes the host value {what} at every call: a replay changes no host value, and each new value misses its \
+             guard"
         ),
-        "make it a tensor, pass it in if it takes few values, or, if it does not matter, leave it unguarded (ignore= in Python)",
+        "make the value a tensor, or pass it as an argument if it has few values; if it does not matter, leave it \
+         unguarded (ignore= in Python)",
     )
 }
 

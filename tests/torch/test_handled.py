@@ -548,7 +548,7 @@ def test_handled_after_a_write(body: Callable[[Tensor, Tensor], Tensor], before:
     if body is times:
         assert stats.replays >= CALLS - 4 - len(BAD), stats
     else:
-        assert any("which the step may handle at" in refusal for refusal in stats.refusals), stats
+        assert any("and the step may handle the error at" in refusal for refusal in stats.refusals), stats
 
 
 def test_handlers_of_packages_beside_torch_count() -> None:
@@ -575,7 +575,7 @@ def test_handlers_of_packages_beside_torch_count() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         run = check_right(script)
-    assert ORACLE_ONLY or "which the step may handle at" in str(run.stats[-1][0].refusals)
+    assert ORACLE_ONLY or "and the step may handle the error at" in str(run.stats[-1][0].refusals)
 
 
 def test_gradients_of_the_step_before_stay() -> None:

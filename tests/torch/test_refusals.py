@@ -215,7 +215,7 @@ def test_tensor_made_from_host_data(made: str) -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("how", "word"),
-    [("memmove", "Tensor.data_ptr"), ("numpy", "Tensor.numpy"), ("extension", r"empty\(\)")],
+    [("memmove", "Tensor.data_ptr"), ("numpy", "Tensor.numpy"), ("extension", r"allocation \(empty\)")],
 )
 def test_result_written_outside_the_dispatcher(how: str, word: str) -> None:
     address = torch._C.TensorBase.data_ptr  # as a C extension takes it: nobody can see that
@@ -576,10 +576,10 @@ def beside_ops(x: Tensor, weight: Tensor) -> Tensor:
     ("body", "words", "remedy"),
     [
         (by_elements, "apply_.*each element", "custom_op"),
-        (by_dlpack, "__dlpack__.*hands memory", "custom_op"),
-        (by_capsule, "__dlpack__.*hands memory", "custom_op"),
+        (by_dlpack, "__dlpack__.*passes the memory", "custom_op"),
+        (by_capsule, "__dlpack__.*passes the memory", "custom_op"),
         (with_attributes, "Python attributes.*mark", "beside"),
-        (beside_ops, "writes to .*weight.* without an op", "with an op"),
+        (beside_ops, "writes to .*weight.* without a recorded op", "by an op"),
     ],
 )
 def test_what_leaves_no_op(body: Callable[[Tensor, Tensor], Tensor], words: str, remedy: str) -> None:

@@ -1,8 +1,8 @@
 //! What differs between two recordings of one step.
 //!
-//! A step is recorded twice in a row. What is host state (a step counter, a
-//! schedule) shows as a difference: it is bound when it is explained by a
-//! hyperparameter, and refused otherwise.
+//! A step is recorded twice in a row. Host state (a step counter, a schedule)
+//! appears as a difference between the recordings. A difference that a
+//! hyperparameter explains is bound to it. Any other difference is refused.
 
 use hashbrown::HashSet;
 use rote_plans::{
@@ -97,7 +97,7 @@ pub fn compare(a: &Recording, known: &[Source], b: &Recording) -> Result<Vec<Sou
                 a.plan.instrs.len(),
                 b.plan.instrs.len()
             ),
-            "make the decision an argument of the captured function, so that it is guarded",
+            "pass the value that decides it as an argument of the captured function, so that it is guarded",
         ));
     }
     if a.plan.result != b.plan.result {
@@ -106,13 +106,13 @@ pub fn compare(a: &Recording, known: &[Source], b: &Recording) -> Result<Vec<Sou
                 "returned {} in one call and {} in the next",
                 a.plan.result, b.plan.result
             ),
-            "return tensors; Python values must not change between calls",
+            "return tensors; other values of the result must not change between calls",
         ));
     }
     if let Some(what) = tables_differ(&a.plan, &b.plan) {
         return Err(Refusal::step(
             format!("left different {what} in two calls in a row"),
-            "make the step do the same at every call",
+            "make the step read, write and return the same tensors at every call",
         ));
     }
     Ok(sources)
@@ -144,11 +144,12 @@ fn differs(a: &Recording, instr: usize, x: &Instr, left: &str, right: &str) -> R
         &op,
         a.sources.get(instr).map_or("", String::as_str),
         format!(
-            "differs between two calls in a row: `{left}` and then `{right}`: a number that Python computes anew \
+            "differs between two calls in a row: `{left}` and then `{right}`: a number that the host computes anew \
              (a step counter, a schedule) would be frozen"
         ),
-        "keep it in a tensor, pass it as an argument if it takes few values, or let the optimizer hold it in \
-         param_groups; for optimizers, fused=True, or on a GPU capturable=True, keeps their step counters in tensors",
+        "keep the number in a tensor, pass it as an argument if it has few values, or let the plan follow it (in \
+         PyTorch a number in param_groups); PyTorch's optimizers keep their step counters in tensors with fused=True, \
+         or on a GPU with capturable=True",
     )
 }
 

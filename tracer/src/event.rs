@@ -1,4 +1,4 @@
-//! What the recorder is told: ops as they run, with plain local tensors.
+//! Events for the recorder: ops as they run, on plain local tensors.
 
 use rote_plans::value::reach;
 use rote_plans::{DType, Device, Kind, Marks};

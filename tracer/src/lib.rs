@@ -1,4 +1,4 @@
-//! Tracing: ops as they run in, a plan out.
+//! Tracing: makes a plan of the ops of a step, as they run.
 //!
 //! | module | subject |
 //! |---|---|

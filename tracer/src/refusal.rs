@@ -1,7 +1,7 @@
 //! Why a recording was refused: the op, the argument, the user's source line
 //! and the remedy.
 
-/// A reason not to record a step. Replaying it could not be proven right.
+/// A reason not to record a step: a replay of the step could not be proven right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{} {reason}; remedy: {remedy}", self.subject(), self.place())]
 pub struct Refusal {

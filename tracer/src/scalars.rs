@@ -1,12 +1,12 @@
 //! Floats that Python computes from an optimizer's hyperparameters, followed
 //! while a step is recorded.
 //!
-//! A recorded op tells the value of a number among its arguments and not where
-//! it came from. So each number keeps every source that fits: what is written in
-//! the program, if it was the same in all recordings, and each followed float
-//! that had its value in all of them. A replay computes all of them, and is one
-//! only while they agree: where they differ, one of them is wrong, and the call
-//! must run eagerly. That also sees a product that was rounded away at first.
+//! A recorded op has the value of each number among its arguments, but not the
+//! source of the number. So each number keeps every source that fits: a number
+//! written in the program, if it was the same in all recordings, and each
+//! followed float that had this value in all recordings. A replay computes all
+//! sources. If they differ, one of them is wrong, and the call must run eagerly.
+//! This also covers a product that was rounded away at first.
 
 use hashbrown::HashMap;
 use rote_plans::{NONE, Scalar};

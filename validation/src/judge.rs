@@ -1,9 +1,9 @@
 //! One sample of one op: which placement combinations are true.
 //!
-//! The local ops run on the pieces of random tensors, and what the ranks get is
-//! held against the op on the whole tensors. A combination is true if it is so
-//! for every draw; several draws, half of them with signs turned, leave little
-//! to chance.
+//! The local ops run on the pieces of random tensors. The results of the ranks are
+//! compared with the op on the whole tensors. A combination is true if they agree in
+//! every draw. There are several draws, half of them with signs turned, so that a
+//! wrong combination hardly passes by chance.
 
 use std::rc::Rc;
 

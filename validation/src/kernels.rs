@@ -1,4 +1,4 @@
-//! What runs the ops: not this crate, which never talks to a device.
+//! The trait of kernels that run the ops. This crate itself never talks to a device.
 
 use rote_plans::DType;
 

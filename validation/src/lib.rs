@@ -1,18 +1,18 @@
-//! The truth table: which placement combinations of an op are correct, decided
-//! by running its local ops on the pieces, and whether the rules say so.
+//! The truth table: decides which placement combinations of an op are correct, by
+//! running its local ops on the pieces, and compares the rules with it.
 //!
 //! | module | subject |
 //! |---|---|
 //! | [`host`] | tensors in host memory |
-//! | [`kernels`] | what runs the ops |
+//! | [`kernels`] | the trait of kernels that run the ops |
 //! | `draw` | random whole tensors |
-//! | `pieces` | from whole tensors to the ranks', and back |
-//! | `names` | what has to be known of ops by name |
+//! | `pieces` | from whole tensors to the pieces of ranks, and back |
+//! | `names` | facts about ops, by name |
 //! | `run` | an op on whole tensors |
 //! | `judge` | one sample of an op: claims and truth |
 //! | [`table`] | the truth tables of ops |
 //! | `left_out` | rules that are true and left out, with reasons |
-//! | [`report`] | what was found |
+//! | [`report`] | the findings |
 //! | [`samples`] | a few calls of every op that has a rule |
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! What has to be known of ops by their names to judge them.
+//! Facts about ops, by their names, that the judge needs.
 
 /// Ops about NaN and infinities, of which one draw is given some.
 #[rustfmt::skip]

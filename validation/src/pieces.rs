@@ -1,9 +1,9 @@
-//! From whole tensors to what each rank holds, and back.
+//! From whole tensors to the pieces of each rank, and back.
 //!
-//! Pieces are made so that no strategy passes by luck: summands are unequal and
-//! of mixed sign, of an extremum every rank decides some elements and the others
-//! lie clearly beside it, factors turn signs, norms have unequal shares in theirs.
-//! Partial mesh dims nest, the leftmost outside.
+//! Pieces are made so that no wrong strategy passes by chance. Summands are unequal
+//! and of mixed sign. Every rank decides some elements of an extremum, and the other
+//! ranks' elements are clearly away from it. Factors turn signs. Norms have unequal
+//! shares. Partial mesh dims nest, the leftmost outside.
 
 use crate::samples::Values;
 use rote_propagation::layout::Layout;

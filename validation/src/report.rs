@@ -1,4 +1,4 @@
-//! What the truth table found.
+//! The findings of the truth table.
 
 use rote_propagation::Combination;
 

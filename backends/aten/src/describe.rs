@@ -1,4 +1,4 @@
-//! What a recording is told of PyTorch's ops and tensors.
+//! Descriptions of PyTorch's ops and tensors for a recording.
 
 use std::ffi::c_void;
 

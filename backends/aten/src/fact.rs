@@ -108,7 +108,7 @@ impl TryFrom<u32> for FactKind {
     fn try_from(number: u32) -> Result<Self, String> {
         Self::ALL.get(number as usize).copied().ok_or_else(|| {
             format!(
-                "{number} is no kind of fact, expected 0 to {}",
+                "{number} is not a kind of fact: expected 0 to {}",
                 Self::ALL.len() - 1
             )
         })

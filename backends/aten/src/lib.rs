@@ -5,12 +5,12 @@
 //! | [`sys`] | the C ABI of the bridge |
 //! | [`bridge`] | the loaded bridge, and safe owners of Python objects |
 //! | [`frontend`] | PyTorch as a session sees it: calls and their tensors |
-//! | [`words`] | what the words of a call are called |
+//! | [`words`] | the names of the words of a call |
 //! | [`facts`] | facts about Python objects that outlive calls |
 //! | [`fact`] | the kinds of these facts |
-//! | [`describe`] | what a recording is told of ops and tensors |
+//! | [`describe`] | descriptions of ops and tensors for a recording |
 //! | [`program`] | a bound plan's ops and slots on the bridge's side |
-//! | [`ranks`] | bytes from each rank of a process group to all |
+//! | [`ranks`] | exchanges of bytes among the ranks of a process group |
 //! | [`eager`] | single calls on host data |
 //! | [`kernels`] | PyTorch's kernels for the truth table |
 

@@ -1,4 +1,4 @@
-//! The ranks of a process group, and bytes from each of them to all.
+//! The ranks of a process group, and exchanges of bytes among them.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 
@@ -48,8 +48,8 @@ impl Ranks for Group {
 
     fn why_silent(&self) -> Option<&'static str> {
         (!self.cpu).then_some(
-            "the ranks would agree on the CPU, and the default process group has no backend for it; \
-             init_process_group(\"cpu:gloo,cuda:nccl\") makes one that has",
+            "the ranks agree through the CPU, and the default process group has no backend for the CPU; \
+             init_process_group(\"cpu:gloo,cuda:nccl\") makes a group with one",
         )
     }
 

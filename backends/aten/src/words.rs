@@ -1,4 +1,4 @@
-//! What the words of a call are called.
+//! The names of the words of a call.
 
 use rote_replay::WordPlace;
 

@@ -22,17 +22,17 @@ pub struct DlType {
     pub code: u8,
     /// Bits of an element.
     pub bits: u8,
-    /// 1.
+    /// Always 1.
     pub lanes: u16,
 }
 
-/// A tensor that somebody else owns: DLPack's `DLTensor`.
+/// A tensor whose memory belongs to another owner: DLPack's `DLTensor`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DlTensor {
     /// The address of its memory.
     pub data: *mut c_void,
-    /// Where that is.
+    /// The device of the memory.
     pub device: DlDevice,
     /// Number of dims.
     pub ndim: i32,
@@ -52,9 +52,9 @@ pub struct DlTensor {
 pub struct DlManagedTensor {
     /// The tensor.
     pub dl_tensor: DlTensor,
-    /// The owner's own.
+    /// A pointer for the owner's use.
     pub manager_ctx: *mut c_void,
-    /// Called once with the struct when the tensor is used no more; may be null.
+    /// Called once with the struct, when the tensor is no longer used; may be null.
     pub deleter: Option<unsafe extern "C" fn(*mut DlManagedTensor)>,
 }
 

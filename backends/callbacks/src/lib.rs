@@ -1,4 +1,4 @@
-//! A framework of function pointers: its kernels, its allocator and its collectives. Its tensors are DLPack's.
+//! A framework given as function pointers: its kernels, its allocator and its collectives. Its tensors are DLPack tensors.
 //!
 //! | module | subject |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | `storages` | the storages of one call, held to what the leaves say of them |
 //! | [`frontend`] | calls: their leaves, and facts by name |
 //!
-//! What a framework passes is checked before it is used: sizes, element types, bounds of memory. The framework promises that its
-//! pointers are live and that its functions have the declared types.
+//! Sizes, element types and bounds of memory that a framework passes are checked before they are used. The framework promises
+//! that its pointers are live and that its functions have the declared types.
 
 pub mod dl;
 pub mod frontend;

@@ -177,9 +177,7 @@ impl Tensor {
         let tensor = &described.tensor;
         let dtype = dl::dtype(tensor.dtype).ok_or_else(|| {
             let dl::DlType { code, bits, lanes } = tensor.dtype;
-            format!(
-                "has the element type {code}, {bits} bits, {lanes} lanes, which stands for nothing"
-            )
+            format!("has the element type {code}, {bits} bits, {lanes} lanes, which does not exist")
         })?;
         let device = dl::device(tensor.device).ok_or_else(|| {
             format!(

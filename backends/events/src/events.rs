@@ -98,11 +98,11 @@ unsafe fn arg_problem(arg: &sys::Arg, depth: u32) -> Option<String> {
                 (!is_text(payload.s)).then(|| "is text that is not UTF-8".to_owned())
             }
             tag::DTYPE | tag::LAYOUT | tag::MEMORY_FORMAT => (!(0..128).contains(&payload.i))
-                .then(|| format!("is {}, which stands for nothing", payload.i)),
+                .then(|| format!("is {}, which is not a number of this kind", payload.i)),
             tag::DEVICE => (!(0..1 << 16).contains(&payload.i))
-                .then(|| format!("is {}, which is no device", payload.i)),
+                .then(|| format!("is {}, which is not a device", payload.i)),
             tag::NONE | tag::BOOL | tag::INT | tag::FLOAT | tag::COMPLEX | tag::INTS => None,
-            tag => Some(format!("has the tag {tag}, which stands for nothing")),
+            tag => Some(format!("has the tag {tag}, which does not exist")),
         }
     }
 }

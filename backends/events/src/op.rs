@@ -1,6 +1,5 @@
-//! Ops as they run, in C structs: what the bridge tells of PyTorch's ops
-//! (`rote::Op` in `ffi/torch/abi.h`), and what any program tells of its own
-//! through `rote.h`.
+//! Ops as they run, in C structs. The bridge describes PyTorch's ops in them (`rote::Op` in `ffi/torch/abi.h`),
+//! and any program its own ops through `rote.h`.
 
 use std::ffi::c_char;
 
@@ -8,19 +7,19 @@ use std::ffi::c_char;
 pub const CONJ: u8 = 1;
 /// Tensor flag: lazily negated.
 pub const NEG: u8 = 2;
-/// Tensor flag: no strided storage (sparse and such).
+/// Tensor flag: has no strided storage (sparse tensors, for example).
 pub const NO_STORAGE: u8 = 4;
 /// Tensor flag: zeros that take no memory.
 pub const ZERO_TENSOR: u8 = 8;
-/// Tensor flag: a number in a tensor, which promotes types as a number does.
+/// Tensor flag: a number wrapped in a tensor. Type promotion treats it as a number.
 pub const WRAPPED_NUMBER: u8 = 16;
 
 /// A local tensor.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor {
-    /// Identity of its storage: equal for tensors that share memory, never used
-    /// twice in a recording. 0: no tensor.
+    /// Number of its storage. Tensors that share memory have the same number. A number is never used for two
+    /// storages in a recording. 0 stands for no tensor.
     pub storage: u64,
     /// Shape, `ndim` entries.
     pub sizes: *const i64,
@@ -44,11 +43,11 @@ pub struct Tensor {
 
 /// What an argument or result is: which member of its payload is set.
 pub mod tag {
-    /// Argument tag: none given.
+    /// Argument tag: no value (`None`).
     pub const NONE: u8 = 0;
     /// Argument tag: a tensor, `tensors[0]`.
     pub const TENSOR: u8 = 1;
-    /// Argument tag: tensors, `tensors[0..len]`; storage 0 is an absent one.
+    /// Argument tag: tensors, `tensors[0..len]`; storage 0 stands for an absent tensor.
     pub const TENSORS: u8 = 2;
     /// Argument tag: a boolean, `i`.
     pub const BOOL: u8 = 3;
@@ -74,11 +73,12 @@ pub mod tag {
     pub const LAYOUT: u8 = 13;
     /// Argument tag: PyTorch's `MemoryFormat` number, `i`.
     pub const MEMORY_FORMAT: u8 = 14;
-    /// Argument tag: something that a plan cannot hold; its type, `s`.
+    /// Argument tag: a value that a plan cannot hold; `s` names its type.
     pub const OTHER: u8 = 15;
-    /// Argument tag, when an op is bound: a tensor of the run; which one, `i`.
+    /// Argument tag, when an op is bound: a tensor of the run; `i` is its index.
     pub const VALUE: u8 = 16;
-    /// Argument tag, when an op is bound: tensors of the run, `ints[0..len]`, -1 for an absent one.
+    /// Argument tag, when an op is bound: tensors of the run; their indices are `ints[0..len]`, -1 for an
+    /// absent tensor.
     pub const VALUES: u8 = 17;
 }
 
@@ -86,7 +86,7 @@ pub mod tag {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union Payload {
-    /// Integers and what is numbered.
+    /// Integers, and element types, devices, layouts and memory formats by their numbers.
     pub i: i64,
     /// Floats.
     pub f: f64,
@@ -106,11 +106,11 @@ pub union Payload {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Arg {
-    /// Which member of `payload` is set.
+    /// The argument tag (`ROTE_ARG_...`): it says which member of `payload` is set.
     pub tag: u8,
     /// Whether the op writes to this argument.
     pub written: u8,
-    /// How many entries a list has.
+    /// Number of entries of a list.
     pub len: u32,
     /// The value.
     pub payload: Payload,
@@ -118,14 +118,14 @@ pub struct Arg {
 
 /// Op flag: draws from a generator.
 pub const SEEDED: u32 = 1;
-/// Op flag: reads tensor data on the host, or its result's shape depends on it.
+/// Op flag: reads tensor data on the host, or has a result whose shape depends on tensor data.
 pub const DATA_DEPENDENT: u32 = 2;
 /// Op flag: changes the meta of an argument in place.
 pub const INPLACE_VIEW: u32 = 4;
-/// Op flag: ran where the framework hides ops from those who watch them, which it does
-/// for its own bookkeeping and a step may do for anything.
+/// Op flag: ran while the framework hides ops from observers. Frameworks do so for their own bookkeeping, and a
+/// step may do so for other ops.
 pub const HIDDEN: u32 = 8;
-/// Op flag: its kernel ran while gradients were enabled. Some kernels compute otherwise then.
+/// Op flag: its kernel ran with gradients enabled. Some kernels then compute in another way.
 pub const GRAD: u32 = 16;
 
 /// An op that has run, on plain local tensors.
@@ -133,7 +133,7 @@ pub const GRAD: u32 = 16;
 pub struct Op {
     /// Name with namespace, for example `aten::mm`.
     pub name: *const c_char,
-    /// Overload, empty for the default one.
+    /// Overload; empty for the default overload.
     pub overload: *const c_char,
     /// Arguments in the order of the op's schema, defaults filled in.
     pub args: *const Arg,

@@ -1,7 +1,8 @@
 """Which instructions of code only run on the way to an ``AssertionError``.
 
-What they read, only the message of the error tells. (pytest rewrites an
-``assert`` so that its message comes from pytest itself, with all that this reaches.)
+Only the message of the error depends on the values that they read. (pytest
+rewrites an ``assert`` so that its message comes from pytest itself, with all
+values that this reaches.)
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def _compiler() -> str:
             return name
     raise RuntimeError(
         "rote: no C++ compiler found (looked for $CXX, c++, g++, clang++). Rote compiles a small bridge against the "
-        "installed torch on first use; install one, for example the package g++ or clang, or set CXX."
+        "installed torch at its first use. Install a compiler, for example the package g++ or clang, or set CXX."
     )
 
 

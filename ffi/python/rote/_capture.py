@@ -1,4 +1,4 @@
-"""``rote.capture``, and what a script holds of a captured function."""
+"""``rote.capture``, and the captured function that it returns."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Instance = TypeVar("Instance")
 class Captured(Generic[Arguments, Result]):
     """A captured function. Call it as the function it stands for.
 
-    Attributes are the function's, where the walk over what it can reach finds them, but for ``stats``,
-    ``explain()`` and ``plan_counts()``.
+    ``stats``, ``explain()`` and ``plan_counts()`` belong to the captured function. All other attributes are the
+    original function's, so that Rote finds and guards them.
     """
 
     __slots__ = ("__weakref__", "_step")
@@ -37,16 +37,15 @@ class Captured(Generic[Arguments, Result]):
 
     @property
     def stats(self) -> Stats:
-        """Counters, as of now."""
+        """The present values of the counters."""
         return step_of(self).stats
 
     def explain(self) -> str:
-        """What was erased, collectives and redistributions with their causes,
-        guards, misses and refusals."""
+        """A report: the erased work, collectives and redistributions with their causes, guards, misses, refusals."""
         return step_of(self).explain()
 
     def plan_counts(self) -> dict[str, int]:
-        """Instructions of the variant that ran last: local, views, collectives."""
+        """The numbers of instructions of the variant that ran last: local, views, collectives."""
         return step_of(self).plan_counts()
 
     @overload
@@ -56,7 +55,7 @@ class Captured(Generic[Arguments, Result]):
         self: Captured[Concatenate[Instance, Rest], Returned], instance: Instance, owner: Any = None
     ) -> Callable[Rest, Returned]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Binds to an instance where the function itself does."""
+        """Binds to an instance if the original function binds."""
         function = function_of(self)
         get = getattr(type(function), "__get__", None)
         bound = None if get is None else get(function, instance, owner)
@@ -80,14 +79,14 @@ class Captured(Generic[Arguments, Result]):
         return sorted({*dir(function_of(self)), *_OWN, "__wrapped__"})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A function is copied as itself. The copy of a method or of a callable object runs eagerly: the
-        captured state is the original's."""
+        """The copy of a captured function is the captured function itself. The copy of a method or of a callable
+        object runs eagerly: the captured state belongs to the original."""
         function = function_of(self)
         copied = copy.deepcopy(function, memo)
         return self if copied is function else copied
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        """A function is pickled by its name where that stands for what was captured, else as the plain function."""
+        """The captured function is pickled by its name, if the name stands for it, else as the original function."""
         found: Any = sys.modules.get(str(getattr(self, "__module__", None)))
         name = str(getattr(self, "__qualname__", ""))
         for part in name.split("."):
@@ -156,41 +155,42 @@ def capture(
     ignore: Sequence[str] = (),
     passes: str | Sequence[str] = "",
 ) -> Any:
-    """Captures a step: recorded once, replayed from Rust from then on.
+    """Captures a step: Rote records it in its first calls and replays it from Rust from then on.
 
     Usable as a call or as a decorator.
 
     Args:
-        fn: the step. What it returns may be tensors, numbers, text, and
-            tuples, lists and dicts of these.
-        state: what the step reads and writes: a module, an optimizer, a
-            tensor, or dicts and lists of these.
+        fn: the step. It may return tensors, numbers, text, and tuples, lists
+            and dicts of these.
+        state: the tensors that the step reads and writes: a module, an
+            optimizer, a tensor, or dicts and lists of these.
         plans: directory of the plan store; a temporary one by default.
-        strict: raise :class:`RecordingRefused` where the default warns once
-            and stays eager.
-        verify: run the first so many replays beside eager, from the same
-            state, and raise :class:`VerificationError` at the first bit that
-            differs; two more besides, since the first ones only show what
-            memory the plan needs.
-        verify_every: replay every n-th call beside eager, on all ranks at the
-            same calls, and go on with what eager leaves. At a difference the
-            step stays eager for good, with a warning that names a report in
-            the plan directory: the first instruction that differs, and how.
+        strict: raise :class:`RecordingRefused` if a recording is refused. By
+            default, a refusal gives one warning, and the step stays eager.
+        verify: run this many replays beside eager, from the same state. The
+            first bit that differs raises :class:`VerificationError`. Two more
+            replays are checked before them, since the first replays only find
+            out how much memory the plan needs.
+        verify_every: run every n-th call beside eager, on all ranks at the
+            same calls. The results of eager stay. At a difference the step
+            stays eager for good. A warning then names a report in the plan
+            directory, with the first instruction that differs.
         trust_plans: use a stored plan without recording the step once more.
-        max_variants: how many plans may be kept. Beyond, one that was not used
-            for 256 calls makes room; until there is one, further kinds of calls run
-            eagerly. A hyperparameter that varies needs no plan of its own.
+        max_variants: how many plans may be kept. If there are more, a plan
+            that was not used for 256 calls makes room. Until there is such a
+            plan, calls that match no plan run eagerly. A hyperparameter that
+            varies needs no plan of its own.
         ignore: names of host values that may change without mattering, for
             example ``"trainer.step"``.
-        passes: what runs over a plan before it is replayed: ``"all"`` (that
-            keep every bit), ``"none"``, ``"default"``, or names (``rote passes``
-            lists them), with ``-`` before those to leave out of the default
-            and ``+`` before those to add, as in ``"-arena"``. By default what
-            ``ROTE_PASSES`` says. With one that alters collectives, all ranks
-            must call the step equally often.
+        passes: the passes that run over a plan before it is replayed:
+            ``"all"`` (those that keep every bit), ``"none"``, ``"default"``,
+            or names (``rote passes`` lists them). ``-`` before a name leaves
+            the pass out of the default, ``+`` adds it, as in ``"-arena"``.
+            If not given, ``ROTE_PASSES`` counts. With a pass that alters
+            collectives, all ranks must call the step equally often.
 
     Returns:
-        A callable with the signature of ``fn``, and ``stats`` and
+        A callable with the signature of ``fn``, and with ``stats`` and
         ``explain()``.
     """
 

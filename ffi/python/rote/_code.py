@@ -1,4 +1,4 @@
-"""What a function's code names and says, nested code included."""
+"""The names and the constants in a function's code, nested code included."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class _Search:
 
     def _against_passes(self, recorded: _Shown, passed: _Shown) -> tuple[int | None, _Key | None, str]:
         """The first instruction whose result passes have changed: one that is left out, or that differs."""
-        what = "what passes have made of it computes something else"
+        what = "the program that passes have made of the plan computes something else"
         left_out: dict[int, int] = {}  # of each root, the last write, if passes left it out
         for instr, row in enumerate(self.program):
             keys = recorded.by_instr.get(instr, [])
@@ -279,10 +279,10 @@ def write(step: Step, what: str, finding: Finding, before: Snapshot) -> Path:
         f"torch.initial_seed() {torch.initial_seed()}",
         f"torch {torch.__version__}",
         "",
-        "To reproduce: bring the state, the arguments and torch.set_rng_state to where they were before this call, for",
-        "example from a checkpoint, and call the captured function with verify=1 and this plan directory, with",
-        "trust_plans=True where it was used. It raises at the same difference. With passes='none' it tells a pass",
-        "from the plan itself. `rote show --ops PLAN` prints the instructions of the plan.",
+        "To reproduce: restore the state, the arguments and the generators (torch.set_rng_state) from before this",
+        "call, for example from a checkpoint. Capture the function with verify=1 and this plan directory, and with",
+        "trust_plans=True if this run used it. The call raises at the same difference. If it does not raise with",
+        "passes='none', a pass is wrong. `rote show --ops PLAN` prints the instructions of the plan.",
         "",
     ]
     directory = Path(step.plans)

@@ -1,10 +1,10 @@
-"""Floats that remember how they came about.
+"""Floats that remember how they were computed.
 
-While a step is recorded, the hyperparameters in ``param_groups`` are replaced
-by floats that report arithmetic on them, if they can get only to code whose
-every use of them is seen (:mod:`._uses`). A number among an op's arguments that
-changes from one recording to the next is then explained by the
-hyperparameter, or refused.
+While a step is recorded, hyperparameters in ``param_groups`` are replaced by
+floats that report arithmetic on them. This is done only if they reach no code
+whose use of them is unseen (:mod:`._uses`). A number among an op's arguments may
+change from one recording to the next. It is then explained by a hyperparameter,
+or refused.
 """
 
 from __future__ import annotations

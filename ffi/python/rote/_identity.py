@@ -1,4 +1,4 @@
-"""What was found of an object, remembered by the object itself, not by what it equals."""
+"""Findings about objects, remembered by the identity of the object, not by equality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is the user's and what a library's, and which libraries' objects are not looked into."""
+"""Which code and objects belong to the user or to a library, and which libraries' objects are not looked into."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What a step reads of a tensor besides its data while it is recorded: where its memory lies, how often it was
-written.
+"""Reads of a tensor's address and version by a step that is recorded: where its memory lies, how often it was written.
 
-These are Python values that a plan would freeze. Of an argument, where it lies may differ from call to call: a plan
-of a step that has asked is only for arguments that lie there. What no guard could hold to refuses the recording.
+These are Python values that a plan would freeze. An argument may lie elsewhere at each call. If the step asks for the
+place, the plan fits only arguments at this place. If no guard could check a value, the recording is refused.
 """
 
 from __future__ import annotations
@@ -72,8 +71,8 @@ class Looks:
             if named.value and name in _COUNTED:
                 self._refuse(
                     f"Tensor.{name}",
-                    f"asks for {name} of a tensor that exists before the step: what Python does with the answer "
-                    "leaves no trace in a plan",
+                    f"asks for {name} of a tensor that exists before the step: a plan cannot hold Python's use of the "
+                    "answer",
                     "ask outside the captured function, and pass the answer as an argument",
                 )
 
@@ -98,8 +97,8 @@ class Looks:
             if self._is_step(sys._getframe(1).f_code):
                 self._refuse(
                     f"{kind.__name__}.{name}",
-                    "reads or writes the memory of a storage, which leaves no trace in a plan",
-                    "use torch ops on the tensor, or do it outside the captured function",
+                    "reads or writes the memory of a storage: a plan cannot hold these reads and writes",
+                    "use torch ops on the tensor, or use the storage outside the captured function",
                 )
             return original(storage, *args, **kwargs)
 
@@ -116,7 +115,7 @@ class Looks:
     def _refuse_seed(self) -> None:
         self._refuse(
             "torch.initial_seed",
-            "reads the seed of a generator: a later call may find another one",
+            "reads the seed of a generator: a later call may find another seed",
             "pass the seed as an argument",
         )
 

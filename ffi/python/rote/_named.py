@@ -1,4 +1,4 @@
-"""What code names: the globals, closures and Python modules behind a function."""
+"""Values that code names: the globals, closures and Python modules behind a function."""
 
 from __future__ import annotations
 

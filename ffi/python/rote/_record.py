@@ -1,8 +1,9 @@
 """Runs one call eagerly while the library records it.
 
-The bridge tells of every op: those on DTensors frame what follows, those on
-plain tensors are recorded. What never reaches the dispatcher is observed where
-it happens: generator state, host reads, redistributions, backward passes.
+The bridge reports every op. Ops on plain tensors are recorded; ops on DTensors
+frame the ops that they run. Some things never reach the dispatcher and are
+observed where they happen: generator state, host reads, redistributions,
+backward passes.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def failed(session: Any, problem: object) -> None:
     """Refuses the recording, since something of Rote's own went wrong while the step ran."""
     kind = f"{type(problem).__name__}: " if isinstance(problem, Exception) else ""
     reason = c_text(f"could not be recorded: {kind}{problem}")
-    lib.rote_record_refuse(session, b"", b"", reason, b"report this with the step; it stays eager")
+    lib.rote_record_refuse(session, b"", b"", reason, b"report this as a bug, with the step; the step stays eager")
 
 
 class Specs:
@@ -237,7 +238,7 @@ class _Recorder:
         """Ends the recording when it was refused, or failed: the step runs on."""
         if status < 0:
             self._watch.refuse(
-                "", f"does what cannot be written down: {error()}", "leave it outside the captured function"
+                "", f"runs an op that cannot be recorded: {error()}", "run it outside the captured function"
             )
         self.refused |= status < 0 or status == REFUSED
 
@@ -254,10 +255,10 @@ class _Recorder:
         if not self.refused:
             self._watch.refuse(
                 name,
-                "reads or writes the memory of a tensor on the host: what it does then depends on the values, and "
-                "leaves no trace in a plan",
-                "give it Python numbers in place of the tensor (padded sequences in place of packed ones), or leave it "
-                "outside the captured function",
+                "reads or writes the memory of a tensor on the host: the ops that it calls may depend on the values, "
+                "and a plan cannot hold that",
+                "pass it Python numbers in place of the tensor (padded sequences in place of packed sequences), or "
+                "call it outside the captured function",
             )
 
     def set_otherwise(self, op: str) -> None:
@@ -267,8 +268,8 @@ class _Recorder:
         self._watch.refuse(
             op,
             f"{'runs' if op else 'ends'} under other settings of PyTorch than the step began with (the default dtype, "
-            "the number of threads, torch.backends, deterministic algorithms): a replay runs all of the step under "
-            "those that the call finds",
+            "the number of threads, torch.backends, deterministic algorithms): a replay runs the whole step under the "
+            "settings at the begin of the call",
             "change settings outside the captured function",
         )
         self.refused = True
@@ -408,8 +409,8 @@ class Watch:
             self.refuse(
                 op.decode(),
                 "raised, and the step handled the error: whether it raises may depend on data",
-                "leave it outside the captured function, or use a form that does not raise (linalg.cholesky_ex); a "
-                "call in which nothing raises is recorded",
+                "call the op outside the captured function, or use a form that does not raise (linalg.cholesky_ex); a "
+                "call in which no op raises is recorded",
             )
 
     def check_others(self) -> None:
@@ -418,7 +419,7 @@ class Watch:
             self.refuse(
                 op.decode(),
                 "runs in another thread on tensors of the step, which a recording does not see",
-                "do in the step's own thread what it starts, and join other threads before the call",
+                "run these ops in the step's own thread, and join other threads before the call",
             )
 
     def check_moving(self) -> None:
@@ -427,7 +428,7 @@ class Watch:
             if state() != before:
                 self.refuse(
                     "",
-                    f"advances the iterator {name}, which outlives the step: a replay would not",
+                    f"advances the iterator {name}, which outlives the step: a replay would not advance it",
                     "call next() outside the captured function and pass the result as an argument",
                 )
         self._advancing = []
@@ -435,8 +436,8 @@ class Watch:
             if state() != before:
                 self.refuse(
                     name,
-                    "draws random numbers on the host: what Python does with them leaves no trace in a plan",
-                    "draw with torch, or outside the captured function, and pass the result as an argument",
+                    "draws random numbers on the host: a plan cannot hold Python's use of the numbers",
+                    "draw with torch, or draw outside the captured function and pass the result as an argument",
                 )
         self._moving = []
 
@@ -448,7 +449,7 @@ class Watch:
             if id(iterator) in outlive:
                 self.refuse(
                     "next",
-                    f"advances a {type(iterator).__name__} that outlives the step: a replay would not",
+                    f"advances a {type(iterator).__name__} that outlives the step: a replay would not advance it",
                     "call next() outside the captured function and pass the result as an argument",
                 )
             return original(iterator, *default)
@@ -461,8 +462,8 @@ class Watch:
         def swap_tensors(one: Any, other: Any) -> Any:
             self.refuse(
                 "torch.utils.swap_tensors",
-                "exchanges two tensors: a replay would not",
-                "exchange them outside the captured function",
+                "exchanges two tensors: a replay would not exchange them",
+                "exchange the tensors outside the captured function",
             )
             self._roots.clear()  # the graphs would hold the nodes that accumulate their gradients
             return original(one, other)
@@ -476,8 +477,9 @@ class Watch:
             if original(thing) in self.arguments and is_users_own(sys._getframe(1).f_code):
                 self.refuse(
                     "id",
-                    "asks which object an argument is: a later call may pass another one, or a new one at its address",
-                    "compare with `is`, or do it outside the captured function",
+                    "asks for the identity of an argument: a later call may pass another object, or a new object at "
+                    "the same address",
+                    "compare with `is`, or call id() outside the captured function",
                 )
             return original(thing)
 
@@ -491,7 +493,7 @@ class Watch:
             if not (within_kernel() or sys._getframe(1).f_code.co_filename.startswith(_READS_MESHES)):
                 watch.refuse(
                     f"Tensor.{name}",
-                    "reads a tensor on the host: what Python does with the values leaves no trace in a plan",
+                    "reads a tensor on the host: a plan cannot hold Python's use of the values",
                     "return the tensor and read it outside the captured function",
                 )
             return original(tensor, *args, **kwargs)
@@ -513,16 +515,17 @@ class Watch:
         return self._refused(
             "Tensor.__dlpack__",
             original,
-            "hands memory of a tensor to code outside the dispatcher, whose reads and writes leave no trace in a plan",
-            "wrap that code as a custom op (torch.library.custom_op), or leave it outside the function",
+            "passes the memory of a tensor to code outside the dispatcher: a plan cannot hold the reads and writes of "
+            "that code",
+            "make that code a custom op (torch.library.custom_op), or run it outside the captured function",
         )
 
     def _by_elements(self, name: str) -> Callable[..., Any]:
         return self._refused(
             f"Tensor.{name}",
             getattr(torch.Tensor, name),
-            "calls a Python function for each element: what it writes leaves no trace in a plan",
-            "use an op, or wrap it as a custom op (torch.library.custom_op)",
+            "calls a Python function for each element: a plan cannot hold what the function computes",
+            "use an op, or make the function a custom op (torch.library.custom_op)",
         )
 
     def _address(self, name: str) -> Callable[..., Any]:
@@ -534,10 +537,9 @@ class Watch:
             if (is_users_own(caller) or "triton" in caller.co_filename) and not within_kernel():
                 watch.refuse(
                     f"Tensor.{name}",
-                    "hands the address of a tensor to code outside the dispatcher, whose reads and writes leave no "
-                    "trace in a plan",
-                    "wrap the kernel as a custom op (torch.library.custom_op), or leave it outside the captured "
-                    "function",
+                    "passes the address of a tensor to code outside the dispatcher: a plan cannot hold the reads and "
+                    "writes of that code",
+                    "make the kernel a custom op (torch.library.custom_op), or run it outside the captured function",
                 )
             return int(original(tensor))
 
@@ -617,8 +619,8 @@ class Watch:
                 return original(op, key, *args, **kwargs)
             watch.refuse(
                 name,
-                "calls functions of Python as an operator: which of them run may depend on data",
-                "leave it outside the captured function",
+                "is an operator that calls Python functions: which functions run may depend on data",
+                "call the operator outside the captured function",
             )
             with _unseen():
                 key = torch._ops._compute_keyset(args, kwargs, op.non_fallthrough_keys).highestPriorityTypeId()

@@ -210,7 +210,7 @@ class Recording:
                     self._watch.refuse(
                         "",
                         f"takes {path}, which carries an autograd graph from outside the step",
-                        "pass path.detach(), or compute it inside the captured function",
+                        f"pass {path}.detach(), or compute {path} inside the captured function",
                     )
                 self._name(_ARG, path, leaf, leaf, i)
                 self._track_grad(path, leaf, i)
@@ -249,7 +249,7 @@ class Recording:
             self._watch.refuse(
                 "",
                 f"reaches {path}, which cannot be guarded: {why}",
-                f'keep it out of reach of the captured function, or, if it does not matter, ignore=["{path}"]',
+                f'make it unreachable from the captured function; if it does not matter, pass ignore=["{path}"]',
             )
         for function in walk.functions:
             self._check_generators(function, generators=bool(walk.moving))
@@ -281,9 +281,9 @@ class Recording:
             if begin < end and own != storage:
                 self._watch.refuse(
                     "",
-                    f"takes {first} and {path}, which lie in the same memory by way of different storages, as two "
-                    "calls of torch.from_numpy on one array make them: a write to one is not seen in the other",
-                    "make one tensor of the memory, and the other a view of that tensor",
+                    f"takes {first} and {path}, which share memory through different storages (for example by two "
+                    "calls of torch.from_numpy on one array): Rote cannot see that a write to one changes the other",
+                    "make one tensor of the memory, and make the other a view of that tensor",
                 )
                 return
             if last > end:
@@ -296,7 +296,7 @@ class Recording:
         if "initial_seed" in names.attributes:
             self._watch.refuse(
                 f"Generator.initial_seed in {function.__qualname__}",
-                "reads the seed of a generator: a later call may find another one",
+                "reads the seed of a generator: a later call may find another seed",
                 "pass the seed as an argument",
             )
         said = names.attributes.union(names.globals)
@@ -305,9 +305,9 @@ class Recording:
         if copies:
             self._watch.refuse(
                 f"{copies[0]} in {function.__qualname__}",
-                "asks where a generator of random numbers on the host stands, copies it or puts it back: what Python "
-                "draws leaves no trace in a plan",
-                "draw with torch, or outside the captured function, and pass the result as an argument",
+                "reads, copies or restores the state of a random number generator on the host: a plan cannot hold the "
+                "numbers that Python draws",
+                "draw with torch, or draw outside the captured function and pass the result as an argument",
             )
 
     def _check_running(self, function: types.FunctionType) -> None:
@@ -317,8 +317,9 @@ class Recording:
             if found in (eval, exec, types.FunctionType):  # not the script's own function of that name
                 self._watch.refuse(
                     f"{name} in {function.__qualname__}",
-                    "runs text that is no constant, or code from anywhere: what that names cannot be guarded",
-                    "make a function of it outside the captured function, and call that",
+                    "runs text that is not a constant, or code of unknown origin: the names in that code cannot be "
+                    "guarded",
+                    "make a function of the code outside the captured function, and call the function",
                 )
 
     def _check_buffers(self, buffers: list[tuple[int, int, str]], extents: list[_Extent]) -> None:
@@ -329,10 +330,10 @@ class Recording:
             if path is not None:
                 self._watch.refuse(
                     "",
-                    f"reaches {buffer}, which lies in the memory of {path}: what Python reads or writes there between "
-                    "two ops leaves no trace in a plan",
-                    "use the tensor in place of the array inside the captured function, or, if the step does not use "
-                    f'the array, ignore=["{buffer}"]',
+                    f"reaches {buffer}, which lies in the memory of {path}: a plan cannot hold Python's reads and "
+                    "writes of that memory",
+                    "use the tensor in place of the array inside the captured function; if the step does not use the "
+                    f'array, pass ignore=["{buffer}"]',
                 )
 
     def _extents(self) -> list[_Extent]:
@@ -369,8 +370,8 @@ class Recording:
                 continue
             self._watch.refuse(
                 "",
-                f"takes the gradient of {path} under a hook of C++, which a replay would not call",
-                "apply rote.capture to a model without the wrapper that registers it",
+                f"takes the gradient of {path} under a C++ hook, which a replay would not call",
+                "apply rote.capture to a model without the wrapper that registers the hook",
             )
 
     def _guard(self, kind: int, subject: str, text: str) -> None:
@@ -413,22 +414,24 @@ class Recording:
             if before != after:
                 self._watch.refuse(
                     "",
-                    f"leaves {path} in other memory, or with another shape, strides or dtype: a replay would not",
-                    "write to it in place (copy_), with out= tensors of the result's shape, and change .data outside "
-                    "the captured function",
+                    f"leaves {path} in other memory, or with another shape, strides or dtype: a replay would not "
+                    "change these",
+                    "write to the tensor in place (copy_), use out= tensors of the result's shape, and assign .data "
+                    "outside the captured function",
                 )
         if self._shape_of_arguments() != self._before:
             self._watch.refuse(
                 "",
-                "changes the lists, dicts, attributes or requires_grad of its arguments: a replay would not",
-                "change a copy inside the captured function, or the arguments outside of it",
+                "changes the lists, dicts, attributes or requires_grad of its arguments: a replay would not change "
+                "these",
+                "change a copy inside the captured function, or change the arguments outside of it",
             )
         for (subject, before), (_, after) in zip(self._modes_before, self._modes(), strict=True):
             if before != after:
                 self._watch.refuse(
                     "",
-                    f"leaves {subject} at {after}, it was {before} before: a replay would not change it",
-                    "change it outside the captured function, or for a while with a context manager",
+                    f"leaves {subject} at {after}; it was {before} before: a replay would not change it",
+                    f"change {subject} outside the captured function, or inside it with a context manager",
                 )
 
     def _name(self, kind: int, path: str, owner: torch.Tensor, tensor: torch.Tensor, leaf: int) -> None:
@@ -446,8 +449,8 @@ class Recording:
             if tensor.grad.requires_grad:
                 self._watch.refuse(
                     "",
-                    f"finds a gradient in {path}.grad that has a part in autograd itself",
-                    f"detach it outside of the captured function: {path}.grad = {path}.grad.detach()",
+                    f"finds a gradient in {path}.grad that itself requires a gradient",
+                    f"detach the gradient outside of the captured function: {path}.grad = {path}.grad.detach()",
                 )
 
     def _facts(self, facts: list[_facts.Fact]) -> None:
@@ -547,8 +550,8 @@ class Recording:
                 if id(tensor.grad) in names or id(tensor.grad) in old:
                     self._watch.refuse(
                         "",
-                        f"makes {path}.grad the very tensor that is something else already",
-                        "give each tensor a gradient of its own: other.grad = gradient.clone()",
+                        f"sets {path}.grad to a tensor that is already an argument, state or another gradient",
+                        f"give each tensor a gradient of its own: {path}.grad = gradient.clone()",
                     )
                 for node, part in _views.parts({"b": f"{path}.grad"}, tensor.grad):
                     names.setdefault(id(part), node)
@@ -556,8 +559,8 @@ class Recording:
                 if own:
                     self._watch.refuse(
                         "",
-                        f"makes {path}.grad a tensor with Python attributes ({own}), which a plan cannot give back",
-                        "keep what they hold elsewhere, or set the gradient outside the captured function",
+                        f"sets {path}.grad to a tensor with Python attributes ({own}), which a plan cannot give back",
+                        "keep these values elsewhere, or set the gradient outside the captured function",
                     )
             if tensor.grad is not None and tensor.grad.requires_grad:
                 self._watch.refuse(
@@ -591,7 +594,7 @@ class Recording:
                 self._watch.refuse(
                     "",
                     f"returns a tensor with Python attributes ({own}), which a plan cannot give back",
-                    "return what they hold beside the tensor",
+                    "return these values beside the tensor",
                 )
             requires_grad = tensor.requires_grad and not _views.view_of(tensor).follows
             if requires_grad and (tensor.grad_fn is None or not self._watch.used_up(tensor.grad_fn)):
@@ -620,8 +623,8 @@ class Recording:
         if kept and self._casts_outlive_the_call:
             self._watch.refuse(
                 "",
-                "runs under torch.autocast that was entered outside of it: autocast keeps the casts of parameters "
-                "until its context ends, and a replay would not see them",
+                "runs under a torch.autocast that was entered outside of it: autocast keeps the casts of parameters "
+                "until its context ends, and a replay would not use these casts",
                 "enter torch.autocast inside the captured function, or pass it cache_enabled=False",
             )
         return structure, output_specs, views
@@ -674,7 +677,8 @@ class Recording:
         if type(after) not in (torch.Tensor, DTensor, AsyncCollectiveTensor):
             self._watch.refuse(
                 "",
-                f"leaves a gradient of class {type(after).__name__} in {path}.grad: a replay leaves plain tensors",
+                f"leaves a gradient of class {type(after).__name__} in {path}.grad: a replay can leave only plain "
+                "tensors",
                 f"leave a plain tensor: {path}.grad = {path}.grad.as_subclass(torch.Tensor)",
             )
         spec = self._specs.of_tensor(after)

@@ -34,7 +34,7 @@ def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outl
         if kind is float and not math.isfinite(value):
             return {"f": "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")}
         if kind is str and not _is_unicode(value):
-            raise Unsupported("text that is no Unicode")
+            raise Unsupported("text that is not Unicode")
         if value is None or kind in (bool, int, float, str):
             return {"c": value}
         if kind in (list, dict):

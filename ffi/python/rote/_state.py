@@ -1,4 +1,4 @@
-"""Names for what a step reads and writes: the tensors of ``state=``."""
+"""Names for the tensors of ``state=``, which a step reads and writes."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def _collect(found: State, path: str, value: Any) -> None:
             _collect(found, f"{path}[{i}]", item)
     else:
         raise TypeError(
-            f"state= holds a {type(value).__name__} at {path or 'its top'}; it takes modules, optimizers, tensors, "
-            "and dicts and lists of these"
+            f"state= has a {type(value).__name__} at {path or 'its top'}: expected modules, optimizers, tensors, and "
+            "dicts and lists of these"
         )
 
 

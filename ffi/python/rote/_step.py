@@ -126,9 +126,9 @@ class Step:
         if not callable(fn):
             raise TypeError(f"rote.capture takes a function, not a {type(fn).__name__}")
         if verify < 0:
-            raise ValueError(f"verify= must not be negative, it is {verify}")
+            raise ValueError(f"verify= must be 0 or more, it is {verify}")
         if verify_every < 0:
-            raise ValueError(f"verify_every= must not be negative, it is {verify_every}")
+            raise ValueError(f"verify_every= must be 0 or more, it is {verify_every}")
         if max_variants < 1:
             raise ValueError(f"max_variants= must be at least 1, it is {max_variants}")
         if isinstance(ignore, str) or not all(isinstance(name, str) for name in ignore):
@@ -269,7 +269,7 @@ class Step:
         if text is None:
             raise RuntimeError(f"rote: {error()}")
         stopped = "".join(f"\n  {where}" for where in self._unguarded)
-        return str(text.decode()) + (f"\nwhat lies beyond is not guarded:{stopped}\n" if stopped else "")
+        return str(text.decode()) + (f"\nvalues beyond these places are not guarded:{stopped}\n" if stopped else "")
 
     def plan_counts(self) -> dict[str, int]:
         """Instructions of the variant that ran last: local, views, collectives."""
@@ -404,14 +404,14 @@ class Step:
         reason = f"{type(problem).__name__}: {problem}"
         if self._failures >= _MAX_FAILURES and not self._agrees:  # other ranks wait for every call
             self._off = True
-            reason += f" ({self._failures} times in a row: nothing more is recorded)"
+            reason += f" ({self._failures} times in a row: every call runs eagerly from now on)"
         self._refused(reason.removeprefix("RuntimeError: rote: "))
 
     def _trusted(self, recording: Recording) -> list[_results.StoredSpec | None] | None:
         """Binds a stored plan unrecorded, if there is one: the specs of what a replay gives."""
         if recording.not_told:
             logging.getLogger("rote.replay").info(
-                "%s: no stored plan is trusted, since another step may be equal to it in all that plans tell: %s",
+                "%s: no stored plan is trusted, since a plan file cannot tell this step from another step: %s",
                 getattr(self.function, "__qualname__", "the step"),
                 recording.not_told,
             )
@@ -469,7 +469,7 @@ class Step:
         new = [place for place in where if place not in self._unguarded]
         if new and not self._unguarded:
             logging.getLogger("rote.guards").warning(
-                "%s: what lies beyond is not guarded: %s",
+                "%s: values beyond these places are not guarded: %s",
                 getattr(self.function, "__name__", "the step"),
                 "; ".join(new),
             )

@@ -1,10 +1,10 @@
-"""Whether all that a step does with its hyperparameters can be followed.
+"""Whether every use that a step makes of its hyperparameters can be followed.
 
 A float in ``param_groups`` may vary between replays only when every use of it
 was seen. C code reads the number inside a float without a trace (``math.sqrt``,
 ``"%f" % lr``, ``torch.tensor(lr)``), so watching a recording proves nothing by
-itself. What is proven here, before the step runs, is that the float never gets
-to such code:
+itself. This module proves, before the step runs, that the float never gets to
+such code:
 
 - A hyperparameter is reached through ``param_groups`` alone: nothing else in
   reach of the step holds a group, and code that gets at an object's attributes

@@ -172,7 +172,7 @@ def beside(
         failure, error = None, failure  # a signal's, which has nothing to do with the step
     elif (failure is None) != (error is None):
         who, said = ("eager", error) if failure is None else ("the replay", failure)
-        difference = f"what is raised: {who} raised {said!r}, the other nothing"
+        difference = f"the raised error: {who} raised {said!r}, the other raised nothing"
     elif error is None:
         difference = compare(after_replay, after_eager)
     ours = _EQUAL if difference is None else _DIFFERS

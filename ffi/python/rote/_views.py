@@ -1,7 +1,7 @@
-"""What autograd knows of a step's results as views: of arguments, of the state, of each other.
+"""Results of a step that are views for autograd: of arguments, of the state, of each other.
 
-A view and its base have one version counter, and what is written into one through autograd changes the history of
-the other. A recording notes what eager makes of each result; a replay makes its results so.
+A view and its base have one version counter. A write to one, seen by autograd, changes the history of the other. A
+recording notes of which tensor each result is a view in eager. A replay makes its results views in the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Unknown(Exception):
 
 def _moved() -> Unknown:
     return Unknown(
-        "leaves a view of a tensor that has other memory by now (`.data = ...`): a replay cannot make it one",
+        "leaves a view of a tensor that was given other memory (`.data = ...`): a replay cannot make such a view",
         "leave a copy: tensor.clone()",
     )
 
@@ -130,8 +130,8 @@ class _Kin:
                 return
             if view.backward:
                 raise Unknown(
-                    "returns a view of what is a view itself, by an op that reinterprets its elements: a replay cannot "
-                    "tell autograd how the one lies in the base of the other",
+                    "returns a view of a view, by an op that reinterprets elements: a replay cannot tell autograd how "
+                    "the result lies in its base",
                     "return a copy: tensor.clone()",
                 )
         if view.counter in self._counters:
@@ -185,7 +185,7 @@ def _of_inference(
         others = [tensor for tensor in others if _memory(tensor) not in memory]
     if (inference and others) or any(grad.is_inference() != inference for _, grad in grads):
         raise Unknown(
-            "changes inference mode, and leaves tensors made in another mode than that of its call",
+            "changes inference mode, and leaves tensors that were made in another mode than the mode of the call",
             "enter and leave torch.inference_mode() outside of the captured function",
         )
     for i, tensor in enumerate(outputs):

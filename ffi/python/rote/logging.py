@@ -1,8 +1,9 @@
 """Messages of Rote, through Python's own logging.
 
-Loggers: ``rote.guards`` (each miss, expected and found), ``rote.record`` (what
-became of recordings) and ``rote.replay`` (plan files). Warnings always show;
-``ROTE_LOG=guards,record,replay`` shows the rest of the named ones on stderr.
+Loggers: ``rote.guards`` (each miss, expected and found), ``rote.record`` (the
+outcome of recordings) and ``rote.replay`` (plan files). Warnings are always
+printed. ``ROTE_LOG=guards,record,replay`` also prints the other messages of the
+named loggers on stderr.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def configure(names: str | None = None) -> None:
         root.propagate = True
     if unknown:
         root.warning(
-            "ROTE_LOG: no logger named %s; there are %s",
+            "ROTE_LOG: there is no logger named %s: expected %s",
             ", ".join(sorted(unknown)),
             ", ".join(_TARGETS),
         )

@@ -1,7 +1,6 @@
-//! What must hold between the tables of a plan, whoever wrote it. The
-//! executor indexes without further checks, so all of it is checked here, in
-//! time linear in the size of the file and without allocating in proportion to
-//! it.
+//! The rules that the tables of a plan must keep, whoever wrote it. The executor
+//! indexes without further checks, so all rules are checked here. The time is linear
+//! in the size of the file, and the memory does not grow with it.
 //!
 //! - Every id lies in its table, every range in its pool; numbers that stand
 //!   for an enum of the framework lie in its span.
@@ -9,19 +8,19 @@
 //!   value: a binding, a constant, or an instruction, which lists the values
 //!   that it defines in increasing order. Shape and strides have the same
 //!   length, at most [`MAX_TENSOR_DIMS`]. A root is its own root and is defined
-//!   no later than what looks at it, and a view stays inside the root's
-//!   storage where the plan knows the storage's size. No tensor has or reaches
-//!   [`SPAN`] elements, and all together have fewer than [`TOGETHER`] bytes, so that those
-//!   who compute with sizes need not look for overflow.
+//!   no later than its views. If the plan knows the size of the root's storage, a
+//!   view stays inside it. No tensor has or reaches [`SPAN`] elements, and all
+//!   tensors together have fewer than [`TOGETHER`] bytes. So arithmetic on sizes
+//!   cannot overflow.
 //! - **Instructions.** A value is used after its definition, before it is freed
 //!   and no later than the last use that it names. Only results of
 //!   instructions are freed, once, and not those that outlive the run (outputs,
-//!   gradients); what outlives the run names no last use. A result that is
+//!   gradients). Values that outlive the run name no last use. A result that is
 //!   listed again was defined before (an in-place result). The base and the
 //!   result of a view share their root.
 //! - **Arguments.** `Arg::List` and `Arg::Wrapped` refer to strictly smaller
 //!   indices of the pool (nested arguments are pushed before the ones that
-//!   hold them) and nest at most [`MAX_ARG_DEPTH`] deep; what is wrapped is a number.
+//!   hold them) and nest at most [`MAX_ARG_DEPTH`] deep. A wrapped argument is a number.
 //! - **Scalars** refer to scalars before them.
 //! - **Generator slots** are restored only after they were saved.
 //! - Ranks lie below the world size; a mesh has as many ranks as its shape
@@ -29,7 +28,7 @@
 //! - The result structure is JSON of the forms of docs/plan-format.md, and
 //!   refers to outputs that exist.
 //! - Pools may be shared, but all lists together name at most as many entries
-//!   as the file has bytes, which bounds the work of everyone who walks them.
+//!   as the file has bytes. This bounds the time of a walk over the lists.
 
 mod fault;
 mod instrs;

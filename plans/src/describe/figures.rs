@@ -1,4 +1,4 @@
-//! Figures of a plan: how many instructions, collectives and bytes.
+//! Figures of a plan: the numbers of instructions, collectives and bytes.
 
 use std::collections::BTreeMap;
 

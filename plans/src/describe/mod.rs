@@ -1,12 +1,12 @@
-//! Plans for people: what a plan is, in text and JSON.
+//! Plans for people: a plan as text and as JSON.
 //!
 //! Everything here takes a plan that has been opened by [`crate::PlanFile`],
 //! so its tables agree with each other. Text from the plan is printed with its
 //! control characters escaped.
 //!
-//! | function | what |
+//! | function | subject |
 //! |---|---|
-//! | [`summary`] | what `rote show` prints: bindings, collectives, memory, guards |
+//! | [`summary`] | the summary that `rote show` prints: bindings, collectives, memory, guards |
 //! | [`ops`] | the instructions, one line each |
 //! | [`strategies`] | the global ops, their placements and redistributions |
 //! | `json` | all of it, for programs |

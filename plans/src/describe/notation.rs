@@ -1,5 +1,4 @@
-//! How single things are written: tensors, placements, arguments,
-//! instructions.
+//! The notation of tensors, placements, arguments and instructions.
 
 use std::fmt::{self, Display, Formatter, Write};
 

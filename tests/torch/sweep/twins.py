@@ -204,6 +204,6 @@ def check(case: Case, passes: str) -> Outcome:
     outcome.replays = stats.replays
     outcome.refusal = stats.refusals[0] if stats.refusals else ""
     outcome.wrong = difference(expected, found)
-    if outcome.wrong and not stats.replays and "comes from an empty()" in outcome.refusal:
+    if outcome.wrong and not stats.replays and "comes from an allocation (empty)" in outcome.refusal:
         outcome.invalid, outcome.wrong = "eager leaves memory as it was", ""
     return outcome

@@ -1,5 +1,5 @@
-//! What is refused: ops that a plan cannot hold, and tensors that it could only
-//! read stale.
+//! Checks of ops: those that a plan cannot hold are refused, and so are ops that read
+//! tensors which a replay would find stale.
 
 use super::{Recorder, tensors};
 use crate::event::{ArgEvent, OpEvent};
@@ -74,8 +74,8 @@ impl Recorder {
         if name == "_version" && asked.any(|t| !self.is_made(t.storage)) {
             return Self::refuse(
                 op,
-                "asks how often a tensor was written that exists before the step: what Python does with the \
-                 answer leaves no trace in a plan",
+                "asks how often a tensor was written that exists before the step: a plan cannot hold the host's use of \
+                 the answer",
                 "ask outside the captured function",
             );
         }
@@ -94,10 +94,11 @@ impl Recorder {
     fn host_read(op: &OpEvent<'_>) -> Result<(), Refusal> {
         Self::refuse(
             op,
-            "reads a tensor on the host (.item(), float(), bool(), print()): what Python does with the value \
-             leaves no trace in a plan",
-            "return the tensor and read it outside the captured function, or keep the decision on the device \
-             (torch.where); for optimizers, fused=True, or on a GPU capturable=True, keeps their step counters in tensors",
+            "reads a tensor on the host (in Python .item(), float(), bool(), print()): a plan cannot hold the host's \
+             use of the value",
+            "return the tensor and read it outside the captured function, or decide on the device (torch.where in \
+             PyTorch); PyTorch's optimizers keep their step counters in tensors with fused=True, or on a GPU with \
+             capturable=True",
         )
     }
 
@@ -122,7 +123,7 @@ impl Recorder {
             return Self::refuse(
                 op,
                 "makes a result whose shape or value on the host depends on tensor data",
-                "use a form with a fixed shape (masks with torch.where, topk, masked_fill), or leave this part \
+                "use an op whose result has a fixed shape (in PyTorch torch.where, topk, masked_fill), or do this \
                  outside the captured function",
             );
         }
@@ -130,7 +131,7 @@ impl Recorder {
             return Self::refuse(
                 op,
                 "changes the shape or strides of an existing tensor in place",
-                "use the out-of-place form of the op (without the trailing underscore)",
+                "use the out-of-place form of the op (in PyTorch without the trailing underscore)",
             );
         }
         if matches!(
@@ -150,9 +151,10 @@ impl Recorder {
                 op,
                 "calls a process group directly",
                 if functional {
-                    "use torch.distributed._functional_collectives, or DTensor, inside the captured function"
+                    "use functional collectives inside the captured function (in PyTorch \
+                     torch.distributed._functional_collectives, or DTensor)"
                 } else {
-                    "call it outside the captured function"
+                    "call the process group outside the captured function"
                 },
             );
         }
@@ -161,7 +163,7 @@ impl Recorder {
                 return Self::refuse(
                     op,
                     format!("argument {i} is a {kind}, which a plan cannot hold"),
-                    "leave this call outside the captured function",
+                    "call the op outside the captured function",
                 );
             }
         }
@@ -181,9 +183,9 @@ impl Recorder {
             Some(answer) => Self::refuse(
                 op,
                 format!(
-                    "returns a result to the host ({answer}): what Python does with it leaves no trace in a plan"
+                    "returns a result to the host ({answer}): a plan cannot hold the host's use of the result"
                 ),
-                "return it as a tensor, or leave the call outside the captured function",
+                "return the result as a tensor, or call the op outside the captured function",
             ),
             None => Ok(()),
         }
@@ -200,7 +202,7 @@ impl Recorder {
                             "argument {i} ({}) is not a plain strided tensor",
                             tensor.describe()
                         ),
-                        "convert it to a strided tensor of a supported dtype",
+                        "convert the argument to a strided tensor of a supported dtype",
                     );
                 }
                 if !self.roots.contains_key(&tensor.storage) && !self.bind(tensor.storage) {
@@ -211,21 +213,23 @@ impl Recorder {
                         return Self::refuse(
                             op,
                             format!(
-                                "makes a tensor ({}) from host data inside the step (torch.tensor, torch.from_numpy): \
-                                 a replay would reuse the old data",
+                                "makes a tensor ({}) from host data inside the step (in PyTorch torch.tensor, \
+                                 torch.from_numpy): a replay would reuse the old data",
                                 tensor.describe()
                             ),
-                            "pass the data as an argument, register it as a buffer, or make it with torch.full or \
-                             torch.arange",
+                            "pass the data as an argument, keep it in the state (a buffer), or make the tensor by an \
+                             op (torch.full, torch.arange)",
                         );
                     }
                     return Self::refuse(
                         op,
                         format!(
-                            "argument {i} ({}) is a tensor that is no argument and not of the state, and that no recorded op made",
+                            "argument {i} ({}) is a tensor that is no argument of the step and not in the state, and no \
+                             recorded op made it",
                             tensor.describe()
                         ),
-                        "name it in the state (state= in Python), pass it as an argument, or make it inside the step by ops",
+                        "name the tensor in the state (state= in Python), pass it as an argument, or make it inside the \
+                         step by ops",
                     );
                 }
                 let root = self.roots[&tensor.storage];
@@ -254,11 +258,11 @@ impl Recorder {
                     return Self::refuse(
                         op,
                         format!(
-                            "argument {i} ({}) comes from an empty() that no recorded op wrote to: it was written \
-                             outside the dispatcher (a raw kernel launch, numpy, ctypes)",
+                            "argument {i} ({}) comes from an allocation (empty) that no recorded op wrote to: something \
+                             else wrote it (in Python a raw kernel launch, numpy or ctypes)",
                             tensor.describe()
                         ),
-                        "wrap the kernel as a custom op (torch.library.custom_op), or leave it outside the captured \
+                        "make the kernel an op (torch.library.custom_op in PyTorch), or run it outside the captured \
                          function",
                     );
                 }

@@ -1,5 +1,5 @@
-//! What a run leaves that fails at an op: which ops may fail, whether anything that lasts
-//! was done by then, and which gradients were gone.
+//! Runs that fail at an op: which ops may fail, whether the run has by then changed something
+//! that cannot be undone, and which gradients were gone.
 
 use rote_plans::{Def, Instr, InstrId, NONE, Plan, StrId, is_of_torch};
 
@@ -56,12 +56,12 @@ impl Recorder {
             name,
             source,
             format!(
-                "may raise for other data, which the step may handle at {handler}: a replay that has written or sent \
-                 something by then can neither go there nor start again"
+                "may raise for other data, and the step may handle the error at {handler}: a replay that has written or \
+                 sent something before can neither run the handler nor start again"
             ),
             "handle the error outside the captured function, call the op before the step writes anything, or use a \
-             form that does not raise (linalg.cholesky_ex); a `with` counts where the step can reach any manager \
-             that may swallow errors (contextlib.suppress)",
+             form that does not raise (linalg.cholesky_ex); in Python a `with` counts as a handler if the step can \
+             reach any context manager that may swallow errors (contextlib.suppress)",
         )
     }
 

@@ -21,10 +21,10 @@ impl Recorder {
             None => Self::refuse(
                 op,
                 format!(
-                    "argument {i} ({}) starts inside an element, or is no plain view of what it was made from",
+                    "argument {i} ({}) starts inside an element, or is no plain view of its base",
                     tensor.describe()
                 ),
-                "call contiguous() on it",
+                "make a contiguous copy of the argument (contiguous() in PyTorch)",
             ),
         }
     }
@@ -55,7 +55,7 @@ impl Recorder {
                     return Self::refuse(
                         op,
                         "returns a list among other results",
-                        "leave it outside the captured function",
+                        "call the op outside the captured function",
                     );
                 }
                 _ => outs.push(NONE),
@@ -85,7 +85,7 @@ impl Recorder {
             return Self::refuse(
                 op,
                 format!(
-                    "makes a tensor ({}) that is not plain and strided",
+                    "makes a tensor ({}) that is not a plain strided tensor",
                     tensor.describe()
                 ),
                 "convert it to a strided tensor of a supported dtype inside the op",
@@ -154,7 +154,7 @@ impl Recorder {
                 return Self::refuse(
                     op,
                     format!("argument {i} holds a {kind}, which a plan cannot hold"),
-                    "leave this call outside the captured function",
+                    "call the op outside the captured function",
                 );
             }
         })

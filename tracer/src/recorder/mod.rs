@@ -1,10 +1,10 @@
-//! The recorder: a stream of ops in, a plan out.
+//! The recorder: makes a plan of a stream of ops.
 //!
-//! Identity is the storage. A tensor that shares the storage of a known one is
-//! a view of it, whatever made it, so view ops leave no instruction behind:
-//! a view is bound from its root by shape, strides and offset where it is
-//! first needed. A storage that nobody named and no recorded op made is
-//! refused: replaying would read it stale.
+//! The recorder identifies a tensor by its storage. A tensor that shares the
+//! storage of a known tensor is a view of it, whichever op made it. So a view op
+//! leaves no instruction: a view is bound from its root by shape, strides and
+//! offset when it is first needed. A storage that has no name and that no
+//! recorded op made is refused: a replay would read stale data.
 //!
 //! | file | subject |
 //! |---|---|

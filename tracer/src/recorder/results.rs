@@ -1,4 +1,4 @@
-//! What a step leaves behind: its result, gradients, and what it made.
+//! What a step leaves: its result, gradients, and the tensors that it made.
 
 use rote_plans::{Def, GradResult, Instr, NONE, Output, ValueId};
 
@@ -67,11 +67,12 @@ impl Recorder {
         {
             return Err(Refusal::step(
                 format!(
-                    "leaves a tensor in {path} ({}) that comes from an empty() to which no recorded op wrote: it \
-                     was written outside the dispatcher (a raw kernel launch, numpy, ctypes), or not at all",
+                    "leaves a tensor in {path} ({}) that comes from an allocation (empty) to which no recorded op wrote: \
+                     something else wrote it (in Python a raw kernel launch, numpy or ctypes), or nothing did",
                     tensor.describe()
                 ),
-                "make it with torch.zeros, or wrap what writes to it as a custom op (torch.library.custom_op)",
+                "fill the tensor by an op (torch.zeros), or make the kernel that writes it an op \
+                 (torch.library.custom_op in PyTorch)",
             ));
         }
         self.value(tensor, "").ok_or_else(|| {
@@ -80,7 +81,7 @@ impl Recorder {
                     "leaves a tensor in {path} ({}) that no recorded op made",
                     tensor.describe()
                 ),
-                "return tensors that the step computes with torch ops",
+                "return tensors that the step computes by ops",
             )
         })
     }

@@ -1,4 +1,4 @@
-//! Arguments that ops of PyTorch write though their schemas do not say so.
+//! Arguments that ops of PyTorch write, although their schemas do not say so.
 //!
 //! `tests/torch/test_op_tables.py` finds such ops by running all that PyTorch has
 //! samples for.
