@@ -104,7 +104,7 @@ impl<F: Frontend> Chosen<F> {
                         true => "passes",
                         false => "passes that alter collectives",
                     };
-                    tracing::warn!(target: "rote::replay", "plan {key} goes without {left}: {why}");
+                    tracing::warn!(target: "rote::replay", "plan {key} is bound without {left}: {why}");
                     passes = other;
                 }
                 (bound, _) => return Ok((bound?, passes)),
@@ -232,7 +232,7 @@ impl<F: Frontend> Variant<F> {
             Ok(file) => file,
             Err(error) => {
                 // The plan itself is good: replay it from memory.
-                tracing::warn!(target: "rote::record", "plan {key} is not stored: {error}");
+                tracing::warn!(target: "rote::record", "plan {key} could not be stored: {error}");
                 PlanFile::from_plan(&plan)?
             }
         };

@@ -289,6 +289,6 @@ fn a_plan_that_cannot_be_stored_is_replayed_all_the_same() {
     fs::remove_dir_all(plans.path()).expect("is removed");
     let (how, said) = call(&mut step);
     assert_eq!(how, How::Recorded(Outcome::Kept(0)));
-    assert!(has(&said, &["is not stored"]), "{said:?}");
+    assert!(has(&said, &["could not be stored"]), "{said:?}");
     assert_eq!(call(&mut step).0, How::Replayed(0));
 }

@@ -367,8 +367,9 @@ typedef struct RoteCollective {
     uint32_t n_output_splits;
 } RoteCollective;
 
-// What a framework brings. Functions return 0, or another number when they fail, of which `error` then tells. They
-// must not unwind, nor call the session that calls them. All are called on the thread that calls the session.
+// The functions of a framework. A function returns 0, or another number if it fails; `error` then returns the message.
+// Functions must not unwind, and must not call the session that calls them. Rote calls them on the thread that calls
+// the session.
 typedef struct RoteFramework {
     // `sizeof` of this struct, so that both sides know which functions it has.
     uint32_t size;
@@ -383,9 +384,9 @@ typedef struct RoteFramework {
     int (*has_op)(void *context, const char *name, const char *overload, int into);
     // Finds an op, and prepares a call with these `n` arguments: `*op` is a number of the framework's own. A tensor
     // among the arguments is a `ROTE_ARG_INPUT`: `i` is its place among the tensors that `run_op` is given; a list
-    // of tensors is `ROTE_ARG_INPUTS`, with such places. `into`, if not 0: results are
-    // to be written into tensors that `run_op` is given. Those of an element-wise op may lie in the memory of
-    // an argument. Where the framework cannot write so with these arguments, it returns `ROTE_NO_INTO`.
+    // of tensors is `ROTE_ARG_INPUTS`, with such places. If `into` is not 0, `run_op` writes the results to given
+    // tensors. The result of an element-wise op may lie in the memory of an argument. If the op cannot write to
+    // given memory with these arguments, return `ROTE_NO_INTO`.
     int (*bind_op)(void *context,
                    const char *name,
                    const char *overload,
@@ -394,8 +395,9 @@ typedef struct RoteFramework {
                    uint32_t outs,
                    int into,
                    uint64_t *op);
-    // Runs an op. `made`, of as many entries as the op has results, is null and takes new tensors, which Rote
-    // deletes. A result that the op has written in place stays null. `into`, if the op was bound so: the tensors to write, else null.
+    // Runs an op. `made` has one entry for each result. Entries are null; the function stores new tensors there, which
+    // Rote deletes. The entry of a result that the op wrote in place stays null. `into` holds the tensors to write if
+    // the op was bound with `into`, and is null otherwise.
     int (*run_op)(void *context,
                   uint64_t op,
                   const struct RoteDlTensor *const *tensors,
@@ -413,10 +415,10 @@ typedef struct RoteFramework {
                     void **memory);
     // Gives memory of `allocate` back.
     void (*release)(void *context, void *memory);
-    // Whether anything of the framework's still holds a storage that a recording was told of: 1 or 0.
+    // Whether the framework still holds a storage that was described to a recording: 1 or 0.
     int (*is_alive)(void *context, uint64_t storage);
-    // A number for the state of a device's random generator, another one for another state. Null where
-    // steps draw no random numbers.
+    // A number that differs for different states of a device's random generator. May be null if steps draw no random
+    // numbers.
     int (*generator)(void *context, uint32_t device_kind, int32_t device_index, uint64_t *state);
     // Saves a generator's state in a slot (`action` 0) or puts it back (1). Slots count from 0; a few are Rote's own,
     // for the states from before a replay that may fail. A slot is written anew in each replay. Null together with
@@ -440,11 +442,12 @@ typedef struct RoteFramework {
                  const struct RoteDlTensor *output);
     // Waits until a collective that was started has ended.
     int (*wait)(void *context, uint64_t collective);
-    // Puts the `n` bytes of every rank of a group into `all`, in the order of ranks. Null where ranks do not agree.
+    // Puts the `n` bytes of every rank of a group into `all`, in the order of ranks. May be
+    // null if passes alter no collectives.
     int (*gather)(void *context, const char *group, const uint8_t *ours, uint64_t n, uint8_t *all);
     // How many ranks a group has; 0 for a group in which this process is not. Null together with `gather`.
     uint32_t (*ranks)(void *context, const char *group);
-    // What the function that failed last has to say. May be null.
+    // The message of the last failure. May be null.
     const char *(*error)(void *context);
 } RoteFramework;
 

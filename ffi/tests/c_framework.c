@@ -399,8 +399,8 @@ static void leaves_and_facts(const char *plans) {
     WRONG_CALL(leaves[1].storage = leaves[0].storage, "w (leaf 1) names the storage of leaf 0, which lies in other memory");
     WRONG_CALL((leaves[0].storage = 0, leaves[1].storage = 0, w_tensor.data = x_data + 2), "w (leaf 1) overlaps");
     WRONG_CALL((leaves[1].name = NULL, w_tensor.ndim = -1), "args[1] (leaf 1) has -1 dims");
-    WRONG_CALL(made.n_words = 0, "the call tells 0 words, and 1 are declared");
-    WRONG_CALL((made.n_numbers = 0, made.numbers = NULL), "the call tells 0 numbers, and 1 are declared");
+    WRONG_CALL(made.n_words = 0, "the call passes 0 words, expected 1");
+    WRONG_CALL((made.n_numbers = 0, made.numbers = NULL), "the call passes 0 numbers, expected 1");
 }
 
 static void recordings(const char *plans) {
@@ -502,10 +502,10 @@ static void kernels(const char *plans) {
     UNDONE(DTYPE, "aten::relu: result 0 is i32");
     UNDONE(NOTHING, "aten::relu: result 0 is null");
     UNDONE(FAILS_WITH_TEXT, "aten::relu: the kernel is out of cheese");
-    UNDONE(FAILS_SILENTLY, "aten::relu came back with 4");
+    UNDONE(FAILS_SILENTLY, "aten::relu returned 4");
     UNDONE(NO_MEMORY, "aten::relu: result 0 has no memory");
     LASTING(FAILS_WITH_TEXT, "aten::add_: the kernel is out of cheese");
-    LASTING(FAILS_SILENTLY, "aten::add_ came back with 4");
+    LASTING(FAILS_SILENTLY, "aten::add_ returned 4");
 
     kernel_does = CALLS_BACK;
     replays();
@@ -516,7 +516,7 @@ static void kernels(const char *plans) {
     RoteResults results;
     numbers_fail = 6;
     lr = 0.25;
-    FAILS(rote_session_step(current, &made, &results), "set_number came back with 6");
+    FAILS(rote_session_step(current, &made, &results), "set_number returned 6");
     numbers_fail = 0;
     replays();
     lr = 0.5;
@@ -543,7 +543,7 @@ static void binding(const char *plans) {
     CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
     binds = 0, reenters_in_bind = 1;
     const char *outcome = record();
-    CHECK(has(outcome, "refused") && has(outcome, "aten::relu") && has(outcome, "came back with 7"));
+    CHECK(has(outcome, "refused") && has(outcome, "aten::relu") && has(outcome, "returned 7"));
     binds = 1, reenters_in_bind = 0;
     CHECK(has(reentry, "-1the session is in use"));
     CHECK(rote_session_free(current) == ROTE_OK);
@@ -569,8 +569,8 @@ static void passes(const char *plans, int says_so) {
         distract();
         CHECK(has(rote_record_finish(current, "{\"t\": 0}"), i == 0 ? "candidate" : "kept"));
     }
-    CHECK(has(log_text, "goes without passes") == !says_so);
-    CHECK(has(log_text, "bind_op of aten::mul came back with 8") == !says_so);
+    CHECK(has(log_text, "is bound without passes") == !says_so);
+    CHECK(has(log_text, "bind_op of aten::mul returned 8") == !says_so);
     CHECK(rote_session_step(current, &made, &results) == ROTE_REPLAYED);
     CHECK(((float *)results.tensors[0]->dl_tensor.data)[0] == 3 * x_data[0]);
     results.tensors[0]->deleter(results.tensors[0]);

@@ -60,7 +60,7 @@ pub(super) const PASS: Pass = Pass {
 
 pub(super) const SUMS: Pass = Pass {
     name: "sums",
-    about: "the same for other reductions of floats (sums over more than two ranks may round differently)",
+    about: "merge the other reductions of floats (sums over more than two ranks may round differently)",
     by_default: false,
     alters_collectives: true,
     keeps_bits: false,

@@ -21,7 +21,7 @@ use crate::liveness::for_each_value;
 
 pub(super) const PASS: Pass = Pass {
     name: "constants",
-    about: "run what depends on constants alone once",
+    about: "compute results that depend on constants alone once",
     by_default: true,
     alters_collectives: false,
     keeps_bits: true,

@@ -18,7 +18,7 @@ use crate::ops::COPIES;
 
 pub(super) const PASS: Pass = Pass {
     name: "copies",
-    about: "view the source of a copy that is never told apart from it",
+    about: "replace copies that are never told apart from their source by views",
     by_default: true,
     alters_collectives: false,
     keeps_bits: true,

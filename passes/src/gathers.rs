@@ -33,7 +33,7 @@ use crate::liveness::{follow, for_each_value};
 
 pub(super) const PASS: Pass = Pass {
     name: "gathers",
-    about: "leave out gathers of which only this rank's own piece is used, and unused collectives",
+    about: "leave out gathers if only this rank's own piece is used, and unused collectives",
     by_default: false,
     alters_collectives: true,
     keeps_bits: true,

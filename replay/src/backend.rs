@@ -1,4 +1,4 @@
-//! What a framework brings, so that plans run on its tensors.
+//! The traits that a framework implements so that plans run on its tensors.
 //!
 //! A plan is bound once: each op, view and collective gets a number from the backend, and a run is a loop over these
 //! numbers ([`Executor`](crate::Executor)). Nothing is looked up by name, converted or allocated in between. Calls are

@@ -1,4 +1,4 @@
-//! `rote show`: what a plan is.
+//! `rote show`: a summary of a plan.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -12,9 +12,9 @@ use serde_json::json;
 
 use super::{Found, Trouble, complain, find, open, problem};
 
-/// Print what a plan is: where it was recorded, what it binds and returns, its
-/// collectives by mesh dim, its memory and its guards; for global ops that
-/// DTensor moved more for than the cheapest strategy, what that would have moved.
+/// Print a summary of a plan: where it was recorded, what it binds and returns, its
+/// collectives by mesh dim, its memory and its guards. The summary also lists global
+/// ops for which a cheaper strategy would have moved fewer bytes.
 ///
 /// Values are numbered (%0, %1, ...). A local tensor is written f32[4,8], with
 /// strides f32[8,8]{1,8} when it is not contiguous and an offset +16 into its

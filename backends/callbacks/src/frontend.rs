@@ -332,7 +332,7 @@ impl Callbacks {
         ] {
             if found != declared {
                 return Err(ReplayError::Bridge(format!(
-                    "the call tells {found} {what}, and {declared} are declared"
+                    "the call passes {found} {what}, expected {declared}, as many as were declared"
                 )));
             }
         }
@@ -372,7 +372,7 @@ impl Callbacks {
         match self.storages.overlapping() {
             Some(at) => Err(wrong(
                 at,
-                "overlaps with another tensor that names another storage: tensors that share memory name the same"
+                "overlaps with another tensor that names another storage: give tensors that share memory the same `storage`"
                     .to_owned(),
             )),
             None => Ok(()),

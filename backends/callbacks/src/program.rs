@@ -19,22 +19,24 @@ use crate::dl::{self, DlManagedTensor, DlTensor};
 use crate::table::{Collective, Framework, NO_INTO};
 use crate::tensor::{Block, Made, Managed, Tensor};
 
-/// A value of the plan.
+/// A value of the plan. What every op touches lies in one cache line.
+#[repr(C, align(64))]
 struct Slot {
     /// Read by the framework, written by us while it does not run.
     tensor: UnsafeCell<DlTensor>,
+    full: Cell<bool>,
+    /// Whether the strides are those of a contiguous tensor, so that null stands for them.
+    contiguous: bool,
+    root: u32,
+    /// Of a root: how many slots look at its memory.
+    users: Cell<u32>,
+    /// Of a root: its memory.
+    memory: Cell<Memory>,
+    storage_bytes: u64,
     /// Sizes, then strides; `tensor` points here.
     dims: Rc<[i64]>,
     dtype: DType,
     device: Device,
-    root: u32,
-    storage_bytes: u64,
-    /// Whether the strides are those of a contiguous tensor, so that null stands for them.
-    contiguous: bool,
-    full: Cell<bool>,
-    /// Of a root: its memory, and how many slots look at it.
-    memory: Cell<Memory>,
-    users: Cell<u32>,
 }
 
 /// Sizes and strides, for people.
@@ -122,7 +124,7 @@ fn bind_error(message: impl std::convert::Into<String>) -> ReplayError {
 /// element, and its strides.
 ///
 /// # Safety
-/// Both must be live and as large as they say, of elements of so many bytes.
+/// Both tensors must be live and must have the given sizes and element size.
 unsafe fn copy(
     from: (*mut c_void, *const i64),
     to: (*mut c_void, *const i64),
@@ -319,7 +321,7 @@ impl CallbackProgram {
         if written {
             return match data == place.data() {
                 true => Ok(()),
-                false => Err("lies elsewhere than where it was to be written".to_owned()),
+                false => Err("was not written to the given place".to_owned()),
             };
         }
         // SAFETY: pointers to slots of ours, which nobody writes meanwhile.

@@ -102,8 +102,9 @@ pub struct Collective {
     pub n_output_splits: u32,
 }
 
-/// What a framework brings. Functions return 0, or another number when they fail, of which `error` then tells. They
-/// must not unwind, nor call the session that calls them. All are called on the thread that calls the session.
+/// The functions of a framework. A function returns 0, or another number if it fails; `error` then returns the message.
+/// Functions must not unwind, and must not call the session that calls them. Rote calls them on the thread that calls
+/// the session.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Framework {
@@ -127,9 +128,9 @@ pub struct Framework {
     >,
     /// Finds an op, and prepares a call with these `n` arguments: `*op` is a number of the framework's own. A tensor
     /// among the arguments is a `ROTE_ARG_INPUT`: `i` is its place among the tensors that `run_op` is given; a list
-    /// of tensors is `ROTE_ARG_INPUTS`, with such places. `into`, if not 0: results are
-    /// to be written into tensors that `run_op` is given. Those of an element-wise op may lie in the memory of
-    /// an argument. Where the framework cannot write so with these arguments, it returns `ROTE_NO_INTO`.
+    /// of tensors is `ROTE_ARG_INPUTS`, with such places. If `into` is not 0, `run_op` writes the results to given
+    /// tensors. The result of an element-wise op may lie in the memory of an argument. If the op cannot write to
+    /// given memory with these arguments, return `ROTE_NO_INTO`.
     pub bind_op: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -142,8 +143,9 @@ pub struct Framework {
             op: *mut u64,
         ) -> c_int,
     >,
-    /// Runs an op. `made`, of as many entries as the op has results, is null and takes new tensors, which Rote
-    /// deletes. A result that the op has written in place stays null. `into`, if the op was bound so: the tensors to write, else null.
+    /// Runs an op. `made` has one entry for each result. Entries are null; the function stores new tensors there, which
+    /// Rote deletes. The entry of a result that the op wrote in place stays null. `into` holds the tensors to write if
+    /// the op was bound with `into`, and is null otherwise.
     pub run_op: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -177,10 +179,10 @@ pub struct Framework {
     >,
     /// Gives memory of `allocate` back.
     pub release: Option<unsafe extern "C" fn(context: *mut c_void, memory: *mut c_void)>,
-    /// Whether anything of the framework's still holds a storage that a recording was told of: 1 or 0.
+    /// Whether the framework still holds a storage that was described to a recording: 1 or 0.
     pub is_alive: Option<unsafe extern "C" fn(context: *mut c_void, storage: u64) -> c_int>,
-    /// A number for the state of a device's random generator, another one for another state. Null where
-    /// steps draw no random numbers.
+    /// A number that differs for different states of a device's random generator. May be null if steps draw no random
+    /// numbers.
     pub generator: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -223,7 +225,8 @@ pub struct Framework {
     >,
     /// Waits until a collective that was started has ended.
     pub wait: Option<unsafe extern "C" fn(context: *mut c_void, collective: u64) -> c_int>,
-    /// Puts the `n` bytes of every rank of a group into `all`, in the order of ranks. Null where ranks do not agree.
+    /// Puts the `n` bytes of every rank of a group into `all`, in the order of ranks. May be
+    /// null if passes alter no collectives.
     pub gather: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -235,7 +238,7 @@ pub struct Framework {
     >,
     /// How many ranks a group has; 0 for a group in which this process is not. Null together with `gather`.
     pub ranks: Option<unsafe extern "C" fn(context: *mut c_void, group: *const c_char) -> u32>,
-    /// What the function that failed last has to say. May be null.
+    /// The message of the last failure. May be null.
     pub error: Option<unsafe extern "C" fn(context: *mut c_void) -> *const c_char>,
 }
 
@@ -295,7 +298,7 @@ impl Framework {
         unsafe { has(self.context, name.as_ptr(), overload.as_ptr(), into) != 0 }
     }
 
-    /// What a call of the framework's came to.
+    /// The result of a call, from its status.
     pub(crate) fn check(&self, what: &str, status: c_int) -> Result<(), String> {
         match status {
             0 => Ok(()),
@@ -310,7 +313,7 @@ impl Framework {
             unsafe { error(self.context) }
         });
         if text.is_null() {
-            return format!("{what} came back with {status}");
+            return format!("{what} returned {status}");
         }
         // SAFETY: the framework's error is a C string that lives until its next call.
         let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
