@@ -10,12 +10,10 @@ they hold is guarded, not what these hold.
 
 from __future__ import annotations
 
-import array
 import builtins
 import collections
 import contextvars
 import copyreg
-import ctypes
 import functools
 import gc
 import itertools
@@ -23,12 +21,10 @@ import mmap
 import os
 import pickle
 import random
-import re
 import sys
 import threading
 import types
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +61,6 @@ from ._facts import (
     describe,
     ends,
     expects,
-    fixed,
     in_full,
     look,
     look_of_gradient,
@@ -74,70 +69,45 @@ from ._facts import (
     shortened,
 )
 from ._frames import Handlers
-from ._libraries import has_settings, is_library_class, is_opaque
-from ._named import Named, reads_environment, runs_text
+from ._libraries import is_library_class
+from ._named import Named
+from ._policy import (
+    BYTES,
+    DEPTH,
+    LARGE,
+    MODULE_PARTS,
+    MODULE_STORES,
+    MOST,
+    OP_PARTS,
+    OUTCOMES,
+    Asked,
+    Refused,
+    Way,
+    asked_of_definitions,
+    asks,
+    asks_for_stores,
+    has_parts,
+    has_settings,
+    hashes_alike,
+    hides_functions,
+    holds_hooks,
+    is_opaque,
+    is_part,
+    is_setting,
+    names_attributes,
+    never_changes,
+    reads_environment,
+    runs_text,
+    way_of,
+)
 from ._specs import local_of, short_text
 from ._uses import is_number
 
-DEPTH = 12
-LARGE = 1024
-# Objects that a walk looks at, at most.
-MOST = 100_000
-# Bytes of an array that are compared at every call: some 15 GB a second.
-BYTES = 64 << 20
-
-# The last is what all classes of ctypes have in common.
-_BUFFERS = (bytearray, array.array, memoryview, mmap.mmap, ctypes.Structure.__mro__[1])
-_NUMBERS = (bool, int, float, complex)  # whose hashes are the same in every process
-_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
-# Classes of Python's own, whose objects point to others without attributes.
-_BUILT_IN = ("builtins", "itertools", "functools", "operator", "collections", "_collections", "_functools")
-_NO_PARTS = (types.FrameType, types.TracebackType, types.CodeType, types.GetSetDescriptorType)
-# What nn.Module decides by only where it saves or loads.
-_MODULE_STORES = frozenset(
-    {
-        "_forward_hooks_with_kwargs",
-        "_forward_hooks_always_called",
-        "_non_persistent_buffers_set",
-        "_state_dict_hooks",
-        "_state_dict_pre_hooks",
-        "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-    }
-)
-# Namespaces of ops that are PyTorch's own.
-_OPS_OF_TORCH = (
-    "aten",
-    "prim",
-    "prims",
-    "c10d",
-    "_c10d_functional",
-    "_c10d_functional_autograd",
-    "_dtensor",
-    "quantized",
-)
-# Kernels above those that a replay calls, in PyTorch's own list of an op's kernels.
-_PYTHON_KERNEL = re.compile(r"^(CompositeImplicitAutograd|Autograd)\S*: registered at \S*\.py:", re.MULTILINE)
-# With these, code sees where an iterator stands and does not advance it.
-_STANDING = frozenset({"length_hint", "__length_hint__", "__reduce__", "copy", "deepcopy", "dumps", "repr", "str"})
-# Locks of Python's own, and what tells whether one is held;
-# entering and leaving it does not.
-_LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_ASKS_A_LOCK = frozenset({"locked", "acquire", "acquire_lock", "_is_owned"})
-_ASKS_A_FINALIZER = frozenset({"peek", "alive", "detach"})
-# Where a future keeps what has become of it.
-_OUTCOMES = frozenset({"_result", "_exception"})
-# These make objects by what `copyreg` says of their classes, too.
-_COPIES = frozenset({"copy", "deepcopy", "dumps", "__reduce_ex__"})
-_ASK_FOR_ANNOTATIONS = frozenset({"get_type_hints", "get_annotations"})
-# Functions of `dataclasses` that go by the fields of a class.
-_ASK_FOR_FIELDS = frozenset({"asdict", "astuple", "fields", "is_dataclass", "replace"})
+_Reader = Callable[[str, Any, int], None]  # of a path, an object and how many hops away it is
 
 
 class Walk:
     """One walk over everything in reach."""
-
-    depth = DEPTH
 
     def __init__(self, function: Any, ignore: tuple[str, ...]) -> None:
         self.facts: list[Fact] = []
@@ -154,6 +124,7 @@ class Walk:
         self.iterators: list[Any] = []
         self.functions: list[types.FunctionType] = []  # whose code is the user's
         self._reads_environment = False
+        self._known: dict[int, tuple[type, _Reader]] = {}  # by the addresses of classes, which it holds
         self._first: dict[int, tuple[str, Any]] = {}  # where objects were found first
         self._memory: dict[int, tuple[str, int]] = {}  # storages: the first tensor found in each, and where it starts
         self.handlers = Handlers()
@@ -170,6 +141,29 @@ class Walk:
             function = function.func
         self._named = Named(self, _innermost(function))
         self.classes = Classes(self, self._named)
+        self._readers: dict[Way, _Reader] = {
+            Way.SLICE: self._slice,
+            Way.WEAK_REFERENCE: self._weak_reference,
+            Way.CLASS: self._class,
+            Way.CALLABLE: self._named.callable,
+            Way.DICT: self._dict,
+            Way.LIST: self._list,
+            Way.COLLECTION: self._collection,
+            Way.CONTEXT_VAR: self._context_var,
+            Way.ARRAY: self._array,
+            Way.UFUNC: self._ufunc,
+            Way.BUFFER: self._bytes,
+            Way.MODULE: self._module,
+            Way.NUMPY_GENERATOR: self._numpy_generator,
+            Way.THREAD_LOCAL: self._thread_local,
+            Way.GENERATOR: self._generator,
+            Way.OP: self.op,
+            Way.OP_DEFINITION: self._definition,
+            Way.CAPTURED: self._captured,
+            Way.CELL: self._named.cell,
+            Way.BUILT_IN: self._built_in,
+            Way.OBJECT: self._any_object,
+        }
 
     # -- entry points ---------------------------------------------------------
 
@@ -298,14 +292,14 @@ class Walk:
         for function in self.functions:
             self.handlers.of_function(function)
         # Seeds and iterators may change as they like where nobody asks.
-        if not _STANDING.isdisjoint(self._named.said):
+        if asks(Asked.POSITIONS, self._named.said):
             for path, iterator in self._standing:
                 self.add(REFERENTS, iterator, True, HOST, path, iterator)
-        if any("state_dict" in name or name in _MODULE_STORES for name in self._named.said):
+        if asks_for_stores(self._named.said):
             for path, value in self._stores:
                 self._hooks(path, value, 1) if isinstance(value, dict) else self.value(path, value, 1)
             self._follow()
-        if "initial_seed" in self._named.said:
+        if asks(Asked.SEEDS, self._named.said):
             for path, generator in self._generators:
                 self.add(LOOK, generator, None, HOST, path, generator)
         for path, what, asking in self._asked_only:
@@ -318,12 +312,8 @@ class Walk:
 
     def _said(self) -> None:
         """Guards what functions and classes say of themselves, where code asks for it."""
-        asked = set(self._named.attributes)
-        if not _ASK_FOR_FIELDS.isdisjoint(self._named.said):
-            asked.add("__dataclass_fields__")
-        if not _ASK_FOR_ANNOTATIONS.isdisjoint(self._named.said):
-            asked.add("__annotations__")
-        if not _COPIES.isdisjoint(self._named.said):
+        asked = asked_of_definitions(self._named.attributes, self._named.said)
+        if asks(Asked.COPIES, self._named.said):
             self.add(ITEMS, copyreg.dispatch_table, True, HOST, "copyreg.dispatch_table", copyreg.dispatch_table)
         if "__annotations__" in asked:
             for function in self.functions:
@@ -356,6 +346,7 @@ class Walk:
         """Lets go of everything."""
         self._hold.clear()
         self._first.clear()
+        self._known.clear()
         self._objects.clear()
         self.facts = []
 
@@ -394,14 +385,14 @@ class Walk:
         found = getattr(definitions, "OPDEFS", {}).get(name)
         if found is not None:
             self.value(path, found, depth)
-        elif name.split("::")[0] not in _OPS_OF_TORCH and _PYTHON_KERNEL.search(torch._C._dispatch_dump(name)):
+        elif hides_functions(name):
             self.unseen.append(
                 (path, "an op whose gradient or parts are a Python function; torch.library.custom_op names it")
             )
 
     def _definition(self, path: str, definition: Any, depth: int) -> None:
         """What an op's gradient does; what the op itself does, every replay does anew."""
-        for name in ("_backward_fn", "_setup_context_fn"):
+        for name in OP_PARTS:
             own = vars(definition)
             if name in own and self.add(DICT_ITEM, own, name, HOST, f"{path}.{name}", own[name]):
                 self.value(f"{path}.{name}", own[name], depth)
@@ -480,7 +471,7 @@ class Walk:
             self._stop(f"more than {MOST} objects are in reach", once=True)
             return
         self._first.setdefault(id(value), (path, value))
-        self._guarded(path, lambda: self._any(path, value, depth))
+        self._guarded(path, lambda: self._read(path, value, depth))
 
     def _guarded(self, path: str, visit: Callable[[], None]) -> None:
         try:
@@ -492,88 +483,55 @@ class Walk:
         if why not in self.stopped if once else len(self.stopped) < 20:
             self.stopped.append(why)
 
-    def _any(self, path: str, value: Any, depth: int) -> None:
+    def _read(self, path: str, value: Any, depth: int) -> None:
         kind = type(value)
         if issubclass(kind, types.ModuleType):
             self._named.python_module(value, depth)
-        elif issubclass(kind, torch.Tensor):
-            self._tensor(path, value, depth)
-        elif (kind in (tuple, slice) and fixed(value)) or _look.numpy_scalar(kind) or not self.visit(value):
             return
-        elif kind is slice:
-            for name, item in zip(("start", "stop", "step"), ends(value), strict=True):
-                self.value(f"{path}.{name}", item, depth + 1)
-        elif reads_environment(value):
+        if issubclass(kind, torch.Tensor):
+            self._tensor(path, value, depth)
+            return
+        if never_changes(value) or not self.visit(value):
+            return
+        if reads_environment(value):
             self.environment()
-        elif issubclass(kind, (weakref.ref, *_PROXIES)):
-            self._weak.append((path, value, depth))
-        elif issubclass(kind, type):
-            self._class(path, value, depth)
-        elif issubclass(kind, FUNCTIONS):
-            self._named.callable(path, value, depth)
-        elif issubclass(kind, dict):
-            self._dict(path, value, depth)
-            self.attributes(path, value, depth)
-        elif issubclass(kind, list):
-            self._list(path, value, depth)
-            self.attributes(path, value, depth)
-        elif issubclass(kind, tuple | set | frozenset | collections.deque):
-            self._collection(path, value, depth)
-            self.attributes(path, value, depth)
-        elif issubclass(kind, contextvars.ContextVar):
-            try:
-                inner = value.get()
-            except LookupError:
-                inner = ABSENT
-            if self.add(CONTEXT_VAR, value, None, HOST, path, inner) and inner is not ABSENT:
-                self.value(path, inner, depth + 1)
-        elif issubclass(kind, contextvars.Context) or _look.module_of(kind) == "_asyncio":
-            self.unseen.append((path, "what only C code knows"))
-        elif kind is weakref.finalize:
-            self._asked_only.append((path, "what a finalizer holds", _ASKS_A_FINALIZER))
-        elif _look.numpy_array(kind):
-            self._array(path, value, depth)
-        elif kind.__name__ == "ufunc" and _look.module_of(kind) == "numpy":
-            if in_full(value) is None:  # it may stand for a Python function
-                self._untold(path, value)
-                for part in gc.get_referents(value):
-                    self.value(path, part, depth)
-        elif kind.__name__ in ("flatiter", "nditer") and _look.module_of(kind) == "numpy":
-            self.unseen.append((path, "an iterator over a NumPy array"))
-        elif issubclass(kind, _BUFFERS) or _look.module_of(kind) == "numpy":
-            if not self._buffer(path, value):
-                self._untold(path, value)
-            self.attributes(path, value, depth)
-        elif issubclass(kind, nn.Module):
-            self._module(path, value, depth)
-        elif _look.module_of(kind).startswith("numpy.random"):
-            self.moving.append((path, functools.partial(pickle.dumps, value)))
-            self._untold(path, value)
-        elif issubclass(kind, threading.local):
-            own = threading.local.__getattribute__(value, "__dict__")  # of this thread
-            if self.add(ATTRIBUTE, value, "__dict__", HOST, f"{path}.__dict__", own):
-                self.entries(path, own, depth)
-                self.classes.of(kind, depth)
-        elif kind is torch.Generator:
-            self._generators.append((path, value))
-        elif kind in _LOCKS:
-            self._asked_only.append((path, "whether a lock is held", _ASKS_A_LOCK))
-        elif kind.__name__ in ("OpOverload", "OpOverloadPacket"):
-            self.op(path, value, depth)
-        elif kind.__name__ == "CustomOpDef":
-            self._definition(path, value, depth)
-        elif (_look.module_of(kind), kind.__name__) == ("rote._capture", "Captured"):
-            step = _look.class_dict(kind)["_step"].__get__(value)
-            self.value(path, step.function, depth)  # called within the step, as any function
-        elif kind is types.CellType:
-            self._named.cell(path, value, depth)
-        elif _look.module_of(kind) in _BUILT_IN and not _look.can_change(kind):
-            self._built_in(path, value, depth)
+            return
+        known = self._known.get(id(kind))
+        (self._reader(kind) if known is None else known[1])(path, value, depth)
+
+    def _reader(self, kind: type) -> _Reader:
+        way = way_of(kind)
+        reader = self._readers[way] if isinstance(way, Way) else functools.partial(self._refuse, way)
+        self._known[id(kind)] = (kind, reader)
+        return reader
+
+    def _refuse(self, refused: Refused, path: str, value: Any, depth: int) -> None:
+        if refused.asking is None:
+            self.unseen.append((path, refused.why))
         else:
-            if any("__next__" in _look.class_dict(base) for base in _look.mro(kind)):
-                self.iterators.append(value)
-            self._untold(path, value)
-            self._object(path, value, depth)
+            self._asked_only.append((path, refused.why, refused.asking))
+
+    def _slice(self, path: str, value: slice, depth: int) -> None:
+        for name, item in zip(("start", "stop", "step"), ends(value), strict=True):
+            self.value(f"{path}.{name}", item, depth + 1)
+
+    def _context_var(self, path: str, value: contextvars.ContextVar[Any], depth: int) -> None:
+        try:
+            inner = value.get()
+        except LookupError:
+            inner = ABSENT
+        if self.add(CONTEXT_VAR, value, None, HOST, path, inner) and inner is not ABSENT:
+            self.value(path, inner, depth + 1)
+
+    def _thread_local(self, path: str, value: Any, depth: int) -> None:
+        own = threading.local.__getattribute__(value, "__dict__")  # of this thread
+        if self.add(ATTRIBUTE, value, "__dict__", HOST, f"{path}.__dict__", own):
+            self.entries(path, own, depth)
+            self.classes.of(type(value), depth)
+
+    def _captured(self, path: str, value: Any, depth: int) -> None:
+        step = _look.class_dict(type(value))["_step"].__get__(value)
+        self.value(path, step.function, depth)  # called within the step, as any function
 
     def _untold(self, path: str, value: Any) -> None:
         """Notes an object that holds what no fact says."""
@@ -590,21 +548,24 @@ class Walk:
     def _built_in(self, path: str, value: Any, depth: int) -> None:
         """An object of Python's own classes: iterators, getters, views, caches, what decorators make."""
         kind = type(value)
-        if issubclass(kind, _NO_PARTS) or kind is object:
+        if not has_parts(kind):
             return
         if hasattr(kind, "__next__"):
             self.iterators.append(value)
             self._standing.append((path, value))
             self.advancing.append((path, functools.partial(_position, value)))
-        if kind.__name__ in ("attrgetter", "methodcaller"):
+        if names_attributes(kind):
             for text in value.__reduce__()[1]:
                 if type(text) is str:
                     self._named.attributes.update(text.split("."))
         if not self.add(REFERENTS, value, None, HOST, path, value):
             return
         for i, item in enumerate(gc.get_referents(value)):
-            if not issubclass(type(item), type | types.ModuleType | types.CodeType | types.FrameType):
+            if is_part(type(item)):
                 self.value(f"{path}.parts[{i}]", item, depth + (not issubclass(type(item), FUNCTIONS)))
+
+    def _weak_reference(self, path: str, reference: Any, depth: int) -> None:
+        self._weak.append((path, reference, depth))
 
     def _weakly(self, path: str, reference: Any, depth: int) -> None:
         """What a weak reference refers to, without holding it."""
@@ -695,6 +656,17 @@ class Walk:
         if type(value) is not numpy.ndarray:
             self.attributes(path, value, depth)
 
+    def _ufunc(self, path: str, value: Any, depth: int) -> None:
+        if in_full(value) is None:  # it may stand for a Python function
+            self._untold(path, value)
+            for part in gc.get_referents(value):
+                self.value(path, part, depth)
+
+    def _bytes(self, path: str, value: Any, depth: int) -> None:
+        if not self._buffer(path, value):
+            self._untold(path, value)
+        self.attributes(path, value, depth)
+
     def _buffer(self, path: str, value: Any) -> bool:
         try:
             view = memoryview(value)
@@ -712,12 +684,25 @@ class Walk:
             return True
         return self.add(BUFFER, value, True if constant else None, HOST, path, value) or True
 
+    # -- generators of random numbers ---------------------------------------------
+
+    def _generator(self, path: str, value: torch.Generator, depth: int) -> None:
+        self._generators.append((path, value))
+
+    def _numpy_generator(self, path: str, value: Any, depth: int) -> None:
+        self.moving.append((path, functools.partial(pickle.dumps, value)))
+        self._untold(path, value)
+
     # -- containers -------------------------------------------------------------
 
     def _collection(self, path: str, value: Any, depth: int) -> None:
+        self._items(path, value, depth)
+        self.attributes(path, value, depth)
+
+    def _items(self, path: str, value: Any, depth: int) -> None:
         size = _look.size(value)
         if issubclass(type(value), set | frozenset) and size > 1:
-            self._named.hashes |= not all(type(item) in _NUMBERS for item in _look.entries(value))
+            self._named.hashes |= not all(hashes_alike(type(item)) for item in _look.entries(value))
         if not issubclass(type(value), tuple | frozenset):
             if not self.add(SIZE, value, None, HOST, path, value):
                 return
@@ -726,6 +711,10 @@ class Walk:
         self._inner(path, enumerate(_look.entries(value)), size, depth)
 
     def _dict(self, path: str, value: dict[Any, Any], depth: int) -> None:
+        self._items_of_dict(path, value, depth)
+        self.attributes(path, value, depth)
+
+    def _items_of_dict(self, path: str, value: dict[Any, Any], depth: int) -> None:
         size = _look.size(value)
         if not self.add(SIZE, value, None, HOST, path, value):
             return
@@ -744,6 +733,10 @@ class Walk:
                 self.value(f"{path}[key {i}]", key, depth + 1)
 
     def _list(self, path: str, value: list[Any], depth: int) -> None:
+        self._items_of_list(path, value, depth)
+        self.attributes(path, value, depth)
+
+    def _items_of_list(self, path: str, value: list[Any], depth: int) -> None:
         size = _look.size(value)
         if not self.add(SIZE, value, None, HOST, path, value):
             return
@@ -786,10 +779,10 @@ class Walk:
             return
         for key, value in list(own.items()):
             subject = f"{path}.{key}"
-            if key in _MODULE_STORES:
+            if key in MODULE_STORES:
                 self._stores.append((subject, value))
                 continue
-            if key in ("_parameters", "_buffers", "_modules") and issubclass(type(value), dict):
+            if key in MODULE_PARTS and issubclass(type(value), dict):
                 self.add(ENTRY_SIZE, own, key, HOST, subject, value)
                 if len(value) > 1:  # their order
                     self.add(ITEMS, value, None, HOST, subject, value)
@@ -797,7 +790,7 @@ class Walk:
                     self.add(DICT_ITEM, value, name, STATE, f"{path}.{name}", item)
                     if issubclass(type(item), nn.Module | torch.Tensor):
                         self.value(f"{path}.{name}", item, depth)  # children are no hop
-            elif issubclass(type(value), dict) and ("_hooks" in key or key.startswith("_backward")):
+            elif issubclass(type(value), dict) and holds_hooks(key):
                 self.add(ENTRY_SIZE, own, key, HOST, subject, value)
                 if value:
                     self._hooks(subject, value, depth + 1)
@@ -821,9 +814,15 @@ class Walk:
             else:
                 self.add(ATTRIBUTE, module, name, HOST, f"{path}.{name}", item)
 
+    def _any_object(self, path: str, value: Any, depth: int) -> None:
+        if any("__next__" in _look.class_dict(base) for base in _look.mro(type(value))):
+            self.iterators.append(value)
+        self._untold(path, value)
+        self._object(path, value, depth)
+
     def _object(self, path: str, value: Any, depth: int, skip: tuple[str, ...] = ()) -> None:
         kind = type(value)
-        if is_opaque(kind) and not issubclass(kind, torch.optim.Optimizer) and not _look.numpy_array(kind):
+        if is_opaque(kind):
             if has_settings(kind):
                 self._settings(path, value, depth)
             if _look.own(value) is not None:
@@ -854,13 +853,10 @@ class Walk:
         if not self.add(OWN, value, None, HOST, path, value):  # what is not set may be asked for too
             return
         for key, item in list(own.items()):
-            inner = type(item)
-            if type(key) is not str or not (
-                plain(item) or has_settings(inner) or inner is list or issubclass(inner, _BUFFERS) or key in _OUTCOMES
-            ):
+            if type(key) is not str or not is_setting(key, item):
                 continue
             if self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item):
-                if inner is list and key not in _OUTCOMES:
+                if type(item) is list and key not in OUTCOMES:
                     self.add(SIZE, item, None, HOST, f"{path}.{key}", item)
                 else:
                     self.value(f"{path}.{key}", item, depth + 1)
