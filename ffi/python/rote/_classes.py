@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gc
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _look
 from ._facts import BASES, CLASS, DICT_ITEM, HOST, MEMBER, SIZE
 from ._libraries import is_library_class
 from ._named import Named
 from ._policy import CLASS_NAMES, Asked, asks, called_methods
-
-if TYPE_CHECKING:
-    from ._reach import Walk
+from ._walk import Walk
 
 
 class Classes:

@@ -9,7 +9,7 @@ import gc
 import importlib.util
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,9 +26,7 @@ from ._policy import (
     reads_environment,
     runs_text,
 )
-
-if TYPE_CHECKING:
-    from ._reach import Walk
+from ._walk import Walk
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
@@ -292,7 +290,7 @@ class Named:
         library = is_library_module(module, name)
         if not library and self._entry(id(own), ""):
             walk.add(TYPE_OF, module, None, HOST, name, module)
-            walk.classes.of(type(module), depth)
+            walk.of_class(type(module), depth)
         asked, absent = set(self.attributes), self._maybe()
         kind = type(module)
         if is_asked_by_methods(kind):
