@@ -11,12 +11,10 @@
 //! | [`describe`] | what a recording is told of ops and tensors |
 //! | [`program`] | a bound plan's ops and slots on the bridge's side |
 //! | [`ranks`] | bytes from each rank of a process group to all |
-//! | [`eager`] | single calls on host data |
-//! | [`kernels`] | PyTorch's kernels for the truth table |
+//! | [`kernels`] | PyTorch's kernels for the truth table: single calls on host tensors |
 
 pub mod bridge;
 pub mod describe;
-pub mod eager;
 pub mod fact;
 pub mod facts;
 pub mod frontend;
