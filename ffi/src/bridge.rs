@@ -16,6 +16,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("describe.h", include_str!("../torch/describe.h")),
     ("eager.h", include_str!("../torch/eager.h")),
     ("exceptions.h", include_str!("../torch/exceptions.h")),
+    ("fact.h", include_str!("../torch/fact.h")),
     ("facts.h", include_str!("../torch/facts.h")),
     ("hooks.h", include_str!("../torch/hooks.h")),
     ("looks.h", include_str!("../torch/looks.h")),

@@ -15,8 +15,8 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "describe.h"
 #include "exceptions.h"
-#include "facts.h"
 #include "numbers.h"
 #include "ranges.h"
 #include "unboxed.h"

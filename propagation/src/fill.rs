@@ -65,105 +65,70 @@ impl<'a> Filled<'a> {
             rows: Vec::with_capacity(16),
         };
         filled.table.push(Placement::Replicate);
-        // The shard types of the inputs: 1 is the plain one.
-        let mut types = Vec::with_capacity(2 + more.len());
-        types.extend(more.iter().map(|factor| match factor {
+        let mut choices = Choices {
+            types: Vec::with_capacity(2 + more.len()),
+            orders: orders.to_vec(),
+            divisors: products(&sizes[..sizes.len().saturating_sub(1)]),
+        };
+        choices.types.extend(more.iter().map(|factor| match factor {
             0 => ShardType::Plain,
             factor => ShardType::Strided(*factor),
         }));
-        let mut orders = orders.to_vec();
         for (spec, _) in inputs {
-            let mut state = State::default();
-            for (code, p) in state.iter_mut().zip(&spec.placements) {
-                *code = filled.code(*p);
-                let kind = match *p {
-                    Placement::Shard { .. } => ShardType::Plain,
-                    Placement::StridedShard { split_factor, .. } => {
-                        ShardType::Strided(split_factor)
-                    }
-                    Placement::Registered { sharding, .. } if rule.takes(sharding) => {
-                        ShardType::Registered(sharding)
-                    }
-                    Placement::Partial(PartialOp::Norm(order)) => {
-                        if !orders.contains(&order) {
-                            orders.push(order);
-                        }
-                        continue;
-                    }
-                    _ => continue,
-                };
-                if !types.contains(&kind) {
-                    types.push(kind);
-                }
-            }
-            filled.sources.push(state);
+            filled.add_source(spec, &mut choices);
         }
-        types.sort_unstable();
-        orders.sort_unstable();
-        let divisors = products(&sizes[..sizes.len().saturating_sub(1)]);
+        choices.types.sort_unstable();
+        choices.orders.sort_unstable();
         for (strategy, (outputs, inputs)) in rule.strategies().enumerate() {
-            let slots = || outputs.iter().chain(inputs);
-            let blocks = slots().find_map(|s| match s {
-                Slot::Flattened { blocks, .. } => Some(*blocks),
-                _ => None,
-            });
-            let open = slots().any(|s| matches!(s, Slot::Shard(..)));
-            let types: &[ShardType] = match (blocks, open) {
-                (Some(_), _) | (_, false) => &[ShardType::Plain],
-                _ => &types,
-            };
-            let divisors = match blocks {
-                Some(_) => &divisors[..],
-                None => &[1],
-            };
-            // A strategy of norms stands for one of each order.
-            let norms = slots().any(|s| *s == ANY_NORM);
-            let orders = if norms { &orders[..] } else { &[Order::ANY] };
-            for kind in types {
-                if matches!(kind, ShardType::Registered(_)) && !slots().all(any_split) {
-                    continue;
-                }
-                let fillings = (divisors.iter()).flat_map(|divided| {
-                    let fill = |order: &Order| Filling {
-                        kind: *kind,
-                        divided: *divided,
-                        order: *order,
-                    };
-                    orders.iter().map(fill)
-                });
-                for filling in fillings {
-                    if blocks.is_some_and(|blocks| blocks % filling.divided != 0) {
-                        continue;
-                    }
-                    let mut codes = |slots: &[Slot]| -> Vec<u8> {
-                        let filled_with = |s: &Slot| filling.fill(*s);
-                        slots.iter().map(|s| filled.code(filled_with(s))).collect()
-                    };
-                    let (outputs, inputs) = (codes(outputs), codes(inputs));
-                    filled.rows.push(Row {
-                        strategy,
-                        divided: filling.divided,
-                        outputs,
-                        inputs,
-                    });
-                }
-            }
-            let (rows, table) = (filled.rows.len(), filled.table.len());
-            for (what, limit, found) in [
-                ("strategies", MAX_ROWS, rows),
-                ("placements", MAX_PLACEMENTS, table),
-            ] {
-                if found > limit {
-                    return Err(PropagationError::TooLarge {
-                        op: query.op.into(),
-                        what,
-                        limit,
-                        found,
-                    });
-                }
-            }
+            filled.add_rows(strategy, outputs, inputs, &choices);
+            filled.check_limits(query)?;
         }
         Ok(filled)
+    }
+
+    /// Notes how an input lies, and what its placements add to the choices.
+    fn add_source(&mut self, spec: &Spec, choices: &mut Choices) {
+        let mut state = State::default();
+        for (code, placement) in state.iter_mut().zip(&spec.placements) {
+            *code = self.code(*placement);
+            choices.take_from(*placement, self.rule);
+        }
+        self.sources.push(state);
+    }
+
+    /// Adds the rows of a strategy: one for each way to fill its placeholders.
+    fn add_rows(&mut self, strategy: usize, outputs: &[Slot], inputs: &[Slot], choices: &Choices) {
+        for filling in choices.fillings(outputs, inputs) {
+            let mut codes = |slots: &[Slot]| -> Vec<u8> {
+                let filled_with = |s: &Slot| filling.fill(*s);
+                slots.iter().map(|s| self.code(filled_with(s))).collect()
+            };
+            let (outputs, inputs) = (codes(outputs), codes(inputs));
+            self.rows.push(Row {
+                strategy,
+                divided: filling.divided,
+                outputs,
+                inputs,
+            });
+        }
+    }
+
+    fn check_limits(&self, query: &Query<'_>) -> Result<(), PropagationError> {
+        let (rows, table) = (self.rows.len(), self.table.len());
+        for (what, limit, found) in [
+            ("strategies", MAX_ROWS, rows),
+            ("placements", MAX_PLACEMENTS, table),
+        ] {
+            if found > limit {
+                return Err(PropagationError::TooLarge {
+                    op: query.op.into(),
+                    what,
+                    limit,
+                    found,
+                });
+            }
+        }
+        Ok(())
     }
 
     fn code(&mut self, placement: Placement) -> u8 {
@@ -454,6 +419,80 @@ fn products(sizes: &[u32]) -> Vec<u32> {
 
 /// A norm partial of any order.
 const ANY_NORM: Slot = partial(PartialOp::Norm(Order::ANY));
+
+/// What placeholders can be filled with.
+struct Choices {
+    /// The shard types of the inputs, and more that were asked for.
+    types: Vec<ShardType>,
+    /// The orders of norms, in the same way.
+    orders: Vec<Order>,
+    /// By what mesh dims to the left can divide the blocks of a flattened dim.
+    divisors: Vec<u32>,
+}
+
+impl Choices {
+    /// Adds the shard type or the order of a placement of an input.
+    fn take_from(&mut self, placement: Placement, rule: &Rule) {
+        let kind = match placement {
+            Placement::Shard { .. } => ShardType::Plain,
+            Placement::StridedShard { split_factor, .. } => ShardType::Strided(split_factor),
+            Placement::Registered { sharding, .. } if rule.takes(sharding) => {
+                ShardType::Registered(sharding)
+            }
+            Placement::Partial(PartialOp::Norm(order)) => {
+                if !self.orders.contains(&order) {
+                    self.orders.push(order);
+                }
+                return;
+            }
+            _ => return,
+        };
+        if !self.types.contains(&kind) {
+            self.types.push(kind);
+        }
+    }
+
+    /// The ways to fill the placeholders of a strategy: one where it has none.
+    fn fillings<'c>(
+        &'c self,
+        outputs: &'c [Slot],
+        inputs: &'c [Slot],
+    ) -> impl Iterator<Item = Filling> + 'c {
+        let slots = move || outputs.iter().chain(inputs);
+        let blocks = slots().find_map(|s| match s {
+            Slot::Flattened { blocks, .. } => Some(*blocks),
+            _ => None,
+        });
+        let open = slots().any(|s| matches!(s, Slot::Shard(..)));
+        let types: &[ShardType] = match (blocks, open) {
+            (Some(_), _) | (_, false) => &[ShardType::Plain],
+            _ => &self.types,
+        };
+        let divisors: &[u32] = match blocks {
+            Some(_) => &self.divisors,
+            None => &[1],
+        };
+        // A strategy of norms stands for one of each order.
+        let norms = slots().any(|s| *s == ANY_NORM);
+        let orders: &[Order] = if norms { &self.orders } else { &[Order::ANY] };
+        let fits = move |kind: &ShardType| {
+            !matches!(kind, ShardType::Registered(_)) || slots().all(any_split)
+        };
+        let divides = move |divided: &u32| blocks.is_none_or(|blocks| blocks % divided == 0);
+        let types = types.iter().filter(move |kind| fits(kind));
+        types.flat_map(move |kind| {
+            let divisors = divisors.iter().filter(move |divided| divides(divided));
+            divisors.flat_map(move |divided| {
+                let fill = |order: &Order| Filling {
+                    kind: *kind,
+                    divided: *divided,
+                    order: *order,
+                };
+                orders.iter().map(fill)
+            })
+        })
+    }
+}
 
 /// What stands in place of the placeholders of a strategy.
 #[derive(Clone, Copy)]

@@ -122,7 +122,7 @@ def test_a_bridge_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FAILING = {
     "describing a tensor": ("_reach", "short_text"),
-    "walking over what is in reach": ("_reach", "Walk"),
+    "walking over what is in reach": ("_reach", "Reach"),
     "watching hyperparameters": ("_uses", "watched"),
     "encoding the result": ("_results", "encode"),
     "describing the result": ("_results", "to_json"),

@@ -73,6 +73,7 @@ pub fn validate(
     }
 }
 
+/// Judges the rule of a sample's op on the sample.
 fn one(
     rules: &Registry,
     kernels: &mut dyn Kernels,
@@ -98,37 +99,15 @@ fn one(
         kernels,
         split_factors,
     );
-    let mut case = match case {
+    let case = match case {
         Ok(case) => case,
-        Err(Unfit::Refused(error)) => return report.unjudged(error.to_string(), &args),
-        Err(Unfit::Kernel(error)) => {
-            return report.unjudged(format!("the op does not run: {error}"), &args);
-        }
-        Err(Unfit::Outputs(error)) => {
-            report.wrong.push(Finding {
-                combination: Combination {
-                    inputs: Vec::new(),
-                    outputs: Vec::new(),
-                },
-                args,
-                reason: error,
-            });
-            return;
-        }
+        Err(unfit) => return is_unfit(unfit, args, report),
     };
     report.samples += 1;
     if case.shapes_only {
         report.unjudged("random or undefined values: shapes only", &args);
     }
-    let mut claimed: HashMap<Placed, Vec<Placed>> = HashMap::new();
-    let mut order: Vec<Placed> = Vec::new();
-    for strategy in &case.claims.strategies {
-        let outputs = claimed.entry(strategy.inputs.clone()).or_insert_with(|| {
-            order.push(strategy.inputs.clone());
-            Vec::new()
-        });
-        outputs.push(strategy.outputs.clone());
-    }
+    let (claimed, mut order) = claimed(&case);
     if !flat && order.len() > MOST {
         // Every so manieth, the same ones each time.
         let step = order.len().div_ceil(MOST);
@@ -143,119 +122,182 @@ fn one(
         let reason = "its kernel may not check shapes: no shards but those claimed";
         report.unjudged(reason, &args);
     }
+    let mut judging = Judging {
+        case,
+        claimed,
+        open,
+        args,
+        report,
+    };
     if let Some(only) = &options.only {
-        return asked(&mut case, only, &claimed, &args, report);
+        return judging.asked(only);
     }
     if open {
         let known: HashSet<Placed> = order.iter().cloned().collect();
-        order.extend(
-            case.open_inputs()
-                .into_iter()
-                .filter(|p| !known.contains(p)),
-        );
+        let more = judging.case.open_inputs().into_iter();
+        order.extend(more.filter(|p| !known.contains(p)));
     }
-    let mut found: Vec<(Placed, Vec<Placed>)> = Vec::new();
-    for inputs in order {
-        let none = Vec::new();
-        let outputs = claimed.get(&inputs).unwrap_or(&none).clone();
-        let verdict = case.judge(&inputs, &outputs, open);
-        if verdict.untried {
-            if !outputs.is_empty() {
-                let combination = Combination {
-                    inputs,
-                    outputs: outputs[0].clone(),
-                };
-                report.unjudged(format!("{combination}: no tensor can lie so"), &args);
-            }
-            continue;
-        }
-        report.tried += 1;
-        for (outputs, found) in verdict.claimed {
-            match found {
-                Ok(()) => report.correct += 1,
-                Err(reason) => {
-                    let combination = Combination {
-                        inputs: inputs.clone(),
-                        outputs,
-                    };
-                    note(&mut report.wrong, combination, &args, reason);
-                }
-            }
-        }
-        let replicated = |p: &Placement| *p == Placement::Replicate;
-        let idle = inputs.iter().flatten().all(replicated);
-        let strided = |p: &Placement| matches!(p, Placement::StridedShard { .. });
-        if open && !idle && !inputs.iter().flatten().any(strided) {
-            let outputs = open_outputs(&verdict.open, &case.varies);
-            found.push((inputs, outputs));
-        }
-    }
-    if !case.varies.contains(&true) {
-        return;
-    }
-    let all: HashSet<Combination> = (found.iter())
-        .flat_map(|(inputs, all)| {
-            all.iter().map(|outputs| Combination {
-                inputs: inputs.clone(),
-                outputs: outputs.clone(),
-            })
-        })
-        .collect();
-    for (inputs, outputs) in found {
-        for outputs in outputs {
-            let none = Vec::new();
-            if outputs_are_claimed(&outputs, claimed.get(&inputs).unwrap_or(&none)) {
-                continue;
-            }
-            let combination = Combination {
-                inputs: inputs.clone(),
-                outputs,
-            };
-            let reason = case
-                .empties(&combination.inputs)
-                .or_else(|| incidental(&combination, &all, &sample.values))
-                .or_else(|| left_out::reason(&report.op, &combination).map(str::to_owned));
-            match reason {
-                Some(reason) => note(&mut report.left_out, combination, &args, reason),
-                None => note(&mut report.missing, combination, &args, String::new()),
-            }
-        }
+    let found = judging.all(order);
+    if judging.case.varies.contains(&true) {
+        judging.unclaimed(found, &sample.values);
     }
 }
 
-/// Judges one combination, claimed or not.
-fn asked(
-    case: &mut Case<'_>,
-    only: &Combination,
-    claimed: &HashMap<Placed, Vec<Placed>>,
-    args: &str,
-    report: &mut OpReport,
-) {
-    let fits = |side: &Placed, count| side.len() == count;
-    if !fits(&only.inputs, case.inputs()) || !fits(&only.outputs, case.claims.outputs.len()) {
-        let expected = format!(
-            "{only}: the op has {} tensors and {} outputs",
-            case.inputs(),
-            case.claims.outputs.len()
-        );
-        return report.unjudged(expected, args);
+/// Reports a sample that cannot be judged.
+fn is_unfit(unfit: Unfit, args: String, report: &mut OpReport) {
+    match unfit {
+        Unfit::Refused(error) => report.unjudged(error.to_string(), &args),
+        Unfit::Kernel(error) => report.unjudged(format!("the op does not run: {error}"), &args),
+        Unfit::Outputs(reason) => report.wrong.push(Finding {
+            combination: Combination {
+                inputs: Vec::new(),
+                outputs: Vec::new(),
+            },
+            args,
+            reason,
+        }),
     }
-    let is_claimed = (claimed.get(&only.inputs)).is_some_and(|all| all.contains(&only.outputs));
-    let verdict = case.judge(&only.inputs, std::slice::from_ref(&only.outputs), false);
-    if verdict.untried {
-        return report.unjudged(format!("{only}: no tensor can lie so"), args);
+}
+
+/// The outputs that the rule claims for placements of the inputs.
+type Claimed = HashMap<Placed, Vec<Placed>>;
+
+/// What the rule claims, and the order in which it names placements of the
+/// inputs.
+fn claimed(case: &Case<'_>) -> (Claimed, Vec<Placed>) {
+    let (mut claimed, mut order) = (Claimed::new(), Vec::new());
+    for strategy in &case.claims.strategies {
+        let outputs = claimed.entry(strategy.inputs.clone()).or_insert_with(|| {
+            order.push(strategy.inputs.clone());
+            Vec::new()
+        });
+        outputs.push(strategy.outputs.clone());
     }
-    report.tried += 1;
-    let found = verdict.claimed.into_iter().next().map(|c| c.1);
-    let only = only.clone();
-    match (found, is_claimed) {
-        (None | Some(Ok(())), true) => report.correct += 1,
-        (None | Some(Ok(())), false) => match left_out::reason(&report.op, &only) {
-            Some(reason) => note(&mut report.left_out, only, args, reason.to_owned()),
-            None => note(&mut report.missing, only, args, String::new()),
-        },
-        (Some(Err(reason)), true) => note(&mut report.wrong, only, args, reason),
-        (Some(Err(reason)), false) => note(&mut report.untrue, only, args, reason),
+    (claimed, order)
+}
+
+/// The judgement of one sample.
+struct Judging<'a, 'r> {
+    case: Case<'a>,
+    claimed: Claimed,
+    /// Whether true combinations that no rule claims are looked for.
+    open: bool,
+    /// The sample's arguments, as a report shows them.
+    args: String,
+    report: &'r mut OpReport,
+}
+
+impl Judging<'_, '_> {
+    /// Judges what is claimed for each of these placements of the inputs; the
+    /// true outputs of those that could be claimed too.
+    fn all(&mut self, order: Vec<Placed>) -> Vec<(Placed, Vec<Placed>)> {
+        let mut found = Vec::new();
+        for inputs in order {
+            let outputs = self.claimed.get(&inputs).cloned().unwrap_or_default();
+            let verdict = self.case.judge(&inputs, &outputs, self.open);
+            if verdict.untried {
+                if let Some(outputs) = outputs.into_iter().next() {
+                    let combination = Combination { inputs, outputs };
+                    let reason = format!("{combination}: no tensor can lie so");
+                    self.report.unjudged(reason, &self.args);
+                }
+                continue;
+            }
+            self.report.tried += 1;
+            for (outputs, found) in verdict.claimed {
+                match found {
+                    Ok(()) => self.report.correct += 1,
+                    Err(reason) => {
+                        let combination = Combination {
+                            inputs: inputs.clone(),
+                            outputs,
+                        };
+                        note(&mut self.report.wrong, combination, &self.args, reason);
+                    }
+                }
+            }
+            let replicated = |p: &Placement| *p == Placement::Replicate;
+            let idle = inputs.iter().flatten().all(replicated);
+            let strided = |p: &Placement| matches!(p, Placement::StridedShard { .. });
+            if self.open && !idle && !inputs.iter().flatten().any(strided) {
+                let outputs = open_outputs(&verdict.open, &self.case.varies);
+                found.push((inputs, outputs));
+            }
+        }
+        found
+    }
+
+    /// Reports the true combinations that no rule claims: as missing, or as left
+    /// out for a reason.
+    fn unclaimed(&mut self, found: Vec<(Placed, Vec<Placed>)>, values: &[Values]) {
+        let all: HashSet<Combination> = (found.iter())
+            .flat_map(|(inputs, all)| {
+                all.iter().map(|outputs| Combination {
+                    inputs: inputs.clone(),
+                    outputs: outputs.clone(),
+                })
+            })
+            .collect();
+        for (inputs, outputs) in found {
+            let claimed = self.claimed.get(&inputs).map_or(&[][..], Vec::as_slice);
+            for outputs in outputs {
+                if outputs_are_claimed(&outputs, claimed) {
+                    continue;
+                }
+                let combination = Combination {
+                    inputs: inputs.clone(),
+                    outputs,
+                };
+                let reason = (self.case.empties(&combination.inputs))
+                    .or_else(|| incidental(&combination, &all, values))
+                    .or_else(|| left_out::reason(&self.report.op, &combination).map(str::to_owned));
+                match reason {
+                    Some(reason) => {
+                        note(&mut self.report.left_out, combination, &self.args, reason);
+                    }
+                    None => {
+                        note(
+                            &mut self.report.missing,
+                            combination,
+                            &self.args,
+                            String::new(),
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Judges one combination, claimed or not.
+    fn asked(&mut self, only: &Combination) {
+        let (case, report, args) = (&mut self.case, &mut *self.report, &self.args);
+        let fits = |side: &Placed, count| side.len() == count;
+        if !fits(&only.inputs, case.inputs()) || !fits(&only.outputs, case.claims.outputs.len()) {
+            let expected = format!(
+                "{only}: the op has {} tensors and {} outputs",
+                case.inputs(),
+                case.claims.outputs.len()
+            );
+            return report.unjudged(expected, args);
+        }
+        let claimed = self.claimed.get(&only.inputs);
+        let is_claimed = claimed.is_some_and(|all| all.contains(&only.outputs));
+        let verdict = case.judge(&only.inputs, std::slice::from_ref(&only.outputs), false);
+        if verdict.untried {
+            return report.unjudged(format!("{only}: no tensor can lie so"), args);
+        }
+        report.tried += 1;
+        let found = verdict.claimed.into_iter().next().map(|c| c.1);
+        let only = only.clone();
+        match (found, is_claimed) {
+            (None | Some(Ok(())), true) => report.correct += 1,
+            (None | Some(Ok(())), false) => match left_out::reason(&report.op, &only) {
+                Some(reason) => note(&mut report.left_out, only, args, reason.to_owned()),
+                None => note(&mut report.missing, only, args, String::new()),
+            },
+            (Some(Err(reason)), true) => note(&mut report.wrong, only, args, reason),
+            (Some(Err(reason)), false) => note(&mut report.untrue, only, args, reason),
+        }
     }
 }
 

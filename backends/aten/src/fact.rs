@@ -81,7 +81,7 @@ impl FactKind {
     }
 
     /// What the words of a fact of the kind say, if they say different things. Of a tensor, the first two are its
-    /// address (`facts.h`, `kTensorMeta`).
+    /// address (`fact.h`, `kTensorMeta`).
     pub fn parts(self) -> &'static [&'static str] {
         match self {
             FactKind::TensorMeta => &[

@@ -26,7 +26,7 @@ impl FactTable {
         FactTable { table, words: 0 }
     }
 
-    /// Adds a fact of a kind that `facts.h` names; returns its first word and
+    /// Adds a fact of a kind that `abi.h` names; returns its first word and
     /// how many it has.
     ///
     /// # Safety

@@ -11,12 +11,10 @@
 //! | [`describe`] | descriptions of ops and tensors for a recording |
 //! | [`program`] | a bound plan's ops and slots on the bridge's side |
 //! | [`ranks`] | exchanges of bytes among the ranks of a process group |
-//! | [`eager`] | single calls on host data |
-//! | [`kernels`] | PyTorch's kernels for the truth table |
+//! | [`kernels`] | PyTorch's kernels for the truth table: single calls on host tensors |
 
 pub mod bridge;
 pub mod describe;
-pub mod eager;
 pub mod fact;
 pub mod facts;
 pub mod frontend;

@@ -3,18 +3,20 @@
 
 #![cfg(miri)]
 
-use rote_aten::eager::{CallArg, HostData, call};
+use rote_aten::kernels;
 use rote_aten::ranks::without_gil;
 use rote_aten::{
     Args, Aten, BoundPlan, Bridge, FactKind, FactTable, Group, Object, Recording, program,
 };
 use rote_plans::schedule::{DYNAMIC, Into};
-use rote_plans::{BindingKind, Device, Plan, PlanFile, Schedule};
+use rote_plans::{BindingKind, DType, Device, Plan, PlanFile, Schedule};
+use rote_propagation::TensorMeta;
 use rote_replay::ReplayError;
 use rote_replay::agreement::Ranks;
 use rote_replay::frontend::{Bound, Counted, Describe, Facts, Frontend};
 use rote_replay::{Left, Program};
 use rote_tracer::ArgEvent;
+use rote_validation::{HostTensor, Kernels, Value};
 
 mod rust_bridge;
 #[path = "../../../plans/tests/sample/mod.rs"]
@@ -154,31 +156,30 @@ fn a_large_plan_is_replayed() {
 #[test]
 fn single_calls_take_every_argument() {
     Bridge::link();
-    let data = |shape: &[i64], bytes: &[u8]| HostData {
-        dtype: 0,
-        shape: shape.to_vec(),
-        bytes: bytes.to_vec(),
+    let data = |shape: &[u64], bytes: &[u8]| {
+        let (dtype, shape) = (DType::U8, shape.to_vec());
+        HostTensor::from_bytes(TensorMeta { dtype, shape }, bytes).expect("is of bytes")
     };
     let (three, none, number) = (data(&[3], &[1, 2, 3]), data(&[0], &[]), data(&[], &[9]));
     for given in [&three, &none, &number] {
         let args = [
-            CallArg::Tensor(given),
-            CallArg::Tensors(vec![Some(&three), None, Some(&none)]),
-            CallArg::Tensors(Vec::new()),
-            CallArg::None,
-            CallArg::Bool(true),
-            CallArg::Int(-1),
-            CallArg::Float(0.5),
-            CallArg::Ints(&[1, 2]),
-            CallArg::Ints(&[]),
-            CallArg::Floats(&[0.5, 1.5]),
-            CallArg::Text("mean"),
-            CallArg::DType::F32,
+            Value::Tensor(given),
+            Value::Tensors(vec![Some(&three), None, Some(&none)]),
+            Value::Tensors(Vec::new()),
+            Value::None,
+            Value::Bool(true),
+            Value::Int(-1),
+            Value::Float(0.5),
+            Value::Ints(&[1, 2]),
+            Value::Ints(&[]),
+            Value::Floats(&[0.5, 1.5]),
+            Value::Text("mean"),
+            Value::DType(DType::F32),
         ];
-        let result = call("aten::op", "out", &args).expect("is called");
-        assert!(result.seeded);
+        let ran = kernels::Aten.run("aten::op.out", &args).expect("is called");
+        assert!(ran.random);
         assert_eq!(
-            result.results,
+            ran.outputs,
             [Some(given.clone()), None, Some(given.clone())]
         );
     }

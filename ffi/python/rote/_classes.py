@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import gc
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import _look
 from ._facts import BASES, CLASS, DICT_ITEM, HOST, MEMBER, SIZE
 from ._libraries import is_library_class
 from ._named import Named
-
-if TYPE_CHECKING:
-    from ._reach import Walk
-
-# What PyTorch calls of a library's class without the user's code naming it.
-_METHODS = frozenset({"forward", "__call__", "_call_impl", "step"})
-# What a class is called, which is no entry of its dict; and what puts it into text.
-_NAMES = frozenset({"__name__", "__qualname__"})
-_TELL_NAMES = frozenset({"repr", "str", "format", "print", "__repr__", "__str__"})
+from ._policy import CLASS_NAMES, Asked, asks, called_methods
+from ._walk import Walk
 
 
 class Classes:
@@ -83,10 +76,8 @@ class Classes:
         private = frozenset(name for name in self._named.attributes if name.startswith("_"))
         for kind in self._library:
             own = [_look.class_dict(base) for base in _look.mro(kind)]
-            named = _METHODS
-            if not _look.module_of(kind).startswith("torch.distributed."):
-                named = _METHODS | {name for name in self._named.attributes if not name.startswith("__")}
-            for key in sorted(named & set().union(*own)):
+            called = called_methods(kind, self._named.attributes)
+            for key in sorted(called & set().union(*own)):
                 method = next(names[key] for names in own if key in names)
                 if type(method) is types.FunctionType:
                     self._named.borrow(method)
@@ -99,7 +90,7 @@ class Classes:
     def said(self, asked: set[str], said: set[str]) -> None:
         """Guards what classes say of themselves, where code asks for it. ``asked``: attributes; ``said``: all names."""
         walk = self._walk
-        names = _NAMES if not _TELL_NAMES.isdisjoint(said) else asked.intersection(_NAMES)
+        names = CLASS_NAMES if asks(Asked.CLASS_NAMES, said) else asked.intersection(CLASS_NAMES)
         for kind in self._of_users if names else ():
             for key in sorted(names):
                 name = type.__dict__[key]

@@ -1,4 +1,4 @@
-"""Which code and objects belong to the user or to a library, and which libraries' objects are not looked into."""
+"""Which code and objects belong to the user, and which to a library."""
 
 from __future__ import annotations
 
@@ -12,25 +12,6 @@ _ROOTS = ("torch", "numpy", "rote", "typing", "builtins")
 _NAMES_OF_STDLIB = frozenset(sys.stdlib_module_names)
 _STDLIB = str(types.__file__).rsplit("/", 1)[0] + "/"
 _known: dict[int, type] = {}  # classes of libraries, which stay
-_OPAQUE = (
-    "torch.distributed",
-    "torch.utils.data",
-    "torch._C",
-    "torch.autograd",
-    "torch._dynamo",
-    "logging",
-    "threading",
-    "multiprocessing",
-    "concurrent",
-    "io",
-    "_io",
-    "rote",
-    "numpy",
-    "abc",
-    "tempfile",
-)
-# Of these, what is set is looked at: levels, flags, names.
-_SET = ("logging", "threading", "concurrent.futures._base", "multiprocessing.sharedctypes")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -97,18 +78,3 @@ def _is_harmless(function: types.FunctionType) -> bool:
     """Whether a function is a library's, or one that a library has made from a few words."""
     made = function.__globals__.get("__name__")
     return is_library_function(function) or (type(made) is str and made.startswith("namedtuple_"))
-
-
-@functools.lru_cache(maxsize=4096)
-def _closed(module: str) -> bool:
-    return any(module == name or module.startswith(name + ".") for name in _OPAQUE)
-
-
-def is_opaque(kind: type) -> bool:
-    """Whether objects of a class are not looked into."""
-    return _closed(_look.module_of(kind)) and is_library_class(kind)
-
-
-def has_settings(kind: type) -> bool:
-    """Whether what is set in objects of a class that are not looked into is looked at."""
-    return _look.module_of(kind) in _SET

@@ -3,52 +3,32 @@
 from __future__ import annotations
 
 import builtins
-import collections
 import contextlib
 import functools
 import gc
 import importlib.util
-import os
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from . import _code, _look
 from ._code import Names
 from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, NAMED, OWN, REFERENTS, SIZE, TYPE_OF, plain
-from ._libraries import has_settings, is_library_class, is_library_function, is_library_module
+from ._libraries import is_library_class, is_library_function, is_library_module
+from ._policy import (
+    DEPTH,
+    UNNAMED_METHODS,
+    is_asked_by_methods,
+    is_looked_into,
+    is_registry,
+    reads_environment,
+    runs_text,
+)
+from ._walk import Walk
 
-if TYPE_CHECKING:
-    from ._reach import Walk
-
-_ENVIRONMENT = (os.environ, os.environb, os.getenv, os.getenvb)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
-# Entries of Python modules that everything passes through: what they hold is nobody's setting.
-_REGISTRIES = frozenset({id(sys.modules), id(sys.path_importer_cache)})
-_GUARDED_BY_THEMSELVES = (DeviceMesh, dist.ProcessGroup)  # what these hold differs among ranks
-_CONTAINERS = (list, dict, set, frozenset, tuple, collections.deque)
-# Methods that code calls without their names.
-_UNNAMED = ("__len__", "__getitem__", "__contains__", "__bool__", "__call__")
-
-
-def reads_environment(value: Any) -> bool:
-    """Whether a value is one of Python's ways to read environment variables."""
-    return any(value is reader for reader in _ENVIRONMENT)
-
-
-def runs_text(value: Any) -> bool:
-    """Whether a value is one of the functions that run what they are given, under whatever name."""
-    return value is eval or value is exec
-
-
-def _looked_into(kind: type) -> bool:
-    """Whether of an object of a library's class all is guarded, not only what code names."""
-    return issubclass(kind, (*_CONTAINERS, nn.Module)) or _look.numpy_array(kind) or has_settings(kind)
 
 
 class Named:
@@ -280,13 +260,13 @@ class Named:
 
     def python_module(self, module: types.ModuleType, depth: int) -> None:
         """Guards what code names in a Python module, once all code is known."""
-        if depth <= self._walk.depth and id(module) not in self._modules:
+        if depth <= DEPTH and id(module) not in self._modules:
             self._walk.hold(module)
             self._modules[id(module)] = (module, _look.name(module), depth)
 
     def of_object(self, path: str, value: Any, depth: int) -> None:
         """Guards of an object of a library's what code names of it, once all code is known."""
-        if depth <= self._walk.depth and id(value) not in self._modules:
+        if depth <= DEPTH and id(value) not in self._modules:
             self._walk.hold(value)
             self._modules[id(value)] = (value, path, depth)
 
@@ -310,10 +290,10 @@ class Named:
         library = is_library_module(module, name)
         if not library and self._entry(id(own), ""):
             walk.add(TYPE_OF, module, None, HOST, name, module)
-            walk.classes.of(type(module), depth)
+            walk.of_class(type(module), depth)
         asked, absent = set(self.attributes), self._maybe()
         kind = type(module)
-        if kind is not types.ModuleType and not issubclass(kind, _GUARDED_BY_THEMSELVES) and not has_settings(kind):
+        if is_asked_by_methods(kind):
             asked |= self._asked_by_methods(type(module), self._asked_of.get(id(module), frozenset()))
         if not library:
             asked.add("__getattr__")
@@ -327,7 +307,7 @@ class Named:
             if not library:
                 if walk.add(DICT_ITEM, own, key, HOST, subject, item):
                     walk.soon(subject, item, depth + 1)
-            elif id(item) not in _REGISTRIES:
+            elif not is_registry(item):
                 self._of_library(subject, own, key, item, depth)
         inner = own.get("m")
         if issubclass(type(module), torch.backends.PropModule) and type(inner) is types.ModuleType:
@@ -350,7 +330,7 @@ class Named:
         if known is not None and known[0] == len(self.attributes):  # to which names are only added
             return known[1]
         asked = set(named)
-        called = {*self.attributes, *_UNNAMED, *named}
+        called = {*self.attributes, *UNNAMED_METHODS, *named}
         classes = [_look.class_dict(each) for each in _look.mro(kind)]
         while called:
             name = called.pop()
@@ -390,7 +370,7 @@ class Named:
             walk.op(subject, item, depth)
         elif plain(item) or kind in NAMED:
             return
-        elif _look.own(item) and is_library_class(kind) and not _looked_into(kind):
+        elif _look.own(item) and is_library_class(kind) and not is_looked_into(kind):
             self.of_object(subject, item, depth)
         else:
             walk.soon(subject, item, depth + 1)

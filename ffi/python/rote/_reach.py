@@ -10,39 +10,20 @@ they hold is guarded, not what these hold.
 
 from __future__ import annotations
 
-import array
-import builtins
-import collections
-import contextvars
 import copyreg
-import ctypes
 import functools
-import gc
-import itertools
-import mmap
 import os
-import pickle
-import random
-import re
 import sys
-import threading
 import types
-import warnings
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from . import _look, _memory
-from ._classes import Classes
+from . import _look
 from ._facts import (
     ABSENT,
     ATTRIBUTE,
-    BUFFER,
-    CONTEXT_VAR,
     DICT_ITEM,
     ENTRY_SIZE,
     FUNCTIONS,
@@ -51,127 +32,39 @@ from ._facts import (
     ITEMS,
     LIST_ITEM,
     LOOK,
-    MEMBER,
     OWN,
-    PARTS,
     REFERENTS,
     SIZE,
     STATE,
     TENSOR_META,
-    TYPE_OF,
-    WEAK,
     Fact,
-    atom,
-    describe,
-    ends,
-    expects,
-    fixed,
-    in_full,
     look,
     look_of_gradient,
-    parts_of,
-    plain,
-    shortened,
 )
-from ._frames import Handlers
-from ._libraries import has_settings, is_library_class, is_opaque
-from ._named import Named, reads_environment, runs_text
-from ._specs import local_of, short_text
+from ._objects import Objects
+from ._policy import (
+    Asked,
+    asked_of_definitions,
+    asks,
+    asks_for_stores,
+)
+from ._specs import short_text
 from ._uses import is_number
 
-DEPTH = 12
-LARGE = 1024
-# Objects that a walk looks at, at most.
-MOST = 100_000
-# Bytes of an array that are compared at every call: some 15 GB a second.
-BYTES = 64 << 20
 
-# The last is what all classes of ctypes have in common.
-_BUFFERS = (bytearray, array.array, memoryview, mmap.mmap, ctypes.Structure.__mro__[1])
-_NUMBERS = (bool, int, float, complex)  # whose hashes are the same in every process
-_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
-# Classes of Python's own, whose objects point to others without attributes.
-_BUILT_IN = ("builtins", "itertools", "functools", "operator", "collections", "_collections", "_functools")
-_NO_PARTS = (types.FrameType, types.TracebackType, types.CodeType, types.GetSetDescriptorType)
-# What nn.Module decides by only where it saves or loads.
-_MODULE_STORES = frozenset(
-    {
-        "_forward_hooks_with_kwargs",
-        "_forward_hooks_always_called",
-        "_non_persistent_buffers_set",
-        "_state_dict_hooks",
-        "_state_dict_pre_hooks",
-        "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-    }
-)
-# Namespaces of ops that are PyTorch's own.
-_OPS_OF_TORCH = (
-    "aten",
-    "prim",
-    "prims",
-    "c10d",
-    "_c10d_functional",
-    "_c10d_functional_autograd",
-    "_dtensor",
-    "quantized",
-)
-# Kernels above those that a replay calls, in PyTorch's own list of an op's kernels.
-_PYTHON_KERNEL = re.compile(r"^(CompositeImplicitAutograd|Autograd)\S*: registered at \S*\.py:", re.MULTILINE)
-# With these, code sees where an iterator stands and does not advance it.
-_STANDING = frozenset({"length_hint", "__length_hint__", "__reduce__", "copy", "deepcopy", "dumps", "repr", "str"})
-# Locks of Python's own, and what tells whether one is held;
-# entering and leaving it does not.
-_LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_ASKS_A_LOCK = frozenset({"locked", "acquire", "acquire_lock", "_is_owned"})
-_ASKS_A_FINALIZER = frozenset({"peek", "alive", "detach"})
-# Where a future keeps what has become of it.
-_OUTCOMES = frozenset({"_result", "_exception"})
-# These make objects by what `copyreg` says of their classes, too.
-_COPIES = frozenset({"copy", "deepcopy", "dumps", "__reduce_ex__"})
-_ASK_FOR_ANNOTATIONS = frozenset({"get_type_hints", "get_annotations"})
-# Functions of `dataclasses` that go by the fields of a class.
-_ASK_FOR_FIELDS = frozenset({"asdict", "astuple", "fields", "is_dataclass", "replace"})
-
-
-class Walk:
-    """One walk over everything in reach."""
-
-    depth = DEPTH
+class Reach(Objects):
+    """The walk over everything that one step can reach."""
 
     def __init__(self, function: Any, ignore: tuple[str, ...]) -> None:
-        self.facts: list[Fact] = []
-        self._ignore = ignore
-        self.seen: set[int] = set()
-        self._once: set[Any] = set()
-        self._hold: list[Any] = []
-        self._later: collections.deque[Callable[[], None]] = collections.deque()
-        self._weak: list[tuple[str, Any, int]] = []
-        self._objects: list[tuple[str, Any]] = []
-        self._generators: list[tuple[str, torch.Generator]] = []
-        self._standing: list[tuple[str, Any]] = []
-        self._asked_only: list[tuple[str, str, frozenset[str]]] = []  # what can't be guarded, and who asks for it
-        self.iterators: list[Any] = []
-        self.functions: list[types.FunctionType] = []  # whose code is the user's
-        self._reads_environment = False
-        self._first: dict[int, tuple[str, Any]] = {}  # where objects were found first
-        self._memory: dict[int, tuple[str, int]] = {}  # storages: the first tensor found in each, and where it starts
-        self.handlers = Handlers()
-        self.watched: set[int] = set()  # objects of which it matters who else holds them,
-        self.aliases: list[tuple[str, int]] = []  # and where they were found
-        self.moving: list[tuple[str, Callable[[], Any]]] = []  # generators of random numbers, and their state
-        self._stores: list[tuple[str, Any]] = []  # what modules save and load by
-        self.buffers: list[tuple[int, int, str]] = []  # where they begin and end in memory, and their paths
-        self.advancing: list[tuple[str, Callable[[], Any]]] = []  # iterators, and where they stand
-        self.stopped: list[str] = []  # where the walk went no further
-        self.untold: list[str] = []  # what holds more than the facts say in words
-        self.unseen: list[tuple[str, str]] = []  # what could not be looked into, and why
         while issubclass(type(function), functools.partial):
             function = function.func
-        self._named = Named(self, _innermost(function))
-        self.classes = Classes(self, self._named)
+        super().__init__(_innermost(function), ignore)
 
-    # -- entry points ---------------------------------------------------------
+    # -- where it starts ------------------------------------------------------
+
+    def module(self, path: str, module: nn.Module) -> None:
+        """Guards a module and its children, however deep."""
+        self.value(path, module, 0)
 
     def optimizer(self, path: str, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> None:
         """Guards an optimizer: hyperparameters, parameters and state."""
@@ -211,14 +104,6 @@ class Walk:
                     self.value(f"{label}.{key}", value, 1)
         self._object(path, optimizer, 0, skip=("state", "param_groups"))
 
-    def module(self, path: str, module: nn.Module) -> None:
-        """Guards a module and its children, however deep."""
-        self.value(path, module, 0)
-
-    def name(self, path: str, named: Any) -> None:
-        """Names a tensor, module or optimizer of the state, before anything is described that may refer to it."""
-        self._first.setdefault(id(named), (path, named))
-
     def tensor(self, path: str, tensor: torch.Tensor) -> None:
         """Guards a tensor of the state by address and meta, its attributes and its ``.grad``."""
         grad = tensor.grad if tensor.is_leaf else None
@@ -251,33 +136,11 @@ class Walk:
         attributes = (f", .{key} = {self.described(f'{path}.{key}', item)}" for key, item in own)
         return self.described(path, value, look(value)) + "".join(attributes) + self.memory(path, value)
 
-    def memory(self, path: str, tensor: torch.Tensor) -> str:
-        """Where a tensor, and its gradient, lie in memory that another one was found in before, in words."""
-        grad = tensor.grad if tensor.is_leaf else None
-        return self.sharing(path, tensor) + ("" if grad is None else self.memory(f"{path}.grad", grad))
-
-    def sharing(self, path: str, tensor: torch.Tensor) -> str:
-        """Where a tensor lies in memory that another one was found in before, in words."""
-        local = local_of(tensor)
-        if local.layout is not torch.strided or not torch._C._has_storage(local):
-            return ""
-        start = int(local.storage_offset()) * local.element_size()
-        first, offset = self._memory.setdefault(local.untyped_storage()._cdata, (path, start))
-        return "" if first == path else f", {start - offset} bytes from {first}"
-
     def function(self, function: Any) -> None:
         """Guards what a function can reach."""
         self.value("" if issubclass(type(function), FUNCTIONS) else "self", function, 0)
 
-    @property
-    def not_told(self) -> str:
-        """What a stored plan cannot say of the step, so that another process cannot tell whether it is the same;
-        empty if there is nothing."""
-        if self._named.hashes and sys.flags.hash_randomization:
-            return "the order of a set or a hash, on which it may depend, is another one in every process"
-        if self.untold:
-            return f"what {self.untold[0]} holds, only its C code knows"
-        return f"{self.stopped[0]}, too much to follow" if self.stopped else ""
+    # -- where it ends --------------------------------------------------------
 
     def finish(self) -> list[Fact]:
         """Follows what is left to follow; every fact."""
@@ -289,8 +152,9 @@ class Walk:
         while self._weak:  # what is held strongly too has been seen by now
             for path, value, depth in self._weak:
                 self._guarded(path, functools.partial(self._weakly, path, value, depth))
-            self._follow(clear=self._weak)
-        self.classes.finish()
+            self._weak.clear()
+            self._follow()
+        self._classes.finish()
         if self._reads_environment:
             self._environment()
         self.handlers.of_names(self._named.said)
@@ -298,14 +162,14 @@ class Walk:
         for function in self.functions:
             self.handlers.of_function(function)
         # Seeds and iterators may change as they like where nobody asks.
-        if not _STANDING.isdisjoint(self._named.said):
+        if asks(Asked.POSITIONS, self._named.said):
             for path, iterator in self._standing:
                 self.add(REFERENTS, iterator, True, HOST, path, iterator)
-        if any("state_dict" in name or name in _MODULE_STORES for name in self._named.said):
+        if asks_for_stores(self._named.said):
             for path, value in self._stores:
                 self._hooks(path, value, 1) if isinstance(value, dict) else self.value(path, value, 1)
             self._follow()
-        if "initial_seed" in self._named.said:
+        if asks(Asked.SEEDS, self._named.said):
             for path, generator in self._generators:
                 self.add(LOOK, generator, None, HOST, path, generator)
         for path, what, asking in self._asked_only:
@@ -318,65 +182,16 @@ class Walk:
 
     def _said(self) -> None:
         """Guards what functions and classes say of themselves, where code asks for it."""
-        asked = set(self._named.attributes)
-        if not _ASK_FOR_FIELDS.isdisjoint(self._named.said):
-            asked.add("__dataclass_fields__")
-        if not _ASK_FOR_ANNOTATIONS.isdisjoint(self._named.said):
-            asked.add("__annotations__")
-        if not _COPIES.isdisjoint(self._named.said):
+        asked = asked_of_definitions(self._named.attributes, self._named.said)
+        if asks(Asked.COPIES, self._named.said):
             self.add(ITEMS, copyreg.dispatch_table, True, HOST, "copyreg.dispatch_table", copyreg.dispatch_table)
         if "__annotations__" in asked:
             for function in self.functions:
                 subject, found = f"{function.__qualname__}.__annotations__", function.__annotations__
                 if self.add(ATTRIBUTE, function, "__annotations__", HOST, subject, found):
                     self.value(subject, found, 1)
-        self.classes.said(asked, self._named.said)
+        self._classes.said(asked, self._named.said)
         self._follow()
-
-    def _follow(self, clear: list[Any] | None = None) -> None:
-        if clear is not None:
-            clear.clear()
-        while self._later or self._named.modules():
-            while self._later:
-                self._later.popleft()()
-
-    # -- what the parts of a walk share -----------------------------------------
-
-    def soon(self, path: str, value: Any, depth: int) -> None:
-        """Visits a value once the present visit is over: calls nest without end, and are no hops."""
-        if not atom(value):
-            depth -= issubclass(type(value), FUNCTIONS)
-            self._later.append(lambda: self.value(path, value, depth))
-
-    def hold(self, value: Any) -> None:
-        """Keeps an object while the walk lasts, so that its address stays its own."""
-        self._hold.append(value)
-
-    def forget(self) -> None:
-        """Lets go of everything."""
-        self._hold.clear()
-        self._first.clear()
-        self._objects.clear()
-        self.facts = []
-
-    def visit(self, value: Any) -> bool:
-        """Whether an object is seen for the first time."""
-        if id(value) in self.seen:
-            return False
-        self.seen.add(id(value))
-        self._hold.append(value)
-        return True
-
-    def visit_once(self, key: Any) -> bool:
-        """Whether a key is seen for the first time."""
-        if key in self._once:
-            return False
-        self._once.add(key)
-        return True
-
-    def environment(self) -> None:
-        """Guards the environment variables."""
-        self._reads_environment = True
 
     def _environment(self) -> None:
         """Guards all variables, and tells other processes of those that code in reach names."""
@@ -387,496 +202,20 @@ class Walk:
             text = None if key in named else ""
             self.add(DICT_ITEM, data, key, HOST, f"os.environ[{key!r}]", data.get(key, ABSENT), text)
 
-    def op(self, path: str, packet: Any, depth: int) -> None:
-        """Guards the Python functions behind an op: its gradient, and what sets it up."""
-        name = getattr(packet, "_qualified_op_name", None) or packet._schema.name
-        definitions = sys.modules.get("torch._library.custom_ops")
-        found = getattr(definitions, "OPDEFS", {}).get(name)
-        if found is not None:
-            self.value(path, found, depth)
-        elif name.split("::")[0] not in _OPS_OF_TORCH and _PYTHON_KERNEL.search(torch._C._dispatch_dump(name)):
-            self.unseen.append(
-                (path, "an op whose gradient or parts are a Python function; torch.library.custom_op names it")
-            )
+    def _follow(self) -> None:
+        self.catch_up()
+        while self._named.modules():
+            self.catch_up()
 
-    def _definition(self, path: str, definition: Any, depth: int) -> None:
-        """What an op's gradient does; what the op itself does, every replay does anew."""
-        for name in ("_backward_fn", "_setup_context_fn"):
-            own = vars(definition)
-            if name in own and self.add(DICT_ITEM, own, name, HOST, f"{path}.{name}", own[name]):
-                self.value(f"{path}.{name}", own[name], depth)
-
-    def _ignored(self, subject: str) -> bool:
-        if not self._ignore:
-            return False
-        name = subject
-        for head in ("closure['", "globals['"):
-            if name.startswith(head):
-                name = name[len(head) :].replace("']", "", 1)
-        return any(
-            name == ignored
-            or subject == ignored
-            or name.endswith("." + ignored)
-            or name.startswith((ignored + ".", ignored + "["))
-            for ignored in self._ignore
-        )
-
-    def add(
-        self,
-        kind: int,
-        container: Any,
-        key: Any,
-        guard: int,
-        subject: str,
-        value: Any,
-        text: str | None = None,
-        hyperparameter: bool = False,
-    ) -> bool:
-        """Adds a fact. False: the user has said to ignore it."""
-        if self._ignored(subject):
-            return False
-        part = PARTS.get(kind)
-        if text is None:
-            if part is None:
-                text = self.described(subject, value)
-            else:
-                inside = (f"{subject}({i})" for i in itertools.count())
-                text = expects(kind, value, key, lambda item: self.described(next(inside), item))
-        if part is not None:
-            subject = f"{part}({subject})"
-        self.facts.append(Fact(kind, container, key, guard, subject, text, hyperparameter))
-        return True
-
-    def described(self, subject: str, value: Any, text: str | None = None) -> str:
-        """What a guard expects of a value, which of the objects found before it is, and what it is made of."""
-        text = describe(value) if text is None else text
-        if value is ABSENT or atom(value) or plain(value):
-            return text
-        first, _ = self._first.setdefault(id(value), (subject, value))
-        if first != subject:
-            return f"{text}, {first}"
-        parts = parts_of(value)
-        if parts is None:
-            return text
-        inside = [self.described(f"{subject}[{i}]", part) for i, part in enumerate(parts)]
-        return shortened(f"{text} of {', '.join(inside)}")
-
-    # -- the walk -------------------------------------------------------------
-
-    def value(self, path: str, value: Any, depth: int) -> None:
-        """Guards what an object can reach. Nothing that it is raises."""
-        if id(value) in self.watched:
-            self.aliases.append((path, id(value)))
-        if atom(value) or self._ignored(path):
-            return
-        if runs_text(value):
-            self.unseen.append((path, "it runs any text"))
-            return
-        if depth > DEPTH:
-            if id(value) not in self.seen:
-                self._stop(f"{path} is {depth} objects deep")
-            return
-        if len(self._hold) > MOST:
-            self._stop(f"more than {MOST} objects are in reach", once=True)
-            return
-        self._first.setdefault(id(value), (path, value))
-        self._guarded(path, lambda: self._any(path, value, depth))
-
-    def _guarded(self, path: str, visit: Callable[[], None]) -> None:
-        try:
-            visit()
-        except Exception as problem:  # an object may be anything
-            self.unseen.append((path or "the function", type(problem).__name__))
-
-    def _stop(self, why: str, once: bool = False) -> None:
-        if why not in self.stopped if once else len(self.stopped) < 20:
-            self.stopped.append(why)
-
-    def _any(self, path: str, value: Any, depth: int) -> None:
-        kind = type(value)
-        if issubclass(kind, types.ModuleType):
-            self._named.python_module(value, depth)
-        elif issubclass(kind, torch.Tensor):
-            self._tensor(path, value, depth)
-        elif (kind in (tuple, slice) and fixed(value)) or _look.numpy_scalar(kind) or not self.visit(value):
-            return
-        elif kind is slice:
-            for name, item in zip(("start", "stop", "step"), ends(value), strict=True):
-                self.value(f"{path}.{name}", item, depth + 1)
-        elif reads_environment(value):
-            self.environment()
-        elif issubclass(kind, (weakref.ref, *_PROXIES)):
-            self._weak.append((path, value, depth))
-        elif issubclass(kind, type):
-            self._class(path, value, depth)
-        elif issubclass(kind, FUNCTIONS):
-            self._named.callable(path, value, depth)
-        elif issubclass(kind, dict):
-            self._dict(path, value, depth)
-            self.attributes(path, value, depth)
-        elif issubclass(kind, list):
-            self._list(path, value, depth)
-            self.attributes(path, value, depth)
-        elif issubclass(kind, tuple | set | frozenset | collections.deque):
-            self._collection(path, value, depth)
-            self.attributes(path, value, depth)
-        elif issubclass(kind, contextvars.ContextVar):
-            try:
-                inner = value.get()
-            except LookupError:
-                inner = ABSENT
-            if self.add(CONTEXT_VAR, value, None, HOST, path, inner) and inner is not ABSENT:
-                self.value(path, inner, depth + 1)
-        elif issubclass(kind, contextvars.Context) or _look.module_of(kind) == "_asyncio":
-            self.unseen.append((path, "what only C code knows"))
-        elif kind is weakref.finalize:
-            self._asked_only.append((path, "what a finalizer holds", _ASKS_A_FINALIZER))
-        elif _look.numpy_array(kind):
-            self._array(path, value, depth)
-        elif kind.__name__ == "ufunc" and _look.module_of(kind) == "numpy":
-            if in_full(value) is None:  # it may stand for a Python function
-                self._untold(path, value)
-                for part in gc.get_referents(value):
-                    self.value(path, part, depth)
-        elif kind.__name__ in ("flatiter", "nditer") and _look.module_of(kind) == "numpy":
-            self.unseen.append((path, "an iterator over a NumPy array"))
-        elif issubclass(kind, _BUFFERS) or _look.module_of(kind) == "numpy":
-            if not self._buffer(path, value):
-                self._untold(path, value)
-            self.attributes(path, value, depth)
-        elif issubclass(kind, nn.Module):
-            self._module(path, value, depth)
-        elif _look.module_of(kind).startswith("numpy.random"):
-            self.moving.append((path, functools.partial(pickle.dumps, value)))
-            self._untold(path, value)
-        elif issubclass(kind, threading.local):
-            own = threading.local.__getattribute__(value, "__dict__")  # of this thread
-            if self.add(ATTRIBUTE, value, "__dict__", HOST, f"{path}.__dict__", own):
-                self.entries(path, own, depth)
-                self.classes.of(kind, depth)
-        elif kind is torch.Generator:
-            self._generators.append((path, value))
-        elif kind in _LOCKS:
-            self._asked_only.append((path, "whether a lock is held", _ASKS_A_LOCK))
-        elif kind.__name__ in ("OpOverload", "OpOverloadPacket"):
-            self.op(path, value, depth)
-        elif kind.__name__ == "CustomOpDef":
-            self._definition(path, value, depth)
-        elif (_look.module_of(kind), kind.__name__) == ("rote._capture", "Captured"):
-            step = _look.class_dict(kind)["_step"].__get__(value)
-            self.value(path, step.function, depth)  # called within the step, as any function
-        elif kind is types.CellType:
-            self._named.cell(path, value, depth)
-        elif _look.module_of(kind) in _BUILT_IN and not _look.can_change(kind):
-            self._built_in(path, value, depth)
-        else:
-            if any("__next__" in _look.class_dict(base) for base in _look.mro(kind)):
-                self.iterators.append(value)
-            self._untold(path, value)
-            self._object(path, value, depth)
-
-    def _untold(self, path: str, value: Any) -> None:
-        """Notes an object that holds what no fact says."""
-        if _look.hides(type(value)) and in_full(value) is None:
-            self.untold.append(path)
-
-    def attributes(self, path: str, value: Any, depth: int) -> None:
-        """What an object that is no plain one of Python's classes holds beside its content."""
-        if type(value) is collections.OrderedDict:
-            self.add(OWN, value, None, HOST, f"{path}.__dict__", value)
-        elif _look.own(value) is not None or _look.can_change(type(value)) or type(value) is collections.defaultdict:
-            self._object(path, value, depth)
-
-    def _built_in(self, path: str, value: Any, depth: int) -> None:
-        """An object of Python's own classes: iterators, getters, views, caches, what decorators make."""
-        kind = type(value)
-        if issubclass(kind, _NO_PARTS) or kind is object:
-            return
-        if hasattr(kind, "__next__"):
-            self.iterators.append(value)
-            self._standing.append((path, value))
-            self.advancing.append((path, functools.partial(_position, value)))
-        if kind.__name__ in ("attrgetter", "methodcaller"):
-            for text in value.__reduce__()[1]:
-                if type(text) is str:
-                    self._named.attributes.update(text.split("."))
-        if not self.add(REFERENTS, value, None, HOST, path, value):
-            return
-        for i, item in enumerate(gc.get_referents(value)):
-            if not issubclass(type(item), type | types.ModuleType | types.CodeType | types.FrameType):
-                self.value(f"{path}.parts[{i}]", item, depth + (not issubclass(type(item), FUNCTIONS)))
-
-    def _weakly(self, path: str, reference: Any, depth: int) -> None:
-        """What a weak reference refers to, without holding it."""
-        found = _look.referent(reference)
-        text = "gone" if found is None else f"alive, {self.described(f'{path}()', found)}"
-        if not self.add(WEAK, reference, None, HOST, path, found, text):
-            return
-        if found is None or atom(found):
-            return
-        if id(found) in self.seen:
-            return
-        own = _look.own(found)
-        kind = type(found)
-        if issubclass(kind, (torch.Tensor, nn.Module, type, types.ModuleType, *FUNCTIONS)) or own is None:
-            self.value(f"{path}()", found, depth + 1)
-            return
-        self.visit(found)
-        self.entries(f"{path}()", own, depth + 1)
-        self.classes.of(kind, depth)
-
-    def entries(self, path: str, own: dict[Any, Any], depth: int) -> None:
-        self.add(SIZE, own, None, HOST, path, own)
-        for key, item in own.items():
-            if type(key) is str and self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item):
-                self.value(f"{path}.{key}", item, depth + 1)
-
-    # -- tensors and arrays -----------------------------------------------------
-
-    def _tensor(self, path: str, tensor: torch.Tensor, depth: int) -> None:
-        if not self.visit(tensor):
-            return
-        if self.add(OWN, tensor, None, HOST, path, tensor):
-            self.add(TYPE_OF, tensor, None, HOST, path, tensor)
-            self.add(LOOK, tensor, None, HOST, path, tensor, look(tensor) + self.memory(path, tensor))
-            self._hooks_of(path, tensor, depth)
-            self._entries_of_own(path, tensor, depth)
-            self._tensor_class(path, tensor, depth)
-            self._inside(path, tensor, depth)
-
-    def _inside(self, path: str, tensor: torch.Tensor, depth: int) -> None:
-        """The attributes of a gradient, and of what is inside a DTensor; one without any is not held."""
-        grad = tensor.grad if tensor.is_leaf else None
-        if grad is not None and _look.own(grad):
-            self.value(f"{path}.grad", grad, depth)
-        if isinstance(tensor, DTensor) and _look.own(tensor._local_tensor):
-            self.value(f"{path}._local_tensor", tensor._local_tensor, depth)
-
-    def _entries_of_own(self, path: str, tensor: torch.Tensor, depth: int) -> None:
-        own = _look.own(tensor)
-        for key, item in list((own or {}).items()):
-            if type(key) is str and self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item):
-                self.value(f"{path}.{key}", item, depth + 1)
-
-    def _tensor_class(self, path: str, tensor: torch.Tensor, depth: int, argument: bool = False) -> None:
-        kind = type(tensor)
-        if is_library_class(kind):
-            self.classes.of_library(kind)
-            return
-        for name, member, base in _look.members(kind):
-            if is_library_class(base):
-                continue
-            if argument:
-                self.unseen.append((f"{path}.{name}", "a slot of a tensor that is an argument"))
-                return
-            self._member(path, tensor, name, member, depth)
-        self.classes.of(kind, depth)
-
-    def _array(self, path: str, value: Any, depth: int) -> None:
-        import numpy
-
-        flat = numpy.ndarray.view(value, numpy.ndarray)
-        if value.dtype.hasobject:
-            if value.dtype != object or not flat.flags.c_contiguous:
-                self.unseen.append((path, "objects in fields or strides of a NumPy array"))
-                return
-            self.add(BUFFER, value, True, HOST, path, value)
-            flat = flat.reshape(-1)
-            self.add(ITEMS, flat, None, HOST, path, flat)
-            if flat.size > LARGE:
-                self._stop(f"{path} has {flat.size} entries")
-            for i, item in enumerate(flat.tolist() if flat.size <= LARGE else ()):
-                self.value(f"{path}[{i}]", item, depth + 1)
-        elif not self._buffer(path, value):
-            try:
-                self._buffer(path, flat.view(numpy.uint8))  # dates, which the protocol of buffers does not know
-            except (TypeError, ValueError):
-                self.unseen.append((path, f"a NumPy array of {value.dtype}"))
-        if type(value) is not numpy.ndarray:
-            self.attributes(path, value, depth)
-
-    def _buffer(self, path: str, value: Any) -> bool:
-        try:
-            view = memoryview(value)
-        except (TypeError, ValueError, BufferError, NotImplementedError):
-            return False
-        with view:
-            extent = _memory.extent_of_buffer(view)
-            nbytes, constant = view.nbytes, view.readonly and _constant(value)
-        if extent is not None:
-            self.buffers.append((*extent, path))
-        if nbytes > BYTES and not constant:
-            self.unseen.append(
-                (path, f"{nbytes >> 20} MiB that may change: with array.flags.writeable = False they would not")
-            )
-            return True
-        return self.add(BUFFER, value, True if constant else None, HOST, path, value) or True
-
-    # -- containers -------------------------------------------------------------
-
-    def _collection(self, path: str, value: Any, depth: int) -> None:
-        size = _look.size(value)
-        if issubclass(type(value), set | frozenset) and size > 1:
-            self._named.hashes |= not all(type(item) in _NUMBERS for item in _look.entries(value))
-        if not issubclass(type(value), tuple | frozenset):
-            if not self.add(SIZE, value, None, HOST, path, value):
-                return
-            if size:
-                self.add(ITEMS, value, None, HOST, path, value)
-        self._inner(path, enumerate(_look.entries(value)), size, depth)
-
-    def _dict(self, path: str, value: dict[Any, Any], depth: int) -> None:
-        size = _look.size(value)
-        if not self.add(SIZE, value, None, HOST, path, value):
-            return
-        if size > LARGE:
-            self.add(ITEMS, value, True, HOST, path, value)
-            self._inner(path, dict.items(value), size, depth)
-            return
-        if size > 1 or any(type(key) is not str for key in dict.keys(value)):  # their order; 1, 1.0 and True are equal
-            self.add(ITEMS, value, None, HOST, path, value)
-        for i, (key, item) in enumerate(list(dict.items(value))):
-            subject = f"{path}[{describe(key)}]" if plain(key) else f"{path}[key {i}]"
-            of_python = value is vars(builtins) and runs_text(item)
-            if self.add(DICT_ITEM, value, key, HOST, subject, item) and not of_python:
-                self.value(subject, item, depth + 1)
-            if not atom(key):
-                self.value(f"{path}[key {i}]", key, depth + 1)
-
-    def _list(self, path: str, value: list[Any], depth: int) -> None:
-        size = _look.size(value)
-        if not self.add(SIZE, value, None, HOST, path, value):
-            return
-        if size > LARGE:
-            self.add(ITEMS, value, None, HOST, path, value)
-            self._inner(path, enumerate(list.__iter__(value)), size, depth)
-            return
-        for i, item in enumerate(list.__iter__(value)):
-            subject = f"{path}[{i}]"
-            if self.add(LIST_ITEM, value, i, HOST, subject, item):
-                self.value(subject, item, depth + 1)
-
-    def _inner(self, path: str, items: Any, size: int, depth: int) -> None:
-        """What the entries of a container hold, unless there are too many."""
-        if size <= LARGE:
-            for i, item in list(items):
-                self.value(f"{path}[{i}]", item, depth + 1)
-        elif not all(plain(item) for _, item in items):
-            self._stop(f"{path} has {size} entries, which may change inside")
-
-    # -- objects ----------------------------------------------------------------
-
-    def _hooks_of(self, path: str, tensor: torch.Tensor, depth: int) -> None:
-        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            hooks = getattr(tensor, name, None)
-            if hooks is not None:
-                self._hooks(f"{path}.hooks", hooks, depth + 1)
-
-    def _hooks(self, path: str, hooks: Any, depth: int) -> None:
-        if not hooks:
-            self.add(SIZE, hooks, None, HOST, path, hooks)
-            return
-        self.add(ITEMS, hooks, True, HOST, path, hooks, str(len(hooks)))  # numbered in each process
-        for hook in hooks.values():
-            self.value(f"{path}[...]", hook, depth)
-
-    def _module(self, path: str, module: nn.Module, depth: int) -> None:
-        own = _look.own(module)
-        if own is None:
-            return
-        for key, value in list(own.items()):
-            subject = f"{path}.{key}"
-            if key in _MODULE_STORES:
-                self._stores.append((subject, value))
-                continue
-            if key in ("_parameters", "_buffers", "_modules") and issubclass(type(value), dict):
-                self.add(ENTRY_SIZE, own, key, HOST, subject, value)
-                if len(value) > 1:  # their order
-                    self.add(ITEMS, value, None, HOST, subject, value)
-                for name, item in value.items():
-                    self.add(DICT_ITEM, value, name, STATE, f"{path}.{name}", item)
-                    if issubclass(type(item), nn.Module | torch.Tensor):
-                        self.value(f"{path}.{name}", item, depth)  # children are no hop
-            elif issubclass(type(value), dict) and ("_hooks" in key or key.startswith("_backward")):
-                self.add(ENTRY_SIZE, own, key, HOST, subject, value)
-                if value:
-                    self._hooks(subject, value, depth + 1)
-            elif self.add(DICT_ITEM, own, key, HOST, subject, value):
-                self.value(subject, value, depth + 1)
-        self.add(OWN, module, None, HOST, path, module)
-        self.add(TYPE_OF, module, None, HOST, path, module)
-        self.classes.of(type(module), depth)
-        if issubclass(type(module), torch.jit.ScriptModule):
-            self._script(path, module)
-
-    def _script(self, path: str, module: Any) -> None:
-        """The attributes of a compiled module, which C++ keeps."""
-        concrete = _look.own(module).get("_concrete_type")  # type: ignore[union-attr]
-        for name in concrete.get_attributes() if concrete is not None else ():
-            item = getattr(module, name)
-            if issubclass(type(item), torch.Tensor | nn.Module):
-                continue
-            if not plain(item):
-                self.unseen.append((f"{path}.{name}", "a container in a compiled module"))
-            else:
-                self.add(ATTRIBUTE, module, name, HOST, f"{path}.{name}", item)
-
-    def _object(self, path: str, value: Any, depth: int, skip: tuple[str, ...] = ()) -> None:
-        kind = type(value)
-        if is_opaque(kind) and not issubclass(kind, torch.optim.Optimizer) and not _look.numpy_array(kind):
-            if has_settings(kind):
-                self._settings(path, value, depth)
-            if _look.own(value) is not None:
-                self._named.of_object(path, value, depth)
-            return
-        own = _look.own(value)
-        if own is not None:
-            if not skip and not self.add(OWN, value, None, HOST, path, value):
-                return
-            if not skip and len(own) > 1:
-                self._objects.append((path, value))
-            for key, item in list(own.items()):
-                if key in skip or type(key) is not str:
-                    continue
-                subject = f"{path}.{key}"
-                if self.add(DICT_ITEM, own, key, HOST, subject, item):
-                    self.value(subject, item, depth + 1)
-        for name, member, _ in _look.members(kind):
-            self._member(path, value, name, member, depth)
-        self.add(TYPE_OF, value, None, HOST, path, value)
-        if issubclass(kind, random.Random):
-            self.moving.append((path, value.getstate))
-        self.classes.of(kind, depth)
-
-    def _settings(self, path: str, value: Any, depth: int) -> None:
-        """What is set in an object of the system's, such as a logger, an event or a future: the rest is its own."""
-        own = _look.own(value) or {}
-        if not self.add(OWN, value, None, HOST, path, value):  # what is not set may be asked for too
-            return
-        for key, item in list(own.items()):
-            inner = type(item)
-            if type(key) is not str or not (
-                plain(item) or has_settings(inner) or inner is list or issubclass(inner, _BUFFERS) or key in _OUTCOMES
-            ):
-                continue
-            if self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item):
-                if inner is list and key not in _OUTCOMES:
-                    self.add(SIZE, item, None, HOST, f"{path}.{key}", item)
-                else:
-                    self.value(f"{path}.{key}", item, depth + 1)
-
-    def _member(self, path: str, value: Any, name: str, member: Any, depth: int) -> None:
-        try:
-            item = member.__get__(value)
-        except AttributeError:
-            item = ABSENT
-        if self.add(MEMBER, value, member, HOST, f"{path}.{name}", item) and item is not ABSENT:
-            self.value(f"{path}.{name}", item, depth + 1)
-
-    def _class(self, path: str, kind: type, depth: int) -> None:
-        self.classes.of(kind, depth)
-        if type(kind) is not type:
-            self.classes.of(type(kind), depth)
+    @property
+    def not_told(self) -> str:
+        """What a stored plan cannot say of the step, so that another process cannot tell whether it is the same;
+        empty if there is nothing."""
+        if self._named.hashes and sys.flags.hash_randomization:
+            return "the order of a set or a hash, on which it may depend, is another one in every process"
+        if self.untold:
+            return f"what {self.untold[0]} holds, only its C code knows"
+        return f"{self.stopped[0]}, too much to follow" if self.stopped else ""
 
 
 def _innermost(function: Any) -> Any:
@@ -886,30 +225,3 @@ def _innermost(function: Any) -> Any:
         seen.add(id(function))
         function = function.__dict__["__wrapped__"]
     return function.__func__ if type(function) is types.MethodType else function
-
-
-def _constant(array: Any) -> bool:
-    """Whether nobody can write to an array of NumPy, unless by saying so first."""
-    while _look.numpy_array(type(array)):
-        if array.flags.writeable:
-            return False
-        array = array.base
-    return array is None or type(array) in (bytes, mmap.mmap)
-
-
-def _position(iterator: Any) -> Any:
-    """Where an iterator stands."""
-    if isinstance(iterator, types.GeneratorType):
-        frame = iterator.gi_frame
-        return None if frame is None else (frame.f_lasti, *map(id, frame.f_locals.values()))
-    kind = type(iterator)
-    if kind.__name__ in ("count", "repeat"):
-        return repr(iterator)
-    if hasattr(kind, "__length_hint__"):
-        return kind.__length_hint__(iterator)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return tuple(part if type(part) is int else id(part) for part in iterator.__reduce__()[1:])
-        except (TypeError, AttributeError):
-            return None

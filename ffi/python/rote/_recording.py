@@ -170,7 +170,7 @@ class Recording:
         self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._grad_specs: list[tuple[str, Any, bool]] = []
-        self._walk = _reach.Walk(step.function, step.ignore)
+        self._walk = _reach.Reach(step.function, step.ignore)
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
         self._casts_outlive_the_call = autocast and torch.is_autocast_cache_enabled()
 
@@ -345,7 +345,7 @@ class Recording:
                 found.append((*extent, path))
         return sorted(found)
 
-    def _follows(self, walk: _reach.Walk, given: set[int]) -> bool:
+    def _follows(self, walk: _reach.Reach, given: set[int]) -> bool:
         """Whether hyperparameters can be followed: all that the step does with them is seen."""
         optimizers = self._step.state.optimizers
         if not optimizers:
@@ -360,7 +360,7 @@ class Recording:
         self._tape.proven = proven
         return True
 
-    def _hooks(self, walk: _reach.Walk, path: str, tensor: torch.Tensor) -> None:
+    def _hooks(self, walk: _reach.Reach, path: str, tensor: torch.Tensor) -> None:
         """Guards what the hooks of a tensor, and of the node that adds up its gradient, can reach."""
         slot = c_void_p()
         check(lib.rote_tensor_hooks(tensor, byref(slot)))

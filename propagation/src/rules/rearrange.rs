@@ -62,131 +62,20 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
             let flipped = each_once(query, 1, query.list(1)?, ndim)?;
             Ok(untouched(input, &flipped))
         }
-        Kind::Roll => {
-            let shifts = query.list(1)?;
-            let dims = query.ints(2)?.unwrap_or(&[]);
-            if shifts.len() != dims.len().max(1) {
-                let expected = format!("{} shifts, one per dim", dims.len().max(1));
-                return Err(query.wrong(1, expected, format!("{shifts:?}")));
-            }
-            // Without dims the flattened tensor is rolled.
-            let mut rolled = vec![dims.is_empty(); ndim];
-            for dim in dims {
-                let dim = query.wrap(2, *dim, ndim)?;
-                if let Some(rolled) = rolled.get_mut(dim) {
-                    *rolled = true;
-                }
-            }
-            Ok(untouched(input, &rolled))
-        }
+        Kind::Roll => roll(query, input),
         Kind::Repeat => repeat(query, input),
-        Kind::Triangle => {
-            if ndim < 2 {
-                return Err(query.wrong(0, "a tensor of at least 2 dims", input.to_string()));
-            }
-            query.int(1, Some(0))?;
-            let matrix: Vec<_> = (0..ndim).map(|d| d + 2 >= ndim).collect();
-            Ok(untouched(input, &matrix))
-        }
-        Kind::Diag => {
-            let offset = query.int(1, Some(0))?;
-            let shape = match *input.shape.as_slice() {
-                [n] => vec![n.saturating_add(offset.unsigned_abs()); 2],
-                [rows, columns] => vec![diagonal_length(offset, rows, columns)],
-                _ => return Err(query.wrong(0, "a tensor of 1 or 2 dims", input.to_string())),
-            };
-            Ok(moved(input, shape, &[]))
-        }
-        Kind::Diagonal => {
-            let (offset, a, b) = diagonal_dims(query, 1, ndim, (0, 1))?;
-            let kept: Vec<_> = (0..ndim).filter(|d| *d != a && *d != b).collect();
-            let length = diagonal_length(offset, input.shape[a], input.shape[b]);
-            let shape = kept.iter().map(|d| input.shape[*d]).chain([length]);
-            let pairs: Vec<_> = kept.iter().copied().enumerate().collect();
-            Ok(moved(input, shape.collect(), &pairs))
-        }
-        Kind::DiagEmbed => {
-            let Some((length, lead)) = input.shape.split_last() else {
-                return Err(query.wrong(0, "a tensor with dims", input.to_string()));
-            };
-            let (offset, a, b) = diagonal_dims(query, 1, ndim + 1, (-2, -1))?;
-            let size = length.saturating_add(offset.unsigned_abs());
-            let mut shape = lead.to_vec();
-            for dim in [a.min(b), a.max(b)] {
-                shape.insert(dim, size);
-            }
-            let kept = (0..ndim + 1).filter(|d| *d != a && *d != b);
-            let pairs: Vec<_> = kept.enumerate().map(|(from, to)| (to, from)).collect();
-            Ok(moved(input, shape, &pairs))
-        }
-        Kind::DiagonalScatter => {
-            let (offset, a, b) = diagonal_dims(query, 2, ndim, (0, 1))?;
-            let kept: Vec<_> = (0..ndim).filter(|d| *d != a && *d != b).collect();
-            let length = diagonal_length(offset, input.shape[a], input.shape[b]);
-            let shape: Vec<_> = kept
-                .iter()
-                .map(|d| input.shape[*d])
-                .chain([length])
-                .collect();
-            written_into(query, input, &shape, &kept)
-        }
+        Kind::Triangle => triangle(query, input),
+        Kind::Diag => diag(query, input),
+        Kind::Diagonal => diagonal(query, input),
+        Kind::DiagEmbed => diag_embed(query, input),
+        Kind::DiagonalScatter => diagonal_scatter(query, input),
         Kind::Pad => pad(query, input),
-        Kind::SelectBackward => {
-            let (sizes, dim) = backward_of(query, ndim + 1)?;
-            let mut expected = sizes.clone();
-            expected.remove(dim);
-            same_shape(query, 0, &expected)?;
-            index_in(query, 3, sizes[dim])?;
-            let pairs: Vec<_> = (0..ndim).map(|d| (d + usize::from(d >= dim), d)).collect();
-            Ok(moved(input, sizes, &pairs))
-        }
-        Kind::SliceBackward => {
-            let (sizes, dim) = backward_of(query, ndim)?;
-            let mut expected = sizes.clone();
-            expected[dim] = slice_length(query, 3, sizes[dim])?;
-            same_shape(query, 0, &expected)?;
-            let kept = (0..ndim).filter(|d| *d != dim || expected == sizes);
-            let pairs: Vec<_> = kept.map(|d| (d, d)).collect();
-            Ok(moved(input, sizes, &pairs))
-        }
-        Kind::SelectScatter => {
-            let dim = apart(query, 2, None, input)?;
-            index_in(query, 3, input.shape[dim])?;
-            let kept: Vec<_> = (0..ndim).filter(|d| *d != dim).collect();
-            let shape: Vec<_> = kept.iter().map(|d| input.shape[*d]).collect();
-            written_into(query, input, &shape, &kept)
-        }
-        Kind::SliceScatter => {
-            let dim = apart(query, 2, Some(0), input)?;
-            let mut shape = input.shape.clone();
-            shape[dim] = slice_length(query, 3, input.shape[dim])?;
-            same_shape(query, 1, &shape)?;
-            let mut rule = Rule::new(vec![input.clone()], 2);
-            for other in (0..ndim).filter(|d| *d != dim || shape == input.shape) {
-                rule.add([shard(other); 3]);
-            }
-            rule.pass(&MOVED);
-            Ok(rule)
-        }
-        Kind::AsComplex => {
-            let pair = input.shape.last() == Some(&2)
-                && matches!(input.dtype, DType::F16 | DType::F32 | DType::F64);
-            if !pair {
-                let expected = "a real floating point tensor whose last dim is of size 2";
-                return Err(query.wrong(0, expected, input.to_string()));
-            }
-            let shape = input.shape[..ndim - 1].to_vec();
-            let dtype = complex_of(input.dtype);
-            Ok(reinterpreted(TensorMeta { dtype, shape }, ndim - 1))
-        }
-        Kind::AsReal => {
-            let dtype = real(input.dtype);
-            if dtype == input.dtype {
-                return Err(query.wrong(0, "a complex tensor", input.to_string()));
-            }
-            let shape = input.shape.iter().copied().chain([2]).collect();
-            Ok(reinterpreted(TensorMeta { dtype, shape }, ndim))
-        }
+        Kind::SelectBackward => select_backward(query, input),
+        Kind::SliceBackward => slice_backward(query, input),
+        Kind::SelectScatter => select_scatter(query, input),
+        Kind::SliceScatter => slice_scatter(query, input),
+        Kind::AsComplex => as_complex(query, input),
+        Kind::AsReal => as_real(query, input),
     }
 }
 
@@ -234,6 +123,137 @@ fn written_into(
     }
     rule.pass(&MOVED);
     Ok(rule)
+}
+
+fn roll(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
+    let ndim = input.shape.len();
+    let shifts = query.list(1)?;
+    let dims = query.ints(2)?.unwrap_or(&[]);
+    if shifts.len() != dims.len().max(1) {
+        let expected = format!("{} shifts, one per dim", dims.len().max(1));
+        return Err(query.wrong(1, expected, format!("{shifts:?}")));
+    }
+    // Without dims the flattened tensor is rolled.
+    let mut rolled = vec![dims.is_empty(); ndim];
+    for dim in dims {
+        let dim = query.wrap(2, *dim, ndim)?;
+        if let Some(rolled) = rolled.get_mut(dim) {
+            *rolled = true;
+        }
+    }
+    Ok(untouched(input, &rolled))
+}
+
+fn triangle(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
+    let ndim = input.shape.len();
+    if ndim < 2 {
+        return Err(query.wrong(0, "a tensor of at least 2 dims", input.to_string()));
+    }
+    query.int(1, Some(0))?;
+    let matrix: Vec<_> = (0..ndim).map(|d| d + 2 >= ndim).collect();
+    Ok(untouched(input, &matrix))
+}
+
+fn diag(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
+    let offset = query.int(1, Some(0))?;
+    let shape = match *input.shape.as_slice() {
+        [n] => vec![n.saturating_add(offset.unsigned_abs()); 2],
+        [rows, columns] => vec![diagonal_length(offset, rows, columns)],
+        _ => return Err(query.wrong(0, "a tensor of 1 or 2 dims", input.to_string())),
+    };
+    Ok(moved(input, shape, &[]))
+}
+
+fn diagonal(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
+    let (kept, shape) = diagonals(query, 1, input)?;
+    let pairs: Vec<_> = kept.into_iter().enumerate().collect();
+    Ok(moved(input, shape, &pairs))
+}
+
+fn diagonal_scatter(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
+    let (kept, shape) = diagonals(query, 2, input)?;
+    written_into(query, input, &shape, &kept)
+}
+
+fn diag_embed(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
+    let ndim = input.shape.len();
+    let Some((length, lead)) = input.shape.split_last() else {
+        return Err(query.wrong(0, "a tensor with dims", input.to_string()));
+    };
+    let (offset, a, b) = diagonal_dims(query, 1, ndim + 1, (-2, -1))?;
+    let size = length.saturating_add(offset.unsigned_abs());
+    let mut shape = lead.to_vec();
+    for dim in [a.min(b), a.max(b)] {
+        shape.insert(dim, size);
+    }
+    let kept = (0..ndim + 1).filter(|d| *d != a && *d != b);
+    let pairs: Vec<_> = kept.enumerate().map(|(from, to)| (to, from)).collect();
+    Ok(moved(input, shape, &pairs))
+}
+
+fn select_backward(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
+    let ndim = input.shape.len();
+    let (sizes, dim) = backward_of(query, ndim + 1)?;
+    let mut expected = sizes.clone();
+    expected.remove(dim);
+    same_shape(query, 0, &expected)?;
+    index_in(query, 3, sizes[dim])?;
+    let pairs: Vec<_> = (0..ndim).map(|d| (d + usize::from(d >= dim), d)).collect();
+    Ok(moved(input, sizes, &pairs))
+}
+
+fn slice_backward(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
+    let ndim = input.shape.len();
+    let (sizes, dim) = backward_of(query, ndim)?;
+    let mut expected = sizes.clone();
+    expected[dim] = slice_length(query, 3, sizes[dim])?;
+    same_shape(query, 0, &expected)?;
+    let kept = (0..ndim).filter(|d| *d != dim || expected == sizes);
+    let pairs: Vec<_> = kept.map(|d| (d, d)).collect();
+    Ok(moved(input, sizes, &pairs))
+}
+
+fn select_scatter(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
+    let dim = apart(query, 2, None, input)?;
+    index_in(query, 3, input.shape[dim])?;
+    let kept: Vec<_> = (0..input.shape.len()).filter(|d| *d != dim).collect();
+    let shape: Vec<_> = kept.iter().map(|d| input.shape[*d]).collect();
+    written_into(query, input, &shape, &kept)
+}
+
+fn slice_scatter(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
+    let dim = apart(query, 2, Some(0), input)?;
+    let mut shape = input.shape.clone();
+    shape[dim] = slice_length(query, 3, input.shape[dim])?;
+    same_shape(query, 1, &shape)?;
+    let mut rule = Rule::new(vec![input.clone()], 2);
+    for other in (0..shape.len()).filter(|d| *d != dim || shape == input.shape) {
+        rule.add([shard(other); 3]);
+    }
+    rule.pass(&MOVED);
+    Ok(rule)
+}
+
+fn as_complex(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
+    let floats = [DType::F16, DType::F32, DType::F64];
+    let (Some((2, lead)), true) = (input.shape.split_last(), floats.contains(&input.dtype)) else {
+        let expected = "a real floating point tensor whose last dim is of size 2";
+        return Err(query.wrong(0, expected, input.to_string()));
+    };
+    let (dtype, shape) = (complex_of(input.dtype), lead.to_vec());
+    Ok(reinterpreted(TensorMeta { dtype, shape }, lead.len()))
+}
+
+fn as_real(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
+    let dtype = real(input.dtype);
+    if dtype == input.dtype {
+        return Err(query.wrong(0, "a complex tensor", input.to_string()));
+    }
+    let shape = input.shape.iter().copied().chain([2]).collect();
+    Ok(reinterpreted(
+        TensorMeta { dtype, shape },
+        input.shape.len(),
+    ))
 }
 
 fn repeat(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
@@ -348,6 +368,22 @@ fn diagonal_dims(
         return Err(query.wrong(at + 2, format!("a dim other than {a}"), b.to_string()));
     }
     Ok((offset, a, b))
+}
+
+/// The dims of the input beside those of its diagonals, in order, and the shape
+/// of these diagonals. `at`: where their offset and two dims stand.
+fn diagonals(
+    query: &Query<'_>,
+    at: usize,
+    input: &TensorMeta,
+) -> Result<(Vec<usize>, Vec<u64>), PropagationError> {
+    let ndim = input.shape.len();
+    let (offset, a, b) = diagonal_dims(query, at, ndim, (0, 1))?;
+    let kept: Vec<_> = (0..ndim).filter(|d| *d != a && *d != b).collect();
+    let length = diagonal_length(offset, input.shape[a], input.shape[b]);
+    let shape = kept.iter().map(|d| input.shape[*d]).chain([length]);
+    let shape = shape.collect();
+    Ok((kept, shape))
 }
 
 fn diagonal_length(offset: i64, rows: u64, columns: u64) -> u64 {

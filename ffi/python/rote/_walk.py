@@ -1,0 +1,210 @@
+"""A walk over values: which it has seen, which it has yet to visit, and the facts and notes that it has made.
+
+It goes down to ``DEPTH`` hops and looks at ``MOST`` objects. Nothing that an object is or does makes it raise.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import itertools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from ._facts import (
+    ABSENT,
+    DICT_ITEM,
+    FUNCTIONS,
+    HOST,
+    PARTS,
+    SIZE,
+    Fact,
+    atom,
+    describe,
+    expects,
+    parts_of,
+    plain,
+    shortened,
+)
+from ._frames import Handlers
+from ._policy import DEPTH, MOST, runs_text
+
+
+class Walk(abc.ABC):
+    """One walk. How it reads a value, the classes that inherit from it say."""
+
+    def __init__(self, ignore: tuple[str, ...]) -> None:
+        self.facts: list[Fact] = []
+        self._ignore = ignore
+        self.seen: set[int] = set()
+        self._once: set[Any] = set()
+        self._hold: list[Any] = []
+        self._later: collections.deque[Callable[[], None]] = collections.deque()
+        self._first: dict[int, tuple[str, Any]] = {}  # where objects were found first
+        self._reads_environment = False
+        self.functions: list[types.FunctionType] = []  # whose code is the user's
+        self.handlers = Handlers()
+        self.watched: set[int] = set()  # objects of which it matters who else holds them,
+        self.aliases: list[tuple[str, int]] = []  # and where they were found
+        self.stopped: list[str] = []  # where the walk went no further
+        self.untold: list[str] = []  # what holds more than the facts say in words
+        self.unseen: list[tuple[str, str]] = []  # what could not be looked into, and why
+
+    # -- how a value is read --------------------------------------------------
+
+    @abc.abstractmethod
+    def read(self, path: str, value: Any, depth: int) -> None:
+        """Guards what a value holds, by what it is."""
+
+    @abc.abstractmethod
+    def attributes(self, path: str, value: Any, depth: int) -> None:
+        """What an object that is no plain one of Python's classes holds beside its content."""
+
+    @abc.abstractmethod
+    def of_class(self, kind: type, depth: int) -> None:
+        """The attributes of a class, and what its methods name."""
+
+    @abc.abstractmethod
+    def op(self, path: str, packet: Any, depth: int) -> None:
+        """Guards the Python functions behind an op: its gradient, and what sets it up."""
+
+    # -- visits -----------------------------------------------------------------
+
+    def name(self, path: str, named: Any) -> None:
+        """Names a tensor, module or optimizer of the state, before anything is described that may refer to it."""
+        self._first.setdefault(id(named), (path, named))
+
+    def value(self, path: str, value: Any, depth: int) -> None:
+        """Guards what an object can reach. Nothing that it is raises."""
+        if id(value) in self.watched:
+            self.aliases.append((path, id(value)))
+        if atom(value) or self._ignored(path):
+            return
+        if runs_text(value):
+            self.unseen.append((path, "it runs any text"))
+            return
+        if depth > DEPTH:
+            if id(value) not in self.seen:
+                self._stop(f"{path} is {depth} objects deep")
+            return
+        if len(self._hold) > MOST:
+            self._stop(f"more than {MOST} objects are in reach", once=True)
+            return
+        self._first.setdefault(id(value), (path, value))
+        self._guarded(path, lambda: self.read(path, value, depth))
+
+    def _guarded(self, path: str, visit: Callable[[], None]) -> None:
+        try:
+            visit()
+        except Exception as problem:  # an object may be anything
+            self.unseen.append((path or "the function", type(problem).__name__))
+
+    def _stop(self, why: str, once: bool = False) -> None:
+        if why not in self.stopped if once else len(self.stopped) < 20:
+            self.stopped.append(why)
+
+    def soon(self, path: str, value: Any, depth: int) -> None:
+        """Visits a value once the present visit is over: calls nest without end, and are no hops."""
+        if not atom(value):
+            depth -= issubclass(type(value), FUNCTIONS)
+            self._later.append(lambda: self.value(path, value, depth))
+
+    def catch_up(self) -> None:
+        """Makes the visits that are due."""
+        while self._later:
+            self._later.popleft()()
+
+    # -- what it remembers ------------------------------------------------------
+
+    def hold(self, value: Any) -> None:
+        """Keeps an object while the walk lasts, so that its address stays its own."""
+        self._hold.append(value)
+
+    def forget(self) -> None:
+        """Lets go of everything."""
+        self._hold.clear()
+        self._first.clear()
+        self.facts = []
+
+    def visit(self, value: Any) -> bool:
+        """Whether an object is seen for the first time."""
+        if id(value) in self.seen:
+            return False
+        self.seen.add(id(value))
+        self._hold.append(value)
+        return True
+
+    def visit_once(self, key: Any) -> bool:
+        """Whether a key is seen for the first time."""
+        if key in self._once:
+            return False
+        self._once.add(key)
+        return True
+
+    def environment(self) -> None:
+        """Guards the environment variables."""
+        self._reads_environment = True
+
+    # -- facts ------------------------------------------------------------------
+
+    def add(
+        self,
+        kind: int,
+        container: Any,
+        key: Any,
+        guard: int,
+        subject: str,
+        value: Any,
+        text: str | None = None,
+        hyperparameter: bool = False,
+    ) -> bool:
+        """Adds a fact. False: the user has said to ignore it."""
+        if self._ignored(subject):
+            return False
+        part = PARTS.get(kind)
+        if text is None:
+            if part is None:
+                text = self.described(subject, value)
+            else:
+                inside = (f"{subject}({i})" for i in itertools.count())
+                text = expects(kind, value, key, lambda item: self.described(next(inside), item))
+        if part is not None:
+            subject = f"{part}({subject})"
+        self.facts.append(Fact(kind, container, key, guard, subject, text, hyperparameter))
+        return True
+
+    def _ignored(self, subject: str) -> bool:
+        if not self._ignore:
+            return False
+        name = subject
+        for head in ("closure['", "globals['"):
+            if name.startswith(head):
+                name = name[len(head) :].replace("']", "", 1)
+        return any(
+            name == ignored
+            or subject == ignored
+            or name.endswith("." + ignored)
+            or name.startswith((ignored + ".", ignored + "["))
+            for ignored in self._ignore
+        )
+
+    def described(self, subject: str, value: Any, text: str | None = None) -> str:
+        """What a guard expects of a value, which of the objects found before it is, and what it is made of."""
+        text = describe(value) if text is None else text
+        if value is ABSENT or atom(value) or plain(value):
+            return text
+        first, _ = self._first.setdefault(id(value), (subject, value))
+        if first != subject:
+            return f"{text}, {first}"
+        parts = parts_of(value)
+        if parts is None:
+            return text
+        inside = [self.described(f"{subject}[{i}]", part) for i, part in enumerate(parts)]
+        return shortened(f"{text} of {', '.join(inside)}")
+
+    def entries(self, path: str, own: dict[Any, Any], depth: int) -> None:
+        self.add(SIZE, own, None, HOST, path, own)
+        for key, item in own.items():
+            if type(key) is str and self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item):
+                self.value(f"{path}.{key}", item, depth + 1)

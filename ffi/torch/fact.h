@@ -1,0 +1,248 @@
+// One fact about a Python object that the captured function can reach: what it sees,
+// as 64-bit words and as the object to hold. Rust compares; nothing here decides.
+#pragma once
+#include <cstring>
+
+#include <torch/csrc/Generator.h>
+
+#include "describe.h"
+#include "hooks.h"
+#include "looks.h"
+#include "objects.h"
+#include "ranks.h"
+#include "values.h"
+
+namespace rote {
+
+// A fact, and what is kept of it between calls.
+struct FactEntry {
+  FactKind kind;
+  PyObject* container;
+  PyObject* key;
+  PyObject* held;
+  uint32_t start;
+  mutable PyObject* spec;    // the spec that was looked at last,
+  mutable uint64_t number;   // and the number of its placements; of a class, of its attributes
+  mutable unsigned version;  // of a class, when it was looked at last
+  Py_hash_t hash;            // of the key of an entry of a dict
+};
+
+// A number for the placements of a DTensor; quick for a spec seen before.
+inline uint64_t placements_of(const FactEntry& fact, PyObject* dtensor) {
+  py::object keep;
+  PyObject* spec = dtensor_attribute(dtensor, classes.spec_offset, classes.spec_name, keep);
+  if (spec != fact.spec) {
+    auto now = py::reinterpret_borrow<py::object>(spec);
+    fact.number = mix(hash_of(now.attr("placements").ptr()), hash_of(now.attr("mesh").ptr()));
+    Py_XSETREF(fact.spec, now.release().ptr());
+  }
+  return fact.number;
+}
+
+inline const PyFunctionObject& as_function(PyObject* function) {
+  return *reinterpret_cast<PyFunctionObject*>(function);
+}
+
+inline PyTypeObject* as_type(PyObject* type) { return reinterpret_cast<PyTypeObject*>(type); }
+
+// Borrowed; null where there is none.
+inline PyObject* dict_item(const FactEntry& fact) {
+#if PY_VERSION_HEX < 0x030E0000
+  PyObject* item = _PyDict_GetItem_KnownHash(fact.container, fact.key, fact.hash);
+#else
+  PyObject* item = PyDict_GetItemWithError(fact.container, fact.key);
+#endif
+  if (!item) PyErr_Clear();
+  return item;
+}
+
+// How many words a fact has.
+inline uint32_t width_of(const FactEntry& fact) {
+  if (fact.kind == kTensorMeta) return 6;
+  if (fact.kind == kGradMeta) return 2;
+  if (fact.kind == kFunction) return 4;
+  return 1;
+}
+
+// The object that a fact compares; null where there is none.
+inline py::object object_of(const FactEntry& fact) {
+  switch (fact.kind) {
+    case kDictItem:
+    case kEntrySize:
+      return py::reinterpret_borrow<py::object>(dict_item(fact));
+    case kListItem: {
+      Py_ssize_t index = PyLong_AsSsize_t(fact.key);
+      if (index >= PyList_GET_SIZE(fact.container)) return py::object();
+      return py::reinterpret_borrow<py::object>(PyList_GET_ITEM(fact.container, index));
+    }
+    case kCell:
+      return py::reinterpret_borrow<py::object>(PyCell_GET(fact.container));
+    case kAttribute: {
+      py::object value = py::reinterpret_steal<py::object>(PyObject_GetAttr(fact.container, fact.key));
+      if (!value) PyErr_Clear();
+      return value;
+    }
+    case kItems:
+      return entries_held(fact.container, fact.key == Py_True);
+    case kFunction: {
+      auto part = [](PyObject* object) { return py::reinterpret_borrow<py::object>(object ? object : Py_None); };
+      const auto& function = as_function(fact.container);
+      return py::make_tuple(part(function.func_code), part(function.func_defaults), part(function.func_kwdefaults),
+                            part(function.func_name), part(function.func_qualname), part(function.func_doc),
+                            part(function.func_module), part(function.func_dict));
+    }
+    case kTypeOf:
+      return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(fact.container)));
+    case kContextVar: {
+      PyObject* value = nullptr;
+      if (PyContextVar_Get(fact.container, nullptr, &value) < 0) PyErr_Clear();
+      return py::reinterpret_steal<py::object>(value);
+    }
+    case kTensorMeta:
+      return py::make_tuple(py::reinterpret_borrow<py::object>(own_dict(fact.container) ? own_dict(fact.container) : Py_None), hooks_of(fact.container));
+    case kLook:
+      return THPVariable_Check(fact.container) ? py::object(hooks_of(fact.container)) : py::none();
+    case kOwn:
+      return py::reinterpret_borrow<py::object>(own_dict(fact.container));
+    case kMember: {
+      descrgetfunc get = Py_TYPE(fact.key)->tp_descr_get;
+      py::object value = py::reinterpret_steal<py::object>(
+          get ? get(fact.key, fact.container, reinterpret_cast<PyObject*>(Py_TYPE(fact.container))) : nullptr);
+      if (!value) PyErr_Clear();
+      return value;
+    }
+    case kBases:
+      return py::reinterpret_borrow<py::object>(as_type(fact.container)->tp_mro);
+    case kClass:
+      return class_entries_held(as_type(fact.container), fact.key);
+    case kReferents:
+      return referents_held(fact.container);
+    case kWeak:  // held, it would never go
+      return py::none();
+    default:
+      return py::reinterpret_borrow<py::object>(fact.container);
+  }
+}
+
+// How a tensor that is no state looks, or a generator.
+inline uint64_t look_of(const FactEntry& fact) {
+  if (THPGenerator_Check(fact.container))
+    return reinterpret_cast<THPGenerator*>(fact.container)->cdata.current_seed();
+  const at::Tensor& outer = THPVariable_Unpack(fact.container);
+  uint64_t hash = mix(meta_word(settled_tensor(fact.container)), grad_flags(outer));
+  if (is_dtensor(fact.container)) {
+    hash = mix(mix(hash, placements_of(fact, fact.container)), wrapper_word(outer));
+    py::object keep;
+    PyObject* inner =
+        dtensor_attribute(fact.container, classes.local_tensor_offset, classes.local_tensor_name, keep);
+    hash = mix(hash, own_attributes(inner, true));
+  }
+  if (!outer.is_leaf() && !outer.retains_grad()) return hash;  // to ask is worth a warning of torch's
+  const at::Tensor& grad = outer.grad();
+  if (!grad.defined()) return hash;
+  py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
+  hash = mix(mix(hash, grad_word(outer)), address(Py_TYPE(wrapped.ptr())));
+  return mix(hash, own_attributes(wrapped.ptr(), true));
+}
+
+// Reads the words of a fact, except those of gradients and of shared memory.
+__attribute__((always_inline)) inline void read_words(const FactEntry& fact, uint64_t* out) {
+  switch (fact.kind) {
+    case kDictItem: {  // the frequent kind: no reference counting
+      out[0] = address(dict_item(fact));
+      return;
+    }
+    case kSize:
+      out[0] = static_cast<uint64_t>(PyDict_CheckExact(fact.container) ? PyDict_GET_SIZE(fact.container)
+                                                                        : entry_count(fact.container));
+      return;
+    case kOwn:
+      out[0] = own_attributes(fact.container, fact.key == Py_True);
+      return;
+    case kEntrySize: {
+      PyObject* item = dict_item(fact);
+      out[0] = item ? mix(address(item), entry_count(item)) : 0;
+      return;
+    }
+    case kTensorMeta: {  // local storage, data, meta; part in autograd; spec; attributes
+      const at::Tensor& outer = THPVariable_Unpack(fact.container);
+      bool distributed = is_dtensor(fact.container);
+      py::object keep;
+      PyObject* inner = distributed ? dtensor_attribute(fact.container, classes.local_tensor_offset,
+                                                        classes.local_tensor_name, keep)
+                                    : fact.container;
+      bool plain = reinterpret_cast<PyObject*>(Py_TYPE(inner)) != classes.async_collective_tensor;
+      at::Tensor waited = plain ? at::Tensor() : settled_tensor(inner, false);
+      const at::Tensor& local = plain ? THPVariable_Unpack(inner) : waited;
+      const bool stored = local.has_storage();
+      out[0] = stored ? address(local.storage().unsafeGetStorageImpl()) : 0;
+      out[1] = stored ? address(local.unsafeGetTensorImpl()->data()) : 0;
+      out[2] = meta_word(local);
+      out[3] = grad_flags(outer);
+      if (outer.is_view()) out[3] = mix(out[3], address(root_of(outer).unsafeGetTensorImpl()));
+      out[4] = distributed ? mix(placements_of(fact, fact.container), wrapper_word(outer)) : 0;
+      out[5] = mix(address(Py_TYPE(fact.container)), own_attributes(fact.container, false));
+      if (distributed) out[5] += own_attributes(inner, true);
+      return;
+    }
+    case kGradMeta:  // read together, by `FactTable::read`
+    case kGradMemory:
+    case kReachMemory:
+      return;
+    case kGroup: {  // the process group registered under a name
+      const char* name = PyUnicode_AsUTF8(fact.container);
+      auto group = name ? find_group(name) : c10::intrusive_ptr<c10d::ProcessGroup>();
+      out[0] = group ? group_number(group) + 1 : 0;
+      return;
+    }
+    case kItems:
+      out[0] = entries(fact.container, fact.key == Py_True);
+      return;
+    case kFunction: {
+      const auto& function = as_function(fact.container);
+      out[0] = address(function.func_code);
+      out[1] = address(function.func_defaults);
+      out[2] = address(function.func_kwdefaults);
+      out[3] = mix(mix(address(function.func_name), address(function.func_qualname)),
+                   mix(mix(address(function.func_doc), address(function.func_module)), address(function.func_dict)));
+      return;
+    }
+    case kBuffer:
+      out[0] = buffer(fact.container, fact.key != Py_True);
+      return;
+    case kBases:
+      out[0] = address(as_type(fact.container)->tp_mro);
+      return;
+    case kClass: {
+      unsigned version = class_version(as_type(fact.container));
+      if (version == 0 || version != fact.version) {
+        fact.number = class_entries(as_type(fact.container), fact.key);
+        fact.version = version;
+      }
+      out[0] = fact.number;
+      return;
+    }
+    case kWeak:
+      out[0] = address(referent(fact.container).ptr());
+      return;
+    case kLook:
+      out[0] = look_of(fact);
+      return;
+    case kReferents:
+      out[0] = fact.key == Py_True ? position(fact.container) : referents(fact.container);
+      return;
+    case kTypeOf:
+      out[0] = address(Py_TYPE(fact.container));
+      return;
+    default:
+      out[0] = number_of(object_of(fact));
+  }
+}
+
+// Whether an object is a float, Python's own or NumPy's: a user's class may compute otherwise. (`_uses.is_number`.)
+inline bool is_number(PyObject* object) {
+  return PyFloat_CheckExact(object) ||
+         (PyFloat_Check(object) && std::strncmp(Py_TYPE(object)->tp_name, "numpy.", 6) == 0);
+}
+
+}  // namespace rote
