@@ -270,7 +270,7 @@ class Objects(Walk):
             self.buffers.append((*extent, path))
         if nbytes > BYTES and not constant:
             self.unseen.append(
-                (path, f"{nbytes >> 20} MiB that may change: with array.flags.writeable = False they would not")
+                (path, f"{nbytes >> 20} MiB that may change; set array.flags.writeable = False if they do not")
             )
             return True
         return self.add(BUFFER, value, True if constant else None, HOST, path, value) or True

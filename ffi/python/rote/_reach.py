@@ -212,9 +212,9 @@ class Reach(Objects):
         """What a stored plan cannot say of the step, so that another process cannot tell whether it is the same;
         empty if there is nothing."""
         if self._named.hashes and sys.flags.hash_randomization:
-            return "the order of a set or a hash, on which it may depend, is another one in every process"
+            return "the step may depend on the order of a set or on a hash, which differs in every process"
         if self.untold:
-            return f"what {self.untold[0]} holds, only its C code knows"
+            return f"only C code knows the contents of {self.untold[0]}"
         return f"{self.stopped[0]}, too much to follow" if self.stopped else ""
 
 
