@@ -112,26 +112,17 @@ unsafe extern "C" fn wait(_: *mut c_void, _: u64) -> c_int {
 
 fn framework(context: *mut c_void) -> Framework {
     Framework {
-        size: size_of::<Framework>() as u32,
-        context,
-        alignment: 0,
         has_op: Some(has_op),
         bind_op: Some(bind_op),
         run_op: Some(run_op),
         set_number: Some(set_number),
-        forget_op: None,
         allocate: Some(allocate),
         release: Some(release),
         is_alive: Some(is_alive),
-        generator: None,
-        keep_generator: None,
         bind_collective: Some(bind_collective),
-        forget_collective: None,
         start: Some(start),
         wait: Some(wait),
-        gather: None,
-        ranks: None,
-        error: None,
+        ..Framework::empty(context)
     }
 }
 

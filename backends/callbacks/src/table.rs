@@ -243,6 +243,32 @@ pub struct Framework {
 }
 
 impl Framework {
+    /// A table of this library's size, without functions.
+    pub fn empty(context: *mut c_void) -> Self {
+        Framework {
+            size: size_of::<Framework>() as u32,
+            alignment: 0,
+            context,
+            has_op: None,
+            bind_op: None,
+            run_op: None,
+            set_number: None,
+            forget_op: None,
+            allocate: None,
+            release: None,
+            is_alive: None,
+            generator: None,
+            keep_generator: None,
+            bind_collective: None,
+            forget_collective: None,
+            start: None,
+            wait: None,
+            gather: None,
+            ranks: None,
+            error: None,
+        }
+    }
+
     /// What is wrong with a table of so many bytes, if anything: to be asked before the table is read.
     pub fn size_problem(size: u32) -> Option<String> {
         let expected = size_of::<Framework>();

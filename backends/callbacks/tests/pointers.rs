@@ -237,26 +237,19 @@ unsafe extern "C" fn wait(_: *mut c_void, collective: u64) -> c_int {
 
 fn framework(state: &State) -> Framework {
     Framework {
-        size: size_of::<Framework>() as u32,
-        context: std::ptr::from_ref(state).cast_mut().cast(),
-        alignment: 0,
         has_op: Some(has_op),
         bind_op: Some(bind_op),
         run_op: Some(run_op),
         set_number: Some(set_number),
-        forget_op: None,
         allocate: Some(allocate),
         release: Some(release),
         is_alive: Some(is_alive),
         generator: Some(generator),
         keep_generator: Some(keep_generator),
         bind_collective: Some(bind_collective),
-        forget_collective: None,
         start: Some(start),
         wait: Some(wait),
-        gather: None,
-        ranks: None,
-        error: None,
+        ..Framework::empty(std::ptr::from_ref(state).cast_mut().cast())
     }
 }
 
