@@ -52,9 +52,9 @@ pub(super) fn arrange(program: &mut Program, ops: &dyn Ops, allocated: &[u64]) -
     let plan = &program.plan;
     let (roots, device) = candidates(plan, ops, &program.schedule.once);
     let alignment = device.map_or(1, |device| ops.alignment(device));
-    let (buffers, shared) = buffers(plan, &roots, &lives(plan), alignment);
-    let memory = Memory::of(program, &roots, allocated);
-    let (placed, beside) = place_within(&buffers, &units(plan, &buffers), &memory);
+    let (buffers, shared) = buffers(plan, &roots, &lives(plan, ops.copies_inputs()), alignment);
+    let memory = Memory::of(program, ops, &roots, allocated);
+    let (placed, beside) = place_within(&buffers, &units(plan, ops, &buffers), &memory);
 
     let bound = Bytes::of_buffers(&placed, plan.instrs.len()).most().0;
     let arena_bytes = end(&placed);
@@ -99,11 +99,11 @@ struct Memory {
 }
 
 impl Memory {
-    fn of(program: &Program, roots: &[bool], allocated: &[u64]) -> Self {
+    fn of(program: &Program, ops: &dyn Ops, roots: &[bool], allocated: &[u64]) -> Self {
         let plan = &program.plan;
         let all = Bytes::of_results(plan);
         let (most, recorded) = (all.most().0, program.recorded);
-        let lives = lives(plan);
+        let lives = lives(plan, ops.copies_inputs());
         let mut beside: Vec<(Life, u64)> = Vec::new();
         let mut kept = 8 * wrapped_numbers(plan);
         for root in made(plan) {
@@ -330,7 +330,7 @@ fn buffers(plan: &Plan, roots: &[bool], lives: &[Life], alignment: u64) -> (Vec<
 
 /// Buffers by what can leave the arena together: all results of an op lie in it or
 /// none.
-fn units(plan: &Plan, buffers: &[Buffer]) -> Vec<Unit> {
+fn units(plan: &Plan, ops: &dyn Ops, buffers: &[Buffer]) -> Vec<Unit> {
     let mut of: Vec<Option<usize>> = vec![None; plan.values.len()];
     for (i, buffer) in buffers.iter().enumerate() {
         buffer
@@ -350,7 +350,7 @@ fn units(plan: &Plan, buffers: &[Buffer]) -> Vec<Unit> {
             }
         }
     }
-    let lives = lives(plan);
+    let lives = lives(plan, ops.copies_inputs());
     let mut units: Vec<Unit> = vec![
         Unit {
             buffers: Vec::new(),

@@ -68,6 +68,10 @@ impl Ops for SomeOps {
             .filter(|_| self.chosen(overload, name))
     }
 
+    fn copies_inputs(&self) -> bool {
+        self.chosen("copies", "inputs")
+    }
+
     fn alignment(&self, _device: Device) -> u64 {
         64 << (self.seed.unwrap_or(0) % 4)
     }

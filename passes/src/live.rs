@@ -11,9 +11,9 @@ pub(super) type Life = (u32, u32);
 
 /// For each root, the instruction that makes it and the last at which its
 /// storage is needed. What a collective sends is needed until the wait for it,
-/// and what it writes to the end if nobody waits. A reduction to all and a
+/// and what it writes to the end if nobody waits. `copies`: a reduction to all and a
 /// broadcast send what lies in their result, where the input is copied first.
-pub(super) fn lives(plan: &Plan) -> Vec<Life> {
+pub(super) fn lives(plan: &Plan, copies: bool) -> Vec<Life> {
     let mut live = vec![(u32::MAX, 0); plan.values.len()];
     let mut flights: Vec<(ValueId, ValueId)> = Vec::new();
     for (i, instr) in plan.instrs.iter().enumerate() {
@@ -31,10 +31,8 @@ pub(super) fn lives(plan: &Plan) -> Vec<Life> {
         match instr {
             Instr::Collective(c) => {
                 let (output, input) = (root(plan, c.output), root(plan, c.input));
-                let copied = matches!(
-                    c.kind,
-                    CollectiveKind::AllReduce | CollectiveKind::Broadcast
-                );
+                let of_copies = [CollectiveKind::AllReduce, CollectiveKind::Broadcast];
+                let copied = copies && of_copies.contains(&c.kind);
                 flights.push((output, if copied { output } else { input }));
             }
             Instr::Wait { value } => {
@@ -98,7 +96,7 @@ impl Bytes {
 
     /// Those of all results, each an allocation of its own.
     pub(super) fn of_results(plan: &Plan) -> Self {
-        let lives = lives(plan);
+        let lives = lives(plan, true);
         // Between passes there are values of instructions that are gone.
         let made = made(plan).filter(|v| lives[*v as usize].0 != u32::MAX);
         let made = made.map(|v| (lives[v as usize], plan.values[v as usize].storage_bytes));

@@ -26,6 +26,9 @@ pub trait Ops {
     /// How an op writes its results into memory that it is given, if it can. Results have the shape and strides that
     /// the op would give them. Those of an element-wise op may lie in the memory of an argument.
     fn writes_into(&self, name: &str, overload: &str) -> Option<Into>;
+    /// Whether an all-reduce and a broadcast copy their input to their result when they start, so that the input may
+    /// change before the wait. The other collectives read their input until the wait.
+    fn copies_inputs(&self) -> bool;
     /// The alignment that the backend gives tensors on a device, in bytes, so that kernels take the same
     /// paths for results in an arena. A power of two.
     fn alignment(&self, device: Device) -> u64;

@@ -77,6 +77,11 @@ impl Ops for AtenOps {
         Some(Into::Overload(row.1))
     }
 
+    /// PyTorch's functional collectives clone the input of these two (`Functional.cpp`).
+    fn copies_inputs(&self) -> bool {
+        true
+    }
+
     fn alignment(&self, device: Device) -> u64 {
         match device.is_cpu() {
             true => CPU_ALIGNMENT,

@@ -107,6 +107,8 @@ pub struct CallbackProgram {
     generators: u32,
     /// Collectives that were started and not waited for.
     under_way: Cell<u32>,
+    /// For each of them, the value that it writes, and the root of what it reads, which is held until the wait.
+    reading: RefCell<Vec<(u32, u32)>>,
     /// Bytes of results since they were last asked for.
     allocated: Cell<u64>,
 }
@@ -212,6 +214,7 @@ impl CallbackProgram {
             draws: Vec::new(),
             generators: plan.rng_slots.to_native(),
             under_way: Cell::new(0),
+            reading: RefCell::default(),
             allocated: Cell::new(0),
         })
     }
@@ -248,7 +251,13 @@ impl CallbackProgram {
         if !place.full.take() {
             return;
         }
-        let root = self.slot(place.root);
+        self.leave(place.root);
+    }
+
+    /// One user less of the memory of a root, which goes with the last one.
+    #[inline]
+    fn leave(&self, root: u32) {
+        let root = self.slot(root);
         root.users.set(root.users.get() - 1);
         if root.users.get() == 0 {
             root.memory.take();
@@ -713,23 +722,27 @@ impl Communicator for CallbackProgram {
     }
 
     fn start(&self, collective: u32) -> Result<(), String> {
-        let (number, input, output) = self.collectives[collective as usize];
-        let (given, place) = (self.full(input)?, self.slot(output));
+        let (number, read, written) = self.collectives[collective as usize];
+        let (given, place) = (self.full(read)?, self.slot(written));
         if !place.full.get() {
             let bytes = place.storage_bytes;
             let block = Rc::new(Block::new(&self.framework, bytes, place.device)?);
             self.allocated.set(self.allocated.get() + bytes);
             place.set_data(block.memory);
             let tensor = Tensor::in_block(&block, &place.made());
-            self.fill(output, block.memory, Memory::Held(tensor));
+            self.fill(written, block.memory, Memory::Held(tensor));
         }
-        self.writers.borrow_mut()[output as usize] = Some(number);
+        self.writers.borrow_mut()[written as usize] = Some(number);
         let start = self.framework.start.ok_or("`start` is null")?;
         let (input, output) = (given.tensor.get(), place.tensor.get());
         // SAFETY: the framework vouches for its functions, and is given full slots.
         let status = unsafe { start(self.framework.context, number, input, output) };
         self.framework.check("start", status)?;
         self.under_way.set(self.under_way.get() + 1);
+        let read = self.slot(read).root;
+        let users = &self.slot(read).users;
+        users.set(users.get() + 1);
+        self.reading.borrow_mut().push((written, read));
         Ok(())
     }
 
@@ -741,6 +754,11 @@ impl Communicator for CallbackProgram {
         let status = unsafe { wait(self.framework.context, number) };
         self.framework.check("wait", status)?;
         self.under_way.set(self.under_way.get().saturating_sub(1));
+        let mut reading = self.reading.borrow_mut();
+        if let Some(at) = reading.iter().position(|(written, _)| *written == value) {
+            let (_, read) = reading.swap_remove(at);
+            self.leave(read);
+        }
         Ok(())
     }
 }

@@ -358,6 +358,10 @@ impl Ops for Framework {
         into.then_some(Into::Overload(""))
     }
 
+    fn copies_inputs(&self) -> bool {
+        false
+    }
+
     fn alignment(&self, _device: Device) -> u64 {
         match self.alignment {
             0 => 64,

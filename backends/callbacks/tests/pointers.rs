@@ -2,13 +2,14 @@
 //! given is deleted once. Miri watches it (`scripts/miri.sh`); without Miri the same plans run, and deletions are counted.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use rote_callbacks::{
     Arguments, Callbacks, Collective, DlDevice, DlManagedTensor, DlTensor, DlType, Framework, Leaf,
 };
 use rote_events::op::{Arg, tag};
+use rote_passes::{Selection, optimize};
 use rote_plans::schedule::{DYNAMIC, Into};
 use rote_plans::{BindingKind, Device, Instr, NONE, Plan, PlanFile, Schedule};
 use rote_replay::{Bound, BoundPlan, Frontend, ReplayError};
@@ -25,6 +26,8 @@ struct State {
     ops: RefCell<Vec<(usize, bool)>>,
     blocks: RefCell<HashMap<usize, Vec<u64>>>,
     made: Cell<i64>,
+    /// What collectives that were started read and write, until their waits.
+    started: RefCell<VecDeque<(*const f32, *mut f32)>>,
     failing: Cell<Option<u64>>,
 }
 
@@ -154,7 +157,7 @@ unsafe extern "C" fn run_op(
         } else {
             let tensor = &**target;
             for at in 0..numel(tensor) {
-                *tensor.data.cast::<f32>().add(at) = 1.0;
+                *tensor.data.cast::<f32>().add(at) = if in_place { 1.0 } else { sum };
             }
         }
     }
@@ -221,17 +224,30 @@ unsafe extern "C" fn bind_collective(
 }
 
 unsafe extern "C" fn start(
-    _: *mut c_void,
+    context: *mut c_void,
     _: u64,
     input: *const DlTensor,
     output: *const DlTensor,
 ) -> c_int {
     // SAFETY: what is passed is live.
-    unsafe { *(*output).data.cast::<f32>() = *(*input).data.cast::<f32>() * 2.0 };
+    unsafe {
+        let (input, output) = ((*input).data.cast(), (*output).data.cast());
+        state(context)
+            .started
+            .borrow_mut()
+            .push_back((input, output));
+    }
     0
 }
 
-unsafe extern "C" fn wait(_: *mut c_void, collective: u64) -> c_int {
+/// Collectives read until they are waited for.
+unsafe extern "C" fn wait(context: *mut c_void, collective: u64) -> c_int {
+    // SAFETY: memory of a collective stays until its wait.
+    unsafe {
+        let started = state(context).started.borrow_mut().pop_front();
+        let (input, output) = started.expect("a collective was started");
+        *output = *input * 2.0;
+    }
     c_int::from(collective != 7)
 }
 
@@ -266,8 +282,12 @@ fn sizes_of(plan: &Plan) -> Vec<Vec<i64>> {
     sizes.collect()
 }
 
-/// Replays a plan some times. Returns how each ended.
-fn replays(plan: &Plan, schedule: &Schedule, failing: Option<u64>) -> Vec<Result<(), ReplayError>> {
+/// Replays a plan some times. Returns how each ended, and the first element of each result.
+fn replays(
+    plan: &Plan,
+    schedule: &Schedule,
+    failing: Option<u64>,
+) -> (Vec<Result<(), ReplayError>>, Vec<f32>) {
     let state = State::default();
     state.sizes.replace(sizes_of(plan));
     let file = PlanFile::from_plan(plan).expect("a valid plan");
@@ -304,6 +324,7 @@ fn replays(plan: &Plan, schedule: &Schedule, failing: Option<u64>) -> Vec<Result
         let program = frontend.program(file.plan()).expect("slots");
         let mut bound = BoundPlan::bind(program, file.plan(), schedule).expect("binds");
         for run in 0..4 {
+            state.started.borrow_mut().clear();
             state.failing.set(failing.filter(|_| run == 2));
             // SAFETY: the lists outlive the frontend's use of them.
             let arguments = unsafe { Arguments::new(&leaves, &[], &[]) };
@@ -332,23 +353,24 @@ fn replays(plan: &Plan, schedule: &Schedule, failing: Option<u64>) -> Vec<Result
     }
     // Results outlive the plan; each is the caller's to delete.
     drop(frontend);
+    let mut firsts = Vec::new();
     for tensor in kept {
         let managed = tensor.into_raw();
         // SAFETY: live until it is deleted, once.
         unsafe {
             let tensor = &(*managed).dl_tensor;
-            let _first = *tensor.data.cast::<f32>();
+            firsts.push(*tensor.data.cast::<f32>());
             (*managed).deleter.expect("a deleter")(managed);
         }
     }
     assert_eq!(state.made.get(), 0, "every tensor is deleted");
     assert!(state.blocks.borrow().is_empty(), "all memory is given back");
-    ended
+    (ended, firsts)
 }
 
 #[test]
 fn every_kind_of_instruction_runs() {
-    let ended = replays(&sample::small(), &Schedule::default(), None);
+    let (ended, _) = replays(&sample::small(), &Schedule::default(), None);
     assert!(ended.iter().all(Result::is_ok), "{ended:?}");
 }
 
@@ -371,14 +393,53 @@ fn results_lie_in_an_arena() {
         into: vec![(at, Into::Overload("out"))],
     };
     schedule.offsets[spare as usize] = 128;
-    let ended = replays(&plan, &schedule, None);
+    let (ended, _) = replays(&plan, &schedule, None);
     assert!(ended.iter().all(Result::is_ok), "{ended:?}");
 }
 
 #[test]
 fn a_long_plan_runs_and_fails_and_runs() {
     let plan = sample::large(if cfg!(miri) { 12 } else { 200 });
-    let ended = replays(&plan, &Schedule::default(), Some(5));
+    let (ended, _) = replays(&plan, &Schedule::default(), Some(5));
     let failed: Vec<bool> = ended.iter().map(Result::is_err).collect();
     assert_eq!(failed, [false, false, true, false]);
+}
+
+#[test]
+fn what_a_collective_reads_stays_until_its_wait() {
+    use rote_tracer::event::ArgEvent;
+    use rote_tracer::sample::{collective, finish, op, record, recorder, tensor, wait};
+
+    let [x, y, out, z, t] = [1, 2, 3, 4, 5].map(|storage| tensor(storage, &[4]));
+    for kind in ["all_reduce", "all_gather_into_tensor", "broadcast"] {
+        let name = format!("_c10d_functional::{kind}");
+        let middle = match kind {
+            "all_reduce" => ArgEvent::Str("sum"),
+            "broadcast" => ArgEvent::Int(0),
+            _ => ArgEvent::Int(1),
+        };
+        let mut recorder = recorder(&[&x]);
+        let steps = [
+            op("aten::neg", &[&x], &[&y]),
+            collective(&name, &y, vec![middle], &out),
+            op("aten::maximum", &[&x, &x], &[&z]),
+            op("aten::exp", &[&z], &[&t]),
+            wait(&out),
+        ];
+        record(&mut recorder, &steps);
+        let (plan, _) = finish(recorder, &[&out, &t]);
+        // Each op gives the sum of its arguments: of halves, then of fours.
+        let expected = [4.0, 16.0].repeat(4);
+        let (_, found) = replays(&plan, &Schedule::default(), None);
+        assert_eq!(found, expected, "{kind}");
+        let backend = Framework {
+            has_op: Some(has_op),
+            ..Framework::empty(std::ptr::null_mut())
+        };
+        let arena = Selection::parse("arena").expect("a pass");
+        let (program, _) = optimize(plan, arena, &backend);
+        assert!(program.schedule.arena_bytes > 0);
+        let (_, found) = replays(&program.plan, &program.schedule, None);
+        assert_eq!(found, expected, "{kind} with an arena");
+    }
 }

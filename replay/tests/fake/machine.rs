@@ -42,6 +42,10 @@ impl Ops for Machine {
         (!name.ends_with('_')).then_some(Into::Overload("out"))
     }
 
+    fn copies_inputs(&self) -> bool {
+        true
+    }
+
     fn alignment(&self, _device: Device) -> u64 {
         64
     }
