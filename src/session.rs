@@ -146,6 +146,8 @@ pub struct Session<F: Frontend> {
     notices: Notices,
     /// The guard on which the call that is handled missed.
     missed: Option<String>,
+    /// Whether a stored plan was bound for the last call, which was not replayed yet.
+    just_trusted: bool,
     next_id: u32,
     failure: Failure<F>,
 }
@@ -237,6 +239,7 @@ impl<F: Frontend> Session<F> {
             },
             notices: Notices::default(),
             missed: None,
+            just_trusted: false,
             next_id: 0,
             failure: Failure {
                 left: None,
@@ -376,6 +379,7 @@ impl<F: Frontend> Session<F> {
     fn handle(&mut self, args: F::Args, agree: bool) -> Result<Next<F::Results>, SessionError> {
         self.stats.calls += 1;
         self.missed = None;
+        self.just_trusted = false;
         if self.is_stopped() {
             return Ok(Next::Eager);
         }
@@ -538,6 +542,12 @@ impl<F: Frontend> Session<F> {
     /// ranks were told that it is not replayed: collectives are as recorded.
     pub fn replay_last(&mut self) -> Result<Next<F::Results>, SessionError> {
         self.replay(false)
+    }
+
+    /// Whether a stored plan was bound for the call that was handled last ([`Session::trust`]), and the call has not been
+    /// replayed yet. Says so once.
+    pub fn take_trusted(&mut self) -> bool {
+        std::mem::take(&mut self.just_trusted)
     }
 
     /// Gives up a variant whose results the framework cannot give back.

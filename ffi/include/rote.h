@@ -453,10 +453,9 @@ typedef struct RoteFramework {
 
 // A leaf of a call's arguments: a tensor, or a word that stands for another value.
 typedef struct RoteLeaf {
-    // Its name, for example `batch`; read when the call is recorded. Null: `args[0]`, by its place.
+    // Its name, for example `batch`, which no other leaf has. Null: `args[0]`, by its place.
     const char *name;
-    // The spec of a distributed tensor, in the form of `rote_record_spec`; null for a plain one. Read when the call
-    // is recorded.
+    // The spec of a distributed tensor, in the form of `rote_record_spec`; null for a plain one.
     const char *spec;
     // The tensor; null for a leaf that is a word.
     const struct RoteDlTensor *tensor;

@@ -2,6 +2,8 @@
 
 use std::ffi::{c_char, c_int};
 
+use std::collections::HashSet;
+
 use rote::facts::NewFact;
 use rote::plans::{BindingKind, GuardKind};
 use rote::recording::{ActiveRecording, NewTensor};
@@ -238,6 +240,9 @@ pub unsafe extern "C" fn rote_session_step_again(
     unsafe {
         with(session, |session, kept| {
             out(results, "results")?;
+            if !session.take_trusted() {
+                return Err("`rote_record_trust` has bound no plan for the last call".into());
+            }
             deliver(session.replay_last()?, kept, results)
         })
     }
@@ -273,6 +278,14 @@ fn record_call(session: &mut Session<Callbacks>) -> Answer {
 fn name_all(session: &mut Session<Callbacks>) -> Answer {
     let (frontend, recording) = session.active().ok_or(NO_RECORDING)?;
     let leaves = frontend.named();
+    let mut names = HashSet::new();
+    if let Some(twice) = leaves.iter().find(|leaf| !names.insert(leaf.name.as_str())) {
+        return Err(format!(
+            "two leaves are named {}: give each leaf a name of its own (leaf N without a name is called args[N])",
+            twice.name
+        )
+        .into());
+    }
     let count = leaves.len().to_string();
     recording.guard(GuardKind::Structure, "number of arguments", &count);
     for (at, leaf) in (0..).zip(&leaves) {

@@ -458,6 +458,12 @@ pub unsafe extern "C" fn rote_record_float(
                     );
                 }
             };
+            if let Origin::Read(path) = &origin {
+                let now = recording.facts.float(path);
+                if let Some(now) = now.ok().filter(|now| now.to_bits() != value.to_bits()) {
+                    return Err(format!("{path} is {now:?} in this call, not {value:?}").into());
+                }
+            }
             index.set(recording.float(origin, value)?);
             Ok(ROTE_OK)
         })

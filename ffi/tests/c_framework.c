@@ -457,6 +457,29 @@ static void recordings(const char *plans) {
     CHECK(rote_session_step(current, &made, &results) == ROTE_EAGER); // refused before
     CHECK(rote_session_free(current) == ROTE_OK);
 
+    // An op of ATen that writes where no argument lies would be left out.
+    session(plans);
+    const RoteTensor z = told(++storages);
+    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+    CHECK(rote_record_call(current) == ROTE_OK);
+    FAILS(rote_record_float(current, ROTE_FLOAT_READ, 0, 0, lr + 1, "lr", &(uint32_t){0}), "in this call, not");
+    CHECK(rote_record_ready(current) == ROTE_OK);
+    args[0] = tensor(&x);
+    CHECK(ran("aten::relu", "", args, 1, &z) == ROTE_OK);
+    CHECK(ran("aten::relu", "", args, 1, &z) == ROTE_REFUSED);
+    CHECK(said("in memory that is none of its arguments'") && said("remedy"));
+    CHECK(has(rote_record_finish(current, "{\"t\": 0}"), "refused"));
+    FAILS(rote_session_step_again(current, &results), "has bound no plan for the last call");
+    CHECK(rote_session_free(current) == ROTE_OK);
+
+    // Names tell leaves apart.
+    session(plans);
+    leaves[1].name = leaves[0].name;
+    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+    FAILS(rote_record_call(current), "two leaves are named x");
+    made = call();
+    CHECK(rote_session_free(current) == ROTE_OK);
+
     // A spec that is none ends the recording.
     session(plans);
     leaves[1].spec = "S(0)";
@@ -602,6 +625,9 @@ static void guards(const char *plans) {
     CHECK(answer(&made) == ROTE_REPLAYED);
     leaves[0].storage = 33; // another batch
     CHECK(answer(&made) == ROTE_REPLAYED);
+    leaves[0].name = "z"; // another name, another leaf
+    CHECK(answer(&made) == ROTE_RECORD);
+    made = call();
     leaves[0].storage = 2, x_tensor.data = w_data; // the batch is the weight
     CHECK(answer(&made) == ROTE_RECORD);
     made = call();

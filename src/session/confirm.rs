@@ -231,6 +231,7 @@ impl<F: Frontend> Session<F> {
         )?;
         self.next_id += 1;
         self.add(variant);
+        self.just_trusted = true;
         tracing::info!(target: "rote::replay", "{}: stored plan {key} is trusted", self.config.function);
         Ok(true)
     }

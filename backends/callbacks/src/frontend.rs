@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
@@ -97,8 +98,8 @@ pub struct Callbacks {
 }
 
 /// What a word of a leaf is.
-const FIELDS: [&str; 9] = [
-    "kind", "dtype", "device", "shape", "strides", "alias", "", "shape", "memory",
+const FIELDS: [&str; 11] = [
+    "kind", "dtype", "device", "shape", "strides", "alias", "", "shape", "memory", "name", "spec",
 ];
 const KIND: u32 = 0;
 const DTYPE: u32 = 1;
@@ -109,6 +110,8 @@ const ALIAS: u32 = 5;
 const WORD: u32 = 6;
 const DIMS: u32 = 7;
 const MEMORY: u32 = 8;
+const NAME: u32 = 9;
+const SPEC: u32 = 10;
 
 impl Callbacks {
     /// For a new session.
@@ -300,6 +303,21 @@ unsafe fn text(text: *const c_char) -> Option<String> {
     text.to_str().ok().map(str::to_owned)
 }
 
+/// A word for a text: 0 for none.
+///
+/// # Safety
+/// `text` must be null or a C string.
+unsafe fn text_word(text: *const c_char) -> u64 {
+    if text.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller vouches for the string.
+    let text = unsafe { CStr::from_ptr(text) };
+    let mut hasher = DefaultHasher::new();
+    text.to_bytes().hash(&mut hasher);
+    hasher.finish() | 1
+}
+
 /// The name of the leaf at a place.
 ///
 /// # Safety
@@ -358,6 +376,10 @@ impl Callbacks {
             ReplayError::Bridge(format!("{name} (leaf {at}) {problem}"))
         };
         for (at, leaf) in leaves.iter().enumerate() {
+            // SAFETY: live, by `Arguments::new`.
+            let (name, spec) = unsafe { (text_word(leaf.name), text_word(leaf.spec)) };
+            self.say(at, NAME, name);
+            self.say(at, SPEC, spec);
             if leaf.tensor.is_null() {
                 self.say(at, KIND, 0);
                 self.say(at, WORD, leaf.word);

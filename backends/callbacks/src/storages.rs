@@ -38,6 +38,9 @@ impl Storages {
     /// Where an earlier leaf names the same storage, and lies in other memory.
     pub(crate) fn add(&mut self, leaf: usize, tensor: &Tensor) -> Result<Option<usize>, String> {
         let held = &tensor.0;
+        if held.sizes().contains(&0) {
+            return Ok(None); // it may lie anywhere
+        }
         let from = number(held.data).wrapping_sub(held.start as u64);
         let to = from.saturating_add(held.storage_bytes);
         let memory = match self.known.entry(held.storage) {

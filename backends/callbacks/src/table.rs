@@ -16,10 +16,9 @@ pub const NO_INTO: c_int = 1;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Leaf {
-    /// Its name, for example `batch`; read when the call is recorded. Null: `args[0]`, by its place.
+    /// Its name, for example `batch`, which no other leaf has. Null: `args[0]`, by its place.
     pub name: *const c_char,
-    /// The spec of a distributed tensor, in the form of `rote_record_spec`; null for a plain one. Read when the call
-    /// is recorded.
+    /// The spec of a distributed tensor, in the form of `rote_record_spec`; null for a plain one.
     pub spec: *const c_char,
     /// The tensor; null for a leaf that is a word.
     pub tensor: *const DlTensor,

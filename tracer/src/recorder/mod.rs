@@ -185,6 +185,18 @@ impl Recorder {
     fn views(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
         let mut lazy = false;
         for tensor in op.outs.iter().flat_map(tensors) {
+            let mut given = op.args.iter().flat_map(|arg| tensors(&arg.value));
+            if !given.any(|arg| arg.storage == tensor.storage) {
+                return Err(Refusal::op(
+                    op.name,
+                    op.source,
+                    format!(
+                        "returns {} in memory that is none of its arguments', as if it had written there",
+                        tensor.describe()
+                    ),
+                    "report what the op writes (`written`), or give its result memory of its own",
+                ));
+            }
             lazy |= self.value(tensor, op.source).is_none();
         }
         if lazy { self.local(op) } else { Ok(()) }

@@ -30,6 +30,14 @@ impl Recorder {
                 return Some(Refusal::op(op, plan.str(*source), does, remedy));
             }
             match instr {
+                Instr::Local { op, .. } if plan.str(*op).starts_with("_c10d_functional::") => {
+                    return Some(Refusal::op(
+                        plan.str(*op),
+                        plan.str(*source),
+                        "is a collective that plans cannot hold: Rote cannot tell when its result is there",
+                        "use all_reduce, all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single or broadcast",
+                    ));
+                }
                 Instr::Collective(c) => under_way.push(UnderWay {
                     output: c.output,
                     writes: root(plan, c.output),
