@@ -184,6 +184,25 @@ int rote_make_view(void *tensor,
                    uint32_t how,
                    void *rebuild);
 
+// Begins to note which code Python runs, on all threads. Sets `*begun` to 0 if another profiler listens, else to 1.
+//
+// Requires:
+// The place must be valid, and the GIL held.
+int rote_calls_begin(int *begun);
+
+// Notes what the calling thread runs too. The thread was started after `rote_calls_begin`.
+//
+// Requires:
+// The GIL must be held.
+int rote_calls_join(void);
+
+// Ends what `rote_calls_begin` has begun. Sets `*codes` to a new list of the code objects that ran since then, or to
+// `None` if not all of them were seen.
+//
+// Requires:
+// The place must be valid, and the GIL held.
+int rote_calls_end(void **codes);
+
 // Sets `*hooks` to a new list of the Python functions that are hooks of the tensor's gradient accumulator.
 // `None` stands for a hook in C++.
 //

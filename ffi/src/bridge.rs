@@ -13,6 +13,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("bridge.cpp", include_str!("../torch/bridge.cpp")),
     ("abi.h", include_str!("../torch/abi.h")),
     ("call.h", include_str!("../torch/call.h")),
+    ("calls.h", include_str!("../torch/calls.h")),
     ("describe.h", include_str!("../torch/describe.h")),
     ("eager.h", include_str!("../torch/eager.h")),
     ("exceptions.h", include_str!("../torch/exceptions.h")),

@@ -444,6 +444,61 @@ pub unsafe extern "C" fn rote_make_view(
     })
 }
 
+/// Begins to note which code Python runs, on all threads. Sets `*begun` to 0 if another profiler listens, else to 1.
+///
+/// # Safety
+/// The place must be valid, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_calls_begin(begun: *mut c_int) -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for the place, and holds the GIL.
+        unsafe {
+            let begun = out(begun, "begun")?;
+            begun.set(c_int::from(Bridge::get().begin_calls()));
+        }
+        Ok(ROTE_OK)
+    })
+}
+
+/// Notes what the calling thread runs too. The thread was started after `rote_calls_begin`.
+///
+/// # Safety
+/// The GIL must be held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_calls_join() -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller holds the GIL.
+        unsafe { Bridge::get().join_calls() };
+        Ok(ROTE_OK)
+    })
+}
+
+/// Ends what `rote_calls_begin` has begun. Sets `*codes` to a new list of the code objects that ran since then, or to
+/// `None` if not all of them were seen.
+///
+/// # Safety
+/// The place must be valid, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_calls_end(codes: *mut *mut c_void) -> c_int {
+    guarded(|| {
+        if !Bridge::is_loaded() {
+            return Err(NO_BRIDGE.into());
+        }
+        // SAFETY: the caller vouches for the place, and holds the GIL.
+        unsafe {
+            let codes = out(codes, "codes")?;
+            codes.set(Bridge::get().end_calls()?.into_ptr());
+        }
+        Ok(ROTE_OK)
+    })
+}
+
 /// Sets `*hooks` to a new list of the Python functions that are hooks of the tensor's gradient accumulator.
 /// `None` stands for a hook in C++.
 ///

@@ -1,7 +1,7 @@
 // A bridge without PyTorch: every function of backends/aten/src/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
-unsigned rote_bridge_abi(void) { return 12; }
+unsigned rote_bridge_abi(void) { return 13; }
 const char *rote_bridge_error(void) { return "the stub fails"; }
 const char *rote_bridge_torch(void) { return "stub"; }
 const char *rote_bridge_raising(void) { return ""; }
@@ -39,6 +39,9 @@ STUB(call_free)
 STUB(call_state)
 STUB(call_world)
 STUB(hooks)
+STUB(calls_begin)
+STUB(calls_join)
+STUB(calls_end)
 STUB(held_free)
 STUB(held_difference)
 STUB(call_collect)

@@ -6,6 +6,7 @@
 
 #include "abi.h"
 #include "call.h"
+#include "calls.h"
 #include "describe.h"
 #include "eager.h"
 #include "exceptions.h"
@@ -179,6 +180,19 @@ EXPORT void rote_bridge_call_world(Call* call, uint64_t world) { call->set_world
 EXPORT PyObject* rote_bridge_hooks(PyObject* tensor) {
   PyObject* found = nullptr;
   guarded([&] { found = hooks_of(tensor).release().ptr(); });
+  return found;
+}
+
+// Begins to note which code Python runs: 1, or 0 where a profiler of somebody else's listens.
+EXPORT int rote_bridge_calls_begin() { return Calls::get().begin() ? 1 : 0; }
+
+// Has a thread that was started since then listen too.
+EXPORT void rote_bridge_calls_join() { Calls::get().join(); }
+
+// A new list of the code that ran since then, or None where not all of it was seen; null on failure.
+EXPORT PyObject* rote_bridge_calls_end() {
+  PyObject* found = nullptr;
+  guarded([&] { found = Calls::get().end().release().ptr(); });
   return found;
 }
 

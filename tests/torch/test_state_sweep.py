@@ -31,15 +31,21 @@ def test_scripts_see_each_change(capsys: pytest.CaptureFixture[str]) -> None:
     assert counts["quiet, replayed before and after"] >= LEAST_QUIET * counts["quiet"], counts
 
 
+def test_scripts_whose_code_is_followed_as_it_runs() -> None:
+    found = command("scripts", "--called", "--seed", SEED + SCRIPTS, "--scripts", SCRIPTS // 3)
+    assert not found["failures"], "\n\n".join(found["failures"][:5])
+    assert found["counts"]["replayed before and after"] >= LEAST_REPLAYED * (SCRIPTS // 3), found["counts"]
+
+
 def test_changes_before_a_stored_plan_is_trusted() -> None:
     found = command("scripts", "--stored", "--seed", SEED, "--scripts", SCRIPTS)
     assert not found["failures"], "\n\n".join(found["failures"][:5])
     assert found["counts"]["replayed before and after"] >= LEAST_REPLAYED * SCRIPTS, found["counts"]
 
 
-@pytest.mark.parametrize("stored", [False, True])
-def test_scripts_that_were_wrong_once(stored: bool) -> None:
-    found = command("scripts", "--corpus", *(["--stored"] if stored else []))
+@pytest.mark.parametrize("how", ["", "--stored", "--called"])
+def test_scripts_that_were_wrong_once(how: str) -> None:
+    found = command("scripts", "--corpus", *filter(None, [how]))
     assert not found["failures"], "\n\n".join(found["failures"])
 
 

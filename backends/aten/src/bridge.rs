@@ -275,6 +275,38 @@ impl Bridge {
         Ok(Object(list))
     }
 
+    /// Begins to note which code Python runs, on all threads. False, and nothing is done, where another profiler
+    /// listens.
+    ///
+    /// # Safety
+    /// The GIL must be held.
+    pub unsafe fn begin_calls(&self) -> bool {
+        // SAFETY: the caller holds the GIL.
+        unsafe { (self.functions.calls_begin)() != 0 }
+    }
+
+    /// Notes what the calling thread runs too: it was started after [`Bridge::begin_calls`].
+    ///
+    /// # Safety
+    /// The GIL must be held.
+    pub unsafe fn join_calls(&self) {
+        // SAFETY: the caller holds the GIL.
+        unsafe { (self.functions.calls_join)() }
+    }
+
+    /// A list of the code that has run since then; `None` of Python where not all of it was seen.
+    ///
+    /// # Safety
+    /// The GIL must be held.
+    pub unsafe fn end_calls(&self) -> Result<Object, ReplayError> {
+        // SAFETY: the caller holds the GIL; the result is a new reference.
+        let codes = unsafe { (self.functions.calls_end)() };
+        if codes.is_null() {
+            return Err(ReplayError::Bridge(self.message()));
+        }
+        Ok(Object(codes))
+    }
+
     /// What autograd knows of a tensor as a view: a tuple, for Python.
     ///
     /// # Safety

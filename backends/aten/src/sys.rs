@@ -11,7 +11,7 @@ pub use rote_events::op::{
 pub use rote_replay::{Place, WordPlace};
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 12;
+pub const ABI_VERSION: u32 = 13;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
@@ -78,6 +78,9 @@ functions! {
     call_world: fn(*mut c_void, u64);
     call_hold: fn(*mut c_void) -> *mut c_void;
     hooks: fn(Object) -> Object;
+    calls_begin: fn() -> c_int;
+    calls_join: fn();
+    calls_end: fn() -> Object;
     held_free: fn(*mut c_void);
     held_difference: fn(*const c_void, *const c_void, *mut i64) -> c_int;
     call_collect: fn(*mut c_void, Object, Object, *mut *const u64, *mut *const WordPlace, *mut u32) -> c_int;

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import _code, _look
+from . import _code, _look, _policy
 from ._code import Names
 from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, NAMED, OWN, REFERENTS, SIZE, TYPE_OF, plain
 from ._libraries import is_library_class, is_library_function, is_library_module
@@ -26,7 +26,7 @@ from ._policy import (
     reads_environment,
     runs_text,
 )
-from ._walk import Walk
+from ._walk import TooMuchError, Walk
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
@@ -110,7 +110,10 @@ class Named:
             walk.value(f"{function.__qualname__}.__defaults__[{i}]", item, depth + 1)
         if function.__kwdefaults__:
             walk.value(f"{function.__qualname__}.__kwdefaults__", function.__kwdefaults__, depth + 1)
-        self._code(function, depth)
+        # A function that the step has not called: for the step to call it, code that ran would have to go another way,
+        # by a value that it reads.
+        if walk.ran is None or id(function.__code__) in walk.ran:
+            self._code(function, depth)
 
     def _closure(self, function: types.FunctionType, depth: int) -> None:
         asked = _code.names(function.__code__).attributes if is_library_function(function) else frozenset()
@@ -136,6 +139,8 @@ class Named:
             walk.soon(subject, item, depth + 1)
 
     def _code(self, function: types.FunctionType, depth: int) -> None:
+        if self._walk.ran is None and len(self._walk.functions) >= _policy.MOST_FUNCTIONS:
+            raise TooMuchError
         self._walk.functions.append(function)
         self._catches |= _code.names(function.__code__).catches
         self._asserting.append((function, depth))

@@ -25,6 +25,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from . import _look, _memory
+from ._calls import Codes
 from ._classes import Classes
 from ._facts import (
     ABSENT,
@@ -86,8 +87,8 @@ _Reader = Callable[[str, Any, int], None]  # of a path, an object and how many h
 class Objects(Walk):
     """The part of a walk that reads objects."""
 
-    def __init__(self, function: Any, ignore: tuple[str, ...]) -> None:
-        super().__init__(ignore)
+    def __init__(self, function: Any, ignore: tuple[str, ...], ran: Codes | None) -> None:
+        super().__init__(ignore, ran)
         self._known: dict[int, tuple[type, _Reader]] = {}  # by the addresses of classes, which it holds
         self._memory: dict[int, tuple[str, int]] = {}  # storages: the first tensor found in each, and where it starts
         self._weak: list[tuple[str, Any, int]] = []

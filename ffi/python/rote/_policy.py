@@ -39,6 +39,9 @@ DEPTH = 12
 LARGE = 1024
 # Objects that a walk looks at, at most.
 MOST = 100_000
+# Functions whose code a walk follows as far as it reaches. Where there are more, a call shows which code the step
+# runs, and the next walks follow that alone.
+MOST_FUNCTIONS = 500
 # Bytes of an array that are compared at every call: some 15 GB a second.
 BYTES = 64 << 20
 

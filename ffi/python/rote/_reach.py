@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _look
+from . import _calls, _look
+from ._calls import Codes
 from ._facts import (
     ABSENT,
     ATTRIBUTE,
@@ -55,10 +56,10 @@ from ._uses import is_number
 class Reach(Objects):
     """The walk over everything that one step can reach."""
 
-    def __init__(self, function: Any, ignore: tuple[str, ...]) -> None:
+    def __init__(self, function: Any, ignore: tuple[str, ...], ran: Codes | None = None) -> None:
         while issubclass(type(function), functools.partial):
             function = function.func
-        super().__init__(_innermost(function), ignore)
+        super().__init__(_innermost(function), ignore, ran)
 
     # -- where it starts ------------------------------------------------------
 
@@ -149,6 +150,7 @@ class Reach(Objects):
                 if name.startswith("_global_") and name.endswith("_hooks") and isinstance(hooks, dict):
                     self._hooks(f"torch.{name}", hooks, 1)
         self._follow()
+        self._follow_unfound()
         while self._weak:  # what is held strongly too has been seen by now
             for path, value, depth in self._weak:
                 self._guarded(path, functools.partial(self._weakly, path, value, depth))
@@ -179,6 +181,19 @@ class Reach(Objects):
             for path, value in self._objects:
                 self.add(OWN, value, True, HOST, path, value)
         return self.facts
+
+    def _follow_unfound(self) -> None:
+        """Follows functions that the step runs and that no name has led to."""
+        asked: set[int] = set()
+        while self.ran is not None:
+            missing = _calls.missing(self.ran, self.functions)
+            unfound = {address: code for address, code in missing.items() if address not in asked}
+            if not unfound:
+                return
+            asked |= unfound.keys()
+            for function in _calls.functions_of(unfound):
+                self.soon(f"{function.__module__}.{function.__qualname__}", function, 1)
+            self._follow()
 
     def _said(self) -> None:
         """Guards what functions and classes say of themselves, where code asks for it."""

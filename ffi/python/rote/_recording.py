@@ -18,7 +18,8 @@ from torch.distributed import device_mesh
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from . import _code, _facts, _floats, _memory, _reach, _record, _results, _state, _uses, _views
+from . import _calls, _code, _facts, _floats, _memory, _reach, _record, _results, _state, _uses, _views
+from ._calls import Calls, Codes
 from ._native import NO_INDEX, c_text, check, error, ids, lib, record_fact_without_key, record_no_grad, take_object
 from ._specs import local_of, mesh_text, place_of, short_text
 
@@ -170,7 +171,8 @@ class Recording:
         self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._grad_specs: list[tuple[str, Any, bool]] = []
-        self._walk = _reach.Reach(step.function, step.ignore)
+        self._calls = Calls()
+        self._walk = _reach.Reach(step.function, step.ignore, step.ran)
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
         self._casts_outlive_the_call = autocast and torch.is_autocast_cache_enabled()
 
@@ -488,9 +490,28 @@ class Recording:
         call = functools.partial(self._step.function, *self._args, **self._kwargs)
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self._grads if grad is not None]
         try:
-            return _floats.returned(_record.run(self._session, self._watch, call, seen))
+            if self._step.ran is None:
+                return _floats.returned(_record.run(self._session, self._watch, call, seen))
+            with self._calls:
+                return _floats.returned(_record.run(self._session, self._watch, call, seen))
         finally:
             self.close()
+
+    def unfollowed(self) -> Codes | None:
+        """Code that the call has run and that the walk before it has not followed; None where not all was seen."""
+        if self._step.ran is None:
+            return {}
+        codes = self._calls.codes
+        return None if codes is None else _calls.missing(codes, self._walk.functions)
+
+    def refuse_code(self, codes: Codes) -> None:
+        """Refuses a step that runs other code in each call."""
+        names = sorted(code.co_qualname for code in codes.values())
+        self._watch.refuse(
+            "",
+            f"runs code that no earlier call has run, at every call: {', '.join(names[:3]) or 'unseen'}",
+            "make functions outside the step (no exec, no dataclasses or named tuples made inside)",
+        )
 
     def close(self) -> None:
         """Puts the optimizers' own floats back."""

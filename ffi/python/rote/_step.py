@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from . import _bridge, _difference, _ranks, _results, _state, _verify
+from ._calls import Calls, Codes
 from ._native import (
     EAGER,
     REPLAYED,
@@ -37,12 +38,15 @@ from ._native import (
     take_object,
 )
 from ._recording import Recording, flatten
+from ._walk import TooMuchError
 
 # Replays of a plan before the one that runs as all later ones do: one without an
 # arena, one that runs what is kept.
 _UNSETTLED = 2
 
 # How often in a row something of Rote's own may go wrong before nothing more is tried.
+# Recordings in a row in which code ran that no earlier call had run.
+_MOST_OTHERS = 8
 _MAX_FAILURES = 3
 
 _recording = threading.RLock()
@@ -148,6 +152,8 @@ class Step:
         self._warned: set[str] = set()
         self._unguarded: list[str] = []  # where the walk over what is in reach stopped
         self._failures = 0  # in a row, of Rote's own
+        self.ran: Codes | None = None  # the code that calls ran, where there is too much in reach to follow all
+        self._others = 0  # recordings in a row in which other code ran
         self._off = False  # for good: every call runs eagerly
         self.kept_tensors = False  # the last recording left tensors that outlived it
         self.results: dict[int, _results.Results] = {}
@@ -363,6 +369,9 @@ class Step:
             recording.prepare()
             if self._trust:
                 trusted = self._trusted(recording)
+        except TooMuchError:
+            self._abort(recording)
+            return self._seen(args, kwargs)
         except BaseException as problem:  # of ours, or a signal's: the step has not begun
             self._abort(recording)
             if not isinstance(problem, Exception):
@@ -377,6 +386,9 @@ class Step:
             self._abort(recording)
             raise
         try:
+            if not self._has_followed(recording):
+                self._abort(recording)
+                return result
             outcome = recording.finish(result)
         except BaseException as problem:
             self._abort(recording)
@@ -391,6 +403,38 @@ class Step:
         if outcome["outcome"] == "refused":
             self._refused(outcome["reason"])
         return result
+
+    def _seen(self, args: Any, kwargs: Any) -> Any:
+        """Runs a call eagerly and notes which code runs."""
+        calls = Calls()
+        try:
+            with calls:
+                return self._run(args, kwargs)
+        finally:
+            self._note(calls.codes)
+
+    def _note(self, codes: Codes | None) -> None:
+        if codes is not None:
+            self.ran = (self.ran or {}) | codes
+            return
+        self._refused(
+            "the step reaches too much code to follow all of it, and another profiler of Python is active "
+            "(sys.setprofile, threading.setprofile), so that Rote cannot see which code the step runs; remedy: record "
+            "without the profiler"
+        )
+
+    def _has_followed(self, recording: Recording) -> bool:
+        """Whether the walk of a recording has followed all the code that ran. If not, the next one follows it too."""
+        left = recording.unfollowed()
+        if left is not None and not left:
+            self._others = 0
+            return True
+        self._others += 1
+        self._note(left)
+        if self._others >= _MOST_OTHERS:
+            recording.refuse_code(left or {})
+            return True
+        return False
 
     def _abort(self, recording: Recording | None) -> None:
         if recording is not None:

@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from ._calls import Codes
 from ._facts import (
     ABSENT,
     DICT_ITEM,
@@ -31,10 +32,15 @@ from ._frames import Handlers
 from ._policy import DEPTH, MOST, runs_text
 
 
+class TooMuchError(BaseException):
+    """A walk that follows all code in reach has found too much of it."""
+
+
 class Walk(abc.ABC):
     """One walk. How it reads a value, the classes that inherit from it say."""
 
-    def __init__(self, ignore: tuple[str, ...]) -> None:
+    def __init__(self, ignore: tuple[str, ...], ran: Codes | None) -> None:
+        self.ran = ran  # the code that the step runs; None: all that is in reach is followed
         self.facts: list[Fact] = []
         self._ignore = ignore
         self.seen: set[int] = set()

@@ -7,6 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own modules
 
 from checker import Report, parser, plainest
+from rote import _policy
 
 from scripts.corpus import CORPUS, STORED
 from scripts.generate import Script, from_name, generate
@@ -19,8 +20,11 @@ def main() -> int:
     known.add_argument("--name", action="append", default=[], help="check the script of this name; may be repeated")
     known.add_argument("--corpus", action="store_true", help="check those that were wrong once")
     known.add_argument("--stored", action="store_true", help="change before a stored plan is trusted")
+    known.add_argument("--called", action="store_true", help="follow code that runs only, as where much is in reach")
     known.add_argument("--list", action="store_true", help="print what became of each")
     options = known.parse_args()
+    if options.called:
+        _policy.MOST_FUNCTIONS = 0
     names = (STORED if options.stored else CORPUS) if options.corpus else options.name
     seeds = range(options.seed, options.seed + options.scripts, options.every)
     scripts = [(None, from_name(name)) for name in names] if names else [(seed, generate(seed)) for seed in seeds]

@@ -1,0 +1,90 @@
+"""The code that a call of a step runs, and what of it a walk has followed."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import types
+from collections.abc import Iterable
+from ctypes import byref, c_int, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from ._libraries import is_file_of_python
+from ._native import check, lib, take_object
+
+Codes = dict[int, types.CodeType]  # by their addresses: equal code of two functions may read other globals
+
+_LIBRARIES = tuple(f"{Path(str(file)).parent}/" for file in (torch.__file__, numpy.__file__, __file__))
+
+
+def _is_of_library(code: types.CodeType) -> bool:
+    file = code.co_filename
+    if code.co_name == "<module>":  # text that is run, which the walk reads as a constant, or an import
+        return True
+    return file.startswith(_LIBRARIES) or is_file_of_python(file) or file.startswith("<frozen ")
+
+
+class Calls:
+    """What Python runs while a ``with`` block lasts, on all threads; code of libraries apart."""
+
+    def __init__(self) -> None:
+        self.codes: Codes | None = None
+        """The code; None where not all of it was seen: another profiler listened."""
+        self._begun = False
+
+    def __enter__(self) -> Calls:
+        if threading.getprofile() is not None:
+            return self
+        begun = c_int()
+        check(lib.rote_calls_begin(byref(begun)))
+        self._begun = bool(begun.value)
+        if self._begun:
+            threading.setprofile(self._joins)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._begun:
+            return
+        self._begun = False
+        threading.setprofile(None)
+        slot = c_void_p()
+        check(lib.rote_calls_end(byref(slot)))
+        codes = take_object(slot)
+        if codes is not None:
+            self.codes = {id(code): code for code in codes if not _is_of_library(code)}
+
+    def _joins(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        """At the first event of a thread that was started meanwhile."""
+        sys.setprofile(None)
+        if self._begun:
+            check(lib.rote_calls_join())
+
+
+def _with_inner(codes: Iterable[types.CodeType]) -> Codes:
+    """Code, with what is defined in it."""
+    found: Codes = {}
+    left = list(codes)
+    while left:
+        code = left.pop()
+        if id(code) not in found:
+            found[id(code)] = code
+            left += [inner for inner in code.co_consts if type(inner) is types.CodeType]
+    return found
+
+
+def missing(codes: Codes, functions: list[types.FunctionType]) -> Codes:
+    """Of code that ran, what is none of these functions' and not defined in one of them."""
+    followed = _with_inner(function.__code__ for function in functions)
+    return {address: code for address, code in codes.items() if address not in followed}
+
+
+def functions_of(codes: Codes) -> list[types.FunctionType]:
+    """All functions of this code."""
+    found = gc.get_referrers(*codes.values()) if codes else []
+    functions = [each for each in found if type(each) is types.FunctionType and id(each.__code__) in codes]
+    return sorted(functions, key=lambda function: (function.__module__ or "", function.__qualname__))
