@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import sys
 import threading
 import types
@@ -11,15 +12,13 @@ from ctypes import byref, c_int, c_void_p
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
-
 from ._libraries import is_file_of_python
-from ._native import check, lib, take_object
+from ._native import lib, take_object
 
 Codes = dict[int, types.CodeType]  # by their addresses: equal code of two functions may read other globals
 
-_LIBRARIES = tuple(f"{Path(str(file)).parent}/" for file in (torch.__file__, numpy.__file__, __file__))
+_SPECS = [importlib.util.find_spec(name) for name in ("torch", "numpy", "rote")]  # NumPy may not be there
+_LIBRARIES = tuple(f"{Path(spec.origin).parent}/" for spec in _SPECS if spec is not None and spec.origin)
 
 
 def _is_of_library(code: types.CodeType) -> bool:
@@ -41,8 +40,7 @@ class Calls:
         if threading.getprofile() is not None:
             return self
         begun = c_int()
-        check(lib.rote_calls_begin(byref(begun)))
-        self._begun = bool(begun.value)
+        self._begun = lib.rote_calls_begin(byref(begun)) == 0 and bool(begun.value)
         if self._begun:
             threading.setprofile(self._joins)
         return self
@@ -53,8 +51,7 @@ class Calls:
         self._begun = False
         threading.setprofile(None)
         slot = c_void_p()
-        check(lib.rote_calls_end(byref(slot)))
-        codes = take_object(slot)
+        codes = take_object(slot) if lib.rote_calls_end(byref(slot)) == 0 else None
         if codes is not None:
             self.codes = {id(code): code for code in codes if not _is_of_library(code)}
 
@@ -62,7 +59,7 @@ class Calls:
         """At the first event of a thread that was started meanwhile."""
         sys.setprofile(None)
         if self._begun:
-            check(lib.rote_calls_join())
+            lib.rote_calls_join()
 
 
 def _with_inner(codes: Iterable[types.CodeType]) -> Codes:
