@@ -9,12 +9,11 @@
 //! (returned tensors are fresh). The source must be aligned as the copy would
 //! have been: matrix kernels may sum in another order on data that is not.
 
-use rote_plans::schedule::Ops;
+use rote_plans::schedule::{COPIES, Ops};
 use rote_plans::{Arg, Def, Instr, Look, Meta, NONE, Plan, ValueId};
 
 use super::effects::{anchored, is_function, outlives, outs, root, writes};
 use super::{Done, Pass, Program, Stage};
-use crate::ops::COPIES;
 
 pub(super) const PASS: Pass = Pass {
     name: "copies",

@@ -1,5 +1,5 @@
 //! What is known of ops by their names: which may raise for other data than they were recorded with, which allocate
-//! without writing, which copy, which go element by element, which count from the start of a storage.
+//! without writing, which go element by element, which count from the start of a storage.
 
 use rote_plans::{Instr, Plan, is_of_torch};
 
@@ -15,9 +15,6 @@ pub const ALLOCATORS: &[&str] = &[
     "aten::empty_permuted",
     "aten::empty_quantized",
 ];
-
-/// Ops that copy their first argument to a layout of their own.
-pub const COPIES: &[&str] = &["aten::clone", "aten::_to_copy", "aten::contiguous"];
 
 /// Element-wise ops, without `aten::`: each element of the result depends on the same
 /// element of the arguments, so a result may lie over an argument.

@@ -7,6 +7,9 @@ use crate::value::Device;
 /// Stands for "not in the arena".
 pub const DYNAMIC: u64 = u64::MAX;
 
+/// Ops that copy their first argument to a layout of their own. [`Into::Copy`] does the same for a result that is there.
+pub const COPIES: &[&str] = &["aten::clone", "aten::_to_copy", "aten::contiguous"];
+
 /// How an op writes a result that lies in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Into {

@@ -10,7 +10,7 @@
 
 #![forbid(unsafe_code)]
 
-use rote_plans::schedule::{Into, Ops};
+use rote_plans::schedule::{COPIES, Into, Ops};
 use rote_plans::{Device, is_of_torch};
 
 /// Overload of the functional form, of the form that writes, and the ops.
@@ -49,9 +49,6 @@ const OVERLOADS: &[Row] = &[
     ("dim", "dim_max", &["max"]),
     ("dim", "dim_min", &["min"]),
 ];
-
-/// Ops that `aten::copy_` does for a result that is there: they copy their first argument.
-const COPIES: &[&str] = &["aten::clone", "aten::_to_copy", "aten::contiguous"];
 
 /// The alignment that PyTorch's allocator gives on the CPU, in bytes (`c10/core/alignment.h`).
 const CPU_ALIGNMENT: u64 = 64;

@@ -2,11 +2,11 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use rote_plans::schedule::Into;
+use rote_plans::schedule::{COPIES, Into};
 use rote_plans::{Arg, Def, Instr, NONE, Value, ValueId};
 
 use super::{Paper, Place, Symbol, UNDEFINED, symbol, width};
-use crate::ops::{ALLOCATORS, COPIES};
+use crate::ops::ALLOCATORS;
 
 /// Ops of the tests that look at nothing but shapes.
 const META_ONLY: &[&str] = &["aten::ones_like", "aten::zeros_like", "aten::new_zeros"];
