@@ -16,7 +16,13 @@ use crate::status::{
     slice, text,
 };
 
-const NO_BRIDGE: &str = "the bridge is not loaded: call rote_load_bridge first";
+/// The loaded bridge.
+fn bridge() -> Result<&'static Bridge, &'static str> {
+    match Bridge::is_loaded() {
+        true => Ok(Bridge::get()),
+        false => Err("the bridge is not loaded: call rote_load_bridge first"),
+    }
+}
 
 /// The arguments of a call.
 ///
@@ -56,9 +62,7 @@ pub unsafe extern "C" fn rote_session_new(
 ) -> *mut RoteSession {
     let mut out = std::ptr::null_mut();
     guarded(|| {
-        if !Bridge::is_loaded() {
-            return Err(NO_BRIDGE.into());
-        }
+        bridge()?;
         // SAFETY: the caller vouches for the texts.
         let (function, framework, plans, passes) = unsafe {
             (
@@ -200,9 +204,7 @@ pub unsafe extern "C" fn rote_gather(
     gathered: *mut c_int,
 ) -> c_int {
     guarded(|| {
-        if !Bridge::is_loaded() {
-            return Err(NO_BRIDGE.into());
-        }
+        bridge()?;
         // SAFETY: the caller vouches for text, bytes and places.
         let (group, ours, all, gathered) = unsafe {
             let group = CString::new(text(group)?).map_err(|error| error.to_string())?;
@@ -358,12 +360,10 @@ pub unsafe extern "C" fn rote_session_left(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_mark_replayed(tensor: *mut c_void) -> c_int {
     guarded(|| {
-        if !Bridge::is_loaded() {
-            return Err(NO_BRIDGE.into());
-        }
+        let bridge = bridge()?;
         // SAFETY: the caller vouches for the object.
         let tensor = unsafe { Object::hold(object(tensor, "tensor")?) };
-        Bridge::get().mark_replayed(&tensor)?;
+        bridge.mark_replayed(&tensor)?;
         Ok(ROTE_OK)
     })
 }
@@ -385,13 +385,11 @@ pub unsafe extern "C" fn rote_mark_replayed(tensor: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_view_of(tensor: *mut c_void, view: *mut *mut c_void) -> c_int {
     guarded(|| {
-        if !Bridge::is_loaded() {
-            return Err(NO_BRIDGE.into());
-        }
+        let bridge = bridge()?;
         // SAFETY: the caller vouches for object and place.
         unsafe {
             let view = out(view, "view")?;
-            let found = Bridge::get().view_of(object(tensor, "tensor")?)?;
+            let found = bridge.view_of(object(tensor, "tensor")?)?;
             view.set(found.into_ptr());
         }
         Ok(ROTE_OK)
@@ -405,13 +403,11 @@ pub unsafe extern "C" fn rote_view_of(tensor: *mut c_void, view: *mut *mut c_voi
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_as_inference(tensor: *mut c_void, made: *mut *mut c_void) -> c_int {
     guarded(|| {
-        if !Bridge::is_loaded() {
-            return Err(NO_BRIDGE.into());
-        }
+        let bridge = bridge()?;
         // SAFETY: the caller vouches for object and place.
         unsafe {
             let made = out(made, "made")?;
-            let found = Bridge::get().as_inference(object(tensor, "tensor")?)?;
+            let found = bridge.as_inference(object(tensor, "tensor")?)?;
             made.set(found.into_ptr());
         }
         Ok(ROTE_OK)
@@ -432,13 +428,11 @@ pub unsafe extern "C" fn rote_make_view(
     rebuild: *mut c_void,
 ) -> c_int {
     guarded(|| {
-        if !Bridge::is_loaded() {
-            return Err(NO_BRIDGE.into());
-        }
+        let bridge = bridge()?;
         // SAFETY: the caller vouches for the objects.
         unsafe {
             let (tensor, base) = (object(tensor, "tensor")?, object(base, "base")?);
-            Bridge::get().make_view(tensor, base, how, object(rebuild, "rebuild")?)?;
+            bridge.make_view(tensor, base, how, object(rebuild, "rebuild")?)?;
         }
         Ok(ROTE_OK)
     })
@@ -451,13 +445,11 @@ pub unsafe extern "C" fn rote_make_view(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_calls_begin(begun: *mut c_int) -> c_int {
     guarded(|| {
-        if !Bridge::is_loaded() {
-            return Err(NO_BRIDGE.into());
-        }
+        let bridge = bridge()?;
         // SAFETY: the caller vouches for the place, and holds the GIL.
         unsafe {
             let begun = out(begun, "begun")?;
-            begun.set(c_int::from(Bridge::get().begin_calls()));
+            begun.set(c_int::from(bridge.begin_calls()));
         }
         Ok(ROTE_OK)
     })
@@ -470,11 +462,9 @@ pub unsafe extern "C" fn rote_calls_begin(begun: *mut c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_calls_join() -> c_int {
     guarded(|| {
-        if !Bridge::is_loaded() {
-            return Err(NO_BRIDGE.into());
-        }
+        let bridge = bridge()?;
         // SAFETY: the caller holds the GIL.
-        unsafe { Bridge::get().join_calls() };
+        unsafe { bridge.join_calls() };
         Ok(ROTE_OK)
     })
 }
@@ -487,13 +477,11 @@ pub unsafe extern "C" fn rote_calls_join() -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_calls_end(codes: *mut *mut c_void) -> c_int {
     guarded(|| {
-        if !Bridge::is_loaded() {
-            return Err(NO_BRIDGE.into());
-        }
+        let bridge = bridge()?;
         // SAFETY: the caller vouches for the place, and holds the GIL.
         unsafe {
             let codes = out(codes, "codes")?;
-            codes.set(Bridge::get().end_calls()?.into_ptr());
+            codes.set(bridge.end_calls()?.into_ptr());
         }
         Ok(ROTE_OK)
     })
@@ -507,13 +495,11 @@ pub unsafe extern "C" fn rote_calls_end(codes: *mut *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_tensor_hooks(tensor: *mut c_void, hooks: *mut *mut c_void) -> c_int {
     guarded(|| {
-        if !Bridge::is_loaded() {
-            return Err(NO_BRIDGE.into());
-        }
+        let bridge = bridge()?;
         // SAFETY: the caller vouches for object and place.
         unsafe {
             let hooks = out(hooks, "hooks")?;
-            let found = Bridge::get().hooks(object(tensor, "tensor")?)?;
+            let found = bridge.hooks(object(tensor, "tensor")?)?;
             hooks.set(found.into_ptr());
         }
         Ok(ROTE_OK)
