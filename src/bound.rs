@@ -19,6 +19,8 @@ pub(crate) struct BoundVariant<F: Frontend> {
     scalar_words: Vec<usize>,
     /// What each of them is read from; empty where it is computed.
     scalar_paths: Vec<String>,
+    /// The tensor that each of them is read from, if it is one.
+    scalar_tensors: Vec<Option<TensorOf<F>>>,
     /// The scalars' values, as computed last.
     numbers_now: Vec<f64>,
     /// Whether they were computed for the call that is handled now.
@@ -160,15 +162,28 @@ impl<F: Frontend> BoundVariant<F> {
         let scalars = bound.scalars().to_vec();
         let mut scalar_words = vec![usize::MAX; scalars.len()];
         let mut scalar_paths = vec![String::new(); scalars.len()];
+        let mut scalar_tensors: Vec<_> = scalars.iter().map(|_| None).collect();
+        let not_here = |path: &str| {
+            ReplayError::Bind(format!(
+                "the plan reads {path}, which this process does not have"
+            ))
+        };
         for (i, scalar) in scalars.iter().enumerate() {
             if let Scalar::Read { path } = scalar {
                 let path = plan.str(*path);
                 path.clone_into(&mut scalar_paths[i]);
-                scalar_words[i] = facts.float_word(path).ok_or_else(|| {
-                    ReplayError::Bind(format!(
-                        "the plan reads {path}, which this process does not have"
-                    ))
-                })?;
+                scalar_words[i] = facts.float_word(path).ok_or_else(|| not_here(path))?;
+            }
+            if let Scalar::Tensor { path } = scalar {
+                let path = plan.str(*path);
+                path.clone_into(&mut scalar_paths[i]);
+                let mut state = named.iter().filter(|n| n.kind == BindingKind::State);
+                let tensor = state
+                    .find(|n| n.path == path)
+                    .and_then(|n| n.tensor.as_ref());
+                let tensor = tensor.filter(|held| frontend.number(F::borrow(held)).is_some());
+                let tensor = tensor.ok_or_else(|| not_here(path))?;
+                scalar_tensors[i] = Some(frontend.hold(F::borrow(tensor)));
             }
         }
         Ok(BoundVariant {
@@ -180,6 +195,7 @@ impl<F: Frontend> BoundVariant<F> {
             computed: false,
             scalar_words,
             scalar_paths,
+            scalar_tensors,
             state,
             counted,
             plan: optimized,
@@ -200,17 +216,22 @@ impl<F: Frontend> BoundVariant<F> {
         })
     }
 
-    /// Computes the scalars from the hyperparameters of now, for the replay that
-    /// follows. Comes back: a hyperparameter under which the plan does not apply,
-    /// if Python would raise or the sources of a number do not agree.
-    pub(crate) fn compute(&mut self, facts: &NamedFacts<F>) -> Option<String> {
+    /// Computes the scalars from the hyperparameters and tensors of now, for the replay that
+    /// follows. Comes back: a hyperparameter or a tensor under which the plan does not apply, if
+    /// Python would raise, the sources of a number do not agree, or a comparison has another
+    /// outcome.
+    pub(crate) fn compute(&mut self, frontend: &F, facts: &NamedFacts<F>) -> Option<String> {
         self.computed = true;
         if self.scalars.is_empty() {
             return None;
         }
         let mut missing = None;
         let done = evaluate(&self.scalars, &mut self.numbers_now, |i| {
-            facts.float_at(self.scalar_words[i]).unwrap_or_else(|_| {
+            let found = match &self.scalar_tensors[i] {
+                Some(tensor) => frontend.number(F::borrow(tensor)),
+                None => facts.float_at(self.scalar_words[i]).ok(),
+            };
+            found.unwrap_or_else(|| {
                 missing.get_or_insert(i); // no float any more
                 f64::NAN
             })
@@ -346,7 +367,11 @@ impl<F: Frontend> BoundVariant<F> {
     /// Binds the numbers and tensors of a call.
     fn prepare(&mut self, frontend: &F, facts: &NamedFacts<F>) -> Result<(), ReplayError> {
         let computed = std::mem::take(&mut self.computed);
-        let unfit = if computed { None } else { self.compute(facts) };
+        let unfit = if computed {
+            None
+        } else {
+            self.compute(frontend, facts)
+        };
         if let Some(path) = unfit {
             return Err(ReplayError::Bind(format!(
                 "the plan does not apply to {path} as it is now"

@@ -3,10 +3,11 @@
 use std::rc::Rc;
 
 use hashbrown::HashMap;
-use rote_plans::{Anchor, BindingKind, Device, Fingerprint, GuardKind, RngAction};
+use rote_plans::{Anchor, BindingKind, Comparison, Device, Fingerprint, GuardKind, RngAction};
 use rote_replay::frontend::Describe;
 use rote_replay::{CallFacts, Frontend, Place, ReplayError, TensorOf};
 use rote_tracer::compare::Recording;
+use rote_tracer::contents::Contents;
 use rote_tracer::scalars::{Origin, TracedFloats, UnknownFloat};
 use rote_tracer::{OpEvent, Recorder, Refusal, SpecEvent};
 
@@ -66,6 +67,7 @@ pub struct ActiveRecording<F: Frontend> {
     /// Facts about objects that outlive the call.
     pub facts: NamedFacts<F>,
     floats: TracedFloats,
+    contents: Contents,
     /// Tensors that have a name.
     pub named: Vec<Named<TensorOf<F>>>,
     specs: Vec<SpecEvent>,
@@ -92,6 +94,7 @@ impl<F: Frontend> ActiveRecording<F> {
             recorder: Recorder::new(fingerprint, function),
             facts: NamedFacts::new(frontend),
             floats: TracedFloats::default(),
+            contents: Contents::default(),
             named: Vec::new(),
             specs: Vec::new(),
             guards: Vec::new(),
@@ -167,6 +170,12 @@ impl<F: Frontend> ActiveRecording<F> {
             _ => None,
         };
         (self.recorder).name_tensor(kind, path, &event, spec.as_ref(), place);
+        let number = match (kind, &spec, event.numel()) {
+            (BindingKind::State, None, 1) => frontend.number(bound),
+            _ => None,
+        };
+        self.contents
+            .name(&event, number.map(|number| (path, number)));
         let (storage, storage_bytes) = (event.storage, event.storage_bytes);
         let tensor = leaf.is_none().then(|| frontend.hold(bound));
         self.named.push(Named {
@@ -179,6 +188,13 @@ impl<F: Frontend> ActiveRecording<F> {
             written: None,
         });
         Ok(())
+    }
+
+    /// The number in a tensor of the state, now.
+    pub fn number_in(&self, frontend: &F, path: &str) -> Option<f64> {
+        let mut state = (self.named.iter()).filter(|named| named.kind == BindingKind::State);
+        let named = state.find(|named| named.path == path)?;
+        frontend.number(F::borrow(named.tensor.as_ref()?))
     }
 
     /// Says how often the step has written each named tensor, in the order of their naming, as
@@ -245,8 +261,9 @@ impl<F: Frontend> ActiveRecording<F> {
         }
         let event = describe(&mut self.describer)?;
         let seeded = event.seeded;
-        if let Err(refusal) = self.recorder.op(&event) {
-            self.refusal = Some(refusal);
+        match self.recorder.op(&event) {
+            Ok(()) => self.contents.observe(&event, &mut self.floats),
+            Err(refusal) => self.refusal = Some(refusal),
         }
         if seeded {
             settle(&mut self.generators, frontend)?;
@@ -321,7 +338,48 @@ impl<F: Frontend> ActiveRecording<F> {
 
     /// Follows a float. Returns its number.
     pub fn float(&mut self, origin: Origin, value: f64) -> Result<u32, UnknownFloat> {
-        self.floats.add(origin, value)
+        let index = self.floats.add(origin, value)?;
+        self.check_floats();
+        Ok(index)
+    }
+
+    /// Follows the number in a tensor of one element, which the step reads. Returns the number of the float, and its
+    /// value; `None` if it is not known how what is there came about.
+    pub fn item(
+        &mut self,
+        frontend: &F,
+        tensor: F::Ref<'_>,
+    ) -> Result<Option<(u32, f64)>, ReplayError> {
+        let Some(value) = frontend.number(tensor) else {
+            return Ok(None);
+        };
+        let event = self.describer.tensor(tensor)?;
+        let found = self.contents.read(&event, value, &mut self.floats);
+        Ok(found.map(|index| (index, value)))
+    }
+
+    /// The step has decided by a comparison of two followed floats.
+    pub fn compare_floats(
+        &mut self,
+        how: Comparison,
+        a: u32,
+        b: u32,
+        holds: bool,
+    ) -> Result<(), UnknownFloat> {
+        self.floats.compare(how, a, b, holds)?;
+        self.check_floats();
+        Ok(())
+    }
+
+    /// Refuses the recording if the step has looked at a number in a tensor in a way that no replay can repeat.
+    fn check_floats(&mut self) {
+        if self.floats.pins_a_tensor() {
+            self.refuse(Refusal::step(
+                "uses a number that it has read from a tensor for more than arithmetic and comparisons",
+                "only compute with the number (+ - * / **) and compare it, or return the tensor and read it outside the \
+                 captured function",
+            ));
+        }
     }
 
     /// Whether a hyperparameter is followed, and nothing pins it so far.
@@ -331,7 +389,9 @@ impl<F: Frontend> ActiveRecording<F> {
 
     /// A followed float was compared or converted.
     pub fn pin_float(&mut self, index: u32) -> Result<(), UnknownFloat> {
-        self.floats.pin(index)
+        self.floats.pin(index)?;
+        self.check_floats();
+        Ok(())
     }
 
     /// The process groups that recorded collectives use.

@@ -41,6 +41,9 @@ impl<F: Frontend> Session<F> {
         let mut numbers = Vec::new();
         let done = evaluate(&plan.scalars, &mut numbers, |i| match plan.scalars[i] {
             Scalar::Read { path } => (variant.facts.float(plan.str(path))).unwrap_or(f64::NAN),
+            Scalar::Tensor { path } => {
+                (recording.floats.in_tensor(plan.str(path))).unwrap_or(f64::NAN)
+            }
             _ => f64::NAN,
         });
         if done.is_err() {

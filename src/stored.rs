@@ -165,8 +165,13 @@ pub fn free_of(plan: &Plan) -> Vec<String> {
         .collect()
 }
 
-/// The scalars of a stored plan, computed from today's hyperparameters.
-pub fn numbers_now<F: Frontend>(stored: &Plan, facts: &NamedFacts<F>) -> Result<Vec<f64>, String> {
+/// The scalars of a stored plan, computed from today's hyperparameters, and from numbers in tensors of the state:
+/// `in_tensor` gives them by path.
+pub fn numbers_now<F: Frontend>(
+    stored: &Plan,
+    facts: &NamedFacts<F>,
+    in_tensor: impl Fn(&str) -> Option<f64>,
+) -> Result<Vec<f64>, String> {
     let mut failed = None;
     let mut values = Vec::new();
     let done = evaluate(&stored.scalars, &mut values, |i| match stored.scalars[i] {
@@ -174,13 +179,21 @@ pub fn numbers_now<F: Frontend>(stored: &Plan, facts: &NamedFacts<F>) -> Result<
             failed.get_or_insert(error.to_string());
             f64::NAN
         }),
+        Scalar::Tensor { path } => in_tensor(stored.str(path)).unwrap_or_else(|| {
+            let path = stored.str(path);
+            failed.get_or_insert_with(|| {
+                format!("it reads a number from {path}, and this step does not")
+            });
+            f64::NAN
+        }),
         _ => f64::NAN,
     });
     match (failed, done) {
         (Some(error), _) => Err(error),
-        (None, Err(_)) => {
-            Err("its arithmetic on hyperparameters does not fit their present values".to_owned())
-        }
+        (None, Err(_)) => Err(
+            "its arithmetic on hyperparameters and step counters does not fit their present values"
+                .to_owned(),
+        ),
         (None, Ok(())) => Ok(values),
     }
 }
@@ -201,7 +214,8 @@ pub fn same_as_stored<F: Frontend>(
             "it lets {path} vary, but the script now does more than arithmetic with it"
         ));
     }
-    let values = numbers_now(stored, &parts.facts)?;
+    let before = |path: &str| recording.floats.in_tensor(path);
+    let values = numbers_now(stored, &parts.facts, before)?;
     let mut plan = stored.clone();
     for arg in &mut plan.args {
         if let Arg::Scalar(scalar) = *arg {

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use hashbrown::{HashMap, HashSet};
 use rote_passes::{Program, Report, Selection, optimize};
+use rote_plans::binding::ArchivedScalar;
 use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, PlanStore, Sequence, StrId};
 use rote_replay::agreement::Offer;
 use rote_replay::{CallFacts, Frontend, Left, ReplayError, TensorOf};
@@ -200,12 +201,16 @@ pub fn final_plan(
     plan
 }
 
-/// The tensors that a plan binds, and those that its step writes as autograd counts it.
+/// The tensors that a plan binds or reads a number from, and those that its step writes as autograd counts it.
 fn bound_ones<T>(mut named: Vec<Named<T>>, plan: &ArchivedPlan) -> Vec<Named<T>> {
     let bound: HashSet<&str> = plan
         .bindings
         .iter()
         .map(|binding| plan.str(binding.path.to_native()))
+        .chain(plan.scalars.iter().filter_map(|scalar| match scalar {
+            ArchivedScalar::Tensor { path } => Some(plan.str(path.to_native())),
+            _ => None,
+        }))
         .collect();
     let written = |named: &Named<T>| named.written.is_some_and(|times| times != [0, 0]);
     named.retain(|named| bound.contains(named.path.as_str()) || written(named));
@@ -308,8 +313,8 @@ impl<F: Frontend> Variant<F> {
 
     /// Computes the numbers of a replay from the hyperparameters of now. Comes
     /// back: a hyperparameter under which the plan does not apply, if any.
-    fn unfit(&mut self) -> Option<String> {
-        self.chosen.compute(&self.facts)
+    fn unfit(&mut self, frontend: &F) -> Option<String> {
+        self.chosen.compute(frontend, &self.facts)
     }
 
     /// What the ranks are told of the collectives that a replay would issue;
@@ -338,7 +343,7 @@ impl<F: Frontend> Variant<F> {
         let missed = self.difference(frontend, &free);
         self.free = free;
         Ok(match missed? {
-            None => self.unfit(),
+            None => self.unfit(frontend),
             found => found,
         })
     }

@@ -96,6 +96,15 @@
 // Kind of followed float: a to the power of b.
 #define ROTE_FLOAT_POW 7
 
+// Comparison of two followed floats: a == b.
+#define ROTE_COMPARE_EQUAL 0
+
+// Comparison of two followed floats: a < b.
+#define ROTE_COMPARE_LESS 1
+
+// Comparison of two followed floats: a <= b.
+#define ROTE_COMPARE_LESS_OR_EQUAL 2
+
 // Kind of guard: the nested structure of the arguments.
 #define ROTE_GUARD_STRUCTURE 0
 
@@ -913,13 +922,24 @@ int rote_record_float(struct RoteSession *session,
                       const char *path,
                       uint32_t *index);
 
-// Says that the step has compared or converted a followed float. The values that the float depends on must
-// then stay the same.
+// Says that the step has decided by a comparison of two followed floats, `a` and `b`. `how` is the comparison
+// (`ROTE_COMPARE_EQUAL`, ...), and `holds` says whether it holds (not 0) or not (0). A replay finds the same, or the
+// plan does not apply to the call.
 //
 // Requires:
 // Pointers must be live, and texts C strings.
-int rote_record_pin(struct RoteSession *session,
-                    uint32_t index);
+int rote_record_compared(struct RoteSession *session,
+                         uint32_t how,
+                         uint32_t a,
+                         uint32_t b,
+                         int holds);
+
+// Says that the step has converted a followed float, or looked at its value in another way than by
+// `rote_record_compared`. The values that the float depends on must then stay the same.
+//
+// Requires:
+// Pointers must be live, and texts C strings.
+int rote_record_pin(struct RoteSession *session, uint32_t index);
 
 // Tells the global ranks of a process group. `label` is a name for people.
 //

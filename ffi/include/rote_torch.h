@@ -333,6 +333,18 @@ int rote_record_anchor(RoteSession *session,
                        void *local,
                        int *named);
 
+// Follows the number in a tensor of one element, which the step reads. Sets `*value` to it, and `*index` to the number
+// of the float, or to `ROTE_NO_INDEX` if Rote cannot tell how the number came about: then the read is an op like any other, which the
+// recording refuses. By this call the caller promises that the step uses the number in no other way than
+// `rote_record_float`, `rote_record_compared` and `rote_record_pin` are told.
+//
+// Requires:
+// Pointers must be live, and the GIL held.
+int rote_record_item(RoteSession *session,
+                     void *tensor,
+                     uint32_t *index,
+                     double *value);
+
 // Names a tensor of the result. To be called in the order of the result's leaves.
 //
 // Requires:

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int};
 
 use rote::Outcome;
-use rote::plans::{BindingKind, GuardKind, RngAction};
+use rote::plans::{BindingKind, Comparison, GuardKind, RngAction};
 use rote::tracer::Refusal;
 use rote::tracer::scalars::Origin;
 
@@ -45,6 +45,13 @@ pub const ROTE_FLOAT_MUL: u32 = 5;
 pub const ROTE_FLOAT_DIV: u32 = 6;
 /// Kind of followed float: a to the power of b.
 pub const ROTE_FLOAT_POW: u32 = 7;
+
+/// Comparison of two followed floats: a == b.
+pub const ROTE_COMPARE_EQUAL: u32 = 0;
+/// Comparison of two followed floats: a < b.
+pub const ROTE_COMPARE_LESS: u32 = 1;
+/// Comparison of two followed floats: a <= b.
+pub const ROTE_COMPARE_LESS_OR_EQUAL: u32 = 2;
 
 /// Kind of guard: the nested structure of the arguments.
 pub const ROTE_GUARD_STRUCTURE: u32 = 0;
@@ -470,8 +477,34 @@ pub unsafe extern "C" fn rote_record_float(
     }
 }
 
-/// Says that the step has compared or converted a followed float. The values that the float depends on must
-/// then stay the same.
+/// Says that the step has decided by a comparison of two followed floats, `a` and `b`. `how` is the comparison
+/// (`ROTE_COMPARE_EQUAL`, ...), and `holds` says whether it holds (not 0) or not (0). A replay finds the same, or the
+/// plan does not apply to the call.
+///
+/// # Safety
+/// Pointers must be live, and texts C strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_compared(
+    session: *mut RoteSession,
+    how: u32,
+    a: u32,
+    b: u32,
+    holds: c_int,
+) -> c_int {
+    record!(session, |_, recording| {
+        let how = match how {
+            ROTE_COMPARE_EQUAL => Comparison::Equal,
+            ROTE_COMPARE_LESS => Comparison::Less,
+            ROTE_COMPARE_LESS_OR_EQUAL => Comparison::LessOrEqual,
+            _ => return Err(format!("{how} is not a comparison: expected 0 to 2").into()),
+        };
+        recording.compare_floats(how, a, b, holds != 0)?;
+        Ok(ROTE_OK)
+    })
+}
+
+/// Says that the step has converted a followed float, or looked at its value in another way than by
+/// `rote_record_compared`. The values that the float depends on must then stay the same.
 ///
 /// # Safety
 /// Pointers must be live, and texts C strings.

@@ -7,11 +7,11 @@ use rote::recording::{ActiveRecording, NewTensor};
 use rote_aten::{Aten, Bridge, FactKind};
 
 use crate::record::{
-    NO_RECORDING, ROTE_MAY_RAISE, ROTE_MAY_RAISE_LATE, ROTE_REFUSED, binding_kind, guard_kind,
-    optional,
+    NO_RECORDING, ROTE_MAY_RAISE, ROTE_MAY_RAISE_LATE, ROTE_NO_INDEX, ROTE_REFUSED, binding_kind,
+    guard_kind, optional,
 };
 use crate::session::{RoteSession, torch};
-use crate::status::{Answer, ROTE_OK, give_text, guarded, object, text};
+use crate::status::{Answer, ROTE_OK, give_text, guarded, object, out, text};
 use crate::torch_session::borrowed;
 
 /// Runs `body` on the recording in progress.
@@ -288,6 +288,33 @@ pub unsafe extern "C" fn rote_record_anchor(
     unsafe {
         record(session, |_, recording| {
             *named = c_int::from(recording.anchor(borrowed(local, "local")?)?);
+            Ok(ROTE_OK)
+        })
+    }
+}
+
+/// Follows the number in a tensor of one element, which the step reads. Sets `*value` to it, and `*index` to the number
+/// of the float, or to `ROTE_NO_INDEX` if Rote cannot tell how the number came about: then the read is an op like any other, which the
+/// recording refuses. By this call the caller promises that the step uses the number in no other way than
+/// `rote_record_float`, `rote_record_compared` and `rote_record_pin` are told.
+///
+/// # Safety
+/// Pointers must be live, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_item(
+    session: *mut RoteSession,
+    tensor: *mut c_void,
+    index: *mut u32,
+    value: *mut f64,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |aten, recording| {
+            let (index, value) = (out(index, "index")?, out(value, "value")?);
+            let found = recording.item(aten, borrowed(tensor, "tensor")?)?;
+            let (number, held) = found.unwrap_or((ROTE_NO_INDEX, 0.0));
+            index.set(number);
+            value.set(held);
             Ok(ROTE_OK)
         })
     }

@@ -1,7 +1,7 @@
 // A bridge without PyTorch: every function of backends/aten/src/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
-unsigned rote_bridge_abi(void) { return 13; }
+unsigned rote_bridge_abi(void) { return 14; }
 const char *rote_bridge_error(void) { return "the stub fails"; }
 const char *rote_bridge_torch(void) { return "stub"; }
 const char *rote_bridge_raising(void) { return ""; }
@@ -46,6 +46,7 @@ STUB(held_free)
 STUB(held_difference)
 STUB(call_collect)
 STUB(tensor_place)
+STUB(number_in)
 STUB(table_new)
 STUB(table_free)
 STUB(table_add)

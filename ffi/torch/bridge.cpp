@@ -11,6 +11,7 @@
 #include "eager.h"
 #include "exceptions.h"
 #include "facts.h"
+#include "numbers.h"
 #include "observe.h"
 #include "program.h"
 #include "ranks.h"
@@ -228,6 +229,11 @@ EXPORT PyObject* rote_bridge_call_leaf(Call* call, uint32_t leaf) {
 // Where a tensor lies in its storage; looked at closely, what it is a view of too.
 EXPORT int rote_bridge_tensor_place(PyObject* tensor, int closely, Place* out) {
   return guarded([&] { *out = place_of(tensor, closely != 0); });
+}
+
+// The number in a tensor of one float on the host. 1: it was found.
+EXPORT int rote_bridge_number_in(PyObject* tensor, double* number) {
+  return THPVariable_Check(tensor) && number_in(THPVariable_Unpack(tensor), number) ? 1 : 0;
 }
 
 EXPORT FactTable* rote_bridge_table_new() { return new FactTable(); }

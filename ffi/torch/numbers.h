@@ -27,4 +27,19 @@ inline at::Tensor wrapped(const c10::Scalar& number) {
   return tensor;
 }
 
+// The number in a plain tensor of one float on the host. False: it is no such tensor.
+inline bool number_in(const at::Tensor& tensor, double* number) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.device().is_cpu() || !tensor.has_storage() ||
+      tensor.numel() != 1 || tensor.is_conj() || tensor.is_neg() || tensor._is_zerotensor() ||
+      tensor.unsafeGetTensorImpl()->is_python_dispatch()) {
+    return false;
+  }
+  const void* data = tensor.const_data_ptr();
+  switch (tensor.scalar_type()) {
+    case at::kFloat: *number = *static_cast<const float*>(data); return true;
+    case at::kDouble: *number = *static_cast<const double*>(data); return true;
+    default: return false;
+  }
+}
+
 }  // namespace rote

@@ -84,15 +84,46 @@ pub struct GradResult {
     pub gone: InstrId,
 }
 
+/// How two scalars compare.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
+#[repr(u8)]
+pub enum Comparison {
+    /// `a == b`
+    Equal,
+    /// `a < b`
+    Less,
+    /// `a <= b`
+    LessOrEqual,
+}
+
+impl Comparison {
+    /// Whether it holds between two floats.
+    pub fn of(self, a: f64, b: f64) -> bool {
+        match self {
+            Comparison::Equal => a == b,
+            Comparison::Less => a < b,
+            Comparison::LessOrEqual => a <= b,
+        }
+    }
+}
+
 /// A float that is read or computed anew at every replay: an optimizer's
-/// hyperparameter, or what Python computes from it. Operands are indices of
-/// earlier scalars; arithmetic is IEEE 754 double precision as in Python.
+/// hyperparameter, a number in a tensor, or what Python computes from these. Operands are
+/// indices of earlier scalars; arithmetic is IEEE 754 double precision as in Python. All
+/// scalars are known before the first instruction runs.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
 #[rkyv(derive(Clone, Copy, Debug))]
 pub enum Scalar {
     /// Read from the state, for example `opt.param_groups[0]['lr']`.
     Read {
         /// Pytree path.
+        path: StrId,
+    },
+    /// The number in a tensor of the state that has one element, for example
+    /// `opt.state[0]['step']`, as it is before the replay.
+    Tensor {
+        /// Path of the tensor.
         path: StrId,
     },
     /// A constant operand.
@@ -111,6 +142,20 @@ pub enum Scalar {
     Pow(u32, u32),
     /// `a`, which `b` must equal bit for bit: a number that may have come from either.
     Same(u32, u32),
+    /// `a`, rounded to single precision (`f32`).
+    Round(u32),
+    /// `a`, which must compare with `b` as when the step was recorded: the step has
+    /// decided by it.
+    Compared {
+        /// How it compares.
+        how: Comparison,
+        /// The first operand.
+        a: u32,
+        /// The second one.
+        b: u32,
+        /// Whether the comparison holds.
+        holds: bool,
+    },
 }
 
 /// Where a guard looks.

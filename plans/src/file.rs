@@ -433,7 +433,7 @@ mod tests {
         );
         assert_eq!(
             changed(8, &[8, 1]),
-            "plan has format version 264, this rote reads version 8"
+            "plan has format version 264, this rote reads version 9"
         );
         assert_eq!(
             changed(10, &[2]),

@@ -41,7 +41,8 @@ pub mod strategy;
 pub mod value;
 
 pub use binding::{
-    Anchor, Binding, BindingKind, Constant, GradResult, Guard, GuardKind, Output, Scalar,
+    Anchor, Binding, BindingKind, Comparison, Constant, GradResult, Guard, GuardKind, Output,
+    Scalar,
 };
 pub use check::Fault;
 pub use error::PlanError;

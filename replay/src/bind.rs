@@ -6,12 +6,14 @@
 
 use std::ffi::CString;
 
-use rote_plans::binding::{ArchivedBindingKind, ArchivedScalar};
+use rote_plans::binding::{ArchivedBindingKind, ArchivedComparison, ArchivedScalar};
 use rote_plans::instr::{ArchivedArg, ArchivedInstr, ArchivedRngAction};
 use rote_plans::pool::ArchivedRange;
 use rote_plans::schedule::Into;
 use rote_plans::value::ArchivedDef;
-use rote_plans::{ArchivedPlan, BindingKind, Device, NONE, RngAction, Scalar, Schedule};
+use rote_plans::{
+    ArchivedPlan, BindingKind, Comparison, Device, NONE, RngAction, Scalar, Schedule,
+};
 
 use crate::backend::{LocalOp, NumberSite, Program};
 use crate::executor::{Executor, ReplayError, Step};
@@ -61,6 +63,9 @@ fn native_scalar(scalar: &ArchivedScalar) -> Scalar {
         ArchivedScalar::Read { path } => Scalar::Read {
             path: path.to_native(),
         },
+        ArchivedScalar::Tensor { path } => Scalar::Tensor {
+            path: path.to_native(),
+        },
         ArchivedScalar::Const(value) => Scalar::Const(value.to_native()),
         ArchivedScalar::Neg(a) => Scalar::Neg(a.to_native()),
         ArchivedScalar::Add(a, b) => Scalar::Add(a.to_native(), b.to_native()),
@@ -69,6 +74,17 @@ fn native_scalar(scalar: &ArchivedScalar) -> Scalar {
         ArchivedScalar::Div(a, b) => Scalar::Div(a.to_native(), b.to_native()),
         ArchivedScalar::Pow(a, b) => Scalar::Pow(a.to_native(), b.to_native()),
         ArchivedScalar::Same(a, b) => Scalar::Same(a.to_native(), b.to_native()),
+        ArchivedScalar::Round(a) => Scalar::Round(a.to_native()),
+        ArchivedScalar::Compared { how, a, b, holds } => Scalar::Compared {
+            how: match how {
+                ArchivedComparison::Equal => Comparison::Equal,
+                ArchivedComparison::Less => Comparison::Less,
+                ArchivedComparison::LessOrEqual => Comparison::LessOrEqual,
+            },
+            a: a.to_native(),
+            b: b.to_native(),
+            holds: *holds,
+        },
     }
 }
 

@@ -172,6 +172,11 @@ pub trait Frontend: Debug + Sized {
     fn same(a: Self::Ref<'_>, b: Self::Ref<'_>) -> bool;
     /// A held tensor, to pass it.
     fn borrow(tensor: &TensorOf<Self>) -> Self::Ref<'_>;
+    /// The number in a tensor of one element on the host, `f32` or `f64`; `None` if it is not one, or if the framework
+    /// does not tell. It is read while nothing writes to the tensor.
+    fn number(&self, _tensor: Self::Ref<'_>) -> Option<f64> {
+        None
+    }
     /// Puts what a tensor has into a slot.
     fn bind(
         &self,

@@ -194,7 +194,10 @@ impl<F: Frontend> Session<F> {
                     format!("it lets {path} vary, but the script does more than arithmetic with it")
                 })
             })
-            .or_else(|| numbers_now(&plan, &active.recording.facts).err());
+            .or_else(|| {
+                let in_tensor = |path: &str| active.recording.number_in(&self.frontend, path);
+                numbers_now(&plan, &active.recording.facts, in_tensor).err()
+            });
         if let Some(problem) = problem {
             tracing::warn!(target: "rote::replay", "{}: stored plan {key}: {problem}", self.config.function);
             self.state = State::Recording(active);
@@ -285,10 +288,15 @@ impl<F: Frontend> Session<F> {
         if !F::WAITS {
             active.refuse_race();
         }
+        let changed = self.changed(&mut active)?;
         if let Some(refusal) = active.refusal() {
-            return Ok(Outcome::Refused(refusal.clone()));
+            // A first call may make state, and do once what it never does again.
+            return Ok(match changed {
+                Some(Outcome::Dropped(why)) => Outcome::Dropped(format!("{why}, and {refusal}")),
+                _ => Outcome::Refused(refusal.clone()),
+            });
         }
-        let unfit = match self.changed(&mut active)? {
+        let unfit = match changed {
             None => self.outlived(&active),
             changed => changed,
         };
@@ -298,6 +306,13 @@ impl<F: Frontend> Session<F> {
         let (recording, parts) = active.into_recording(result);
         let key = guard_key(&self.config.function, &parts.guards);
         match (variant, candidate) {
+            (Some(i), _) if !self.variants[i].recording.decides_as(&recording) => {
+                // Another branch, by numbers that are computed before a replay: another variant.
+                match candidate {
+                    Some(i) => self.confirm(i, &key, recording, parts),
+                    None => self.adopt(&key, recording, parts),
+                }
+            }
             (Some(i), _) => self.generalize(i, &key, recording, parts),
             (None, Some(i)) => self.confirm(i, &key, recording, parts),
             (None, None) => self.adopt(&key, recording, parts),

@@ -114,30 +114,6 @@ def test_float_from_a_step_counter_out_of_reach() -> None:
     check_refused(script, "the iterator .*counter", remedy="argument|tensor")
 
 
-@pytest.mark.ranks(2)
-def test_float_from_the_optimizers_own_step_counter() -> None:
-    """AdamW's default loop on a CPU turns its step tensor into a Python float."""
-
-    def script(capture: Capture) -> Calls:
-        model = mlp(mesh(2))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-        def train_step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()  # refused: bias correction
-            return loss.detach()
-
-        state = {"model": model, "optimizer": optimizer}
-        step = capture(train_step, state=state)
-        for x in inputs(CALLS, 4, 8):
-            yield step(x)
-        return state
-
-    check_refused(script, "aten::_local_scalar_dense", at="bias correction", remedy="fused|capturable")
-
-
 class Counting:
     def __init__(self) -> None:
         self.count = 0

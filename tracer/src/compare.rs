@@ -33,17 +33,24 @@ pub struct Source {
 }
 
 impl Recording {
+    /// Whether comparisons of followed floats had the same outcomes in another recording. Of a plan from a file none is
+    /// known.
+    pub fn decides_as(&self, other: &Recording) -> bool {
+        self.floats.is_empty() || self.floats.decides_as(&other.floats)
+    }
+
     /// Every source of every number that a hyperparameter may explain, as far as
     /// one recording can tell.
     pub fn sources(&self) -> Vec<Source> {
         let mut sources = Vec::new();
+        let floats = self.floats.by_value();
         for (arg, value) in (0_u32..).zip(&self.plan.args) {
             let Arg::Float(value) = value else {
                 continue;
             };
             let found = sources.len();
-            let floats = self.floats.valued(*value);
-            sources.extend(floats.map(|float| Source { arg, float }));
+            let floats = floats.get(&value.to_bits()).into_iter().flatten();
+            sources.extend(floats.map(|&float| Source { arg, float }));
             if sources.len() > found {
                 let float = AS_WRITTEN;
                 sources.push(Source { arg, float });
@@ -59,27 +66,38 @@ impl Recording {
 /// differs, is a refusal that names the op.
 pub fn compare(a: &Recording, known: &[Source], b: &Recording) -> Result<Vec<Source>, Refusal> {
     let same_args = same_bits(&a.plan.args, &b.plan.args);
-    let shared = a.floats.shared(&b.floats);
+    let aligned = a.floats.aligned(&b.floats);
     let fitting = |source: &Source| {
         let float = |plan: &Plan| match plan.args.get(source.arg as usize) {
             Some(Arg::Float(value)) => Some(*value),
             _ => None,
         };
-        let (Some(x), Some(y)) = (float(&a.plan), float(&b.plan)) else {
-            return false;
-        };
+        let (x, y) = (float(&a.plan)?, float(&b.plan)?);
         if source.float == AS_WRITTEN {
-            return x.to_bits() == y.to_bits();
+            return (x.to_bits() == y.to_bits()).then_some(*source);
         }
-        shared.get(source.float as usize) == Some(&true) && b.floats.has_value(source.float, y)
+        let float = aligned[source.float as usize].filter(|&float| b.floats.has_value(float, y))?;
+        Some(Source { float, ..*source })
     };
-    let mut sources: Vec<Source> = known.iter().copied().filter(fitting).collect();
+    // What a plan from a file computes was proven when it was made.
+    if !a.floats.is_empty() && b.floats.is_unproven(&a.floats) {
+        return Err(Refusal::step(
+            "writes a number to a tensor, and reads it again, that was the same in two calls: whether it changes with \
+             the tensors that the step reads cannot be told",
+            "keep the number in a tensor, and compute with tensors",
+        ));
+    }
+    let mut sources: Vec<Source> = known.iter().filter_map(fitting).collect();
     let traced: HashSet<u32> = sources
         .iter()
         .filter(|source| source.float != AS_WRITTEN)
         .map(|source| source.arg)
         .collect();
     sources.retain(|source| traced.contains(&source.arg));
+    sources.sort_unstable();
+    if let Some(refusal) = strange(a, b, &aligned) {
+        return Err(refusal);
+    }
     if same_args && a.plan == b.plan {
         return Ok(sources); // the usual case, quickly
     }
@@ -116,6 +134,55 @@ pub fn compare(a: &Recording, known: &[Source], b: &Recording) -> Result<Vec<Sou
         ));
     }
     Ok(sources)
+}
+
+/// A number may come from a float that came about otherwise in the other recording: then none of the sources that
+/// fit both needs to be the one.
+fn strange(a: &Recording, b: &Recording, aligned: &[Option<u32>]) -> Option<Refusal> {
+    let there: HashSet<u32> = aligned.iter().flatten().copied().collect();
+    let alone = |floats: &TracedFloats, is_aligned: &dyn Fn(u32) -> bool| -> HashSet<u64> {
+        let alone = |list: &Vec<u32>| list.iter().any(|&float| !is_aligned(float));
+        let found = floats.by_value();
+        let found = found.iter().filter(|(_, list)| alone(list));
+        found.map(|(bits, _)| *bits).collect()
+    };
+    let only_a = alone(&a.floats, &|float| aligned[float as usize].is_some());
+    let only_b = alone(&b.floats, &|float| there.contains(&float));
+    if only_a.is_empty() || only_b.is_empty() {
+        return None;
+    }
+    let both = |pair: (&Arg, &Arg)| match pair {
+        (Arg::Float(x), Arg::Float(y)) => {
+            only_a.contains(&x.to_bits()) && only_b.contains(&y.to_bits())
+        }
+        _ => false,
+    };
+    let found = a.plan.args.iter().zip(&b.plan.args).position(both)? as u32;
+    let holds = |instr: &Instr| match instr {
+        Instr::Local { args, .. } => args
+            .indices()
+            .any(|arg| holds_arg(&a.plan, arg as u32, found)),
+        _ => false,
+    };
+    let instr = a.plan.instrs.iter().position(holds)?;
+    let x = &a.plan.instrs[instr];
+    let (left, right) = (
+        render(&a.plan, x, &|_| false),
+        render(&b.plan, b.plan.instrs.get(instr)?, &|_| false),
+    );
+    Some(differs(a, instr, x, &left, &right))
+}
+
+/// Whether an argument is one in the pool, or holds it.
+fn holds_arg(plan: &Plan, arg: u32, found: u32) -> bool {
+    arg == found
+        || match plan.args[arg as usize] {
+            Arg::Wrapped(inner) => holds_arg(plan, inner, found),
+            Arg::List(list) => list
+                .indices()
+                .any(|inner| holds_arg(plan, inner as u32, found)),
+            _ => false,
+        }
 }
 
 /// The first instruction that two plans do not share, and what it is in each; empty

@@ -241,6 +241,13 @@ impl Frontend for Aten {
         tensor.borrow()
     }
 
+    fn number(&self, tensor: Borrowed<'_>) -> Option<f64> {
+        let mut number = 0.0;
+        // SAFETY: a live tensor.
+        let found = unsafe { (Bridge::get().functions().number_in)(tensor.as_ptr(), &mut number) };
+        (found == 1).then_some(number)
+    }
+
     fn bind(
         &self,
         program: &AtenProgram,

@@ -11,7 +11,7 @@ pub use rote_events::op::{
 pub use rote_replay::{Place, WordPlace};
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 13;
+pub const ABI_VERSION: u32 = 14;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
@@ -86,6 +86,7 @@ functions! {
     call_collect: fn(*mut c_void, Object, Object, *mut *const u64, *mut *const WordPlace, *mut u32) -> c_int;
     call_leaf: fn(*mut c_void, u32) -> Object;
     tensor_place: fn(Object, c_int, *mut Place) -> c_int;
+    number_in: fn(Object, *mut f64) -> c_int;
     table_new: fn() -> *mut c_void;
     table_free: fn(*mut c_void);
     table_add: fn(*mut c_void, u32, Object, Object, *mut u32) -> c_int;

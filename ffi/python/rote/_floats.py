@@ -1,10 +1,11 @@
 """Floats that remember how they were computed.
 
 While a step is recorded, hyperparameters in ``param_groups`` are replaced by
-floats that report arithmetic on them. This is done only if they reach no code
-whose use of them is unseen (:mod:`._uses`). A number among an op's arguments may
-change from one recording to the next. It is then explained by a hyperparameter,
-or refused.
+floats that report arithmetic on them. So are numbers that an optimizer reads
+from tensors of its state, such as step counters. This is done only if they reach
+no code whose use of them is unseen (:mod:`._uses`). A number among an op's
+arguments may change from one recording to the next. It is then explained by a
+hyperparameter or by such a tensor, or refused.
 """
 
 from __future__ import annotations
@@ -15,24 +16,27 @@ import operator
 import sys
 import types
 from collections.abc import Callable
-from ctypes import byref, c_uint32
+from ctypes import byref, c_double, c_uint32
 from typing import Any, cast
 
 import torch
 
-from ._native import c_text, check, lib
+from ._native import NO_INDEX, c_text, check, lib
 from ._uses import is_followed
 
 _READ, _CONST, _NEG, _ADD, _SUB, _MUL, _DIV, _POW = range(8)
+_EQUAL, _LESS, _LESS_OR_EQUAL = range(3)
+_EXACT = 1 << 53  # integers beyond this are not all floats
 _DEEP = 16  # levels of a result
 
 
 class Tape:
     """Where the floats of one recording report to; closed when it ends."""
 
-    def __init__(self, session: Any, proven: frozenset[types.CodeType]) -> None:
+    def __init__(self, session: Any, proven: frozenset[types.CodeType], refuse: Callable[..., None]) -> None:
         self.session: Any = session
         self.proven = proven
+        self.refuse = refuse
         self.made: list[TracedFloat] = []
 
     def close(self) -> None:
@@ -51,9 +55,10 @@ class Tape:
 class TracedFloat(float):
     """A float that reports what is computed from it."""
 
-    __slots__ = ("_index", "_plain", "_tape")
+    __slots__ = ("_index", "_of_tensor", "_plain", "_tape")
     _tape: Tape
     _index: int
+    _of_tensor: bool  # whether it depends on what a tensor holds
     _plain: float  # what it stands for, which may be NumPy's
 
     def __neg__(self) -> float:
@@ -137,15 +142,21 @@ def returned(value: Any, depth: int = 0) -> Any:
     return tuple(parts) if type(value) is tuple and not all(map(operator.is_, parts, value)) else value
 
 
-def _make(tape: Tape, kind: int, plain: float, a: int = 0, b: int = 0, path: str = "") -> TracedFloat:
+def _make(
+    tape: Tape, kind: int, plain: float, a: int = 0, b: int = 0, path: str = "", of_tensor: bool = False
+) -> TracedFloat:
     index = c_uint32()
-    value = float(plain)
-    check(lib.rote_record_float(tape.session, kind, a, b, value, c_text(path), byref(index)))
-    made = TracedFloat(value)
+    check(lib.rote_record_float(tape.session, kind, a, b, float(plain), c_text(path), byref(index)))
+    return _made(tape, index.value, plain, of_tensor)
+
+
+def _made(tape: Tape, index: int, plain: float, of_tensor: bool) -> TracedFloat:
+    made = TracedFloat(plain)
     made._tape = tape
     made._plain = plain
+    made._of_tensor = of_tensor
     tape.made.append(made)
-    made._index = index.value
+    made._index = index
     return made
 
 
@@ -154,10 +165,35 @@ def read(tape: Tape, path: str, value: float) -> TracedFloat:
     return _make(tape, _READ, value, path=path)
 
 
+def in_tensor(tape: Tape, tensor: torch.Tensor) -> TracedFloat | None:
+    """The number in a tensor, if Rote knows how it came about."""
+    index, value = c_uint32(), c_double()
+    check(lib.rote_record_item(tape.session, tensor, byref(index), byref(value)))
+    return None if index.value == NO_INDEX else _made(tape, index.value, value.value, True)
+
+
+def is_of_tensor(value: Any) -> bool:
+    """Whether a number follows from what a tensor holds."""
+    return isinstance(value, TracedFloat) and value._of_tensor
+
+
+def plain_of(value: Any) -> float | None:
+    """The plain float behind a traced one."""
+    return float(value._plain) if isinstance(value, TracedFloat) else None
+
+
 def _pin(traced: TracedFloat) -> None:
     """More than arithmetic is done with a float: what it depends on must not vary."""
-    if traced._tape.session is not None:
-        lib.rote_record_pin(traced._tape.session, traced._index)
+    if traced._tape.session is None:
+        return
+    if traced._of_tensor:
+        traced._tape.refuse(
+            "Tensor.item",
+            "reads a number from a tensor and uses it for more than arithmetic and comparisons: a plan cannot hold the "
+            "host's use of the value",
+            "return the tensor and read it outside the captured function, or compute with tensors",
+        )
+    lib.rote_record_pin(traced._tape.session, traced._index)
 
 
 def _operand(tape: Tape, value: Any) -> int | None:
@@ -177,7 +213,8 @@ def _derive(self: TracedFloat, kind: int, value: Any, a: Any, b: Any, by: types.
         _pin(self)
         return value
     like = next((each for each in (a, b) if isinstance(each, TracedFloat) and type(each._plain) is not float), None)
-    return _make(tape, kind, value if like is None else type(like._plain)(value), left, right)
+    of_tensor = is_of_tensor(a) or is_of_tensor(b)
+    return _make(tape, kind, value if like is None else type(like._plain)(value), left, right, of_tensor=of_tensor)
 
 
 def _binary(name: str, kind: int) -> Callable[[TracedFloat, Any], Any]:
@@ -209,6 +246,29 @@ def _binary(name: str, kind: int) -> Callable[[TracedFloat, Any], Any]:
     return method
 
 
+def _comparing(name: str, how: int, exchanged: bool, negated: bool) -> Callable[..., Any]:
+    """A comparison. Of numbers in tensors a replay repeats it; hyperparameters must not vary then."""
+    pinned = _pinning(name)
+    plain = getattr(float, name)
+
+    def method(self: TracedFloat, other: Any) -> Any:
+        exact = type(other) in (float, bool, TracedFloat) or (type(other) is int and abs(other) <= _EXACT)
+        of_tensor = self._of_tensor or is_of_tensor(other)
+        tape = self._tape
+        if not (exact and of_tensor and tape.session is not None and is_followed(sys._getframe(1).f_code, tape.proven)):
+            return pinned(self, other)
+        operand = _operand(tape, other)
+        if operand is None:
+            return pinned(self, other)
+        holds = plain(self, other)
+        a, b = (operand, self._index) if exchanged else (self._index, operand)
+        check(lib.rote_record_compared(tape.session, how, a, b, holds != negated))
+        return holds
+
+    method.__name__ = name
+    return method
+
+
 def _pinning(name: str) -> Callable[..., Any]:
     def method(self: TracedFloat, *others: Any) -> Any:
         _pin(self)
@@ -226,14 +286,17 @@ for _name, _kind in (("add", _ADD), ("sub", _SUB), ("mul", _MUL), ("truediv", _D
     for _prefix in ("", "r"):
         _full = f"__{_prefix}{_name}__"
         setattr(TracedFloat, _full, _binary(_full, _kind))
+for _name, _how, _exchanged, _negated in (
+    ("__eq__", _EQUAL, False, False),
+    ("__ne__", _EQUAL, False, True),
+    ("__lt__", _LESS, False, False),
+    ("__le__", _LESS_OR_EQUAL, False, False),
+    ("__gt__", _LESS, True, False),
+    ("__ge__", _LESS_OR_EQUAL, True, False),
+):
+    setattr(TracedFloat, _name, _comparing(_name, _how, _exchanged, _negated))
 # What the program does with these may depend on the value itself.
 for _name in [
-    "__eq__",
-    "__ne__",
-    "__lt__",
-    "__le__",
-    "__gt__",
-    "__ge__",
     "__bool__",
     "__int__",
     "__float__",

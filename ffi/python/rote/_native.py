@@ -104,6 +104,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, c_uint32, c_uint32, c_uint32, c_double, c_char_p, POINTER(c_uint32)],
     ),
+    "rote_record_item": (c_int, [c_void_p, py_object, POINTER(c_uint32), POINTER(c_double)]),
+    "rote_record_compared": (c_int, [c_void_p, c_uint32, c_uint32, c_uint32, c_int]),
     "rote_record_pin": (c_int, [c_void_p, c_uint32]),
     "rote_record_groups": (c_char_p, [c_void_p]),
     "rote_record_group": (c_int, [c_void_p, c_char_p, POINTER(c_int64), c_uint32, c_char_p]),

@@ -133,10 +133,11 @@ def within_kernel() -> bool:
     return torch._C._dispatch_tls_local_exclude_set().has(_OBSERVED_KEY)
 
 
-def _constant(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
-    """The op that makes a constant of no dims anew at every replay."""
+def _constant(tensor: torch.Tensor, number: float | None) -> tuple[Any, Any, Any]:
+    """The op that makes a constant of no dims anew at every replay, from the number that it was made of, if that is
+    known."""
     with _unseen():
-        value = torch._C.TensorBase.item(tensor)
+        value = torch._C.TensorBase.item(tensor) if number is None else number
     return (
         torch.ops.aten.scalar_tensor.default,
         (value,),
@@ -209,7 +210,7 @@ class _Recorder:
             if kind == _LIFTS and tensor.dim() == 0 and not is_users_own(sys._getframe(1).f_code):
                 # torch's own code makes a constant, as optimizers do; were it no
                 # constant, the next recording would differ.
-                func, args, kwargs = _constant(tensor)
+                func, args, kwargs = _constant(tensor, self._watch.number)
                 self._note(lib.rote_record_op(self._session, func, args, kwargs, tensor, user_line()))
             else:
                 status = lib.rote_record_observed(self._session, user_line())
@@ -337,6 +338,11 @@ class Watch:
         self.arguments: set[int] = set()  # identities of tensors
         self.handlers = Handlers()
         self.open_ops: list[Call | None] = []
+        #: The number that a frame reads from a tensor, if a replay can compute what follows from it.
+        self.number_in: Callable[[torch.Tensor, types.FrameType], float | None] = lambda tensor, frame: None
+        #: The plain float behind one whose use a recording follows.
+        self.followed: Callable[[Any], float | None] = lambda data: None
+        self.number: float | None = None  # of which PyTorch makes a tensor now
         self.looks = Looks(session, self.refuse, _is_step)
 
     def patches(self, stack: ExitStack) -> None:
@@ -344,6 +350,8 @@ class Watch:
         self.looks.patches(stack, _patched)
         for name in _HOST_READS:
             stack.enter_context(_patched(torch.Tensor, name, self._host_read(name)))
+        stack.enter_context(_patched(torch.Tensor, "item", self._item()))
+        stack.enter_context(_patched(torch, "as_tensor", self._as_tensor()))
         for name in _BY_ELEMENTS:
             stack.enter_context(_patched(torch.Tensor, name, self._by_elements(name)))
         for name in _ADDRESSES:
@@ -499,6 +507,27 @@ class Watch:
             return original(tensor, *args, **kwargs)
 
         return read
+
+    def _item(self) -> Callable[..., Any]:
+        original = torch._C.TensorBase.item
+
+        def item(tensor: torch.Tensor) -> Any:
+            followed = None if within_kernel() else self.number_in(tensor, sys._getframe(1))
+            return original(tensor) if followed is None else followed
+
+        return item
+
+    def _as_tensor(self) -> Callable[..., Any]:
+        original = torch.as_tensor
+
+        def as_tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
+            self.number = self.followed(data)
+            try:
+                return original(data, *args, **kwargs)
+            finally:
+                self.number = None
+
+        return as_tensor
 
     def _refused(self, op: str, original: Callable[..., Any], reason: str, remedy: str) -> Callable[..., Any]:
         """A function that only kernels may call while a step is recorded."""

@@ -166,7 +166,8 @@ class Recording:
         self.tensors: list[tuple[str, torch.Tensor]] = list(step.state.tensors())
         self._specs = _record.Specs(self._session)
         self._watch = _record.Watch(self._session, self._specs)
-        self._tape = _floats.Tape(self._session, frozenset())
+        self._tape = _floats.Tape(self._session, frozenset(), self._watch.refuse)
+        self._readable: set[int] = set()
         self._replaced: list[tuple[dict[str, Any], str, float, _floats.TracedFloat]] = []
         self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
@@ -240,6 +241,9 @@ class Recording:
             else:
                 walk.value(path, leaf, 0)
         facts = walk.finish()
+        self._readable = _uses.readable(state.optimizers, self.tensors, walk.functions)
+        self._watch.number_in = self._number_in
+        self._watch.followed = _floats.plain_of
         given: set[int] = set()
         _containers((self._args, self._kwargs), given)
         follows = self._follows(walk, given)
@@ -361,6 +365,12 @@ class Recording:
             return False
         self._tape.proven = proven
         return True
+
+    def _number_in(self, tensor: torch.Tensor, frame: types.FrameType) -> float | None:
+        """The number in a tensor that an optimizer reads, if a replay can compute what follows from it."""
+        if type(tensor) is not torch.Tensor or not _uses.is_reader(frame, self._readable):
+            return None
+        return _floats.in_tensor(self._tape, tensor)
 
     def _hooks(self, walk: _reach.Reach, path: str, tensor: torch.Tensor) -> None:
         """Guards what the hooks of a tensor, and of the node that adds up its gradient, can reach."""

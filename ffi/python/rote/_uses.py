@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
 import linecache
 import re
@@ -37,11 +38,13 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.overrides import _get_current_function_mode_stack
 
-# PyTorch's optimizers that only compute with the floats of their groups. ASGD makes tensors
-# of numbers that follow from them, LBFGS calls back and compares.
+from ._frames import TORCH
+
+# PyTorch's optimizers that only compute with the floats of their groups, compare them, and make tensors of them
+# by `torch.as_tensor`, which a recording sees. LBFGS calls back.
 _OPTIMIZERS = frozenset(
-    {"Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop"}
-    | {"SGD", "SparseAdam"}
+    {"ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop"}
+    | {"Rprop", "SGD", "SparseAdam"}
 )
 # What a class derived from these may define anew: the walk sees its code, and nothing gives it a group.
 _OWN_METHODS = frozenset({"__init__", "__doc__", "__module__", "__annotations__", "__setstate__", "step", "zero_grad"})
@@ -61,6 +64,10 @@ _MODES = ("__torch_function__", "__torch_dispatch__")
 _TAKEN = _NUMERIC | _FOREACH | {"parameters", "data", "grad"}
 _TAKEN |= {f"__{way}{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "neg") for way in ("", "r", "i")}
 _OPTIM = str(torch.optim.__path__[0])
+# Files whose code adds, multiplies, compares and gives to ops what it reads from the state, and nothing else; and
+# the one with the function by which they read.
+_READERS = frozenset(f"{_OPTIM}/{name}.py" for name in ("adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam"))
+_GET_VALUE = f"{_OPTIM}/optimizer.py"
 
 
 class Unproven(Exception):
@@ -70,6 +77,37 @@ class Unproven(Exception):
 def is_followed(code: types.CodeType, proven: frozenset[types.CodeType]) -> bool:
     """Whether arithmetic in this code is arithmetic that was proven."""
     return code.co_filename.startswith(_OPTIM) or code in proven
+
+
+def readable(
+    optimizers: list[tuple[str, torch.optim.Optimizer]],
+    tensors: list[tuple[str, torch.Tensor]],
+    functions: list[types.FunctionType],
+) -> set[int]:
+    """The identities of the optimizers that only compute with what they read from their state, and compare it."""
+    modes = any(function.__name__ in _MODES for function in functions) or _get_current_function_mode_stack()
+    if modes or any(type(tensor) not in _TENSORS for _, tensor in tensors):
+        return set()
+    found = set()
+    for path, optimizer in optimizers:
+        with contextlib.suppress(Unproven):
+            _check_optimizer(path, optimizer)
+            found.add(id(optimizer))
+    return found
+
+
+def is_reader(frame: types.FrameType | None, optimizers: set[int]) -> bool:
+    """Whether code that asks a tensor for its number is the step of one of these optimizers, and code of PyTorch that
+    the step calls."""
+    if frame is not None and frame.f_code.co_filename == _GET_VALUE:
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename not in _READERS:
+        return False
+    while frame is not None and frame.f_code.co_filename.startswith(TORCH):
+        if frame.f_code.co_name == "step" and frame.f_code.co_filename in _READERS:
+            return id(frame.f_locals.get("self")) in optimizers
+        frame = frame.f_back
+    return False
 
 
 def watched(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:

@@ -495,17 +495,23 @@ impl Checker<'_> {
                 }),
             };
             match scalar {
-                ArchivedScalar::Read { path } => {
+                ArchivedScalar::Read { path } | ArchivedScalar::Tensor { path } => {
                     self.text(path.to_native(), || at("scalars", index, "path"))?;
                 }
                 ArchivedScalar::Const(_) => {}
-                ArchivedScalar::Neg(a) => before(a.to_native())?,
+                ArchivedScalar::Neg(a) | ArchivedScalar::Round(a) => before(a.to_native())?,
                 ArchivedScalar::Add(a, b)
                 | ArchivedScalar::Sub(a, b)
                 | ArchivedScalar::Mul(a, b)
                 | ArchivedScalar::Div(a, b)
                 | ArchivedScalar::Pow(a, b)
-                | ArchivedScalar::Same(a, b) => {
+                | ArchivedScalar::Same(a, b)
+                | ArchivedScalar::Compared {
+                    how: _,
+                    a,
+                    b,
+                    holds: _,
+                } => {
                     before(a.to_native())?;
                     before(b.to_native())?;
                 }

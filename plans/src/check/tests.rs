@@ -645,6 +645,12 @@ fn lists_that_share_their_entries_without_limit_are_refused() {
 
 #[test]
 fn scalars_are_computed_from_earlier_ones() {
+    let compared = |a, b| Scalar::Compared {
+        how: Comparison::Less,
+        a,
+        b,
+        holds: true,
+    };
     for (scalar, operand) in [
         (Scalar::Neg(2), 2),
         (Scalar::Add(0, 3), 3),
@@ -653,6 +659,9 @@ fn scalars_are_computed_from_earlier_ones() {
         (Scalar::Div(1, 4), 4),
         (Scalar::Pow(u32::MAX, 0), u32::MAX),
         (Scalar::Same(0, 5), 5),
+        (Scalar::Round(2), 2),
+        (compared(0, 6), 6),
+        (compared(6, 0), 6),
     ] {
         assert_eq!(
             broken(|p| p.scalars[2] = scalar),

@@ -2,7 +2,9 @@
 
 use std::fmt::{self, Display, Formatter, Write};
 
-use crate::binding::{ArchivedBinding, ArchivedBindingKind, ArchivedGuardKind, ArchivedScalar};
+use crate::binding::{
+    ArchivedBinding, ArchivedBindingKind, ArchivedComparison, ArchivedGuardKind, ArchivedScalar,
+};
 use crate::instr::{
     ArchivedArg, ArchivedCollective, ArchivedCollectiveKind, ArchivedInstr, ArchivedRngAction,
 };
@@ -240,7 +242,9 @@ fn write_arg(f: &mut Formatter<'_>, plan: &ArchivedPlan, arg: &ArchivedArg) -> f
 /// A scalar: `opt.param_groups[0]['lr']`, `-1.0`, `$0 * $1`.
 pub fn scalar(plan: &ArchivedPlan, scalar: ArchivedScalar) -> impl Display {
     written(move |f| match scalar {
-        ArchivedScalar::Read { path } => write!(f, "{}", text(plan.str(path.to_native()))),
+        ArchivedScalar::Read { path } | ArchivedScalar::Tensor { path } => {
+            write!(f, "{}", text(plan.str(path.to_native())))
+        }
         ArchivedScalar::Const(number) => write!(f, "{:?}", number.to_native()),
         ArchivedScalar::Neg(a) => write!(f, "-${a}"),
         ArchivedScalar::Add(a, b) => write!(f, "${a} + ${b}"),
@@ -249,6 +253,18 @@ pub fn scalar(plan: &ArchivedPlan, scalar: ArchivedScalar) -> impl Display {
         ArchivedScalar::Div(a, b) => write!(f, "${a} / ${b}"),
         ArchivedScalar::Pow(a, b) => write!(f, "${a} ** ${b}"),
         ArchivedScalar::Same(a, b) => write!(f, "${a} == ${b}"),
+        ArchivedScalar::Round(a) => write!(f, "f32(${a})"),
+        ArchivedScalar::Compared { how, a, b, holds } => {
+            let sign = match (how, holds) {
+                (ArchivedComparison::Equal, true) => "is",
+                (ArchivedComparison::Equal, false) => "is not",
+                (ArchivedComparison::Less, true) => "<",
+                (ArchivedComparison::Less, false) => "not <",
+                (ArchivedComparison::LessOrEqual, true) => "<=",
+                (ArchivedComparison::LessOrEqual, false) => "not <=",
+            };
+            write!(f, "${a} {sign} ${b}")
+        }
     })
 }
 

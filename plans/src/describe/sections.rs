@@ -351,10 +351,14 @@ outputs      1
 gradients    2
   model.weight.grad becomes %3: f32[4,8], _S(0,2) of [8,16]
   model.weight.grad becomes None
-scalars      3
+scalars      7
   $0 = opt.param_groups[0]['lr']
   $1 = -1.0
   $2 = $0 * $1
+  $3 = opt.state[0].step
+  $4 = $3 + $1
+  $5 = f32($4)
+  $6 = $5 not < $1
 collectives  1 call, 128 B put in by this rank
   tp         all_reduce sum          1 call       128 B
 memory       results: 256 B live at most, at instruction 6

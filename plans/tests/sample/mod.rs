@@ -255,10 +255,20 @@ pub fn small() -> Plan {
     let x = b.binding(BindingKind::Arg, "args[0]", &[4, 8], NONE);
     let w = b.binding(BindingKind::State, "model.weight", &[8, 8], sharded);
     let lr = b.text("opt.param_groups[0]['lr']");
+    let steps = b.text("opt.state[0].step");
     b.plan.scalars = vec![
         Scalar::Read { path: lr },
         Scalar::Const(-1.0),
         Scalar::Mul(0, 1),
+        Scalar::Tensor { path: steps },
+        Scalar::Add(3, 1),
+        Scalar::Round(4),
+        Scalar::Compared {
+            how: Comparison::Less,
+            a: 5,
+            b: 1,
+            holds: false,
+        },
     ];
     b.plan.rng_slots = 1;
     b.plan.instrs.push(Instr::Rng {

@@ -689,6 +689,11 @@ unsafe extern "C" fn rote_bridge_tensor_place(
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn rote_bridge_number_in(_: *mut c_void, _: *mut f64) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn rote_bridge_table_new() -> *mut c_void {
     Box::into_raw(Box::new(0_u32)).cast()
 }

@@ -1,0 +1,313 @@
+"""PyTorch's optimizers with their defaults read a step counter on the host: a replay computes what follows from it."""
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import inputs, mesh, mlp
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, rote_capture
+from torch import Tensor, nn
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "Adadelta": lambda p: torch.optim.Adadelta(p),
+    "Adagrad": lambda p: torch.optim.Adagrad(p),
+    "Adagrad, decaying": lambda p: torch.optim.Adagrad(p, lr_decay=0.1, weight_decay=0.01),
+    "Adam": lambda p: torch.optim.Adam(p),
+    "Adam, amsgrad": lambda p: torch.optim.Adam(p, amsgrad=True, weight_decay=0.01, maximize=True),
+    "AdamW": lambda p: torch.optim.AdamW(p),
+    "Adamax": lambda p: torch.optim.Adamax(p),
+    "ASGD": lambda p: torch.optim.ASGD(p),
+    "ASGD, averaging": lambda p: torch.optim.ASGD(p, lambd=0.01, t0=6, alpha=0.5, weight_decay=0.01),
+    "ASGD, slowly": lambda p: torch.optim.ASGD(p, lambd=1e-9),
+    "Muon": lambda p: torch.optim.Muon([each for each in p if each.dim() == 2]),
+    "NAdam": lambda p: torch.optim.NAdam(p),
+    "NAdam, decoupled": lambda p: torch.optim.NAdam(p, decoupled_weight_decay=True, weight_decay=0.01),
+    "RAdam": lambda p: torch.optim.RAdam(p),
+    "RAdam, decoupled": lambda p: torch.optim.RAdam(p, decoupled_weight_decay=True, weight_decay=0.01),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.9),
+    "Rprop": lambda p: torch.optim.Rprop(p),
+    "SGD": lambda p: torch.optim.SGD(p, momentum=0.9),
+}
+# These read nothing.
+READ_NOTHING = ("Adadelta", "Muon", "RMSprop", "Rprop", "SGD")
+
+
+def with_lists(name: str, parameters: Any) -> torch.optim.Optimizer:
+    """The form that works on lists of tensors."""
+    optimizer = OPTIMIZERS[name](parameters)
+    for group in optimizer.param_groups:
+        if "foreach" in group:
+            group["foreach"] = True
+    return optimizer
+
+
+def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
+    def train_step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return train_step
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("form", ["one by one", "lists"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_with_its_defaults(name: str, form: str, dtype: torch.dtype) -> None:
+    def script(capture: Capture) -> Calls:
+        torch.set_default_dtype(dtype)
+        try:
+            model = small()
+            make = OPTIMIZERS[name] if form == "one by one" else lambda p: with_lists(name, p)
+            optimizer = make(list(model.parameters()))
+            state = {"model": model, "optimizer": optimizer}
+            step = capture(training(model, optimizer), state=state)
+            for x in inputs(32, 4, 8):
+                yield step(x.to(dtype))
+            return state
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    check_equal(script, replays=20)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "Adamax", "ASGD"])
+def test_on_sharded_parameters(name: str) -> None:
+    def script(capture: Capture) -> Calls:
+        model = mlp(mesh(2))
+        optimizer = OPTIMIZERS[name](model.parameters())
+        state = {"model": model, "optimizer": optimizer}
+        step = capture(training(model, optimizer), state=state)
+        for x in inputs(30, 4, 8):
+            yield step(x)
+        return state
+
+    check_equal(script)
+
+
+# What scripts do to an optimizer between two steps.
+Change = Callable[[nn.Module, Any, random.Random], None]
+
+
+def other_rate(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = draw.choice([0.1, 0.01, 1e-3, 0.5])
+
+
+def counters_set(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
+    for held in optimizer.state.values():
+        if "step" in held:
+            held["step"].fill_(draw.choice([0, 1, 5, 6, 400, 50_000, 2**24 - 2]))
+
+
+def one_counter_set(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
+    held = draw.choice([*optimizer.state.values(), {}])
+    if "step" in held:
+        held["step"] += draw.choice([1, 0.5, 1000])
+
+
+def any_number_set(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
+    held = draw.choice([*optimizer.state.values(), {}])
+    scalars = [value for value in held.values() if isinstance(value, Tensor) and value.dim() == 0]
+    if scalars:
+        draw.choice(scalars).fill_(draw.choice([1.0, 0.5, 0.25, 3.0]))
+
+
+def one_frozen(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
+    parameter = draw.choice(list(model.parameters()))
+    parameter.requires_grad_(not parameter.requires_grad)
+    if not any(each.requires_grad for each in model.parameters()):
+        parameter.requires_grad_(True)
+
+
+def loaded(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def counters_replaced(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
+    for held in optimizer.state.values():
+        if "step" in held:
+            held["step"] = held["step"] + draw.choice([0, 3])
+
+
+def counters_shared(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
+    states = [held for held in optimizer.state.values() if "step" in held]
+    for held in states[1:]:
+        held["step"] = states[0]["step"]
+
+
+def other_beta(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
+    for group in optimizer.param_groups:
+        if "betas" in group:
+            group["betas"] = draw.choice([(0.9, 0.999), (0.8, 0.9), (0.0, 0.5)])
+
+
+def state_dropped(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
+    optimizer.state.clear()
+
+
+def nothing(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
+    pass
+
+
+CHANGES: list[Change] = [
+    other_rate,
+    counters_set,
+    one_counter_set,
+    any_number_set,
+    one_frozen,
+    loaded,
+    counters_replaced,
+    counters_shared,
+    other_beta,
+    state_dropped,
+]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("change", CHANGES, ids=[change.__name__ for change in CHANGES])
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in READ_NOTHING])
+def test_changed_between_steps(name: str, change: Change) -> None:
+    """Each change some calls apart, and then at each call."""
+
+    def script(capture: Capture) -> Calls:
+        draw = random.Random(hash_of(name))
+        model = small()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        state = {"model": model, "optimizer": optimizer}
+        step = capture(training(model, optimizer), state=state)
+        for i, x in enumerate(inputs(40, 4, 8)):
+            if i > 8 and (i % 6 == 0 or i > 34):
+                change(model, optimizer, draw)
+            yield step(x)
+        return state
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays >= 3, found.steps[0].stats
+
+
+def hash_of(name: str) -> int:
+    return sum(map(ord, name))
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("seed", range(30))
+def test_changed_at_random(seed: int) -> None:
+    def script(capture: Capture) -> Calls:
+        draw = random.Random(seed)
+        model = small()
+        name = draw.choice([name for name in OPTIMIZERS if name not in READ_NOTHING])
+        make = draw.choice([OPTIMIZERS[name], lambda p: with_lists(name, p)])
+        halves = list(model.parameters())[:2], list(model.parameters())[2:]
+        groups = [{"params": half, "lr": draw.choice([0.1, 0.01])} for half in halves]
+        optimizer = make(groups if draw.random() < 0.5 else list(model.parameters()))
+        state = {"model": model, "optimizer": optimizer}
+        step = capture(training(model, optimizer), state=state)
+        for x in inputs(60, 4, 8):
+            if draw.random() < 0.2:
+                draw.choice(CHANGES)(model, optimizer, draw)
+            yield step(x)
+        return state
+
+    check_right(script)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize("name", ["AdamW", "RAdam", "NAdam", "ASGD"])
+def test_a_plan_that_is_found_in_the_store(name: str, trust: bool, tmp_path: Path) -> None:
+    """A second session finds the plan of the first one, after more steps than that has seen."""
+
+    def script(capture: Capture) -> Calls:
+        model = small()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        state = {"model": model, "optimizer": optimizer}
+        train_step = training(model, optimizer)
+        xs = list(inputs(30, 4, 8))
+        for part in (xs[:15], xs[15:]):
+            step = capture(train_step, state=state, plans=tmp_path, trust_plans=trust)
+            for x in part:
+                yield step(x)
+        return state
+
+    def captured(fn: Any, *, state: Any = None, **options: Any) -> Any:
+        return rote_capture(fn, state=state, strict=True, **options)
+
+    found = check_right(script, captured)
+    assert ORACLE_ONLY or found.steps[1].stats.replays >= (15 if trust else 14), found.steps[1].stats
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_a_loop_of_ones_own_that_reads_a_counter() -> None:
+    """Only the code of PyTorch's optimizers is known to do no more than arithmetic with the number."""
+
+    def script(capture: Capture) -> Calls:
+        model = small()
+        counter = torch.zeros(())
+
+        def train_step(x: Tensor) -> Tensor:
+            loss: Tensor = model(x).square().mean()
+            loss.backward()
+            counter.add_(1)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= parameter.grad * (0.1 / counter.item())
+                    parameter.grad = None
+            return loss.detach()
+
+        step = capture(train_step, state={"model": model, "counter": counter})
+        for x in inputs(8, 4, 8):
+            yield step(x)
+        return {"model": model, "counter": counter}
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        assert found.steps[0].stats.replays == 0
+        assert "_local_scalar_dense" in found.steps[0].stats.refusals[0]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("function", ["_get_value", "_single_tensor_adam"])
+def test_a_function_of_the_optimizer_that_is_replaced(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it does with the number is not known."""
+    import math
+
+    from torch.optim import adam
+
+    own = vars(adam)[function]
+    seen: list[float] = []
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        if function == "_get_value":
+            return math.floor(own(*args, **kwargs) / 5) * 5 + 5
+        seen.append(kwargs.get("lr", args[0]))
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(adam, function, replaced)
+
+    def script(capture: Capture) -> Calls:
+        model = small()
+        optimizer = torch.optim.Adam(model.parameters())
+        step = capture(training(model, optimizer), state={"model": model, "optimizer": optimizer})
+        for x in inputs(20, 4, 8):
+            yield step(x)
+        return model
+
+    check_right(script)
