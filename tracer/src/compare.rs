@@ -215,8 +215,7 @@ fn differs(a: &Recording, instr: usize, x: &Instr, left: &str, right: &str) -> R
              (a step counter, a schedule) would be frozen"
         ),
         "keep the number in a tensor, pass it as an argument if it has few values, or let the plan follow it (in \
-         PyTorch a number in param_groups); PyTorch's optimizers keep their step counters in tensors with fused=True, \
-         or on a GPU with capturable=True",
+         PyTorch a number in param_groups)",
     )
 }
 

@@ -97,8 +97,7 @@ impl Recorder {
             "reads a tensor on the host (in Python .item(), float(), bool(), print()): a plan cannot hold the host's \
              use of the value",
             "return the tensor and read it outside the captured function, or decide on the device (torch.where in \
-             PyTorch); PyTorch's optimizers keep their step counters in tensors with fused=True, or on a GPU with \
-             capturable=True",
+             PyTorch); an optimizer of your own can compute with its step counter as a tensor",
         )
     }
 
