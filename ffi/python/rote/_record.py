@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from . import _literals
 from ._arguments import notation, op_name
 from ._frames import TORCH, Handlers, handler_since, is_users_own, user_line
 from ._identity import address
@@ -133,18 +134,6 @@ def within_kernel() -> bool:
     return torch._C._dispatch_tls_local_exclude_set().has(_OBSERVED_KEY)
 
 
-def _constant(tensor: torch.Tensor, number: float | None) -> tuple[Any, Any, Any]:
-    """The op that makes a constant of no dims anew at every replay, from the number that it was made of, if that is
-    known."""
-    with _unseen():
-        value = torch._C.TensorBase.item(tensor) if number is None else number
-    return (
-        torch.ops.aten.scalar_tensor.default,
-        (value,),
-        {"dtype": tensor.dtype, "device": tensor.device},
-    )
-
-
 # References to a collective's result once its thread has let go of it: four, or five where the
 # caller has one more, as seen in PyTorch 2.15, where the thread holds three more. Where there
 # are others, recordings go on after the time below, and may differ.
@@ -207,11 +196,12 @@ class _Recorder:
         try:
             if kind == _WAITS and self._patient:
                 self._patient = _let_go(tensor)
-            if kind == _LIFTS and tensor.dim() == 0 and not is_users_own(sys._getframe(1).f_code):
-                # torch's own code makes a constant, as optimizers do; were it no
-                # constant, the next recording would differ.
-                func, args, kwargs = _constant(tensor, self._watch.number)
-                self._note(lib.rote_record_op(self._session, func, args, kwargs, tensor, user_line()))
+            if kind == _LIFTS and self._is_constant(tensor, sys._getframe(1).f_code):
+                for func, args, kwargs, result in _literals.ops_of(tensor, self._watch.number, _unseen):
+                    self._note(lib.rote_record_op(self._session, func, args, kwargs, result, user_line()))
+                    if self._seen is not None:
+                        self._seen(func, args, kwargs, result)
+                return
             else:
                 status = lib.rote_record_observed(self._session, user_line())
                 if status in (MAY_RAISE, MAY_RAISE_LATE):
@@ -222,6 +212,11 @@ class _Recorder:
             self._fail(problem)
         if self._seen is not None:
             self._seen(func, args, kwargs, result)
+
+    def _is_constant(self, tensor: torch.Tensor, by: types.CodeType) -> bool:
+        """Whether a tensor is made of numbers that are written in the code, or follow from guarded values: were it no
+        constant, the next recording would differ. PyTorch's own code makes such of no dims, as optimizers do."""
+        return self._watch.literal or (tensor.dim() == 0 and not is_users_own(by) and by not in _MAKERS)
 
     def _may_raise(self, late: bool) -> None:
         """A replay of the last op may raise, perhaps too late to start again: notes what eager leaves then."""
@@ -304,6 +299,9 @@ Call = tuple[Any, Any, Any]
 
 _HOST_READS = ("tolist", "numpy", "__array__")
 _ADDRESSES = ("data_ptr", "const_data_ptr")  # the last one is new
+_MADE_OF_DATA = ("tensor", "as_tensor", "asarray")
+# Code of ours that stands between these and their callers.
+_MAKERS: set[types.CodeType] = set()
 _BY_ELEMENTS = ("apply_", "map_", "map2_")  # call a function for each element, without an op
 # Reads meshes, which are no data of the step.
 _READS_MESHES = f"{TORCH}distributed/"
@@ -343,6 +341,7 @@ class Watch:
         #: The plain float behind one whose use a recording follows.
         self.followed: Callable[[Any], float | None] = lambda data: None
         self.number: float | None = None  # of which PyTorch makes a tensor now
+        self.literal = False  # whether PyTorch makes a tensor of numbers now, which is all that it has in its memory
         self.looks = Looks(session, self.refuse, _is_step)
 
     def patches(self, stack: ExitStack) -> None:
@@ -351,7 +350,8 @@ class Watch:
         for name in _HOST_READS:
             stack.enter_context(_patched(torch.Tensor, name, self._host_read(name)))
         stack.enter_context(_patched(torch.Tensor, "item", self._item()))
-        stack.enter_context(_patched(torch, "as_tensor", self._as_tensor()))
+        for name in _MADE_OF_DATA:
+            stack.enter_context(_patched(torch, name, self._made_of_data(getattr(torch, name))))
         for name in _BY_ELEMENTS:
             stack.enter_context(_patched(torch.Tensor, name, self._by_elements(name)))
         for name in _ADDRESSES:
@@ -517,17 +517,17 @@ class Watch:
 
         return item
 
-    def _as_tensor(self) -> Callable[..., Any]:
-        original = torch.as_tensor
-
-        def as_tensor(data: Any, *args: Any, **kwargs: Any) -> Any:
+    def _made_of_data(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(data: Any, *args: Any, **kwargs: Any) -> Any:
             self.number = self.followed(data)
+            self.literal = self.number is not None or _literals.is_literal(data)
             try:
                 return original(data, *args, **kwargs)
             finally:
-                self.number = None
+                self.number, self.literal = None, False
 
-        return as_tensor
+        _MAKERS.add(make.__code__)
+        return make
 
     def _refused(self, op: str, original: Callable[..., Any], reason: str, remedy: str) -> Callable[..., Any]:
         """A function that only kernels may call while a step is recorded."""

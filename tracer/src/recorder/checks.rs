@@ -212,12 +212,12 @@ impl Recorder {
                         return Self::refuse(
                             op,
                             format!(
-                                "makes a tensor ({}) from host data inside the step (in PyTorch torch.tensor, \
-                                 torch.from_numpy): a replay would reuse the old data",
+                                "makes a tensor ({}) from host data inside the step: a replay would reuse the old data",
                                 tensor.describe()
                             ),
                             "pass the data as an argument, keep it in the state (a buffer), or make the tensor by an \
-                             op (torch.full, torch.arange)",
+                             op (torch.full, torch.arange); in PyTorch, torch.tensor() may be given up to 64 numbers in \
+                             lists and tuples",
                         );
                     }
                     return Self::refuse(

@@ -1,0 +1,51 @@
+"""Tensors that a step makes of numbers on the host: a plan makes them anew by ops.
+
+Whether the numbers change is seen as for any other number: two recordings differ then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+_MOST = 64  # elements; larger data belongs into the state
+_NUMBERS = (bool, int, float, complex)
+
+# An op with its arguments and its result.
+Op = tuple[Any, tuple[Any, ...], dict[str, Any], torch.Tensor]
+
+
+def is_literal(data: Any) -> bool:
+    """Whether data is a number, or lists and tuples of a few: a tensor of it has memory of its own."""
+    left = _MOST
+    pending = [data]
+    while pending:
+        value = pending.pop()
+        if type(value) in (list, tuple):
+            pending.extend(value[: left + 1])
+        elif type(value) not in _NUMBERS:
+            return False
+        else:
+            left -= 1
+        if left < 0 or len(pending) > _MOST * 8:
+            return False
+    return True
+
+
+def ops_of(tensor: torch.Tensor, number: float | None, unseen: Callable[[], Any]) -> Iterator[Op]:
+    """The ops that make a constant anew. ``number``: what it was made of, where that is known more exactly than the
+    tensor holds it. What runs under ``unseen()`` is not recorded."""
+    like = {"dtype": tensor.dtype, "device": tensor.device}
+    if tensor.numel() == 0:
+        yield torch.ops.aten.empty.memory_format, (list(tensor.shape),), like, tensor
+        return
+    with unseen():
+        values = tensor.reshape(-1).tolist()
+        parts = [tensor] if tensor.dim() == 0 else [each.clone() for each in tensor.reshape(-1)]
+        flat = tensor.view(-1)
+    for part, value in zip(parts, values, strict=True):
+        yield torch.ops.aten.scalar_tensor.default, (value if number is None else number,), like, part
+    if tensor.dim() > 0:
+        yield torch.ops.aten.stack.default, (parts,), {}, flat

@@ -1,0 +1,130 @@
+"""Tensors that a step makes of numbers which are written in its code, or follow from guarded values."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right
+from torch import Tensor
+
+WAYS = ("tensor", "as_tensor", "asarray")
+DATA: dict[str, Any] = {
+    "number": 0.1,
+    "integer": 7,
+    "flag": True,
+    "complex": 1 - 2j,
+    "list": [1.5, -0.0, float("inf"), float("nan")],
+    "nested": [[1, 2, 3], (4, 5, 6)],
+    "large": [2**53 + 1, -(2**63)],
+    "flags": [True, False],
+    "empty": [],
+    "empty rows": [[], []],
+    "one": [[[3.0]]],
+    "mixed": [1, 2.5, True],
+    "many": list(range(64)),
+}
+DTYPES = [None, torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool]
+DTYPES += [torch.complex64]
+
+
+def fits(data: Any, dtype: torch.dtype | None) -> bool:
+    try:
+        torch.tensor(data, dtype=dtype)
+    except (RuntimeError, ValueError, OverflowError, TypeError):
+        return False
+    return True
+
+
+def each_call(step: Callable[[Tensor], Any], calls: int = 8) -> Callable[[Capture], Calls]:
+    def script(capture: Capture) -> Calls:
+        captured = capture(step)
+        for i in range(calls):
+            yield captured(torch.full((2, 2), float(i)))
+
+    return script
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", DATA)
+def test_data_and_dtypes(name: str, way: str) -> None:
+    """As a result, as an operand, and written in place: each replay makes another one."""
+    data = DATA[name]
+    for dtype in DTYPES:
+        if not fits(data, dtype):
+            continue
+
+        def step(x: Tensor, dtype: torch.dtype | None = dtype) -> Any:
+            made, other = (getattr(torch, way)(data, dtype=dtype) for _ in range(2))
+            other.zero_()
+            return made, made == other, x + 1, other
+
+        check_equal(each_call(step), replays=5)
+
+
+@pytest.mark.ranks(1)
+def test_written_in_place_and_part_of_a_graph() -> None:
+    def step(x: Tensor) -> Any:
+        sums = torch.tensor([1.0, 2.0])
+        sums += x.sum(0)
+        weight = torch.tensor([[0.5, 0.25]], requires_grad=True)
+        (weight * x).sum().backward()
+        return sums, sums[1:].clone(), weight.grad
+
+    check_equal(each_call(step), replays=5)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_what_the_numbers_follow_from_is_guarded() -> None:
+    lists = [1.0, 2.0], [3.0, 4.0]
+    held = {"scale": 0.5, "list": lists[0]}
+
+    def script(capture: Capture) -> Calls:
+        def step(x: Tensor, by: float) -> Tensor:
+            return x * torch.tensor([held["scale"], by]) + torch.tensor(held["list"])
+
+        captured = capture(step)
+        for i in range(24):
+            held["scale"] = 0.5 if i < 6 or i > 18 else 0.25
+            held["list"] = lists[i % 12 >= 10]
+            yield captured(torch.full((2, 2), float(i)), 1.0 if i % 3 else 2.0)
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays > 5, found.steps[0].stats
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("what", ["counter", "array", "a view of an array", "number of an array", "read", "too many"])
+def test_what_is_still_refused(what: str) -> None:
+    def script(capture: Capture) -> Calls:
+        counter = itertools.count()
+        array = np.zeros(2)
+
+        def step(x: Tensor) -> Tensor:
+            if what == "counter":
+                return x + torch.tensor([float(counter.__next__()), 1.0])
+            if what == "array":
+                return x + torch.as_tensor(array)
+            if what == "a view of an array":
+                made = torch.as_tensor(array)
+                made += 1
+                return x + made
+            if what == "number of an array":
+                return x + torch.as_tensor(np.array(float(counter.__next__())))
+            if what == "read":
+                return x + torch.tensor([x[0, 0].item(), 1.0])
+            return x.view(-1)[:1] + torch.tensor([1.0] * 65)
+
+        captured = capture(step)
+        for i in range(8):
+            yield captured(torch.full((2, 2), float(i)))
+        return torch.tensor(array)
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays == 0, found.steps[0].stats
+    assert ORACLE_ONLY or found.steps[0].stats.refusals, found.steps[0].stats
