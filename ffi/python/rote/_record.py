@@ -337,12 +337,18 @@ class Watch:
         self.handlers = Handlers()
         self.open_ops: list[Call | None] = []
         #: The number that a frame reads from a tensor, if a replay can compute what follows from it.
-        self.number_in: Callable[[torch.Tensor, types.FrameType], float | None] = lambda tensor, frame: None
+        self.number_in: Callable[[torch.Tensor, types.FrameType], float | None]
         #: The plain float behind one whose use a recording follows.
-        self.followed: Callable[[Any], float | None] = lambda data: None
+        self.followed: Callable[[Any], float | None]
+        self.follows_nothing()
         self.number: float | None = None  # of which PyTorch makes a tensor now
         self.literal = False  # whether PyTorch makes a tensor of numbers now, which is all that it has in its memory
         self.looks = Looks(session, self.refuse, _is_step)
+
+    def follows_nothing(self) -> None:
+        """No number is followed."""
+        self.number_in = lambda tensor, frame: None
+        self.followed = lambda data: None
 
     def patches(self, stack: ExitStack) -> None:
         """Enters every patch."""

@@ -528,6 +528,7 @@ class Recording:
         while self._replaced:
             _put_back(*self._replaced.pop())
         self._tape.close()
+        self._watch.follows_nothing()  # nothing refers to this recording any more
 
     def forget(self) -> None:
         """Lets go of what was seen: nothing but weak references may hold it, and cycles here are collected late."""
