@@ -116,7 +116,8 @@ class _Search:
         recording = Recording(self._step, self._args, self._kwargs)
         try:
             recording.prepare()
-            changed = recording.compare(recording.run(seen), self._variant)
+            recording.run(seen)
+            changed = recording.compare(self._variant)
         except BaseException:
             recording.close()
             lib.rote_record_abort(self._session)

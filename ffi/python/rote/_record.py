@@ -129,6 +129,12 @@ def _unseen() -> Any:
     return torch._C._ExcludeDispatchKeyGuard(_OBSERVED)
 
 
+def number_in(tensor: torch.Tensor) -> Any:
+    """The number in a tensor of one element."""
+    with _unseen():
+        return torch._C.TensorBase.item(tensor)
+
+
 def within_kernel() -> bool:
     """Whether the caller is a kernel in Python of an op that is recorded: what it does, a replay does too."""
     return torch._C._dispatch_tls_local_exclude_set().has(_OBSERVED_KEY)
@@ -340,6 +346,8 @@ class Watch:
         self.number_in: Callable[[torch.Tensor, types.FrameType], float | None]
         #: The plain float behind one whose use a recording follows.
         self.followed: Callable[[Any], float | None]
+        #: What stands for a number that the step reads from a tensor only to return it.
+        self.read_out: Callable[[torch.Tensor, types.FrameType], Any]
         self.follows_nothing()
         self.number: float | None = None  # of which PyTorch makes a tensor now
         self.literal = False  # whether PyTorch makes a tensor of numbers now, which is all that it has in its memory
@@ -349,6 +357,7 @@ class Watch:
         """No number is followed."""
         self.number_in = lambda tensor, frame: None
         self.followed = lambda data: None
+        self.read_out = lambda tensor, frame: None
 
     def patches(self, stack: ExitStack) -> None:
         """Enters every patch."""
@@ -518,8 +527,13 @@ class Watch:
         original = torch._C.TensorBase.item
 
         def item(tensor: torch.Tensor) -> Any:
-            followed = None if within_kernel() else self.number_in(tensor, sys._getframe(1))
-            return original(tensor) if followed is None else followed
+            if within_kernel():
+                return original(tensor)
+            frame = sys._getframe(1)
+            if (followed := self.number_in(tensor, frame)) is not None:
+                return followed
+            read = self.read_out(tensor, frame)
+            return original(tensor) if read is None else read
 
         return item
 

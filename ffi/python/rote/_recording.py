@@ -18,7 +18,7 @@ from torch.distributed import device_mesh
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from . import _calls, _code, _facts, _floats, _memory, _reach, _record, _results, _state, _uses, _views
+from . import _calls, _code, _facts, _floats, _memory, _reach, _record, _results, _returns, _state, _uses, _views
 from ._calls import Calls, Codes
 from ._native import NO_INDEX, c_text, check, error, ids, lib, record_fact_without_key, record_no_grad, take_object
 from ._specs import local_of, mesh_text, place_of, short_text
@@ -168,6 +168,7 @@ class Recording:
         self._watch = _record.Watch(self._session, self._specs)
         self._tape = _floats.Tape(self._session, frozenset(), self._watch.refuse)
         self._readable: set[int] = set()
+        self._result: Any = None
         self._replaced: list[tuple[dict[str, Any], str, float, _floats.TracedFloat]] = []
         self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
@@ -244,6 +245,7 @@ class Recording:
         self._readable = _uses.readable(state.optimizers, self.tensors, walk.functions)
         self._watch.number_in = self._number_in
         self._watch.followed = _floats.plain_of
+        self._watch.read_out = self._read_out
         given: set[int] = set()
         _containers((self._args, self._kwargs), given)
         follows = self._follows(walk, given)
@@ -371,6 +373,14 @@ class Recording:
         if type(tensor) is not torch.Tensor or not _uses.is_reader(frame, self._readable):
             return None
         return _floats.in_tensor(self._tape, tensor)
+
+    def _read_out(self, tensor: torch.Tensor, frame: types.FrameType) -> _returns.Read | None:
+        """What stands for a number that the step only returns; None if it may do something else with it."""
+        source = _returns.source_of(tensor)
+        if source is None or not _returns.is_returned(frame, self._step.function, _record.run.__code__):
+            return None
+        kept = source.detach().clone()
+        return _returns.Read(kept, _record.number_in(kept))
 
     def _hooks(self, walk: _reach.Reach, path: str, tensor: torch.Tensor) -> None:
         """Guards what the hooks of a tensor, and of the node that adds up its gradient, can reach."""
@@ -501,9 +511,11 @@ class Recording:
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self._grads if grad is not None]
         try:
             if self._step.ran is None:
-                return _floats.returned(_record.run(self._session, self._watch, call, seen))
-            with self._calls:
-                return _floats.returned(_record.run(self._session, self._watch, call, seen))
+                self._result = _floats.returned(_record.run(self._session, self._watch, call, seen))
+            else:
+                with self._calls:
+                    self._result = _floats.returned(_record.run(self._session, self._watch, call, seen))
+            return _returns.plain(self._result)
         finally:
             self.close()
 
@@ -545,9 +557,9 @@ class Recording:
 
         return find
 
-    def finish(self, result: Any) -> dict[str, Any]:
+    def finish(self) -> dict[str, Any]:
         """Hands results and gradients to the library and ends the recording."""
-        structure, output_specs, views = self._leave(result)
+        structure, output_specs, views = self._leave()
         text = lib.rote_record_finish(self._session, _results.to_json(structure, views))
         if text is None:
             raise RuntimeError(f"rote: {error()}")
@@ -558,13 +570,13 @@ class Recording:
             )
         return outcome
 
-    def compare(self, result: Any, variant: int) -> dict[str, Any] | None:
+    def compare(self, variant: int) -> dict[str, Any] | None:
         """Ends the recording without a plan: the first instruction that the plan of a variant has otherwise."""
-        structure, _, views = self._leave(result)
+        structure, _, views = self._leave()
         text = lib.rote_record_compare(self._session, variant, _results.to_json(structure, views))
         return None if text is None else json.loads(text)
 
-    def _leave(self, result: Any) -> tuple[Any, list[tuple[Any, bool]], list[_views.Made]]:
+    def _leave(self) -> tuple[Any, list[tuple[Any, bool]], list[_views.Made]]:
         """Hands results and gradients to the library: the structure of the result, of each tensor in it the
         spec and whether it requires grad, and what they are views of."""
         session = self._session
@@ -602,7 +614,7 @@ class Recording:
                 )
         outputs: list[torch.Tensor] = []
         try:
-            structure = _results.encode(result, names, outputs, self._outlives)
+            structure = _results.encode(self._result, names, outputs, self._outlives)
         except _results.Unsupported as problem:
             structure = {"c": None}
             self._watch.refuse(
@@ -647,6 +659,7 @@ class Recording:
             self._finish_grad(path, tensor, before)
         self._grads = []
         outputs.clear()
+        self._result = None
         for name in lib.rote_record_groups(session).decode().split("\n"):
             if name:
                 self._group(name)

@@ -13,6 +13,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from ._native import check, lib
+from ._returns import Read
 from ._specs import local_of, mesh_text
 from ._views import Made, as_inference, make, of_inference
 
@@ -30,6 +31,8 @@ def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outl
     def node(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return names.get(id(value)) or tensor(value)
+        if isinstance(value, Read):
+            return {"item": tensor(value.tensor)}
         kind = type(value)
         if kind is float and not math.isfinite(value):
             return {"f": "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")}
@@ -79,6 +82,8 @@ def _decode(node: Any, tensors: list[Any], own: Callable[[str], Any]) -> Any:
         return own(value)
     if kind == "local":
         return local_of(_decode(value, tensors, own))
+    if kind == "item":
+        return _decode(value, tensors, own).item()
     if kind == "tuple":
         return tuple(_decode(item, tensors, own) for item in value)
     if kind == "list":

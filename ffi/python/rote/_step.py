@@ -389,7 +389,7 @@ class Step:
             if not self._has_followed(recording):
                 self._abort(recording)
                 return result
-            outcome = recording.finish(result)
+            outcome = recording.finish()
         except BaseException as problem:
             self._abort(recording)
             if not isinstance(problem, Exception):

@@ -233,7 +233,7 @@ def _source(filename: str) -> tuple[ast.Module, types.CodeType] | None:
         return None
 
 
-def _node_of(code: types.CodeType) -> _Function | None:
+def node_of(code: types.CodeType) -> _Function | None:
     """The source of a function, when that is what runs."""
     source = _source(code.co_filename)
     if source is None or code not in set(_nested(source[1])):
@@ -257,7 +257,7 @@ def _check_code(function: types.FunctionType) -> None:
     if own.get("torch", torch) is not torch or any(hasattr(builtins, name) for name in own.keys() & _Checker.BUILTINS):
         raise Unproven(f"{function.__qualname__} names another torch, or replaces built-in functions")
     if code not in _checked:
-        node = _node_of(code)
+        node = node_of(code)
         if node is None:
             _checked[code] = f"{function.__qualname__} names param_groups, and its source is not known"
         else:

@@ -44,7 +44,7 @@ impl<'de> Visitor<'de> for Node {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a node with one of the keys t, c, f, b, local, tuple, list, dict, views")
+        f.write_str("a node with one of the keys t, c, f, b, local, item, tuple, list, dict, views")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
@@ -70,7 +70,7 @@ impl<'de> Visitor<'de> for Node {
             Form::Bound => {
                 map.next_value::<Text>()?;
             }
-            Form::Local => map.next_value_seed(self)?,
+            Form::Inner => map.next_value_seed(self)?,
             Form::Sequence => map.next_value_seed(Nodes(self))?,
             Form::Dict => map.next_value_seed(Items(self))?,
         }
@@ -86,7 +86,8 @@ enum Form {
     Constant,
     NonFinite,
     Bound,
-    Local,
+    /// The local tensor, or the number, of what another node stands for.
+    Inner,
     Sequence,
     Dict,
 }
@@ -98,7 +99,7 @@ impl<'de> Deserialize<'de> for Form {
             type Value = Form;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("one of the keys t, c, f, b, local, tuple, list, dict, views")
+                f.write_str("one of the keys t, c, f, b, local, item, tuple, list, dict, views")
             }
 
             fn visit_str<E: Error>(self, key: &str) -> Result<Form, E> {
@@ -107,7 +108,7 @@ impl<'de> Deserialize<'de> for Form {
                     "c" => Ok(Form::Constant),
                     "f" => Ok(Form::NonFinite),
                     "b" => Ok(Form::Bound),
-                    "local" => Ok(Form::Local),
+                    "local" | "item" => Ok(Form::Inner),
                     "tuple" | "list" | "views" => Ok(Form::Sequence),
                     "dict" => Ok(Form::Dict),
                     _ => Err(E::invalid_value(

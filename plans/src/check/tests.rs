@@ -741,6 +741,7 @@ fn the_result_structure_is_read() {
         r#" {"list":[{"c":true},{"f":"-inf"},{"tuple":[]}]} "#,
         r#"{"dict":[]}"#,
         r#"{"local":{"b":"x"}}"#,
+        r#"{"item":{"t":0}}"#,
         r#"{"views":[{"t":0},{"tuple":[{"t":0},{"local":{"b":"x"}},{"c":3}]}]}"#,
     ] {
         assert_eq!(result(valid), "valid", "{valid}");
@@ -758,11 +759,11 @@ fn the_result_structure_is_read() {
         (r#"{"t":0,"c":1}"#, "a node with a second key"),
         (
             r#"{"x":0}"#,
-            "expected one of the keys t, c, f, b, local, tuple, list, dict, views",
+            "expected one of the keys t, c, f, b, local, item, tuple, list, dict, views",
         ),
         (
             r#"[]"#,
-            "expected a node with one of the keys t, c, f, b, local, tuple, list, dict, views",
+            "expected a node with one of the keys t, c, f, b, local, item, tuple, list, dict, views",
         ),
         (
             r#"{"c":[]}"#,

@@ -1,0 +1,115 @@
+"""Numbers that a step reads from tensors only to return them: ``return loss.item()``.
+
+Nothing between the read and the caller can use such a number. This is proven from the code: the captured function
+itself calls ``.item()`` inside a ``return`` statement, in a place of a tuple, list or dict that is written there, or as
+the whole result. While the step is recorded, a :class:`Read` stands in that place. The plan returns the tensor, and a
+replay reads the number from it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from ._frames import TORCH
+from ._uses import node_of
+
+# Functions of PyTorch that call the captured function and return what it returns, such as `torch.no_grad()`.
+_PASSING = f"{TORCH}utils/_contextlib.py"
+
+
+class Read:
+    """A number that is returned, with a tensor of its own that holds it."""
+
+    __slots__ = ("tensor", "value")
+
+    def __init__(self, tensor: torch.Tensor, value: Any) -> None:
+        self.tensor = tensor
+        self.value = value
+
+
+def source_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The plain tensor that a read finds its number in, if that is simple."""
+    if type(tensor) is DTensor and all(isinstance(placement, Replicate) for placement in tensor.placements):
+        tensor = tensor._local_tensor
+    return tensor if type(tensor) is torch.Tensor and tensor.numel() == 1 else None
+
+
+def is_returned(frame: types.FrameType, step: Any, runner: types.CodeType) -> bool:
+    """Whether the call that a frame makes now is one whose result the frame's function only returns, as the result of
+    ``step``, which ``runner`` has called."""
+    inner, caller = frame, frame.f_back
+    while caller is not None and caller.f_code.co_filename == _PASSING:
+        if not _runs(caller.f_locals.get("func"), inner.f_code):
+            return False
+        inner, caller = caller, caller.f_back
+    if caller is None or caller.f_code is not runner or not _runs(step, inner.f_code):
+        return False
+    positions = list(frame.f_code.co_positions())
+    at = frame.f_lasti // 2
+    return at < len(positions) and positions[at] in _returned_calls(frame.f_code)
+
+
+def _runs(function: Any, code: types.CodeType) -> bool:
+    """Whether calling a function runs code and gives what this returns to the caller, and to nobody else (a cache)."""
+    while type(function) is functools.partial:
+        function = function.func
+    if type(function) is types.MethodType:
+        function = function.__func__
+    return type(function) is types.FunctionType and function.__code__ is code
+
+
+_calls: dict[types.CodeType, frozenset[Any]] = {}
+
+
+def _returned_calls(code: types.CodeType) -> frozenset[Any]:
+    """Where, in the source of a function, calls stand whose results it only returns."""
+    if code not in _calls:
+        _calls[code] = frozenset(_found(code))
+    return _calls[code]
+
+
+def _found(code: types.CodeType) -> Iterator[Any]:
+    if code.co_flags & (0x20 | 0x80 | 0x200):  # a generator, a coroutine
+        return
+    node = node_of(code)
+    if node is None:
+        return
+    pending: list[ast.AST] = list(ast.iter_child_nodes(node)) if not isinstance(node, ast.Lambda) else []
+    places: list[ast.expr | None] = [node.body] if isinstance(node, ast.Lambda) else []
+    while pending:
+        each = pending.pop()
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            continue
+        if isinstance(each, ast.Return):
+            places.append(each.value)
+            continue
+        pending.extend(ast.iter_child_nodes(each))
+    while places:
+        place = places.pop()
+        if isinstance(place, ast.Tuple | ast.List):
+            places.extend(place.elts)
+        elif isinstance(place, ast.Dict):
+            places.extend(place.values if None not in place.keys else ())
+        elif isinstance(place, ast.Call) and isinstance(place.func, ast.Attribute) and place.func.attr == "item":
+            yield place.lineno, place.end_lineno, place.col_offset, place.end_col_offset
+
+
+def plain(result: Any) -> Any:
+    """A result with the numbers in their places."""
+    if isinstance(result, Read):
+        return result.value
+    if type(result) in (tuple, list):
+        items = [plain(item) for item in result]
+        same = all(one is other for one, other in zip(items, result, strict=True))
+        return result if same else type(result)(items)
+    if type(result) is dict:
+        entries = {key: plain(value) for key, value in result.items()}
+        return result if all(entries[key] is value for key, value in result.items()) else entries
+    return result

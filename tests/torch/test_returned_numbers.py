@@ -1,0 +1,251 @@
+"""Numbers that a step reads from tensors only to return them."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import inputs, mesh, mlp
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, rote_capture
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+
+def whole(x: Tensor) -> float:
+    return x.sum().item()
+
+
+def in_displays(x: Tensor) -> Any:
+    count = (x > 0).sum()
+    return {"loss": x.mean().item(), "n": [count.item(), (count.item(),)]}, x * 2, count > 1
+
+
+def of_dtypes(x: Tensor) -> Any:
+    y = x[:1]
+    return [y.double().item(), y.to(torch.bfloat16).item(), y.to(torch.complex64).item(), (y > 0).item()]
+
+
+def of_more_dims(x: Tensor) -> Any:
+    return x[:1, None].item(), x[1:2].item()
+
+
+def written_later(x: Tensor) -> Any:
+    y = x.sum()
+    with contextlib.ExitStack() as stack:
+        stack.callback(y.zero_)
+        return y.item(), y
+
+
+def special(x: Tensor) -> Any:
+    zero = x[0] * 0
+    return (1 / zero.abs()).item(), (-1 / zero.abs()).item(), "text", None
+
+
+def by_a_condition(x: Tensor) -> Any:
+    if x.shape[0] > 100:
+        return x.sum().item()
+    return x.sum().item(), x.mean().item()
+
+
+def given_back(x: Tensor) -> Any:
+    return x[0].item(), x
+
+
+@torch.no_grad()
+def decorated(x: Tensor) -> Any:
+    return x.norm().item()
+
+
+class Steps:
+    def step(self, x: Tensor) -> Any:
+        return x.prod().item(), self.scale * x
+
+    scale = 3.0
+
+
+def scaled(by: float, x: Tensor) -> Any:
+    return x.sum().item(), x * by
+
+
+FOLLOWED = {"method": Steps().step, "partial": functools.partial(scaled, 2)}
+for _each in (
+    whole,
+    in_displays,
+    of_dtypes,
+    of_more_dims,
+    written_later,
+    special,
+    by_a_condition,
+    given_back,
+    decorated,
+):
+    FOLLOWED[_each.__name__] = _each
+
+
+def over(step: Callable[..., Any], calls: int = 10) -> Callable[[Capture], Calls]:
+    def script(capture: Capture) -> Calls:
+        captured = capture(step)
+        for x in inputs(calls, 4):
+            yield captured(x)
+
+    return script
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_returned(name: str) -> None:
+    check_equal(over(FOLLOWED[name]), replays=7)
+
+
+@functools.lru_cache
+def cached_sum(x: Tensor) -> Any:
+    return x.sum().item()
+
+
+@torch.no_grad()
+@functools.lru_cache
+def cached_inside(x: Tensor) -> Any:
+    return x.sum().item()
+
+
+def by_name(x: Tensor) -> Any:
+    value = x.sum().item()
+    return value
+
+
+def computed(x: Tensor) -> Any:
+    return x.sum().item() * 2
+
+
+def formatted(x: Tensor) -> Any:
+    return f"{x.sum().item():.2f}"
+
+
+def helper(x: Tensor) -> Any:
+    return x.sum().item()
+
+
+def by_a_helper(x: Tensor) -> Any:
+    return round(helper(x), 1)
+
+
+def as_an_argument(x: Tensor) -> Any:
+    return x * max(x.sum().item(), 1.0)
+
+
+def chosen(x: Tensor) -> Any:
+    return x.sum().item() or x
+
+
+def as_a_key(x: Tensor) -> Any:
+    return {x.sum().item(): 1}
+
+
+def spread(x: Tensor) -> Any:
+    return {**{"a": 1}, "b": x.sum().item()}
+
+
+def in_a_list(x: Tensor) -> Any:
+    return [each.item() for each in x]
+
+
+def converted(x: Tensor) -> Any:
+    return float(x.sum())
+
+
+def kept_by_a_wrapper() -> Callable[..., Any]:
+    seen = []
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(x: Tensor) -> Any:
+            seen.append(function(x))
+            return len(seen), seen[0]
+
+        return wrapper
+
+    return wrap(helper)
+
+
+REFUSED = [cached_sum, cached_inside, by_name, computed, formatted, by_a_helper, as_an_argument, chosen, as_a_key]
+REFUSED += [spread, in_a_list, converted]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("step", REFUSED, ids=lambda step: step.__name__)
+def test_used_otherwise(step: Callable[..., Any]) -> None:
+    found = check_right(over(step))
+    assert ORACLE_ONLY or not found.steps[0].stats.replays
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_a_wrapper_that_keeps_the_result() -> None:
+    def script(capture: Capture) -> Calls:
+        captured = capture(kept_by_a_wrapper())
+        for x in inputs(10, 4):
+            yield captured(x)
+
+    found = check_right(script)
+    assert ORACLE_ONLY or not found.steps[0].stats.replays
+
+
+@pytest.mark.ranks(2)
+def test_a_loop_as_scripts_have_it() -> None:
+    """Sharded parameters, an optimizer with its defaults, and the loss as a number."""
+
+    def script(capture: Capture) -> Calls:
+        model = mlp(mesh(2))
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def train_step(x: Tensor) -> float:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return loss.item()
+
+        state = {"model": model, "optimizer": optimizer}
+        step = capture(train_step, state=state)
+        for x in inputs(26, 4, 8):
+            yield step(x)
+        return state
+
+    check_equal(script)
+
+
+@pytest.mark.ranks(2)
+def test_of_replicated_tensors() -> None:
+    def script(capture: Capture) -> Calls:
+        on = mesh(2)
+        step = capture(lambda x: (x.sum().item(), x * 2))
+        for x in inputs(10, 4):
+            yield step(DTensor.from_local(x, on, [Replicate()]))
+
+    check_equal(script, replays=7)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_plan_that_is_found_in_the_store(trust: bool, tmp_path: Path) -> None:
+    def script(capture: Capture) -> Calls:
+        for _ in range(2):
+            step = capture(in_displays, plans=tmp_path, trust_plans=trust)
+            for x in inputs(6, 4):
+                yield step(x)
+
+    def captured(fn: Any, *, state: Any = None, **options: Any) -> Any:
+        return rote_capture(fn, state=state, strict=True, **options)
+
+    found = check_right(script, captured)
+    assert ORACLE_ONLY or found.steps[1].stats.replays >= (6 if trust else 5), found.steps[1].stats
+
+
+@pytest.mark.ranks(1)
+def test_compared_with_eager() -> None:
+    check_equal(over(in_displays), replays=5, verify=3)
