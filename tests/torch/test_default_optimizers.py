@@ -156,7 +156,8 @@ def other_beta(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
 
 
 def state_dropped(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
-    optimizer.state.clear()
+    if not isinstance(optimizer, torch.optim.Adagrad):  # makes its state once, in some versions
+        optimizer.state.clear()
 
 
 def nothing(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
@@ -280,6 +281,23 @@ def test_a_loop_of_ones_own_that_reads_a_counter() -> None:
     if not ORACLE_ONLY:
         assert found.steps[0].stats.replays == 0
         assert "_local_scalar_dense" in found.steps[0].stats.refusals[0]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_a_read_that_the_script_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: own(tensor) + 1)
+
+    def script(capture: Capture) -> Calls:
+        model = small()
+        optimizer = torch.optim.Adam(model.parameters())
+        step = capture(training(model, optimizer), state={"model": model, "optimizer": optimizer})
+        for x in inputs(12, 4, 8):
+            yield step(x)
+        return model
+
+    check_right(script)
 
 
 @pytest.mark.ranks(1)

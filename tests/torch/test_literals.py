@@ -99,6 +99,25 @@ def test_what_the_numbers_follow_from_is_guarded() -> None:
 
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
+def test_a_function_that_the_script_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = np.zeros(2, dtype=np.float32)
+    monkeypatch.setattr(torch, "tensor", lambda data: torch.from_numpy(shared))
+
+    def script(capture: Capture) -> Calls:
+        shared[:] = 0
+
+        def step(x: Tensor) -> Tensor:
+            return x + torch.tensor([1.0, 2.0]).add_(1)
+
+        captured = capture(step)
+        for i in range(8):
+            yield captured(torch.full((2, 2), float(i)))
+
+    check_right(script)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("what", ["counter", "array", "a view of an array", "number of an array", "read", "too many"])
 def test_what_is_still_refused(what: str) -> None:
     def script(capture: Capture) -> Calls:

@@ -524,10 +524,11 @@ class Watch:
         return read
 
     def _item(self) -> Callable[..., Any]:
-        original = torch._C.TensorBase.item
+        original = torch.Tensor.item
+        is_own = original is torch._C.TensorBase.item  # and not one that the script has put there
 
         def item(tensor: torch.Tensor) -> Any:
-            if within_kernel():
+            if within_kernel() or not is_own:
                 return original(tensor)
             frame = sys._getframe(1)
             if (followed := self.number_in(tensor, frame)) is not None:
@@ -538,9 +539,11 @@ class Watch:
         return item
 
     def _made_of_data(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        is_own = type(original) is types.BuiltinFunctionType  # and not one that the script has put there
+
         def make(data: Any, *args: Any, **kwargs: Any) -> Any:
-            self.number = self.followed(data)
-            self.literal = self.number is not None or _literals.is_literal(data)
+            self.number = self.followed(data) if is_own else None
+            self.literal = self.number is not None or (is_own and _literals.is_literal(data))
             try:
                 return original(data, *args, **kwargs)
             finally:
