@@ -285,9 +285,10 @@ def test_a_loop_of_ones_own_that_reads_a_counter() -> None:
 
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
-def test_a_read_that_the_script_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_the_script_has_replaced() -> None:
     own = torch.Tensor.item
-    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: own(tensor) + 1)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(torch.Tensor, "item", lambda tensor: own(tensor) + 1)
 
     def script(capture: Capture) -> Calls:
         model = small()
@@ -297,13 +298,16 @@ def test_a_read_that_the_script_has_replaced(monkeypatch: pytest.MonkeyPatch) ->
             yield step(x)
         return model
 
-    check_right(script)
+    try:
+        check_right(script)
+    finally:
+        patch.undo()
 
 
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("function", ["_get_value", "_single_tensor_adam"])
-def test_a_function_of_the_optimizer_that_is_replaced(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_of_the_optimizer_that_is_replaced(function: str) -> None:
     """What it does with the number is not known."""
     import math
 
@@ -318,7 +322,8 @@ def test_a_function_of_the_optimizer_that_is_replaced(function: str, monkeypatch
         seen.append(kwargs.get("lr", args[0]))
         return own(*args, **kwargs)
 
-    monkeypatch.setattr(adam, function, replaced)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(adam, function, replaced)
 
     def script(capture: Capture) -> Calls:
         model = small()
@@ -328,4 +333,7 @@ def test_a_function_of_the_optimizer_that_is_replaced(function: str, monkeypatch
             yield step(x)
         return model
 
-    check_right(script)
+    try:
+        check_right(script)
+    finally:
+        patch.undo()

@@ -99,9 +99,10 @@ def test_what_the_numbers_follow_from_is_guarded() -> None:
 
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
-def test_a_function_that_the_script_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_the_script_has_replaced() -> None:
     shared = np.zeros(2, dtype=np.float32)
-    monkeypatch.setattr(torch, "tensor", lambda data: torch.from_numpy(shared))
+    patch = pytest.MonkeyPatch()
+    patch.setattr(torch, "tensor", lambda data, **options: torch.from_numpy(shared))
 
     def script(capture: Capture) -> Calls:
         shared[:] = 0
@@ -113,7 +114,10 @@ def test_a_function_that_the_script_has_replaced(monkeypatch: pytest.MonkeyPatch
         for i in range(8):
             yield captured(torch.full((2, 2), float(i)))
 
-    check_right(script)
+    try:
+        check_right(script)
+    finally:
+        patch.undo()
 
 
 @pytest.mark.ranks(1)
