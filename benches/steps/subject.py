@@ -32,9 +32,13 @@ def mesh(*shape: int, device: str = "cpu") -> DeviceMesh:
     return init_device_mesh(device, shape, mesh_dim_names=("dp", "tp")[-len(shape) :])
 
 
+def fused_adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
 @dataclass(frozen=True)
 class Subject:
-    """One step: forward and loss, backward, fused AdamW."""
+    """One step: forward and loss, backward, an optimizer."""
 
     label: str
     model: Callable[[], nn.Module]
@@ -44,10 +48,7 @@ class Subject:
     batch: Callable[[], Batch]
     by_hand: Callable[[], Step] | None = None
     """The same step written for one rank, if somebody wrote it."""
-
-
-def fused_adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = fused_adamw
 
 
 def training_step(forward: Step, opt: torch.optim.Optimizer, reduce: Callable[[], None] = lambda: None) -> Step:
@@ -73,7 +74,7 @@ def forward_and_loss(model: Callable[[Tensor], Any], loss: Callable[[Any, Tensor
 
 def eager(subject: Subject) -> Step:
     model = subject.model()
-    return training_step(forward_and_loss(model, subject.loss), fused_adamw(model))
+    return training_step(forward_and_loss(model, subject.loss), subject.optimizer(model))
 
 
 def compiled(subject: Subject, backend: str) -> Step:
@@ -82,14 +83,14 @@ def compiled(subject: Subject, backend: str) -> Step:
     torch.compiler.reset()  # what other subjects compiled does not count as a recompilation
     model = subject.model()
     forward = torch.compile(forward_and_loss(model, subject.loss), backend=backend, dynamic=False)
-    return training_step(forward, fused_adamw(model))
+    return training_step(forward, subject.optimizer(model))
 
 
 def captured(subject: Subject, plans: str, passes: str = "") -> Any:
     import rote
 
     model = subject.model()
-    opt = fused_adamw(model)
+    opt = subject.optimizer(model)
     step = training_step(forward_and_loss(model, subject.loss), opt)
     return rote.capture(step, state={"model": model, "opt": opt}, plans=plans, passes=passes)
 
