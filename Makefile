@@ -3,6 +3,8 @@
 # make test    every test, Rust and Python
 # make test-versions  the bridge and the tests of soundness on each supported
 #              version of PyTorch (about 5 GB of downloads each, one after the other)
+# make test-wild  models of Hugging Face in a training loop, unedited (installs
+#              requirements-wild.txt into target/wild/)
 # make test-all  what takes long too: hours
 # make bench   overhead against eager DTensor and torch.compile over models,
 #              sizes, layers and meshes; memory; propagation against DTensor's;
@@ -53,7 +55,7 @@ SWEPT := $(addprefix tests/torch/test_,$(addsuffix .py, \
 	tensor_methods \
 	views))
 
-.PHONY: setup demo check test test-all test-passes test-versions bench lint clean
+.PHONY: setup demo check test test-all test-passes test-versions test-wild bench lint clean
 
 setup: $(ROTE)
 
@@ -80,12 +82,22 @@ test-passes: setup
 	  ROTE_PASSES=$$passes $(PYTEST) -q $(KEPT) $(HELD) || exit 1; \
 	done
 
-test-all: test test-passes
+test-all: test test-passes test-wild
 	ROTE_TEST_EVERYTHING=1 $(BIN)/python -m pytest $(SWEPT)
 	PYTHON=$(BIN)/python scripts/sanitize.sh
 	scripts/miri.sh
 	scripts/fuzz.sh
 	scripts/audit.sh
+
+# In a virtual environment of its own, which finds torch and rote in .venv/.
+test-wild: setup target/wild/.stamp
+	target/wild/bin/python -m pytest -q tests/torch/test_hugging_face.py
+
+target/wild/.stamp: requirements-wild.txt requirements.txt
+	$(BIN)/python -m venv --clear target/wild
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$(target/wild/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth
+	target/wild/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-wild.txt
+	@touch $@
 
 # Each version in a virtual environment of its own, below target/versions.
 test-versions: setup

@@ -307,7 +307,8 @@ impl<F: Frontend> Session<F> {
         let key = guard_key(&self.config.function, &parts.guards);
         match (variant, candidate) {
             (Some(i), _) if !self.variants[i].recording.decides_as(&recording) => {
-                // Another branch, by numbers that are computed before a replay: another variant.
+                // Another branch, by numbers that are computed before a replay, or nothing is known of what the variant
+                // computes: another variant.
                 match candidate {
                     Some(i) => self.confirm(i, &key, recording, parts),
                     None => self.adopt(&key, recording, parts),

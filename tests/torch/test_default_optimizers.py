@@ -1,6 +1,7 @@
 """PyTorch's optimizers with their defaults read a step counter on the host: a replay computes what follows from it."""
 
 import copy
+import importlib
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -302,6 +303,52 @@ def test_a_read_that_the_script_has_replaced() -> None:
         check_right(script)
     finally:
         patch.undo()
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("name", ["adam._get_value", "adam._single_tensor_adam", "asgd._get_value", "torch.as_tensor"])
+def test_a_function_that_is_replaced_between_two_steps(name: str) -> None:
+    module, function = name.split(".")
+    owner = torch if module == "torch" else importlib.import_module(f"torch.optim.{module}")
+    own = getattr(owner, function)
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        result = own(*args, **kwargs)
+        return result if result is None else result * 2
+
+    def script(capture: Capture) -> Calls:
+        model = small()
+        optimizer = OPTIMIZERS["ASGD" if "asgd" in name or "torch" in name else "Adam"](model.parameters())
+        step = capture(training(model, optimizer), state={"model": model, "optimizer": optimizer})
+        for i, x in enumerate(inputs(16, 4, 8)):
+            setattr(owner, function, own if i % 8 < 6 else replaced)
+            yield step(x)
+        return model
+
+    try:
+        check_right(script)
+    finally:
+        setattr(owner, function, own)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_counters_that_drift_apart_after_a_plan_was_trusted(tmp_path: Path) -> None:
+    def script(capture: Capture) -> Calls:
+        model = small()
+        optimizer = torch.optim.AdamW(model.parameters())
+        state = {"model": model, "optimizer": optimizer}
+        for part in range(2):
+            step = capture(training(model, optimizer), state=state, plans=tmp_path, trust_plans=True)
+            for i, x in enumerate(inputs(14, 4, 8)):
+                if part and i == 4:
+                    next(iter(optimizer.state.values()))["step"].fill_(77)
+                yield step(x)
+        return state
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[1].stats.replays >= 10, found.steps[1].stats
 
 
 @pytest.mark.ranks(1)

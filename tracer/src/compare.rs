@@ -33,10 +33,10 @@ pub struct Source {
 }
 
 impl Recording {
-    /// Whether comparisons of followed floats had the same outcomes in another recording. Of a plan from a file none is
-    /// known.
+    /// Whether comparisons of followed floats had the same outcomes in another recording. Not where that follows floats
+    /// and this one does not: of a plan from a file none is known.
     pub fn decides_as(&self, other: &Recording) -> bool {
-        self.floats.is_empty() || self.floats.decides_as(&other.floats)
+        self.floats.is_empty() == other.floats.is_empty() && self.floats.decides_as(&other.floats)
     }
 
     /// Every source of every number that a hyperparameter may explain, as far as

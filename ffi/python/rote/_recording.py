@@ -263,7 +263,7 @@ class Recording:
             self._check_generators(function, generators=bool(walk.moving))
             self._check_running(function)
         self._step.went_no_further(walk.stopped)
-        self._facts([*_switches(), *_shared_memory()])
+        self._facts([*_switches(), *_shared_memory(), *self._functions_of_optimizers()])
         self._outlives = walk.seen | given
         self._watch.iterators = walk.iterators
         self._watch.arguments = {id(leaf) for _, leaf in self.leaves if isinstance(leaf, torch.Tensor)}
@@ -373,6 +373,16 @@ class Recording:
         if type(tensor) is not torch.Tensor or not _uses.is_reader(frame, self._readable):
             return None
         return _floats.in_tensor(self._tape, tensor)
+
+    def _functions_of_optimizers(self) -> Iterator[_facts.Fact]:
+        """Functions that PyTorch's optimizers call by name: what these do with step counters is known."""
+        readable = [each for _, each in self._step.state.optimizers if id(each) in self._readable]
+        functions = [*_uses.trusted_functions(readable)]
+        if functions:
+            functions.append(("torch", vars(torch), "as_tensor"))
+        for module, names, name in functions:
+            text = _facts.describe(names[name])
+            yield _facts.Fact(_facts.DICT_ITEM, names, name, _facts.HOST, f"{module}.{name}", text)
 
     def _read_out(self, tensor: torch.Tensor, frame: types.FrameType) -> _returns.Read | None:
         """What stands for a number that the step only returns; None if it may do something else with it."""

@@ -1,0 +1,161 @@
+"""Models of Hugging Face as they come, in a plain training loop, with no edit but the line of `rote.capture`.
+
+The loop has AdamW with its defaults, clips gradients, and returns the loss as a number. Each model is small, has
+random weights and all its dropout. Its eager twin runs in the same process, from the same seed.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from models import mesh
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+transformers = pytest.importorskip("transformers", reason="make test-wild installs transformers")
+
+CALLS = 26
+VOCABULARY = 128
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+HEADS: dict[str, Any] = {**SIZES, "vocab_size": VOCABULARY, "num_key_value_heads": 2, "max_position_embeddings": 64}
+Batch = dict[str, Tensor]
+
+
+def words(draw: torch.Generator) -> Batch:
+    ids = torch.randint(0, VOCABULARY, (2, 12), generator=draw)
+    return {"input_ids": ids, "labels": ids}
+
+
+def padded(draw: torch.Generator) -> Batch:
+    lengths = torch.randint(6, 12, (2, 1), generator=draw)
+    return {**words(draw), "attention_mask": (torch.arange(12) < lengths).long()}
+
+
+def images(draw: torch.Generator) -> Batch:
+    pixels = torch.randn(2, 3, 16, 16, generator=draw)
+    return {"pixel_values": pixels, "labels": torch.randint(0, 5, (2,), generator=draw)}
+
+
+def llama() -> nn.Module:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**HEADS))
+
+
+def qwen3() -> nn.Module:
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=8, **HEADS))
+
+
+def mistral() -> nn.Module:
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**HEADS))
+
+
+def gpt2() -> nn.Module:
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=VOCABULARY, **sizes))
+
+
+def bert() -> nn.Module:
+    config = transformers.BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **SIZES)
+    return transformers.BertForMaskedLM(config)
+
+
+def vit() -> nn.Module:
+    return transformers.ViTForImageClassification(
+        transformers.ViTConfig(image_size=16, patch_size=4, num_labels=5, **SIZES)
+    )
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], Batch]]] = {
+    "llama": (llama, words),
+    "qwen3": (qwen3, words),
+    "mistral": (mistral, words),
+    "gpt2": (gpt2, words),
+    "bert": (bert, words),
+    "vit": (vit, images),
+}
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    """Attention and feed-forward layers over two ranks."""
+    plan = {f"model.layers.*.self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
+    plan |= {f"model.layers.*.mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
+    plan |= {"model.layers.*.self_attn.o_proj": RowwiseParallel(), "model.layers.*.mlp.down_proj": RowwiseParallel()}
+    return parallelize_module(model, mesh(2), plan)
+
+
+def training(
+    make: Callable[[], nn.Module], batches: Callable[[torch.Generator], Batch], clips: bool = True
+) -> Callable[[Capture], Calls]:
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(0)
+        model = make().train()
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def train_step(batch: Batch) -> float:
+            optimizer.zero_grad()
+            loss = model(**batch).loss
+            loss.backward()
+            if clips:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return loss.item()
+
+        state = {"model": model, "optimizer": optimizer}
+        step = capture(train_step, state=state)
+        draw = torch.Generator().manual_seed(1)
+        for _ in range(CALLS):
+            yield step(batches(draw))
+        return state
+
+    return script
+
+
+@pytest.mark.ranks(1, timeout=600)
+@pytest.mark.parametrize("name", MODELS)
+def test_on_one_rank(name: str) -> None:
+    check_equal(training(*MODELS[name]))
+
+
+@pytest.mark.ranks(2, timeout=600)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
+def test_tensor_parallel(name: str) -> None:
+    make, batches = MODELS[name]
+    # Eager cannot clip gradients of which some are DTensors and some are not.
+    check_equal(training(lambda: sharded(make()), batches, clips=False))
+
+
+@pytest.mark.ranks(1, timeout=600)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_padding_masks_are_refused_by_name(name: str) -> None:
+    """Their code asks on the host whether a mask hides anything: such steps stay eager."""
+    found = check_right(training(MODELS[name][0], padded))
+    if not ORACLE_ONLY:
+        assert any("masking_utils.py" in refusal for refusal in found.steps[0].stats.refusals), found.steps[0].stats
+
+
+@pytest.mark.ranks(1, timeout=600)
+def test_evaluation_and_logits() -> None:
+    """Results of a model's own class are read inside the step."""
+
+    def script(capture: Capture) -> Iterator[Any]:
+        torch.manual_seed(0)
+        model = llama().eval()
+
+        @torch.no_grad()
+        def evaluate(ids: Tensor) -> Any:
+            output = model(input_ids=ids)
+            return output.logits, output.logits.mean().item()
+
+        step = capture(evaluate, state=model)
+        draw = torch.Generator().manual_seed(1)
+        for _ in range(CALLS):
+            yield step(words(draw)["input_ids"])
+
+    check_equal(script)
