@@ -12,7 +12,7 @@ from ctypes import byref, c_int, c_void_p
 from pathlib import Path
 from typing import Any
 
-from ._libraries import is_file_of_python
+from ._libraries import is_file_of_python, is_library_function
 from ._native import lib, take_object
 
 Codes = dict[int, types.CodeType]  # by their addresses: equal code of two functions may read other globals
@@ -26,6 +26,19 @@ def _is_of_library(code: types.CodeType) -> bool:
     if code.co_name == "<module>":  # text that is run, which the walk reads as a constant, or an import
         return True
     return file.startswith(_LIBRARIES) or is_file_of_python(file) or file.startswith("<frozen ")
+
+
+_known: Codes = {}  # generated methods of libraries, held so that their addresses stay theirs
+
+
+def _generated(codes: Codes) -> Codes:
+    """Code that libraries have made of text for classes of theirs: methods of dataclasses."""
+    new = {address: code for address, code in codes.items() if code.co_filename == "<string>" and address not in _known}
+    for function in (others := functions_of(new)):
+        code = function.__code__
+        if all(is_library_function(other) for other in others if other.__code__ is code):
+            _known[id(code)] = code
+    return _known
 
 
 class Calls:
@@ -53,7 +66,9 @@ class Calls:
         slot = c_void_p()
         codes = take_object(slot) if lib.rote_calls_end(byref(slot)) == 0 else None
         if codes is not None:
-            self.codes = {id(code): code for code in codes if not _is_of_library(code)}
+            found = {id(code): code for code in codes if not _is_of_library(code)}
+            generated = _generated(found)
+            self.codes = {address: code for address, code in found.items() if address not in generated}
 
     def _joins(self, frame: types.FrameType, event: str, arg: Any) -> None:
         """At the first event of a thread that was started meanwhile."""
