@@ -306,9 +306,9 @@ impl<F: Frontend> Session<F> {
         let (recording, parts) = active.into_recording(result);
         let key = guard_key(&self.config.function, &parts.guards);
         match (variant, candidate) {
-            (Some(i), _) if !self.variants[i].recording.decides_as(&recording) => {
-                // Another branch, by numbers that are computed before a replay, or nothing is known of what the variant
-                // computes: another variant.
+            (Some(i), _) if recording.is_other_than(&self.variants[i].recording) => {
+                // Another branch, by numbers that are computed before a replay, or other numbers in tensors, or nothing is
+                // known of what the variant computes: another variant.
                 match candidate {
                     Some(i) => self.confirm(i, &key, recording, parts),
                     None => self.adopt(&key, recording, parts),
@@ -375,6 +375,11 @@ impl<F: Frontend> Session<F> {
         parts: Parts<F>,
     ) -> Result<Outcome, SessionError> {
         let known = &self.candidates[candidate].recording;
+        if !known.decides_as(&recording) {
+            self.candidates[candidate] = Candidate::new(recording, parts);
+            self.attempts.wait();
+            return Ok(Outcome::Candidate);
+        }
         let sources = match compare(known, &known.sources(), &recording) {
             Ok(sources) => sources,
             Err(refusal) => {

@@ -334,6 +334,47 @@ def test_a_function_that_is_replaced_between_two_steps(name: str) -> None:
 
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("name", ["AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "ASGD"])
+def test_counters_that_drift_apart_once(name: str) -> None:
+    """A few recordings later all calls are replayed again."""
+
+    def script(capture: Capture) -> Calls:
+        model = small()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        state = {"model": model, "optimizer": optimizer}
+        step = capture(training(model, optimizer), state=state)
+        for i, x in enumerate(inputs(40, 4, 8)):
+            if i == 12:
+                next(iter(optimizer.state.values()))["step"].fill_(40.0)
+            yield step(x)
+        return state
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays >= 28, found.steps[0].stats
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("name", ["ASGD", "ASGD, averaging"])
+def test_a_branch_that_a_counter_takes_now_and_then(name: str) -> None:
+    def script(capture: Capture) -> Calls:
+        model = small()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        state = {"model": model, "optimizer": optimizer}
+        step = capture(training(model, optimizer), state=state)
+        for i, x in enumerate(inputs(60, 4, 8)):
+            if i > 8 and i % 4 == 0:
+                for held in optimizer.state.values():
+                    held["mu"].fill_(0.5)
+            yield step(x)
+        return state
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays >= 25, found.steps[0].stats
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
 def test_counters_that_drift_apart_after_a_plan_was_trusted(tmp_path: Path) -> None:
     def script(capture: Capture) -> Calls:
         model = small()

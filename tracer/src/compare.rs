@@ -39,6 +39,13 @@ impl Recording {
         self.floats.is_empty() == other.floats.is_empty() && self.floats.decides_as(&other.floats)
     }
 
+    /// Whether what is known of another recording says nothing of this one: the step decided otherwise by followed
+    /// floats, or wrote numbers to tensors that came about otherwise.
+    pub fn is_other_than(&self, other: &Recording) -> bool {
+        !other.decides_as(self)
+            || (!other.floats.is_empty() && self.floats.is_unproven(&other.floats))
+    }
+
     /// Every source of every number that a hyperparameter may explain, as far as
     /// one recording can tell.
     pub fn sources(&self) -> Vec<Source> {
