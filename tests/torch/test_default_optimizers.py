@@ -3,6 +3,7 @@
 import copy
 import importlib
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -371,6 +372,33 @@ def test_a_branch_that_a_counter_takes_now_and_then(name: str) -> None:
 
     found = check_right(script)
     assert ORACLE_ONLY or found.steps[0].stats.replays >= 25, found.steps[0].stats
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("bf16", "one f32 or f64"), ("view", "one f32 or f64"), ("rate", r"param_groups\[0\]\['lr'\] is a .*Rate")],
+)
+def test_a_refusal_names_the_counter(kind: str, says: str) -> None:
+    class Rate(float):
+        pass
+
+    def script(capture: Capture) -> Calls:
+        model = small()
+        optimizer = torch.optim.Adam(model.parameters(), lr=Rate(0.1) if kind == "rate" else 0.1)
+        step = capture(training(model, optimizer), state={"model": model, "optimizer": optimizer})
+        for i, x in enumerate(inputs(8, 4, 8)):
+            if i == 1 and kind != "rate":
+                for held in optimizer.state.values():
+                    held["step"] = torch.ones(2)[1] if kind == "view" else held["step"].bfloat16()
+            yield step(x)
+        return model
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        refusal = found.steps[0].stats.refusals[-1]
+        assert re.search(rf"Adam reads optimizer.state\[0.weight\].step on the host.*{says}", refusal), refusal
 
 
 @pytest.mark.ranks(1)

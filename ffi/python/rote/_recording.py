@@ -167,7 +167,7 @@ class Recording:
         self._specs = _record.Specs(self._session)
         self._watch = _record.Watch(self._session, self._specs)
         self._tape = _floats.Tape(self._session, frozenset(), self._watch.refuse)
-        self._readable: set[int] = set()
+        self._readable: dict[int, str] = {}
         self._result: Any = None
         self._replaced: list[tuple[dict[str, Any], str, float, _floats.TracedFloat]] = []
         self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
@@ -370,13 +370,26 @@ class Recording:
 
     def _number_in(self, tensor: torch.Tensor, frame: types.FrameType) -> float | None:
         """The number in a tensor that an optimizer reads, if a replay can compute what follows from it."""
-        if type(tensor) is not torch.Tensor or not _uses.is_reader(frame, self._readable):
+        optimizer = _uses.reader(frame)
+        if optimizer is None:
             return None
-        return _floats.in_tensor(self._tape, tensor)
+        why = self._readable.get(id(optimizer), "the optimizer is not in the state")
+        if not why:
+            if type(tensor) is torch.Tensor and (found := _floats.in_tensor(self._tape, tensor)) is not None:
+                return found
+            why = "it must be one f32 or f64 in a plain tensor of its own, which the step changes by simple ops only"
+        path = next((path for path, named in self.tensors if named is tensor), "a number")
+        self._watch.refuse(
+            "Tensor.item",
+            f"{type(optimizer).__qualname__} reads {path} on the host, and Rote cannot follow the number: {why}",
+            "give the optimizer plain parameters and numbers, or have it compute with its counters as tensors "
+            "(fused=True, if it has that)",
+        )
+        return None
 
     def _functions_of_optimizers(self) -> Iterator[_facts.Fact]:
         """Functions that PyTorch's optimizers call by name: what these do with step counters is known."""
-        readable = [each for _, each in self._step.state.optimizers if id(each) in self._readable]
+        readable = [each for _, each in self._step.state.optimizers if not self._readable[id(each)]]
         functions = [*_uses.trusted_functions(readable)]
         if functions:
             functions.append(("torch", vars(torch), "as_tensor"))

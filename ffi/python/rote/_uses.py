@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
 import functools
 import linecache
 import re
@@ -84,16 +83,25 @@ def readable(
     optimizers: list[tuple[str, torch.optim.Optimizer]],
     tensors: list[tuple[str, torch.Tensor]],
     functions: list[types.FunctionType],
-) -> set[int]:
-    """The identities of the optimizers that only compute with what they read from their state, and compare it."""
-    modes = any(function.__name__ in _MODES for function in functions) or _get_current_function_mode_stack()
-    if modes or any(type(tensor) not in _TENSORS for _, tensor in tensors):
-        return set()
-    found = set()
+) -> dict[int, str]:
+    """For each optimizer, by identity, why it may do more with what it reads from its state than compute with it and
+    compare it; empty if it does not."""
+    problem = ""
+    if _get_current_function_mode_stack():
+        problem = "a torch function mode is active, which sees all arguments"
+    for function in functions:
+        if function.__name__ in _MODES:
+            problem = f"{function.__qualname__} sees the arguments of ops"
+    for path, tensor in tensors:
+        if type(tensor) not in _TENSORS:
+            problem = f"{path} is a {type(tensor).__qualname__}"
+    found = {}
     for path, optimizer in optimizers:
-        with contextlib.suppress(Unproven):
+        found[id(optimizer)] = problem
+        try:
             _check_optimizer(path, optimizer)
-            found.add(id(optimizer))
+        except Unproven as unproven:
+            found[id(optimizer)] = str(unproven)
     return found
 
 
@@ -113,18 +121,18 @@ def trusted_functions(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[t
                 yield module, names, name
 
 
-def is_reader(frame: types.FrameType | None, optimizers: set[int]) -> bool:
-    """Whether code that asks a tensor for its number is the step of one of these optimizers, and code of PyTorch that
-    the step calls."""
+def reader(frame: types.FrameType | None) -> Any:
+    """The optimizer whose step asks a tensor for its number, if that is code of PyTorch which does no more than
+    arithmetic with the number, or None."""
     if frame is not None and frame.f_code.co_filename == _GET_VALUE:
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename not in _READERS:
-        return False
+        return None
     while frame is not None and frame.f_code.co_filename.startswith(TORCH):
         if frame.f_code.co_name == "step" and frame.f_code.co_filename in _READERS:
-            return id(frame.f_locals.get("self")) in optimizers
+            return frame.f_locals.get("self")
         frame = frame.f_back
-    return False
+    return None
 
 
 def watched(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
