@@ -87,21 +87,6 @@ impl Contents {
 
     /// Follows an op that has run.
     pub fn observe(&mut self, op: &OpEvent<'_>, floats: &mut TracedFloats) {
-        let one = |arg: &ArgEvent<'_>| match arg {
-            ArgEvent::Tensor(tensor) => is_one_float(tensor),
-            ArgEvent::Tensors(list) => list.iter().any(is_one_float),
-            _ => false,
-        };
-        let changed = (op
-            .args
-            .iter()
-            .filter(|arg| arg.written)
-            .map(|arg| &arg.value))
-        .chain(&op.outs)
-        .filter(|arg| one(arg));
-        if changed.clone().next().is_none() {
-            return self.forget(op);
-        }
         let found = self.results(op, floats);
         self.forget(op);
         self.held.extend(found);
@@ -166,6 +151,11 @@ impl Contents {
             if !is_one(op.args.get(2)) {
                 return Vec::new();
             }
+            // Items are computed one after the other: one that is in the list twice changes in between.
+            let is_elsewhere = |i: usize, tensor: &TensorEvent<'_>| {
+                let mut others = all.iter().enumerate().filter(|(j, _)| *j != i);
+                others.any(|(_, other)| other.storage == tensor.storage)
+            };
             let each = |(i, tensor): (usize, &TensorEvent<'_>)| {
                 let own;
                 let with = match with {
@@ -176,10 +166,14 @@ impl Contents {
                     ArgEvent::List(list) => list.get(i)?,
                     same => same,
                 };
-                if matches!(with, ArgEvent::Tensor(with) if with.dtype != tensor.dtype) {
+                if matches!(with, ArgEvent::Tensor(with) if with.dtype != tensor.dtype || is_elsewhere(i, with))
+                {
                     return None;
                 }
                 let (a, b) = (self.of(tensor, floats)?, self.operand(with, floats)?);
+                if is_elsewhere(i, tensor) {
+                    return None;
+                }
                 let result = self.result(make, a, b, tensor.dtype, floats)?;
                 Some((tensor.storage, result))
             };
@@ -365,6 +359,23 @@ mod tests {
         let short = ArgEvent::List(vec![ArgEvent::Float(2.0)]);
         let mut step = Step::new().run(&both("aten::_foreach_mul_", short));
         assert!(step.holds(1, 6.0) && !step.holds(2, f64::from(0.1_f32)));
+        let swapped = |first, second| {
+            let mut op = op("aten::_foreach_add_", &[], &[]);
+            let lists = [vec![x.event(), first], vec![y.event(), second]];
+            op.args = vec![
+                written(ArgEvent::Tensors(vec![lists[0][0], lists[1][0]])),
+                read(ArgEvent::Tensors(vec![lists[0][1], lists[1][1]])),
+            ];
+            op
+        };
+        let sum = f64::from(3.0 + 0.1_f32);
+        let mut step = Step::new().run(&swapped(y.event(), x.event()));
+        assert!(
+            !step.holds(1, sum) && !step.holds(2, sum),
+            "what an item reads was changed by another"
+        );
+        let mut step = Step::new().run(&swapped(x.event(), y.event()));
+        assert!(step.holds(1, 6.0) && step.holds(2, f64::from(0.1_f32 + 0.1_f32)));
     }
 
     #[test]
