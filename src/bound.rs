@@ -7,7 +7,7 @@ use rote_tracer::scalars::{evaluate, read_behind};
 
 use crate::SessionError;
 use crate::facts::NamedFacts;
-use crate::recording::Named;
+use crate::recording::{Named, state_tensor};
 
 /// A program that can run on the arguments of a call.
 #[derive(Debug)]
@@ -177,12 +177,9 @@ impl<F: Frontend> BoundVariant<F> {
             if let Scalar::Tensor { path } = scalar {
                 let path = plan.str(*path);
                 path.clone_into(&mut scalar_paths[i]);
-                let mut state = named.iter().filter(|n| n.kind == BindingKind::State);
-                let tensor = state
-                    .find(|n| n.path == path)
-                    .and_then(|n| n.tensor.as_ref());
-                let tensor = tensor.filter(|held| frontend.number(F::borrow(held)).is_some());
-                let tensor = tensor.ok_or_else(|| not_here(path))?;
+                let tensor = state_tensor(named, path)
+                    .filter(|held| frontend.number(F::borrow(held)).is_some())
+                    .ok_or_else(|| not_here(path))?;
                 scalar_tensors[i] = Some(frontend.hold(F::borrow(tensor)));
             }
         }

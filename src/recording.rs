@@ -33,6 +33,12 @@ pub struct Named<T> {
     pub written: Option<[u32; 2]>,
 }
 
+/// The tensor of the state under a path.
+pub(crate) fn state_tensor<'a, T>(named: &'a [Named<T>], path: &str) -> Option<&'a T> {
+    let mut state = (named.iter()).filter(|named| named.kind == BindingKind::State);
+    state.find(|named| named.path == path)?.tensor.as_ref()
+}
+
 /// How a tensor is named.
 #[derive(Clone, Copy, Debug)]
 pub struct NewTensor<'a> {
@@ -192,9 +198,7 @@ impl<F: Frontend> ActiveRecording<F> {
 
     /// The number in a tensor of the state, now.
     pub fn number_in(&self, frontend: &F, path: &str) -> Option<f64> {
-        let mut state = (self.named.iter()).filter(|named| named.kind == BindingKind::State);
-        let named = state.find(|named| named.path == path)?;
-        frontend.number(F::borrow(named.tensor.as_ref()?))
+        frontend.number(F::borrow(state_tensor(&self.named, path)?))
     }
 
     /// Says how often the step has written each named tensor, in the order of their naming, as

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import math
 import random
 import re
 from collections.abc import Callable
@@ -13,8 +14,13 @@ import torch
 from models import inputs, mesh, mlp
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, rote_capture
 from torch import Tensor, nn
+from torch.optim import adam
 
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+Make = Callable[[Any], torch.optim.Optimizer]
+# What a script does to the model and the optimizer before the call of a number.
+Between = Callable[[int, nn.Module, torch.optim.Optimizer], None]
+
+OPTIMIZERS: dict[str, Make] = {
     "Adadelta": lambda p: torch.optim.Adadelta(p),
     "Adagrad": lambda p: torch.optim.Adagrad(p),
     "Adagrad, decaying": lambda p: torch.optim.Adagrad(p, lr_decay=0.1, weight_decay=0.01),
@@ -63,16 +69,37 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
+def nothing(i: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    pass
+
+
+def loop(make: Make, calls: int, between: Between = nothing) -> Callable[[Capture], Calls]:
+    """A script that trains the small model."""
+
+    def script(capture: Capture) -> Calls:
+        model = small()
+        optimizer = make(model.parameters())
+        state = {"model": model, "optimizer": optimizer}
+        step = capture(training(model, optimizer), state=state)
+        for i, x in enumerate(inputs(calls, 4, 8)):
+            between(i, model, optimizer)
+            yield step(x)
+        return state
+
+    return script
+
+
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("form", ["one by one", "lists"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_with_its_defaults(name: str, form: str, dtype: torch.dtype) -> None:
+    make = OPTIMIZERS[name] if form == "one by one" else lambda p: with_lists(name, p)
+
     def script(capture: Capture) -> Calls:
         torch.set_default_dtype(dtype)
         try:
             model = small()
-            make = OPTIMIZERS[name] if form == "one by one" else lambda p: with_lists(name, p)
             optimizer = make(list(model.parameters()))
             state = {"model": model, "optimizer": optimizer}
             step = capture(training(model, optimizer), state=state)
@@ -162,10 +189,6 @@ def state_dropped(model: nn.Module, optimizer: Any, draw: random.Random) -> None
         optimizer.state.clear()
 
 
-def nothing(model: nn.Module, optimizer: Any, draw: random.Random) -> None:
-    pass
-
-
 CHANGES: list[Change] = [
     other_rate,
     counters_set,
@@ -189,15 +212,12 @@ def test_changed_between_steps(name: str, change: Change) -> None:
 
     def script(capture: Capture) -> Calls:
         draw = random.Random(hash_of(name))
-        model = small()
-        optimizer = OPTIMIZERS[name](model.parameters())
-        state = {"model": model, "optimizer": optimizer}
-        step = capture(training(model, optimizer), state=state)
-        for i, x in enumerate(inputs(40, 4, 8)):
+
+        def between(i: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             if i > 8 and (i % 6 == 0 or i > 34):
                 change(model, optimizer, draw)
-            yield step(x)
-        return state
+
+        return loop(OPTIMIZERS[name], 40, between)(capture)
 
     found = check_right(script)
     assert ORACLE_ONLY or found.steps[0].stats.replays >= 3, found.steps[0].stats
@@ -289,21 +309,9 @@ def test_a_loop_of_ones_own_that_reads_a_counter() -> None:
 @pytest.mark.filterwarnings("ignore:rote")
 def test_a_read_that_the_script_has_replaced() -> None:
     own = torch.Tensor.item
-    patch = pytest.MonkeyPatch()
-    patch.setattr(torch.Tensor, "item", lambda tensor: own(tensor) + 1)
-
-    def script(capture: Capture) -> Calls:
-        model = small()
-        optimizer = torch.optim.Adam(model.parameters())
-        step = capture(training(model, optimizer), state={"model": model, "optimizer": optimizer})
-        for x in inputs(12, 4, 8):
-            yield step(x)
-        return model
-
-    try:
-        check_right(script)
-    finally:
-        patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "item", lambda tensor: own(tensor) + 1)
+        check_right(loop(OPTIMIZERS["Adam"], 12))
 
 
 @pytest.mark.ranks(1)
@@ -318,19 +326,12 @@ def test_a_function_that_is_replaced_between_two_steps(name: str) -> None:
         result = own(*args, **kwargs)
         return result if result is None else result * 2
 
-    def script(capture: Capture) -> Calls:
-        model = small()
-        optimizer = OPTIMIZERS["ASGD" if "asgd" in name or "torch" in name else "Adam"](model.parameters())
-        step = capture(training(model, optimizer), state={"model": model, "optimizer": optimizer})
-        for i, x in enumerate(inputs(16, 4, 8)):
-            setattr(owner, function, own if i % 8 < 6 else replaced)
-            yield step(x)
-        return model
+    with pytest.MonkeyPatch.context() as patch:
 
-    try:
-        check_right(script)
-    finally:
-        setattr(owner, function, own)
+        def between(i: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+            patch.setattr(owner, function, own if i % 8 < 6 else replaced)
+
+        check_right(loop(OPTIMIZERS["ASGD" if "asgd" in name or "torch" in name else "Adam"], 16, between))
 
 
 @pytest.mark.ranks(1)
@@ -339,18 +340,11 @@ def test_a_function_that_is_replaced_between_two_steps(name: str) -> None:
 def test_counters_that_drift_apart_once(name: str) -> None:
     """A few recordings later all calls are replayed again."""
 
-    def script(capture: Capture) -> Calls:
-        model = small()
-        optimizer = OPTIMIZERS[name](model.parameters())
-        state = {"model": model, "optimizer": optimizer}
-        step = capture(training(model, optimizer), state=state)
-        for i, x in enumerate(inputs(40, 4, 8)):
-            if i == 12:
-                next(iter(optimizer.state.values()))["step"].fill_(40.0)
-            yield step(x)
-        return state
+    def between(i: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if i == 12:
+            next(iter(optimizer.state.values()))["step"].fill_(40.0)
 
-    found = check_right(script)
+    found = check_right(loop(OPTIMIZERS[name], 40, between))
     assert ORACLE_ONLY or found.steps[0].stats.replays >= 28, found.steps[0].stats
 
 
@@ -358,19 +352,12 @@ def test_counters_that_drift_apart_once(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("name", ["ASGD", "ASGD, averaging"])
 def test_a_branch_that_a_counter_takes_now_and_then(name: str) -> None:
-    def script(capture: Capture) -> Calls:
-        model = small()
-        optimizer = OPTIMIZERS[name](model.parameters())
-        state = {"model": model, "optimizer": optimizer}
-        step = capture(training(model, optimizer), state=state)
-        for i, x in enumerate(inputs(60, 4, 8)):
-            if i > 8 and i % 4 == 0:
-                for held in optimizer.state.values():
-                    held["mu"].fill_(0.5)
-            yield step(x)
-        return state
+    def between(i: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if i > 8 and i % 4 == 0:
+            for held in optimizer.state.values():
+                held["mu"].fill_(0.5)
 
-    found = check_right(script)
+    found = check_right(loop(OPTIMIZERS[name], 60, between))
     assert ORACLE_ONLY or found.steps[0].stats.replays >= 25, found.steps[0].stats
 
 
@@ -384,18 +371,13 @@ def test_a_refusal_names_the_counter(kind: str, says: str) -> None:
     class Rate(float):
         pass
 
-    def script(capture: Capture) -> Calls:
-        model = small()
-        optimizer = torch.optim.Adam(model.parameters(), lr=Rate(0.1) if kind == "rate" else 0.1)
-        step = capture(training(model, optimizer), state={"model": model, "optimizer": optimizer})
-        for i, x in enumerate(inputs(8, 4, 8)):
-            if i == 1 and kind != "rate":
-                for held in optimizer.state.values():
-                    held["step"] = torch.ones(2)[1] if kind == "view" else held["step"].bfloat16()
-            yield step(x)
-        return model
+    def between(i: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if i == 1 and kind != "rate":
+            for held in optimizer.state.values():
+                held["step"] = torch.ones(2)[1] if kind == "view" else held["step"].bfloat16()
 
-    found = check_right(script)
+    rate = Rate(0.1) if kind == "rate" else 0.1
+    found = check_right(loop(lambda p: torch.optim.Adam(p, lr=rate), 8, between))
     if not ORACLE_ONLY:
         refusal = found.steps[0].stats.refusals[-1]
         assert re.search(rf"Adam reads optimizer.state\[0.weight\].step on the host.*{says}", refusal), refusal
@@ -425,10 +407,6 @@ def test_counters_that_drift_apart_after_a_plan_was_trusted(tmp_path: Path) -> N
 @pytest.mark.parametrize("function", ["_get_value", "_single_tensor_adam"])
 def test_a_function_of_the_optimizer_that_is_replaced(function: str) -> None:
     """What it does with the number is not known."""
-    import math
-
-    from torch.optim import adam
-
     own = vars(adam)[function]
     seen: list[float] = []
 
@@ -438,18 +416,6 @@ def test_a_function_of_the_optimizer_that_is_replaced(function: str) -> None:
         seen.append(kwargs.get("lr", args[0]))
         return own(*args, **kwargs)
 
-    patch = pytest.MonkeyPatch()
-    patch.setattr(adam, function, replaced)
-
-    def script(capture: Capture) -> Calls:
-        model = small()
-        optimizer = torch.optim.Adam(model.parameters())
-        step = capture(training(model, optimizer), state={"model": model, "optimizer": optimizer})
-        for x in inputs(20, 4, 8):
-            yield step(x)
-        return model
-
-    try:
-        check_right(script)
-    finally:
-        patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adam, function, replaced)
+        check_right(loop(OPTIMIZERS["Adam"], 20))

@@ -101,8 +101,6 @@ def test_what_the_numbers_follow_from_is_guarded() -> None:
 @pytest.mark.filterwarnings("ignore:rote")
 def test_a_function_that_the_script_has_replaced() -> None:
     shared = np.zeros(2, dtype=np.float32)
-    patch = pytest.MonkeyPatch()
-    patch.setattr(torch, "tensor", lambda data, **options: torch.from_numpy(shared))
 
     def script(capture: Capture) -> Calls:
         shared[:] = 0
@@ -114,10 +112,9 @@ def test_a_function_that_the_script_has_replaced() -> None:
         for i in range(8):
             yield captured(torch.full((2, 2), float(i)))
 
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "tensor", lambda data, **options: torch.from_numpy(shared))
         check_right(script)
-    finally:
-        patch.undo()
 
 
 @pytest.mark.ranks(1)

@@ -129,8 +129,8 @@ def _unseen() -> Any:
     return torch._C._ExcludeDispatchKeyGuard(_OBSERVED)
 
 
-def number_in(tensor: torch.Tensor) -> Any:
-    """The number in a tensor of one element."""
+def unseen_item(tensor: torch.Tensor) -> Any:
+    """The number in a tensor of one element, read without a trace in the recording."""
     with _unseen():
         return torch._C.TensorBase.item(tensor)
 
@@ -222,7 +222,8 @@ class _Recorder:
     def _is_constant(self, tensor: torch.Tensor, by: types.CodeType) -> bool:
         """Whether a tensor is made of numbers that are written in the code, or follow from guarded values: were it no
         constant, the next recording would differ. PyTorch's own code makes such of no dims, as optimizers do."""
-        return self._watch.literal or (tensor.dim() == 0 and not is_users_own(by) and by not in _MAKERS)
+        by_torch = not is_users_own(by) and by.co_filename != __file__  # code here stands before what users call
+        return self._watch.literal or (tensor.dim() == 0 and by_torch)
 
     def _may_raise(self, late: bool) -> None:
         """A replay of the last op may raise, perhaps too late to start again: notes what eager leaves then."""
@@ -306,8 +307,6 @@ Call = tuple[Any, Any, Any]
 _HOST_READS = ("tolist", "numpy", "__array__")
 _ADDRESSES = ("data_ptr", "const_data_ptr")  # the last one is new
 _MADE_OF_DATA = ("tensor", "as_tensor", "asarray")
-# Code of ours that stands between these and their callers.
-_MAKERS: set[types.CodeType] = set()
 _BY_ELEMENTS = ("apply_", "map_", "map2_")  # call a function for each element, without an op
 # Reads meshes, which are no data of the step.
 _READS_MESHES = f"{TORCH}distributed/"
@@ -549,7 +548,6 @@ class Watch:
             finally:
                 self.number, self.literal = None, False
 
-        _MAKERS.add(make.__code__)
         return make
 
     def _refused(self, op: str, original: Callable[..., Any], reason: str, remedy: str) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ the step, results and gradients after it."""
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import json
 import sys
@@ -355,14 +356,13 @@ class Recording:
 
     def _follows(self, walk: _reach.Reach, given: set[int]) -> bool:
         """Whether hyperparameters can be followed: all that the step does with them is seen."""
-        optimizers = self._step.state.optimizers
-        if not optimizers:
+        if not self._readable:
             return False
         aliases = [path for path, _ in walk.aliases if _uses.is_alias(path)]
         if given & walk.watched:
             aliases.append("an argument")
         try:
-            proven = _uses.prove(optimizers, self.tensors, walk.functions, _code.names, aliases, walk.iterators)
+            proven = _uses.prove(self._readable, walk.functions, _code.names, aliases, walk.iterators)
         except _uses.Unproven:
             return False
         self._tape.proven = proven
@@ -403,7 +403,7 @@ class Recording:
         if source is None or not _returns.is_returned(frame, self._step.function, _record.run.__code__):
             return None
         kept = source.detach().clone()
-        return _returns.Read(kept, _record.number_in(kept))
+        return _returns.Read(kept, _record.unseen_item(kept))
 
     def _hooks(self, walk: _reach.Reach, path: str, tensor: torch.Tensor) -> None:
         """Guards what the hooks of a tensor, and of the node that adds up its gradient, can reach."""
@@ -533,11 +533,8 @@ class Recording:
         call = functools.partial(self._step.function, *self._args, **self._kwargs)
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self._grads if grad is not None]
         try:
-            if self._step.ran is None:
+            with contextlib.nullcontext() if self._step.ran is None else self._calls:
                 self._result = _floats.returned(_record.run(self._session, self._watch, call, seen))
-            else:
-                with self._calls:
-                    self._result = _floats.returned(_record.run(self._session, self._watch, call, seen))
             return _returns.plain(self._result)
         finally:
             self.close()

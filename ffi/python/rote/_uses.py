@@ -86,15 +86,7 @@ def readable(
 ) -> dict[int, str]:
     """For each optimizer, by identity, why it may do more with what it reads from its state than compute with it and
     compare it; empty if it does not."""
-    problem = ""
-    if _get_current_function_mode_stack():
-        problem = "a torch function mode is active, which sees all arguments"
-    for function in functions:
-        if function.__name__ in _MODES:
-            problem = f"{function.__qualname__} sees the arguments of ops"
-    for path, tensor in tensors:
-        if type(tensor) not in _TENSORS:
-            problem = f"{path} is a {type(tensor).__qualname__}"
+    problem = _seen_by(tensors, functions)
     found = {}
     for path, optimizer in optimizers:
         found[id(optimizer)] = problem
@@ -103,6 +95,19 @@ def readable(
         except Unproven as unproven:
             found[id(optimizer)] = str(unproven)
     return found
+
+
+def _seen_by(tensors: list[tuple[str, torch.Tensor]], functions: list[types.FunctionType]) -> str:
+    """What of the script sees the arguments of ops, if anything does."""
+    if _get_current_function_mode_stack():
+        return "a torch function mode is active, which sees all arguments"
+    for path, tensor in tensors:
+        if type(tensor) not in _TENSORS:
+            return f"{path} is a {type(tensor).__qualname__}"
+    for function in functions:
+        if function.__name__ in _MODES:
+            return f"{function.__qualname__} sees the arguments of ops"
+    return ""
 
 
 def trusted_functions(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -150,24 +155,18 @@ def is_alias(path: str) -> bool:
 
 
 def prove(
-    optimizers: list[tuple[str, torch.optim.Optimizer]],
-    tensors: list[tuple[str, torch.Tensor]],
+    readable: dict[int, str],
     functions: list[types.FunctionType],
     names_of: Any,
     aliases: list[str],
     iterators: list[Any],
 ) -> frozenset[types.CodeType]:
-    """The code that was proven to follow hyperparameters, of the user's.
-    ``names_of(code)`` says what code names. Raises :class:`Unproven`."""
+    """The code that was proven to follow hyperparameters, of the user's. ``readable`` comes from the function of
+    that name, ``names_of(code)`` says what code names. Raises :class:`Unproven`."""
     if aliases:
         raise Unproven(f"{aliases[0]} holds a group of the optimizer")
-    if _get_current_function_mode_stack():
-        raise Unproven("a torch function mode is active, which sees all arguments")
-    for path, tensor in tensors:
-        if type(tensor) not in _TENSORS:
-            raise Unproven(f"{path} is a {type(tensor).__qualname__}")
-    for path, optimizer in optimizers:
-        _check_optimizer(path, optimizer)
+    for problem in filter(None, readable.values()):
+        raise Unproven(problem)
     for iterator in iterators:
         code = getattr(iterator, "gi_code", None)
         if code is not None and _touches(names_of(code)):
@@ -175,8 +174,6 @@ def prove(
     proven: set[types.CodeType] = set()
     names = {function.__name__ for function in functions}
     for function in functions:
-        if function.__name__ in _MODES:
-            raise Unproven(f"{function.__qualname__} sees the arguments of ops")
         touching = _touches(names_of(function.__code__))
         if touching:
             shadowing = names & _TAKEN
