@@ -43,6 +43,8 @@ pub(crate) struct BoundVariant<F: Frontend> {
     failed: bool,
     /// Whether the last replay failed and has left nothing: the call can be made again.
     undone: bool,
+    /// The check that found another answer in the last replay, if that has left nothing.
+    answered: Option<usize>,
     /// What is to be bound once a replay has shown what its ops allocate.
     unplaced: Option<Unplaced>,
     /// What is new of the arena pass.
@@ -201,6 +203,7 @@ impl<F: Frontend> BoundVariant<F> {
             schedule,
             failed: false,
             undone: false,
+            answered: None,
             unplaced: arena.then_some(Unplaced {
                 program,
                 allocated: None,
@@ -262,6 +265,12 @@ impl<F: Frontend> BoundVariant<F> {
             }
             _ => false,
         };
+        self.answered = match &results {
+            Err(ReplayError::Step { step, .. }) if self.undone => {
+                self.bound.failed_check(self.plan.plan(), *step)
+            }
+            _ => None,
+        };
         self.left = match &results {
             Err(ReplayError::Step { step, .. }) if !self.undone && !self.lost() => {
                 let slots = self.bound.written_before(self.plan.plan(), *step);
@@ -290,6 +299,11 @@ impl<F: Frontend> BoundVariant<F> {
     /// collective, no draw.
     pub(crate) fn undone(&self) -> bool {
         self.undone
+    }
+
+    /// The check, counted from 0, that found another answer in the last replay, which has left nothing.
+    pub(crate) fn answered(&self) -> Option<usize> {
+        self.answered
     }
 
     /// What the framework raised in the last run that failed.

@@ -95,9 +95,13 @@ impl<F: Frontend> ActiveRecording<F> {
         function: &str,
         call: Rc<CallFacts<F::Held>>,
     ) -> Self {
+        let mut recorder = Recorder::new(fingerprint, function);
+        if F::CHECKS {
+            recorder.let_host_ask();
+        }
         ActiveRecording {
             describer: frontend.describer(),
-            recorder: Recorder::new(fingerprint, function),
+            recorder,
             facts: NamedFacts::new(frontend),
             floats: TracedFloats::default(),
             contents: Contents::default(),

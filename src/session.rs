@@ -58,6 +58,9 @@ pub enum Next<R> {
 /// For how many calls a variant must be unused before it makes room for another.
 const IDLE_CALLS: u64 = 256;
 
+/// How many replays of a variant may end in a row since the step would get another answer about data.
+const MAX_UNANSWERED: u32 = 32;
+
 /// How many recordings in a row none may confirm, at least, and how many kinds of
 /// calls may be refused: the first steps of a run are like no others.
 const MIN_ATTEMPTS: usize = 4;
@@ -72,6 +75,14 @@ enum Found {
     /// Calls made while something is recorded, or under something that sees
     /// each op, are not looked at.
     Unseen,
+}
+
+/// What became of a replay.
+#[derive(Debug)]
+enum Replayed<R> {
+    Done(Next<R>),
+    /// Nothing: the step would get another answer about data than the plan is for, as the text says.
+    Answered(String),
 }
 
 /// Why no variant is replayed.
@@ -120,14 +131,28 @@ impl<F: Frontend> Candidate<F> {
 #[derive(Debug)]
 struct Active<F: Frontend> {
     recording: ActiveRecording<F>,
-    /// A variant whose guards differ in hyperparameters only.
-    variant: Option<usize>,
-    /// A candidate under the same guards.
-    candidate: Option<usize>,
+    /// Variants whose guards differ in hyperparameters only.
+    variants: Vec<usize>,
+    /// Candidates under the same guards.
+    candidates: Vec<usize>,
     missed: Option<String>,
     /// Whether all names and facts are known.
     ready: bool,
 }
+
+/// A call whose recording was refused.
+#[derive(Debug)]
+struct RefusedCall<F: Frontend> {
+    call: Rc<CallFacts<F::Held>>,
+    /// From which call on another one like it may be recorded: the step has asked for data, and may do something else
+    /// for another answer.
+    again: Option<u64>,
+    /// For how many calls none is recorded, the next time.
+    pause: u64,
+}
+
+/// For how many calls none is recorded after the first refusal of a step that has asked for data.
+const REFUSED_PAUSE: u64 = 8;
 
 /// One captured function.
 #[derive(Debug)]
@@ -139,8 +164,7 @@ pub struct Session<F: Frontend> {
     candidates: Vec<Candidate<F>>,
     state: State<F>,
     stats: Stats,
-    /// Calls whose recording was refused.
-    refused: Vec<Rc<CallFacts<F::Held>>>,
+    refused: Vec<RefusedCall<F>>,
     attempts: Attempts,
     agreement: Agreement,
     notices: Notices,
@@ -386,28 +410,29 @@ impl<F: Frontend> Session<F> {
         let found = self.find(args);
         // Before anything else, an error included: other ranks wait for this one.
         let agreed = agree && self.agree(found.as_ref().ok())?;
-        let found = found.unwrap_or_else(|error| {
-            // No replay without guards. What the step makes of the call, it says itself.
-            if !std::mem::replace(&mut self.notices.unguarded, true) {
-                self.notices.next = Some(format!(
-                    "{}: the guards of a call could not be checked, so such calls run eagerly: {error}",
-                    self.config.function
-                ));
+        let mut found = self.guarded(found);
+        let mut unanswered: Vec<(u32, String)> = Vec::new();
+        let missed = loop {
+            match found {
+                Found::Unseen => return Ok(Next::Eager),
+                Found::Variant(i) => {
+                    self.variants[..=i].rotate_right(1); // most recently used first
+                    self.variants[0].last_used = self.stats.calls;
+                    let id = self.variants[0].id;
+                    match self.replay(agreed && unanswered.is_empty())? {
+                        Replayed::Done(next) => return Ok(next),
+                        Replayed::Answered(subject) => unanswered.push((id, subject)),
+                    }
+                    let other = self.look(&unanswered);
+                    found = self.guarded(other);
+                }
+                Found::None(missed) => break missed,
             }
-            Found::Unseen
-        });
-        let missed = match found {
-            Found::Unseen => return Ok(Next::Eager),
-            Found::Variant(i) => {
-                self.variants[..=i].rotate_right(1); // most recently used first
-                self.variants[0].last_used = self.stats.calls;
-                return self.replay(agreed);
-            }
-            Found::None(missed) => missed,
         };
         let mut refused = false;
         for earlier in &self.refused {
-            refused = refused || self.frontend.difference(earlier)?.is_none();
+            let waits = earlier.again.is_none_or(|again| self.stats.calls < again);
+            refused = refused || waits && self.frontend.difference(&earlier.call)?.is_none();
         }
         if let Some(subject) = missed.subject {
             self.stats.fallbacks += 1;
@@ -438,9 +463,32 @@ impl<F: Frontend> Session<F> {
         if self.frontend.is_watched() {
             return Ok(Found::Unseen);
         }
+        self.look(&[])
+    }
+
+    /// No replay without guards. What the step makes of the call, it says itself.
+    fn guarded(&mut self, found: Result<Found, SessionError>) -> Found {
+        found.unwrap_or_else(|error| {
+            if !std::mem::replace(&mut self.notices.unguarded, true) {
+                self.notices.next = Some(format!(
+                    "{}: the guards of a call could not be checked, so such calls run eagerly: {error}",
+                    self.config.function
+                ));
+            }
+            Found::Unseen
+        })
+    }
+
+    /// Looks for a variant whose guards hold for the call that was collected. Not among those `unanswered`: the step
+    /// would get another answer about data, as the text says.
+    fn look(&mut self, unanswered: &[(u32, String)]) -> Result<Found, SessionError> {
         let mut best: Option<(usize, String)> = None;
         let mut near = false;
         for (i, variant) in self.variants.iter_mut().enumerate() {
+            if let Some((_, subject)) = unanswered.iter().find(|(id, _)| *id == variant.id) {
+                best = Some((usize::MAX, subject.clone()));
+                continue;
+            }
             let (progress, subject) = match self.frontend.difference(&variant.call)? {
                 Some(word) => {
                     let fact = variant.call.places.get(word);
@@ -503,29 +551,32 @@ impl<F: Frontend> Session<F> {
     }
 
     /// Replays the call with the first variant.
-    fn replay(&mut self, agreed: bool) -> Result<Next<F::Results>, SessionError> {
+    fn replay(&mut self, agreed: bool) -> Result<Replayed<F::Results>, SessionError> {
         let Some(variant) = self.variants.first_mut() else {
-            return Ok(Next::Eager);
+            return Ok(Replayed::Done(Next::Eager));
         };
         let results = variant.replay(&self.frontend, agreed);
         let left = std::mem::take(&mut variant.left);
         self.failure.left = (!left.is_empty()).then_some((variant.id, left));
-        let undone = variant.undone;
-        if variant.lost {
+        let (undone, answered) = (variant.undone, variant.answered.take());
+        if variant.lost || variant.unanswered >= MAX_UNANSWERED {
             self.variants.remove(0);
+        }
+        if let Some(subject) = answered {
+            return Ok(Replayed::Answered(subject));
         }
         // Eager raises the same, or handles it: `except`, `finally`, `with`.
         if let (Err((error, _)), true) = (&results, undone) {
             tracing::info!(target: "rote::replay", "{}: {error}; the call runs eagerly", self.config.function);
             self.stats.fallbacks += 1;
-            return Ok(Next::Eager);
+            return Ok(Replayed::Done(Next::Eager));
         }
         let results = results.map_err(|(error, exception)| {
             self.failure.exception = exception;
             error
         })?;
         let Some(variant) = self.variants.first() else {
-            return Ok(Next::Eager);
+            return Ok(Replayed::Done(Next::Eager));
         };
         self.stats.replays += 1;
         if variant.needs_agreement() {
@@ -535,13 +586,16 @@ impl<F: Frontend> Session<F> {
                 &mut self.stats.kept
             }) += 1;
         }
-        Ok(Next::Replayed(variant.id, results))
+        Ok(Replayed::Done(Next::Replayed(variant.id, results)))
     }
 
     /// Replays the call that was handled last with the newest variant. Other
     /// ranks were told that it is not replayed: collectives are as recorded.
     pub fn replay_last(&mut self) -> Result<Next<F::Results>, SessionError> {
-        self.replay(false)
+        Ok(match self.replay(false)? {
+            Replayed::Done(next) => next,
+            Replayed::Answered(_) => Next::Eager,
+        })
     }
 
     /// Whether a stored plan was bound for the call that was handled last ([`Session::trust`]), and the call has not been

@@ -71,6 +71,18 @@ impl StoredPlans {
             .flatten()
     }
 
+    /// A stored plan under these guards, whatever answers about data its step got, and its key: none of those `known`.
+    pub fn find_any(&self, guard_key: &str, known: &[&str]) -> Option<(String, PlanFile)> {
+        let keys = self.store.keys().unwrap_or_default();
+        let of_guards = |key: &String| {
+            let rest = key.strip_prefix(guard_key);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+        };
+        let mut fitting =
+            (keys.into_iter()).filter(|key| of_guards(key) && !known.contains(&key.as_str()));
+        fitting.find_map(|key| self.find(&key).map(|file| (key, file)))
+    }
+
     /// Says why stored plans of this function are not for a call. Each may be for a
     /// later one.
     pub fn explain_strangers(&self, guards: &[GuardText]) {
@@ -111,6 +123,20 @@ pub fn guard_key(function: &str, guards: &[GuardText]) -> String {
         text.push_str(&guard.expected);
     }
     format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes()))
+}
+
+/// The name under which a recording is stored: that of its guards, with a part for the answers about data that the
+/// step got, if it asked.
+pub fn plan_key(guard_key: &str, recording: &Recording) -> String {
+    let answers: Vec<String> = recording
+        .answers()
+        .map(|answer| answer.to_string())
+        .collect();
+    if answers.is_empty() {
+        return guard_key.to_owned();
+    }
+    let hash = xxhash_rust::xxh3::xxh3_64(answers.join("\n").as_bytes());
+    format!("{guard_key}-{hash:016x}")
 }
 
 /// The first guard of a stored plan that does not hold, both sides named.

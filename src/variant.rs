@@ -9,6 +9,7 @@ use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, PlanStore, Sequence, 
 use rote_replay::agreement::Offer;
 use rote_replay::{CallFacts, Frontend, Left, ReplayError, TensorOf};
 use rote_tracer::compare::{Recording, Source};
+use rote_tracer::recorder::{checks_come_first, has_checks};
 
 use crate::SessionError;
 use crate::bound::BoundVariant;
@@ -23,7 +24,7 @@ pub struct Variant<F: Frontend> {
     pub id: u32,
     /// The plan file, mapped.
     pub file: PlanFile,
-    /// Its guard key.
+    /// The name under which it is stored.
     pub key: String,
     /// The facts of the call.
     pub call: Rc<CallFacts<F::Held>>,
@@ -63,6 +64,11 @@ pub struct Variant<F: Frontend> {
     kept: bool,
     /// Whether the last replay failed and has left nothing: the call can run eagerly.
     pub(crate) undone: bool,
+    /// Where the step asked for data, if the last replay ended there, since the answer is another one now. Such a
+    /// replay has left nothing.
+    pub(crate) answered: Option<String>,
+    /// How many replays in a row have ended so.
+    pub(crate) unanswered: u32,
 }
 
 /// What passes that may alter collectives have left of them.
@@ -95,7 +101,11 @@ impl<F: Frontend> Chosen<F> {
         passes: Selection,
     ) -> Result<(Self, Selection), SessionError> {
         let mut fewer = [passes.keeping_collectives(), Selection::NONE].into_iter();
-        let mut passes = passes;
+        let mut passes = match has_checks(recorded) {
+            // Where a check ends the replay on one rank, this rank goes on eagerly, and the others do not.
+            true => passes.keeping_collectives(),
+            false => passes,
+        };
         loop {
             let bound = Chosen::bind(frontend, recorded, parts, passes);
             let other = fewer.find(|fewer| *fewer != passes);
@@ -120,6 +130,12 @@ impl<F: Frontend> Chosen<F> {
         passes: Selection,
     ) -> Result<Self, SessionError> {
         let (program, report) = optimize(recorded.clone(), passes, frontend.ops());
+        if !checks_come_first(&program.plan) {
+            return Err(ReplayError::Bind(
+                "the passes let something that lasts run before a check of a value that the step reads on the host".to_owned(),
+            )
+            .into());
+        }
         let sequence = (passes.alters_collectives())
             .then(|| Sequence::of(recorded, &program.plan, &program.carries));
         let bound = BoundVariant::bind(frontend, program, &parts.named, &parts.facts)?;
@@ -278,6 +294,8 @@ impl<F: Frontend> Variant<F> {
             lost: false,
             left: Vec::new(),
             undone: false,
+            answered: None,
+            unanswered: 0,
             passes: chosen.report,
             chosen: chosen.bound,
             altered: chosen.altered,
@@ -420,11 +438,24 @@ impl<F: Frontend> Variant<F> {
         self.left = bound.take_left();
         // Ranks that have agreed on other collectives than eager's all run them.
         self.undone = bound.undone() && !(needs_agreement && agreed);
+        let answered = bound.answered();
+        self.answered = answered.map(|check| {
+            let answer = self.recording.answers().nth(check);
+            match answer.filter(|answer| !answer.source.is_empty()) {
+                Some(answer) => format!("the value read at {} (was {answer})", answer.source),
+                None => "a value that the step reads on the host".to_owned(),
+            }
+        });
+        self.unanswered = if answered.is_some() {
+            self.unanswered + 1
+        } else {
+            0
+        };
         if let Some(done) = self.chosen.arranged.take() {
             let row = self.passes.iter_mut().find(|(name, _)| *name == "arena");
             row.into_iter().for_each(|(_, row)| *row = done.clone());
         }
-        self.replays += 1;
+        self.replays += u64::from(self.answered.is_none());
         run
     }
 }

@@ -15,6 +15,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("call.h", include_str!("../torch/call.h")),
     ("calls.h", include_str!("../torch/calls.h")),
     ("describe.h", include_str!("../torch/describe.h")),
+    ("checks.h", include_str!("../torch/checks.h")),
     ("eager.h", include_str!("../torch/eager.h")),
     ("exceptions.h", include_str!("../torch/exceptions.h")),
     ("fact.h", include_str!("../torch/fact.h")),

@@ -7,6 +7,7 @@
 #include "abi.h"
 #include "call.h"
 #include "calls.h"
+#include "checks.h"
 #include "describe.h"
 #include "eager.h"
 #include "exceptions.h"
@@ -82,6 +83,7 @@ EXPORT int rote_bridge_init(PyObject* dtensor, PyObject* async_collective_tensor
     classes.elem_name = PyUnicode_InternFromString("elem");
     classes.local_tensor_offset = slot_offset(dtensor, classes.local_tensor_name);
     classes.spec_offset = slot_offset(dtensor, classes.spec_name);
+    register_checks();
   });
 }
 

@@ -3,7 +3,7 @@
 //! Storage is what matters: a write through one view changes what every view of
 //! the same root reads.
 
-use rote_plans::{Arg, Def, Instr, NONE, Plan, Range, StrId, ValueId, is_of_torch};
+use rote_plans::{Arg, Def, Instr, NONE, Plan, Range, StrId, ValueId, keeps_to_arguments};
 
 pub use crate::liveness::for_each_written;
 use crate::liveness::{self, follow, for_each_out};
@@ -66,7 +66,7 @@ pub fn is_function(plan: &Plan, instr: &Instr) -> bool {
     else {
         return false;
     };
-    writes.len == 0 && !seeded && outs.len > 0 && is_of_torch(plan.str(*op))
+    writes.len == 0 && !seeded && outs.len > 0 && keeps_to_arguments(plan.str(*op))
 }
 
 /// Tensors that an `aten::cat` joins to a new one.

@@ -66,6 +66,7 @@ mod scalars;
 #[cfg(test)]
 mod tests;
 
+pub use effects::reorder;
 use rote_plans::schedule::Ops;
 use rote_plans::{Collective, Instr, NONE, Plan, Schedule, ValueId};
 

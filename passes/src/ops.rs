@@ -1,7 +1,7 @@
 //! What is known of ops by their names: which may raise for other data than they were recorded with, which allocate
 //! without writing, which go element by element, which count from the start of a storage.
 
-use rote_plans::{Instr, Plan, is_of_torch};
+use rote_plans::{Instr, Plan, keeps_to_arguments};
 
 use crate::liveness::{for_each_out, for_each_written};
 
@@ -117,7 +117,7 @@ pub fn may_raise(plan: &Plan, instr: &Instr) -> bool {
             let mut look = |result| integers |= plan.values[result as usize].dtype.is_integer();
             for_each_out(plan, instr, &mut look);
             for_each_written(plan, instr, &mut look);
-            !is_of_torch(name) || may_raise_by_name(name, integers)
+            !keeps_to_arguments(name) || may_raise_by_name(name, integers)
         }
         Instr::Collective(_) | Instr::Wait { .. } => true,
         Instr::View { .. } | Instr::Rng { .. } | Instr::Free { .. } => false,

@@ -89,10 +89,25 @@ pub enum Arg {
     MemoryFormat(i8),
 }
 
-/// Whether an op is one of PyTorch's own, which read and write their arguments and nothing
-/// else. Those of others may do what their schema does not say.
-pub fn is_of_torch(op: &str) -> bool {
-    op.starts_with("aten::") || op.starts_with("prims::")
+/// Whether an op reads and writes its arguments and nothing else: one of PyTorch's own, or a
+/// check of Rote's. Those of others may do what their schema does not say.
+pub fn keeps_to_arguments(op: &str) -> bool {
+    op.starts_with("aten::") || op.starts_with("prims::") || is_check(op)
+}
+
+/// The op `(Tensor number, int bits)` that ends a run if a tensor of one element, which the step
+/// has read on the host, does not hold the number that it held when the step was recorded: of
+/// integers and booleans the value, of floats the bits of the number as an `f64`.
+pub const CHECK_NUMBER: &str = "rote::check_number";
+
+/// The op `(Tensor a, Tensor b, bool equal)` that ends a run if two tensors are equal, or are not,
+/// unlike when the step asked.
+pub const CHECK_EQUAL: &str = "rote::check_equal";
+
+/// Whether an op is one of these: what Python did with the answer, a replay does only for the same
+/// answer.
+pub fn is_check(op: &str) -> bool {
+    op == CHECK_NUMBER || op == CHECK_EQUAL
 }
 
 /// What happens to a random generator outside the dispatcher.

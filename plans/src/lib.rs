@@ -47,7 +47,10 @@ pub use binding::{
 pub use check::Fault;
 pub use error::PlanError;
 pub use file::PlanFile;
-pub use instr::{Arg, Collective, CollectiveKind, Instr, RngAction, is_of_torch};
+pub use instr::{
+    Arg, CHECK_EQUAL, CHECK_NUMBER, Collective, CollectiveKind, Instr, RngAction, is_check,
+    keeps_to_arguments,
+};
 pub use mesh::{Group, Mesh};
 pub use placement::{Placement, ReduceOp, Spec};
 pub use plan::{ArchivedPlan, Fingerprint, Plan};

@@ -12,7 +12,7 @@ use rote_plans::pool::ArchivedRange;
 use rote_plans::schedule::Into;
 use rote_plans::value::ArchivedDef;
 use rote_plans::{
-    ArchivedPlan, BindingKind, Comparison, Device, NONE, RngAction, Scalar, Schedule,
+    ArchivedPlan, BindingKind, Comparison, Device, NONE, RngAction, Scalar, Schedule, is_check,
 };
 
 use crate::backend::{LocalOp, NumberSite, Program};
@@ -612,6 +612,18 @@ impl<P: Program> BoundPlan<P> {
             false => &self.instrs,
         };
         instrs.get(step).copied().unwrap_or(0)
+    }
+
+    /// Of a run that failed at a step: which of the plan's checks failed there, counted from 0, if it was one.
+    /// `plan`: the one that was bound.
+    pub fn failed_check(&self, plan: &ArchivedPlan, step: usize) -> Option<usize> {
+        let failed = self.failed_at(step) as usize;
+        let checks = |instr: &&ArchivedInstr| match instr {
+            ArchivedInstr::Local { op, .. } => is_check(plan.str(op.to_native())),
+            _ => false,
+        };
+        plan.instrs.get(failed).filter(checks)?;
+        Some(plan.instrs[..failed].iter().filter(checks).count())
     }
 
     /// Whether a run that failed at a step has done nothing by then that lasts but draw from

@@ -103,6 +103,9 @@ pub trait Frontend: Debug + Sized {
     /// that uses the memory too early, or never waits, is refused.
     const WAITS: bool = false;
 
+    /// Whether programs can run the ops [`rote_plans::CHECK_NUMBER`] and [`rote_plans::CHECK_EQUAL`].
+    const CHECKS: bool = false;
+
     /// The arguments of a call. Making them promises that they stay until the session's next call, or until
     /// its recording ends.
     type Args;

@@ -4,16 +4,18 @@
 use std::rc::Rc;
 
 use rote_plans::{BindingKind, GuardKind};
-use rote_replay::Frontend;
+use rote_replay::{CallFacts, Frontend};
 use rote_tracer::Refusal;
 use rote_tracer::compare::{Recording, Source, compare};
 use rote_tracer::scalars::TracedFloats;
 
-use super::{Active, Candidate, Outcome, Session, State, guard_on};
+use super::{Active, Candidate, Outcome, REFUSED_PAUSE, RefusedCall, Session, State, guard_on};
 use crate::SessionError;
 use crate::places::Places;
 use crate::recording::{ActiveRecording, Parts};
-use crate::stored::{free_of, guard_key, guards_differ, numbers_now, same_as_stored, sources_of};
+use crate::stored::{
+    free_of, guard_key, guards_differ, numbers_now, plan_key, same_as_stored, sources_of,
+};
 use crate::variant::{Confirmed, Variant};
 
 impl<F: Frontend> Session<F> {
@@ -35,8 +37,8 @@ impl<F: Frontend> Session<F> {
         let missed = self.missed.take();
         self.state = State::Recording(Box::new(Active {
             recording,
-            variant: None,
-            candidate: None,
+            variants: Vec::new(),
+            candidates: Vec::new(),
             missed,
             ready: false,
         }));
@@ -110,8 +112,7 @@ impl<F: Frontend> Session<F> {
             if self.frontend.difference(&variant.call)?.is_none()
                 && variant.is_near(&self.frontend, &all)?
             {
-                active.variant = Some(i);
-                break;
+                active.variants.push(i);
             }
         }
         let mut unsteady = None;
@@ -123,9 +124,7 @@ impl<F: Frontend> Session<F> {
             match candidate.parts.facts.difference(&self.frontend, &loose)? {
                 None if candidate.places.difference(&self.frontend)?.is_some() => {}
                 None => {
-                    active.candidate = Some(i);
-                    unsteady = None;
-                    break;
+                    active.candidates.push(i);
                 }
                 Some(subject) => {
                     let entry = candidate
@@ -140,7 +139,7 @@ impl<F: Frontend> Session<F> {
                 }
             }
         }
-        if active.variant.is_none() && active.candidate.is_none() {
+        if active.variants.is_empty() && active.candidates.is_empty() {
             if let Some((subject, was)) = unsteady {
                 if self.attempts.is_unsteady(&subject) {
                     active
@@ -177,7 +176,8 @@ impl<F: Frontend> Session<F> {
         };
         let guards = active.recording.guard_texts();
         let key = guard_key(&self.config.function, &guards);
-        let Some(file) = self.stored.find(&key) else {
+        let ours: Vec<&str> = (self.variants.iter().map(|variant| variant.key.as_str())).collect();
+        let Some((key, file)) = self.stored.find_any(&key, &ours) else {
             self.state = State::Recording(active);
             return Ok(false);
         };
@@ -245,14 +245,14 @@ impl<F: Frontend> Session<F> {
         let active = self.state.take().ok_or(SessionError::NoRecording)?;
         let Active {
             recording,
-            variant,
-            candidate,
+            variants,
+            candidates,
             ..
         } = *active;
         self.stored.scan();
-        let call = recording.call.clone();
+        let (call, asked) = (recording.call.clone(), recording.last_op().asks());
         // The step has run: whatever goes wrong from here on is no error of its.
-        let outcome = match self.judge(recording, variant, candidate, result) {
+        let outcome = match self.judge(recording, &variants, &candidates, result) {
             Ok(outcome) => outcome,
             Err(SessionError::Refused(refusal)) => Outcome::Refused(refusal),
             Err(error) => Outcome::Refused(Refusal::step(
@@ -265,8 +265,11 @@ impl<F: Frontend> Session<F> {
                 tracing::info!(target: "rote::record", "{}: recording dropped: {why}", self.config.function);
             }
             Outcome::Refused(refusal) => {
-                self.refused.push(call);
-                self.stats.refusals.push(refusal.to_string());
+                self.refuse_calls(call, asked)?;
+                let text = refusal.to_string();
+                if !self.stats.refusals.contains(&text) {
+                    self.stats.refusals.push(text);
+                }
             }
             _ => {}
         }
@@ -276,12 +279,39 @@ impl<F: Frontend> Session<F> {
         Ok(outcome)
     }
 
+    /// The recording of a call was refused: calls like it are not recorded for some time if the step has `asked` for
+    /// data, else never again.
+    fn refuse_calls(
+        &mut self,
+        call: Rc<CallFacts<F::Held>>,
+        asked: bool,
+    ) -> Result<(), SessionError> {
+        let mut known = None;
+        for (i, earlier) in self.refused.iter().enumerate() {
+            if self.frontend.difference(&earlier.call)?.is_none() {
+                known = Some(i);
+            }
+        }
+        let i = known.unwrap_or(self.refused.len());
+        if known.is_none() {
+            self.refused.push(RefusedCall {
+                call,
+                again: None,
+                pause: REFUSED_PAUSE,
+            });
+        }
+        let refused = &mut self.refused[i];
+        refused.again = asked.then(|| self.stats.calls + refused.pause);
+        refused.pause = refused.pause.saturating_mul(2);
+        Ok(())
+    }
+
     /// What becomes of a recording: whether it can be kept, then whether another one confirms it.
     fn judge(
         &mut self,
         mut active: ActiveRecording<F>,
-        variant: Option<usize>,
-        candidate: Option<usize>,
+        variants: &[usize],
+        candidates: &[usize],
         result: &str,
     ) -> Result<Outcome, SessionError> {
         active.check_generators(&self.frontend, "")?;
@@ -304,19 +334,22 @@ impl<F: Frontend> Session<F> {
             return Ok(outcome);
         }
         let (recording, parts) = active.into_recording(result);
-        let key = guard_key(&self.config.function, &parts.guards);
-        match (variant, candidate) {
-            (Some(i), _) if recording.is_other_than(&self.variants[i].recording) => {
-                // Another branch, by numbers that are computed before a replay, or other numbers in tensors, or nothing is
-                // known of what the variant computes: another variant.
-                match candidate {
-                    Some(i) => self.confirm(i, &key, recording, parts),
-                    None => self.adopt(&key, recording, parts),
-                }
-            }
-            (Some(i), _) => self.generalize(i, &key, recording, parts),
-            (None, Some(i)) => self.confirm(i, &key, recording, parts),
-            (None, None) => self.adopt(&key, recording, parts),
+        let key = plan_key(&guard_key(&self.config.function, &parts.guards), &recording);
+        // Another branch makes another variant: by answers about data, or by numbers that are computed before a replay.
+        // So do other numbers in tensors, or where nothing is known of what the variant computes.
+        let of_variant = |i: &&usize| !recording.is_other_than(&self.variants[**i].recording);
+        if let Some(&i) = variants.iter().find(of_variant) {
+            return self.generalize(i, &key, recording, parts);
+        }
+        let of_candidate = |i: &&usize| self.candidates[**i].recording.decides_as(&recording);
+        if let Some(&i) = candidates.iter().find(of_candidate) {
+            return self.confirm(i, &key, recording, parts);
+        }
+        let others = variants.iter().map(|&i| &self.variants[i].recording);
+        let mut others = others.chain(candidates.iter().map(|&i| &self.candidates[i].recording));
+        match others.find_map(|other| recording.changing_number(other)) {
+            Some(refusal) if self.attempts.differs() => Ok(Outcome::Refused(refusal)),
+            _ => self.adopt(&key, recording, parts),
         }
     }
 
@@ -375,11 +408,6 @@ impl<F: Frontend> Session<F> {
         parts: Parts<F>,
     ) -> Result<Outcome, SessionError> {
         let known = &self.candidates[candidate].recording;
-        if !known.decides_as(&recording) {
-            self.candidates[candidate] = Candidate::new(recording, parts);
-            self.attempts.wait();
-            return Ok(Outcome::Candidate);
-        }
         let sources = match compare(known, &known.sources(), &recording) {
             Ok(sources) => sources,
             Err(refusal) => {

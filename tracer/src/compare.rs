@@ -6,7 +6,8 @@
 
 use hashbrown::HashSet;
 use rote_plans::{
-    Arg, Binding, GradResult, Instr, Kind, Look, Meta, Output, Placement, Plan, ValueId,
+    Arg, Binding, DType, GradResult, Instr, Kind, Look, Meta, Output, Placement, Plan, ValueId,
+    is_check,
 };
 
 use crate::refusal::Refusal;
@@ -32,11 +33,88 @@ pub struct Source {
     pub float: u32,
 }
 
+/// An answer about data that the step got: what the check of it expects.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer<'a> {
+    /// Where the step asked; empty in a plan from a file.
+    pub source: &'a str,
+    /// The element type of what was read. Of tensors that were compared, [`DType::BOOL`].
+    pub dtype: DType,
+    /// The number as [`rote_plans::CHECK_NUMBER`] takes it, or 1 if the tensors were equal.
+    pub bits: i64,
+}
+
+impl PartialEq for Answer<'_> {
+    /// Up to an answer that differs, the step asks the same.
+    fn eq(&self, other: &Self) -> bool {
+        (self.dtype, self.bits) == (other.dtype, other.bits)
+    }
+}
+
+impl std::fmt::Display for Answer<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.dtype {
+            DType::BOOL => write!(f, "{}", self.bits != 0),
+            DType::F16 | DType::BF16 | DType::F32 | DType::F64 => {
+                write!(f, "{:?}", f64::from_bits(self.bits.cast_unsigned()))
+            }
+            _ => write!(f, "{}", self.bits),
+        }
+    }
+}
+
 impl Recording {
-    /// Whether comparisons of followed floats had the same outcomes in another recording. Not where that follows floats
-    /// and this one does not: of a plan from a file none is known.
+    /// The answers about data that the step got, in order.
+    pub fn answers(&self) -> impl Iterator<Item = Answer<'_>> {
+        let plan = &self.plan;
+        plan.instrs.iter().enumerate().filter_map(|(at, instr)| {
+            let Instr::Local { op, args, .. } = instr else {
+                return None;
+            };
+            if !is_check(plan.str(*op)) {
+                return None;
+            }
+            let (asked, answer) = plan.args[args.indices()].split_first()?;
+            let (dtype, bits) = match (asked, answer.last()?) {
+                (Arg::Value(value), Arg::Int(bits)) => (plan.values[*value as usize].dtype, *bits),
+                (_, Arg::Bool(equal)) => (DType::BOOL, i64::from(*equal)),
+                _ => return None,
+            };
+            let source = self.sources.get(at).map_or("", String::as_str);
+            Some(Answer {
+                source,
+                dtype,
+                bits,
+            })
+        })
+    }
+
+    /// If a number that the step read from a tensor was another one in another recording: why the step cannot be
+    /// replayed if the number changes at every call. A boolean has two values, of which each makes a plan.
+    pub fn changing_number(&self, other: &Recording) -> Option<Refusal> {
+        let (ours, theirs) = (self.answers().zip(other.answers())).find(|(a, b)| a != b)?;
+        if ours.dtype == DType::BOOL {
+            return None;
+        }
+        Some(Refusal::op(
+            "aten::_local_scalar_dense",
+            ours.source,
+            format!(
+                "reads a number on the host (in Python .item(), float(), print()), which was {theirs} in one call and \
+                 {ours} in the next: a plan holds the host's use of one value"
+            ),
+            "return the tensor and read it outside the captured function, or decide on the device (torch.where in \
+             PyTorch)",
+        ))
+    }
+
+    /// Whether the step decided as in another recording: it got the same answers about data, and comparisons of followed
+    /// floats had the same outcomes. Not where that follows floats and this one does not: of a plan from a file none is
+    /// known.
     pub fn decides_as(&self, other: &Recording) -> bool {
-        self.floats.is_empty() == other.floats.is_empty() && self.floats.decides_as(&other.floats)
+        self.answers().eq(other.answers())
+            && self.floats.is_empty() == other.floats.is_empty()
+            && self.floats.decides_as(&other.floats)
     }
 
     /// Whether what is known of another recording says nothing of this one: the step decided otherwise by followed

@@ -11,7 +11,7 @@
 #![forbid(unsafe_code)]
 
 use rote_plans::schedule::{COPIES, Into, Ops};
-use rote_plans::{Device, is_of_torch};
+use rote_plans::{Device, keeps_to_arguments};
 
 /// Overload of the functional form, of the form that writes, and the ops.
 type Row = (&'static str, &'static str, &'static [&'static str]);
@@ -62,7 +62,7 @@ pub struct AtenOps;
 impl Ops for AtenOps {
     /// Whether it is an op of PyTorch's. Those that passes add are in every supported version.
     fn has(&self, name: &str, _overload: &str) -> bool {
-        is_of_torch(name)
+        keeps_to_arguments(name)
     }
 
     fn writes_into(&self, name: &str, overload: &str) -> Option<Into> {

@@ -85,6 +85,7 @@ impl Drop for Aten {
 
 impl Frontend for Aten {
     const WAITS: bool = true;
+    const CHECKS: bool = true;
 
     type Args = Args;
     type Ref<'a> = Borrowed<'a>;

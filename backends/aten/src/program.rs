@@ -8,7 +8,7 @@ use std::ptr;
 
 use rote_plans::instr::ArchivedCollective;
 use rote_plans::schedule::Into;
-use rote_plans::{ArchivedPlan, Device, NONE, RngAction, Schedule, is_of_torch};
+use rote_plans::{ArchivedPlan, Device, NONE, RngAction, Schedule, keeps_to_arguments};
 
 use rote_replay::{
     Backend, Bound, BoundPlan, Communicator, LocalOp, NumberSite, Program, ReplayError,
@@ -234,7 +234,7 @@ impl Backend for AtenProgram {
     }
 
     fn is_own(&self, name: &str) -> bool {
-        is_of_torch(name)
+        keeps_to_arguments(name)
     }
 
     #[inline]

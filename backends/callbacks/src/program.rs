@@ -12,7 +12,7 @@ use std::rc::Rc;
 use rote_events::args::{Arguments, c_string, ints_of};
 use rote_plans::instr::ArchivedCollective;
 use rote_plans::schedule::Into;
-use rote_plans::{ArchivedPlan, DType, Device, NONE, RngAction, is_of_torch};
+use rote_plans::{ArchivedPlan, DType, Device, NONE, RngAction, keeps_to_arguments};
 use rote_replay::{Backend, Bound, Communicator, LocalOp, NumberSite, Program, ReplayError};
 
 use crate::dl::{self, DlManagedTensor, DlTensor};
@@ -599,7 +599,7 @@ impl Backend for CallbackProgram {
     }
 
     fn is_own(&self, name: &str) -> bool {
-        is_of_torch(name)
+        keeps_to_arguments(name)
     }
 
     #[inline]

@@ -305,6 +305,7 @@ class _Recorder:
 Call = tuple[Any, Any, Any]
 
 _HOST_READS = ("tolist", "numpy", "__array__")
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _ADDRESSES = ("data_ptr", "const_data_ptr")  # the last one is new
 _MADE_OF_DATA = ("tensor", "as_tensor", "asarray")
 _BY_ELEMENTS = ("apply_", "map_", "map2_")  # call a function for each element, without an op
@@ -364,6 +365,7 @@ class Watch:
         for name in _HOST_READS:
             stack.enter_context(_patched(torch.Tensor, name, self._host_read(name)))
         stack.enter_context(_patched(torch.Tensor, "item", self._item()))
+        stack.enter_context(_patched(torch.Tensor, "__bool__", self._bool()))
         for name in _MADE_OF_DATA:
             stack.enter_context(_patched(torch, name, self._made_of_data(getattr(torch, name))))
         for name in _BY_ELEMENTS:
@@ -536,6 +538,20 @@ class Watch:
             return original(tensor) if read is None else read
 
         return item
+
+    def _bool(self) -> Callable[..., Any]:
+        original = torch.Tensor.__bool__
+        is_own = original is torch._C.TensorBase.__bool__
+
+        def truth(tensor: torch.Tensor) -> bool:
+            """Asks whether a number is 0, not which number it is: a plan holds for all others alike."""
+            of_numbers = tensor.dtype.is_floating_point or tensor.dtype in _INTEGERS
+            simple = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.numel() == 1
+            if is_own and of_numbers and simple and not within_kernel():
+                tensor = tensor != 0
+            return bool(original(tensor))
+
+        return truth
 
     def _made_of_data(self, original: Callable[..., Any]) -> Callable[..., Any]:
         is_own = type(original) is types.BuiltinFunctionType  # and not one that the script has put there

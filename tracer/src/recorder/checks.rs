@@ -88,27 +88,11 @@ impl Recorder {
         if none || META_QUESTIONS.contains(&name) && !of_data {
             return Ok(());
         }
-        Self::host_read(op)
-    }
-
-    fn host_read(op: &OpEvent<'_>) -> Result<(), Refusal> {
-        Self::refuse(
-            op,
-            "reads a tensor on the host (in Python .item(), float(), bool(), print()): a plan cannot hold the host's \
-             use of the value",
-            "return the tensor and read it outside the captured function, or decide on the device (torch.where in \
-             PyTorch); an optimizer of your own can compute with its step counter as a tensor",
-        )
+        self.host_read(op, None)
     }
 
     /// Refuses ops that a plan can never hold.
     pub(super) fn check(&self, op: &OpEvent<'_>) -> Result<(), Refusal> {
-        if op.name == "aten::_local_scalar_dense"
-            || op.name == "aten::equal"
-            || op.name == "aten::is_nonzero"
-        {
-            return Self::host_read(op);
-        }
         let indexes_by_integers = op.name == "aten::index"
             && !op.args.iter().skip(1).any(|arg| match &arg.value {
                 ArgEvent::Tensors(list) => list

@@ -1,7 +1,7 @@
 //! Runs that fail at an op: which ops may fail, whether the run has by then changed something
 //! that cannot be undone, and which gradients were gone.
 
-use rote_plans::{Def, Instr, InstrId, NONE, Plan, StrId, is_of_torch};
+use rote_plans::{Def, Instr, InstrId, NONE, Plan, StrId, keeps_to_arguments};
 
 use super::Recorder;
 use crate::refusal::Refusal;
@@ -14,7 +14,10 @@ impl Recorder {
         let plan = &self.tables.plan;
         let last = &plan.instrs[first..];
         self.last = first;
-        self.lasts |= last.iter().any(|instr| lasts(plan, instr));
+        if self.first_lasting.is_none() {
+            let lasting = last.iter().position(|instr| lasts(plan, instr));
+            self.first_lasting = lasting.map(|at| (first + at) as InstrId);
+        }
         self.may_raise = last.iter().any(|instr| may_raise(plan, instr));
         if self.may_raise {
             self.last_raising = Some(first as InstrId);
@@ -37,7 +40,7 @@ impl Recorder {
     /// Whether the op that was recorded last may raise where the call could not be made again:
     /// it, or what came before it, does what lasts.
     pub fn may_raise_late(&self) -> bool {
-        self.may_raise && self.lasts
+        self.may_raise && self.first_lasting.is_some()
     }
 
     /// Why a step that handles errors of the op that was recorded last can't be replayed.
@@ -76,14 +79,14 @@ impl Recorder {
 /// Whether an instruction does what is there after the run, whatever becomes of it: it writes
 /// a binding, tells other ranks, or is an op of another library, which may keep something.
 /// `BoundPlan::is_undone_at` asks the same of a run that has failed.
-fn lasts(plan: &Plan, instr: &Instr) -> bool {
+pub(super) fn lasts(plan: &Plan, instr: &Instr) -> bool {
     match instr {
         Instr::Local { op, .. } => {
             let mut written = false;
             for_each_written(plan, instr, |root| {
                 written |= matches!(plan.values[root as usize].def, Def::Binding(_));
             });
-            written || !is_of_torch(plan.str(*op))
+            written || !keeps_to_arguments(plan.str(*op))
         }
         Instr::Collective(_) | Instr::Wait { .. } => true,
         Instr::View { .. } | Instr::Rng { .. } | Instr::Free { .. } => false,

@@ -14,6 +14,7 @@
 //! | `undeclared` | arguments that ops write though their schemas do not say so |
 //! | `collectives` | collectives, and the waits for them |
 //! | `failing` | ops that may raise, and what a step has done by then |
+//! | `reads` | answers about data that the host asks for |
 //! | `strategies` | global ops and redistributions |
 //! | `results` | what the step leaves behind |
 
@@ -23,6 +24,7 @@ mod failing;
 mod local;
 #[cfg(test)]
 mod random;
+mod reads;
 mod results;
 mod roots;
 mod strategies;
@@ -39,6 +41,7 @@ use rote_plans::{
 use crate::event::{ArgEvent, OpEvent, TensorEvent};
 use crate::refusal::Refusal;
 use crate::tables::Tables;
+pub use reads::{checks_come_first, has_checks};
 use roots::{Candidate, Geometry, Named, Root};
 use rote_passes::liveness;
 
@@ -66,8 +69,12 @@ pub struct Recorder {
     may_raise: bool,
     /// The first instruction of the last op that may raise.
     last_raising: Option<InstrId>,
-    /// Whether an instruction so far does what lasts, even if a later one fails.
-    lasts: bool,
+    /// The first instruction that does what lasts, even if a later one fails.
+    first_lasting: Option<InstrId>,
+    /// Whether the host may ask for data, and plans check the answers.
+    may_ask: bool,
+    /// Checks that must run before what lasts, and came later.
+    ahead: Vec<usize>,
     /// For each path of a tensor whose gradient has gone, the instruction that has shown it.
     gone: HashMap<StrId, InstrId>,
 }
@@ -114,6 +121,9 @@ impl Recorder {
         }
         if op.hidden && self.concerns_others(op) {
             return Ok(());
+        }
+        if reads::asks(op) {
+            return self.question_of_data(op);
         }
         self.check(op)?;
         self.check_tensors(op)?;
@@ -267,6 +277,7 @@ impl Recorder {
     /// The plan, with last uses and frees, and the source line of each
     /// instruction. `result` is the structure of the result as JSON.
     pub fn finish(mut self, result: &str) -> (Plan, Vec<String>) {
+        self.put_checks_first();
         self.anchor_neighbours();
         self.tables.plan.result = result.to_owned();
         let sources: Vec<String> = self

@@ -1,0 +1,43 @@
+// The ops that plans have in the place of questions about data: see CHECK_NUMBER in plans/src/instr.rs.
+#pragma once
+#include <cstring>
+#include <stdexcept>
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+namespace rote {
+
+// A number as plans hold it: of floats the bits of a double, else the value.
+inline int64_t bits_of(const at::Scalar& number) {
+  if (number.isBoolean()) return number.toBool();
+  if (!number.isFloatingPoint()) return number.toLong();
+  double value = number.toDouble();
+  int64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// Ends a run. No c10::Error: these gather a backtrace, and another answer is nothing unusual.
+inline void answer_is(bool same) {
+  if (!same) throw std::runtime_error("the step would read another value on the host than the plan is for");
+}
+
+inline void check_number(const at::Tensor& number, int64_t bits) {
+  answer_is(bits_of(at::_local_scalar_dense(number)) == bits);
+}
+
+inline void check_equal(const at::Tensor& a, const at::Tensor& b, bool equal) { answer_is(at::equal(a, b) == equal); }
+
+// Makes the ops known to PyTorch, for as long as the process lasts.
+inline void register_checks() {
+  static auto* library = new torch::Library(torch::Library::FRAGMENT, "rote", {}, __FILE__, __LINE__);
+  static bool registered = [] {
+    library->def("check_number(Tensor number, int bits) -> ()", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(check_number)));
+    library->def("check_equal(Tensor a, Tensor b, bool equal) -> ()", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(check_equal)));
+    return true;
+  }();
+  (void)registered;
+}
+
+}  // namespace rote
