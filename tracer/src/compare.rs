@@ -56,7 +56,7 @@ impl std::fmt::Display for Answer<'_> {
         match self.dtype {
             DType::BOOL => write!(f, "{}", self.bits != 0),
             DType::F16 | DType::BF16 | DType::F32 | DType::F64 => {
-                write!(f, "{:?}", f64::from_bits(self.bits.cast_unsigned()))
+                write!(f, "{:?}", f64::from_bits(self.bits as u64))
             }
             _ => write!(f, "{}", self.bits),
         }

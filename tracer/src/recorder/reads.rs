@@ -62,7 +62,7 @@ fn bits(dtype: DType, number: &ArgEvent<'_>) -> Option<i64> {
         ArgEvent::Float(value)
             if matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) =>
         {
-            Some(value.to_bits().cast_signed())
+            Some(value.to_bits() as i64)
         }
         _ => None,
     }
