@@ -148,7 +148,8 @@ enum FactKind : uint32_t {
   kLook = 20,  // how a tensor looks that is no state, and its gradient; the seed of a generator
   kGradMemory = 21,  // the memory that gradients share with the state, with arguments and with each other
   kReachMemory = 22,  // the memory that tensors which are no state, their gradients, and buffers share with these
-  kFactKinds = 23,
+  kEntryCount = 23,  // of a container that is an entry of a dict, and may be another one at each call: its class and size
+  kFactKinds = 24,
 };
 
 struct Fact {

@@ -159,6 +159,11 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
     case kOwn:
       out[0] = own_attributes(fact.container, fact.key == Py_True);
       return;
+    case kEntryCount: {
+      PyObject* item = dict_item(fact);
+      out[0] = item ? mix(address(Py_TYPE(item)), entry_count(item)) : 0;
+      return;
+    }
     case kEntrySize: {
       PyObject* item = dict_item(fact);
       out[0] = item ? mix(address(item), entry_count(item)) : 0;

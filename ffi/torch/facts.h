@@ -32,7 +32,7 @@ class FactTable {
   uint32_t add(uint32_t kind, PyObject* container, PyObject* key) {
     TORCH_CHECK(kind < kFactKinds, kind, " is no kind of fact");
     Py_hash_t hash = 0;
-    if (kind == kDictItem || kind == kEntrySize) {  // once: a user's class may say how its objects hash
+    if (kind == kDictItem || kind == kEntrySize || kind == kEntryCount) {  // once: a user's class may say how its objects hash
       hash = PyObject_Hash(key);
       if (hash == -1) throw py::error_already_set();
     }

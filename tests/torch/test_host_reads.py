@@ -165,33 +165,86 @@ def test_a_norm_that_must_be_finite() -> None:
     check_equal(script)
 
 
+def fused_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.1, fused=True)
+
+
 @pytest.mark.ranks(1)
-def test_a_gradient_scaler() -> None:
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("make", [torch.optim.AdamW, fused_sgd])
+def test_a_gradient_scaler(make: Callable[[Any], torch.optim.Optimizer], clips: bool, every: int) -> None:
+    """Its scale grows, and shrinks where a gradient is infinite: then the update is left out. ``every``: steps that
+    accumulate gradients in one call."""
+
     def script(capture: Capture) -> Calls:
         model = small(0.1)
-        optimizer = torch.optim.AdamW(model.parameters())
+        optimizer = make(model.parameters())
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
-        state = {"model": model, "optimizer": optimizer}
+        state = {"model": model, "optimizer": optimizer, "scaler": scaler}
 
         def train_step(x: Tensor) -> Tensor:
             optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = model(x).square().mean()
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for part in x.chunk(every):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = model(part).square().mean()
+                scaler.scale(loss).backward()
+            if clips:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)
+            scaler.update()
             return loss.detach()
 
         step = capture(train_step, state=state)
         for i, x in enumerate(inputs(40, 4, 8)):
             if i in (12, 20, 21):
                 x[0, 0] = float("inf")
+            if i == 30:
+                scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0})
             yield step(x)
-            scaler.update()
+        return [model, optimizer, scaler.state_dict()]
+
+    check_equal(script)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_a_gradient_scaler_that_is_used_otherwise() -> None:
+    """Not named in the state; with its update outside; switched off; with two optimizers."""
+
+    def script(capture: Capture) -> Calls:
+        models = [small(0.1), small()]
+        optimizers = [torch.optim.AdamW(model.parameters()) for model in models]
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
+        state = {"models": models, "optimizers": optimizers}
+
+        def train_step(x: Tensor, updates: bool) -> Tensor:
+            loss = torch.zeros(())
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+            if updates:
+                scaler.update()
+            return loss.detach()
+
+        for named in (state, {**state, "scaler": scaler}):
+            step = capture(train_step, state=named)
+            for i, x in enumerate(inputs(40, 4, 8)):
+                if i in (12, 20, 21):
+                    x[0, 0] = float("inf")
+                yield step(x, i % 8 != 7)
+                if i % 8 == 7:
+                    scaler.update()
+                if i == 33:
+                    scaler._enabled = False
         return [state, scaler.state_dict()]
 
-    check_right(script)
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        assert found.steps[0].stats.replays == 0 and found.steps[1].stats.replays >= 15, found.steps[1].stats
 
 
 # Values of which each call has another one.

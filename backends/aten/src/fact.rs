@@ -72,6 +72,8 @@ kinds! {
     GradMemory = "grad_memory",
     /// The memory that tensors which are no state, their gradients, and buffers share with these.
     ReachMemory = "reach_memory",
+    /// Of a container that is an entry of a dict, and may be another one at each call: its class and size.
+    EntryCount = "entry_count",
 }
 
 impl FactKind {

@@ -61,13 +61,14 @@ REFERENTS = _kind("referents")
 LOOK = _kind("look")
 GRAD_MEMORY = _kind("grad_memory")
 REACH_MEMORY = _kind("reach_memory")
+ENTRY_COUNT = _kind("entry_count")
 # Kinds of guards, as GuardKind numbers them.
 STATE, HOST, WORLD = 2, 3, 5
 
 ABSENT: Any = object()
 PARTS = {
     SIZE: "len", ITEMS: "entries", FUNCTION: "code", BUFFER: "bytes", TYPE_OF: "type", OWN: "len", ENTRY_SIZE: "len",
-    BASES: "bases", CLASS: "class", WEAK: "alive", REFERENTS: "parts", LOOK: "look",
+    ENTRY_COUNT: "len", BASES: "bases", CLASS: "class", WEAK: "alive", REFERENTS: "parts", LOOK: "look",
 }  # fmt: skip
 
 # Objects of exactly these classes never change and have no attributes of their own.
@@ -251,7 +252,7 @@ def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
         return _look.name(type(value))
     if kind == LOOK and issubclass(type(value), torch.Tensor):
         return look(value)
-    if kind in (SIZE, ENTRY_SIZE):
+    if kind in (SIZE, ENTRY_SIZE, ENTRY_COUNT):
         return str(_look.size(value))
     if kind == OWN:
         return str(len(_look.own(value) or ()))

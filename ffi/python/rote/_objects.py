@@ -33,6 +33,7 @@ from ._facts import (
     BUFFER,
     CONTEXT_VAR,
     DICT_ITEM,
+    ENTRY_COUNT,
     ENTRY_SIZE,
     FUNCTIONS,
     HOST,
@@ -71,6 +72,7 @@ from ._policy import (
     holds_hooks,
     is_opaque,
     is_part,
+    is_renewed,
     is_setting,
     names_attributes,
     never_changes,
@@ -509,7 +511,9 @@ class Objects(Walk):
                 if key in skip or type(key) is not str:
                     continue
                 subject = f"{path}.{key}"
-                if self.add(DICT_ITEM, own, key, HOST, subject, item):
+                if is_renewed(kind, key, item):
+                    self.add(ENTRY_COUNT, own, key, HOST, subject, item)
+                elif self.add(DICT_ITEM, own, key, HOST, subject, item):
                     self.value(subject, item, depth + 1)
         for name, member, _ in _look.members(kind):
             self._member(path, value, name, member, depth)

@@ -232,6 +232,17 @@ def has_settings(kind: type) -> bool:
     return _look.module_of(kind) in _SET
 
 
+def is_renewed(kind: type, key: str, item: Any) -> bool:
+    """Whether an attribute holds a container that is empty, and that a step replaces by an empty one: what a scaler of
+    gradients notes of optimizers between ``unscale_`` and ``update``."""
+    return (
+        issubclass(kind, torch.amp.GradScaler)
+        and key == "_per_optimizer_states"
+        and type(item) is collections.defaultdict
+        and not item
+    )
+
+
 def is_setting(key: str, item: Any) -> bool:
     """Whether an attribute of an object with settings is one of these."""
     kind = type(item)

@@ -17,6 +17,7 @@ class State:
     modules: list[tuple[str, nn.Module]] = field(default_factory=list)
     optimizers: list[tuple[str, torch.optim.Optimizer]] = field(default_factory=list)
     loose: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    scalers: list[tuple[str, torch.amp.GradScaler]] = field(default_factory=list)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor of the state with its path; parameters first. No two go by one path."""
@@ -40,6 +41,10 @@ class State:
             for name, buffer in module.named_buffers(remove_duplicate=False):
                 yield (f"{path}.{name}" if path else name), buffer
         yield from self.loose
+        for path, scaler in self.scalers:
+            for name, value in vars(scaler).items():
+                if isinstance(value, torch.Tensor):  # made by the first call
+                    yield f"{path}.{name}", value
         for path, optimizer in self.optimizers:
             for i, group in enumerate(optimizer.param_groups):
                 for j, parameter in enumerate(group["params"]):
@@ -68,7 +73,7 @@ def _unique(path: str, owner: int, known: dict[str, int]) -> str:
 
 
 def collect(state: Any) -> State:
-    """Flattens ``state=``: modules, optimizers, tensors, dicts and lists."""
+    """Flattens ``state=``: modules, optimizers, GradScalers, tensors, dicts and lists."""
     found = State()
     _collect(found, "", state)
     known: dict[str, int] = {}
@@ -86,6 +91,8 @@ def _collect(found: State, path: str, value: Any) -> None:
         found.optimizers.append((path or "optimizer", value))
     elif isinstance(value, torch.Tensor):
         found.loose.append((path or "tensor", value))
+    elif isinstance(value, torch.amp.GradScaler):
+        found.scalers.append((path or "scaler", value))
     elif isinstance(value, dict):
         for key, item in value.items():
             _collect(found, f"{path}.{key}" if path else str(key), item)
@@ -94,8 +101,8 @@ def _collect(found: State, path: str, value: Any) -> None:
             _collect(found, f"{path}[{i}]", item)
     else:
         raise TypeError(
-            f"state= has a {type(value).__name__} at {path or 'its top'}: expected modules, optimizers, tensors, and "
-            "dicts and lists of these"
+            f"state= has a {type(value).__name__} at {path or 'its top'}: expected modules, optimizers, GradScalers, "
+            "tensors, and dicts and lists of these"
         )
 
 

@@ -268,3 +268,196 @@ pub fn checks_come_first(plan: &Plan) -> bool {
         fits
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use rote_plans::BindingKind;
+
+    use super::*;
+    use crate::sample::*;
+
+    /// The question for the number in a tensor of `f32`.
+    fn item(tensor: &Tensor, number: f64) -> OpEvent<'_> {
+        let mut event = op("aten::_local_scalar_dense", &[tensor], &[]);
+        event.outs.push(ArgEvent::Float(number));
+        event.data_dependent = true;
+        event
+    }
+
+    fn asking(args: &[&Tensor]) -> Recorder {
+        let mut recorder = recorder(args);
+        recorder.let_host_ask();
+        recorder
+    }
+
+    #[test]
+    fn a_check_stands_where_the_host_asks() {
+        let (x, sum, y) = (tensor(1, &[4]), tensor(2, &[]), tensor(3, &[4]));
+        let mut recorder = asking(&[&x]);
+        assert!(!recorder.asks());
+        let mut equal = op("aten::equal", &[&x, &y], &[]);
+        equal.outs.push(ArgEvent::Bool(true));
+        let ops = [
+            op("aten::sum", &[&x], &[&sum]),
+            item(&sum, 2.0),
+            op("aten::relu", &[&x], &[&y]),
+            equal,
+        ];
+        record(&mut recorder, &ops);
+        assert!(recorder.asks() && !recorder.may_raise());
+        let (plan, _) = finish(recorder, &[&y]);
+        let two = 2.0_f64.to_bits();
+        let check = format!("check_number %1 Int({two})");
+        let rest = ["free %1", "relu %0 > %2", "check_equal %0 %2 Bool(true)"];
+        assert_eq!(program(&plan)[..2], ["sum %0 > %1", &check]);
+        assert_eq!(program(&plan)[2..], rest);
+        assert!(checks_come_first(&plan) && has_checks(&plan));
+    }
+
+    #[test]
+    fn nothing_that_lasts_may_come_before() {
+        let (x, state, sum) = (tensor(1, &[4]), tensor(2, &[]), tensor(3, &[]));
+        let (sent, mine) = (tensor(4, &[]), tensor(5, &[]));
+        let all_reduce = |out| {
+            collective(
+                "_c10d_functional::all_reduce",
+                &sum,
+                vec![ArgEvent::Str("sum")],
+                out,
+            )
+        };
+        let custom = op("mine::log", &[&x], &[&mine]);
+        for (before, what) in [
+            (
+                in_place("aten::add_", &state, &[&sum]),
+                "aten::add_ at train.py:1 has written",
+            ),
+            (all_reduce(&sent), "a collective at train.py:1 was sent"),
+            (custom, "mine::log at train.py:1 has run"),
+        ] {
+            // The value depends on what lasts, or may be read before it.
+            for (asked, depends) in [(&state, true), (&sent, true), (&mine, true), (&sum, false)] {
+                let mut recorder = asking(&[&x, &state]);
+                let made = before.args.iter().chain([&read(before.outs[0].clone())]).any(|arg| {
+                    matches!(&arg.value, ArgEvent::Tensor(t) if t.storage == asked.event().storage)
+                });
+                if depends && !made {
+                    continue;
+                }
+                record(
+                    &mut recorder,
+                    &[op("aten::sum", &[&x], &[&sum]), before.clone()],
+                );
+                let result = recorder.op(&item(asked, 1.0));
+                if depends {
+                    let refusal = result.expect_err("it is too late");
+                    assert!(refusal.reason.contains(what), "{refusal}");
+                    assert!(!recorder.asks());
+                    continue;
+                }
+                result.expect("it is recorded");
+                let (plan, sources) = finish(recorder, &[]);
+                assert!(checks_come_first(&plan), "{:?}", program(&plan));
+                let names = program(&plan);
+                assert!(names[0].starts_with("sum") && names[1].starts_with("check_number"));
+                assert_eq!(sources.len(), names.len());
+            }
+        }
+    }
+
+    #[test]
+    fn what_moves_ahead_changes_nothing_for_the_rest() {
+        let (x, state) = (tensor(1, &[4]), tensor(2, &[4]));
+        let (sum, work, out) = (tensor(3, &[]), tensor(4, &[4]), tensor(5, &[4]));
+        let late = in_place("aten::add_", &state, &[&x]);
+        // The value comes of a tensor that is written in place after something else has read it.
+        let mut recorder = asking(&[&x, &state]);
+        let ops = [
+            op("aten::relu", &[&x], &[&work]),
+            op("aten::neg", &[&work], &[&out]),
+            late.clone(),
+            in_place("aten::mul_", &work, &[&x]),
+            op("aten::sum", &[&work], &[&sum]),
+        ];
+        record(&mut recorder, &ops);
+        recorder
+            .op(&item(&sum, 1.0))
+            .expect_err("neg would read what mul_ has written");
+        // Nothing else has read it: all of it moves.
+        let mut recorder = asking(&[&x, &state]);
+        record(
+            &mut recorder,
+            &[ops[0].clone(), late.clone(), ops[3].clone(), ops[4].clone()],
+        );
+        recorder.op(&item(&sum, 1.0)).expect("it is recorded");
+        record(&mut recorder, &[op("aten::neg", &[&work], &[&out])]);
+        let (plan, _) = finish(recorder, &[&out]);
+        let names: Vec<String> = program(&plan)
+            .iter()
+            .map(|line| line.split(' ').next().unwrap_or("").to_owned())
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "relu",
+                "mul_",
+                "sum",
+                "check_number",
+                "free",
+                "add_",
+                "neg",
+                "free"
+            ]
+        );
+        let mut recorder = asking(&[&x, &state]);
+        let mut random = op("aten::rand_like", &[&x], &[&work]);
+        random.seeded = true;
+        record(&mut recorder, &[late.clone(), random, ops[4].clone()]);
+        recorder
+            .op(&item(&sum, 1.0))
+            .expect_err("the generator would move at another time");
+        // What the state held before it was written can be read first, what it holds afterwards cannot.
+        let mut recorder = asking(&[&x, &state]);
+        record(
+            &mut recorder,
+            &[late.clone(), op("aten::sum", &[&state], &[&sum])],
+        );
+        recorder
+            .op(&item(&sum, 1.0))
+            .expect_err("it depends on the write");
+        let mut recorder = asking(&[&x, &state]);
+        record(&mut recorder, &[op("aten::sum", &[&state], &[&sum]), late]);
+        recorder
+            .op(&item(&sum, 1.0))
+            .expect("it was read before the write");
+        assert!(checks_come_first(&finish(recorder, &[]).0));
+    }
+
+    #[test]
+    fn answers_that_no_check_can_tell_are_refused() {
+        let x = tensor(1, &[]);
+        for answer in [
+            ArgEvent::Complex(1.0, 0.0),
+            ArgEvent::Int(1),
+            ArgEvent::None,
+        ] {
+            let mut event = item(&x, 1.0);
+            event.outs[0] = answer;
+            refusal(&mut asking(&[&x]), &event);
+        }
+        refusal(&mut asking(&[]), &item(&x, 1.0)); // no tensor of the step
+        let far = tensor(2, &[]);
+        let mut event = far.event();
+        event.device.kind = 1;
+        let mut recorder = asking(&[]);
+        recorder.name_tensor(BindingKind::Arg, "args[0]", &event, None, None);
+        let mut copy = op("aten::_to_copy", &[], &[&x]);
+        copy.args = vec![read(ArgEvent::Tensor(event))];
+        record(&mut recorder, &[copy]);
+        let refusal = refusal(&mut recorder, &item(&x, 1.0));
+        assert!(
+            refusal.reason.contains("on the host"),
+            "the copy may not be done: {refusal}"
+        );
+    }
+}
