@@ -11,6 +11,71 @@ import pytest
 import torch
 from oracle import ORACLE_ONLY, Calls, Capture, check_right
 from torch import Tensor, nn
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
+
+READ_LIST, READ_ARRAY, HAND_OUT = torch.Tensor.tolist, torch.Tensor.numpy, to_dlpack
+BASE = torch._C.TensorBase
+FIXED = torch.ones(4)
+BOUND = FIXED.tolist
+
+
+class Reader:
+    read = torch.Tensor.tolist
+
+    def __init__(self) -> None:
+        self.numpy = torch.Tensor.numpy
+
+
+READER = Reader()
+PARTIAL = functools.partial(torch.Tensor.tolist)
+LISTED = [torch.Tensor.numpy]
+
+
+def by_default(x: Tensor, read: Any = torch.Tensor.tolist) -> float:
+    return float(read(x)[0])
+
+
+# Reads of memory, and reads by another name than that of the method.
+RENAMED: dict[str, Callable[[Tensor], Any]] = {
+    "list": lambda x: READ_LIST(x)[0],
+    "array": lambda x: READ_ARRAY(x)[0],
+    "base class": lambda x: BASE.tolist(x)[0],
+    "base class of torch": lambda x: torch._C.TensorBase.tolist(x)[0],
+    "super": lambda x: super(Tensor, x).tolist()[0],  # type: ignore[misc]
+    "class": lambda x: Reader.read(x)[0],
+    "object": lambda x: READER.numpy(x)[0],
+    "bound": lambda x: BOUND()[0],
+    "partial": lambda x: PARTIAL(x)[0],
+    "in a list": lambda x: LISTED[0](x)[0],
+    "default": by_default,
+    "DLPack": lambda x: numpy.from_dlpack(_Capsule(HAND_OUT(x)))[0],
+}
+
+
+class _Capsule:
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_read_by_another_name(name: str) -> None:
+    def script(capture: Capture) -> Calls:
+        step = capture(lambda x: x * (2.0 if RENAMED[name](x) > 0 else 1.0))
+        for i in range(8):
+            x = torch.ones(4) if i < 5 else -torch.ones(4)
+            FIXED.copy_(x)
+            yield step(x)
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays == 0, found.steps[0].stats
+
 
 # Two tensors: in memory of their own, or in the same by way of different storages.
 PAIRS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {

@@ -222,7 +222,13 @@ def hidden_comparison(state: State, x: Tensor) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:rote")
-@pytest.mark.parametrize("fn", [hidden_item, hidden_branch, hidden_count, hidden_comparison])
-def test_what_is_read_on_the_host_is_refused_where_it_is_hidden_too(fn: Step) -> None:
+@pytest.mark.parametrize("fn", [hidden_item, hidden_branch, hidden_comparison])
+def test_what_is_read_on_the_host_is_checked_where_it_is_hidden_too(fn: Step) -> None:
     stats = stats_of(fn)
+    assert ORACLE_ONLY or (stats.replays >= 6 and not stats.refusals), stats
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+def test_a_shape_that_depends_on_data_is_refused_where_it_is_hidden_too() -> None:
+    stats = stats_of(hidden_count)
     assert ORACLE_ONLY or (stats.refusals and not stats.replays), stats

@@ -28,6 +28,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from . import _look
+from ._code import Names
 from ._facts import FUNCTIONS, fixed, plain
 from ._libraries import is_library_class
 
@@ -182,6 +183,44 @@ def runs_text(value: Any) -> bool:
 def is_registry(value: Any) -> bool:
     """Whether a value is one of Python's registries, which are not looked into."""
     return id(value) in _REGISTRIES
+
+
+# What reads or writes memory, or asks where it lies, without an op: a recording sees it as a method of `torch.Tensor`
+# or of a storage, and by no other name.
+_BASES: dict[type, tuple[str, ...]] = {
+    torch._C.TensorBase: (
+        *("tolist", "numpy", "apply_", "map_", "map2_", "data_ptr", "const_data_ptr", "_version", "_base"),
+        *("storage_offset", "untyped_storage", "_is_view", "is_inference", "_use_count"),
+    ),
+    torch._C.StorageBase: ("data_ptr", "copy_", "fill_", "resize_"),
+}
+WITHOUT_OPS = frozenset(name for names in _BASES.values() for name in names)
+_RENAMED = {id(vars(base)[name]): name for base, names in _BASES.items() for name in names if name in vars(base)}
+_RENAMED[id(torch._C._to_dlpack)] = "to_dlpack"
+_UNDER_THEIR_NAMES = frozenset(id(vars(module)) for module in (torch, torch._C, torch.utils.dlpack))
+_BOUND_OR_NOT = (types.MethodDescriptorType, types.GetSetDescriptorType, types.BuiltinFunctionType)
+
+
+def renamed(container: Any, value: Any) -> str | None:
+    """What a value is that reads memory without an op, if ``container`` has it under a name of its own."""
+    if type(value) in _BOUND_OR_NOT:
+        name = _RENAMED.get(id(value))
+        owner = getattr(value, "__self__", None)
+        if name is None and isinstance(owner, torch._C.TensorBase | torch._C.StorageBase):
+            name = value.__name__ if value.__name__ in WITHOUT_OPS else None
+        return name if id(container) not in _UNDER_THEIR_NAMES else None
+    if any(value is base for base in _BASES) and id(container) not in _UNDER_THEIR_NAMES:
+        return str(value.__name__)
+    return None
+
+
+def without_ops(names: Names) -> str | None:
+    """What code names to reach the memory of a tensor past the methods that a recording sees, if it does."""
+    for base in _BASES:
+        if base.__name__ in names.attributes:
+            return base.__name__
+    said = sorted(WITHOUT_OPS & names.attributes) if "super" in names.globals else []
+    return f"super().{said[0]}" if said else None
 
 
 # -- objects of libraries -----------------------------------------------------

@@ -21,7 +21,9 @@ from torch.distributed.tensor import DTensor
 
 from . import _calls, _code, _facts, _floats, _memory, _reach, _record, _results, _returns, _state, _uses, _views
 from ._calls import Calls, Codes
+from ._frames import is_users_own
 from ._native import NO_INDEX, c_text, check, error, ids, lib, record_fact_without_key, record_no_grad, take_object
+from ._policy import without_ops
 from ._specs import local_of, mesh_text, place_of, short_text
 
 if TYPE_CHECKING:
@@ -260,7 +262,11 @@ class Recording:
                 f"reaches {path}, which cannot be guarded: {why}",
                 f'make it unreachable from the captured function; if it does not matter, pass ignore=["{path}"]',
             )
+        for name, path in walk.renamed.items():
+            self._refuse_past_methods(f"reaches {path}, which is {name} of tensors under another name")
         for function in walk.functions:
+            if is_users_own(function.__code__) and (what := without_ops(_code.names(function.__code__))):
+                self._refuse_past_methods(f"calls {what} in {function.__qualname__}")
             self._check_generators(function, generators=bool(walk.moving))
             self._check_running(function)
         self._step.went_no_further(walk.stopped)
@@ -282,6 +288,14 @@ class Recording:
                         self._replaced.append((group, key, value, traced))
         for group, key, _, traced in self._replaced:
             group[key] = traced
+
+    def _refuse_past_methods(self, what: str) -> None:
+        """Refuses a step that may reach the memory of a tensor by no method that a recording sees."""
+        self._watch.refuse(
+            "",
+            f"{what}: no op shows what it does in memory, and a recording sees it only as a method of a tensor",
+            "call the method of the tensor itself (`tensor.tolist()`)",
+        )
 
     def _check_storages(self, extents: list[_Extent]) -> None:
         """Refuses tensors in the same memory by way of different storages: what shares memory is told by storages."""

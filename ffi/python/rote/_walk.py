@@ -29,7 +29,7 @@ from ._facts import (
     shortened,
 )
 from ._frames import Handlers
-from ._policy import DEPTH, MOST, runs_text
+from ._policy import DEPTH, MOST, renamed, runs_text
 
 
 class TooMuchError(BaseException):
@@ -55,6 +55,7 @@ class Walk(abc.ABC):
         self.aliases: list[tuple[str, int]] = []  # and where they were found
         self.stopped: list[str] = []  # where the walk went no further
         self.untold: list[str] = []  # what holds more than the facts say in words
+        self.renamed: dict[str, str] = {}  # what reads memory without an op, and where it has a name of its own
         self.unseen: list[tuple[str, str]] = []  # what could not be looked into, and why
 
     # -- how a value is read --------------------------------------------------
@@ -85,7 +86,11 @@ class Walk(abc.ABC):
         """Guards what an object can reach. Nothing that it is raises."""
         if id(value) in self.watched:
             self.aliases.append((path, id(value)))
-        if atom(value) or self._ignored(path):
+        if atom(value):
+            return
+        if type(value) is not type:  # a base class may be in reach under its own name
+            self._look_for_renamed(path, None, value)
+        if self._ignored(path):
             return
         if runs_text(value):
             self.unseen.append((path, "it runs any text"))
@@ -99,6 +104,11 @@ class Walk(abc.ABC):
             return
         self._first.setdefault(id(value), (path, value))
         self._guarded(path, lambda: self.read(path, value, depth))
+
+    def _look_for_renamed(self, path: str, container: Any, value: Any) -> None:
+        what = renamed(container, value)
+        if what is not None:
+            self.renamed[what] = path
 
     def _guarded(self, path: str, visit: Callable[[], None]) -> None:
         try:
@@ -166,6 +176,7 @@ class Walk(abc.ABC):
         hyperparameter: bool = False,
     ) -> bool:
         """Adds a fact. False: the user has said to ignore it."""
+        self._look_for_renamed(subject, container, value)
         if self._ignored(subject):
             return False
         part = PARTS.get(kind)
