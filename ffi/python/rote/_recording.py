@@ -294,7 +294,7 @@ class Recording:
         self._watch.refuse(
             "",
             f"{what}: no op shows what it does in memory, and a recording sees it only as a method of a tensor",
-            "call the method of the tensor itself (`tensor.tolist()`)",
+            "call the method of the tensor itself (`tensor.tolist()`), or do this outside the captured function",
         )
 
     def _check_storages(self, extents: list[_Extent]) -> None:
