@@ -149,7 +149,8 @@ enum FactKind : uint32_t {
   kGradMemory = 21,  // the memory that gradients share with the state, with arguments and with each other
   kReachMemory = 22,  // the memory that tensors which are no state, their gradients, and buffers share with these
   kEntryCount = 23,  // of a container that is an entry of a dict, and may be another one at each call: its class and size
-  kFactKinds = 24,
+  kTupleItem = 24,  // the item of a tuple that is an entry of a dict; the key is (its key, the index, the size of the tuple)
+  kFactKinds = 25,
 };
 
 struct Fact {

@@ -75,6 +75,14 @@ inline py::object object_of(const FactEntry& fact) {
       if (index >= PyList_GET_SIZE(fact.container)) return py::object();
       return py::reinterpret_borrow<py::object>(PyList_GET_ITEM(fact.container, index));
     }
+    case kTupleItem: {
+      PyObject* tuple = PyDict_GetItemWithError(fact.container, PyTuple_GET_ITEM(fact.key, 0));
+      if (!tuple) PyErr_Clear();
+      Py_ssize_t index = PyLong_AsSsize_t(PyTuple_GET_ITEM(fact.key, 1));
+      Py_ssize_t size = PyLong_AsSsize_t(PyTuple_GET_ITEM(fact.key, 2));
+      if (!tuple || !PyTuple_CheckExact(tuple) || PyTuple_GET_SIZE(tuple) != size) return py::object();
+      return py::reinterpret_borrow<py::object>(PyTuple_GET_ITEM(tuple, index));
+    }
     case kCell:
       return py::reinterpret_borrow<py::object>(PyCell_GET(fact.container));
     case kAttribute: {

@@ -77,7 +77,7 @@ class FactTable {
   bool same(uint32_t index) const {
     const FactEntry& fact = at(index);
     switch (fact.kind) {
-      case kDictItem: case kListItem: case kCell: case kAttribute: case kItems: case kContextVar: case kMember: {
+      case kDictItem: case kListItem: case kTupleItem: case kCell: case kAttribute: case kItems: case kContextVar: case kMember: {
         py::object now = object_of(fact);
         return now && fact.held && same_content(now.ptr(), fact.held);
       }
@@ -99,7 +99,7 @@ class FactTable {
     switch (fact.kind) {
       case kSize:
         return held ? "" : std::to_string(entry_count(fact.container));
-      case kDictItem: case kListItem: case kCell: case kAttribute: case kContextVar: case kMember: {
+      case kDictItem: case kListItem: case kTupleItem: case kCell: case kAttribute: case kContextVar: case kMember: {
         py::object value = held ? py::reinterpret_borrow<py::object>(fact.held) : object_of(fact);
         if (!value) return "absent";
         std::string out = in_words(value.ptr());

@@ -74,6 +74,8 @@ kinds! {
     ReachMemory = "reach_memory",
     /// Of a container that is an entry of a dict, and may be another one at each call: its class and size.
     EntryCount = "entry_count",
+    /// The item of a tuple that is an entry of a dict; the key is (its key, the index, the size of the tuple).
+    TupleItem = "tuple_item",
 }
 
 impl FactKind {

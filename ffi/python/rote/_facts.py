@@ -62,6 +62,7 @@ LOOK = _kind("look")
 GRAD_MEMORY = _kind("grad_memory")
 REACH_MEMORY = _kind("reach_memory")
 ENTRY_COUNT = _kind("entry_count")
+TUPLE_ITEM = _kind("tuple_item")
 # Kinds of guards, as GuardKind numbers them.
 STATE, HOST, WORLD = 2, 3, 5
 

@@ -247,15 +247,14 @@ def _binary(name: str, kind: int) -> Callable[[TracedFloat, Any], Any]:
 
 
 def _comparing(name: str, how: int, exchanged: bool, negated: bool) -> Callable[..., Any]:
-    """A comparison. Of numbers in tensors a replay repeats it; hyperparameters must not vary then."""
+    """A comparison. A replay repeats it, and must find the same."""
     pinned = _pinning(name)
     plain = getattr(float, name)
 
     def method(self: TracedFloat, other: Any) -> Any:
         exact = type(other) in (float, bool, TracedFloat) or (type(other) is int and abs(other) <= _EXACT)
-        of_tensor = self._of_tensor or is_of_tensor(other)
         tape = self._tape
-        if not (exact and of_tensor and tape.session is not None and is_followed(sys._getframe(1).f_code, tape.proven)):
+        if not (exact and tape.session is not None and is_followed(sys._getframe(1).f_code, tape.proven)):
             return pinned(self, other)
         operand = _operand(tape, other)
         if operand is None:

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from . import _look, _memory
+from . import _look, _memory, _schedulers
 from ._calls import Codes
 from ._classes import Classes
 from ._facts import (
@@ -89,8 +89,11 @@ _Reader = Callable[[str, Any, int], None]  # of a path, an object and how many h
 class Objects(Walk):
     """The part of a walk that reads objects."""
 
-    def __init__(self, function: Any, ignore: tuple[str, ...], ran: Codes | None) -> None:
+    def __init__(self, function: Any, ignore: tuple[str, ...], ran: Codes | None, read: frozenset[int]) -> None:
+        """``read``: schedulers whose numbers the step has read, by identity."""
         super().__init__(ignore, ran)
+        self._read = read
+        self.schedulers: list[tuple[str, torch.optim.lr_scheduler.LRScheduler]] = []  # the others
         self._known: dict[int, tuple[type, _Reader]] = {}  # by the addresses of classes, which it holds
         self._memory: dict[int, tuple[str, int]] = {}  # storages: the first tensor found in each, and where it starts
         self._weak: list[tuple[str, Any, int]] = []
@@ -119,6 +122,7 @@ class Objects(Walk):
             Way.UFUNC: self._ufunc,
             Way.BUFFER: self._bytes,
             Way.MODULE: self._module,
+            Way.SCHEDULER: self._scheduler,
             Way.NUMPY_GENERATOR: self._numpy_generator,
             Way.THREAD_LOCAL: self._thread_local,
             Way.GENERATOR: self._generator,
@@ -427,6 +431,13 @@ class Objects(Walk):
     def _captured(self, path: str, value: Any, depth: int) -> None:
         step = _look.class_dict(type(value))["_step"].__get__(value)
         self.value(path, step.function, depth)  # called within the step, as any function
+
+    def _scheduler(self, path: str, value: torch.optim.lr_scheduler.LRScheduler, depth: int) -> None:
+        """A scheduler runs live: its numbers are guarded only where the step has read them."""
+        if id(value) in self._read or not _schedulers.is_followed(value):
+            self._any_object(path, value, depth)
+        else:
+            self.schedulers.append((path, value))
 
     # -- objects of Python's own ----------------------------------------------
 

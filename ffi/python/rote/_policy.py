@@ -65,6 +65,7 @@ class Way(enum.Enum):
     UFUNC = enum.auto()
     BUFFER = enum.auto()
     MODULE = enum.auto()
+    SCHEDULER = enum.auto()
     NUMPY_GENERATOR = enum.auto()
     THREAD_LOCAL = enum.auto()
     GENERATOR = enum.auto()
@@ -139,6 +140,7 @@ _WAYS: tuple[tuple[_Test, Way | Refused], ...] = (
     (_inherits(*_BUFFERS), Way.BUFFER),
     (_from("numpy"), Way.BUFFER),
     (_inherits(nn.Module), Way.MODULE),
+    (_inherits(torch.optim.lr_scheduler.LRScheduler), Way.SCHEDULER),
     (_from_below("numpy.random"), Way.NUMPY_GENERATOR),
     (_inherits(threading.local), Way.THREAD_LOCAL),
     (_is(torch.Generator), Way.GENERATOR),

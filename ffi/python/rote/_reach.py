@@ -38,6 +38,7 @@ from ._facts import (
     SIZE,
     STATE,
     TENSOR_META,
+    TUPLE_ITEM,
     Fact,
     look,
     look_of_gradient,
@@ -50,16 +51,22 @@ from ._policy import (
     asks_for_stores,
 )
 from ._specs import short_text
-from ._uses import is_number
+from ._uses import is_number, is_numbers
 
 
 class Reach(Objects):
     """The walk over everything that one step can reach."""
 
-    def __init__(self, function: Any, ignore: tuple[str, ...], ran: Codes | None = None) -> None:
+    def __init__(
+        self,
+        function: Any,
+        ignore: tuple[str, ...],
+        ran: Codes | None = None,
+        read: frozenset[int] = frozenset(),
+    ) -> None:
         while issubclass(type(function), functools.partial):
             function = function.func
-        super().__init__(_innermost(function), ignore, ran)
+        super().__init__(_innermost(function), ignore, ran, read)
 
     # -- where it starts ------------------------------------------------------
 
@@ -91,6 +98,10 @@ class Reach(Objects):
                 hyper = is_number(value)
                 self.add(DICT_ITEM, group, key, STATE, subject, value, hyperparameter=hyper)
                 self.value(subject, value, 1)
+                if is_numbers(value):
+                    for j, item in enumerate(value):
+                        place = (key, j, len(value))
+                        self.add(TUPLE_ITEM, group, place, STATE, f"{subject}[{j}]", item, hyperparameter=True)
         for number, (owner, entries) in enumerate(optimizer.state.items()):
             label = f"{path}.state[{names.get(id(owner), number)}]"
             self.add(DICT_ITEM, optimizer.state, owner, STATE, label, entries, "")

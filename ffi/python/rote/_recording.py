@@ -19,7 +19,21 @@ from torch.distributed import device_mesh
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from . import _calls, _code, _facts, _floats, _memory, _reach, _record, _results, _returns, _state, _uses, _views
+from . import (
+    _calls,
+    _code,
+    _facts,
+    _floats,
+    _memory,
+    _reach,
+    _record,
+    _results,
+    _returns,
+    _schedulers,
+    _state,
+    _uses,
+    _views,
+)
 from ._calls import Calls, Codes
 from ._frames import is_users_own
 from ._native import NO_INDEX, c_text, check, error, ids, lib, record_fact_without_key, record_no_grad, take_object
@@ -45,7 +59,15 @@ def _attributes(tensor: torch.Tensor) -> str:
     return ", ".join(sorted(vars(tensor).keys() - _OWN.get(type(tensor), set())))
 
 
-def _put_back(group: dict[str, Any], key: str, value: float, traced: _floats.TracedFloat) -> None:
+def _is_guarded(fact: _facts.Fact, follows_tuples: bool, tuples: set[tuple[int, str]]) -> bool:
+    """Whether a fact counts: of a tuple of hyperparameters its items do where they are followed, else the whole."""
+    if fact.kind == _facts.TUPLE_ITEM:
+        return follows_tuples
+    whole = fact.kind == _facts.DICT_ITEM and fact.guard == _facts.STATE and (id(fact.container), fact.key) in tuples
+    return not (whole and follows_tuples)
+
+
+def _put_back(group: dict[str, Any], key: str, value: Any, traced: Any) -> None:
     if group.get(key) is traced:
         group[key] = value
 
@@ -172,12 +194,13 @@ class Recording:
         self._tape = _floats.Tape(self._session, frozenset(), self._watch.refuse)
         self._readable: dict[int, str] = {}
         self._result: Any = None
-        self._replaced: list[tuple[dict[str, Any], str, float, _floats.TracedFloat]] = []
+        self._replaced: list[tuple[dict[str, Any], str, Any, Any]] = []  # group, key, value, what stands for it
         self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._grad_specs: list[tuple[str, Any, bool]] = []
         self._calls = Calls()
-        self._walk = _reach.Reach(step.function, step.ignore, step.ran)
+        self._walk = _reach.Reach(step.function, step.ignore, step.ran, frozenset(map(id, step.read_schedulers)))
+        self.schedulers = _schedulers.Schedulers([], False)
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
         self._casts_outlive_the_call = autocast and torch.is_autocast_cache_enabled()
 
@@ -252,9 +275,13 @@ class Recording:
         given: set[int] = set()
         _containers((self._args, self._kwargs), given)
         follows = self._follows(walk, given)
+        self.schedulers = _schedulers.Schedulers(walk.schedulers, bool(self._aliases(walk, given)))
+        # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
+        follows_tuples = follows and not self._tape.proven
+        tuples = {(id(fact.container), fact.key[0]) for fact in facts if fact.kind == _facts.TUPLE_ITEM}
         for fact in facts:
             fact.hyperparameter = fact.hyperparameter and follows
-        self._facts(facts)
+        self._facts([fact for fact in facts if _is_guarded(fact, follows_tuples, tuples)])
         self._check_buffers(walk.buffers, extents)
         for path, why in walk.unseen:
             self._watch.refuse(
@@ -283,9 +310,12 @@ class Recording:
         for path, optimizer in state.optimizers if follows else ():
             for i, group in enumerate(optimizer.param_groups):
                 for key, value in group.items():
+                    subject = f"{path}.param_groups[{i}]['{key}']"
                     if _uses.is_number(value):
-                        traced = _floats.read(self._tape, f"{path}.param_groups[{i}]['{key}']", value)
-                        self._replaced.append((group, key, value, traced))
+                        self._replaced.append((group, key, value, _floats.read(self._tape, subject, value)))
+                    elif follows_tuples and _uses.is_numbers(value):
+                        items = [_floats.read(self._tape, f"{subject}[{j}]", item) for j, item in enumerate(value)]
+                        self._replaced.append((group, key, value, tuple(items)))
         for group, key, _, traced in self._replaced:
             group[key] = traced
 
@@ -372,15 +402,20 @@ class Recording:
         """Whether hyperparameters can be followed: all that the step does with them is seen."""
         if not self._readable:
             return False
-        aliases = [path for path, _ in walk.aliases if _uses.is_alias(path)]
-        if given & walk.watched:
-            aliases.append("an argument")
         try:
-            proven = _uses.prove(self._readable, walk.functions, _code.names, aliases, walk.iterators)
+            proven = _uses.prove(
+                self._readable, walk.functions, _code.names, self._aliases(walk, given), walk.iterators
+            )
         except _uses.Unproven:
             return False
         self._tape.proven = proven
         return True
+
+    @staticmethod
+    def _aliases(walk: _reach.Reach, given: set[int]) -> list[str]:
+        """Where the step holds groups of optimizers by other names than theirs."""
+        aliases = [path for path, _ in walk.aliases if _uses.is_alias(path)]
+        return [*aliases, "an argument"] if given & walk.watched else aliases
 
     def _number_in(self, tensor: torch.Tensor, frame: types.FrameType) -> float | None:
         """The number in a tensor that an optimizer reads, if a replay can compute what follows from it."""
@@ -547,6 +582,7 @@ class Recording:
         call = functools.partial(self._step.function, *self._args, **self._kwargs)
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self._grads if grad is not None]
         try:
+            self.schedulers.watch()
             with contextlib.nullcontext() if self._step.ran is None else self._calls:
                 self._result = _floats.returned(_record.run(self._session, self._watch, call, seen))
             return _returns.plain(self._result)
@@ -571,6 +607,7 @@ class Recording:
 
     def close(self) -> None:
         """Puts the optimizers' own floats back."""
+        self.schedulers.close()
         while self._replaced:
             _put_back(*self._replaced.pop())
         self._tape.close()
@@ -594,20 +631,22 @@ class Recording:
     def finish(self) -> dict[str, Any]:
         """Hands results and gradients to the library and ends the recording."""
         structure, output_specs, views = self._leave()
-        text = lib.rote_record_finish(self._session, _results.to_json(structure, views))
+        late = self.schedulers.calls
+        text = lib.rote_record_finish(self._session, _results.to_json(structure, [path for path, _ in late], views))
         if text is None:
             raise RuntimeError(f"rote: {error()}")
         outcome: dict[str, Any] = json.loads(text)
         if "variant" in outcome:
             self._step.results[outcome["variant"]] = _results.Results(
-                structure, output_specs, self._grad_specs, self.own(), views
+                structure, output_specs, self._grad_specs, self.own(), views, [scheduler for _, scheduler in late]
             )
         return outcome
 
     def compare(self, variant: int) -> dict[str, Any] | None:
         """Ends the recording without a plan: the first instruction that the plan of a variant has otherwise."""
         structure, _, views = self._leave()
-        text = lib.rote_record_compare(self._session, variant, _results.to_json(structure, views))
+        late = [path for path, _ in self.schedulers.calls]
+        text = lib.rote_record_compare(self._session, variant, _results.to_json(structure, late, views))
         return None if text is None else json.loads(text)
 
     def _leave(self) -> tuple[Any, list[tuple[Any, bool]], list[_views.Made]]:

@@ -135,9 +135,12 @@ class Results:
         grads: list[tuple[str, Any, bool]],
         own: Callable[[str], Any],
         views: list[Made],
+        late: list[Any],
     ) -> None:
         """``outputs``: spec (or None) and requires_grad of each; ``grads``:
-        owner's path, spec (or None), and whether ``.grad`` becomes None."""
+        owner's path, spec (or None), and whether ``.grad`` becomes None;
+        ``late``: schedulers whose ``step`` runs after a replay."""
+        self.late = late
         self._structure = structure
         self._views = views
         self._inference = of_inference(views)
@@ -202,14 +205,19 @@ class Results:
         return own_argument(path.removesuffix(".grad")).grad if path.endswith(".grad") else own_argument(path)
 
 
-def to_json(structure: Any, views: list[Made]) -> bytes:
-    """The structure as the library takes it."""
+def to_json(structure: Any, late: list[str], views: list[Made]) -> bytes:
+    """The structure as the library takes it. ``late``: paths of the schedulers that are called after a replay."""
+    if late:
+        structure = {"after": [structure, *({"c": path} for path in late)]}
     return json.dumps({"views": [structure, *(view.to_json() for view in views)]} if views else structure).encode()
 
 
-def from_json(node: Any) -> tuple[Any, list[Made]]:
-    """The structure in a plan, and what a replay makes of its tensors."""
+def from_json(node: Any) -> tuple[Any, list[str], list[Made]]:
+    """The structure in a plan, the schedulers called after a replay, and what a replay makes of its tensors."""
+    views: list[Any] = []
+    late: list[Any] = []
     if isinstance(node, dict) and "views" in node:
-        structure, *views = node["views"]
-        return structure, [Made.from_json(view) for view in views]
-    return node, []
+        node, *views = node["views"]
+    if isinstance(node, dict) and "after" in node:
+        node, *late = node["after"]
+    return node, [path["c"] for path in late], [Made.from_json(view) for view in views]

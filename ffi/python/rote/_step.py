@@ -156,6 +156,8 @@ class Step:
         self._others = 0  # recordings in a row in which other code ran
         self._off = False  # for good: every call runs eagerly
         self.kept_tensors = False  # the last recording left tensors that outlived it
+        self.read_schedulers: list[Any] = []  # whose numbers the step has read
+        self._beside = False  # a replay runs beside eager, which calls schedulers itself
         self.results: dict[int, _results.Results] = {}
         self._arguments: tuple[Any, Any] = ((), {})
         if plans is None:
@@ -235,12 +237,16 @@ class Step:
         tensors = object_in(self._slot)
         results = self.results[self.variant.value]
         try:
-            return results.deliver(tensors, lambda path: self._argument(path, args, kwargs))
+            result = results.deliver(tensors, lambda path: self._argument(path, args, kwargs))
         except BaseException:
             results.deliver(tensors, lambda path: self._argument(path, args, kwargs))
             raise
         finally:
             drop_object(self._slot)
+        if results.late and not self._beside:
+            for scheduler in results.late:
+                scheduler.step()
+        return result
 
     def _nested(self) -> bool:
         """Whether other ranks may not make this call, or a recording sees it."""
@@ -381,6 +387,13 @@ class Step:
         if trusted is not None:
             return self._replay_trusted(recording, trusted, args, kwargs)
         try:
+            return self._observed(recording)
+        finally:
+            recording.schedulers.run()
+
+    def _observed(self, recording: Recording) -> Any:
+        """Runs a step that is recorded, and makes of the recording what it is good for."""
+        try:
             result = recording.run()
         except BaseException:
             self._abort(recording)
@@ -426,6 +439,9 @@ class Step:
     def _has_followed(self, recording: Recording) -> bool:
         """Whether the walk of a recording has followed all the code that ran. If not, the next one follows it too."""
         left = recording.unfollowed()
+        if recording.schedulers.read:
+            self.read_schedulers += recording.schedulers.read
+            return False
         if left is not None and not left:
             self._others = 0
             return True
@@ -469,6 +485,10 @@ class Step:
             plan = json.loads(lib.rote_session_variant(self.session, variant))
             examples = [t._spec for _, t in [*recording.tensors, *recording.leaves] if isinstance(t, DTensor)]
             given = [*plan["outputs"], *(grad for grad in plan["grads"] if not grad["none"])]
+            _, late, _ = _results.from_json(plan["result"])
+            gone = set(late) - {path for path, _ in recording.schedulers.found}
+            if gone:
+                raise _results.Unsupported(f"a call of the scheduler {min(gone)}, which is not in reach")
             return [None if each["spec"] is None else _results.StoredSpec(each["spec"], examples) for each in given]
         except Exception:
             check(lib.rote_session_give_up(self.session, variant))
@@ -490,16 +510,21 @@ class Step:
             stored, local = next(left)
             return None if stored is None else stored.of(local)
 
-        structure, views = _results.from_json(plan["result"])
+        structure, late, views = _results.from_json(plan["result"])
+        schedulers = dict(recording.schedulers.found)
         results = _results.Results(
             structure,
             [(spec(), output["requires_grad"]) for output in plan["outputs"]],
             [(grad["path"], None if grad["none"] else spec(), grad["none"]) for grad in plan["grads"]],
             recording.own(),
             views,
+            [schedulers[path] for path in late],
         )
         self.results[variant] = results
-        return results.deliver(locals_, lambda path: self._argument(path, args, kwargs))
+        result = results.deliver(locals_, lambda path: self._argument(path, args, kwargs))
+        for scheduler in results.late:
+            scheduler.step()
+        return result
 
     def _refused(self, reason: str) -> None:
         if self._strict:
@@ -529,7 +554,7 @@ class Step:
         raises = self._verify > 0
         self._verify -= raises
         self._until = self._verify_every
-        run = _verify.beside(self.state, args, kwargs, self._call, self._run)
+        run = _verify.beside(self.state, args, kwargs, self._call_beside, self._run)
         self._verified_calls += 1
         if run.difference is None and not run.elsewhere:
             return run.result()
@@ -540,6 +565,14 @@ class Step:
             raise VerificationError(f"a replay of {self.name()} differs from eager {how} {what}") from run.error
         self._differs(args, kwargs, run, where)
         return run.result()
+
+    def _call_beside(self, args: Any, kwargs: Any) -> Any:
+        """Replays a call that then runs eagerly too."""
+        self._beside = True
+        try:
+            return self._call(args, kwargs)
+        finally:
+            self._beside = False
 
     def _differs(self, args: Any, kwargs: Any, run: _verify.Beside, elsewhere: str) -> None:
         """Ends replays, on all ranks at once, and reports why."""

@@ -49,7 +49,7 @@ _OPTIMIZERS = frozenset(
 # What a class derived from these may define anew: the walk sees its code, and nothing gives it a group.
 _OWN_METHODS = frozenset({"__init__", "__doc__", "__module__", "__annotations__", "__setstate__", "step", "zero_grad"})
 # Names by which code gets at a group, or at attributes that it does not name.
-_TOUCHING = frozenset(
+TOUCHING = frozenset(
     {"param_groups", "state_dict", "__dict__", "__getstate__", "__getattribute__", "vars", "attrgetter", "eval"}
     | {"exec", "get_objects", "get_referents", "get_referrers"}
 )
@@ -185,7 +185,7 @@ def prove(
 
 
 def _touches(names: Any) -> list[str]:
-    return sorted(_TOUCHING & (names.attributes | set(names.globals)))
+    return sorted(TOUCHING & (names.attributes | set(names.globals)))
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -235,6 +235,11 @@ def _is_ordinary(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether a hyperparameter is a float, NumPy's or Python's own."""
     return type(value) is float or (issubclass(type(value), float) and type(value).__module__ == "numpy")
+
+
+def is_numbers(value: Any) -> bool:
+    """Whether a hyperparameter is a tuple of floats, as Adam's ``betas`` are."""
+    return type(value) is tuple and len(value) > 0 and all(map(is_number, value))
 
 
 # -- code -------------------------------------------------------------------------
@@ -381,7 +386,7 @@ class _Checker:
         kind = self._kind(node.value)
         if node.attr == "param_groups" and kind not in _HELD:
             return _GROUPS
-        if node.attr in _TOUCHING:
+        if node.attr in TOUCHING:
             return self._fail(node, f"{node.attr} gets at hyperparameters")
         if kind in _HELD:
             return self._fail(node, f"{node.attr} of a hyperparameter or a group")

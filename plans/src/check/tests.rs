@@ -759,11 +759,11 @@ fn the_result_structure_is_read() {
         (r#"{"t":0,"c":1}"#, "a node with a second key"),
         (
             r#"{"x":0}"#,
-            "expected one of the keys t, c, f, b, local, item, tuple, list, dict, views",
+            "expected one of the keys t, c, f, b, local, item, tuple, list, dict, after, views",
         ),
         (
             r#"[]"#,
-            "expected a node with one of the keys t, c, f, b, local, item, tuple, list, dict, views",
+            "expected a node with one of the keys t, c, f, b, local, item, tuple, list, dict, after, views",
         ),
         (
             r#"{"c":[]}"#,

@@ -1,0 +1,150 @@
+"""Learning rate schedulers in reach of a step: ``scheduler.step()`` runs live, when the step or its replay has ended.
+
+A scheduler computes with numbers that change at every call, in code that may be anybody's (the function of a
+``LambdaLR``). So its call is no part of a plan. While a step is recorded, the schedulers in reach say what is read of
+them. If that is nothing but ``step``, called without arguments, Rote puts the call off until the step has ended, and
+calls it after each replay too. The numbers in a scheduler then need no guard.
+
+Nothing may see that the call comes later. If the step reads anything else of a scheduler, or reads the groups of its
+optimizer after the call, the calls that were put off run at once, and the recording is dropped. The next one guards the
+numbers of this scheduler as those of any object.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from . import _look, _uses
+from ._libraries import is_library_function
+
+_HERE = f"{Path(__file__).parent}/"
+# Attributes of an optimizer by which code gets at its groups.
+_GROUPS = frozenset({"param_groups", "state_dict", "__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})
+_ZERO_GRAD = inspect.unwrap(Optimizer.zero_grad).__code__  # goes through the groups for their parameters alone
+
+
+def is_followed(scheduler: LRScheduler) -> bool:
+    """Whether all that code reads of a scheduler and its optimizer can be seen, and ``step`` is PyTorch's."""
+    own = _look.own(scheduler)
+    step = getattr(type(scheduler), "step", None)
+    if own is None or "step" in own or type(step) is not types.FunctionType or not is_library_function(step):
+        return False
+    return isinstance(own.get("optimizer"), Optimizer) and _is_plain(scheduler) and _is_plain(own["optimizer"])
+
+
+def _is_plain(one: Any) -> bool:
+    """Whether Python's own code finds the attributes of an object."""
+    kind = type(one)
+    found = (name for each in _look.mro(kind) for name in _look.class_dict(each))
+    reads: Any = kind.__getattribute__
+    return reads is object.__getattribute__ and "__getattr__" not in found
+
+
+class Schedulers:
+    """The schedulers in reach of a step that is recorded."""
+
+    def __init__(self, found: list[tuple[str, LRScheduler]], aliases: bool) -> None:
+        """``aliases``: the step holds groups of an optimizer by other names than its own."""
+        self.found = found
+        self._paths = {id(scheduler): path for path, scheduler in found}
+        self._aliases = aliases
+        self._watched: dict[int, Callable[[Any, str], Any]] = {}  # what sees the reads of an object
+        self._classes: list[type] = []  # whose objects say what is read of them
+        self._late: list[LRScheduler] = []
+        self.calls: list[tuple[str, LRScheduler]] = []
+        """The calls of ``step`` that were put off, in their order."""
+        self.read: list[LRScheduler] = []
+        """Of which the step has read more than ``step``."""
+
+    def watch(self) -> None:
+        """Sees from now on what is read of the schedulers."""
+        for _, scheduler in self.found:
+            self._watch(scheduler, self._reads)
+
+    def close(self) -> None:
+        """Sees nothing any more."""
+        self._watched.clear()
+        while self._classes:
+            del self._classes.pop().__getattribute__
+
+    def run(self) -> None:
+        """Makes the calls that were put off, once."""
+        while self._late:
+            self._late.pop(0).step()
+
+    def _watch(self, one: Any, reads: Callable[[Any, str], Any]) -> None:
+        watched, kind = self._watched, type(one)
+        watched[id(one)] = reads
+        if kind in self._classes:
+            return
+
+        def __getattribute__(self: Any, name: str) -> Any:
+            seen = watched.get(id(self))
+            return object.__getattribute__(self, name) if seen is None or name == "__class__" else seen(self, name)
+
+        kind.__getattribute__ = __getattribute__  # type: ignore[assignment]
+        self._classes.append(kind)
+
+    def _reads(self, scheduler: Any, name: str) -> Any:
+        if name == "step":
+            return functools.partial(self._step, scheduler)
+        self._give_up(scheduler)
+        return object.__getattribute__(scheduler, name)
+
+    def _reads_optimizer(self, optimizer: Any, name: str) -> Any:
+        if name in _GROUPS and sys._getframe(2).f_code is not _ZERO_GRAD:
+            del self._watched[id(optimizer)]
+            self._make_calls()
+        return object.__getattribute__(optimizer, name)
+
+    def _step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+        if id(scheduler) not in self._watched or args or kwargs or not self._may_be_late(scheduler):
+            self._give_up(scheduler)
+            return scheduler.step(*args, **kwargs)
+        self._late.append(scheduler)
+        self.calls.append((self._paths[id(scheduler)], scheduler))
+        self._watch(_optimizer_of(scheduler), self._reads_optimizer)
+        return None
+
+    def _give_up(self, scheduler: LRScheduler) -> None:
+        """Guards the numbers of a scheduler next time. What was put off is due now."""
+        self._watched.pop(id(scheduler), None)
+        if not any(one is scheduler for one in self.read):
+            self.read.append(scheduler)
+        self._make_calls()
+
+    def _make_calls(self) -> None:
+        late, self._late = self._late, []
+        for scheduler in late:
+            self._give_up(scheduler)
+        for scheduler in late:
+            scheduler.step()
+
+    def _may_be_late(self, scheduler: LRScheduler) -> bool:
+        """Whether the callers of ``step`` hold no group of an optimizer, which would show that the call is late."""
+        groups = object.__getattribute__(_optimizer_of(scheduler), "param_groups")
+        if self._aliases or any(
+            isinstance(value, torch.Tensor) for group in groups for key, value in group.items() if key != "params"
+        ):
+            return False
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None and not frame.f_code.co_filename.startswith(_HERE):
+            if not _uses.TOUCHING.isdisjoint(frame.f_code.co_names):
+                return False
+            frame = frame.f_back
+        return True
+
+
+def _optimizer_of(scheduler: LRScheduler) -> Optimizer:
+    optimizer: Optimizer = object.__getattribute__(scheduler, "optimizer")
+    return optimizer

@@ -1,0 +1,471 @@
+"""Learning rate schedulers inside a step, and in its reach."""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from oracle import ORACLE_ONLY, Capture, Script, check_equal, check_right, rote_capture
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import lr_scheduler as schedulers
+
+Make = Callable[[torch.optim.Optimizer], Any]
+
+# Every scheduler of torch.optim.lr_scheduler that is stepped without a metric.
+SCHEDULERS: dict[str, Make] = {
+    "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda epoch: 1 / (1 + 0.1 * epoch)),
+    "LambdaLR of cos": lambda o: schedulers.LambdaLR(o, lambda epoch: 0.5 * (1 + math.cos(epoch / 40))),
+    "MultiplicativeLR": lambda o: schedulers.MultiplicativeLR(o, lambda epoch: 0.97),
+    "StepLR": lambda o: schedulers.StepLR(o, 3, gamma=0.9),
+    "MultiStepLR": lambda o: schedulers.MultiStepLR(o, [4, 9, 15], gamma=0.5),
+    "ConstantLR": lambda o: schedulers.ConstantLR(o, factor=0.5, total_iters=7),
+    "LinearLR": lambda o: schedulers.LinearLR(o, total_iters=12),
+    "ExponentialLR": lambda o: schedulers.ExponentialLR(o, 0.98),
+    "PolynomialLR": lambda o: schedulers.PolynomialLR(o, total_iters=60, power=1.5),
+    "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, 50, eta_min=1e-5),
+    "CosineAnnealingWarmRestarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 8, T_mult=2),
+    "SequentialLR": lambda o: schedulers.SequentialLR(
+        o, [schedulers.LinearLR(o, total_iters=6), schedulers.ExponentialLR(o, 0.97)], milestones=[6]
+    ),
+    "ChainedScheduler": lambda o: schedulers.ChainedScheduler(
+        [schedulers.ConstantLR(o, factor=0.5, total_iters=9), schedulers.ExponentialLR(o, 0.98)], optimizer=o
+    ),
+    "CyclicLR": lambda o: schedulers.CyclicLR(o, 1e-4, 1e-2, step_size_up=5),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 1e-2, total_steps=80),
+}
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "SGD": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
+}
+CALLS = 30
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Dropout(0.2), nn.Linear(12, 3))
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(4, 6), torch.randn(4, 3)
+
+
+def numbers(scheduler: Any) -> Any:
+    """What a scheduler and those inside it know, but for the optimizer and functions."""
+    inner = [numbers(each) for each in getattr(scheduler, "_schedulers", [])]
+    plain = {key: value for key, value in vars(scheduler).items() if isinstance(value, int | float | list)}
+    plain.pop("_schedulers", None)
+    plain.pop("lr_lambdas", None)
+    return {**plain, "inner": inner}
+
+
+def training(
+    make: Make,
+    body: Callable[..., Any],
+    *,
+    optimizer: str = "AdamW",
+    outside: bool = False,
+    calls: int = CALLS,
+    **options: Any,
+) -> Script:
+    """``body(model, optimizer, scheduler, x, y)`` is the step."""
+
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = OPTIMIZERS[optimizer](net.parameters())
+        scheduler = make(opt)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            return body(net, opt, scheduler, x, y)
+
+        captured = capture(step, state={"model": net, "opt": opt}, **options)
+        for _ in range(calls):
+            result = captured(*batch())
+            if outside:
+                scheduler.step()
+            yield result, numbers(scheduler), [group["lr"] for group in opt.param_groups]
+        return net, opt, numbers(scheduler)
+
+    return script
+
+
+def update(net: nn.Module, opt: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss = F.mse_loss(net(x), y)
+    loss.backward()
+    opt.step()
+    return loss.detach()
+
+
+def last(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    opt.zero_grad()
+    loss = update(net, opt, x, y)
+    scheduler.step()
+    return loss
+
+
+def before_zero_grad(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    loss = update(net, opt, x, y)
+    scheduler.step()
+    opt.zero_grad(set_to_none=True)
+    return loss
+
+
+def unused(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    """The scheduler is in reach of the step, but the step does not name its numbers."""
+    assert scheduler is not None
+    opt.zero_grad()
+    return update(net, opt, x, y)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("body", [last, before_zero_grad])
+def test_inside(name: str, body: Any, optimizer: str) -> None:
+    check_equal(training(SCHEDULERS[name], body, optimizer=optimizer), replays=20)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_in_reach_and_stepped_outside(name: str) -> None:
+    check_equal(training(SCHEDULERS[name], unused, outside=True), replays=20)
+
+
+def returns_rate(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    loss = last(net, opt, scheduler, x, y)
+    return loss, scheduler.get_last_lr()[0]
+
+
+def returns_rate_before(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    rate = scheduler.get_last_lr()[0]
+    return last(net, opt, scheduler, x, y), rate
+
+
+def returns_group(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    loss = last(net, opt, scheduler, x, y)
+    return loss, opt.param_groups[0]["lr"]
+
+
+def held_group(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    group = opt.param_groups[0]
+    loss = last(net, opt, scheduler, x, y)
+    return loss, group["lr"]
+
+
+def first(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    scheduler.step()
+    opt.zero_grad()
+    return update(net, opt, x, y)
+
+
+def between(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    opt.zero_grad()
+    update(net, opt, x, y)
+    scheduler.step()
+    opt.zero_grad()
+    return update(net, opt, y.sum() + x, y)
+
+
+def decided(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    loss = last(net, opt, scheduler, x, y)
+    return loss * 2 if scheduler.last_epoch % 7 == 3 else loss
+
+
+def epoch_given(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    opt.zero_grad()
+    loss = update(net, opt, x, y)
+    scheduler.step(*[None] * (type(scheduler) is not schedulers.SequentialLR))
+    return loss
+
+
+def through_dict(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    loss = last(net, opt, scheduler, x, y)
+    return loss, vars(scheduler)["last_epoch"]
+
+
+def of_state_dict(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    loss = last(net, opt, scheduler, x, y)
+    return loss, opt.state_dict()["param_groups"][0]["lr"]
+
+
+def two_steps(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    loss = last(net, opt, scheduler, x, y)
+    scheduler.step()
+    return loss
+
+
+def kind(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    loss = last(net, opt, scheduler, x, y)
+    good = isinstance(scheduler, schedulers.LRScheduler) and isinstance(opt, torch.optim.Optimizer)
+    return loss, scheduler.__class__.__name__, opt.__class__.__name__, good, hasattr(scheduler, "step")
+
+
+READING = [returns_rate, returns_rate_before, returns_group, held_group, first, between, decided, epoch_given]
+READING += [through_dict, of_state_dict]
+
+
+@pytest.mark.parametrize("name", ["LambdaLR", "CosineAnnealingLR", "ExponentialLR", "SequentialLR"])
+@pytest.mark.parametrize("body", READING)
+def test_a_step_that_reads_the_rate_is_right(body: Any, name: str) -> None:
+    check_right(training(SCHEDULERS[name], body))
+
+
+@pytest.mark.parametrize("body", [two_steps, kind])
+def test_more_that_replays(body: Any) -> None:
+    check_equal(training(SCHEDULERS["CosineAnnealingLR"], body), replays=20)
+
+
+def test_a_method_taken_before() -> None:
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = torch.optim.AdamW(net.parameters())
+        scheduler = schedulers.ExponentialLR(opt, 0.9)
+        advance, rates = scheduler.step, scheduler.get_last_lr
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            loss = update(net, opt, x, y)
+            advance()
+            opt.zero_grad()
+            return loss, rates()
+
+        captured = capture(step, state={"model": net, "opt": opt})
+        for _ in range(20):
+            yield captured(*batch()), numbers(scheduler)
+        return net, opt
+
+    check_right(script)
+
+
+def test_of_a_trainer_with_branches() -> None:
+    """Accumulation: the scheduler is called in every third call."""
+
+    def script(capture: Capture) -> Any:
+        class Trainer:
+            def __init__(self) -> None:
+                self.model = model()
+                self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+                self.scheduler = schedulers.CosineAnnealingLR(self.optimizer, 40)
+
+            def training_step(self, x: torch.Tensor, y: torch.Tensor, last: bool) -> torch.Tensor:
+                loss = F.mse_loss(self.model(x), y)
+                loss.backward()
+                if last:
+                    self.optimizer.step()
+                    self.scheduler.step()
+                    self.optimizer.zero_grad()
+                return loss.detach()
+
+        trainer = Trainer()
+        step = capture(trainer.training_step, state={"model": trainer.model, "opt": trainer.optimizer})
+        for i in range(60):
+            yield step(*batch(), i % 3 == 2), numbers(trainer.scheduler)
+        return trainer.model, trainer.optimizer
+
+    check_equal(script, replays=40)
+
+
+def test_two_optimizers_and_their_schedulers() -> None:
+    def script(capture: Capture) -> Any:
+        nets = [model(), model()]
+        opts = [torch.optim.AdamW(net.parameters(), lr=0.01 * (i + 1)) for i, net in enumerate(nets)]
+        rates = [schedulers.ExponentialLR(opts[0], 0.95), schedulers.CosineAnnealingLR(opts[1], 30)]
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            losses = []
+            for net, opt, rate in zip(nets, opts, rates, strict=True):
+                losses.append(update(net, opt, x, y))
+                rate.step()
+                opt.zero_grad()
+            return losses
+
+        captured = capture(step, state={"models": nets, "opts": opts})
+        for _ in range(CALLS):
+            yield captured(*batch()), [numbers(rate) for rate in rates]
+        return nets, opts
+
+    check_equal(script, replays=20)
+
+
+@pytest.mark.parametrize("replaced", ["object", "rate", "function"])
+def test_a_scheduler_changes_between_calls(replaced: str) -> None:
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        held = {"scheduler": schedulers.LambdaLR(opt, lambda epoch: 1 / (1 + epoch))}
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            loss = update(net, opt, x, y)
+            held["scheduler"].step()
+            opt.zero_grad()
+            return loss
+
+        captured = capture(step, state={"model": net, "opt": opt})
+        for i in range(40):
+            if i == 20 and replaced == "object":
+                held["scheduler"] = schedulers.ExponentialLR(opt, 0.9)
+            if i == 20 and replaced == "rate":
+                held["scheduler"].base_lrs = [0.5]
+            if i == 20 and replaced == "function":
+                held["scheduler"].lr_lambdas = [lambda epoch: 0.5**epoch]
+            yield captured(*batch()), numbers(held["scheduler"])
+        return net, opt
+
+    check_equal(script, replays=30)
+
+
+def test_the_function_of_a_scheduler_may_do_anything() -> None:
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        seen: list[int] = []
+
+        def rate(epoch: int) -> float:
+            seen.append(epoch)
+            return 0.1 + float(torch.tensor(0.01 * epoch).sin())
+
+        scheduler = schedulers.LambdaLR(opt, rate)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            opt.zero_grad()
+            loss = update(net, opt, x, y)
+            scheduler.step()
+            return loss
+
+        captured = capture(step, state={"model": net, "opt": opt})
+        for _ in range(CALLS):
+            yield captured(*batch()), list(seen)
+        return net, opt
+
+    check_equal(script, replays=20)
+
+
+def test_a_function_that_raises() -> None:
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+
+        def rate(epoch: int) -> float:
+            if epoch in (2, 9, 21):
+                raise KeyError(epoch)
+            return 1 / epoch if epoch else 1.0
+
+        scheduler = schedulers.LambdaLR(opt, rate)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            opt.zero_grad()
+            loss = update(net, opt, x, y)
+            scheduler.step()
+            return loss
+
+        captured = capture(step, state={"model": net, "opt": opt})
+        for _ in range(CALLS):
+            try:
+                result: Any = captured(*batch())
+            except KeyError as error:
+                result = str(error)
+            yield result, numbers(scheduler)
+        return net, opt
+
+    check_right(script)
+
+
+def test_a_step_that_raises_after_the_call() -> None:
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        scheduler = schedulers.ExponentialLR(opt, 0.9)
+
+        def step(x: torch.Tensor, y: torch.Tensor, fails: bool) -> Any:
+            opt.zero_grad()
+            loss = update(net, opt, x, y)
+            scheduler.step()
+            if fails:
+                raise ValueError("after the call")
+            return loss
+
+        captured = capture(step, state={"model": net, "opt": opt})
+        for i in range(CALLS):
+            try:
+                result: Any = captured(*batch(), i in (0, 1, 2, 10, 11))
+            except ValueError as error:
+                result = str(error)
+            yield result, numbers(scheduler)
+        return net, opt
+
+    check_right(script)
+
+
+class _Noisy(schedulers.LRScheduler):
+    """One of the user's own, with a step of its own."""
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step(epoch)
+        self.noise = self.last_epoch * 2
+
+    def get_lr(self) -> list[float]:
+        return [0.01 / (1 + self.last_epoch) for _ in self.base_lrs]
+
+
+class _Own(schedulers.LRScheduler):
+    def get_lr(self) -> list[float]:
+        return [0.01 / (1 + self.last_epoch) for _ in self.base_lrs]
+
+
+def test_schedulers_of_the_users_own() -> None:
+    check_right(training(_Noisy, last))
+    check_equal(training(_Own, last), replays=20)
+
+
+def test_plateau_is_right() -> None:
+    def body(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+        loss = update(net, opt, x, y)
+        opt.zero_grad()
+        return loss
+
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        scheduler = schedulers.ReduceLROnPlateau(opt, patience=1)
+        captured = capture(lambda x, y: body(net, opt, scheduler, x, y), state={"model": net, "opt": opt})
+        for _ in range(CALLS):
+            loss = captured(*batch())
+            scheduler.step(loss)
+            yield loss, opt.param_groups[0]["lr"]
+        return net, opt
+
+    check_equal(script, replays=20)
+
+
+def test_verified_calls_step_a_scheduler_once() -> None:
+    check_equal(training(SCHEDULERS["CosineAnnealingLR"], last, verify=5), replays=20)
+
+
+def test_stored_plans(tmp_path: Any) -> None:
+    store = str(tmp_path / "plans")
+    script = training(SCHEDULERS["CosineAnnealingLR"], last, plans=store)
+    check_equal(script, replays=20)
+    check_equal(script, replays=20)
+    found = check_right(training(SCHEDULERS["CosineAnnealingLR"], last, plans=store, trust_plans=True))
+    if not ORACLE_ONLY:
+        assert found.steps[0].stats.replays >= 25
+
+
+def test_a_recording_leaves_classes_as_they_were() -> None:
+    net = model()
+    opt = torch.optim.AdamW(net.parameters())
+    scheduler = schedulers.ExponentialLR(opt, 0.9)
+
+    @rote_capture_of(net, opt)
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        loss = update(net, opt, x, y)
+        scheduler.step()
+        opt.zero_grad()
+        return loss
+
+    for _ in itertools.repeat(None, 6):
+        step(*batch())
+        assert type(scheduler) is schedulers.ExponentialLR
+        assert type(opt) is torch.optim.AdamW
+
+
+def rote_capture_of(net: nn.Module, opt: torch.optim.Optimizer) -> Callable[[Any], Any]:
+    return lambda function: rote_capture(function, state={"model": net, "opt": opt})
