@@ -123,7 +123,7 @@ class Counting:
     def step(self, x: Tensor) -> Tensor:
         self.count += 1
         self.optimizer.zero_grad()
-        loss = self.model(x).square().mean()
+        loss = self.model(x).square().mean() * (2 if self.count == 1000 else 1)
         loss.backward()
         self.optimizer.step()
         return loss.detach()

@@ -116,6 +116,7 @@ class _Search:
         recording = Recording(self._step, self._args, self._kwargs)
         try:
             recording.prepare()
+            recording.schedulers.rehearses = True
             recording.run(seen)
             changed = recording.compare(self._variant)
         except BaseException:

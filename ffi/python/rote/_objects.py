@@ -106,6 +106,8 @@ class Objects(Walk):
         self.iterators: list[Any] = []
         self.advancing: list[tuple[str, Callable[[], Any]]] = []  # iterators, and where they stand
         self.moving: list[tuple[str, Callable[[], Any]]] = []  # generators of random numbers, and their state
+        self.fetched: set[str] = set()  # names of attributes that objects in reach ask for, as `attrgetter` does
+        self.holders: dict[int, Any] = {}  # objects by the identities of the dicts of their attributes
         self.buffers: list[tuple[int, int, str]] = []  # where they begin and end in memory, and their paths
         self._named = Named(self, function)
         self._classes = Classes(self, self._named)
@@ -365,6 +367,7 @@ class Objects(Walk):
         own = _look.own(module)
         if own is None:
             return
+        self.holders[id(own)] = module
         for key, value in list(own.items()):
             subject = f"{path}.{key}"
             if key in MODULE_STORES:
@@ -454,6 +457,7 @@ class Objects(Walk):
             for text in value.__reduce__()[1]:
                 if type(text) is str:
                     self._named.attributes.update(text.split("."))
+                    self.fetched.update(text.split("."))
         if not self.add(REFERENTS, value, None, HOST, path, value):
             return
         for i, item in enumerate(gc.get_referents(value)):
@@ -516,6 +520,7 @@ class Objects(Walk):
         if own is not None:
             if not skip and not self.add(OWN, value, None, HOST, path, value):
                 return
+            self.holders[id(own)] = value
             if not skip and len(own) > 1:
                 self._objects.append((path, value))
             for key, item in list(own.items()):

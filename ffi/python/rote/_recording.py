@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from . import (
     _calls,
     _code,
+    _counters,
     _facts,
     _floats,
     _memory,
@@ -200,7 +201,8 @@ class Recording:
         self._grad_specs: list[tuple[str, Any, bool]] = []
         self._calls = Calls()
         self._walk = _reach.Reach(step.function, step.ignore, step.ran, frozenset(map(id, step.read_schedulers)))
-        self.schedulers = _schedulers.Schedulers([], False)
+        self.schedulers = _schedulers.none()
+        self.counters = _counters.Counters([], {}, [])
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
         self._casts_outlive_the_call = autocast and torch.is_autocast_cache_enabled()
 
@@ -268,6 +270,11 @@ class Recording:
             else:
                 walk.value(path, leaf, 0)
         facts = walk.finish()
+        self.counters = _counters.Counters(facts, walk.holders, walk.functions)
+        if self._step.ran is not None and not walk.stopped:
+            late = [scheduler for _, scheduler in walk.schedulers]
+            self.counters.prove(walk.functions, late, walk.fetched | self._step.read_counters)
+        facts = self.counters.guarded(facts)
         self._readable = _uses.readable(state.optimizers, self.tensors, walk.functions)
         self._watch.number_in = self._number_in
         self._watch.followed = _floats.plain_of
@@ -275,7 +282,8 @@ class Recording:
         given: set[int] = set()
         _containers((self._args, self._kwargs), given)
         follows = self._follows(walk, given)
-        self.schedulers = _schedulers.Schedulers(walk.schedulers, bool(self._aliases(walk, given)))
+        aliases = bool(self._aliases(walk, given))
+        self.schedulers = _schedulers.Schedulers(walk.schedulers, aliases, _record.unseen, self._put_back)
         # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
         follows_tuples = follows and not self._tape.proven
         tuples = {(id(fact.container), fact.key[0]) for fact in facts if fact.kind == _facts.TUPLE_ITEM}
@@ -613,6 +621,13 @@ class Recording:
         self._tape.close()
         self._watch.follows_nothing()  # nothing refers to this recording any more
 
+    def _put_back(self, optimizer: torch.optim.Optimizer) -> None:
+        """Puts the numbers back that a recording has replaced in an optimizer's groups."""
+        groups = set(map(id, optimizer.param_groups))
+        for group, key, value, traced in self._replaced:
+            if id(group) in groups:
+                _put_back(group, key, value, traced)
+
     def forget(self) -> None:
         """Lets go of what was seen: nothing but weak references may hold it, and cycles here are collected late."""
         self._watch.forget()
@@ -631,21 +646,39 @@ class Recording:
     def finish(self) -> dict[str, Any]:
         """Hands results and gradients to the library and ends the recording."""
         structure, output_specs, views = self._leave()
-        late = self.schedulers.calls
-        text = lib.rote_record_finish(self._session, _results.to_json(structure, [path for path, _ in late], views))
+        late = self._late()
+        with self.schedulers.hidden():
+            text = lib.rote_record_finish(self._session, _results.to_json(structure, late, views))
         if text is None:
             raise RuntimeError(f"rote: {error()}")
         outcome: dict[str, Any] = json.loads(text)
         if "variant" in outcome:
             self._step.results[outcome["variant"]] = _results.Results(
-                structure, output_specs, self._grad_specs, self.own(), views, [scheduler for _, scheduler in late]
+                structure, output_specs, self._grad_specs, self.own(), views, self.after(late)
             )
         return outcome
+
+    def _late(self) -> list[_results.Late]:
+        """What a replay does when it has ended: it counts, and calls schedulers."""
+        counted = [(counter.path, number) for counter, number in self.counters.counted()]
+        return [*counted, *((path, None) for path, _ in self.schedulers.calls)]
+
+    def after(self, late: list[_results.Late]) -> list[Callable[[], Any]]:
+        """The same as functions. Raises ``KeyError`` for what is not in reach."""
+        counters = {counter.path: counter for counter in self.counters.found}
+        schedulers = dict(self.schedulers.found)
+        return [
+            functools.partial(schedulers[path].step)
+            if number is None
+            else functools.partial(counters[path].add, number)
+            for path, number in late
+        ]
 
     def compare(self, variant: int) -> dict[str, Any] | None:
         """Ends the recording without a plan: the first instruction that the plan of a variant has otherwise."""
         structure, _, views = self._leave()
-        late = [path for path, _ in self.schedulers.calls]
+        late = self._late()
+        self.counters.put_back()
         text = lib.rote_record_compare(self._session, variant, _results.to_json(structure, late, views))
         return None if text is None else json.loads(text)
 

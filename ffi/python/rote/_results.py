@@ -17,6 +17,9 @@ from ._returns import Read
 from ._specs import local_of, mesh_text
 from ._views import Made, as_inference, make, of_inference
 
+# What a replay does when it has ended: the step of the scheduler at a path, or to add a number to the counter there.
+Late = tuple[str, int | None]
+
 
 class Unsupported(Exception):
     """A result that a plan cannot give back."""
@@ -135,12 +138,12 @@ class Results:
         grads: list[tuple[str, Any, bool]],
         own: Callable[[str], Any],
         views: list[Made],
-        late: list[Any],
+        after: list[Callable[[], Any]],
     ) -> None:
         """``outputs``: spec (or None) and requires_grad of each; ``grads``:
         owner's path, spec (or None), and whether ``.grad`` becomes None;
-        ``late``: schedulers whose ``step`` runs after a replay."""
-        self.late = late
+        ``after``: what runs after a replay."""
+        self.after = after
         self._structure = structure
         self._views = views
         self._inference = of_inference(views)
@@ -205,19 +208,21 @@ class Results:
         return own_argument(path.removesuffix(".grad")).grad if path.endswith(".grad") else own_argument(path)
 
 
-def to_json(structure: Any, late: list[str], views: list[Made]) -> bytes:
-    """The structure as the library takes it. ``late``: paths of the schedulers that are called after a replay."""
+def to_json(structure: Any, late: list[Late], views: list[Made]) -> bytes:
+    """The structure as the library takes it."""
     if late:
-        structure = {"after": [structure, *({"c": path} for path in late)]}
+        calls = [{"c": path} if n is None else {"tuple": [{"c": path}, {"c": n}]} for path, n in late]
+        structure = {"after": [structure, *calls]}
     return json.dumps({"views": [structure, *(view.to_json() for view in views)]} if views else structure).encode()
 
 
-def from_json(node: Any) -> tuple[Any, list[str], list[Made]]:
-    """The structure in a plan, the schedulers called after a replay, and what a replay makes of its tensors."""
+def from_json(node: Any) -> tuple[Any, list[Late], list[Made]]:
+    """The structure in a plan, what a replay does when it has ended, and what it makes of its tensors."""
     views: list[Any] = []
     late: list[Any] = []
     if isinstance(node, dict) and "views" in node:
         node, *views = node["views"]
     if isinstance(node, dict) and "after" in node:
         node, *late = node["after"]
-    return node, [path["c"] for path in late], [Made.from_json(view) for view in views]
+    calls = [(one["c"], None) if "c" in one else (one["tuple"][0]["c"], one["tuple"][1]["c"]) for one in late]
+    return node, calls, [Made.from_json(view) for view in views]

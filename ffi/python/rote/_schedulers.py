@@ -1,22 +1,23 @@
-"""Learning rate schedulers in reach of a step: ``scheduler.step()`` runs live, when the step or its replay has ended.
+"""Learning rate schedulers in reach of a step: ``scheduler.step()`` runs live, when a replay has ended.
 
 A scheduler computes with numbers that change at every call, in code that may be anybody's (the function of a
 ``LambdaLR``). So its call is no part of a plan. While a step is recorded, the schedulers in reach say what is read of
-them. If that is nothing but ``step``, called without arguments, Rote puts the call off until the step has ended, and
-calls it after each replay too. The numbers in a scheduler then need no guard.
+them. If that is nothing but ``step``, called without arguments, a replay calls it when all else is done. The numbers in
+the scheduler then need no guard.
 
 Nothing may see that the call comes later. If the step reads anything else of a scheduler, or reads the groups of its
-optimizer after the call, the calls that were put off run at once, and the recording is dropped. The next one guards the
-numbers of this scheduler as those of any object.
+optimizer after the call, the recording is dropped. The next one guards the numbers of this scheduler as those of any
+object. While a step is recorded, the call runs in its place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,30 @@ def _is_plain(one: Any) -> bool:
 class Schedulers:
     """The schedulers in reach of a step that is recorded."""
 
-    def __init__(self, found: list[tuple[str, LRScheduler]], aliases: bool) -> None:
-        """``aliases``: the step holds groups of an optimizer by other names than its own."""
+    def __init__(
+        self,
+        found: list[tuple[str, LRScheduler]],
+        aliases: bool,
+        unseen: Callable[[], Any],
+        plain: Callable[[Optimizer], None],
+    ) -> None:
+        """``aliases``: the step holds groups of an optimizer by other names than its own. Within ``unseen()``, nothing
+        is recorded. ``plain`` puts back the numbers in an optimizer's groups."""
         self.found = found
         self._paths = {id(scheduler): path for path, scheduler in found}
         self._aliases = aliases
+        self._unseen = unseen
+        self._plain = plain
         self._watched: dict[int, Callable[[Any, str], Any]] = {}  # what sees the reads of an object
         self._classes: list[type] = []  # whose objects say what is read of them
-        self._late: list[LRScheduler] = []
+        self._running = False
+        self._before: dict[int, list[tuple[dict[str, Any], dict[str, Any]]]] = {}  # groups of optimizers, and copies
         self.calls: list[tuple[str, LRScheduler]] = []
-        """The calls of ``step`` that were put off, in their order."""
+        """The calls of ``step``, in their order."""
         self.read: list[LRScheduler] = []
         """Of which the step has read more than ``step``."""
+        self.rehearses = False
+        """The step runs once more only to be looked at: schedulers stay as they are."""
 
     def watch(self) -> None:
         """Sees from now on what is read of the schedulers."""
@@ -77,10 +90,18 @@ class Schedulers:
         while self._classes:
             del self._classes.pop().__getattribute__
 
-    def run(self) -> None:
-        """Makes the calls that were put off, once."""
-        while self._late:
-            self._late.pop(0).step()
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Within, the groups of optimizers are as they were before schedulers were called."""
+        after = []
+        for group, before in (each for groups in self._before.values() for each in groups):
+            after.append((group, {key: group[key] for key in before if key in group}))
+            group.update(before)
+        try:
+            yield
+        finally:
+            for group, values in after:
+                group.update(values)
 
     def _watch(self, one: Any, reads: Callable[[Any, str], Any]) -> None:
         watched, kind = self._watched, type(one)
@@ -96,39 +117,46 @@ class Schedulers:
         self._classes.append(kind)
 
     def _reads(self, scheduler: Any, name: str) -> Any:
-        if name == "step":
-            return functools.partial(self._step, scheduler)
-        self._give_up(scheduler)
+        if not self._running:
+            if name == "step":
+                return functools.partial(self._step, scheduler)
+            self._give_up(scheduler)
         return object.__getattribute__(scheduler, name)
 
     def _reads_optimizer(self, optimizer: Any, name: str) -> Any:
-        if name in _GROUPS and sys._getframe(2).f_code is not _ZERO_GRAD:
-            del self._watched[id(optimizer)]
-            self._make_calls()
+        if not self._running and name in _GROUPS and sys._getframe(2).f_code is not _ZERO_GRAD:
+            for _, scheduler in self.calls:
+                if _optimizer_of(scheduler) is optimizer:
+                    self._give_up(scheduler)
         return object.__getattribute__(optimizer, name)
 
     def _step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
-        if id(scheduler) not in self._watched or args or kwargs or not self._may_be_late(scheduler):
+        if args or kwargs or not self._may_be_late(scheduler):
             self._give_up(scheduler)
+        if id(scheduler) not in self._watched:
             return scheduler.step(*args, **kwargs)
-        self._late.append(scheduler)
         self.calls.append((self._paths[id(scheduler)], scheduler))
-        self._watch(_optimizer_of(scheduler), self._reads_optimizer)
+        optimizer = _optimizer_of(scheduler)
+        if id(optimizer) not in self._before:
+            self._plain(optimizer)
+            self._before[id(optimizer)] = [(group, dict(group)) for group in optimizer.param_groups]
+        if not self.rehearses:
+            self._running = True
+            try:
+                with self._unseen():
+                    scheduler.step()
+            finally:
+                self._running = False
+        if any(group.keys() != before.keys() for group, before in self._before[id(optimizer)]):
+            self._give_up(scheduler)
+        self._watch(optimizer, self._reads_optimizer)
         return None
 
     def _give_up(self, scheduler: LRScheduler) -> None:
-        """Guards the numbers of a scheduler next time. What was put off is due now."""
+        """Guards the numbers of a scheduler next time."""
         self._watched.pop(id(scheduler), None)
         if not any(one is scheduler for one in self.read):
             self.read.append(scheduler)
-        self._make_calls()
-
-    def _make_calls(self) -> None:
-        late, self._late = self._late, []
-        for scheduler in late:
-            self._give_up(scheduler)
-        for scheduler in late:
-            scheduler.step()
 
     def _may_be_late(self, scheduler: LRScheduler) -> bool:
         """Whether the callers of ``step`` hold no group of an optimizer, which would show that the call is late."""
@@ -143,6 +171,11 @@ class Schedulers:
                 return False
             frame = frame.f_back
         return True
+
+
+def none() -> Schedulers:
+    """No schedulers."""
+    return Schedulers([], False, contextlib.nullcontext, lambda optimizer: None)
 
 
 def _optimizer_of(scheduler: LRScheduler) -> Optimizer:

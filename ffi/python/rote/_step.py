@@ -157,6 +157,7 @@ class Step:
         self._off = False  # for good: every call runs eagerly
         self.kept_tensors = False  # the last recording left tensors that outlived it
         self.read_schedulers: list[Any] = []  # whose numbers the step has read
+        self.read_counters: set[str] = set()  # paths of numbers that the step does more with than count
         self._beside = False  # a replay runs beside eager, which calls schedulers itself
         self.results: dict[int, _results.Results] = {}
         self._arguments: tuple[Any, Any] = ((), {})
@@ -243,9 +244,9 @@ class Step:
             raise
         finally:
             drop_object(self._slot)
-        if results.late and not self._beside:
-            for scheduler in results.late:
-                scheduler.step()
+        if results.after and not self._beside:
+            for act in results.after:
+                act()
         return result
 
     def _nested(self) -> bool:
@@ -386,10 +387,7 @@ class Step:
             return self._run(args, kwargs)
         if trusted is not None:
             return self._replay_trusted(recording, trusted, args, kwargs)
-        try:
-            return self._observed(recording)
-        finally:
-            recording.schedulers.run()
+        return self._observed(recording)
 
     def _observed(self, recording: Recording) -> Any:
         """Runs a step that is recorded, and makes of the recording what it is good for."""
@@ -442,6 +440,12 @@ class Step:
         if recording.schedulers.read:
             self.read_schedulers += recording.schedulers.read
             return False
+        if recording.counters.strange:
+            self.read_counters.add(recording.counters.strange)
+            return False
+        if self.ran is None and recording.counters.changed():
+            self.ran = {}  # the next walk asks whether code that runs reads what the step counts
+            return False
         if left is not None and not left:
             self._others = 0
             return True
@@ -486,9 +490,7 @@ class Step:
             examples = [t._spec for _, t in [*recording.tensors, *recording.leaves] if isinstance(t, DTensor)]
             given = [*plan["outputs"], *(grad for grad in plan["grads"] if not grad["none"])]
             _, late, _ = _results.from_json(plan["result"])
-            gone = set(late) - {path for path, _ in recording.schedulers.found}
-            if gone:
-                raise _results.Unsupported(f"a call of the scheduler {min(gone)}, which is not in reach")
+            recording.after(late)
             return [None if each["spec"] is None else _results.StoredSpec(each["spec"], examples) for each in given]
         except Exception:
             check(lib.rote_session_give_up(self.session, variant))
@@ -511,19 +513,18 @@ class Step:
             return None if stored is None else stored.of(local)
 
         structure, late, views = _results.from_json(plan["result"])
-        schedulers = dict(recording.schedulers.found)
         results = _results.Results(
             structure,
             [(spec(), output["requires_grad"]) for output in plan["outputs"]],
             [(grad["path"], None if grad["none"] else spec(), grad["none"]) for grad in plan["grads"]],
             recording.own(),
             views,
-            [schedulers[path] for path in late],
+            recording.after(late),
         )
         self.results[variant] = results
         result = results.deliver(locals_, lambda path: self._argument(path, args, kwargs))
-        for scheduler in results.late:
-            scheduler.step()
+        for act in results.after:
+            act()
         return result
 
     def _refused(self, reason: str) -> None:
