@@ -469,3 +469,25 @@ def test_a_recording_leaves_classes_as_they_were() -> None:
 
 def rote_capture_of(net: nn.Module, opt: torch.optim.Optimizer) -> Callable[[Any], Any]:
     return lambda function: rote_capture(function, state={"model": net, "opt": opt})
+
+
+def test_a_new_scheduler_in_each_call_is_not_recorded_for_ever() -> None:
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        held: list[Any] = []
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            loss = update(net, opt, x, y)
+            opt.zero_grad()
+            return loss, held[-1].last_epoch
+
+        captured = capture(step, state={"model": net, "opt": opt})
+        for _ in range(60):
+            held[:] = [schedulers.ExponentialLR(opt, 0.9)]
+            yield captured(*batch())
+        return net, opt
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        assert found.steps[0].stats.replays >= 20 or found.steps[0].stats.refusals, found.steps[0].stats

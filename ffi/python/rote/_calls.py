@@ -47,6 +47,8 @@ class Calls:
     def __init__(self) -> None:
         self.codes: Codes | None = None
         """The code; None where not all of it was seen: another profiler listened."""
+        self.interrupted = False
+        """Whether a thread came in between that was not seen."""
         self._begun = False
 
     def __enter__(self) -> Calls:
@@ -65,6 +67,7 @@ class Calls:
         threading.setprofile(None)
         slot = c_void_p()
         codes = take_object(slot) if lib.rote_calls_end(byref(slot)) == 0 else None
+        self.interrupted = codes is None
         if codes is not None:
             found = {id(code): code for code in codes if not _is_of_library(code)}
             generated = _generated(found)

@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -83,14 +83,16 @@ from ._policy import (
 from ._specs import local_of
 from ._walk import Walk
 
+# Schedulers that a step may read before none is thought to be only called: a step may make a new one in each call.
+_MOST_READ = 8
 _Reader = Callable[[str, Any, int], None]  # of a path, an object and how many hops away it is
 
 
 class Objects(Walk):
     """The part of a walk that reads objects."""
 
-    def __init__(self, function: Any, ignore: tuple[str, ...], ran: Codes | None, read: frozenset[int]) -> None:
-        """``read``: schedulers whose numbers the step has read, by identity."""
+    def __init__(self, function: Any, ignore: tuple[str, ...], ran: Codes | None, read: Sequence[Any]) -> None:
+        """``read``: schedulers whose numbers the step has read."""
         super().__init__(ignore, ran)
         self._read = read
         self.schedulers: list[tuple[str, torch.optim.lr_scheduler.LRScheduler]] = []  # the others
@@ -437,7 +439,8 @@ class Objects(Walk):
 
     def _scheduler(self, path: str, value: torch.optim.lr_scheduler.LRScheduler, depth: int) -> None:
         """A scheduler runs live: its numbers are guarded only where the step has read them."""
-        if id(value) in self._read or not _schedulers.is_followed(value):
+        many = len(self._read) >= _MOST_READ
+        if many or any(value is one for one in self._read) or not _schedulers.is_followed(value):
             self._any_object(path, value, depth)
         else:
             self.schedulers.append((path, value))

@@ -15,6 +15,7 @@ import functools
 import os
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class Reach(Objects):
         function: Any,
         ignore: tuple[str, ...],
         ran: Codes | None = None,
-        read: frozenset[int] = frozenset(),
+        read: Sequence[Any] = (),
     ) -> None:
         while issubclass(type(function), functools.partial):
             function = function.func

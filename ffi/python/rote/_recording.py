@@ -199,8 +199,8 @@ class Recording:
         self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._grad_specs: list[tuple[str, Any, bool]] = []
-        self._calls = Calls()
-        self._walk = _reach.Reach(step.function, step.ignore, step.ran, frozenset(map(id, step.read_schedulers)))
+        self.calls = Calls()
+        self._walk = _reach.Reach(step.function, step.ignore, step.ran, step.read_schedulers)
         self.schedulers = _schedulers.none()
         self.counters = _counters.Counters([], {}, [])
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
@@ -591,7 +591,7 @@ class Recording:
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self._grads if grad is not None]
         try:
             self.schedulers.watch()
-            with contextlib.nullcontext() if self._step.ran is None else self._calls:
+            with contextlib.nullcontext() if self._step.ran is None else self.calls:
                 self._result = _floats.returned(_record.run(self._session, self._watch, call, seen))
             return _returns.plain(self._result)
         finally:
@@ -601,7 +601,7 @@ class Recording:
         """Code that the call has run and that the walk before it has not followed; None where not all was seen."""
         if self._step.ran is None:
             return {}
-        codes = self._calls.codes
+        codes = self.calls.codes
         return None if codes is None else _calls.missing(codes, self._walk.functions)
 
     def refuse_code(self, codes: Codes) -> None:

@@ -422,11 +422,13 @@ class Step:
             with calls:
                 return self._run(args, kwargs)
         finally:
-            self._note(calls.codes)
+            self._note(calls)
 
-    def _note(self, codes: Codes | None) -> None:
-        if codes is not None:
-            self.ran = (self.ran or {}) | codes
+    def _note(self, calls: Calls, codes: Codes | None = None) -> None:
+        if calls.codes is not None:
+            self.ran = (self.ran or {}) | (calls.codes if codes is None else codes)
+            return
+        if calls.interrupted and self._others < _MOST_OTHERS:  # a thread of C++ may just have come or gone
             return
         self._refused(
             "the step reaches too much code to follow all of it, and another profiler of Python is active "
@@ -450,7 +452,7 @@ class Step:
             self._others = 0
             return True
         self._others += 1
-        self._note(left)
+        self._note(recording.calls, left)
         if self._others >= _MOST_OTHERS:
             recording.refuse_code(left or {})
             return True
