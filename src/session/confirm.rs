@@ -142,9 +142,10 @@ impl<F: Frontend> Session<F> {
         if active.variants.is_empty() && active.candidates.is_empty() {
             if let Some((subject, was)) = unsteady {
                 if self.attempts.is_unsteady(&subject) {
-                    active
-                        .recording
-                        .refuse(changes_every_call(&format!("{subject} (once {was})")));
+                    active.recording.refuse(changes_every_call(
+                        &format!("{subject} (once {was})"),
+                        false,
+                    ));
                 }
             }
         } else {
@@ -364,7 +365,12 @@ impl<F: Frontend> Session<F> {
         let again = self.attempts.changed(changes.iter().map(subject).collect());
         Ok(match (again, changes.is_empty()) {
             (_, true) => None,
-            (Some(again), _) => Some(Outcome::Refused(changes_every_call(&changes[again]))),
+            (Some(again), _) => {
+                let what = &changes[again];
+                let hyperparameters = active.facts.hyperparameters();
+                let is_hyper = hyperparameters.contains(&subject(what));
+                Some(Outcome::Refused(changes_every_call(what, is_hyper)))
+            }
             (None, _) => {
                 let changes = changes.join(", ");
                 Some(Outcome::Dropped(format!("the step changed {changes}")))
@@ -577,14 +583,20 @@ fn loose(recording: &Recording, all: &[String]) -> Vec<String> {
     loose
 }
 
-fn changes_every_call(what: &str) -> Refusal {
+fn changes_every_call(what: &str, hyperparameter: bool) -> Refusal {
+    let remedy = if hyperparameter {
+        "set it before the captured function is called; the step of a learning rate scheduler may stay inside, if \
+         nothing there reads the rate"
+    } else {
+        "make the value a tensor, or pass it as an argument if it has few values; if it does not matter, leave it \
+         unguarded (ignore= in Python)"
+    };
     Refusal::step(
         format!(
             "changes the host value {what} at every call: a replay changes no host value, and each new value misses its \
              guard"
         ),
-        "make the value a tensor, or pass it as an argument if it has few values; if it does not matter, leave it \
-         unguarded (ignore= in Python)",
+        remedy,
     )
 }
 

@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -44,9 +45,10 @@ from ._walk import TooMuchError
 # arena, one that runs what is kept.
 _UNSETTLED = 2
 
-# How often in a row something of Rote's own may go wrong before nothing more is tried.
+_VALUES = re.compile(r" \(.*? -> .*?\)")  # in a refusal: one warning a cause, whatever the values
 # Recordings in a row in which code ran that no earlier call had run.
 _MOST_OTHERS = 8
+# How often in a row something of Rote's own may go wrong before nothing more is tried.
 _MAX_FAILURES = 3
 
 _recording = threading.RLock()
@@ -532,8 +534,9 @@ class Step:
     def _refused(self, reason: str) -> None:
         if self._strict:
             raise RecordingRefused(reason)
-        if reason not in self._warned:
-            self._warned.add(reason)
+        cause = _VALUES.sub("", reason)
+        if cause not in self._warned:
+            self._warned.add(cause)
             _warn(f"rote: recording refused, the step stays eager: {reason}", 6)
 
     def went_no_further(self, where: list[str]) -> None:
