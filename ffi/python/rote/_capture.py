@@ -160,8 +160,8 @@ def capture(
     Usable as a call or as a decorator.
 
     Args:
-        fn: the step. It may return tensors, numbers, text, and tuples, lists
-            and dicts of these.
+        fn: the step. It may return tensors, numbers, text, and tuples, lists,
+            dicts, dataclasses and named tuples of these.
         state: the tensors that the step reads and writes: a module, an
             optimizer, a tensor, or dicts and lists of these.
         plans: directory of the plan store; a temporary one by default.

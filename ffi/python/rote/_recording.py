@@ -542,6 +542,10 @@ class Recording:
         """What a stored plan cannot say of the step; empty if there is nothing."""
         return self._walk.not_told
 
+    def known(self) -> set[int]:
+        """What the step has in reach, by id."""
+        return self._walk.seen
+
     def run(self, seen: _record.Seen | None = None) -> Any:
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""
         call = functools.partial(self._step.function, *self._args, **self._kwargs)
@@ -593,26 +597,26 @@ class Recording:
 
     def finish(self) -> dict[str, Any]:
         """Hands results and gradients to the library and ends the recording."""
-        structure, output_specs, views = self._leave()
+        structure, output_specs, views, classes = self._leave()
         text = lib.rote_record_finish(self._session, _results.to_json(structure, views))
         if text is None:
             raise RuntimeError(f"rote: {error()}")
         outcome: dict[str, Any] = json.loads(text)
         if "variant" in outcome:
             self._step.results[outcome["variant"]] = _results.Results(
-                structure, output_specs, self._grad_specs, self.own(), views
+                structure, output_specs, self._grad_specs, self.own(), views, classes
             )
         return outcome
 
     def compare(self, variant: int) -> dict[str, Any] | None:
         """Ends the recording without a plan: the first instruction that the plan of a variant has otherwise."""
-        structure, _, views = self._leave()
+        structure, _, views, _ = self._leave()
         text = lib.rote_record_compare(self._session, variant, _results.to_json(structure, views))
         return None if text is None else json.loads(text)
 
-    def _leave(self) -> tuple[Any, list[tuple[Any, bool]], list[_views.Made]]:
+    def _leave(self) -> tuple[Any, list[tuple[Any, bool]], list[_views.Made], _results.Classes]:
         """Hands results and gradients to the library: the structure of the result, of each tensor in it the
-        spec and whether it requires grad, and what they are views of."""
+        spec and whether it requires grad, what they are views of, and the classes in the result."""
         session = self._session
         self._check_left()
         self._watch.check_raising()
@@ -648,13 +652,13 @@ class Recording:
                 )
         outputs: list[torch.Tensor] = []
         try:
-            structure = _results.encode(self._result, names, outputs, self._outlives)
+            structure, classes = _results.encode(self._result, names, outputs, self._outlives)
         except _results.Unsupported as problem:
-            structure = {"c": None}
+            structure, classes = {"c": None}, {}
             self._watch.refuse(
                 "",
-                f"returns a {problem}, which a plan cannot give back",
-                "return tensors, numbers, text, and tuples, lists and dicts of these",
+                f"returns {problem}, which a plan cannot give back",
+                "return tensors, numbers, text, and tuples, lists, dicts and dataclasses of these",
             )
         output_specs = []
         given = len(outputs)
@@ -706,7 +710,7 @@ class Recording:
                 "until its context ends, and a replay would not use these casts",
                 "enter torch.autocast inside the captured function, or pass it cache_enabled=False",
             )
-        return structure, output_specs, views
+        return structure, output_specs, views, classes
 
     def _count_writes(self) -> None:
         """Says how often the step has written each named tensor."""

@@ -80,6 +80,14 @@ def _within() -> bool:
     return _eager.depth > 0 or torch._C._current_graph_task_id() != -1  # a hook of a backward pass
 
 
+# The specs and the classes of what a stored plan gives.
+_Trusted = tuple[list[_results.StoredSpec | None], _results.Classes]
+
+
+class _Untrusted(Exception):
+    """A stored plan that can be used only after a recording."""
+
+
 class RecordingRefused(RuntimeError):
     """A step cannot be replayed: the op, the source line and the remedy."""
 
@@ -362,7 +370,7 @@ class Step:
     def _record(self, args: Any, kwargs: Any) -> Any:
         session = self.session
         recording: Recording | None = None
-        trusted: list[_results.StoredSpec | None] | None = None
+        trusted: _Trusted | None = None
         try:
             check(lib.rote_record_begin(session))
             recording = Recording(self, args, kwargs)
@@ -372,6 +380,11 @@ class Step:
         except TooMuchError:
             self._abort(recording)
             return self._seen(args, kwargs)
+        except _Untrusted as problem:
+            self._abort(recording)
+            self._trust = False
+            self._not_trusted(str(problem))
+            return self._run(args, kwargs)
         except BaseException as problem:  # of ours, or a signal's: the step has not begun
             self._abort(recording)
             if not isinstance(problem, Exception):
@@ -451,14 +464,17 @@ class Step:
             reason += f" ({self._failures} times in a row: every call runs eagerly from now on)"
         self._refused(reason.removeprefix("RuntimeError: rote: "))
 
-    def _trusted(self, recording: Recording) -> list[_results.StoredSpec | None] | None:
-        """Binds a stored plan unrecorded, if there is one: the specs of what a replay gives."""
+    def _not_trusted(self, why: str) -> None:
+        logging.getLogger("rote.replay").info(
+            "%s: no stored plan is trusted, since a plan file cannot tell this step from another step: %s",
+            getattr(self.function, "__qualname__", "the step"),
+            why,
+        )
+
+    def _trusted(self, recording: Recording) -> _Trusted | None:
+        """Binds a stored plan unrecorded, if there is one: the specs and the classes of what a replay gives."""
         if recording.not_told:
-            logging.getLogger("rote.replay").info(
-                "%s: no stored plan is trusted, since a plan file cannot tell this step from another step: %s",
-                getattr(self.function, "__qualname__", "the step"),
-                recording.not_told,
-            )
+            self._not_trusted(recording.not_told)
             return None
         bound = c_int()
         check(lib.rote_record_trust(self.session, byref(self.variant), byref(bound)))
@@ -469,16 +485,20 @@ class Step:
             plan = json.loads(lib.rote_session_variant(self.session, variant))
             examples = [t._spec for _, t in [*recording.tensors, *recording.leaves] if isinstance(t, DTensor)]
             given = [*plan["outputs"], *(grad for grad in plan["grads"] if not grad["none"])]
-            return [None if each["spec"] is None else _results.StoredSpec(each["spec"], examples) for each in given]
+            specs = [None if each["spec"] is None else _results.StoredSpec(each["spec"], examples) for each in given]
+            structure, _ = _results.from_json(plan["result"])
+            try:
+                return specs, _results.classes_in(structure, recording.known())
+            except _results.Unsupported as problem:
+                raise _Untrusted(f"the result is {problem}") from None
         except Exception:
             check(lib.rote_session_give_up(self.session, variant))
             raise
 
-    def _replay_trusted(
-        self, recording: Recording | None, specs: list[_results.StoredSpec | None], args: Any, kwargs: Any
-    ) -> Any:
+    def _replay_trusted(self, recording: Recording | None, trusted: _Trusted, args: Any, kwargs: Any) -> Any:
         """Replays a stored plan that has just been bound, unrecorded."""
         assert recording is not None
+        specs, classes = trusted
         recording.close()
         check(lib.rote_session_replay_last(self.session, byref(self.variant), byref(self._slot)))
         variant = self.variant.value
@@ -497,6 +517,7 @@ class Step:
             [(grad["path"], None if grad["none"] else spec(), grad["none"]) for grad in plan["grads"]],
             recording.own(),
             views,
+            classes,
         )
         self.results[variant] = results
         return results.deliver(locals_, lambda path: self._argument(path, args, kwargs))

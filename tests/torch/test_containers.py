@@ -1,0 +1,351 @@
+"""Containers of other classes than Python's own, as results, as arguments and as state."""
+
+import collections
+import dataclasses
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from models import inputs
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, rote_capture
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+class Named(NamedTuple):
+    loss: Any
+    extra: Any = None
+
+
+@dataclasses.dataclass
+class Data:
+    loss: Any
+    extra: Any = None
+
+
+@dataclasses.dataclass
+class Derived(Data):
+    more: Any = 1.5
+    derived: Any = dataclasses.field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.derived = (self.more, self.loss)
+        self.beside = "an attribute that is no field"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    loss: Any
+    extra: Any = None
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    loss: Any
+    extra: Any = None
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class FrozenSlots:
+    loss: Any
+    extra: Any = None
+
+
+@dataclasses.dataclass
+class Output(collections.OrderedDict):  # type: ignore[type-arg]
+    """As the results of Hugging Face's models are: entries and attributes."""
+
+    loss: Any = None
+    extra: Any = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is not None:
+                super().__setitem__(field.name, getattr(self, field.name))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+
+class OfDict(dict):  # type: ignore[type-arg]
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError("takes no entries")
+
+
+class OfList(list):  # type: ignore[type-arg]
+    pass
+
+
+class OfTuple(tuple):  # type: ignore[type-arg]
+    pass
+
+
+class OfUserDict(collections.UserDict):  # type: ignore[type-arg]
+    pass
+
+
+class Node:
+    """Registered as a node of pytrees; has no methods that Python's own containers have."""
+
+    def __init__(self, loss: Any, extra: Any) -> None:
+        self.loss, self.extra = loss, extra
+
+
+pytree.register_pytree_node(Node, lambda node: ([node.loss, node.extra], None), lambda items, _: Node(*items))
+
+
+def listed(loss: Any, extra: Any) -> Any:
+    made = OfList([loss, extra])
+    made.note = extra  # type: ignore[attr-defined]
+    return made
+
+
+KINDS: dict[str, Callable[[Any, Any], Any]] = {
+    "named tuple": Named,
+    "dataclass": Data,
+    "derived": Derived,
+    "frozen": Frozen,
+    "slots": Slots,
+    "frozen slots": FrozenSlots,
+    "output": Output,
+    "ordered dict": lambda loss, extra: collections.OrderedDict(loss=loss, extra=extra),
+    "of dict": lambda loss, extra: OfDict(loss=loss, extra=extra),
+    "of list": listed,
+    "of tuple": lambda loss, extra: OfTuple((loss, extra)),
+    "user dict": lambda loss, extra: OfUserDict(loss=loss, extra=extra),
+    "node": Node,
+    "namespace": lambda loss, extra: types.SimpleNamespace(extra=extra, loss=loss),
+}
+
+
+def over(step: Callable[..., Any], calls: int = 8, **options: Any) -> Callable[[Capture], Calls]:
+    def script(capture: Capture) -> Calls:
+        captured = capture(step, **options)
+        for x in inputs(calls, 4):
+            yield captured(x)
+
+    return script
+
+
+# -- results ------------------------------------------------------------------
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", KINDS)
+def test_results(name: str) -> None:
+    make = KINDS[name]
+
+    def step(x: Tensor) -> Any:
+        loss = x.mean()
+        return make(loss, {"n": 3, "same": loss, "of": [make(x * 2, None)]})
+
+    check_equal(over(step), replays=5)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_result_that_the_caller_changes(name: str) -> None:
+    """The next call gives a fresh one."""
+    make = KINDS[name]
+
+    def step(x: Tensor) -> Any:
+        return make(x + 1, [x * 2])
+
+    def script(capture: Capture) -> Calls:
+        captured = capture(step)
+        for x in inputs(8, 4):
+            result = captured(x)
+            extra = result["extra"] if isinstance(result, dict | OfUserDict) else getattr(result, "extra", None)
+            (result[1] if extra is None else extra).clear()
+            if hasattr(result, "__dict__"):
+                vars(result)["added"] = 1
+            if hasattr(result, "data"):
+                result.data.clear()
+            yield len(vars(result)) if hasattr(result, "__dict__") else 0
+            yield captured(x)
+
+    check_equal(script, replays=5)
+
+
+@pytest.mark.ranks(1)
+def test_results_of_ops_and_settings() -> None:
+    def step(x: Tensor) -> Any:
+        found = torch.max(x[:, None] * x, 1)
+        return found, type(found).__name__, x.shape, x.dtype, [x.device], torch.Size((1, 2))
+
+    check_equal(over(step), replays=5)
+
+
+@pytest.mark.ranks(1)
+def test_one_object_in_two_places() -> None:
+    def step(x: Tensor) -> Any:
+        shared, items = Data(x + 1, [x]), [x * 2]
+        return [shared, {"again": shared, "items": items}, items, Data(items, shared)]
+
+    def script(capture: Capture) -> Calls:
+        captured = capture(step)
+        for x in inputs(8, 4):
+            result = captured(x)
+            one, entries, items, last = result
+            yield result, one is entries["again"], items is entries["items"], last.extra is one, last.loss is items
+
+    check_equal(script, replays=5)
+
+
+@pytest.mark.ranks(1)
+def test_classes_of_one_function() -> None:
+    """Found by the closure, not by name."""
+
+    @dataclasses.dataclass
+    class Local:
+        loss: Any
+
+    def step(x: Tensor) -> Any:
+        return Local(x + 1)
+
+    check_equal(over(step), replays=5)
+
+
+@pytest.mark.ranks(1)
+def test_another_class_between_calls() -> None:
+    def script(capture: Capture) -> Calls:
+        kinds = [dataclasses.make_dataclass("Made", ["loss"], namespace={"__module__": __name__}) for _ in range(2)]
+        kind = kinds[0]
+
+        def step(x: Tensor) -> Any:
+            return kind(x + 1)
+
+        captured = capture(step)
+        for i, x in enumerate(inputs(24, 4)):
+            kind = kinds[i // 6 % 2]
+            yield [type(captured(x)) is each for each in kinds]
+
+    check_equal(script, replays=12)
+
+
+class Hidden(collections.defaultdict):  # type: ignore[type-arg]
+    pass
+
+
+def contains_itself(x: Tensor) -> Any:
+    made = Data(x)
+    made.extra = [made]
+    return made
+
+
+OLDER = Data(1.0)
+
+
+def made_inside(x: Tensor) -> Any:
+    return dataclasses.make_dataclass("Inside", ["loss"])(x)
+
+
+def made_now(x: Tensor) -> Any:
+    class Now(NamedTuple):
+        loss: Any
+
+    return Now(x)
+
+
+def not_made(x: Tensor) -> Any:
+    return {"loss": Hidden(list, a=x)}
+
+
+def of_another_object(x: Tensor) -> Any:
+    return Data(x, Plain())
+
+
+class Plain:
+    pass
+
+
+def as_a_key(x: Tensor) -> Any:
+    return {Frozen(1): x}
+
+
+def older(x: Tensor) -> Any:
+    return OLDER, x
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (contains_itself, "a Data that contains itself"),
+        (made_inside, "a class that the step has not in reach"),
+        (made_now, "a class that the step has not in reach"),
+        (not_made, "returns a type"),
+        (of_another_object, "returns a Plain"),
+        (as_a_key, "a dict with a Frozen for a key"),
+        (older, "a Data that is older than the step"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_results_that_are_refused(step: Callable[..., Any], why: str) -> None:
+    def script(capture: Capture) -> Calls:
+        captured = capture(step)
+        for x in inputs(6, 4):
+            captured(x)
+        yield "the same"
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        assert not found.steps[0].stats.replays
+        assert why in str(found.steps[0].stats.refusals), found.steps[0].stats
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("trusts", [False, True])
+def test_stored_plans(name: str, trusts: bool, tmp_path: Path) -> None:
+    make = KINDS[name]
+
+    def step(x: Tensor) -> Any:
+        return make(x + 1, ["text", 2.5])
+
+    for later in (False, True):
+        captured = rote_capture(step, plans=tmp_path, trust_plans=trusts and later, strict=True)
+        for x in inputs(4, 4):
+            expected, found = step(x), captured(x)
+            assert type(found) is type(expected)
+            if name != "node":
+                assert repr(found) == repr(expected)
+        if not ORACLE_ONLY:
+            # Code that asks for a hash is not told by a plan, and is recorded in each process.
+            asks_for_hashes = name in ("frozen", "frozen slots", "user dict")
+            assert captured.stats.replays == 2 + later + (later and trusts and not asks_for_hashes), captured.stats
+
+
+@pytest.mark.ranks(1)
+def test_a_stored_plan_of_a_local_class_is_recorded_first(tmp_path: Path) -> None:
+    for _ in range(2):
+
+        @dataclasses.dataclass
+        class Local:
+            loss: Any
+
+        def step(x: Tensor, kind: Any = Local) -> Any:
+            return kind(x + 1)
+
+        captured = rote_capture(step, plans=tmp_path, trust_plans=True, strict=True)
+        for x in inputs(6, 4):
+            result = captured(x)
+            assert type(result) is Local
+            assert torch.equal(result.loss, x + 1)
+        assert ORACLE_ONLY or captured.stats.replays >= 3, captured.stats
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", KINDS)
+def test_verified(name: str) -> None:
+    make = KINDS[name]
+
+    def step(x: Tensor) -> Any:
+        return make(x + 1, [x * 2, 1.5])
+
+    check_equal(over(step, verify=2), replays=5)
