@@ -349,3 +349,291 @@ def test_verified(name: str) -> None:
         return make(x + 1, [x * 2, 1.5])
 
     check_equal(over(step, verify=2), replays=5)
+
+
+# -- arguments ----------------------------------------------------------------
+
+
+def both(batch: Any) -> tuple[Any, Any]:
+    """The parts of a batch of any kind, as code reads them."""
+    if isinstance(batch, dict | OfUserDict):
+        return batch["loss"], batch["extra"]
+    return (batch.loss, batch.extra) if hasattr(batch, "loss") else (batch[0], batch[1])
+
+
+def of_batches(
+    make: Callable[[int, Tensor], Any], change: Callable[[Any], None] | None = None, calls: int = 12
+) -> Callable[[Capture], Calls]:
+    """Calls a step with a batch; ``change`` is made by the step."""
+
+    def script(capture: Capture) -> Calls:
+        def step(batch: Any) -> Any:
+            x, extra = both(batch)
+            result = x * 2 + extra["by"]
+            if change is not None:
+                change(batch)
+            return result, type(batch).__name__
+
+        captured = capture(step)
+        for i, x in enumerate(inputs(calls, 4)):
+            batch = make(i, x)
+            yield captured(batch), batch
+
+    return script
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", KINDS)
+def test_arguments(name: str) -> None:
+    make = KINDS[name]
+    check_equal(of_batches(lambda _, x: make(x, {"by": 2.0})), replays=9)
+
+
+CHANGES: dict[str, Callable[[int, Tensor], Any]] = {
+    "a number": lambda i, x: Data(x, {"by": float(i // 6 % 2)}),
+    "a tensor in place of a number": lambda i, x: Data(x, {"by": x if i // 6 % 2 else 2.0}),
+    "another class": lambda i, x: (Data if i // 6 % 2 else Derived)(x, {"by": 2.0}),
+    "frozen": lambda i, x: (Data if i // 6 % 2 else Frozen)(x, {"by": 2.0}),
+    "an attribute more": lambda i, x: with_more(Data(x, {"by": 2.0}), i // 6 % 2),
+    "the order of keys": lambda i, x: OfDict(
+        [("loss", x), ("extra", {"by": 2.0}), ("a", x)][:: 1 if i // 6 % 2 else -1]
+    ),
+    "a shape": lambda i, x: Data(x[: 2 + i // 6 % 2], {"by": 2.0}),
+    "a slot": lambda i, x: Slots(x, {"by": float(i // 6 % 2)}),
+    "an entry and an attribute": lambda i, x: output_of_two(x, i // 6 % 2),
+    "one tensor twice": lambda i, x: Data(x, {"by": x if i // 6 % 2 else x.clone()}),
+    "one object twice": lambda i, x: Data(x, {"by": 1.0, "of": shared_or_not(x, i // 6 % 2)}),
+    "the attributes of a list": lambda i, x: listed_with(x, i // 6 % 2),
+}
+
+
+def with_more(data: Data, more: int) -> Data:
+    if more:
+        data.more = 1  # type: ignore[attr-defined]
+    return data
+
+
+def output_of_two(x: Tensor, other: int) -> Output:
+    """The entry says one thing, the attribute another."""
+    made = Output(x, {"by": 1.0})
+    object.__setattr__(made, "extra", {"by": 1.0 + other})
+    return made
+
+
+def shared_or_not(x: Tensor, shared: int) -> list[Data]:
+    one = Data(x)
+    return [one, one if shared else Data(x)]
+
+
+def listed_with(x: Tensor, other: int) -> Any:
+    made = listed(x, {"by": 1.0})
+    made.note = other
+    return made
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("name", CHANGES)
+def test_arguments_that_change(name: str) -> None:
+    def script(capture: Capture) -> Calls:
+        def step(batch: Any) -> Any:
+            x, extra = both(batch)
+            found = x * 2 + extra["by"]
+            more = getattr(batch, "more", None), getattr(batch, "note", None), isinstance(batch, Frozen)
+            same = [one is other for one, other in [extra.get("of", (1, 2))]], extra["by"] is x
+            if isinstance(batch, Output):
+                found = found + batch.extra["by"] * 10
+            keys = list(batch) if isinstance(batch, dict) else []
+            return found, str(more), str(same), str(keys)
+
+        captured = capture(step)
+        for i, x in enumerate(inputs(36, 4)):
+            yield captured(CHANGES[name](i, x))
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays > 15, found.steps[0].stats
+
+
+def pop(batch: Any) -> None:
+    batch.data.pop("more")
+
+
+def set_attribute(batch: Any) -> None:
+    batch.loss = batch.loss + 1
+
+
+def add_attribute(batch: Any) -> None:
+    batch.added = 1
+
+
+def replace_list(batch: Any) -> None:
+    batch.extra["of"] = list(batch.extra["of"])
+
+
+def write_slot(batch: Any) -> None:
+    batch.extra = None
+
+
+def add_entry(batch: Any) -> None:
+    dict.__setitem__(batch, "new", 1)
+
+
+def change_class(batch: Any) -> None:
+    batch.__class__ = Derived
+
+
+MUTATIONS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], None]]] = {
+    "popped": (lambda x: OfUserDict(loss=x, extra={"by": 1.0}, more=x), pop),
+    "set": (lambda x: Data(x, {"by": 1.0}), set_attribute),
+    "added": (lambda x: Data(x, {"by": 1.0}), add_attribute),
+    "replaced": (lambda x: Data(x, {"by": 1.0, "of": [x]}), replace_list),
+    "slot": (lambda x: Slots(x, {"by": 1.0}), write_slot),
+    "entry": (lambda x: OfDict(loss=x, extra={"by": 1.0}), add_entry),
+    "class": (lambda x: Data(x, {"by": 1.0}), change_class),
+}
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_arguments_that_the_step_changes(name: str) -> None:
+    make, change = MUTATIONS[name]
+    found = check_right(of_batches(lambda _, x: make(x), change))
+    if not ORACLE_ONLY:
+        assert not found.steps[0].stats.replays
+        assert "of its arguments: a replay would not change" in str(found.steps[0].stats.refusals)
+
+
+@pytest.mark.ranks(1)
+def test_tensors_in_arguments_are_written_and_returned() -> None:
+    def step(batch: Data, *, other: Any) -> Any:
+        batch.loss.add_(1)
+        (batch.extra.loss * other.x).sum().backward()
+        return Data(batch.loss, other.x), batch.extra.loss.grad
+
+    def script(capture: Capture) -> Calls:
+        captured = capture(step)
+        for x in inputs(10, 4):
+            batch = Data(x, Frozen(torch.full((4,), 2.0, requires_grad=True)))
+            result = captured(batch, other=types.SimpleNamespace(x=x + 1, grad=x))
+            yield result, batch, result[0].loss is x, result[1] is batch.extra.loss.grad
+
+    check_equal(script, replays=7)
+
+
+SCALE = 2.0
+
+
+class WithMethods(NamedTuple):
+    x: Tensor
+
+    def scaled(self) -> Tensor:
+        return self.x * SCALE
+
+
+@dataclasses.dataclass
+class WithProperty:
+    x: Tensor
+
+    @property
+    def scaled(self) -> Tensor:
+        return self.x * SCALE
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("kind", [WithMethods, WithProperty])
+def test_what_methods_of_arguments_read_is_guarded(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(capture: Capture) -> Calls:
+        def step(batch: Any) -> Any:
+            return batch.scaled() if kind is WithMethods else batch.scaled
+
+        captured = capture(step)
+        for i, x in enumerate(inputs(24, 4)):
+            globals()["SCALE"] = 2.0 + i // 6 % 2
+            yield captured(kind(x))
+
+    check_equal(script, replays=15)
+
+
+@dataclasses.dataclass
+class Trainer:
+    """Holds a module: it is the step's own, and is guarded as what is in reach."""
+
+    model: torch.nn.Module
+    scale: float
+    mask: Tensor
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_an_object_that_holds_a_module_is_one_value() -> None:
+    def script(capture: Capture) -> Calls:
+        mask = torch.ones(4)
+        trainer = Trainer(torch.nn.Linear(4, 4), 1.0, mask)
+
+        def step(trainer: Trainer, x: Tensor) -> Any:
+            with torch.no_grad():
+                return trainer.model(x) * trainer.scale * trainer.mask
+
+        captured = capture(step, state={"model": trainer.model, "mask": mask})
+        for i, x in enumerate(inputs(18, 4)):
+            trainer.scale = 1.0 + i // 6 % 2
+            yield captured(trainer, x)
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays > 8, found.steps[0].stats
+
+
+@dataclasses.dataclass
+class Tree:
+    x: Tensor
+    parent: Any = None
+    children: Any = ()
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_objects_that_contain_themselves_are_one_value() -> None:
+    def script(capture: Capture) -> Calls:
+        captured = capture(lambda tree: tree.x + tree.children[0].x)
+        for x in inputs(6, 4):
+            tree = Tree(x)
+            tree.children = [Tree(x, tree), Tree(x, tree)]
+            yield captured(tree)
+
+    check_right(script)
+
+
+class Odd(dict):  # type: ignore[type-arg]
+    """Raises wherever it can."""
+
+    def __iter__(self) -> Any:
+        raise ValueError("no iteration")
+
+    keys = values = items = __len__ = __eq__ = __iter__  # type: ignore[assignment]
+    __hash__ = __iter__  # type: ignore[assignment]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_no_code_of_the_class_runs() -> None:
+    def script(capture: Capture) -> Calls:
+        captured = capture(lambda odd: dict.__getitem__(odd, "x") + 1)
+        for x in inputs(8, 4):
+            yield captured(Odd(x=x))
+
+    check_equal(script, replays=5)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("trusts", [False, True])
+def test_stored_plans_with_arguments(trusts: bool, tmp_path: Path) -> None:
+    def step(batch: Any) -> Any:
+        return batch.loss * batch.extra
+
+    for kind, later in ((Data, False), (Data, True), (Derived, False), (Derived, True)):
+        captured = rote_capture(step, plans=tmp_path, trust_plans=trusts, strict=True)
+        for x in inputs(4, 4):
+            assert torch.equal(captured(kind(x, 2.0)), x * 2)
+        if not ORACLE_ONLY:
+            assert captured.stats.replays == 2 + later + (later and trusts), captured.stats

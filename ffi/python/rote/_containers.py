@@ -14,7 +14,7 @@ import enum
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ _MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT: the interpreter keeps the dic
 _POINTER = 8
 _BASES: tuple[type, ...] = (collections.OrderedDict, dict, list, tuple, types.SimpleNamespace, object)
 _NO_CONTAINERS = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.Tensor, enum.Enum, type)
-_MOST_DEPTH = 64
+_MOST = 10_000  # containers in one argument
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,68 +128,79 @@ def named(module: str, name: str) -> Any:
 
 # -- arguments ----------------------------------------------------------------
 
-_IS_TUPLE = types.MappingProxyType({tuple: 1, list: 2})
 
+class Parts(NamedTuple):
+    """What an argument of another class is made of, one after the other. The bridge reads it too (call.h)."""
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """What an argument of another class is made of, one after the other."""
-
-    names: tuple[Any, ...]  # how many entries, attributes and slots there are, the keys and the names
-    paths: tuple[str, ...]
+    names: tuple[Any, ...]  # how many entries and attributes there are, which slots are filled; keys and names
     values: tuple[Any, ...]
+    paths: tuple[str, ...]
+
+
+def is_container(kind: type) -> bool:
+    """Whether objects of a class may be taken apart."""
+    return layout_of(kind) is not None
 
 
 def parts_of(value: Any) -> Parts | None:
     """The parts of an argument that is a container of another class and holds a tensor, however deep; else None: it is
     one value. Nothing that an object is raises."""
     layout = layout_of(type(value))
+    if layout is None:
+        return None
     try:
-        return None if layout is None or not _has_tensor(value, layout, set(), 0) else _parts(value, layout)
-    except Exception:
+        return _parts(value, layout) if _Search().has_tensor(value, layout) else None
+    except Exception:  # of keys, which may be anything
         return None
 
 
 def _parts(value: Any, layout: Layout) -> Parts | None:
-    names: list[Any] = []
-    paths: list[str] = []
-    values: list[Any] = []
-    entries = layout.entries(value)
+    entries = layout.entries(value) or []
     mapping = issubclass(layout.base, dict)
-    for i, entry in enumerate(entries or ()):
-        key, item = entry if mapping else (i, entry)
-        names.append(key)
-        paths.append(f"[{key!r}]" if mapping else f"[{i}]")
-        values.append(item)
+    pairs = entries if mapping else list(enumerate(entries))
     attributes, slots = attributes_of(value), dict(layout.filled(value))
-    for name, item in (*attributes.items(), *slots.items()):
-        names.append(name)
-        paths.append(f".{name}" if name != "grad" else ".__dict__['grad']")  # a tensor's gradient goes by that
-        values.append(item)
     if any(type(name) is not str for name in attributes) or attributes.keys() & slots.keys():
         return None
-    counts = (len(entries or ()), len(attributes), *slots)
-    return Parts((counts, *names), tuple(paths), tuple(values))
+    named_parts = [*attributes.items(), *slots.items()]
+    paths = [f"[{key!r}]" for key, _ in pairs]
+    # A tensor's gradient goes by `.grad`.
+    paths += [f".{name}" if name != "grad" else ".__dict__['grad']" for name, _ in named_parts]
+    names = (len(pairs), len(attributes), *(name for name, _ in (*pairs, *named_parts)))
+    return Parts(names, tuple(item for _, item in (*pairs, *named_parts)), tuple(paths))
 
 
-def _has_tensor(value: Any, layout: Layout | None, above: set[int], depth: int) -> bool:
-    """Whether a container holds a tensor, and no module or optimizer beside it: what holds these is the step's own."""
-    if depth > _MOST_DEPTH or address(value) in above:
-        return False
-    above.add(address(value))
-    found = False
-    for item in _held(value, layout):
-        if isinstance(item, torch.Tensor):
-            found = True
-        elif isinstance(item, nn.Module | torch.optim.Optimizer):
-            return False
-        else:
-            kind = type(item)
-            inner = layout_of(kind)
-            if inner is not None or kind in (tuple, list, dict):
-                found = _has_tensor(item, inner, above, depth + 1) or found
-    above.discard(address(value))
-    return found
+class _TooMuchError(Exception):
+    """A container that contains itself, or too many others."""
+
+
+class _Search:
+    """Looks for tensors in a container."""
+
+    def __init__(self) -> None:
+        self._above: set[int] = set()
+        self._left = _MOST
+
+    def has_tensor(self, value: Any, layout: Layout | None) -> bool:
+        """Whether a container holds a tensor, and no module or optimizer beside it: what holds these is the step's
+        own."""
+        self._left -= 1
+        if address(value) in self._above or self._left < 0:
+            raise _TooMuchError
+        self._above.add(address(value))
+        found = False
+        for item in _held(value, layout):
+            if issubclass(type(item), torch.Tensor):
+                found = True
+            elif issubclass(type(item), nn.Module | torch.optim.Optimizer):
+                found = False
+                break
+            else:
+                kind = type(item)
+                inner = layout_of(kind)
+                if inner is not None or kind in (tuple, list, dict):
+                    found = self.has_tensor(item, inner) or found
+        self._above.discard(address(value))
+        return found
 
 
 def _held(value: Any, layout: Layout | None) -> Iterator[Any]:
@@ -209,3 +220,20 @@ def held(value: Any) -> list[Any] | None:
     kind = type(value)
     layout = layout_of(kind)
     return None if layout is None and kind not in (tuple, list, dict) else list(_held(value, layout))
+
+
+def all_of(value: Any) -> dict[int, Any]:
+    """All containers in a value, the dicts of their attributes too, by their identities and in their order."""
+    found: dict[int, Any] = {}
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        inner = held(each)
+        if inner is None or address(each) in found:
+            continue
+        found[address(each)] = each
+        own = _look.own(each)
+        if own is not None:
+            found[address(own)] = own
+        pending += inner
+    return found

@@ -9,7 +9,7 @@ import functools
 import json
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from ctypes import byref, c_int64, c_void_p, py_object
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,22 @@ from torch.distributed import device_mesh
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from . import _calls, _code, _facts, _floats, _memory, _reach, _record, _results, _returns, _state, _uses, _views
+from . import (
+    _calls,
+    _code,
+    _containers,
+    _facts,
+    _floats,
+    _look,
+    _memory,
+    _reach,
+    _record,
+    _results,
+    _returns,
+    _state,
+    _uses,
+    _views,
+)
 from ._calls import Calls, Codes
 from ._frames import is_users_own
 from ._native import NO_INDEX, c_text, check, error, ids, lib, record_fact_without_key, record_no_grad, take_object
@@ -62,27 +77,33 @@ def _is_named_tuple(value: Any) -> bool:
     )
 
 
-def flatten(path: str, value: Any, leaves: list[tuple[str, Any]], depth: int = 0) -> str:
-    """Leaves in the order of the bridge (call.h), and the structure as text."""
+def flatten(
+    path: str, value: Any, leaves: list[tuple[str, Any]], depth: int = 0, containers: list[Any] | None = None
+) -> str:
+    """Leaves in the order of the bridge (call.h), and the structure as text. ``containers`` takes what was opened."""
     kind = type(value)
+
+    def each(ends_and_items: Iterable[tuple[str, Any]]) -> list[str]:
+        if containers is not None:
+            containers.append(value)
+        return [flatten(path + end, item, leaves, depth + 1, containers) for end, item in ends_and_items]
+
     if depth <= _MOST_DEPTH:
         if kind in (tuple, list) or _is_named_tuple(value):
-            inner = [flatten(f"{path}[{i}]", item, leaves, depth + 1) for i, item in enumerate(value)]
+            inner = each((f"[{i}]", item) for i, item in enumerate(value))
             form = "[{}]" if kind is list else "({})" if kind is tuple else kind.__qualname__ + "({})"
             return form.format(", ".join(inner))
         if kind is dict or (kind is collections.OrderedDict and not vars(value)):
-            inner = [f"{key!r}: {flatten(f'{path}[{key!r}]', item, leaves, depth + 1)}" for key, item in value.items()]
-            return ("" if kind is dict else "OrderedDict") + "{" + ", ".join(inner) + "}"
+            inner = each((f"[{key!r}]", item) for key, item in value.items())
+            said = ", ".join(f"{key!r}: {text}" for key, text in zip(value, inner, strict=True))
+            return ("" if kind is dict else "OrderedDict") + "{" + said + "}"
+        parts = _containers.parts_of(value)
+        if parts is not None:
+            inner = each(zip(parts.paths, parts.values, strict=True))
+            said = ", ".join(f"{end}: {text}" for end, text in zip(parts.paths, inner, strict=True))
+            return f"{_look.module_of(kind)}.{_look.name(kind)}({said})"
     leaves.append((path, value))
     return "tensor" if isinstance(value, torch.Tensor) else "*"
-
-
-def _containers(value: Any, found: set[int]) -> None:
-    """The identities of all containers in arguments."""
-    if isinstance(value, tuple | list | dict) and id(value) not in found:
-        found.add(id(value))
-        for item in value.values() if isinstance(value, dict) else value:
-            _containers(item, found)
 
 
 # By these, code takes back what it has drawn from a generator of the host's (torch.Generator has `set_state` too), asks
@@ -166,6 +187,7 @@ class Recording:
         self._session = step.session
         self._args, self._kwargs = args, kwargs
         self.leaves: list[tuple[str, Any]] = []
+        self._containers: list[list[Any]] = []  # in the arguments, before the step and after it
         self.tensors: list[tuple[str, torch.Tensor]] = list(step.state.tensors())
         self._specs = _record.Specs(self._session)
         self._watch = _record.Watch(self._session, self._specs)
@@ -244,14 +266,15 @@ class Recording:
                 walk.argument(path, leaf)
             else:
                 walk.value(path, leaf, 0)
+        given = _containers.all_of((self._args, self._kwargs))
+        for container in given.values():
+            walk.of_class(type(container), 0)
         facts = walk.finish()
         self._readable = _uses.readable(state.optimizers, self.tensors, walk.functions)
         self._watch.number_in = self._number_in
         self._watch.followed = _floats.plain_of
         self._watch.read_out = self._read_out
-        given: set[int] = set()
-        _containers((self._args, self._kwargs), given)
-        follows = self._follows(walk, given)
+        follows = self._follows(walk, given.keys())
         for fact in facts:
             fact.hyperparameter = fact.hyperparameter and follows
         self._facts(facts)
@@ -271,7 +294,7 @@ class Recording:
             self._check_running(function)
         self._step.went_no_further(walk.stopped)
         self._facts([*_switches(), *_shared_memory(), *self._functions_of_optimizers()])
-        self._outlives = walk.seen | given
+        self._outlives = walk.seen | given.keys()
         self._watch.iterators = walk.iterators
         self._watch.arguments = {id(leaf) for _, leaf in self.leaves if isinstance(leaf, torch.Tensor)}
         self._watch.handlers = walk.handlers
@@ -368,7 +391,7 @@ class Recording:
                 found.append((*extent, path))
         return sorted(found)
 
-    def _follows(self, walk: _reach.Reach, given: set[int]) -> bool:
+    def _follows(self, walk: _reach.Reach, given: Set[int]) -> bool:
         """Whether hyperparameters can be followed: all that the step does with them is seen."""
         if not self._readable:
             return False
@@ -453,14 +476,19 @@ class Recording:
 
     def _shape_of_arguments(self) -> list[Any]:
         leaves: list[tuple[str, Any]] = []
-        text = flatten("args", self._args, leaves) + flatten("kwargs", self._kwargs, leaves)
+        containers: list[Any] = []
+        text = "".join(
+            flatten(path, value, leaves, containers=containers)
+            for path, value in (("args", self._args), ("kwargs", self._kwargs))
+        )
         facts = [
             (path, id(leaf), leaf.requires_grad, [(name, id(item)) for name, item in vars(leaf).items()])
             if isinstance(leaf, torch.Tensor)
             else (path, id(leaf))
             for path, leaf in leaves
         ]
-        return [text, *facts]
+        self._containers.append(containers)  # which keeps their addresses theirs
+        return [text, [(id(each), id(type(each))) for each in containers], *facts]
 
     def _places(self) -> list[tuple[str, Any]]:
         """Where each tensor that exists before the step lies, and how it looks at its memory."""
@@ -485,6 +513,7 @@ class Recording:
                 "these",
                 "change a copy inside the captured function, or change the arguments outside of it",
             )
+        self._containers.clear()
         for (subject, before), (_, after) in zip(self._modes_before, self._modes(), strict=True):
             if before != after:
                 self._watch.refuse(
