@@ -637,3 +637,238 @@ def test_stored_plans_with_arguments(trusts: bool, tmp_path: Path) -> None:
             assert torch.equal(captured(kind(x, 2.0)), x * 2)
         if not ORACLE_ONLY:
             assert captured.stats.replays == 2 + later + (later and trusts), captured.stats
+
+
+# -- state --------------------------------------------------------------------
+
+
+class Optimizers:
+    """As torchtitan keeps optimizers."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = list(optimizers)
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+
+class OptimizersThatAreOne(torch.optim.Optimizer):
+    """Inherits from the class of an optimizer, and keeps the ones that do the work."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__([p for group in optimizer.param_groups for p in group["params"]], {})
+        self.optimizers = [optimizer]
+
+    def step(self) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+
+class Run:
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self.log: list[Any] = []
+        self.model, self.opt = model, optimizer
+        self.itself = self
+        self.mean = torch.zeros(4)
+
+
+@dataclasses.dataclass
+class Setup:
+    model: Any
+    opt: Any
+    mean: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(4))
+
+
+@dataclasses.dataclass(slots=True)
+class SlottedSetup:
+    model: Any
+    opt: Any
+    mean: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(4))
+
+
+HOLDERS: dict[str, Callable[[Any, Any], Any]] = {
+    "an object": Run,
+    "a dataclass": Setup,
+    "slots": SlottedSetup,
+    "a namespace": lambda model, opt: types.SimpleNamespace(model=model, opt=opt, mean=torch.zeros(4)),
+    "optimizers in an object": lambda model, opt: Run(model, Optimizers(opt)),
+    "an optimizer of optimizers": lambda model, opt: Run(model, OptimizersThatAreOne(opt)),
+    "objects in objects": lambda model, opt: Run(Setup(model, None), {"all": [Optimizers(opt)]}),
+}
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("place", ["itself", "tuple", "dict", "ordered dict"])
+@pytest.mark.parametrize("name", HOLDERS)
+def test_state_in_objects(name: str, place: str) -> None:
+    def script(capture: Capture) -> Calls:
+        model = torch.nn.Linear(4, 4)
+        opt = torch.optim.AdamW(model.parameters())
+        run = HOLDERS[name](model, opt)
+        state = {
+            "itself": run,
+            "tuple": (run,),
+            "dict": {"run": [run]},
+            "ordered dict": collections.OrderedDict(run=run),
+        }[place]
+        model_of = run.model.model if isinstance(run.model, Setup) else run.model
+        opt_of = run.opt["all"][0] if isinstance(run.opt, dict) else run.opt
+
+        def step(x: Tensor) -> Any:
+            opt_of.zero_grad()
+            loss = model_of(x).square().mean()
+            loss.backward()
+            opt_of.step()
+            run.mean.lerp_(x.detach(), 0.5)
+            return loss.detach()
+
+        captured = capture(step, state=state)
+        for x in inputs(10, 4):
+            yield captured(x), run.mean.clone()
+        return {"model": model, "opt": opt}
+
+    check_equal(script, replays=6)
+
+
+@pytest.mark.ranks(1)
+def test_a_model_that_the_object_gets_between_calls() -> None:
+    def script(capture: Capture) -> Calls:
+        models = [torch.nn.Linear(4, 4) for _ in range(2)]
+        run = types.SimpleNamespace(model=models[0])
+
+        def step(x: Tensor) -> Any:
+            with torch.no_grad():
+                return run.model(x)
+
+        captured = capture(step, state=run, verify=3)
+        for i, x in enumerate(inputs(36, 4)):
+            run.model = models[i // 6 % 2]
+            yield captured(x)
+
+    check_equal(script, replays=20)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("state", [5, "text", {"lr": 0.5}, [object()], types.SimpleNamespace(x=1), print])
+def test_nothing_that_is_state(state: Any) -> None:
+    if not ORACLE_ONLY:
+        with pytest.raises(TypeError, match="state= has a"):
+            rote_capture(lambda x: x, state=state)
+
+
+@pytest.mark.ranks(1)
+def test_names() -> None:
+    if ORACLE_ONLY:
+        return
+    from rote import _state
+
+    model = torch.nn.Linear(2, 2)
+    model.cache = {"k": [torch.zeros(1)]}  # type: ignore[assignment]
+    opt = torch.optim.SGD(model.parameters())
+    run = Run(model, Optimizers(opt))
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 1)
+    found = _state.collect({"run": run, "scheduler": scheduler})
+    assert [path for path, _ in found.modules] == ["run.model"]
+    assert [path for path, _ in found.optimizers] == ["scheduler.optimizer"]  # fewer objects away
+    names = [path for path, _ in found.tensors()]
+    assert names[:4] == ["run.model.weight", "run.model.bias", "run.model.cache['k'][0]", "run.mean"]
+    assert [path for path, _ in _state.collect([run]).optimizers] == ["[0].opt.optimizers[0]"]
+
+
+class Cached(torch.nn.Module):
+    def __init__(self, change: str = "") -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.cache = torch.zeros(3, 4)
+        self.other = torch.ones(3, 4)
+        self.caches = [{"k": torch.zeros(4)}, (torch.zeros(4),)]
+        self.change = change
+
+    def forward(self, x: Tensor, place: Tensor) -> Tensor:
+        x = self.linear(x)
+        self.cache.index_copy_(0, place, x[None])
+        self.caches[0]["k"].add_(x)
+        self.caches[1][0].copy_(x)
+        if self.change == "cat":
+            self.cache = torch.cat([self.cache[1:], x[None]])
+        elif self.change == "swap":
+            self.cache, self.other = self.other, self.cache
+        elif self.change == "view":
+            self.cache = self.cache.view(3, 4)
+        elif self.change == "list":
+            self.caches = self.caches[:]
+        elif self.change == "item":
+            self.caches[0]["k"] = self.caches[0]["k"] + 1
+        return self.cache.sum(0) + self.caches[0]["k"] + self.caches[1][0]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("rebinds", [False, True])
+def test_tensors_in_attributes_of_modules(rebinds: bool) -> None:
+    def script(capture: Capture) -> Calls:
+        model = torch.nn.Sequential(Cached())
+        inner: Any = model[0]
+        kept = [torch.zeros(3, 4), torch.ones(3, 4)]
+
+        @torch.no_grad()
+        def step(x: Tensor, place: Tensor) -> Any:
+            return model[0](x, place)
+
+        captured = capture(step, state=model)
+        for i, x in enumerate(inputs(40, 4)):
+            if rebinds:
+                inner.cache = kept[i // 8 % 2]
+                if i == 20:
+                    inner.caches[0]["k"] = torch.ones(4)
+            yield captured(x, torch.tensor([i % 3])), inner.cache.clone(), *inner.caches[0].values()
+        return inner.caches, kept
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays > 20, found.steps[0].stats
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("change", ["cat", "swap", "view", "list", "item"])
+def test_a_step_that_rebinds_such_a_tensor(change: str) -> None:
+    def script(capture: Capture) -> Calls:
+        model = Cached(change)
+
+        @torch.no_grad()
+        def step(x: Tensor, place: Tensor) -> Any:
+            return model(x, place)
+
+        captured = capture(step, state={"m": model})
+        for i, x in enumerate(inputs(24, 4)):
+            yield captured(x, torch.tensor([i % 3])), model.cache.clone(), model.other.clone()
+        return model.caches
+
+    check_right(script)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_objects_in_state_whose_tensors_the_step_swaps() -> None:
+    def script(capture: Capture) -> Calls:
+        run = types.SimpleNamespace(a=torch.zeros(4), b=torch.ones(4))
+
+        def step(x: Tensor) -> Any:
+            run.a.add_(x)
+            run.a, run.b = run.b, run.a
+            return run.a * 2
+
+        captured = capture(step, state=run)
+        for x in inputs(24, 4):
+            yield captured(x), run.a.clone(), run.b.clone()
+
+    check_right(script)

@@ -148,6 +148,7 @@ class Step:
         self.passes = passes if isinstance(passes, str) else ",".join(passes) or "none"
         self.function = fn
         self.state = _state.collect(state)
+        self._given_state = state
         self._strict = strict
         self._verify = verify + _UNSETTLED if verify else 0
         self._verify_every = verify_every
@@ -373,6 +374,7 @@ class Step:
         trusted: _Trusted | None = None
         try:
             check(lib.rote_record_begin(session))
+            self._look_for_state()
             recording = Recording(self, args, kwargs)
             recording.prepare()
             if self._trust:
@@ -542,12 +544,18 @@ class Step:
 
     # -- verification ---------------------------------------------------------------
 
+    def _look_for_state(self) -> None:
+        """Finds the state anew: objects in it may hold other modules and tensors than before."""
+        with contextlib.suppress(TypeError):
+            self.state = _state.collect(self._given_state)
+
     def _verified(self, args: Any, kwargs: Any) -> Any:
         """Runs a call beside eager, if all ranks replay it: a rank that runs it once would not answer the
         collectives of one that runs it twice."""
         if not self._all_replay(args, kwargs):
             return self._call(args, kwargs)
         raises = self._verify > 0
+        self._look_for_state()
         self._verify -= raises
         self._until = self._verify_every
         run = _verify.beside(self.state, args, kwargs, self._call, self._run)
