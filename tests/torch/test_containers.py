@@ -639,6 +639,44 @@ def test_stored_plans_with_arguments(trusts: bool, tmp_path: Path) -> None:
             assert captured.stats.replays == 2 + later + (later and trusts), captured.stats
 
 
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("first", [0, 7])
+def test_an_argument_that_is_an_object_in_reach(first: int) -> None:
+    """Code may ask which object it is given."""
+
+    def script(capture: Capture) -> Calls:
+        special = Node(torch.ones(4), 1.0)
+        known = {special}
+
+        def step(batch: Any) -> Any:
+            return batch.loss * (2 if batch is special else 3) * (5 if batch in known else 7)
+
+        captured = capture(step)
+        for i, x in enumerate(inputs(20, 4)):
+            yield captured(special if (i + first) % 10 == 9 or i == first == 0 else Node(x, 1.0))
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays > 8, found.steps[0].stats
+
+
+@pytest.mark.ranks(1)
+def test_attributes_with_odd_names() -> None:
+    def step(batch: Any) -> Any:
+        (batch.loss * getattr(batch, "a.grad")).sum().backward()
+        getattr(batch, "a.grad").add_(1)
+        return batch.loss.grad, batch.grad, getattr(batch, "a.grad"), batch.grad
+
+    def script(capture: Capture) -> Calls:
+        captured = capture(step)
+        for x in inputs(8, 4):
+            batch = Data(torch.ones(4, requires_grad=True))
+            vars(batch).update({"a.grad": x, "grad": x + 1, "args[0].loss": x * 2})
+            yield captured(batch), batch
+
+    check_equal(script, replays=5)
+
+
 # -- state --------------------------------------------------------------------
 
 

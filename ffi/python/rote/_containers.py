@@ -132,9 +132,25 @@ def named(module: str, name: str) -> Any:
 class Parts(NamedTuple):
     """What an argument of another class is made of, one after the other. The bridge reads it too (call.h)."""
 
-    names: tuple[Any, ...]  # how many entries and attributes there are, which slots are filled; keys and names
+    names: tuple[Any, ...]  # which object it is, where that may matter; how many parts of each kind; keys and names
     values: tuple[Any, ...]
     paths: tuple[str, ...]
+
+
+# Objects that steps reach other than as arguments, by identity: code may ask whether an argument is one of them.
+# Nothing is taken away, since a plan may have been made while the object was there.
+_in_reach: dict[int, Any] = {}
+
+
+def reached(value: Any) -> None:
+    """Notes an object that a step has in reach."""
+    if address(value) not in _in_reach and parts_of(value) is not None:
+        _in_reach[address(value)] = value
+
+
+def is_reached(value: Any) -> bool:
+    """Whether some step has an object in reach."""
+    return address(value) in _in_reach
 
 
 def is_container(kind: type) -> bool:
@@ -164,8 +180,12 @@ def _parts(value: Any, layout: Layout) -> Parts | None:
     named_parts = [*attributes.items(), *slots.items()]
     paths = [f"[{key!r}]" for key, _ in pairs]
     # A tensor's gradient goes by `.grad`.
-    paths += [f".{name}" if name != "grad" else ".__dict__['grad']" for name, _ in named_parts]
-    names = (len(pairs), len(attributes), *(name for name, _ in (*pairs, *named_parts)))
+    plain = [name.isidentifier() and name != "grad" for name, _ in named_parts]
+    paths += [
+        f".{name}" if each else f".__dict__[{name!r}]" for (name, _), each in zip(named_parts, plain, strict=True)
+    ]
+    reached = address(value) if address(value) in _in_reach else 0
+    names = (reached, len(pairs), len(attributes), *(name for name, _ in (*pairs, *named_parts)))
     return Parts(names, tuple(item for _, item in (*pairs, *named_parts)), tuple(paths))
 
 

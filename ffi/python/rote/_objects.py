@@ -17,14 +17,14 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from . import _look, _memory
+from . import _containers, _look, _memory
 from ._calls import Codes
 from ._classes import Classes
 from ._facts import (
@@ -149,6 +149,7 @@ class Objects(Walk):
         if reads_environment(value):
             self.environment()
             return
+        _containers.reached(value)
         known = self._known.get(id(kind))
         (self._reader(kind) if known is None else known[1])(path, value, depth)
 

@@ -279,6 +279,7 @@ class Recording:
             fact.hyperparameter = fact.hyperparameter and follows
         self._facts(facts)
         self._check_buffers(walk.buffers, extents)
+        self._check_reached()
         for path, why in walk.unseen:
             self._watch.refuse(
                 "",
@@ -367,6 +368,18 @@ class Recording:
                     "guarded",
                     "make a function of the code outside the captured function, and call the function",
                 )
+
+    def _check_reached(self) -> None:
+        """Refuses arguments that the step finds elsewhere too: it may ask which object it was given."""
+        for value in self._containers[0]:
+            if _containers.is_reached(value):
+                self._watch.refuse(
+                    "",
+                    f"takes a {_look.name(type(value))} that the captured function can reach elsewhere too: the step "
+                    "may ask whether the argument is that very object",
+                    "pass a copy of the object, or do not keep it where the captured function finds it",
+                )
+                return
 
     def _check_buffers(self, buffers: list[tuple[int, int, str]], extents: list[_Extent]) -> None:
         """Refuses arrays in reach that lie in the memory of tensors: no trace is left of what the step reads or writes
