@@ -910,3 +910,35 @@ def test_objects_in_state_whose_tensors_the_step_swaps() -> None:
             yield captured(x), run.a.clone(), run.b.clone()
 
     check_right(script)
+
+
+# -- refusals -----------------------------------------------------------------
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("where", ["closure", "self", "entry", "view", "slot"])
+def test_a_refusal_names_the_place_of_a_tensor(where: str) -> None:
+    holder = types.SimpleNamespace(scale=torch.ones(4), entries={"a": [torch.ones(4)]})
+    slots, view = Slots(torch.ones(4)), torch.ones(8)[4:]
+
+    class Step:
+        def __init__(self) -> None:
+            self.cache = torch.ones(4)
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * self.cache
+
+    step, place = {
+        "closure": (lambda x: x * holder.scale, "closure['holder'].scale"),
+        "self": (Step(), "self.cache"),
+        "entry": (lambda x: x * holder.entries["a"][0], "closure['holder'].entries['a'][0]"),
+        "view": (lambda x: x * view, "closure['view']"),
+        "slot": (lambda x: x * slots.loss, "closure['slots'].loss"),
+    }[where]
+    found = check_right(over(step))
+    if not ORACLE_ONLY:
+        refusals = str(found.steps[0].stats.refusals)
+        assert f"no recorded op made it; it lies in the memory of {place}; remedy" in refusals.replace('\\"', '"'), (
+            refusals
+        )

@@ -226,6 +226,11 @@ class Objects(Walk):
         first, offset = self._memory.setdefault(local.untyped_storage()._cdata, (path, start))
         return "" if first == path else f", {start - offset} bytes from {first}"
 
+    def places(self) -> Iterator[tuple[str, int]]:
+        """Where the storages of tensors were found first, by their addresses."""
+        for storage, (path, _) in self._memory.items():
+            yield path, storage
+
     # -- arrays and buffers ---------------------------------------------------
 
     def _array(self, path: str, value: Any, depth: int) -> None:

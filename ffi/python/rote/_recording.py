@@ -300,6 +300,8 @@ class Recording:
         self._watch.arguments = {id(leaf) for _, leaf in self.leaves if isinstance(leaf, torch.Tensor)}
         self._watch.handlers = walk.handlers
         self._watch.moving(walk.moving, walk.advancing)
+        for path, storage in walk.places():
+            check(lib.rote_record_reach(session, c_text(path), storage))
         check(lib.rote_record_generator(session, 0, -1))
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             check(lib.rote_record_generator(session, 1, torch.cuda.current_device()))

@@ -44,7 +44,9 @@ impl<'de> Visitor<'de> for Node {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a node with one of the keys t, c, f, b, local, item, tuple, list, dict, object, views")
+        f.write_str(
+            "a node with one of the keys t, c, f, b, local, item, tuple, list, dict, object, views",
+        )
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
@@ -99,7 +101,9 @@ impl<'de> Deserialize<'de> for Form {
             type Value = Form;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("one of the keys t, c, f, b, local, item, tuple, list, dict, object, views")
+                f.write_str(
+                    "one of the keys t, c, f, b, local, item, tuple, list, dict, object, views",
+                )
             }
 
             fn visit_str<E: Error>(self, key: &str) -> Result<Form, E> {
