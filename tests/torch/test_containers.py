@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from models import inputs
+from models import inputs, mesh, mlp
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, rote_capture
 from torch import Tensor
+from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.utils import _pytree as pytree
 
 
@@ -910,6 +911,35 @@ def test_objects_in_state_whose_tensors_the_step_swaps() -> None:
             yield captured(x), run.a.clone(), run.b.clone()
 
     check_right(script)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", [Data, Output, Slots])
+def test_distributed_tensors(kind: Any) -> None:
+    """As parts of an argument, of the result, and of an attribute of a module."""
+
+    def script(capture: Capture) -> Calls:
+        on = mesh(2)
+        model = mlp(on)
+        model.kept = distribute_tensor(torch.zeros(8), on, [Replicate()])
+        setup = Setup(model, Optimizers(torch.optim.AdamW(model.parameters())))
+
+        def step(batch: Any) -> Any:
+            setup.opt.zero_grad()
+            out = setup.model(batch.loss)
+            loss = out.square().mean()
+            loss.backward()
+            setup.opt.step()
+            setup.model.kept.add_(batch.loss.detach().mean(0).redistribute(on, [Replicate()]))
+            return kind(loss.detach(), [out.detach(), batch.extra])
+
+        captured = capture(step, state=setup)
+        for x in inputs(10, 4, 8):
+            batch = kind(distribute_tensor(x, on, [Replicate()]), "text")
+            yield captured(batch), setup.model.kept.to_local().clone()
+        return model
+
+    check_equal(script, replays=5)
 
 
 # -- refusals -----------------------------------------------------------------
