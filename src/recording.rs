@@ -224,6 +224,11 @@ impl<F: Frontend> ActiveRecording<F> {
         }
     }
 
+    /// Says where the step can reach a storage that no named tensor has.
+    pub fn reaches(&mut self, storage: u64, place: &str) {
+        self.recorder.reaches(storage, place);
+    }
+
     /// The step asks how a tensor lies in its storage: the plan depends on that.
     /// Returns whether the tensor's storage exists before the step.
     pub fn anchor(&mut self, local: F::Ref<'_>) -> Result<bool, ReplayError> {

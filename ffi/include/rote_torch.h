@@ -243,6 +243,15 @@ int rote_record_tensor(RoteSession *session,
                        uint32_t spec,
                        uint32_t leaf);
 
+// Says at which place, for example `closure['scaler']._scale`, the step can reach a storage that is no argument and not
+// in the state. If an op uses the storage, the refusal names the place. `storage` is the address of the storage.
+//
+// Requires:
+// Pointers must be live, and texts C strings.
+int rote_record_reach(RoteSession *session,
+                      const char *place,
+                      uint64_t storage);
+
 // Returns the number of a kind of fact by its name, for example `dict_item`; `UINT32_MAX` if there is no such
 // kind. `backends/aten/src/fact.rs` describes the kinds.
 //

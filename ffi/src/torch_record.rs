@@ -100,6 +100,26 @@ pub unsafe extern "C" fn rote_record_tensor(
     }
 }
 
+/// Says at which place, for example `closure['scaler']._scale`, the step can reach a storage that is no argument and not
+/// in the state. If an op uses the storage, the refusal names the place. `storage` is the address of the storage.
+///
+/// # Safety
+/// Pointers must be live, and texts C strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_reach(
+    session: *mut RoteSession,
+    place: *const c_char,
+    storage: u64,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |_, recording| {
+            recording.reaches(storage, text(place)?);
+            Ok(ROTE_OK)
+        })
+    }
+}
+
 /// Returns the number of a kind of fact by its name, for example `dict_item`; `UINT32_MAX` if there is no such
 /// kind. `backends/aten/src/fact.rs` describes the kinds.
 ///

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "describe.h"
@@ -58,9 +59,41 @@ class Firsts {
 // the objects that the words name by their addresses.
 class Held;
 
-// The arguments of one call, flattened: tuples, named ones too, lists, dicts
-// and ordered dicts are structure, everything else is a leaf.
-// `_recording.flatten` does the same.
+// Containers of other classes than Python's own (dataclasses, batches of libraries): `_containers.py` says which these
+// are, and takes them apart.
+class OtherContainers {
+ public:
+  // A tuple of what an object is made of: names, values, and what else only Python reads. Null: it is one value.
+  py::object parts_of(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    bool may_be = PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) || PyDict_Check(object) || PyTuple_Check(object) ||
+                  type == namespace_class_.get();
+    if (!may_be || is_none_.count(type)) return py::object();
+    if (!parts_) {
+      py::module_ module = py::module_::import("rote._containers");
+      is_container_ = py::object(module.attr("is_container")).release().ptr();  // kept as long as the process
+      parts_ = py::object(module.attr("parts_of")).release().ptr();
+    }
+    py::handle kind(reinterpret_cast<PyObject*>(type));
+    if (!py::handle(is_container_)(kind).cast<bool>()) {
+      if (is_none_.size() < kMostKnown && is_none_.insert(type).second) kind.inc_ref();  // its address stays its own
+      return py::object();
+    }
+    py::object parts = py::handle(parts_)(py::handle(object));
+    return parts.is_none() ? py::object() : parts;
+  }
+
+ private:
+  static constexpr size_t kMostKnown = 4096;
+  std::unordered_set<PyTypeObject*> is_none_;
+  PyObject* is_container_ = nullptr;
+  PyObject* parts_ = nullptr;
+  LateClass namespace_class_{"types", "SimpleNamespace"};
+};
+inline OtherContainers other_containers;
+
+// The arguments of one call, flattened: tuples, lists and dicts are structure, and so are containers of other classes.
+// Everything else is a leaf. `_recording.flatten` does the same.
 class Call {
  public:
   std::vector<uint64_t> words;
@@ -142,6 +175,7 @@ class Call {
     roots_.clear();
     counters_.clear();
     containers_.clear();
+    parts_.clear();
     kept_ = kept;
     structure_ = 0x5242;
     add(0, kStructure, 0);  // filled in below
@@ -212,7 +246,20 @@ class Call {
       if (PyErr_Occurred()) throw py::error_already_set();
       return;
     }
+    if (!THPVariable_Check(object))
+      if (py::object parts = other_containers.parts_of(object)) return open_other(object, std::move(parts), depth);
     leaf(object);
+  }
+
+  void open_other(PyObject* object, py::object parts, int depth) {
+    PyObject *names = PyTuple_GET_ITEM(parts.ptr(), 0), *values = PyTuple_GET_ITEM(parts.ptr(), 1);
+    Py_ssize_t n = PyTuple_GET_SIZE(values);
+    parts_.push_back(std::move(parts));
+    open(object, 8, n);
+    structure_ = mix(structure_, identity(reinterpret_cast<PyObject*>(Py_TYPE(object))));
+    structure_ = mix(structure_, Content(Content::kAll, kept_).word(names));
+    values_.push_back({names, 0, By::kContent});
+    for (Py_ssize_t i = 0; i < n; ++i) flatten(PyTuple_GET_ITEM(values, i), depth + 1);
   }
 
   void leaf(PyObject* object) {
@@ -356,6 +403,7 @@ class Call {
   Firsts roots_;
   Firsts counters_;
   Firsts containers_;
+  std::vector<py::object> parts_;  // which hold the parts of containers of other classes
   std::vector<py::object>* kept_ = nullptr;
   uint64_t structure_ = 0;
 };

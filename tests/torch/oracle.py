@@ -10,9 +10,11 @@ the end and the RNG state after every call must be equal bit for bit.
 promise (statistics, messages). A case that fails then is wrong itself.
 """
 
+import collections
 import copy
 import dataclasses
 import os
+import types
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Protocol
@@ -205,8 +207,26 @@ def collect(tree: Any, path: str, tensors: dict[str, torch.Tensor], values: Fact
         items = tree.items() if isinstance(tree, dict) else enumerate(tree)
         for name, value in items:
             collect(value, f"{path}.{name}" if path else str(name), tensors, values)
+        if type(tree) not in (dict, list, tuple):
+            collect_parts(tree, path, tensors, values)
+    elif (
+        dataclasses.is_dataclass(type(tree))
+        or isinstance(tree, (collections.UserDict, types.SimpleNamespace))
+        or type(tree) in pytree.SUPPORTED_NODES
+    ):
+        collect_parts(tree, path, tensors, values)
     else:
         values[path] = tree
+
+
+def collect_parts(tree: Any, path: str, tensors: dict[str, torch.Tensor], values: Facts) -> None:
+    """The class of an object, its attributes in their order, and its slots."""
+    values[f"{path}.class"] = type(tree)
+    own = getattr(tree, "__dict__", {})
+    slots = {name for base in type(tree).__mro__ for name in getattr(base, "__slots__", ()) if hasattr(tree, name)}
+    values[f"{path}.attributes"] = [*own, *sorted(slots)]
+    for name in (*own, *slots):
+        collect(getattr(tree, name), f"{path}->{name}", tensors, values)
 
 
 def overlaps(tensors: dict[str, torch.Tensor]) -> list[tuple[str, ...]]:

@@ -160,10 +160,10 @@ def capture(
     Usable as a call or as a decorator.
 
     Args:
-        fn: the step. It may return tensors, numbers, text, and tuples, lists
-            and dicts of these.
+        fn: the step. It may return tensors, numbers, text, and tuples, lists,
+            dicts, dataclasses and named tuples of these.
         state: the tensors that the step reads and writes: a module, an
-            optimizer, a tensor, or dicts and lists of these.
+            optimizer, a tensor, or dicts, lists and objects that hold these.
         plans: directory of the plan store; a temporary one by default.
         strict: raise :class:`RecordingRefused` if a recording is refused. By
             default, a refusal gives one warning, and the step stays eager.

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import torch
 
+from . import _containers
 from ._native import NO_INDEX, c_text, check, lib
 from ._uses import is_followed
 
@@ -136,7 +137,11 @@ def returned(value: Any, depth: int = 0) -> Any:
     if isinstance(value, TracedFloat):
         _pin(value)
         return value._plain
-    if depth == _DEEP or type(value) not in (tuple, list, dict):
+    if depth == _DEEP:
+        return value
+    if type(value) not in (tuple, list, dict):
+        for each in _containers.held(value) or ():
+            returned(each, depth + 1)
         return value
     parts = [returned(each, depth + 1) for each in (value.values() if type(value) is dict else value)]
     return tuple(parts) if type(value) is tuple and not all(map(operator.is_, parts, value)) else value

@@ -36,6 +36,12 @@ def class_dict(kind: type) -> types.MappingProxyType[str, Any]:
     return found
 
 
+def flags(kind: type) -> int:
+    """The flags of a class."""
+    found: int = _flags_of(kind)
+    return found
+
+
 def can_change(kind: type) -> bool:
     """Whether attributes of a class can be set."""
     return bool(_flags_of(kind) & (_HEAP | _IMMUTABLE) == _HEAP)

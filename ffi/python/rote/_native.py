@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_uint32, c_void_p, py_object
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_uint32, c_uint64, c_void_p, py_object
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_handled": (c_int, [c_void_p, c_char_p]),
     "rote_record_grad_gone": (c_int, [c_void_p, c_char_p]),
     "rote_record_raising": (c_char_p, []),
+    "rote_record_reach": (c_int, [c_void_p, c_char_p, c_uint64]),
     "rote_record_others": (c_char_p, []),
     "rote_record_anchor": (c_int, [c_void_p, py_object, POINTER(c_int)]),
     "rote_record_random": (c_int, [c_void_p, c_char_p]),

@@ -17,14 +17,14 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from . import _look, _memory, _schedulers
+from . import _containers, _look, _memory, _schedulers
 from ._calls import Codes
 from ._classes import Classes
 from ._facts import (
@@ -157,6 +157,7 @@ class Objects(Walk):
         if reads_environment(value):
             self.environment()
             return
+        _containers.reached(value)
         known = self._known.get(id(kind))
         (self._reader(kind) if known is None else known[1])(path, value, depth)
 
@@ -232,6 +233,11 @@ class Objects(Walk):
         start = int(local.storage_offset()) * local.element_size()
         first, offset = self._memory.setdefault(local.untyped_storage()._cdata, (path, start))
         return "" if first == path else f", {start - offset} bytes from {first}"
+
+    def places(self) -> Iterator[tuple[str, int]]:
+        """Where the storages of tensors were found first, by their addresses."""
+        for storage, (path, _) in self._memory.items():
+            yield path, storage
 
     # -- arrays and buffers ---------------------------------------------------
 

@@ -9,7 +9,7 @@ import functools
 import json
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from ctypes import byref, c_int64, c_void_p, py_object
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,11 @@ from torch.distributed.tensor import DTensor
 from . import (
     _calls,
     _code,
+    _containers,
     _counters,
     _facts,
     _floats,
+    _look,
     _memory,
     _reach,
     _record,
@@ -85,27 +87,33 @@ def _is_named_tuple(value: Any) -> bool:
     )
 
 
-def flatten(path: str, value: Any, leaves: list[tuple[str, Any]], depth: int = 0) -> str:
-    """Leaves in the order of the bridge (call.h), and the structure as text."""
+def flatten(
+    path: str, value: Any, leaves: list[tuple[str, Any]], depth: int = 0, containers: list[Any] | None = None
+) -> str:
+    """Leaves in the order of the bridge (call.h), and the structure as text. ``containers`` takes what was opened."""
     kind = type(value)
+
+    def each(ends_and_items: Iterable[tuple[str, Any]]) -> list[str]:
+        if containers is not None:
+            containers.append(value)
+        return [flatten(path + end, item, leaves, depth + 1, containers) for end, item in ends_and_items]
+
     if depth <= _MOST_DEPTH:
         if kind in (tuple, list) or _is_named_tuple(value):
-            inner = [flatten(f"{path}[{i}]", item, leaves, depth + 1) for i, item in enumerate(value)]
+            inner = each((f"[{i}]", item) for i, item in enumerate(value))
             form = "[{}]" if kind is list else "({})" if kind is tuple else kind.__qualname__ + "({})"
             return form.format(", ".join(inner))
         if kind is dict or (kind is collections.OrderedDict and not vars(value)):
-            inner = [f"{key!r}: {flatten(f'{path}[{key!r}]', item, leaves, depth + 1)}" for key, item in value.items()]
-            return ("" if kind is dict else "OrderedDict") + "{" + ", ".join(inner) + "}"
+            inner = each((f"[{key!r}]", item) for key, item in value.items())
+            said = ", ".join(f"{key!r}: {text}" for key, text in zip(value, inner, strict=True))
+            return ("" if kind is dict else "OrderedDict") + "{" + said + "}"
+        parts = _containers.parts_of(value)
+        if parts is not None:
+            inner = each(zip(parts.paths, parts.values, strict=True))
+            said = ", ".join(f"{end}: {text}" for end, text in zip(parts.paths, inner, strict=True))
+            return f"{_look.module_of(kind)}.{_look.name(kind)}({said})"
     leaves.append((path, value))
     return "tensor" if isinstance(value, torch.Tensor) else "*"
-
-
-def _containers(value: Any, found: set[int]) -> None:
-    """The identities of all containers in arguments."""
-    if isinstance(value, tuple | list | dict) and id(value) not in found:
-        found.add(id(value))
-        for item in value.values() if isinstance(value, dict) else value:
-            _containers(item, found)
 
 
 # By these, code takes back what it has drawn from a generator of the host's (torch.Generator has `set_state` too), asks
@@ -189,6 +197,7 @@ class Recording:
         self._session = step.session
         self._args, self._kwargs = args, kwargs
         self.leaves: list[tuple[str, Any]] = []
+        self._containers: list[list[Any]] = []  # in the arguments, before the step and after it
         self.tensors: list[tuple[str, torch.Tensor]] = list(step.state.tensors())
         self._specs = _record.Specs(self._session)
         self._watch = _record.Watch(self._session, self._specs)
@@ -269,6 +278,9 @@ class Recording:
                 walk.argument(path, leaf)
             else:
                 walk.value(path, leaf, 0)
+        given = _containers.all_of((self._args, self._kwargs))
+        for container in given.values():
+            walk.of_class(type(container), 0)
         facts = walk.finish()
         self.counters = _counters.Counters(facts, walk.holders, walk.functions)
         if self._step.ran is not None and not walk.stopped:
@@ -279,10 +291,8 @@ class Recording:
         self._watch.number_in = self._number_in
         self._watch.followed = _floats.plain_of
         self._watch.read_out = self._read_out
-        given: set[int] = set()
-        _containers((self._args, self._kwargs), given)
-        follows = self._follows(walk, given)
-        aliases = bool(self._aliases(walk, given))
+        follows = self._follows(walk, given.keys())
+        aliases = bool(self._aliases(walk, given.keys()))
         self.schedulers = _schedulers.Schedulers(walk.schedulers, aliases, _record.unseen, self._put_back)
         # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
         follows_tuples = follows and not self._tape.proven
@@ -291,6 +301,7 @@ class Recording:
             fact.hyperparameter = fact.hyperparameter and follows
         self._facts([fact for fact in facts if _is_guarded(fact, follows_tuples, tuples)])
         self._check_buffers(walk.buffers, extents)
+        self._check_reached()
         for path, why in walk.unseen:
             self._watch.refuse(
                 "",
@@ -306,11 +317,13 @@ class Recording:
             self._check_running(function)
         self._step.went_no_further(walk.stopped)
         self._facts([*_switches(), *_shared_memory(), *self._functions_of_optimizers()])
-        self._outlives = walk.seen | given
+        self._outlives = walk.seen | given.keys()
         self._watch.iterators = walk.iterators
         self._watch.arguments = {id(leaf) for _, leaf in self.leaves if isinstance(leaf, torch.Tensor)}
         self._watch.handlers = walk.handlers
         self._watch.moving(walk.moving, walk.advancing)
+        for path, storage in walk.places():
+            check(lib.rote_record_reach(session, c_text(path), storage))
         check(lib.rote_record_generator(session, 0, -1))
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             check(lib.rote_record_generator(session, 1, torch.cuda.current_device()))
@@ -383,6 +396,18 @@ class Recording:
                     "make a function of the code outside the captured function, and call the function",
                 )
 
+    def _check_reached(self) -> None:
+        """Refuses arguments that the step finds elsewhere too: it may ask which object it was given."""
+        for value in self._containers[0]:
+            if _containers.is_reached(value):
+                self._watch.refuse(
+                    "",
+                    f"takes a {_look.name(type(value))} that the captured function can reach elsewhere too: the step "
+                    "may ask whether the argument is that very object",
+                    "pass a copy of the object, or do not keep it where the captured function finds it",
+                )
+                return
+
     def _check_buffers(self, buffers: list[tuple[int, int, str]], extents: list[_Extent]) -> None:
         """Refuses arrays in reach that lie in the memory of tensors: no trace is left of what the step reads or writes
         there between two ops."""
@@ -406,7 +431,7 @@ class Recording:
                 found.append((*extent, path))
         return sorted(found)
 
-    def _follows(self, walk: _reach.Reach, given: set[int]) -> bool:
+    def _follows(self, walk: _reach.Reach, given: Set[int]) -> bool:
         """Whether hyperparameters can be followed: all that the step does with them is seen."""
         if not self._readable:
             return False
@@ -420,7 +445,7 @@ class Recording:
         return True
 
     @staticmethod
-    def _aliases(walk: _reach.Reach, given: set[int]) -> list[str]:
+    def _aliases(walk: _reach.Reach, given: Set[int]) -> list[str]:
         """Where the step holds groups of optimizers by other names than theirs."""
         aliases = [path for path, _ in walk.aliases if _uses.is_alias(path)]
         return [*aliases, "an argument"] if given & walk.watched else aliases
@@ -496,14 +521,19 @@ class Recording:
 
     def _shape_of_arguments(self) -> list[Any]:
         leaves: list[tuple[str, Any]] = []
-        text = flatten("args", self._args, leaves) + flatten("kwargs", self._kwargs, leaves)
+        containers: list[Any] = []
+        text = "".join(
+            flatten(path, value, leaves, containers=containers)
+            for path, value in (("args", self._args), ("kwargs", self._kwargs))
+        )
         facts = [
             (path, id(leaf), leaf.requires_grad, [(name, id(item)) for name, item in vars(leaf).items()])
             if isinstance(leaf, torch.Tensor)
             else (path, id(leaf))
             for path, leaf in leaves
         ]
-        return [text, *facts]
+        self._containers.append(containers)  # which keeps their addresses theirs
+        return [text, [(id(each), id(type(each))) for each in containers], *facts]
 
     def _places(self) -> list[tuple[str, Any]]:
         """Where each tensor that exists before the step lies, and how it looks at its memory."""
@@ -528,6 +558,7 @@ class Recording:
                 "these",
                 "change a copy inside the captured function, or change the arguments outside of it",
             )
+        self._containers.clear()
         for (subject, before), (_, after) in zip(self._modes_before, self._modes(), strict=True):
             if before != after:
                 self._watch.refuse(
@@ -584,6 +615,10 @@ class Recording:
     def not_told(self) -> str:
         """What a stored plan cannot say of the step; empty if there is nothing."""
         return self._walk.not_told
+
+    def known(self) -> set[int]:
+        """What the step has in reach, by id."""
+        return self._walk.seen
 
     def run(self, seen: _record.Seen | None = None) -> Any:
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""
@@ -645,7 +680,7 @@ class Recording:
 
     def finish(self) -> dict[str, Any]:
         """Hands results and gradients to the library and ends the recording."""
-        structure, output_specs, views = self._leave()
+        structure, output_specs, views, classes = self._leave()
         late = self._late()
         with self.schedulers.hidden():
             text = lib.rote_record_finish(self._session, _results.to_json(structure, late, views))
@@ -654,7 +689,7 @@ class Recording:
         outcome: dict[str, Any] = json.loads(text)
         if "variant" in outcome:
             self._step.results[outcome["variant"]] = _results.Results(
-                structure, output_specs, self._grad_specs, self.own(), views, self.after(late)
+                structure, output_specs, self._grad_specs, self.own(), views, self.after(late), classes
             )
         return outcome
 
@@ -676,15 +711,15 @@ class Recording:
 
     def compare(self, variant: int) -> dict[str, Any] | None:
         """Ends the recording without a plan: the first instruction that the plan of a variant has otherwise."""
-        structure, _, views = self._leave()
+        structure, _, views, _ = self._leave()
         late = self._late()
         self.counters.put_back()
         text = lib.rote_record_compare(self._session, variant, _results.to_json(structure, late, views))
         return None if text is None else json.loads(text)
 
-    def _leave(self) -> tuple[Any, list[tuple[Any, bool]], list[_views.Made]]:
+    def _leave(self) -> tuple[Any, list[tuple[Any, bool]], list[_views.Made], _results.Classes]:
         """Hands results and gradients to the library: the structure of the result, of each tensor in it the
-        spec and whether it requires grad, and what they are views of."""
+        spec and whether it requires grad, what they are views of, and the classes in the result."""
         session = self._session
         self._check_left()
         self._watch.check_raising()
@@ -720,13 +755,13 @@ class Recording:
                 )
         outputs: list[torch.Tensor] = []
         try:
-            structure = _results.encode(self._result, names, outputs, self._outlives)
+            structure, classes = _results.encode(self._result, names, outputs, self._outlives)
         except _results.Unsupported as problem:
-            structure = {"c": None}
+            structure, classes = {"c": None}, {}
             self._watch.refuse(
                 "",
-                f"returns a {problem}, which a plan cannot give back",
-                "return tensors, numbers, text, and tuples, lists and dicts of these",
+                f"returns {problem}, which a plan cannot give back",
+                "return tensors, numbers, text, and tuples, lists, dicts and dataclasses of these",
             )
         output_specs = []
         given = len(outputs)
@@ -778,7 +813,7 @@ class Recording:
                 "until its context ends, and a replay would not use these casts",
                 "enter torch.autocast inside the captured function, or pass it cache_enabled=False",
             )
-        return structure, output_specs, views
+        return structure, output_specs, views, classes
 
     def _count_writes(self) -> None:
         """Says how often the step has written each named tensor."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Callable
+import operator
+import types
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,6 +16,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from . import _containers, _look
+from ._libraries import is_library_class
 from ._native import check, lib
 from ._returns import Read
 from ._specs import local_of, mesh_text
@@ -25,11 +31,16 @@ class Unsupported(Exception):
     """A result that a plan cannot give back."""
 
 
-def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outlives: set[int]) -> Any:
-    """The structure as docs/plan-format.md defines it. ``names`` are nodes of
+Classes = dict[tuple[str, str], type]  # of a result, by the names of their modules and their own
+
+
+def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outlives: set[int]) -> tuple[Any, Classes]:
+    """The structure as docs/plan-format.md defines it, and the classes in it. ``names`` are nodes of
     the caller's own tensors by id; other tensors are appended to ``outputs``.
     ``outlives`` are objects from before the step, by id."""
-    given: set[int] = set()  # lists and dicts
+    given: dict[int, int | None] = {}  # lists, dicts and objects: their numbers; None of those that are not complete
+    classes: Classes = {}
+    complete = itertools.count()
 
     def node(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -43,17 +54,60 @@ def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outl
             raise Unsupported("text that is not Unicode")
         if value is None or kind in (bool, int, float, str):
             return {"c": value}
-        if kind in (list, dict):
-            if id(value) in outlives:
-                raise Unsupported(f"{kind.__qualname__} that is older than the step")
-            if id(value) in given:
-                raise Unsupported(f"{kind.__qualname__} twice")
-            given.add(id(value))
-        if kind in (tuple, list):
-            return {kind.__name__: [node(item) for item in value]}
-        if kind is dict:
-            return {"dict": [[node(key), node(item)] for key, item in value.items()]}
-        raise Unsupported(kind.__qualname__)
+        if kind is tuple:
+            return {"tuple": [node(item) for item in value]}
+        if kind in _SAID:
+            return {"object": [{"c": _SAID[kind]}, {"c": str(value).removeprefix("torch.")}]}
+        layout = _containers.layout_of(kind)
+        if kind not in (list, dict) and layout is None:
+            raise Unsupported(f"a {_look.name(kind)}")
+        if id(value) in outlives:
+            raise Unsupported(f"a {_look.name(kind)} that is older than the step")
+        if id(value) in given:
+            number = given[id(value)]
+            if number is None:
+                raise Unsupported(f"a {_look.name(kind)} that contains itself")
+            return {"object": [{"c": number}]}
+        given[id(value)] = None
+        if kind is list:
+            made: Any = {"list": [node(item) for item in value]}
+        elif layout is None:
+            made = {"dict": pairs(value.items())}
+        else:
+            made = container(value, layout)
+        given[id(value)] = next(complete)
+        return made
+
+    def pairs(items: Iterable[tuple[Any, Any]]) -> Any:
+        return [[key_of(key), node(item)] for key, item in items]
+
+    def key_of(key: Any) -> Any:
+        if not _is_key(key):
+            raise Unsupported(f"a dict with a {_look.name(type(key))} for a key")
+        return node(key)
+
+    def container(value: Any, layout: _containers.Layout) -> Any:
+        kind = layout.kind
+        module, name = _look.module_of(kind), _look.name(kind)
+        if id(kind) not in outlives and not (is_library_class(kind) and _containers.named(module, name) is kind):
+            raise Unsupported(f"a {name}, a class that the step has not in reach before it runs")
+        if classes.setdefault((module, name), kind) is not kind:
+            raise Unsupported(f"a {name} beside another class of that name")
+        if weakref.getweakrefcount(value) if kind.__weakrefoffset__ else 0:
+            raise Unsupported(f"a {name} with a weak reference to it")
+        attributes = _containers.attributes_of(value)
+        if not all(map(_is_name, attributes)):
+            raise Unsupported(f"a {name} with an attribute whose name is no text")
+        _check_made(value, layout)
+        entries = layout.entries(value)
+        if entries is None:
+            content: Any = {"c": None}
+        elif issubclass(layout.base, dict):
+            content = {"dict": pairs(entries)}
+        else:
+            content = {"tuple": [node(item) for item in entries]}
+        own, slots = ({"dict": pairs(each)} for each in (attributes.items(), layout.filled(value)))
+        return {"object": [{"c": module}, {"c": name}, content, own, slots]}
 
     def tensor(value: torch.Tensor) -> Any:
         for i, other in enumerate(outputs):
@@ -62,7 +116,47 @@ def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outl
         outputs.append(value)
         return {"t": len(outputs) - 1}
 
-    return node(result)
+    return node(result), classes
+
+
+# Values that their text says in full.
+_SAID = {torch.dtype: "dtype", torch.device: "device"}
+
+
+def _is_name(name: Any) -> bool:
+    return type(name) is str and _is_unicode(name)
+
+
+def _is_key(key: Any) -> bool:
+    """Whether no code of a user's class runs where a dict gets an entry with the key."""
+    if type(key) is tuple:
+        return all(map(_is_key, key))
+    return key is None or type(key) in (bool, int, float, str) or isinstance(key, torch.Tensor)
+
+
+def _check_made(value: Any, layout: _containers.Layout) -> None:
+    """Raises :class:`Unsupported` where an object like this one cannot be made of its parts."""
+    name = _look.name(layout.kind)
+    try:
+        entries, own, slots = layout.entries(value), _containers.attributes_of(value), dict(layout.filled(value))
+        made = layout.make(entries, own, slots)
+        again = layout.entries(made), _containers.attributes_of(made), dict(layout.filled(made))
+    except Exception as problem:
+        raise Unsupported(f"a {name} ({type(problem).__name__}: {problem})") from None
+    if type(made) is not type(value) or not all(map(_alike, (entries, own, slots), again)):
+        raise Unsupported(f"a {name}, of which an equal one cannot be made")
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether entries are the same objects in the same order."""
+    if one is None or other is None:
+        return one is other
+    ones, others = (_flat(list(each.items()) if isinstance(each, dict) else each) for each in (one, other))
+    return len(ones) == len(others) and all(map(operator.is_, ones, others))
+
+
+def _flat(entries: list[Any]) -> list[Any]:
+    return [part for item in entries for part in (item if type(item) is tuple else (item,))]
 
 
 def _is_unicode(text: str) -> bool:
@@ -73,25 +167,134 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _decode(node: Any, tensors: list[Any], own: Callable[[str], Any]) -> Any:
-    ((kind, value),) = node.items()
-    if kind == "t":
-        return tensors[value]
-    if kind == "c":
-        return value
-    if kind == "f":
-        return float(value)
-    if kind == "b":
-        return own(value)
-    if kind == "local":
-        return local_of(_decode(value, tensors, own))
-    if kind == "item":
-        return _decode(value, tensors, own).item()
-    if kind == "tuple":
-        return tuple(_decode(item, tensors, own) for item in value)
-    if kind == "list":
-        return [_decode(item, tensors, own) for item in value]
-    return {_decode(k, tensors, own): _decode(v, tensors, own) for k, v in value}
+class _Decoder:
+    """Makes one result of its structure."""
+
+    __slots__ = ("_classes", "_made", "_own", "_tensors")
+
+    def __init__(self, tensors: list[Any], own: Callable[[str], Any], classes: Classes) -> None:
+        self._tensors = tensors
+        self._own = own
+        self._classes = classes
+        self._made: list[Any] = []  # lists, dicts and objects, as they became complete
+
+    def made_of(self, node: Any) -> Any:
+        """What a node stands for."""
+        ((kind, value),) = node.items()
+        if kind == "t":
+            return self._tensors[value]
+        if kind == "c":
+            return value
+        if kind == "f":
+            return float(value)
+        if kind == "b":
+            return self._own(value)
+        if kind == "local":
+            return local_of(self.made_of(value))
+        if kind == "item":
+            return self.made_of(value).item()
+        if kind == "tuple":
+            return tuple(self.made_of(item) for item in value)
+        if kind == "object" and len(value) < _PARTS:
+            return self._made[value[0]["c"]] if len(value) == 1 else _said(value)
+        if kind == "list":
+            made: Any = [self.made_of(item) for item in value]
+        elif kind == "dict":
+            made = self._dict(value)
+        else:
+            made = self._object(value)
+        self._made.append(made)
+        return made
+
+    def _dict(self, pairs: Any) -> dict[Any, Any]:
+        return {self.made_of(key): self.made_of(item) for key, item in pairs}
+
+    def _object(self, value: Any) -> Any:
+        module, name, content, own, slots = value
+        ((kind, items),) = content.items()
+        if kind == "dict":
+            items = [(self.made_of(key), self.made_of(item)) for key, item in items]
+        elif kind == "tuple":
+            items = [self.made_of(item) for item in items]
+        layout = _containers.layout_of(self._classes[module["c"], name["c"]])
+        assert layout is not None
+        return layout.make(items, self._dict(own["dict"]), self._dict(slots["dict"]))
+
+
+_PARTS = 5  # of an object's node
+
+
+def _said(node: Any) -> Any:
+    kind, text = (part["c"] for part in node)
+    return torch.device(text) if kind == "device" else getattr(torch, text)
+
+
+def classes_in(structure: Any, known: set[int]) -> Classes:
+    """The classes in the structure of a stored plan. ``known``: those that the step has in reach, by id. Raises
+    :class:`Unsupported`."""
+    classes: Classes = {}
+    complete = 0
+
+    def look(node: Any) -> None:
+        nonlocal complete
+        ((kind, value),) = node.items()
+        if kind in ("local", "item"):
+            look(value)
+        elif kind in ("tuple", "list"):
+            for item in value:
+                look(item)
+        elif kind == "dict":
+            for pair in value:
+                for item in pair:
+                    look(item)
+        elif kind == "object":
+            _look_at_object(value)
+        complete += kind in ("list", "dict") or (kind == "object" and len(value) == _PARTS)
+
+    def _look_at_object(value: Any) -> None:
+        nonlocal complete
+        words = [part.get("c") for part in value]
+        if len(words) == 1 and type(words[0]) is int and 0 <= words[0] < complete:
+            return
+        if len(words) == 2 and words[0] in _SAID.values() and type(words[1]) is str:
+            try:
+                good = type(_said(value)) in _SAID
+            except (AttributeError, RuntimeError):
+                good = False
+            if good:
+                return
+        elif len(words) == _PARTS and type(words[0]) is str and type(words[1]) is str:
+            module, name = words[:2]
+            found = _containers.named(module, name)
+            usable = isinstance(found, type) and (id(found) in known or is_library_class(found))
+            layout = _containers.layout_of(found) if usable else None
+            if layout is None:
+                raise Unsupported(f"a {name} of {module}, a class that is not there by that name")
+            _look_into(layout, *value[2:])
+            classes[module, name] = found
+            return
+        raise Unsupported("an object that this version does not know")
+
+    def _look_into(layout: _containers.Layout, content: Any, own: Any, slots: Any) -> None:
+        nonlocal complete
+        kind = (
+            "c"
+            if layout.base in (object, types.SimpleNamespace)
+            else "dict"
+            if issubclass(layout.base, dict)
+            else "tuple"
+        )
+        names = {name for name, _ in layout.slots}
+        said = [*own.get("dict", [({}, {})]), *slots.get("dict", [({}, {})])]
+        wrong = kind not in content or any(type(key.get("c")) is not str for key, _ in said)
+        if wrong or not {key["c"] for key, _ in slots["dict"]} <= names:
+            raise Unsupported(f"a {_look.name(layout.kind)} of other parts than its class has")
+        for part in (content, own, slots):
+            look(part)
+            complete -= "dict" in part
+
+    look(structure)
+    return classes
 
 
 class StoredSpec:
@@ -139,11 +342,13 @@ class Results:
         own: Callable[[str], Any],
         views: list[Made],
         after: list[Callable[[], Any]],
+        classes: Classes,
     ) -> None:
         """``outputs``: spec (or None) and requires_grad of each; ``grads``:
         owner's path, spec (or None), and whether ``.grad`` becomes None;
         ``after``: what runs after a replay."""
         self.after = after
+        self._classes = classes
         self._structure = structure
         self._views = views
         self._inference = of_inference(views)
@@ -174,13 +379,16 @@ class Results:
             for i, (local, (spec, _)) in enumerate(zip(locals_, self._outputs, strict=False))
         ]
         if self._views:
-            make(self._views, lambda node: _decode(node, tensors, lambda path: self._find(path, own_argument)))
+            make(self._views, self._decoder(tensors, own_argument).made_of)
         for tensor, (_, requires_grad) in zip(tensors, self._outputs, strict=True):
             if requires_grad:
                 check(lib.rote_mark_replayed(tensor))
         if self._single:
             return tensors[0]
-        return _decode(self._structure, tensors, lambda path: self._find(path, own_argument))
+        return self._decoder(tensors, own_argument).made_of(self._structure)
+
+    def _decoder(self, tensors: list[Any], own_argument: Callable[[str], Any]) -> _Decoder:
+        return _Decoder(tensors, lambda path: self._find(path, own_argument), self._classes)
 
     def _tensor(self, place: int, local: torch.Tensor, spec: Any) -> torch.Tensor:
         """The output at a place."""

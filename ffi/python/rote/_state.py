@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import collections
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+
+from . import _look
+from ._facts import FUNCTIONS, atom
+from ._policy import DEPTH, LARGE, MODULE_PARTS, MOST, holds_hooks, is_opaque
 
 
 @dataclass
@@ -40,6 +46,9 @@ class State:
                 yield full, parameter
             for name, buffer in module.named_buffers(remove_duplicate=False):
                 yield (f"{path}.{name}" if path else name), buffer
+        for path, module in self.modules:
+            for name, inner in module.named_modules():
+                yield from _attributes(f"{path}.{name}" if name else path, inner)
         yield from self.loose
         for path, scaler in self.scalers:
             for name, value in vars(scaler).items():
@@ -72,38 +81,159 @@ def _unique(path: str, owner: int, known: dict[str, int]) -> str:
     return name
 
 
+def _attributes(path: str, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that are attributes of a module and neither parameters nor buffers, in tuples, lists and dicts too. One
+    with a graph is none of the state: it is left from a call."""
+    pending = [
+        (f"{path}.{name}", value)
+        for name, value in reversed((_look.own(module) or {}).items())
+        if name not in MODULE_PARTS and not holds_hooks(str(name))
+    ]
+    above: set[int] = set()
+    while pending:
+        where, value = pending.pop()
+        if issubclass(type(value), torch.Tensor):
+            if value.grad_fn is None:
+                yield where, value
+        elif id(value) not in above and issubclass(type(value), dict | list | tuple) and _look.size(value) <= LARGE:
+            above.add(id(value))
+            pending += reversed([(f"{where}[{_text(key)}]", item) for key, item in _items(value)])
+
+
+def _items(container: Any) -> list[tuple[Any, Any]]:
+    """The entries of a container with their keys or places, by no code of its class."""
+    if issubclass(type(container), dict):
+        return [(key, dict.__getitem__(container, key)) for key in _look.entries(container)]
+    return list(enumerate(_look.entries(container)))
+
+
+def _text(key: Any) -> str:
+    return repr(key) if type(key) in (str, int, float, bool, type(None)) else f"a {_look.name(type(key))}"
+
+
 def collect(state: Any) -> State:
-    """Flattens ``state=``: modules, optimizers, GradScalers, tensors, dicts and lists."""
-    found = State()
-    _collect(found, "", state)
-    known: dict[str, int] = {}
+    """Flattens ``state=``: modules, optimizers, GradScalers and tensors, in dicts, lists, tuples and the attributes of
+    objects. Entries of dicts, lists and tuples come first, then the attributes and slots of objects, level by level."""
+    search = _Search()
+    search.given("", state)
+    search.attributes()
+    found, known = search.found, dict[str, int]()
     found.modules = [(_unique(path, id(module), known), module) for path, module in found.modules]
     found.optimizers = [(_unique(path, id(optimizer), known), optimizer) for path, optimizer in found.optimizers]
+    found.scalers = [(_unique(path, id(scaler), known), scaler) for path, scaler in found.scalers]
     return found
 
 
-def _collect(found: State, path: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, nn.Module):
-        found.modules.append((path or "module", value))
-    elif isinstance(value, torch.optim.Optimizer):
-        found.optimizers.append((path or "optimizer", value))
-    elif isinstance(value, torch.Tensor):
-        found.loose.append((path or "tensor", value))
-    elif isinstance(value, torch.amp.GradScaler):
-        found.scalers.append((path or "scaler", value))
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _collect(found, f"{path}.{key}" if path else str(key), item)
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            _collect(found, f"{path}[{i}]", item)
-    else:
-        raise TypeError(
-            f"state= has a {type(value).__name__} at {path or 'its top'}: expected modules, optimizers, GradScalers, "
-            "tensors, and dicts and lists of these"
-        )
+class _Search:
+    """Looks for modules, optimizers, GradScalers and tensors."""
+
+    def __init__(self) -> None:
+        self.found = State()
+        self._seen: dict[int, Any] = {}  # which keep their addresses
+        self._objects: collections.deque[tuple[str, Any, int]] = collections.deque()
+
+    def given(self, path: str, value: Any) -> None:
+        """What the user names. Raises where there is nothing that belongs to a state."""
+        if value is None or self._part(path, value):
+            return
+        if isinstance(value, dict):
+            for key, item in value.items():
+                self.given(f"{path}.{key}" if path else str(key), item)
+        elif isinstance(value, list | tuple):
+            for i, item in enumerate(value):
+                self.given(f"{path}[{i}]", item)
+        elif not _has_attributes(value) or not _holds_state(value):
+            raise TypeError(
+                f"state= has a {type(value).__name__} at {path or 'its top'}: expected modules, optimizers, "
+                "GradScalers, tensors, and dicts, lists and objects that hold these"
+            )
+        else:
+            self._objects.append((path, value, 0))
+
+    def attributes(self) -> None:
+        """Looks into the objects that were found, each of them once."""
+        while self._objects and len(self._seen) < MOST:
+            path, value, depth = self._objects.popleft()
+            if id(value) in self._seen or depth > DEPTH:
+                continue
+            self._seen[id(value)] = value
+            skip = ("param_groups", "state", "defaults") if issubclass(type(value), torch.optim.Optimizer) else ()
+            for name, item in _attributes_of(value):
+                if name not in skip:
+                    self._held(f"{path}.{name}" if path else name, item, depth + 1)
+
+    def _held(self, path: str, value: Any, depth: int) -> None:
+        if depth > DEPTH or id(value) in self._seen:
+            return
+        kind = type(value)
+        if issubclass(kind, (nn.Module, torch.optim.Optimizer, torch.Tensor, torch.amp.GradScaler)):
+            left = issubclass(kind, torch.Tensor) and value.grad_fn is not None  # from a call
+            if not left and not any(value is known for known in self._of(kind)):
+                self._part(path, value)
+        elif issubclass(kind, dict | list | tuple):
+            if _look.size(value) <= LARGE:
+                self._seen[id(value)] = value
+                for key, item in _items(value):
+                    self._held(f"{path}[{_text(key)}]", item, depth + 1)
+        elif _has_attributes(value):
+            self._objects.append((path, value, depth))
+
+    def _of(self, kind: type) -> list[Any]:
+        found = self.found
+        if issubclass(kind, nn.Module):
+            inner = [child for _, module in found.modules for child in module.modules()]
+            return inner
+        stores: list[Any] = [found.optimizers, found.scalers, found.loose]
+        kinds = (torch.optim.Optimizer, torch.amp.GradScaler, torch.Tensor)
+        return [
+            known
+            for _, known in next(store for store, each in zip(stores, kinds, strict=True) if issubclass(kind, each))
+        ]
+
+    def _part(self, path: str, value: Any) -> bool:
+        found = self.found
+        if isinstance(value, nn.Module):
+            found.modules.append((path or "module", value))
+        elif isinstance(value, torch.optim.Optimizer):
+            found.optimizers.append((path or "optimizer", value))
+            self._objects.append((path or "optimizer", value, 0))  # it may hold others
+        elif isinstance(value, torch.Tensor):
+            found.loose.append((path or "tensor", value))
+        elif isinstance(value, torch.amp.GradScaler):
+            found.scalers.append((path or "scaler", value))
+        else:
+            return False
+        return True
+
+
+def _has_attributes(value: Any) -> bool:
+    """Whether an object may hold a part of the state: none of Python's own, of the system's or of a registry's."""
+    kind = type(value)
+    if atom(value) or issubclass(kind, (*FUNCTIONS, type, types.ModuleType)) or is_opaque(kind):
+        return False
+    return _look.own(value) is not None or any(True for _ in _look.members(kind))
+
+
+def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes and the filled slots of an object, by no code of its class."""
+    for name, item in list((_look.own(value) or {}).items()):
+        if type(name) is str:
+            yield name, item
+    for name, member, _ in _look.members(type(value)):
+        try:
+            item = member.__get__(value)
+        except AttributeError:
+            continue
+        yield name, item
+
+
+def _holds_state(value: Any) -> bool:
+    """Whether an object holds a part of a state at all."""
+    search = _Search()
+    search._objects.append(("", value, 0))
+    search.attributes()
+    found = search.found
+    return bool(found.modules or found.optimizers or found.scalers or found.loose)
 
 
 def unsupported(state: State) -> str | None:

@@ -82,6 +82,14 @@ def _within() -> bool:
     return _eager.depth > 0 or torch._C._current_graph_task_id() != -1  # a hook of a backward pass
 
 
+# The specs and the classes of what a stored plan gives.
+_Trusted = tuple[list[_results.StoredSpec | None], _results.Classes]
+
+
+class _Untrusted(Exception):
+    """A stored plan that can be used only after a recording."""
+
+
 class RecordingRefused(RuntimeError):
     """A step cannot be replayed: the op, the source line and the remedy."""
 
@@ -142,6 +150,7 @@ class Step:
         self.passes = passes if isinstance(passes, str) else ",".join(passes) or "none"
         self.function = fn
         self.state = _state.collect(state)
+        self._given_state = state
         self._strict = strict
         self._verify = verify + _UNSETTLED if verify else 0
         self._verify_every = verify_every
@@ -371,9 +380,10 @@ class Step:
     def _record(self, args: Any, kwargs: Any) -> Any:
         session = self.session
         recording: Recording | None = None
-        trusted: list[_results.StoredSpec | None] | None = None
+        trusted: _Trusted | None = None
         try:
             check(lib.rote_record_begin(session))
+            self._look_for_state()
             recording = Recording(self, args, kwargs)
             recording.prepare()
             if self._trust:
@@ -381,6 +391,11 @@ class Step:
         except TooMuchError:
             self._abort(recording)
             return self._seen(args, kwargs)
+        except _Untrusted as problem:
+            self._abort(recording)
+            self._trust = False
+            self._not_trusted(str(problem))
+            return self._run(args, kwargs)
         except BaseException as problem:  # of ours, or a signal's: the step has not begun
             self._abort(recording)
             if not isinstance(problem, Exception):
@@ -475,14 +490,17 @@ class Step:
             reason += f" ({self._failures} times in a row: every call runs eagerly from now on)"
         self._refused(reason.removeprefix("RuntimeError: rote: "))
 
-    def _trusted(self, recording: Recording) -> list[_results.StoredSpec | None] | None:
-        """Binds a stored plan unrecorded, if there is one: the specs of what a replay gives."""
+    def _not_trusted(self, why: str) -> None:
+        logging.getLogger("rote.replay").info(
+            "%s: no stored plan is trusted, since a plan file cannot tell this step from another step: %s",
+            getattr(self.function, "__qualname__", "the step"),
+            why,
+        )
+
+    def _trusted(self, recording: Recording) -> _Trusted | None:
+        """Binds a stored plan unrecorded, if there is one: the specs and the classes of what a replay gives."""
         if recording.not_told:
-            logging.getLogger("rote.replay").info(
-                "%s: no stored plan is trusted, since a plan file cannot tell this step from another step: %s",
-                getattr(self.function, "__qualname__", "the step"),
-                recording.not_told,
-            )
+            self._not_trusted(recording.not_told)
             return None
         bound = c_int()
         check(lib.rote_record_trust(self.session, byref(self.variant), byref(bound)))
@@ -493,18 +511,21 @@ class Step:
             plan = json.loads(lib.rote_session_variant(self.session, variant))
             examples = [t._spec for _, t in [*recording.tensors, *recording.leaves] if isinstance(t, DTensor)]
             given = [*plan["outputs"], *(grad for grad in plan["grads"] if not grad["none"])]
-            _, late, _ = _results.from_json(plan["result"])
+            specs = [None if each["spec"] is None else _results.StoredSpec(each["spec"], examples) for each in given]
+            structure, late, _ = _results.from_json(plan["result"])
             recording.after(late)
-            return [None if each["spec"] is None else _results.StoredSpec(each["spec"], examples) for each in given]
+            try:
+                return specs, _results.classes_in(structure, recording.known())
+            except _results.Unsupported as problem:
+                raise _Untrusted(f"the result is {problem}") from None
         except Exception:
             check(lib.rote_session_give_up(self.session, variant))
             raise
 
-    def _replay_trusted(
-        self, recording: Recording | None, specs: list[_results.StoredSpec | None], args: Any, kwargs: Any
-    ) -> Any:
+    def _replay_trusted(self, recording: Recording | None, trusted: _Trusted, args: Any, kwargs: Any) -> Any:
         """Replays a stored plan that has just been bound, unrecorded."""
         assert recording is not None
+        specs, classes = trusted
         recording.close()
         check(lib.rote_session_replay_last(self.session, byref(self.variant), byref(self._slot)))
         variant = self.variant.value
@@ -524,6 +545,7 @@ class Step:
             recording.own(),
             views,
             recording.after(late),
+            classes,
         )
         self.results[variant] = results
         result = results.deliver(locals_, lambda path: self._argument(path, args, kwargs))
@@ -552,12 +574,18 @@ class Step:
 
     # -- verification ---------------------------------------------------------------
 
+    def _look_for_state(self) -> None:
+        """Finds the state anew: objects in it may hold other modules and tensors than before."""
+        with contextlib.suppress(TypeError):
+            self.state = _state.collect(self._given_state)
+
     def _verified(self, args: Any, kwargs: Any) -> Any:
         """Runs a call beside eager, if all ranks replay it: a rank that runs it once would not answer the
         collectives of one that runs it twice."""
         if not self._all_replay(args, kwargs):
             return self._call(args, kwargs)
         raises = self._verify > 0
+        self._look_for_state()
         self._verify -= raises
         self._until = self._verify_every
         run = _verify.beside(self.state, args, kwargs, self._call_beside, self._run)

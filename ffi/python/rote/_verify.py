@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import _ranks
+from . import _containers, _ranks
 from ._specs import local_of
 from ._state import State
 
@@ -107,8 +107,17 @@ def _tensors(path: str, value: Any) -> dict[str, torch.Tensor]:
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What lists, tuples and dicts hold, by path."""
-    if isinstance(value, tuple | list):
+    """What containers hold, by path."""
+    layout = _containers.layout_of(type(value))
+    if layout is not None:
+        yield f"type({path})", type(value)
+        entries = layout.entries(value)
+        for i, entry in enumerate(entries or ()):
+            key, item = entry if issubclass(layout.base, dict) else (i, entry)
+            yield from _leaves(f"{path}[{key!r}]", item)
+        for name, item in (*_containers.attributes_of(value).items(), *layout.filled(value)):
+            yield from _leaves(f"{path}.{name}", item)
+    elif isinstance(value, tuple | list):
         for i, item in enumerate(value):
             yield from _leaves(f"{path}[{i}]", item)
     elif isinstance(value, dict):

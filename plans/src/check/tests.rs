@@ -742,6 +742,7 @@ fn the_result_structure_is_read() {
         r#"{"dict":[]}"#,
         r#"{"local":{"b":"x"}}"#,
         r#"{"item":{"t":0}}"#,
+        r#"{"object":[{"c":"m"},{"c":"B"},{"c":null},{"dict":[[{"c":"x"},{"t":0}]]},{"dict":[]}]}"#,
         r#"{"views":[{"t":0},{"tuple":[{"t":0},{"local":{"b":"x"}},{"c":3}]}]}"#,
     ] {
         assert_eq!(result(valid), "valid", "{valid}");
@@ -759,11 +760,11 @@ fn the_result_structure_is_read() {
         (r#"{"t":0,"c":1}"#, "a node with a second key"),
         (
             r#"{"x":0}"#,
-            "expected one of the keys t, c, f, b, local, item, tuple, list, dict, after, views",
+            "expected one of the keys t, c, f, b, local, item, tuple, list, dict, object, after, views",
         ),
         (
             r#"[]"#,
-            "expected a node with one of the keys t, c, f, b, local, item, tuple, list, dict, after, views",
+            "expected a node with one of the keys t, c, f, b, local, item, tuple, list, dict, object, after, views",
         ),
         (
             r#"{"c":[]}"#,
@@ -775,6 +776,8 @@ fn the_result_structure_is_read() {
         (r#"{"local":[]}"#, "expected a node with one of the keys"),
         (r#"{"views":[{"t":0},{"t":2}]}"#, "it refers to outputs[2]"),
         (r#"{"tuple":{"t":0}}"#, "expected a list of nodes"),
+        (r#"{"object":{"c":"m"}}"#, "expected a list of nodes"),
+        (r#"{"object":[{"t":1}]}"#, "it refers to outputs[1]"),
         (
             r#"{"dict":{}}"#,
             "expected a list of items, each a key and a node",

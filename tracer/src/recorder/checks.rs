@@ -204,12 +204,15 @@ impl Recorder {
                              lists and tuples",
                         );
                     }
+                    let place = (self.reach.get(&tensor.storage))
+                        .map(|place| format!("; it lies in the memory of {place}"));
                     return Self::refuse(
                         op,
                         format!(
                             "argument {i} ({}) is a tensor that is no argument of the step and not in the state, and no \
-                             recorded op made it",
-                            tensor.describe()
+                             recorded op made it{}",
+                            tensor.describe(),
+                            place.unwrap_or_default()
                         ),
                         "name the tensor in the state (state= in Python), pass it as an argument, or make it inside the \
                          step by ops",

@@ -53,6 +53,8 @@ pub struct Recorder {
     candidates: HashMap<u64, Candidate>,
     /// Storages that the plan knows.
     roots: HashMap<u64, Root>,
+    /// Storages of tensors that the step can reach and that have no name, with the places where they are.
+    reach: HashMap<u64, String>,
     geometries: HashMap<Geometry, ValueId>,
     /// Of each binding of the plan, in order.
     named: Vec<Named>,
@@ -86,6 +88,13 @@ impl Recorder {
         recorder.tables.plan.fingerprint = fingerprint;
         recorder.tables.plan.function = function.to_owned();
         recorder
+    }
+
+    /// Says where the step can reach a storage that is no argument and not in the state: a refusal names the place.
+    pub fn reaches(&mut self, storage: u64, place: &str) {
+        self.reach
+            .entry(storage)
+            .or_insert_with(|| place.to_owned());
     }
 
     /// How many instructions there are so far.
