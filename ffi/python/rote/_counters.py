@@ -24,7 +24,7 @@ _LARGE = 1 << 53  # what a plan's JSON holds exactly
 # With these, code gets at attributes that it does not name.
 _UNNAMED = frozenset(
     {"vars", "__dict__", "dir", "__dir__", "getmembers", "copy", "deepcopy", "dumps", "dump", "__getstate__"}
-    | {"__reduce__", "__reduce_ex__", "asdict", "astuple", "globals", "locals", "eval", "exec", "attrgetter"}
+    | {"__reduce__", "__reduce_ex__", "asdict", "astuple", "globals", "eval", "exec", "attrgetter"}
     | {"methodcaller", "__getattribute__", "get_referents", "get_objects", "get_referrers", "cell_contents"}
     | {"__match_args__", "format", "format_map"}
 )
