@@ -284,6 +284,21 @@ impl<F: Frontend> ActiveRecording<F> {
         Ok(())
     }
 
+    /// The describer, for what only it knows.
+    pub fn describer(&mut self) -> &mut F::Describer {
+        &mut self.describer
+    }
+
+    /// Records that the step has waited with the handle of a collective, by its number; see [`Recorder::waited`].
+    pub fn waited(&mut self, handle: i64, source: &str) {
+        if self.refusal.is_some() {
+            return;
+        }
+        if let Err(refusal) = self.recorder.waited(handle, source) {
+            self.refusal = Some(refusal);
+        }
+    }
+
     /// What is known of the op that was recorded last.
     pub fn last_op(&self) -> &Recorder {
         &self.recorder
@@ -473,9 +488,10 @@ impl<F: Frontend> ActiveRecording<F> {
         self.recorder.unwaited()
     }
 
-    /// Refuses a step that uses the memory of a collective without having waited for the collective.
-    pub fn refuse_race(&mut self) {
-        if let Some(refusal) = self.recorder.race() {
+    /// Refuses a step that uses the memory of a collective without having waited for the collective. `waits`: the
+    /// framework waits at the first use, but for collectives that the step calls by hand.
+    pub fn refuse_race(&mut self, waits: bool) {
+        if let Some(refusal) = self.recorder.race(waits) {
             self.refuse(refusal);
         }
     }

@@ -333,6 +333,15 @@ const char *rote_record_others(void);
 int rote_record_observed(RoteSession *session,
                          const char *source);
 
+// Records that the step has waited with `work`, the handle that an op of a process group returned. Waits a moment
+// until the thread that ran the collective has let go of the tensors. Returns the same as `rote_record_observed`.
+//
+// Requires:
+// Pointers must be live, `work` a `torch.distributed.Work`, and the GIL held.
+int rote_record_waited(RoteSession *session,
+                       void *work,
+                       const char *source);
+
 // Says that the step has asked for a tensor's place in its storage. The plan then fits only arguments at that
 // place. `*named` becomes 1 if the storage exists before the step, else 0.
 //

@@ -35,6 +35,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("values.h", include_str!("../torch/values.h")),
     ("views.h", include_str!("../torch/views.h")),
     ("watch.h", include_str!("../torch/watch.h")),
+    ("works.h", include_str!("../torch/works.h")),
 ];
 
 /// Returns the number of source files of the bridge.

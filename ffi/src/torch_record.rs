@@ -279,16 +279,42 @@ pub unsafe extern "C" fn rote_record_observed(
         record(session, |aten, recording| {
             let source = text(source)?;
             recording.op(aten, |describer| describer.observed_op(source))?;
-            let last = recording.last_op();
-            Ok(if recording.refusal().is_some() {
-                ROTE_REFUSED
-            } else if last.may_raise_late() {
-                ROTE_MAY_RAISE_LATE
-            } else if last.may_raise() {
-                ROTE_MAY_RAISE
-            } else {
-                ROTE_OK
-            })
+            Ok(recorded(recording))
+        })
+    }
+}
+
+/// What is known of what was recorded last, as `rote_record_observed` returns it.
+fn recorded(recording: &ActiveRecording<Aten>) -> c_int {
+    let last = recording.last_op();
+    if recording.refusal().is_some() {
+        ROTE_REFUSED
+    } else if last.may_raise_late() {
+        ROTE_MAY_RAISE_LATE
+    } else if last.may_raise() {
+        ROTE_MAY_RAISE
+    } else {
+        ROTE_OK
+    }
+}
+
+/// Records that the step has waited with `work`, the handle that an op of a process group returned. Waits a moment
+/// until the thread that ran the collective has let go of the tensors. Returns the same as `rote_record_observed`.
+///
+/// # Safety
+/// Pointers must be live, `work` a `torch.distributed.Work`, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_waited(
+    session: *mut RoteSession,
+    work: *mut c_void,
+    source: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |_, recording| {
+            let handle = recording.describer().work(object(work, "work")?)?;
+            recording.waited(handle, text(source)?);
+            Ok(recorded(recording))
         })
     }
 }

@@ -101,6 +101,11 @@ EXPORT int rote_bridge_describe_observed(Recording* recording, const Op** out) {
   return guarded([&] { *out = recording->describe_observed(); });
 }
 
+// The number of the handle of a collective, once nobody but Python holds it; 0 if no described op returned it.
+EXPORT int rote_bridge_work(Recording* recording, PyObject* work, int64_t* number) {
+  return guarded([&] { *number = recording->number_of_work(work); });
+}
+
 // Tells `listener` of the ops of this thread; null: no longer.
 EXPORT int rote_bridge_observe(PyObject* listener) {
   return guarded([&] {

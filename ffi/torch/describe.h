@@ -163,7 +163,7 @@ class Recording {
     in.reserve(formals.size());
     for (size_t i = 0; i < formals.size(); ++i) {
       Arg arg = from_stack((*just_run.inputs)[i], formals[i]);
-      arg.written = formals[i].alias_info() && formals[i].alias_info()->isWrite();
+      arg.written = (formals[i].alias_info() && formals[i].alias_info()->isWrite()) || works_.writes(*known.schema, formals[i]);
       in.push_back(arg);
     }
     describes_results_ = true;
@@ -189,6 +189,8 @@ class Recording {
     space.push_back(meta(tensor));
     return space.data();
   }
+
+  int64_t number_of_work(PyObject* work) { return works_.number_of(work); }
 
   bool alive(uint64_t storage) const {
     auto it = storages_.find(reinterpret_cast<c10::StorageImpl*>(storage));
@@ -322,6 +324,9 @@ class Recording {
       arg.list = one.data();
       return arg;
     }
+    // Ops of process groups take a list of tensors for each device of the process, of which there is one.
+    if (value.isList() && value.toListRef().size() == 1 && value.toListRef()[0].isTensorList())
+      return from_stack(value.toListRef()[0], c10::Argument("", c10::ListType::ofTensors()));
     if (value.isList() && is_of_tensors(formal, value)) {
       std::vector<Tensor>& space = tensor_block();
       auto items = value.toListRef();
@@ -492,7 +497,25 @@ class Recording {
       arg.list = items.data();
       return arg;
     }
+    if (value.isObject()) return from_object(value);
     return other(value.tagKind().c_str());
+  }
+
+  // What ops of process groups take and return beside tensors.
+  Arg from_object(const c10::IValue& value) {
+    Arg arg{};
+    if (auto number = works_.number(value)) {
+      arg.tag = kInt;
+      arg.i = *number;
+      return arg;
+    }
+    auto text = process_group_text(value);
+    if (!text) return other(class_of(value).c_str());
+    if (text->empty()) return other("process group or reduction that is not registered under a name");
+    text_.push_back(*text);
+    arg.tag = kStr;
+    arg.s = text_.back().c_str();
+    return arg;
   }
 
   std::vector<Arg>& block() { return blocks_.emplace_back(); }
@@ -509,6 +532,7 @@ class Recording {
   std::deque<std::vector<Arg>> blocks_;  // deques keep addresses as they grow
   std::deque<std::vector<Tensor>> tensors_;
   std::deque<std::string> text_;
+  Works works_;
   std::deque<std::vector<int64_t>> ints_;
   Op op_{};
   bool describes_results_ = false;

@@ -11,6 +11,8 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/python_headers.h>
 
+#include "works.h"
+
 namespace rote {
 
 // The storages of the step that is being recorded, and who else used them. Other
@@ -56,7 +58,7 @@ class Others {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!watching_ || std::this_thread::get_id() == own_) return;
     for (size_t i = 0; i < inputs.size() && i < formals.size(); ++i) {
-      bool writes = formals[i].alias_info() && formals[i].alias_info()->isWrite();
+      bool writes = (formals[i].alias_info() && formals[i].alias_info()->isWrite()) || Works::writes(handle->schema(), formals[i]);
       if (inputs[i].isTensor()) {
         looked_at(inputs[i].toTensor(), writes, *name);
       } else if (inputs[i].isList()) {

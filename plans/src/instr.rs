@@ -25,6 +25,18 @@ pub enum CollectiveKind {
     Broadcast,
 }
 
+impl CollectiveKind {
+    /// Whether it takes one tensor and leaves its result there, where a step calls it by hand.
+    pub fn is_in_place(self) -> bool {
+        match self {
+            CollectiveKind::AllReduce | CollectiveKind::Broadcast => true,
+            CollectiveKind::AllGather
+            | CollectiveKind::ReduceScatter
+            | CollectiveKind::AllToAll => false,
+        }
+    }
+}
+
 /// A collective over one process group, started without waiting for it.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[rkyv(derive(Clone, Copy, Debug))]

@@ -316,9 +316,7 @@ impl<F: Frontend> Session<F> {
         result: &str,
     ) -> Result<Outcome, SessionError> {
         active.check_generators(&self.frontend, "")?;
-        if !F::WAITS {
-            active.refuse_race();
-        }
+        active.refuse_race(F::WAITS);
         let changed = self.changed(&mut active)?;
         if let Some(refusal) = active.refusal() {
             // A first call may make state, and do once what it never does again.

@@ -55,6 +55,19 @@ impl Recording {
             Ok(events::op(&*op, source))
         }
     }
+
+    /// The number of the handle that a described op of a process group returned; 0 if none has returned it. Waits a
+    /// moment until nobody but Python holds it.
+    ///
+    /// # Safety
+    /// The object must be a live `torch.distributed.Work`, and the GIL held.
+    pub unsafe fn work(&mut self, work: sys::Object) -> Result<i64, ReplayError> {
+        let mut number = 0;
+        let bridge = Bridge::get();
+        // SAFETY: the caller vouches for the object; `number` outlives the call.
+        unsafe { bridge.check((bridge.functions().work)(self.0, work, &mut number))? };
+        Ok(number)
+    }
 }
 
 impl Describe<Aten> for Recording {

@@ -11,7 +11,7 @@ pub use rote_events::op::{
 pub use rote_replay::{Place, WordPlace};
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 14;
+pub const ABI_VERSION: u32 = 15;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
@@ -64,6 +64,7 @@ functions! {
     recording_free: fn(*mut c_void);
     describe_op: fn(*mut c_void, Object, Object, Object, Object, *mut *const Op) -> c_int;
     describe_observed: fn(*mut c_void, *mut *const Op) -> c_int;
+    work: fn(*mut c_void, Object, *mut i64) -> c_int;
     observe: fn(Object) -> c_int;
     observe_global_call: fn() -> c_int;
     observe_calls_of: fn(*const c_char) -> c_int;

@@ -85,6 +85,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_tell_of": (c_int, [c_char_p]),
     "rote_record_global_call": (c_int, []),
     "rote_record_observed": (c_int, [c_void_p, c_char_p]),
+    "rote_record_waited": (c_int, [c_void_p, py_object, c_char_p]),
     "rote_record_handled": (c_int, [c_void_p, c_char_p]),
     "rote_record_grad_gone": (c_int, [c_void_p, c_char_p]),
     "rote_record_raising": (c_char_p, []),

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from . import _literals
 from ._arguments import notation, op_name
+from ._by_hand import ByHand
 from ._frames import TORCH, Handlers, handler_since, is_users_own, user_line
 from ._identity import address
 from ._looks import Looks
@@ -140,6 +141,11 @@ def within_kernel() -> bool:
     return torch._C._dispatch_tls_local_exclude_set().has(_OBSERVED_KEY)
 
 
+def in_step() -> bool:
+    """Whether the caller is the step that is recorded, and neither another thread nor a kernel."""
+    return torch._C._dispatch_tls_local_include_set().has(_OBSERVED_KEY) and not within_kernel()
+
+
 # References to a collective's result once its thread has let go of it: four, or five where the
 # caller has one more, as seen in PyTorch 2.15, where the thread holds three more. Where there
 # are others, recordings go on after the time below, and may differ.
@@ -209,15 +215,26 @@ class _Recorder:
                         self._seen(func, args, kwargs, result)
                 return
             else:
-                status = lib.rote_record_observed(self._session, user_line())
-                if status in (MAY_RAISE, MAY_RAISE_LATE):
-                    self._may_raise(late=status == MAY_RAISE_LATE)
-                else:
-                    self._note(status)
+                self._recorded(lib.rote_record_observed(self._session, user_line()))
         except Exception as problem:
             self._fail(problem)
         if self._seen is not None:
             self._seen(func, args, kwargs, result)
+
+    def waited(self, work: Any) -> None:
+        """Records a wait for a collective that the step has called by hand."""
+        if self.refused:
+            return
+        try:
+            self._recorded(lib.rote_record_waited(self._session, work, user_line()))
+        except Exception as problem:
+            self._fail(problem)
+
+    def _recorded(self, status: int) -> None:
+        if status in (MAY_RAISE, MAY_RAISE_LATE):
+            self._may_raise(late=status == MAY_RAISE_LATE)
+        else:
+            self._note(status)
 
     def _is_constant(self, tensor: torch.Tensor, by: types.CodeType) -> bool:
         """Whether a tensor is made of numbers that are written in the code, or follow from guarded values: were it no
@@ -720,6 +737,7 @@ def run(session: Any, watch: Watch, step: Callable[[], Any], seen: Seen | None =
     recorder = _Recorder(session, watch, seen)
     with ExitStack() as stack:
         watch.patches(stack)
+        ByHand(recorder.waited, watch.refuse, in_step, unseen).patches(stack, _patched)
         check(lib.rote_record_observe(recorder))
         stack.callback(observe_no_more, None)
         return step()

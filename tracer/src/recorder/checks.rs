@@ -38,15 +38,6 @@ const PLACE_QUESTIONS: &[&str] = &[
     "aten::is_pinned",
 ];
 
-/// Ops of process groups that have a functional twin, by how their names begin.
-const FUNCTIONAL: [&str; 5] = [
-    "allreduce",
-    "allgather",
-    "reduce_scatter",
-    "broadcast",
-    "alltoall",
-];
-
 impl Recorder {
     /// Anchors what an op counts from the start of a storage.
     pub(super) fn anchor_absolute(&mut self, op: &OpEvent<'_>) {
@@ -125,20 +116,6 @@ impl Recorder {
                 op,
                 "changes the storage of an existing tensor",
                 "allocate tensors with their final size",
-            );
-        }
-        if op.name.starts_with("c10d::") {
-            let own = op.name["c10d::".len()..].trim_start_matches('_');
-            let functional = FUNCTIONAL.iter().any(|name| own.starts_with(name));
-            return Self::refuse(
-                op,
-                "calls a process group directly",
-                if functional {
-                    "use functional collectives inside the captured function (in PyTorch \
-                     torch.distributed._functional_collectives, or DTensor)"
-                } else {
-                    "call the process group outside the captured function"
-                },
             );
         }
         for (i, arg) in op.args.iter().enumerate() {

@@ -13,11 +13,13 @@
 //! | `local` | local ops: their arguments and results |
 //! | `undeclared` | arguments that ops write though their schemas do not say so |
 //! | `collectives` | collectives, and the waits for them |
+//! | `by_hand` | collectives that the step calls by hand, with handles to wait |
 //! | `failing` | ops that may raise, and what a step has done by then |
 //! | `reads` | answers about data that the host asks for |
 //! | `strategies` | global ops and redistributions |
 //! | `results` | what the step leaves behind |
 
+mod by_hand;
 mod checks;
 mod collectives;
 mod failing;
@@ -60,6 +62,8 @@ pub struct Recorder {
     named: Vec<Named>,
     /// Outputs of collectives that were started and not yet waited for.
     pending: HashSet<ValueId>,
+    /// Handles of collectives that the step has called by hand.
+    handles: by_hand::Handles,
     /// The user's source line of each instruction.
     sources: Vec<StrId>,
     /// Global ops that are under way, as indices of strategies.
@@ -130,6 +134,9 @@ impl Recorder {
         }
         if op.hidden && self.concerns_others(op) {
             return Ok(());
+        }
+        if by_hand::is_by_hand(op) {
+            return self.by_hand(op);
         }
         if reads::asks(op) {
             return self.question_of_data(op);

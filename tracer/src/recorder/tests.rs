@@ -262,7 +262,11 @@ fn ops_that_no_plan_can_hold_are_refused() {
         (data_dependent, "depends on tensor data"),
         (reshaping, "changes the shape or strides"),
         (plain("aten::set_"), "changes the storage"),
-        (plain("c10d::allreduce_"), "process group directly"),
+        (plain("c10d::allreduce_"), "without a process group"),
+        (
+            plain("c10d::send"),
+            "a call of a process group that plans cannot hold",
+        ),
         (object, "argument 1 is a Generator"),
         (mixed, "argument 1 is a list of tensors"),
         (op("aten::relu", &[&sparse], &[&y]), "plain strided"),

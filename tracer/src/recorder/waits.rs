@@ -9,15 +9,16 @@ use crate::Refusal;
 impl Recorder {
     /// How many collectives the step has not waited for.
     pub fn unwaited(&self) -> usize {
-        self.pending.len()
+        self.pending.len() + self.handles.unwaited()
     }
 
     /// The refusal of a step that uses the memory of a collective before it has waited for the collective, or that
-    /// never waits for one.
-    pub fn race(&self) -> Option<Refusal> {
+    /// never waits for one. `waits`: the framework waits at the first use, but for collectives that the step calls by
+    /// hand.
+    pub fn race(&self, waits: bool) -> Option<Refusal> {
         let plan = &self.tables.plan;
         let mut under_way: Vec<UnderWay> = Vec::new();
-        for (instr, source) in plan.instrs.iter().zip(&self.sources) {
+        for ((instr, source), at) in plan.instrs.iter().zip(&self.sources).zip(0..) {
             if let Some(does) = under_way
                 .iter()
                 .find_map(|one| one.disturbed_by(plan, instr))
@@ -30,7 +31,9 @@ impl Recorder {
                 return Some(Refusal::op(op, plan.str(*source), does, remedy));
             }
             match instr {
-                Instr::Local { op, .. } if plan.str(*op).starts_with("_c10d_functional::") => {
+                Instr::Local { op, .. }
+                    if !waits && plan.str(*op).starts_with("_c10d_functional::") =>
+                {
                     return Some(Refusal::op(
                         plan.str(*op),
                         plan.str(*source),
@@ -38,11 +41,14 @@ impl Recorder {
                         "use all_reduce, all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single or broadcast",
                     ));
                 }
-                Instr::Collective(c) => under_way.push(UnderWay {
-                    output: c.output,
-                    writes: root(plan, c.output),
-                    reads: root(plan, c.input),
-                }),
+                Instr::Collective(c) if !waits || self.handles.started_at(at) => {
+                    under_way.push(UnderWay {
+                        output: c.output,
+                        writes: root(plan, c.output),
+                        target: self.handles.target(c.output).map(|given| root(plan, given)),
+                        reads: root(plan, c.input),
+                    })
+                }
                 Instr::Wait { value } => under_way.retain(|one| one.output != *value),
                 _ => {}
             }
@@ -61,10 +67,17 @@ impl Recorder {
 struct UnderWay {
     output: ValueId,
     writes: ValueId,
+    /// What the wait writes, where that is something else.
+    target: Option<ValueId>,
     reads: ValueId,
 }
 
 impl UnderWay {
+    /// Whether it writes a root.
+    fn fills(&self, root: ValueId) -> bool {
+        root == self.writes || Some(root) == self.target
+    }
+
     /// What an instruction does too early, if anything.
     fn disturbed_by(&self, plan: &Plan, instr: &Instr) -> Option<&'static str> {
         // A view says where to look, and looks at nothing.
@@ -75,14 +88,10 @@ impl UnderWay {
             return None;
         }
         let (mut looks, mut writes) = (false, false);
-        for_each_value(plan, instr, |value| {
-            looks |= root(plan, value) == self.writes
-        });
-        for_each_out(plan, instr, |value| {
-            looks |= root(plan, value) == self.writes
-        });
+        for_each_value(plan, instr, |value| looks |= self.fills(root(plan, value)));
+        for_each_out(plan, instr, |value| looks |= self.fills(root(plan, value)));
         for_each_written(plan, instr, |root| {
-            looks |= root == self.writes;
+            looks |= self.fills(root);
             writes |= root == self.reads;
         });
         match (looks, writes) {
@@ -122,7 +131,7 @@ mod tests {
     fn race(args: &[&Tensor], ops: &[OpEvent<'_>]) -> Option<String> {
         let mut recorder = recorder(args);
         record(&mut recorder, ops);
-        recorder.race().map(|refusal| refusal.to_string())
+        recorder.race(false).map(|refusal| refusal.to_string())
     }
 
     #[test]
