@@ -53,6 +53,7 @@ SWEPT := $(addprefix tests/torch/test_,$(addsuffix .py, \
 	soak \
 	state_sweep \
 	tensor_methods \
+	trainer_sweep \
 	views))
 
 .PHONY: setup demo check test test-all test-passes test-versions test-wild bench lint clean

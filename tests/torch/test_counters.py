@@ -92,7 +92,12 @@ def counts_batches(self: Trainer, x: torch.Tensor) -> Any:
     return self.update(x)
 
 
-COUNTING = [counts, counts_down, assigns, counts_samples, counts_in_a_loop, counts_globally, counts_batches]
+def logs(self: Trainer, x: torch.Tensor) -> Any:
+    self.steps += 1
+    return {"steps": self.update(x)}
+
+
+COUNTING = [counts, counts_down, assigns, counts_samples, counts_in_a_loop, counts_globally, counts_batches, logs]
 
 
 def decides(self: Trainer, x: torch.Tensor) -> Any:
@@ -124,6 +129,13 @@ def by_text(self: Trainer, x: torch.Tensor) -> Any:
 def by_computed_text(self: Trainer, x: torch.Tensor) -> Any:
     self.steps += 1
     return self.update(x), getattr(self, "ste" + x.new_zeros(1).new_tensor([]).dtype.__class__.__name__[:0] + "ps")
+
+
+def set_by_text(self: Trainer, x: torch.Tensor) -> Any:
+    self.steps += 1
+    if x.shape[0] == 3:
+        setattr(self, "steps", 4)  # noqa: B010
+    return self.update(x)
 
 
 get_steps = operator.attrgetter("steps")
@@ -197,8 +209,29 @@ def matched(self: Trainer, x: torch.Tensor) -> Any:
     return loss
 
 
-READING = [decides, returns, scales, by_property, by_text, by_computed_text, by_getter, by_vars, by_format, by_chain]
-READING += [resets, multiplies, becomes_a_float, of_data, of_a_rate, in_a_message, through_another, matched]
+READING = [
+    decides,
+    returns,
+    scales,
+    by_property,
+    by_text,
+    set_by_text,
+    by_computed_text,
+    by_getter,
+    by_vars,
+    by_format,
+    by_chain,
+]
+READING += [
+    resets,
+    multiplies,
+    becomes_a_float,
+    of_data,
+    of_a_rate,
+    in_a_message,
+    through_another,
+    matched,
+]
 
 Between = Callable[[Trainer, int], None]
 

@@ -28,6 +28,10 @@ _UNNAMED = frozenset(
     | {"methodcaller", "__getattribute__", "get_referents", "get_objects", "get_referrers", "cell_contents"}
     | {"__match_args__", "format", "format_map"}
 )
+# With these, code gets at attributes by their text.
+_BY_TEXT = frozenset(
+    {"getattr", "hasattr", "setattr", "delattr", "__getattr__", "__setattr__", "__delattr__", "getattr_static"}
+)
 
 
 @dataclass
@@ -93,15 +97,17 @@ class Counters:
         names = [_code.names(function.__code__) for function in functions]
         if any(not _UNNAMED.isdisjoint(each.attributes | set(each.globals)) or each.computes for each in names):
             return
+        by_text = any(not _BY_TEXT.isdisjoint(each.attributes | set(each.globals)) for each in names)
+        texts = {text for each in names for text in each.texts} if by_text else set()
+        sees_cells = any("locals" in each.globals for each in names)
         for counter, _ in self._before:
-            naming = [f for f, each in zip(functions, names, strict=True) if _is_named(counter, f.__code__, each)]
-            texts = any(counter.name in each.texts for each in names)
-            if (
-                naming
-                and not texts
-                and read.isdisjoint((counter.name, counter.path))
-                and all(_only_counts(function.__code__, counter.name) for function in naming)
-            ):
+            if counter.name in texts or not read.isdisjoint((counter.name, counter.path)):
+                continue
+            if sees_cells and isinstance(counter.holder, types.CellType):
+                continue
+            codes = [function.__code__ for function in functions]
+            naming = [code for code, each in zip(codes, names, strict=True) if _is_named(counter, code, each)]
+            if naming and all(_only_counts(code, counter.name) for code in naming):
                 self.found.append(counter)
 
     def guarded(self, facts: list[_facts.Fact]) -> list[_facts.Fact]:
