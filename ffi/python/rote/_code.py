@@ -8,6 +8,7 @@ import hashlib
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from . import _assertions
 from ._identity import by_identity
@@ -154,6 +155,12 @@ def _names(code: types.CodeType, whole: bool) -> Names:
         hashes or bool(said & {"set", "frozenset", "hash", "__hash__"}),
         frozenset(runs),
     )
+
+
+def builtins_of(function: types.FunctionType) -> dict[str, Any]:
+    """The built-in names that a function sees. (The types of Python do not always tell of this attribute.)"""
+    found: dict[str, Any] = getattr(function, "__builtins__")  # noqa: B009
+    return found
 
 
 def _running(code: types.CodeType) -> Iterator[str]:

@@ -170,7 +170,7 @@ class Named:
             if item is vars(builtins):  # as `__builtins__` of a module that is not __main__
                 self.python_module(builtins, depth)
             elif item is ABSENT:
-                self._builtin(name, function.__builtins__)  # type: ignore[attr-defined]
+                self._builtin(name, _code.builtins_of(function))
             elif issubclass(type(item), types.ModuleType):
                 self.python_module(item, depth)
             elif not (issubclass(type(item), type) and is_library_class(item)):

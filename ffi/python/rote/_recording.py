@@ -387,7 +387,8 @@ class Recording:
     def _check_running(self, function: types.FunctionType) -> None:
         """Refuses code that runs text or code of which the walk cannot tell what it names."""
         for name in sorted(_code.names(function.__code__).runs):
-            found = function.__globals__.get(name, function.__builtins__.get(name, types.FunctionType))  # type: ignore[attr-defined]
+            built_in = _code.builtins_of(function).get(name, types.FunctionType)
+            found = function.__globals__.get(name, built_in)
             if found in (eval, exec, types.FunctionType):  # not the script's own function of that name
                 self._watch.refuse(
                     f"{name} in {function.__qualname__}",
