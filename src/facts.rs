@@ -41,7 +41,6 @@ pub struct NamedFacts<F: Frontend> {
     pub entries: Vec<Entry>,
     /// What the facts were when the recording began.
     pub expected: Vec<u64>,
-    found: Vec<u64>,
 }
 
 /// A fact to add to a table.
@@ -69,7 +68,6 @@ impl<F: Frontend> NamedFacts<F> {
             table: frontend.facts(),
             entries: Vec::new(),
             expected: Vec::new(),
-            found: Vec::new(),
         }
     }
 
@@ -96,21 +94,18 @@ impl<F: Frontend> NamedFacts<F> {
     /// Reads every fact as what a plan will expect.
     pub fn settle(&mut self, frontend: &F) -> Result<(), ReplayError> {
         self.table.hold()?;
-        let mut words = std::mem::take(&mut self.expected);
-        self.table.read(frontend, &mut words)?;
-        self.expected = words;
+        self.table.read(frontend)?;
+        self.expected = self.table.words().to_vec();
         Ok(())
     }
 
     /// Reads facts that were added after [`NamedFacts::settle`]: what a step turned
     /// out to use.
     pub fn settle_added(&mut self, frontend: &F) -> Result<(), ReplayError> {
-        let mut found = std::mem::take(&mut self.found);
-        let read = self.table.read(frontend, &mut found);
-        self.found = found;
-        read?;
+        self.table.read(frontend)?;
+        let found = self.table.words();
         self.expected
-            .extend_from_slice(&self.found[self.expected.len()..]);
+            .extend_from_slice(&found[self.expected.len()..]);
         Ok(())
     }
 
@@ -121,13 +116,11 @@ impl<F: Frontend> NamedFacts<F> {
         frontend: &F,
         free: &[String],
     ) -> Result<Option<String>, ReplayError> {
-        let mut found = std::mem::take(&mut self.found);
-        let read = self.table.read(frontend, &mut found);
-        self.found = found;
-        read?;
+        self.table.read(frontend)?;
+        let found = self.table.words();
         let mut from = 0;
         while let Some(offset) =
-            rote_replay::first_difference(&self.expected[from..], &self.found[from..])
+            rote_replay::first_difference(&self.expected[from..], &found[from..])
         {
             let word = from + offset;
             let at = self.entries.partition_point(|entry| entry.start <= word) - 1;
@@ -143,17 +136,15 @@ impl<F: Frontend> NamedFacts<F> {
 
     /// Every fact that changed since the recording began, gradients apart.
     pub fn changes(&mut self, frontend: &F) -> Result<Vec<String>, ReplayError> {
-        let mut found = std::mem::take(&mut self.found);
-        let read = self.table.read(frontend, &mut found);
-        self.found = found;
-        read?;
+        self.table.read(frontend)?;
+        let found = self.table.words();
         let mut changed = Vec::new();
         for entry in &self.entries {
             if entry.gradient {
                 continue;
             }
             let differs = (entry.start..entry.start + entry.width)
-                .any(|word| self.expected[word] != self.found[word] && !self.table.same(word));
+                .any(|word| self.expected[word] != found[word] && !self.table.same(word));
             if differs {
                 let (before, now) = (
                     self.table.text(entry.start, true),

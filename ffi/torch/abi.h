@@ -6,7 +6,7 @@
 
 namespace rote {
 
-constexpr uint32_t kAbiVersion = 15;
+constexpr uint32_t kAbiVersion = 16;
 
 // The tag of an Arg: which member of its union is set.
 enum Tag : uint8_t {

@@ -250,8 +250,8 @@ EXPORT int rote_bridge_table_add(FactTable* table, uint32_t kind, PyObject* cont
   return guarded([&] { *width = table->add(kind, container, key); });
 }
 
-EXPORT int rote_bridge_table_read(const FactTable* table, const Call* call, uint64_t* out) {
-  return guarded([&] { table->read(*call, out); });
+EXPORT int rote_bridge_table_read(const FactTable* table, const Call* call, uint64_t* out, int kept) {
+  return guarded([&] { table->read(*call, out, kept != 0); });
 }
 
 EXPORT int rote_bridge_table_hold(FactTable* table) {

@@ -56,6 +56,12 @@ inline PyObject* dict_item(const FactEntry& fact) {
   return item;
 }
 
+// Whether the entries of a dict, by identity, decide what a fact sees.
+inline bool of_dict(const FactEntry& fact) {
+  return fact.kind == kDictItem || (fact.kind == kSize && PyDict_Check(fact.container)) ||
+         (fact.kind == kItems && PyDict_CheckExact(fact.container));
+}
+
 // How many words a fact has.
 inline uint32_t width_of(const FactEntry& fact) {
   if (fact.kind == kTensorMeta) return 6;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "call.h"
@@ -41,6 +42,7 @@ class FactTable {
     facts_.push_back(
         {static_cast<FactKind>(kind), container, key, nullptr, static_cast<uint32_t>(words_), nullptr, 0, 0, hash});
     uint32_t n = width_of(facts_.back());
+    sort(static_cast<uint32_t>(facts_.size() - 1));
     if (kind == kGradMeta) gradients_.push_back(static_cast<uint32_t>(facts_.size() - 1));
     if (kind == kGradMemory) grad_memory_ = words_;
     if (kind == kReachMemory) reach_memory_ = words_;
@@ -52,9 +54,16 @@ class FactTable {
 
   size_t words() const { return words_; }
 
-  // `call` has collected the arguments of the call that is under way.
-  void read(const Call& call, uint64_t* out) const {
-    for (const FactEntry& fact : facts_) read_words(fact, out + fact.start);
+  // `call` has collected the arguments of the call that is under way. If `kept`, `out` holds what the last read
+  // of this table wrote.
+  void read(const Call& call, uint64_t* out, bool kept) const {
+    for (uint32_t i : always_) read_words(facts_[i], out + facts_[i].start);
+    for (const OfDict& dict : dicts_) {
+      const uint64_t version = dict_version(dict.dict);
+      if (kept && version != 0 && version == dict.version) continue;
+      for (uint32_t i : dict.facts) read_words(facts_[i], out + facts_[i].start);
+      dict.version = version;
+    }
     memory_.begin();
     for (uint32_t i : gradients_) read_gradient(facts_[i], call.has_foreign(), out + facts_[i].start);
     SharedMemory::Words words = read_memory(call);
@@ -142,6 +151,25 @@ class FactTable {
     return words;
   }
 
+  // The facts that the entries of one dict decide: they are read again when the dict has changed.
+  struct OfDict {
+    PyObject* dict;
+    mutable uint64_t version;  // when they were read last; 0: they were not
+    std::vector<uint32_t> facts;
+  };
+
+  void sort(uint32_t index) {
+    const FactEntry& fact = facts_[index];
+    if (!of_dict(fact)) {
+      always_.push_back(index);
+      return;
+    }
+    auto [at, is_new] = dict_of_.try_emplace(fact.container, dicts_.size());
+    if (is_new) dicts_.push_back({fact.container, 0, {}});
+    dicts_[at->second].facts.push_back(index);
+    dicts_[at->second].version = 0;
+  }
+
   const FactEntry& at(uint32_t index) const {
     auto it = std::upper_bound(facts_.begin(), facts_.end(), index,
                                [](uint32_t i, const FactEntry& fact) { return i < fact.start; });
@@ -149,6 +177,9 @@ class FactTable {
   }
 
   std::vector<FactEntry> facts_;
+  std::vector<uint32_t> always_;  // facts that are read at every call,
+  std::vector<OfDict> dicts_;     // and those of dicts
+  std::unordered_map<PyObject*, size_t> dict_of_;
   size_t words_ = 0;
   std::vector<uint32_t> gradients_;  // facts about gradients,
   std::vector<uint32_t> looks_;      // about tensors that are no state,

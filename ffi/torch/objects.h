@@ -23,6 +23,16 @@ inline PyObject* own_dict(PyObject* object) {
   return at ? *at : nullptr;
 }
 
+// Another number after each change of a dict's entries, never one that any dict has had (PEP 509); 0 where Python
+// counts none: from 3.12 on, the version of a dict is on its way out.
+inline uint64_t dict_version(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030C0000
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#else
+  return 0;
+#endif
+}
+
 // A number for the attributes that an object has of its own: which dict holds
 // them, how many there are and, if `names`, which and in what order. 0: none.
 inline uint64_t own_attributes(PyObject* object, bool names) {

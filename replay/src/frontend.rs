@@ -234,8 +234,10 @@ pub trait Frontend: Debug + Sized {
 
 /// Facts about what outlives calls, as words that are read at every call.
 pub trait Facts<F: Frontend>: Debug {
-    /// Reads every fact, of the call that the frontend has collected, in place of what `words` held.
-    fn read(&self, frontend: &F, words: &mut Vec<u64>) -> Result<(), ReplayError>;
+    /// Reads every fact, of the call that the frontend has collected.
+    fn read(&mut self, frontend: &F) -> Result<(), ReplayError>;
+    /// What the last read found.
+    fn words(&self) -> &[u64];
     /// Holds what the facts see now, to compare it by content later.
     fn hold(&mut self) -> Result<(), ReplayError>;
     /// Whether the value behind a word that differs equals the held one.

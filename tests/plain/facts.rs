@@ -83,6 +83,7 @@ pub struct FactList {
     /// Which fact each word is of.
     words: Vec<usize>,
     held: Vec<Seen>,
+    seen: Vec<u64>,
 }
 
 impl FactList {
@@ -97,10 +98,16 @@ impl FactList {
 }
 
 impl Facts<Plain> for FactList {
-    fn read(&self, _: &Plain, words: &mut Vec<u64>) -> Result<(), ReplayError> {
-        words.clear();
-        self.facts.iter().for_each(|fact| fact.seen().words(words));
+    fn read(&mut self, _: &Plain) -> Result<(), ReplayError> {
+        self.seen.clear();
+        self.facts
+            .iter()
+            .for_each(|fact| fact.seen().words(&mut self.seen));
         Ok(())
+    }
+
+    fn words(&self) -> &[u64] {
+        &self.seen
     }
 
     fn hold(&mut self) -> Result<(), ReplayError> {

@@ -14,7 +14,9 @@ use crate::sys;
 #[derive(Debug)]
 pub struct FactTable {
     table: *mut c_void,
-    words: usize,
+    seen: Vec<u64>,
+    /// Whether `seen` is what the bridge wrote when it last read the table.
+    kept: bool,
 }
 
 impl FactTable {
@@ -23,7 +25,11 @@ impl FactTable {
     pub fn new() -> Self {
         // SAFETY: makes an object that `drop` frees.
         let table = unsafe { (Bridge::get().functions().table_new)() };
-        FactTable { table, words: 0 }
+        FactTable {
+            table,
+            seen: Vec::new(),
+            kept: false,
+        }
     }
 
     /// Adds a fact of a kind that `abi.h` names; returns its first word and
@@ -44,20 +50,31 @@ impl FactTable {
         bridge.check(unsafe {
             (bridge.functions().table_add)(self.table, kind as u32, container, key, &mut width)
         })?;
-        let start = self.words;
-        self.words += width as usize;
+        let start = self.seen.len();
+        self.seen.resize(start + width as usize, 0);
         Ok((start, width as usize))
     }
 }
 
 impl Facts<Aten> for FactTable {
-    fn read(&self, frontend: &Aten, out: &mut Vec<u64>) -> Result<(), ReplayError> {
-        out.resize(self.words, 0);
+    fn read(&mut self, frontend: &Aten) -> Result<(), ReplayError> {
         let bridge = Bridge::get();
-        // SAFETY: the bridge writes `words` words.
+        let kept = c_int::from(std::mem::replace(&mut self.kept, false));
+        // SAFETY: the bridge writes as many words as its facts have.
         bridge.check(unsafe {
-            (bridge.functions().table_read)(self.table, frontend.call(), out.as_mut_ptr())
-        })
+            (bridge.functions().table_read)(
+                self.table,
+                frontend.call(),
+                self.seen.as_mut_ptr(),
+                kept,
+            )
+        })?;
+        self.kept = true;
+        Ok(())
+    }
+
+    fn words(&self) -> &[u64] {
+        &self.seen
     }
 
     fn hold(&mut self) -> Result<(), ReplayError> {

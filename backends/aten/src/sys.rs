@@ -11,7 +11,7 @@ pub use rote_events::op::{
 pub use rote_replay::{Place, WordPlace};
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 15;
+pub const ABI_VERSION: u32 = 16;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
@@ -91,7 +91,7 @@ functions! {
     table_new: fn() -> *mut c_void;
     table_free: fn(*mut c_void);
     table_add: fn(*mut c_void, u32, Object, Object, *mut u32) -> c_int;
-    table_read: fn(*const c_void, *const c_void, *mut u64) -> c_int;
+    table_read: fn(*const c_void, *const c_void, *mut u64, c_int) -> c_int;
     table_hold: fn(*mut c_void) -> c_int;
     table_same: fn(*const c_void, u32, *mut c_int) -> c_int;
     table_text: fn(*const c_void, u32, c_int) -> *const c_char;

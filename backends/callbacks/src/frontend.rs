@@ -488,6 +488,7 @@ impl Frontend for Callbacks {
             values: Rc::clone(&self.values),
             places: Vec::new(),
             held: Vec::new(),
+            seen: Vec::new(),
         }
     }
 
@@ -581,6 +582,7 @@ pub struct Facts {
     /// Which word (or which number, and true) each fact is.
     places: Vec<(usize, bool)>,
     held: Vec<u64>,
+    seen: Vec<u64>,
 }
 
 impl Facts {
@@ -588,6 +590,10 @@ impl Facts {
     pub fn add(&mut self, place: usize, number: bool) -> (usize, usize) {
         self.places.push((place, number));
         (self.places.len() - 1, 1)
+    }
+
+    fn values(&self) -> impl Iterator<Item = u64> {
+        self.places.iter().map(|&place| self.value(place))
     }
 
     fn value(&self, (place, number): (usize, bool)) -> u64 {
@@ -603,14 +609,20 @@ impl Facts {
 }
 
 impl frontend::Facts<Callbacks> for Facts {
-    fn read(&self, _: &Callbacks, words: &mut Vec<u64>) -> Result<(), ReplayError> {
-        words.clear();
-        words.extend(self.places.iter().map(|&place| self.value(place)));
+    fn read(&mut self, _: &Callbacks) -> Result<(), ReplayError> {
+        let mut seen = std::mem::take(&mut self.seen);
+        seen.clear();
+        seen.extend(self.values());
+        self.seen = seen;
         Ok(())
     }
 
+    fn words(&self) -> &[u64] {
+        &self.seen
+    }
+
     fn hold(&mut self) -> Result<(), ReplayError> {
-        self.held = self.places.iter().map(|&place| self.value(place)).collect();
+        self.held = self.values().collect();
         Ok(())
     }
 

@@ -57,6 +57,7 @@ from ._facts import (
 from ._libraries import is_library_class
 from ._named import Named
 from ._policy import (
+    AS_MADE,
     BYTES,
     LARGE,
     MODULE_PARTS,
@@ -542,6 +543,8 @@ class Objects(Walk):
                     self.value(subject, item, depth + 1)
         for name, member, _ in _look.members(kind):
             self._member(path, value, name, member, depth)
+        if kind in AS_MADE:
+            return
         self.add(TYPE_OF, value, None, HOST, path, value)
         if issubclass(kind, random.Random):
             self.moving.append((path, value.getstate))
@@ -572,7 +575,8 @@ class Objects(Walk):
             item = member.__get__(value)
         except AttributeError:
             item = ABSENT
-        if self.add(MEMBER, value, member, HOST, f"{path}.{name}", item) and item is not ABSENT:
+        made = type(value) in AS_MADE
+        if (made or self.add(MEMBER, value, member, HOST, f"{path}.{name}", item)) and item is not ABSENT:
             self.value(f"{path}.{name}", item, depth + 1)
 
     def _untold(self, path: str, value: Any) -> None:

@@ -9,6 +9,7 @@ import array
 import collections
 import contextvars
 import ctypes
+import dataclasses
 import enum
 import functools
 import mmap
@@ -247,6 +248,9 @@ _OPAQUE = (
     "tempfile",
 )
 # Of the objects of these, what is set is looked at: levels, flags, names.
+# What Python made from the text of a class: nobody alters it afterwards.
+AS_MADE = frozenset({dataclasses.Field, types.GenericAlias, types.UnionType})
+
 _SET = ("logging", "threading", "concurrent.futures._base", "multiprocessing.sharedctypes")
 # Where a future keeps what has become of it.
 OUTCOMES = frozenset({"_result", "_exception"})

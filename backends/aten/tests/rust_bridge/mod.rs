@@ -724,6 +724,7 @@ unsafe extern "C" fn rote_bridge_table_read(
     table: *const c_void,
     call: *const c_void,
     out: *mut u64,
+    _: c_int,
 ) -> c_int {
     unsafe {
         assert!(!(*call.cast::<Collected>()).words.is_empty());
