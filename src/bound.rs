@@ -244,12 +244,13 @@ impl<F: Frontend> BoundVariant<F> {
         Some(self.scalar_paths[unfit].clone())
     }
 
-    /// Replays the plan on the arguments that the frontend has collected. Results:
-    /// outputs, then gradients.
+    /// Replays the plan on the arguments that the frontend has collected. `together`: all ranks
+    /// replay it, and end it together where a check fails. Results: outputs, then gradients.
     pub(crate) fn replay(
         &mut self,
         frontend: &F,
         facts: &NamedFacts<F>,
+        together: bool,
     ) -> Result<F::Results, ReplayError> {
         let seen = |unplaced: &mut Unplaced| unplaced.allocated.is_some();
         if let Some(unplaced) = self.unplaced.take_if(seen) {
@@ -261,7 +262,12 @@ impl<F: Frontend> BoundVariant<F> {
         self.failed = results.is_err();
         self.undone = match &results {
             Err(ReplayError::Step { step, .. }) => {
-                self.bound.is_undone_at(self.plan.plan(), *step) && self.bound.program().undo()?
+                let plan = self.plan.plan();
+                let begins_anew = match together {
+                    true => self.bound.failed_check(plan, *step).is_some(),
+                    false => self.bound.is_undone_at(plan, *step),
+                };
+                begins_anew && self.bound.program().undo()?
             }
             _ => false,
         };

@@ -115,6 +115,11 @@ impl<F: Frontend> ActiveRecording<F> {
         }
     }
 
+    /// Lets the step read values on the host after collectives, about which the ranks agree.
+    pub fn let_ranks_agree(&mut self) {
+        self.recorder.let_ranks_agree();
+    }
+
     /// Why it cannot be kept, if something has been refused.
     pub fn refusal(&self) -> Option<&Refusal> {
         self.refusal.as_ref()

@@ -15,6 +15,7 @@ use std::rc::Rc;
 
 use rote_passes::Selection;
 use rote_plans::Fingerprint;
+use rote_plans::sequence::Members;
 use rote_replay::agreement::{self, Decision, Ranks};
 use rote_replay::{CallFacts, Frontend, Left, TensorOf, first_difference};
 use rote_tracer::Refusal;
@@ -25,7 +26,7 @@ use crate::places::Places;
 use crate::recording::{ActiveRecording, GuardText, Parts};
 use crate::stats::Stats;
 use crate::stored::StoredPlans;
-use crate::variant::Variant;
+use crate::variant::{Terms, Variant};
 
 use attempts::Attempts;
 
@@ -213,6 +214,8 @@ impl<F: Frontend> State<F> {
 struct Agreement {
     /// The process group whose ranks agree about every call.
     ranks: Option<CString>,
+    /// Whether the ranks are to agree about checks too.
+    checks: bool,
     /// How many default process groups had no name that the framework knows.
     unregistered: u64,
     /// Whether, as far as is known, every rank replays the last call.
@@ -257,6 +260,7 @@ impl<F: Frontend> Session<F> {
             attempts: Attempts::new(),
             agreement: Agreement {
                 ranks: None,
+                checks: false,
                 unregistered: 0,
                 together: true,
                 unfit: None,
@@ -327,11 +331,19 @@ impl<F: Frontend> Session<F> {
         Ok(())
     }
 
-    /// Says which process group all ranks are of. When passes alter collectives,
-    /// its ranks agree about every call: whether that is so. Every rank must then
-    /// make the same calls in the same order.
+    /// Lets a step read values on the host after collectives: the ranks of the group that
+    /// [`Session::agree_in`] is told next agree about every call, and about these values.
+    pub fn let_ranks_agree(&mut self) {
+        self.agreement.checks = true;
+    }
+
+    /// Says which process group all ranks are of. When passes alter collectives, or the
+    /// ranks are to agree ([`Session::let_ranks_agree`]), its ranks agree about every
+    /// call: whether that is so. Every rank must then make the same calls in the same
+    /// order.
     pub fn agree_in(&mut self, group: &CStr) -> Result<bool, SessionError> {
-        if !self.config.passes.alters_collectives() {
+        let checks = self.agreement.checks;
+        if !self.config.passes.alters_collectives() && !checks {
             return Ok(false);
         }
         let Some(found) = self.frontend.group(group)? else {
@@ -339,14 +351,29 @@ impl<F: Frontend> Session<F> {
         };
         if let Some(why) = found.why_silent() {
             self.config.passes = self.config.passes.keeping_collectives();
-            self.notices.next = Some(format!(
-                "{}: passes that alter collectives stay off: {why}",
-                self.config.function
-            ));
+            let off = match checks {
+                true => "the ranks do not agree about calls",
+                false => "passes that alter collectives stay off",
+            };
+            self.notices.next = Some(format!("{}: {off}: {why}", self.config.function));
             return Ok(false);
         }
         self.agreement.ranks = Some(group.to_owned());
         Ok(true)
+    }
+
+    /// How plans are bound.
+    fn terms(&self) -> Terms {
+        let own = &self.config.fingerprint;
+        let ranks = self.agreement.ranks.as_ref();
+        let ranks = ranks.filter(|_| self.agreement.checks);
+        Terms {
+            passes: self.config.passes,
+            ranks: ranks.map(|group| Members {
+                name: group.to_string_lossy().into_owned(),
+                ranks: (0..own.world_size).collect(),
+            }),
+        }
     }
 
     /// Whether every rank replays the call that was handled last, as far as the
@@ -409,7 +436,7 @@ impl<F: Frontend> Session<F> {
         }
         let found = self.find(args);
         // Before anything else, an error included: other ranks wait for this one.
-        let agreed = agree && self.agree(found.as_ref().ok())?;
+        let mut agreed = agree && self.agree(found.as_ref().ok())?;
         let mut found = self.guarded(found);
         let mut unanswered: Vec<(u32, String)> = Vec::new();
         let missed = loop {
@@ -418,12 +445,14 @@ impl<F: Frontend> Session<F> {
                 Found::Variant(i) => {
                     self.variants[..=i].rotate_right(1); // most recently used first
                     self.variants[0].last_used = self.stats.calls;
-                    let id = self.variants[0].id;
-                    match self.replay(agreed && unanswered.is_empty())? {
+                    let (id, late) = (self.variants[0].id, self.variants[0].is_late());
+                    match self.replay(agreed)? {
                         Replayed::Done(next) => return Ok(next),
                         Replayed::Answered(subject) => unanswered.push((id, subject)),
                     }
                     let other = self.look(&unanswered);
+                    // The check has ended the replay of every rank.
+                    agreed = late && self.agree(other.as_ref().ok())?;
                     found = self.guarded(other);
                 }
                 Found::None(missed) => break missed,
@@ -555,7 +584,25 @@ impl<F: Frontend> Session<F> {
         let Some(variant) = self.variants.first_mut() else {
             return Ok(Replayed::Done(Next::Eager));
         };
+        let late = variant.is_late();
+        if late && !agreed {
+            self.stats.fallbacks += 1;
+            *(self.stats.guard_misses)
+                .entry("other ranks".to_owned())
+                .or_insert(0) += 1;
+            return Ok(Replayed::Done(Next::Eager));
+        }
+        if late {
+            let group = match &self.agreement.ranks {
+                Some(name) => self.frontend.group(name)?,
+                None => None,
+            };
+            self.frontend.compare_checks(group.as_ref())?;
+        }
         let results = variant.replay(&self.frontend, agreed);
+        if late {
+            self.frontend.compare_checks(None)?;
+        }
         let left = std::mem::take(&mut variant.left);
         self.failure.left = (!left.is_empty()).then_some((variant.id, left));
         let (undone, answered) = (variant.undone, variant.answered.take());
@@ -589,13 +636,19 @@ impl<F: Frontend> Session<F> {
         Ok(Replayed::Done(Next::Replayed(variant.id, results)))
     }
 
-    /// Replays the call that was handled last with the newest variant. Other
-    /// ranks were told that it is not replayed: collectives are as recorded.
+    /// Replays the call that was handled last with the newest variant, or gives the variant
+    /// up, if the step would read other values than it is for. Other ranks were told that
+    /// the call is not replayed: collectives are as recorded.
     pub fn replay_last(&mut self) -> Result<Next<F::Results>, SessionError> {
-        Ok(match self.replay(false)? {
+        let id = self.variants.first().map(|variant| variant.id);
+        let next = match self.replay(false)? {
             Replayed::Done(next) => next,
             Replayed::Answered(_) => Next::Eager,
-        })
+        };
+        if let (Next::Eager, Some(id)) = (&next, id) {
+            self.give_up(id); // the caller has not seen what it gives back
+        }
+        Ok(next)
     }
 
     /// Whether a stored plan was bound for the call that was handled last ([`Session::trust`]), and the call has not been

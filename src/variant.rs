@@ -5,11 +5,12 @@ use std::rc::Rc;
 use hashbrown::{HashMap, HashSet};
 use rote_passes::{Program, Report, Selection, optimize};
 use rote_plans::binding::ArchivedScalar;
+use rote_plans::sequence::Members;
 use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, PlanStore, Sequence, StrId};
 use rote_replay::agreement::Offer;
 use rote_replay::{CallFacts, Frontend, Left, ReplayError, TensorOf};
 use rote_tracer::compare::{Recording, Source};
-use rote_tracer::recorder::{checks_come_first, has_checks};
+use rote_tracer::recorder::{checks_can_agree, checks_come_first, has_checks};
 
 use crate::SessionError;
 use crate::bound::BoundVariant;
@@ -57,6 +58,8 @@ pub struct Variant<F: Frontend> {
     chosen: BoundVariant<F>,
     /// What the ranks are told of the collectives, if passes may alter them.
     altered: Option<Altered<F>>,
+    /// What the ranks are told if a check comes after a collective.
+    late: Option<Offer>,
     /// The tensors that the plan binds.
     named: Vec<Named<TensorOf<F>>>,
     chosen_passes: Selection,
@@ -69,6 +72,15 @@ pub struct Variant<F: Frontend> {
     pub(crate) answered: Option<String>,
     /// How many replays in a row have ended so.
     pub(crate) unanswered: u32,
+}
+
+/// How plans are bound.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// The passes that run over them.
+    pub passes: Selection,
+    /// The ranks that may agree about checks, if they do.
+    pub ranks: Option<Members>,
 }
 
 /// What passes that may alter collectives have left of them.
@@ -89,6 +101,7 @@ struct Chosen<F: Frontend> {
     bound: BoundVariant<F>,
     report: Report,
     altered: Option<Altered<F>>,
+    late: Option<Offer>,
 }
 
 impl<F: Frontend> Chosen<F> {
@@ -98,8 +111,9 @@ impl<F: Frontend> Chosen<F> {
         key: &str,
         recorded: &Plan,
         parts: &Parts<F>,
-        passes: Selection,
+        terms: &Terms,
     ) -> Result<(Self, Selection), SessionError> {
+        let passes = terms.passes;
         let mut fewer = [passes.keeping_collectives(), Selection::NONE].into_iter();
         let mut passes = match has_checks(recorded) {
             // Where a check ends the replay on one rank, this rank goes on eagerly, and the others do not.
@@ -107,7 +121,11 @@ impl<F: Frontend> Chosen<F> {
             false => passes,
         };
         loop {
-            let bound = Chosen::bind(frontend, recorded, parts, passes);
+            let terms = Terms {
+                passes,
+                ranks: terms.ranks.clone(),
+            };
+            let bound = Chosen::bind(frontend, recorded, parts, &terms);
             let other = fewer.find(|fewer| *fewer != passes);
             match (bound, other) {
                 (Err(SessionError::Replay(ReplayError::Bind(why))), Some(other)) => {
@@ -127,17 +145,26 @@ impl<F: Frontend> Chosen<F> {
         frontend: &F,
         recorded: &Plan,
         parts: &Parts<F>,
-        passes: Selection,
+        terms: &Terms,
     ) -> Result<Self, SessionError> {
+        let passes = terms.passes;
         let (program, report) = optimize(recorded.clone(), passes, frontend.ops());
-        if !checks_come_first(&program.plan) {
-            return Err(ReplayError::Bind(
-                "the passes let something that lasts run before a check of a value that the step reads on the host".to_owned(),
-            )
-            .into());
-        }
+        let late = match (checks_come_first(&program.plan), &terms.ranks) {
+            (true, _) => None,
+            (false, Some(ranks)) if checks_can_agree(&program.plan) => {
+                let plan = &program.plan;
+                let sequence = Sequence::of(recorded, plan, &program.carries, Some(ranks));
+                Some(Offer::new(&sequence)?)
+            }
+            _ => {
+                return Err(ReplayError::Bind(
+                    "something that lasts runs before a check of a value that the step reads on the host".to_owned(),
+                )
+                .into());
+            }
+        };
         let sequence = (passes.alters_collectives())
-            .then(|| Sequence::of(recorded, &program.plan, &program.carries));
+            .then(|| Sequence::of(recorded, &program.plan, &program.carries, None));
         let bound = BoundVariant::bind(frontend, program, &parts.named, &parts.facts)?;
         let altered = match sequence {
             Some(sequence) => Some(Altered {
@@ -153,6 +180,7 @@ impl<F: Frontend> Chosen<F> {
             bound,
             report,
             altered,
+            late,
         })
     }
 }
@@ -241,7 +269,7 @@ impl<F: Frontend> Variant<F> {
         store: &PlanStore,
         key: &str,
         confirmed: Confirmed<F>,
-        passes: Selection,
+        terms: &Terms,
     ) -> Result<Self, SessionError> {
         let plan = final_plan(
             &confirmed.recording,
@@ -257,7 +285,7 @@ impl<F: Frontend> Variant<F> {
                 PlanFile::from_plan(&plan)?
             }
         };
-        Self::bind(frontend, id, file, key, confirmed, passes)
+        Self::bind(frontend, id, file, key, confirmed, terms)
     }
 
     /// Binds an open plan file. Where the framework has not all that passes have made of its ops, fewer passes run.
@@ -267,7 +295,7 @@ impl<F: Frontend> Variant<F> {
         file: PlanFile,
         key: &str,
         confirmed: Confirmed<F>,
-        passes: Selection,
+        terms: &Terms,
     ) -> Result<Self, SessionError> {
         let Confirmed {
             recording,
@@ -277,7 +305,7 @@ impl<F: Frontend> Variant<F> {
         } = confirmed;
         let recorded = file.to_plan();
         let places = Places::of::<F>(&recorded, &parts.named);
-        let (chosen, passes) = Chosen::bind_some(frontend, key, &recorded, &parts, passes)?;
+        let (chosen, passes) = Chosen::bind_some(frontend, key, &recorded, &parts, terms)?;
         Ok(Variant {
             id,
             key: key.to_owned(),
@@ -299,6 +327,7 @@ impl<F: Frontend> Variant<F> {
             passes: chosen.report,
             chosen: chosen.bound,
             altered: chosen.altered,
+            late: chosen.late,
             named: bound_ones(parts.named, file.plan()),
             chosen_passes: passes,
             kept: false,
@@ -336,9 +365,15 @@ impl<F: Frontend> Variant<F> {
     }
 
     /// What the ranks are told of the collectives that a replay would issue;
-    /// none when no pass may alter them.
+    /// none when no pass may alter them, and no check comes after one.
     pub fn offer(&self) -> Option<&Offer> {
-        self.altered.as_ref().map(|altered| &altered.offer)
+        let altered = self.altered.as_ref().map(|altered| &altered.offer);
+        self.late.as_ref().or(altered)
+    }
+
+    /// Whether a check comes after a collective: then all ranks replay, or none.
+    pub fn is_late(&self) -> bool {
+        self.late.is_some()
     }
 
     /// The first fact that does not hold for a call whose words do; `free`
@@ -432,7 +467,7 @@ impl<F: Frontend> Variant<F> {
             }
             _ => &mut self.chosen,
         };
-        let run = bound.replay(frontend, &self.facts);
+        let run = bound.replay(frontend, &self.facts, self.late.is_some());
         let run = run.map_err(|error| (error.into(), bound.exception(frontend)));
         self.lost |= run.is_err() && bound.lost();
         self.left = bound.take_left();

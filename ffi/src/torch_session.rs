@@ -129,6 +129,20 @@ impl Delivery {
     }
 }
 
+/// Lets the step read values on the host after collectives. The ranks of the group that `rote_session_agree_in` is
+/// told next then agree about every call, and about these values.
+///
+/// # Safety
+/// `session` must come from `rote_session_new`, and the GIL be held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_let_ranks_agree(session: *mut RoteSession) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the pointer.
+        unsafe { torch(session)? }.let_ranks_agree();
+        Ok(ROTE_OK)
+    })
+}
+
 /// Sets `*holds` to 1 if the call would be replayed now, and to 0 if not. The ranks do not agree about it.
 ///
 /// # Safety

@@ -525,6 +525,17 @@ EXPORT int rote_bridge_gather(const char* name, uint64_t number, const uint8_t* 
   });
 }
 
+// The checks that this thread runs tell each other their outcomes over the group of this name and number. No name: none.
+EXPORT int rote_bridge_compare_checks(const char* name, uint64_t number) {
+  return guarded([&] {
+    checks_compared.reset();
+    if (!name) return;
+    auto group = find_group(name);
+    TORCH_CHECK(group && group_number(group) == number, "the process group ", name, " is gone");
+    checks_compared = group;
+  });
+}
+
 // Calls `body(context)` with the GIL released.
 EXPORT int rote_bridge_without_gil(int (*body)(void*), void* context) {
   int status = 0;

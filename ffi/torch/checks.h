@@ -4,7 +4,10 @@
 #include <stdexcept>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
+
+#include "ranks.h"
 
 namespace rote {
 
@@ -18,8 +21,26 @@ inline int64_t bits_of(const at::Scalar& number) {
   return bits;
 }
 
+// The ranks that end a run together, if any of them finds another answer.
+inline thread_local c10::intrusive_ptr<c10d::ProcessGroup> checks_compared;
+
+inline bool same_on_all(bool same) {
+  std::vector<uint8_t> all(static_cast<size_t>(checks_compared->getSize()));
+  const auto ours = static_cast<uint8_t>(same);
+  auto gather = [&] { gather_bytes(*checks_compared, &ours, 1, all.data()); };
+  if (PyGILState_Check()) {
+    py::gil_scoped_release others_may_run;
+    gather();
+  } else {
+    gather();
+  }
+  for (uint8_t each : all) same = same && each;
+  return same;
+}
+
 // Ends a run. No c10::Error: these gather a backtrace, and another answer is nothing unusual.
 inline void answer_is(bool same) {
+  if (checks_compared) same = same_on_all(same);
   if (!same) throw std::runtime_error("the step would read another value on the host than the plan is for");
 }
 

@@ -13,7 +13,7 @@ use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::instr::{Collective, CollectiveKind, Instr};
+use crate::instr::{Collective, CollectiveKind, Instr, is_check};
 use crate::placement::ReduceOp;
 use crate::plan::Plan;
 use crate::pool::Range;
@@ -103,8 +103,14 @@ pub enum Misfit {
 
 impl Sequence {
     /// What a plan issues: the collectives of `plan`, each of which carries out
-    /// those of `recorded` that `carries` counts.
-    pub fn of(recorded: &Plan, plan: &Plan, carries: &[Vec<u32>]) -> Self {
+    /// those of `recorded` that `carries` counts. `checked`: the ranks that tell each
+    /// other the outcome of each check; none if each rank decides alone.
+    pub fn of(
+        recorded: &Plan,
+        plan: &Plan,
+        carries: &[Vec<u32>],
+        checked: Option<&Members>,
+    ) -> Self {
         let mut in_group: HashMap<u32, u32> = HashMap::new();
         let parts: Vec<(u32, u64)> = collectives(recorded)
             .map(|c| {
@@ -118,7 +124,19 @@ impl Sequence {
             groups: Vec::new(),
             issued: Vec::new(),
         };
-        for (c, carried) in collectives(plan).zip(carries) {
+        let mut carries = carries.iter();
+        for instr in &plan.instrs {
+            if let (Instr::Local { op, .. }, Some(members)) = (instr, checked) {
+                if is_check(plan.str(*op)) {
+                    sequence.check(members);
+                }
+            }
+            let Instr::Collective(c) = instr else {
+                continue;
+            };
+            let Some(carried) = carries.next() else {
+                break;
+            };
             let group = sequence.group(plan, c.group);
             sequence.issued.push(Issued {
                 group,
@@ -141,7 +159,24 @@ impl Sequence {
         let carries: Vec<Vec<u32>> = (0..collectives(plan).count() as u32)
             .map(|at| vec![at])
             .collect();
-        Sequence::of(plan, plan, &carries)
+        Sequence::of(plan, plan, &carries, None)
+    }
+
+    /// Appends the exchange of a check: one byte of every rank, to all.
+    fn check(&mut self, members: &Members) {
+        let group = self.members(members.clone());
+        self.issued.push(Issued {
+            group,
+            kind: CollectiveKind::AllGather,
+            reduce: None,
+            root: 0,
+            dtype: DType::U8,
+            sent: 1,
+            received: members.ranks.len() as u64,
+            to: Vec::new(),
+            from: Vec::new(),
+            parts: Vec::new(),
+        });
     }
 
     fn group(&mut self, plan: &Plan, group: u32) -> u32 {
@@ -153,6 +188,11 @@ impl Sequence {
                 .map(|rank| *rank as u32)
                 .collect(),
         };
+        self.members(members)
+    }
+
+    /// The index of a group, which is added if it is new.
+    fn members(&mut self, members: Members) -> u32 {
         let known = self.groups.iter().position(|other| *other == members);
         known.unwrap_or_else(|| {
             self.groups.push(members);
@@ -228,6 +268,9 @@ impl Display for Issued {
             CollectiveKind::Broadcast => "broadcast",
         };
         write!(f, "{kind} of {} {}", self.sent, self.dtype)?;
+        if self.parts.is_empty() {
+            return write!(f, " (the outcome of a check)");
+        }
         let parts: Vec<String> = self.parts.iter().map(|(at, _)| at.to_string()).collect();
         write!(f, " (recorded as {} of the group)", parts.join(", "))
     }

@@ -218,6 +218,11 @@ pub trait Frontend: Debug + Sized {
     fn enter_world(&mut self, _number: u64) {}
     /// The process group of this name, if this process is in one.
     fn group(&self, name: &CStr) -> Result<Option<Self::Group>, ReplayError>;
+    /// Says with which ranks the checks of the replays that follow compare their outcomes: a check then ends the replay
+    /// of all ranks, or of none. None: each rank decides alone.
+    fn compare_checks(&self, _group: Option<&Self::Group>) -> Result<(), ReplayError> {
+        Ok(())
+    }
     /// Calls `body`, which waits for other ranks: whoever holds a lock that another thread may need lets go of it here.
     fn unlocked<T>(&self, body: impl FnOnce() -> T) -> Result<T, ReplayError> {
         Ok(body())

@@ -7,6 +7,7 @@ use rote_plans::{BindingKind, GuardKind};
 use rote_replay::{CallFacts, Frontend};
 use rote_tracer::Refusal;
 use rote_tracer::compare::{Recording, Source, compare};
+use rote_tracer::recorder::checks_come_first;
 use rote_tracer::scalars::TracedFloats;
 
 use super::{Active, Candidate, Outcome, REFUSED_PAUSE, RefusedCall, Session, State, guard_on};
@@ -31,6 +32,9 @@ impl<F: Frontend> Session<F> {
             &self.config.function,
             call,
         );
+        if self.terms().ranks.is_some() {
+            recording.let_ranks_agree();
+        }
         for (name, value) in self.frontend.surroundings() {
             recording.guard(GuardKind::Mode, name, &value);
         }
@@ -183,8 +187,9 @@ impl<F: Frontend> Session<F> {
             return Ok(false);
         };
         let plan = file.to_plan();
-        if has_rebuilt_views(&plan.result) {
-            self.state = State::Recording(active); // what rebuilds them, only a recording holds
+        // What rebuilds views, only a recording holds; and all ranks replay late checks, or none.
+        if has_rebuilt_views(&plan.result) || !checks_come_first(&plan) {
+            self.state = State::Recording(active);
             return Ok(false);
         }
         let free = free_of(&plan);
@@ -231,7 +236,7 @@ impl<F: Frontend> Session<F> {
                 free,
                 parts,
             },
-            self.config.passes,
+            &self.terms(),
         )?;
         self.next_id += 1;
         self.add(variant);
@@ -447,8 +452,8 @@ impl<F: Frontend> Session<F> {
                         free,
                         parts,
                     };
-                    let passes = self.config.passes;
-                    let variant = Variant::bind(&self.frontend, id, file, key, confirmed, passes)?;
+                    let terms = self.terms();
+                    let variant = Variant::bind(&self.frontend, id, file, key, confirmed, &terms)?;
                     self.add(variant);
                     return Ok(Outcome::Adopted(id));
                 }
@@ -525,7 +530,7 @@ impl<F: Frontend> Session<F> {
                 free,
                 parts,
             },
-            self.config.passes,
+            &self.terms(),
         )?;
         tracing::info!(
             target: "rote::record",

@@ -411,6 +411,28 @@ def test_a_read_in_a_hook() -> None:
 
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
+def test_a_trusted_plan_of_another_branch(tmp_path: Path) -> None:
+    """The first call finds a stored plan, and the data is not what that plan is for."""
+
+    def script(capture: Capture) -> Calls:
+        w = torch.zeros(3)
+
+        def function(x: Tensor) -> Tensor:
+            y = x * 2 if x.sum() > 0 else x + 1
+            w.add_(y)
+            return y
+
+        for signs in ([1, 1, 1], [-1, 1, -1, -1, 1, 1]):
+            step = capture(function, state={"w": w}, plans=tmp_path, trust_plans=True)
+            for sign in signs:
+                yield step(torch.ones(3) * sign)
+        return {"w": w}
+
+    check_right(script)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("trust", [False, True])
 def test_plans_of_two_branches_in_one_store(trust: bool, tmp_path: Path) -> None:
     def script(capture: Capture) -> Calls:

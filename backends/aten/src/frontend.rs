@@ -13,7 +13,7 @@ use crate::bridge::{Borrowed, Bridge, Object};
 use crate::describe::Recording;
 use crate::facts::FactTable;
 use crate::program::{self, AtenProgram};
-use crate::ranks::{Group, without_gil};
+use crate::ranks::{self, Group, without_gil};
 use crate::sys;
 use crate::words;
 
@@ -300,6 +300,10 @@ impl Frontend for Aten {
 
     fn group(&self, name: &CStr) -> Result<Option<Group>, ReplayError> {
         Group::find(name)
+    }
+
+    fn compare_checks(&self, group: Option<&Group>) -> Result<(), ReplayError> {
+        ranks::compare_checks(group)
     }
 
     /// Releases the GIL.

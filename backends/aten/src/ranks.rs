@@ -71,6 +71,18 @@ impl Ranks for Group {
     }
 }
 
+/// Lets the checks that this thread's replays run tell each other their outcomes over a group, or none.
+///
+/// # Errors
+///
+/// [`ReplayError::Bridge`] when the group is gone.
+pub(crate) fn compare_checks(group: Option<&Group>) -> Result<(), ReplayError> {
+    let bridge = Bridge::get();
+    let (name, number) = group.map_or((std::ptr::null(), 0), |g| (g.name.as_ptr(), g.number));
+    // SAFETY: a C string or null.
+    bridge.check(unsafe { (bridge.functions().compare_checks)(name, number) })
+}
+
 /// Calls `body` with the GIL released.
 ///
 /// # Errors

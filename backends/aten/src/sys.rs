@@ -132,6 +132,7 @@ functions! {
     run_free: fn(*mut c_void, u32) -> c_int;
     group: fn(*const c_char, *mut u64, *mut u32, *mut c_int) -> c_int;
     gather: fn(*const c_char, u64, *const u8, u64, *mut u8) -> c_int;
+    compare_checks: fn(*const c_char, u64) -> c_int;
     without_gil: fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
     watch_new: fn(*mut *mut c_void) -> c_int;
     watch_free: fn(*mut c_void);

@@ -123,6 +123,7 @@ def capture(
     strict: bool = ...,
     verify: int = ...,
     verify_every: int = ...,
+    agree: bool = ...,
     trust_plans: bool = ...,
     max_variants: int = ...,
     ignore: Sequence[str] = ...,
@@ -137,6 +138,7 @@ def capture(
     strict: bool = ...,
     verify: int = ...,
     verify_every: int = ...,
+    agree: bool = ...,
     trust_plans: bool = ...,
     max_variants: int = ...,
     ignore: Sequence[str] = ...,
@@ -150,6 +152,7 @@ def capture(
     strict: bool = False,
     verify: int = 0,
     verify_every: int = 0,
+    agree: bool = False,
     trust_plans: bool = False,
     max_variants: int = 8,
     ignore: Sequence[str] = (),
@@ -175,6 +178,10 @@ def capture(
             same calls. The results of eager stay. At a difference the step
             stays eager for good. A warning then names a report in the plan
             directory, with the first instruction that differs.
+        agree: the ranks agree at each call that all of them replay it. The step
+            may then read values on the host after collectives (``found_inf``,
+            a gradient's norm): the ranks agree about these too. All ranks
+            must call the step equally often.
         trust_plans: use a stored plan without recording the step once more.
         max_variants: how many plans may be kept. If there are more, a plan
             that was not used for 256 calls makes room. Until there is such a
@@ -196,7 +203,7 @@ def capture(
 
     def wrap(function: Callable[..., Any]) -> Captured[..., Any]:
         return Captured(
-            Step(function, state, plans, strict, verify, verify_every, trust_plans, max_variants, ignore, passes)
+            Step(function, state, plans, strict, verify, verify_every, agree, trust_plans, max_variants, ignore, passes)
         )
 
     return wrap if fn is None else wrap(fn)

@@ -132,6 +132,7 @@ class Step:
         strict: bool,
         verify: int,
         verify_every: int,
+        agree: bool,
         trust_plans: bool,
         max_variants: int,
         ignore: Sequence[str],
@@ -157,6 +158,7 @@ class Step:
         self._until = verify_every  # calls until the next one that runs beside eager
         self._verified_calls = 0
         self._stopped = False
+        self._agree = agree
         self._trust = trust_plans
         self.ignore = tuple(ignore)
         self._max_variants = max_variants
@@ -357,6 +359,8 @@ class Step:
         self._agrees = False
         if world > 1:
             agrees = c_int()
+            if self._agree:
+                check(lib.rote_session_let_ranks_agree(self.session))
             check(lib.rote_session_agree_in(self.session, name, byref(agrees)))
             self._agrees = bool(agrees.value)
             self._notice()
@@ -527,7 +531,8 @@ class Step:
         assert recording is not None
         specs, classes = trusted
         recording.close()
-        check(lib.rote_session_replay_last(self.session, byref(self.variant), byref(self._slot)))
+        if check(lib.rote_session_replay_last(self.session, byref(self.variant), byref(self._slot))) == EAGER:
+            return self._run(args, kwargs)  # it would read other values than the plan is for
         variant = self.variant.value
         plan = json.loads(lib.rote_session_variant(self.session, variant))
         locals_ = take_object(self._slot)

@@ -18,6 +18,10 @@ impl Recorder {
             let lasting = last.iter().position(|instr| lasts(plan, instr));
             self.first_lasting = lasting.map(|at| (first + at) as InstrId);
         }
+        if self.first_final.is_none() {
+            let last_word = last.iter().position(|instr| is_final(plan, instr));
+            self.first_final = last_word.map(|at| (first + at) as InstrId);
+        }
         self.may_raise = last.iter().any(|instr| may_raise(plan, instr));
         if self.may_raise {
             self.last_raising = Some(first as InstrId);
@@ -38,9 +42,10 @@ impl Recorder {
     }
 
     /// Whether the op that was recorded last may raise where the call could not be made again:
-    /// it, or what came before it, does what lasts.
+    /// it, or what came before it, does what lasts. Where the ranks agree about checks, that is at any op: the others
+    /// would wait for this rank at the next check.
     pub fn may_raise_late(&self) -> bool {
-        self.may_raise && self.first_lasting.is_some()
+        self.may_raise && (self.first_lasting.is_some() || self.ranks_agree)
     }
 
     /// Why a step that handles errors of the op that was recorded last can't be replayed.
@@ -90,5 +95,21 @@ pub(super) fn lasts(plan: &Plan, instr: &Instr) -> bool {
         }
         Instr::Collective(_) | Instr::Wait { .. } => true,
         Instr::View { .. } | Instr::Rng { .. } | Instr::Free { .. } => false,
+    }
+}
+
+/// Whether an instruction [`lasts`] even where all ranks begin the call anew, as a collective between tensors of the
+/// step's own does not.
+pub(super) fn is_final(plan: &Plan, instr: &Instr) -> bool {
+    match instr {
+        Instr::Collective(_) => {
+            let mut written = false;
+            for_each_written(plan, instr, |root| {
+                written |= matches!(plan.values[root as usize].def, Def::Binding(_));
+            });
+            written
+        }
+        Instr::Wait { .. } => false,
+        _ => lasts(plan, instr),
     }
 }

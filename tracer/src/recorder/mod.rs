@@ -43,7 +43,7 @@ use rote_plans::{
 use crate::event::{ArgEvent, OpEvent, TensorEvent};
 use crate::refusal::Refusal;
 use crate::tables::Tables;
-pub use reads::{checks_come_first, has_checks};
+pub use reads::{checks_can_agree, checks_come_first, has_checks};
 use roots::{Candidate, Geometry, Named, Root};
 use rote_passes::liveness;
 
@@ -77,8 +77,12 @@ pub struct Recorder {
     last_raising: Option<InstrId>,
     /// The first instruction that does what lasts, even if a later one fails.
     first_lasting: Option<InstrId>,
+    /// The first instruction that does what lasts and is no collective between tensors of the step's own.
+    first_final: Option<InstrId>,
     /// Whether the host may ask for data, and plans check the answers.
     may_ask: bool,
+    /// Whether the ranks agree about the answers, so that collectives may come before.
+    ranks_agree: bool,
     /// Checks that must run before what lasts, and came later.
     ahead: Vec<usize>,
     /// For each path of a tensor whose gradient has gone, the instruction that has shown it.

@@ -4,7 +4,9 @@
 //! check stands in the place of the question ([`CHECK_NUMBER`], [`CHECK_EQUAL`]). It ends a replay that finds
 //! another answer, and the call is made again: with a plan recorded under that answer, or eagerly. So nothing
 //! that lasts may come before a check. One that comes later is moved to the front of the plan, with the ops that
-//! its answer needs, if these need nothing that lasts. Otherwise the question is refused.
+//! its answer needs, if these need nothing that lasts. Where all ranks replay a call and tell each other the outcome
+//! of each check, all of them begin anew together: then only collectives may come before a check. Otherwise the
+//! question is refused.
 
 use hashbrown::HashSet;
 use rote_passes::liveness::{for_each_out, for_each_value, for_each_written};
@@ -83,6 +85,11 @@ impl Recorder {
         self.may_ask = true;
     }
 
+    /// Lets plans check answers behind collectives: the ranks agree about each call, and about each check.
+    pub fn let_ranks_agree(&mut self) {
+        self.ranks_agree = true;
+    }
+
     /// Whether the host has asked for data, and has got an answer that the plan checks.
     pub fn asks(&self) -> bool {
         has_checks(&self.tables.plan)
@@ -101,12 +108,20 @@ impl Recorder {
         self.local(&check)?;
         if let Some(lasting) = self.first_lasting {
             let at = self.len() - 1;
-            if ahead(&self.tables.plan, at).is_none() {
+            if ahead(&self.tables.plan, at).is_some() {
+                self.ahead.push(at);
+                return Ok(());
+            }
+            let only_collectives = self.first_final.is_none() && self.unwaited() == 0;
+            if !(self.ranks_agree && only_collectives) {
                 self.tables.plan.instrs.pop();
                 self.sources.pop();
+                let lasting = match self.ranks_agree {
+                    true => self.first_final.unwrap_or(lasting),
+                    false => lasting,
+                };
                 return self.host_read(op, Some(lasting as usize));
             }
-            self.ahead.push(at);
         }
         Ok(())
     }
@@ -151,14 +166,28 @@ impl Recorder {
             };
             format!(", after {did}, so that a replay that finds another value could not begin anew")
         });
+        let sent = lasting.is_some_and(|at| {
+            matches!(
+                self.tables.plan.instrs[at],
+                Instr::Collective(_) | Instr::Wait { .. }
+            )
+        });
+        let remedy = match sent && !self.ranks_agree && self.first_final.is_none() {
+            true => {
+                "pass agree=True to rote.capture, if all ranks call the step equally often: they then agree about the value"
+            }
+            false => {
+                "return the tensor and read it outside the captured function, or decide on the device (torch.where in \
+                 PyTorch); an optimizer of your own can compute with its step counter as a tensor"
+            }
+        };
         Self::refuse(
             op,
             format!(
                 "reads a tensor on the host (in Python .item(), float(), bool(), print()): a plan cannot hold the host's \
                  use of the value{after}"
             ),
-            "return the tensor and read it outside the captured function, or decide on the device (torch.where in \
-             PyTorch); an optimizer of your own can compute with its step counter as a tensor",
+            remedy,
         )
     }
 
@@ -265,6 +294,22 @@ pub fn checks_come_first(plan: &Plan) -> bool {
             _ => true,
         };
         lasts |= super::failing::lasts(plan, instr);
+        fits
+    })
+}
+
+/// Whether all ranks can begin a call of a plan anew at each of its checks: nothing comes before one but what changes
+/// nothing, and collectives between tensors of the step's own, each of which the step has waited for.
+pub fn checks_can_agree(plan: &Plan) -> bool {
+    let (mut is_final, mut started, mut ended) = (false, 0, 0);
+    plan.instrs.iter().all(|instr| {
+        let fits = match instr {
+            Instr::Local { op, .. } if is_check(plan.str(*op)) => !is_final && started == ended,
+            _ => true,
+        };
+        started += usize::from(matches!(instr, Instr::Collective(_)));
+        ended += usize::from(matches!(instr, Instr::Wait { .. }));
+        is_final |= super::failing::is_final(plan, instr);
         fits
     })
 }
