@@ -428,3 +428,72 @@ def test_never_waited_for() -> None:
         return {}
 
     check_refused(script, "does not wait for 1 of the collectives", remedy="wait for each")
+
+
+def summed(t: Tensor, is_async: bool, group: Any, device: Any = None) -> Tensor:
+    parts = [t + 1, t * 2, t.sum(0, dtype=t.dtype)]
+    with dist._coalescing_manager(group, device, async_ops=is_async) as manager:
+        for part in parts:
+            dist.all_reduce(part, op=dist.ReduceOp.MAX, group=group)
+    if is_async:
+        manager.wait()
+    return torch.cat(parts[:2]) + parts[2]
+
+
+def gathered(t: Tensor, is_async: bool, group: Any, device: Any = None) -> Tensor:
+    ranks, parts = dist.get_world_size(group), [t, t[:1] * 2]
+    outs = [t.new_empty(ranks * part.shape[0], *part.shape[1:]) for part in parts]
+    with dist._coalescing_manager(group, device, async_ops=is_async) as manager:
+        for out, part in zip(outs, parts, strict=True):
+            dist.all_gather_into_tensor(out, part, group=group)
+    if is_async:
+        manager.wait()
+    return torch.cat(outs)
+
+
+def scattered(t: Tensor, is_async: bool, group: Any, device: Any = None) -> Tensor:
+    ranks, parts = dist.get_world_size(group), [t, t + 1]
+    outs = [t.new_empty(part.shape[0] // ranks, *part.shape[1:]) for part in parts]
+    with dist._coalescing_manager(group, device, async_ops=is_async) as manager:
+        for out, part in zip(outs, parts, strict=True):
+            dist.reduce_scatter_tensor(out, part, group=group)
+    if is_async:
+        manager.wait()
+    return torch.cat(outs)
+
+
+COALESCED: dict[str, Callable[..., Tensor]] = {"summed": summed, "gathered": gathered, "scattered": scattered}
+
+
+@pytest.mark.ranks(2, timeout=60)
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("name", COALESCED)
+def test_coalesced(name: str, dtype: torch.dtype, is_async: bool) -> None:
+    def script(capture: Capture) -> Calls:
+        step = capture(lambda x: COALESCED[name](x * 2, is_async, None) + 1)
+        for call in range(CALLS):
+            yield step(drawn(call, dtype))
+        return {}
+
+    check_equal(script, replays=REPLAYS)
+
+
+@pytest.mark.ranks(4, timeout=60)
+def test_coalesced_in_subgroups() -> None:
+    def script(capture: Capture) -> Calls:
+        own = [group_of(0, 1), group_of(3, 2)][dist.get_rank() // 2]
+
+        def body(x: Tensor) -> Tensor:
+            total = x.sum()
+            for group in (None, own):
+                for collective in COALESCED.values():
+                    total = total + collective(x + 1, True, group).sum()
+            return total
+
+        step = capture(body)
+        for call in range(CALLS):
+            yield step(drawn(call))
+        return {}
+
+    check_equal(script, replays=REPLAYS)
