@@ -353,6 +353,9 @@ def test_stored(tmp_path: Path, trust: bool) -> None:
     if not ORACLE_ONLY:
         stats = found.steps[1].stats
         assert stats.recordings == 0 and stats.replays == (6 if trust else 5), stats
+        told = found.steps[1].explain()
+        for row in ("2      192 B  allgather_ on", "1       96 B  reduce_ on", "1      192 B  alltoall_ on"):
+            assert row in told, told
 
 
 def read_early(x: Tensor) -> Tensor:

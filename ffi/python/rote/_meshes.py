@@ -56,7 +56,8 @@ class Meshes:
 
         def flatten(mesh: Any, mesh_dim_name: str | None = None, *args: Any, **kwargs: Any) -> Any:
             name = mesh_dim_name or "_".join(mesh.mesh_dim_names or ())
-            known = name in getattr(mesh._get_root_mesh(), "_flatten_mapping", ())
+            root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+            known = name in getattr(root, "_flatten_mapping", ())
             return (ask if known else original)(mesh, mesh_dim_name, *args, **kwargs)
 
         return flatten

@@ -107,7 +107,10 @@ pub fn exchange(plan: &ArchivedPlan, instr: &ArchivedInstr) -> Option<(String, u
     };
     let name = plan.str(op.to_native()).strip_prefix("c10d::")?;
     let (mut group, mut bytes) = ("", 0_u64);
-    let written = &plan.ids[writes.indices()];
+    let written = match name {
+        "reduce_" | "allreduce_coalesced_" => &[][..], // sent too
+        _ => &plan.ids[writes.indices()],
+    };
     for arg in &plan.args[args.indices()] {
         match arg {
             ArchivedArg::Str(text) => {

@@ -316,7 +316,10 @@ mod tests {
             match refused(&recorder) {
                 None => assert_eq!(expected, "", "{name}, {}", event.name),
                 Some(why) => {
-                    assert!(!expected.is_empty() && why.contains(expected), "{name}: {why}");
+                    assert!(
+                        !expected.is_empty() && why.contains(expected),
+                        "{name}: {why}"
+                    );
                 }
             }
         }
