@@ -121,9 +121,22 @@ fn covers(range: &ArchivedRange, instr: usize) -> bool {
 /// Collectives by kind, group and cause.
 fn collectives(plan: &ArchivedPlan, out: &mut String) {
     let mut rows: Vec<(String, usize, u64)> = Vec::new();
+    let mut add = |name: String, bytes: u64| match rows.iter_mut().find(|row| row.0 == name) {
+        Some(row) => {
+            row.1 += 1;
+            row.2 += bytes;
+        }
+        None => rows.push((name, 1, bytes)),
+    };
     for (i, instr) in plan.instrs.iter().enumerate() {
-        let ArchivedInstr::Collective(c) = instr else {
-            continue;
+        let c = match instr {
+            ArchivedInstr::Collective(c) => c,
+            _ => {
+                if let Some((name, bytes)) = describe::exchange(plan, instr) {
+                    add(format!("{name}: the step itself"), bytes);
+                }
+                continue;
+            }
         };
         let strategy = plan.strategies.iter().find(|s| covers(&s.instrs, i));
         let redistribution = plan.redistributions.iter().find(|r| covers(&r.instrs, i));
@@ -138,14 +151,8 @@ fn collectives(plan: &ArchivedPlan, out: &mut String) {
         };
         let group = plan.str(plan.groups[c.group.to_native() as usize].label.to_native());
         let name = format!("{} on {group}: {cause}", describe::collective_kind(c.kind));
-        let bytes = describe::tensor_bytes(plan, &plan.values[c.input.to_native() as usize]);
-        match rows.iter_mut().find(|row| row.0 == name) {
-            Some(row) => {
-                row.1 += 1;
-                row.2 += bytes;
-            }
-            None => rows.push((name, 1, bytes)),
-        }
+        let input = &plan.values[c.input.to_native() as usize];
+        add(name, describe::tensor_bytes(plan, input));
     }
     if rows.is_empty() {
         return;

@@ -84,6 +84,7 @@ EXPORT int rote_bridge_init(PyObject* dtensor, PyObject* async_collective_tensor
     classes.local_tensor_offset = slot_offset(dtensor, classes.local_tensor_name);
     classes.spec_offset = slot_offset(dtensor, classes.spec_name);
     register_checks();
+    register_wait();
   });
 }
 

@@ -324,9 +324,12 @@ class Recording {
       arg.list = one.data();
       return arg;
     }
-    // Ops of process groups take a list of tensors for each device of the process, of which there is one.
-    if (value.isList() && value.toListRef().size() == 1 && value.toListRef()[0].isTensorList())
-      return from_stack(value.toListRef()[0], c10::Argument("", c10::ListType::ofTensors()));
+    if (value.isList() && is_of_lists_of_tensors(formal)) {
+      static const c10::Argument tensors("", c10::ListType::ofTensors());
+      auto lists = value.toListRef();
+      if (lists.empty()) return from_stack(c10::List<at::Tensor>(), tensors);
+      if (lists.size() == 1 && !lists[0].toListRef().empty()) return from_stack(lists[0], tensors);
+    }
     if (value.isList() && is_of_tensors(formal, value)) {
       std::vector<Tensor>& space = tensor_block();
       auto items = value.toListRef();

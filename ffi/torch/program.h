@@ -170,7 +170,7 @@ class Program {
                 "operator ", name, " returns ", handle->schema().returns().size(), " results, the plan names ", nouts);
     TORCH_CHECK(!looks_elsewhere(*handle), "operator ", name,
                 " looks at memory through another shape: a plan says so as a view, whose bounds are checked");
-    Prepared op{*handle, {}, {}, {}, {}, false};
+    Prepared op{*handle, {}, {}, {}, {}, false, {}, {}};
     op.constants.reserve(nargs);
     for (uint32_t i = 0; i < nargs; ++i) {
       const Arg& arg = args[i];
@@ -178,7 +178,7 @@ class Program {
         op.tensors.push_back({i, slot(arg.i)});
         op.constants.emplace_back();
       } else if (arg.tag == kValues) {
-        op.lists.push_back({i, optional_elements(formals[i]), {}});
+        op.lists.push_back({i, optional_elements(formals[i]), is_of_lists_of_tensors(formals[i]), {}});
         for (uint32_t j = 0; j < arg.len; ++j)
           op.lists.back().slots.push_back(arg.ints[j] < 0 ? -1 : static_cast<int64_t>(slot(arg.ints[j])));
         op.constants.emplace_back();
@@ -188,6 +188,14 @@ class Program {
     }
     // An op of which nothing is kept, as one in place, has no results to look at.
     if (std::any_of(outs, outs + nouts, [](int64_t out) { return out >= 0; })) op.outs.assign(outs, outs + nouts);
+    if (handle->schema().name().rfind("c10d::", 0) == 0) {
+      TORCH_CHECK(op.outs.size() == 1, "operator ", name, " returns a handle, which the plan does not keep");
+      op.starts = slot(op.outs[0]);
+      op.outs.clear();
+    } else if (handle->schema().name() == kWait) {
+      TORCH_CHECK(!op.tensors.empty() && op.tensors[0].first == 0, "a wait without a handle");
+      op.waits = op.tensors[0].second;
+    }
     if (into == kIntoOverload) {
       write_into(op, name, into_overload);
     } else if (into == kIntoCopy) {
@@ -288,12 +296,17 @@ class Program {
     if (bool grad = grads_.at(index); grad != grad_) c10::GradMode::set_enabled(grad_ = grad);
     if (const auto& direct = direct_[index]) return direct->call();
     Prepared& op = ops_[index];
+    if (op.waits) return run_wait(*op.waits);
     stack_.clear();
     for (const c10::IValue& constant : op.constants) stack_.push_back(constant);
     for (const auto& [position, value] : op.tensors) stack_[position] = slots_[value];
     for (const TensorList& list : op.lists) stack_[list.position] = build(list);
     op.handle.callBoxed(&stack_);
-    take_results(op);
+    if (op.starts) {
+      take_handle(*op.starts);
+    } else {
+      take_results(op);
+    }
     stack_.clear();  // it holds what the op wrote in place
   }
 
@@ -435,6 +448,7 @@ class Program {
   struct TensorList {
     uint32_t position;
     bool optional;
+    bool nested;  // the only list of a list
     std::vector<int64_t> slots;
   };
   struct Prepared {
@@ -444,6 +458,8 @@ class Program {
     std::vector<TensorList> lists;
     std::vector<int64_t> outs;
     bool copies;  // results are copied to where they lie
+    std::optional<uint32_t> starts;  // the slot of the handle that it returns
+    std::optional<uint32_t> waits;   // the slot of the handle that it waits with
   };
   struct View {
     uint32_t base, out;
@@ -488,7 +504,7 @@ class Program {
   // A direct call for an op, if there is one for its kind. Tensors are read from
   // the slots, so only a list must be of fixed ones.
   std::unique_ptr<Direct> called_directly(const Prepared& op, const std::vector<bool>& fixed) {
-    if (op.copies) return nullptr;
+    if (op.copies || op.starts || op.waits) return nullptr;
     const c10::FunctionSchema& schema = op.handle.schema();
     std::string kinds = kinds_of(schema);
     DirectArguments from{op.handle, std::vector<const at::Tensor*>(kinds.size()), op.constants, {}, nullptr};
@@ -529,6 +545,13 @@ class Program {
     op.constants.resize(2);
     op.constants.emplace_back(false);
     op.outs.clear();
+  }
+
+  // Keeps the handle that an op of a process group has left on the stack. Its slot gets an empty tensor.
+  void take_handle(uint32_t value) {
+    works_[value] = work_of(stack_);
+    pending_.push_back(value);
+    slots_[value] = at::empty({0}, at::kByte);
   }
 
   // Puts what an op has left on the stack into the slots of its results.
@@ -582,7 +605,10 @@ class Program {
     c10::List<at::Tensor> out;
     out.reserve(list.slots.size());
     for (int64_t value : list.slots) out.push_back(value < 0 ? at::Tensor() : slots_[value]);
-    return out;
+    if (!list.nested) return out;
+    c10::List<c10::List<at::Tensor>> lists;
+    if (!out.empty()) lists.push_back(std::move(out));
+    return lists;
   }
 
   static c10::IValue constant(const Arg& arg, c10::TypePtr type) {
@@ -598,7 +624,9 @@ class Program {
       case kMemoryFormat: return arg.i;
       case kFloat: return arg.f;
       case kComplex: return c10::complex<double>(arg.c[0], arg.c[1]);
-      case kStr: return std::string(arg.s);
+      case kStr:
+        if (type->kind() == c10::TypeKind::ClassType) return process_group_object(arg.s, *type);
+        return std::string(arg.s);
       case kDevice:
         TORCH_CHECK((arg.i >> 8) < static_cast<int64_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES), "no device: ", arg.i >> 8);
         return c10::Device(static_cast<c10::DeviceType>(arg.i >> 8), static_cast<int8_t>(arg.i & 0xff));

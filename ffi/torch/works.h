@@ -2,10 +2,13 @@
 // reductions as text, and their handles (`Work`) as numbers.
 #pragma once
 #include <chrono>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
@@ -13,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/library.h>
 
 #include "ranks.h"
 
@@ -45,6 +49,46 @@ inline std::optional<std::string> process_group_text(const c10::IValue& value) {
     case c10d::ReduceOp::PRODUCT: return "product";
     default: return "";
   }
+}
+
+// The object that such a name stands for, of the class that an op's argument has.
+inline c10::IValue process_group_object(const std::string& text, const c10::Type& type) {
+  const std::string name = type.annotation_str();
+  const auto is = [&](const char* end) { return name.size() >= std::strlen(end) && name.compare(name.size() - std::strlen(end), std::string::npos, end) == 0; };
+  if (is(".c10d.ProcessGroup")) return c10::IValue(c10d::resolve_process_group(text));
+  TORCH_CHECK(is(".c10d.ReduceOp"), "a text where the schema has ", name);
+  for (auto [known, reduction] : {std::pair{"sum", c10d::ReduceOp::SUM}, std::pair{"avg", c10d::ReduceOp::AVG},
+                                  std::pair{"max", c10d::ReduceOp::MAX}, std::pair{"min", c10d::ReduceOp::MIN},
+                                  std::pair{"product", c10d::ReduceOp::PRODUCT}})
+    if (text == known) return c10::IValue(c10::make_intrusive<c10d::ReduceOp>(reduction));
+  TORCH_CHECK(false, "unknown reduction ", text);
+}
+
+// Whether an argument is a list of lists of tensors. Ops of process groups take a list of tensors for each device of
+// the process, of which there is one.
+inline bool is_of_lists_of_tensors(const c10::Argument& formal) {
+  auto outer = formal.type()->cast<c10::ListType>();
+  auto inner = outer ? outer->getElementType()->cast<c10::ListType>() : nullptr;
+  return inner && inner->getElementType()->kind() == c10::TypeKind::TensorType;
+}
+
+// The handle among what an op has left on the stack; null if there is none.
+inline c10::intrusive_ptr<c10d::Work> work_of(const std::vector<c10::IValue>& results) {
+  if (results.empty() || !is_of_class(results.back(), "Work")) return {};
+  return results.back().toCustomClass<c10d::Work>();
+}
+
+// The op `(Tensor handle, Tensor[] received, Tensor[] sent)` by which plans wait for an op of a process group, of
+// which `handle` stands for the handle: see WAIT in plans/src/instr.rs. Programs run it themselves.
+inline constexpr const char* kWait = "rote::wait";
+
+inline void register_wait() {
+  static auto* library = new torch::Library(torch::Library::FRAGMENT, "rote", {}, __FILE__, __LINE__);
+  static bool registered = [] {
+    library->def("wait(Tensor handle, Tensor(a!)[] received, Tensor[] sent) -> ()");
+    return true;
+  }();
+  (void)registered;
 }
 
 // The handles that ops of one recording have returned.

@@ -116,6 +116,10 @@ pub const CHECK_NUMBER: &str = "rote::check_number";
 /// unlike when the step asked.
 pub const CHECK_EQUAL: &str = "rote::check_equal";
 
+/// The op `(Tensor handle, Tensor[] received, Tensor[] sent)` that waits for an op of a process group which a plan
+/// holds as a local op. The result of that op stands for its handle. What it receives is there behind the wait.
+pub const WAIT: &str = "rote::wait";
+
 /// Whether an op is one of these: what Python did with the answer, a replay does only for the same
 /// answer.
 pub fn is_check(op: &str) -> bool {

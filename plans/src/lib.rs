@@ -48,7 +48,7 @@ pub use check::Fault;
 pub use error::PlanError;
 pub use file::PlanFile;
 pub use instr::{
-    Arg, CHECK_EQUAL, CHECK_NUMBER, Collective, CollectiveKind, Instr, RngAction, is_check,
+    Arg, CHECK_EQUAL, CHECK_NUMBER, Collective, CollectiveKind, Instr, RngAction, WAIT, is_check,
     keeps_to_arguments,
 };
 pub use mesh::{Group, Mesh};

@@ -69,7 +69,7 @@ class ByHand:
                 _GROUPED,
                 "puts calls of a process group together, which a recording does not see",
                 "call the process group once for each tensor (no _coalescing_manager with a device, no "
-                "batch_isend_irecv), or outside the captured function",
+                "batch_isend_irecv on a backend that supports coalescing), or outside the captured function",
             ),
             (
                 backend,

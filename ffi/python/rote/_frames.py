@@ -27,6 +27,9 @@ _lines: dict[tuple[str, int], bytes] = {}
 # Of the library, these swallow errors, or may.
 _SWALLOWING = (contextlib.suppress, contextlib.ExitStack, contextlib.AsyncExitStack)
 _LENIENT = frozenset({kind.__name__ for kind in _SWALLOWING} | {"assertRaises", "assertRaisesRegex", "subTest"})
+# Managers made by `contextlib.contextmanager`.
+_ENTERS = contextlib._GeneratorContextManager.__enter__.__code__
+_LEAVES = contextlib._GeneratorContextManager.__exit__.__code__
 _WRAPPERS = (functools.partialmethod, staticmethod, classmethod)
 _LEAVING = frozenset({"__exit__", "__aexit__"})
 # Where C calls these and an error is raised, iteration ends, another way is tried, or Python prints it and goes on.
@@ -104,10 +107,18 @@ def handler_since(end: types.CodeType, handlers: Handlers) -> str | None:
                 for start, stop, catches in _regions(code)
             )
         )
-        if handles and not code.co_filename.startswith((TORCH, _ROTE)):
+        if handles and not code.co_filename.startswith((TORCH, _ROTE)) and not _resumes_generator(frame):
             return f"{code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+def _resumes_generator(frame: types.FrameType) -> bool:
+    """Whether a manager made by ``contextlib.contextmanager`` runs the part of its generator before or behind the
+    ``yield``, and no error is handled there so far. Around it stands ``except StopIteration``, which no generator
+    raises. What the generator handles, its own frame tells."""
+    code = frame.f_code
+    return code is _ENTERS or (code is _LEAVES and frame.f_locals.get("typ", code) is None)
 
 
 @by_identity

@@ -30,6 +30,7 @@ from ._by_hand import ByHand
 from ._frames import TORCH, Handlers, handler_since, is_users_own, user_line
 from ._identity import address
 from ._looks import Looks
+from ._meshes import Meshes
 from ._native import MAY_RAISE, MAY_RAISE_LATE, NO_INDEX, REFUSED, c_text, check, error, ids, lib, observe_no_more
 from ._specs import spec_text
 
@@ -326,8 +327,8 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _ADDRESSES = ("data_ptr", "const_data_ptr")  # the last one is new
 _MADE_OF_DATA = ("tensor", "as_tensor", "asarray")
 _BY_ELEMENTS = ("apply_", "map_", "map2_")  # call a function for each element, without an op
-# Reads meshes, which are no data of the step.
-_READS_MESHES = f"{TORCH}distributed/"
+# These read meshes, and places of shards, which are no data of the step.
+_READS_MESHES = (f"{TORCH}distributed/device_mesh.py", f"{TORCH}distributed/tensor/placement_types.py")
 
 
 @contextmanager
@@ -738,6 +739,7 @@ def run(session: Any, watch: Watch, step: Callable[[], Any], seen: Seen | None =
     with ExitStack() as stack:
         watch.patches(stack)
         ByHand(recorder.waited, watch.refuse, in_step, unseen).patches(stack, _patched)
+        Meshes(watch.refuse, in_step, unseen).patches(stack, _patched)
         check(lib.rote_record_observe(recorder))
         stack.callback(observe_no_more, None)
         return step()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::binding::ArchivedBindingKind;
 use crate::describe::notation::{collective_kind, reduce_op};
-use crate::instr::ArchivedInstr;
+use crate::instr::{ArchivedArg, ArchivedInstr};
 use crate::plan::ArchivedPlan;
 use crate::pool::NONE;
 use crate::value::{ArchivedDef, ArchivedValue, DType};
@@ -94,6 +94,47 @@ pub fn collectives(plan: &ArchivedPlan) -> Vec<CollectiveTotal> {
             bytes,
         })
         .collect()
+}
+
+/// An op of a process group that the plan holds as a local op: its name and group, and the bytes that this rank puts
+/// in. `None` for other instructions.
+pub fn exchange(plan: &ArchivedPlan, instr: &ArchivedInstr) -> Option<(String, u64)> {
+    let ArchivedInstr::Local {
+        op, args, writes, ..
+    } = instr
+    else {
+        return None;
+    };
+    let name = plan.str(op.to_native()).strip_prefix("c10d::")?;
+    let (mut group, mut bytes) = ("", 0_u64);
+    let written = match name {
+        "reduce_" | "allreduce_coalesced_" => &[][..], // sent too
+        _ => &plan.ids[writes.indices()],
+    };
+    for arg in &plan.args[args.indices()] {
+        match arg {
+            ArchivedArg::Str(text) => {
+                let text = plan.str(text.to_native());
+                let known = plan
+                    .groups
+                    .iter()
+                    .find(|g| plan.str(g.name.to_native()) == text);
+                group = known.map_or(group, |known| plan.str(known.label.to_native()));
+            }
+            ArchivedArg::Values(range) => {
+                for value in plan.ids[range.indices()]
+                    .iter()
+                    .filter(|v| !written.contains(v))
+                {
+                    let value = plan.values.get(value.to_native() as usize);
+                    let sent = value.map_or(0, |value| tensor_bytes(plan, value));
+                    bytes = bytes.saturating_add(sent);
+                }
+            }
+            _ => {}
+        }
+    }
+    Some((format!("{name} on {group}"), bytes))
 }
 
 /// Bytes of the elements of a tensor, 0 for an element type of unknown size.

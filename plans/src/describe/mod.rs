@@ -18,7 +18,8 @@ mod notation;
 mod sections;
 
 pub use figures::{
-    CollectiveTotal, Instructions, Memory, collectives, instructions, memory, tensor_bytes,
+    CollectiveTotal, Instructions, Memory, collectives, exchange, instructions, memory,
+    tensor_bytes,
 };
 pub use json::json;
 pub use notation::{

@@ -2,12 +2,13 @@
 //!
 //! Such a call writes into tensors that the step gives, and returns a handle to wait with. An instruction makes its
 //! output, or works in place. So what has another output than its input gets an output of its own, and a copy behind
-//! the wait.
+//! the wait. Ops that no instruction is for are recorded as they are: see `exchanges`.
 
 use hashbrown::{HashMap, HashSet};
 use rote_plans::{Collective, CollectiveKind, Instr, InstrId, ReduceOp, ValueId};
 
 use super::Recorder;
+use super::exchanges::{self, Exchange};
 use crate::event::{ArgEvent, Argument, OpEvent, TensorEvent};
 use crate::refusal::Refusal;
 use crate::tables::parse_reduce;
@@ -48,17 +49,22 @@ impl Handles {
     }
 }
 
-/// A collective under way.
+/// What is under way.
 #[derive(Clone, Debug)]
-struct Started {
-    output: ValueId,
-    /// The given tensor, and the storage of what is copied there.
-    into: Option<(Given, u64)>,
+pub(super) enum Started {
+    /// A collective that has an instruction of its own.
+    Collective {
+        output: ValueId,
+        /// The given tensor, and the storage of what is copied there.
+        into: Option<(Given, u64)>,
+    },
+    /// An op that the plan holds as it is.
+    Op(Exchange),
 }
 
 /// A tensor as it was given.
 #[derive(Clone, Debug)]
-struct Given {
+pub(super) struct Given {
     sizes: Vec<i64>,
     strides: Vec<i64>,
     tensor: TensorEvent<'static>,
@@ -163,7 +169,7 @@ const LAYOUTS: &[Layout] = &[
 ];
 
 /// What of an op's arguments a plan does not hold.
-const OTHERWISE: &str = "is a call of a process group in a form that plans cannot hold";
+pub(super) const OTHERWISE: &str = "is a call of a process group in a form that plans cannot hold";
 
 impl<'e, 'a> Call<'e, 'a> {
     fn of(op: &'e OpEvent<'a>) -> Result<Self, Refusal> {
@@ -173,8 +179,11 @@ impl<'e, 'a> Call<'e, 'a> {
         let Some(layout) = LAYOUTS.iter().find(|layout| layout.name == op.name) else {
             return refused(
                 "is a call of a process group that plans cannot hold".to_owned(),
-                "use all_reduce, broadcast, all_gather_into_tensor, reduce_scatter_tensor or all_to_all_single, or call \
-                 the process group outside the captured function",
+                if op.name == "c10d::recv_any_source_" {
+                    "name the rank that sends (src=)"
+                } else {
+                    "call the process group outside the captured function"
+                },
             );
         };
         let arg = |at: usize| op.args.get(at).map(|arg| &arg.value);
@@ -266,8 +275,10 @@ impl<'e, 'a> Call<'e, 'a> {
 impl Recorder {
     /// Records the start of a collective that the step has called by hand.
     pub(super) fn by_hand(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
-        let call = Call::of(op)?;
-        self.check_tensors(op)?;
+        let started = match exchanges::layout(op.name) {
+            Some(layout) => Started::Op(self.exchange(op, layout)?),
+            None => self.start(op)?,
+        };
         let handle = op.outs.iter().find_map(|out| match out {
             ArgEvent::Int(number) => Some(*number),
             _ => None,
@@ -279,22 +290,27 @@ impl Recorder {
                 "report this as a bug, with the op",
             );
         };
-        let started = if call.kind.is_in_place() {
-            let value = self.known_value(op, 0, call.input)?;
-            self.push_collective(&call, value, value, op.source);
-            Started {
-                output: value,
-                into: None,
-            }
-        } else {
-            self.start_beside(op, &call)?
-        };
         // The number 0 is of no handle: what has run already, or runs in the stream of its device.
         if handle == 0 {
             return self.end(started, op.source);
         }
         self.handles.started.insert(handle, Some(started));
         Ok(())
+    }
+
+    /// Starts a collective that has an instruction of its own.
+    fn start(&mut self, op: &OpEvent<'_>) -> Result<Started, Refusal> {
+        let call = Call::of(op)?;
+        self.check_tensors(op)?;
+        if !call.kind.is_in_place() {
+            return self.start_beside(op, &call);
+        }
+        let value = self.known_value(op, 0, call.input)?;
+        self.push_collective(&call, value, value, op.source);
+        Ok(Started::Collective {
+            output: value,
+            into: None,
+        })
     }
 
     /// Starts a collective with an output of its own, which the wait copies to the given tensor.
@@ -332,8 +348,7 @@ impl Recorder {
         };
         let value = self.known_value(op, 0, &sent)?;
         let target = self.known_value(op, 0, output)?;
-        self.handles.own += 1;
-        let storage = OWN_STORAGES + self.handles.own;
+        let storage = self.own_storage();
         let width = output.dtype.bytes().unwrap_or(1);
         let own = TensorEvent {
             storage,
@@ -344,10 +359,21 @@ impl Recorder {
         let result = self.fresh(&own, self.next_instr(), false);
         self.push_collective(call, value, result, op.source);
         self.handles.targets.insert(result, target);
-        Ok(Started {
+        Ok(Started::Collective {
             output: result,
             into: Some((Given::of(output), storage)),
         })
+    }
+
+    /// The number of a storage that is no tensor's of the step.
+    pub(super) fn own_storage(&mut self) -> u64 {
+        self.handles.own += 1;
+        OWN_STORAGES + self.handles.own
+    }
+
+    /// Notes that the next instruction starts what the step has called by hand.
+    pub(super) fn mark_start(&mut self) {
+        self.handles.starts.insert(self.next_instr());
     }
 
     fn push_collective(
@@ -367,7 +393,7 @@ impl Recorder {
             input_splits: self.tables.dims(call.input_splits),
             output_splits: self.tables.dims(call.output_splits),
         };
-        self.handles.starts.insert(self.next_instr());
+        self.mark_start();
         self.push_instr(Instr::Collective(collective), source);
     }
 
@@ -392,7 +418,13 @@ impl Recorder {
 
     /// Waits for a collective, and brings its output to the tensor that was given.
     fn end(&mut self, started: Started, source: &str) -> Result<(), Refusal> {
-        let Started { output, into } = started;
+        let (output, into) = match started {
+            Started::Collective { output, into } => (output, into),
+            Started::Op(exchange) => {
+                self.wait_for(&exchange, source);
+                return Ok(());
+            }
+        };
         self.push_instr(Instr::Wait { value: output }, source);
         let Some((given, storage)) = into else {
             return Ok(());

@@ -112,7 +112,12 @@ impl Recorder {
     }
 
     /// Nested arguments go into the pool before the argument that holds them.
-    fn arg(&mut self, op: &OpEvent<'_>, i: usize, arg: &ArgEvent<'_>) -> Result<Arg, Refusal> {
+    pub(super) fn arg(
+        &mut self,
+        op: &OpEvent<'_>,
+        i: usize,
+        arg: &ArgEvent<'_>,
+    ) -> Result<Arg, Refusal> {
         Ok(match arg {
             ArgEvent::None => Arg::None,
             ArgEvent::Tensor(tensor) if tensor.storage == 0 => Arg::None,
@@ -160,7 +165,7 @@ impl Recorder {
         })
     }
 
-    fn push_args(&mut self, args: &[Arg]) -> Range {
+    pub(super) fn push_args(&mut self, args: &[Arg]) -> Range {
         let start = self.tables.plan.args.len() as u32;
         self.tables.plan.args.extend_from_slice(args);
         Range {

@@ -14,6 +14,7 @@
 //! | `undeclared` | arguments that ops write though their schemas do not say so |
 //! | `collectives` | collectives, and the waits for them |
 //! | `by_hand` | collectives that the step calls by hand, with handles to wait |
+//! | `exchanges` | ops of process groups that a plan holds as they are: lists of tensors, point to point |
 //! | `failing` | ops that may raise, and what a step has done by then |
 //! | `reads` | answers about data that the host asks for |
 //! | `strategies` | global ops and redistributions |
@@ -22,6 +23,7 @@
 mod by_hand;
 mod checks;
 mod collectives;
+mod exchanges;
 mod failing;
 mod local;
 #[cfg(test)]

@@ -264,9 +264,10 @@ fn ops_that_no_plan_can_hold_are_refused() {
         (plain("aten::set_"), "changes the storage"),
         (plain("c10d::allreduce_"), "without a process group"),
         (
-            plain("c10d::send"),
+            plain("c10d::recv_any_source_"),
             "a call of a process group that plans cannot hold",
         ),
+        (plain("c10d::send"), "not registered under a name"),
         (object, "argument 1 is a Generator"),
         (mixed, "argument 1 is a list of tensors"),
         (op("aten::relu", &[&sparse], &[&y]), "plain strided"),

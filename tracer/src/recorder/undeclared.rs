@@ -22,7 +22,7 @@ const fn op(name: &'static str, writes: [usize; 2], if_true: Option<usize>) -> U
     }
 }
 
-/// The running statistics of batch norm.
+/// The running statistics of batch norm; an allocation that only says on which device a barrier is.
 const UNDECLARED: &[Undeclared] = &[
     op("aten::native_batch_norm", [3, 4], Some(5)),
     op("aten::cudnn_batch_norm", [3, 4], Some(5)),
@@ -30,6 +30,7 @@ const UNDECLARED: &[Undeclared] = &[
     op("aten::batch_norm_update_stats", [1, 2], None),
     op("aten::batch_norm_gather_stats", [3, 4], None),
     op("aten::batch_norm_gather_stats_with_counts", [3, 4], None),
+    op("c10d::barrier", [0, 0], None),
 ];
 
 /// The op with all that it writes marked as written, if its schema does not say all.

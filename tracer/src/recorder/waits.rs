@@ -1,7 +1,8 @@
 //! Collectives that are under way: what is left to wait for, and who uses their memory too early.
 
-use rote_passes::liveness::{for_each_out, for_each_value, for_each_written};
-use rote_plans::{Instr, Plan, ValueId};
+use rote_passes::liveness::{for_each_out, for_each_value};
+use rote_plans::value::reach;
+use rote_plans::{Arg, Instr, Plan, ValueId, WAIT};
 
 use super::Recorder;
 use crate::Refusal;
@@ -19,6 +20,8 @@ impl Recorder {
         let plan = &self.tables.plan;
         let mut under_way: Vec<UnderWay> = Vec::new();
         for ((instr, source), at) in plan.instrs.iter().zip(&self.sources).zip(0..) {
+            let waited = waited(plan, instr);
+            under_way.retain(|one| Some(one.output) != waited);
             if let Some(does) = under_way
                 .iter()
                 .find_map(|one| one.disturbed_by(plan, instr))
@@ -42,14 +45,24 @@ impl Recorder {
                     ));
                 }
                 Instr::Collective(c) if !waits || self.handles.started_at(at) => {
+                    let writes = [Some(c.output), self.handles.target(c.output)];
                     under_way.push(UnderWay {
                         output: c.output,
-                        writes: root(plan, c.output),
-                        target: self.handles.target(c.output).map(|given| root(plan, given)),
-                        reads: root(plan, c.input),
-                    })
+                        writes: writes.into_iter().flatten().collect(),
+                        reads: vec![c.input],
+                    });
                 }
-                Instr::Wait { value } => under_way.retain(|one| one.output != *value),
+                Instr::Local { outs, writes, .. } if self.handles.started_at(at) => {
+                    let mut reads = Vec::new();
+                    for_each_value(plan, instr, |value| reads.push(value));
+                    let writes = plan.ids(*writes).to_vec();
+                    reads.retain(|value| !writes.contains(value));
+                    under_way.extend(plan.ids(*outs).first().map(|handle| UnderWay {
+                        output: *handle,
+                        writes,
+                        reads,
+                    }));
+                }
                 _ => {}
             }
         }
@@ -63,37 +76,38 @@ impl Recorder {
     }
 }
 
-/// A collective that was not waited for yet, and the roots that it writes and reads meanwhile.
+/// What was not waited for yet, and the values that it writes and reads meanwhile.
 struct UnderWay {
+    /// The value that the wait is for.
     output: ValueId,
-    writes: ValueId,
-    /// What the wait writes, where that is something else.
-    target: Option<ValueId>,
-    reads: ValueId,
+    writes: Vec<ValueId>,
+    reads: Vec<ValueId>,
 }
 
 impl UnderWay {
-    /// Whether it writes a root.
-    fn fills(&self, root: ValueId) -> bool {
-        root == self.writes || Some(root) == self.target
-    }
-
     /// What an instruction does too early, if anything.
     fn disturbed_by(&self, plan: &Plan, instr: &Instr) -> Option<&'static str> {
         // A view says where to look, and looks at nothing.
         if matches!(
             instr,
             Instr::View { .. } | Instr::Wait { .. } | Instr::Free { .. }
-        ) {
+        ) || waited(plan, instr).is_some()
+        {
             return None;
         }
+        let any = |own: &[ValueId], value| own.iter().any(|own| overlap(plan, *own, value));
         let (mut looks, mut writes) = (false, false);
-        for_each_value(plan, instr, |value| looks |= self.fills(root(plan, value)));
-        for_each_out(plan, instr, |value| looks |= self.fills(root(plan, value)));
-        for_each_written(plan, instr, |root| {
-            looks |= self.fills(root);
-            writes |= root == self.reads;
-        });
+        for_each_value(plan, instr, |value| looks |= any(&self.writes, value));
+        for_each_out(plan, instr, |value| looks |= any(&self.writes, value));
+        let mut write = |value| {
+            looks |= any(&self.writes, value);
+            writes |= any(&self.reads, value);
+        };
+        match instr {
+            Instr::Local { writes, .. } => plan.ids(*writes).iter().copied().for_each(&mut write),
+            Instr::Collective(c) => write(c.output),
+            _ => {}
+        }
         match (looks, writes) {
             (true, _) => Some("uses the result of a collective before the step has waited for it"),
             (_, true) => {
@@ -101,6 +115,37 @@ impl UnderWay {
             }
             (false, false) => None,
         }
+    }
+}
+
+/// The value that an instruction waits for.
+fn waited(plan: &Plan, instr: &Instr) -> Option<ValueId> {
+    match instr {
+        Instr::Wait { value } => Some(*value),
+        Instr::Local { op, args, .. } if plan.str(*op) == WAIT => {
+            match plan.args[args.indices()].first() {
+                Some(Arg::Value(handle)) => Some(*handle),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+/// Whether two values may look at the same bytes.
+fn overlap(plan: &Plan, a: ValueId, b: ValueId) -> bool {
+    if root(plan, a) != root(plan, b) {
+        return false;
+    }
+    let extent = |value: ValueId| {
+        let meta = plan.meta(value);
+        let dims = meta.shape.iter().copied().zip(meta.strides.iter().copied());
+        let width = meta.kind.dtype.bytes().unwrap_or(1);
+        reach(width, plan.values[value as usize].offset, dims)
+    };
+    match (extent(a), extent(b)) {
+        (Some(a), Some(b)) => a.0 < b.1 && b.0 < a.1,
+        _ => false, // one has no elements
     }
 }
 
