@@ -588,7 +588,7 @@ fn loose(recording: &Recording, all: &[String]) -> Vec<String> {
 
 fn changes_every_call(what: &str, hyperparameter: bool) -> Refusal {
     let remedy = if hyperparameter {
-        "set it before the captured function is called; the step of a learning rate scheduler may stay inside, if \
+        "set it before the captured function is called (in Python, host= takes a function for that); the step of a learning rate scheduler may stay inside, if \
          nothing there reads the rate"
     } else {
         "make the value a tensor, or pass it as an argument if it has few values; if it does not matter, leave it \

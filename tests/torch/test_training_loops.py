@@ -90,7 +90,7 @@ def tokens(config: Config) -> tuple[torch.Tensor, torch.Tensor]:
     return data[:, :-1].contiguous(), data[:, 1:].contiguous()
 
 
-def pretraining(scaled: bool, parallel: bool) -> Script:
+def pretraining(scaled: bool, parallel: bool, averaged: bool = False, **options: Any) -> Script:
     """Accumulated gradients, a GradScaler, clipping, and a schedule that is set by hand."""
 
     def script(capture: Capture) -> Any:
@@ -117,6 +117,10 @@ def pretraining(scaled: bool, parallel: bool) -> Script:
                     loss = loss / accumulation
                 scaler.scale(loss).backward()
                 total += loss.detach()
+            if averaged:
+                for p in model.parameters():
+                    dist.all_reduce(p.grad)
+                    p.grad /= dist.get_world_size()
             scaler.unscale_(optimizer)
             if not parallel:  # eager takes no mixture of tensors and DTensors
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -126,8 +130,8 @@ def pretraining(scaled: bool, parallel: bool) -> Script:
             return total
 
         state = {"model": model, "optimizer": optimizer, "scaler": scaler}
-        step = capture(train_step, state=state)
-        for it in range(30):
+        step = capture(train_step, state=state, **options)
+        for it in range(40):
             for group in optimizer.param_groups:
                 group["lr"] = get_lr(it)
             yield step([tokens(config) for _ in range(accumulation)])
@@ -143,7 +147,45 @@ def test_pretraining(scaled: bool) -> None:
 
 @pytest.mark.ranks(2)
 def test_pretraining_tensor_parallel() -> None:
+    """Without a scaler: in eager it takes no mixture of tensors and DTensors."""
     check_equal(pretraining(scaled=False, parallel=True), replays=20)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_pretraining_data_parallel(scaled: bool) -> None:
+    check_equal(pretraining(scaled, parallel=False, averaged=True, agree=scaled), replays=20)
+
+
+def test_a_schedule_of_ones_own() -> None:
+    """It runs before each call, and the step has the rate of its turn."""
+
+    def script(capture: Capture) -> Any:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(model.parameters())
+        done = [0]
+
+        def scheduled(x: torch.Tensor) -> None:
+            for group in optimizer.param_groups:
+                group["lr"] = get_lr(done[0])
+            done[0] += len(x)
+
+        def train_step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = capture(train_step, state={"model": model, "optimizer": optimizer}, host=scheduled)
+        for call in range(30):
+            x = torch.randn(2 if call == 9 else 1, 4)
+            if step is train_step:  # eager has no `host=`
+                scheduled(x)
+            yield step(x), done[0]
+        return model, optimizer
+
+    check_equal(script, replays=20)
 
 
 def test_images() -> None:

@@ -124,6 +124,7 @@ def capture(
     verify: int = ...,
     verify_every: int = ...,
     agree: bool = ...,
+    host: Callable[..., object] | None = ...,
     trust_plans: bool = ...,
     max_variants: int = ...,
     ignore: Sequence[str] = ...,
@@ -139,6 +140,7 @@ def capture(
     verify: int = ...,
     verify_every: int = ...,
     agree: bool = ...,
+    host: Callable[..., object] | None = ...,
     trust_plans: bool = ...,
     max_variants: int = ...,
     ignore: Sequence[str] = ...,
@@ -153,6 +155,7 @@ def capture(
     verify: int = 0,
     verify_every: int = 0,
     agree: bool = False,
+    host: Callable[..., object] | None = None,
     trust_plans: bool = False,
     max_variants: int = 8,
     ignore: Sequence[str] = (),
@@ -182,6 +185,10 @@ def capture(
             may then read values on the host after collectives (``found_inf``,
             a gradient's norm): the ranks agree about these too. All ranks
             must call the step equally often.
+        host: a function that runs before the step at every call, replayed or
+            not, with the arguments of the call. Code that a plan cannot hold
+            goes there, such as a schedule of your own that sets
+            ``group["lr"]``. What it returns is dropped.
         trust_plans: use a stored plan without recording the step once more.
         max_variants: how many plans may be kept. If there are more, a plan
             that was not used for 256 calls makes room. Until there is such a
@@ -203,7 +210,9 @@ def capture(
 
     def wrap(function: Callable[..., Any]) -> Captured[..., Any]:
         return Captured(
-            Step(function, state, plans, strict, verify, verify_every, agree, trust_plans, max_variants, ignore, passes)
+            Step(
+                function, state, plans, strict, verify, verify_every, agree, host, trust_plans, max_variants, ignore, passes
+            )
         )
 
     return wrap if fn is None else wrap(fn)

@@ -133,6 +133,7 @@ class Step:
         verify: int,
         verify_every: int,
         agree: bool,
+        host: Callable[..., object] | None,
         trust_plans: bool,
         max_variants: int,
         ignore: Sequence[str],
@@ -144,6 +145,8 @@ class Step:
             raise ValueError(f"verify= must be 0 or more, it is {verify}")
         if verify_every < 0:
             raise ValueError(f"verify_every= must be 0 or more, it is {verify_every}")
+        if host is not None and not callable(host):
+            raise TypeError(f"host= must be a function, it is {type(host).__name__}")
         if max_variants < 1:
             raise ValueError(f"max_variants= must be at least 1, it is {max_variants}")
         if isinstance(ignore, str) or not all(isinstance(name, str) for name in ignore):
@@ -159,6 +162,7 @@ class Step:
         self._verified_calls = 0
         self._stopped = False
         self._agree = agree
+        self._host = host
         self._trust = trust_plans
         self.ignore = tuple(ignore)
         self._max_variants = max_variants
@@ -191,6 +195,8 @@ class Step:
     def call(self, args: Any, kwargs: Any) -> Any:
         """Replays a call, or runs the function and records it."""
         with self._lock:
+            if self._host is not None:
+                self._host(*args, **kwargs)
             if self.session is None and not self._off:
                 self._begin()
             if self._off:
