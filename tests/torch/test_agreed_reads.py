@@ -342,7 +342,9 @@ def test_before_a_collective_has_ended(function: Callable[..., Tensor]) -> None:
 
 def random_step(draw: random.Random, w: Tensor) -> Callable[[Tensor], Any]:
     """Collectives, noise and questions in any order; then a write that depends on the answers."""
-    plan = [draw.choice(["reduce", "noise", "ask own", "ask all", "gather", "scale"]) for _ in range(draw.randint(3, 9))]
+    plan = [
+        draw.choice(["reduce", "noise", "ask own", "ask all", "gather", "scale"]) for _ in range(draw.randint(3, 9))
+    ]
     bounds = [draw.uniform(-4, 4) for _ in plan]
 
     def step(x: Tensor) -> Any:

@@ -211,7 +211,18 @@ def capture(
     def wrap(function: Callable[..., Any]) -> Captured[..., Any]:
         return Captured(
             Step(
-                function, state, plans, strict, verify, verify_every, agree, host, trust_plans, max_variants, ignore, passes
+                function,
+                state,
+                plans,
+                strict,
+                verify,
+                verify_every,
+                agree,
+                host,
+                trust_plans,
+                max_variants,
+                ignore,
+                passes,
             )
         )
 
