@@ -91,10 +91,14 @@ _Reader = Callable[[str, Any, int], None]  # of a path, an object and how many h
 class Objects(Walk):
     """The part of a walk that reads objects."""
 
-    def __init__(self, function: Any, ignore: tuple[str, ...], ran: Codes | None, read: Sequence[Any]) -> None:
-        """``read``: schedulers whose numbers the step has read."""
+    def __init__(
+        self, function: Any, ignore: tuple[str, ...], ran: Codes | None, read: Sequence[Any], missed: frozenset[str]
+    ) -> None:
+        """``read``: schedulers whose numbers the step has read; ``missed``: names of what it has asked others for, and
+        not found."""
         super().__init__(ignore, ran)
         self._read = read
+        self._missed = missed
         self.schedulers: list[tuple[str, torch.optim.lr_scheduler.LRScheduler]] = []  # the others
         self._known: dict[int, tuple[type, _Reader]] = {}  # by the addresses of classes, which it holds
         self._memory: dict[int, tuple[str, int]] = {}  # storages: the first tensor found in each, and where it starts
@@ -450,6 +454,12 @@ class Objects(Walk):
             self._any_object(path, value, depth)
         else:
             self.schedulers.append((path, value))
+            if self._missed:
+                self.add(TYPE_OF, value, None, HOST, path, value)
+                self._classes.of(type(value), depth)
+            own = _look.own(value) or {}
+            for name in sorted(self._missed - own.keys()):
+                self.add(DICT_ITEM, own, name, HOST, f"{path}.{name}", ABSENT)
 
     # -- objects of Python's own ----------------------------------------------
 

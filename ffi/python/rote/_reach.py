@@ -64,10 +64,11 @@ class Reach(Objects):
         ignore: tuple[str, ...],
         ran: Codes | None = None,
         read: Sequence[Any] = (),
+        missed: frozenset[str] = frozenset(),
     ) -> None:
         while issubclass(type(function), functools.partial):
             function = function.func
-        super().__init__(_innermost(function), ignore, ran, read)
+        super().__init__(_innermost(function), ignore, ran, read, missed)
 
     # -- where it starts ------------------------------------------------------
 

@@ -29,6 +29,7 @@ from . import (
     _look,
     _memory,
     _reach,
+    _reads,
     _record,
     _results,
     _returns,
@@ -120,6 +121,8 @@ def flatten(
 # where it stands, or draws from a copy.
 _PUTS_BACK = frozenset({"setstate", "set_state", "bit_generator", "getstate", "get_state"})
 _COPIES = frozenset({"copy", "deepcopy", "dumps", "__reduce__"})
+# By these, code gets at the attributes of an optimizer without naming them.
+_BY_ANOTHER_NAME = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})
 # Where memory begins and ends, the storage, and whose it is.
 _Extent = tuple[int, int, int, str]
 # Settings that PyTorch keeps in its Python modules, where code decides by them.
@@ -208,8 +211,12 @@ class Recording:
         self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._grad_specs: list[tuple[str, Any, bool]] = []
+        self._watched: list[torch.optim.Optimizer] = []  # whose dicts the step must not read
         self.calls = Calls()
-        self._walk = _reach.Reach(step.function, step.ignore, step.ran, step.read_schedulers)
+        self._walk = _reach.Reach(step.function, step.ignore, step.ran, step.read_schedulers, step.missed_by_schedulers)
+        self._reads = _reads.Reads()
+        self.hidden_reads = False
+        """Whether the step has got at attributes of its optimizers without naming them."""
         self.schedulers = _schedulers.none()
         self.counters = _counters.Counters([], {}, [])
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
@@ -293,7 +300,9 @@ class Recording:
         self._watch.read_out = self._read_out
         follows = self._follows(walk, given.keys())
         aliases = bool(self._aliases(walk, given.keys()))
-        self.schedulers = _schedulers.Schedulers(walk.schedulers, aliases, _record.unseen, self._put_back)
+        self.schedulers = _schedulers.Schedulers(
+            walk.schedulers, aliases, _record.unseen, self._put_back, self._step.missed_by_schedulers, self._reads
+        )
         # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
         follows_tuples = follows and not self._tape.proven
         tuples = {(id(fact.container), fact.key[0]) for fact in facts if fact.kind == _facts.TUPLE_ITEM}
@@ -435,14 +444,27 @@ class Recording:
         """Whether hyperparameters can be followed: all that the step does with them is seen."""
         if not self._readable:
             return False
+        optimizers = [optimizer for _, optimizer in self._step.state.optimizers]
+        seen = not self._step.hides_reads and all(map(_reads.is_plain, optimizers))
         try:
             proven = _uses.prove(
-                self._readable, walk.functions, _code.names, self._aliases(walk, given), walk.iterators
+                self._readable,
+                walk.functions,
+                _code.names,
+                self._aliases(walk, given),
+                walk.iterators,
+                optimizers,
+                seen,
             )
         except _uses.Unproven:
             return False
         self._tape.proven = proven
+        self._watched = optimizers if seen else []
         return True
+
+    def _reads_optimizer(self, optimizer: Any, name: str) -> None:
+        if name in _BY_ANOTHER_NAME and not _uses.is_of_optimizers(sys._getframe(2).f_code):
+            self.hidden_reads = True
 
     @staticmethod
     def _aliases(walk: _reach.Reach, given: Set[int]) -> list[str]:
@@ -625,6 +647,8 @@ class Recording:
         call = functools.partial(self._step.function, *self._args, **self._kwargs)
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self._grads if grad is not None]
         try:
+            for optimizer in self._watched:
+                self._reads.watch(optimizer, self._reads_optimizer)
             self.schedulers.watch()
             with contextlib.nullcontext() if self._step.ran is None else self.calls:
                 self._result = _floats.returned(_record.run(self._session, self._watch, call, seen))
@@ -650,7 +674,7 @@ class Recording:
 
     def close(self) -> None:
         """Puts the optimizers' own floats back."""
-        self.schedulers.close()
+        self._reads.close()
         while self._replaced:
             _put_back(*self._replaced.pop())
         self._tape.close()
