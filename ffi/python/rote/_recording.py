@@ -35,6 +35,7 @@ from . import (
     _returns,
     _schedulers,
     _state,
+    _unread,
     _uses,
     _views,
 )
@@ -121,8 +122,6 @@ def flatten(
 # where it stands, or draws from a copy.
 _PUTS_BACK = frozenset({"setstate", "set_state", "bit_generator", "getstate", "get_state"})
 _COPIES = frozenset({"copy", "deepcopy", "dumps", "__reduce__"})
-# By these, code gets at the attributes of an optimizer without naming them.
-_BY_ANOTHER_NAME = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})
 # Where memory begins and ends, the storage, and whose it is.
 _Extent = tuple[int, int, int, str]
 # Settings that PyTorch keeps in its Python modules, where code decides by them.
@@ -211,9 +210,17 @@ class Recording:
         self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._grad_specs: list[tuple[str, Any, bool]] = []
+        self.unread = _unread.Watched([], [], [])
         self._watched: list[torch.optim.Optimizer] = []  # whose dicts the step must not read
         self.calls = Calls()
-        self._walk = _reach.Reach(step.function, step.ignore, step.ran, step.read_schedulers, step.missed_by_schedulers)
+        self._walk = _reach.Reach(
+            step.function,
+            step.ignore,
+            step.ran,
+            step.read_schedulers,
+            step.missed_by_schedulers,
+            step.unread,
+        )
         self._reads = _reads.Reads()
         self.hidden_reads = False
         """Whether the step has got at attributes of its optimizers without naming them."""
@@ -289,6 +296,7 @@ class Recording:
         for container in given.values():
             walk.of_class(type(container), 0)
         facts = walk.finish()
+        self.unread = _unread.Watched(walk.left, self._step.unread.changed(facts), walk.functions)
         self.counters = _counters.Counters(facts, walk.holders, walk.functions)
         if self._step.ran is not None and not walk.stopped:
             late = [scheduler for _, scheduler in walk.schedulers]
@@ -463,7 +471,7 @@ class Recording:
         return True
 
     def _reads_optimizer(self, optimizer: Any, name: str) -> None:
-        if name in _BY_ANOTHER_NAME and not _uses.is_of_optimizers(sys._getframe(2).f_code):
+        if name in _unread.BY_ANOTHER_NAME and not _uses.is_of_optimizers(sys._getframe(2).f_code):
             self.hidden_reads = True
 
     @staticmethod
@@ -649,9 +657,11 @@ class Recording:
         try:
             for optimizer in self._watched:
                 self._reads.watch(optimizer, self._reads_optimizer)
+            self.unread.watch(self._reads)
             self.schedulers.watch()
             with contextlib.nullcontext() if self._step.ran is None else self.calls:
                 self._result = _floats.returned(_record.run(self._session, self._watch, call, seen))
+            self.unread.check()
             return _returns.plain(self._result)
         finally:
             self.close()
@@ -691,6 +701,7 @@ class Recording:
         """Lets go of what was seen: nothing but weak references may hold it, and cycles here are collected late."""
         self._watch.forget()
         self._walk.forget()
+        self.unread.forget()
 
     def own(self) -> Callable[[str], Any]:
         """Finds the state's tensors by path."""

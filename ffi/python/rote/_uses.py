@@ -190,7 +190,7 @@ def prove(
     unnamed = _SEEN if seen else frozenset()
     for function in functions:
         touching = set(_touches(names_of(function.__code__))) - unnamed
-        if touching and not (touching <= _OF_SELF and _reads_self(function, optimizers)):
+        if touching and not (touching <= _OF_SELF and reads_no_other(function, optimizers)):
             shadowing = names & _TAKEN
             if shadowing:
                 raise Unproven(f"{min(shadowing)} is the name of a function in reach")
@@ -203,9 +203,9 @@ def _touches(names: Any) -> list[str]:
     return sorted(TOUCHING & (names.attributes | set(names.globals)))
 
 
-def _reads_self(function: types.FunctionType, optimizers: list[torch.optim.Optimizer]) -> bool:
+def reads_no_other(function: types.FunctionType, objects: Iterable[Any]) -> bool:
     """Whether a function of a class gets at attributes that it does not name by ``super().__getattribute__`` alone, and
-    no optimizer is of that class. So the object is no optimizer: ``super()`` takes none but those of the class."""
+    none of ``objects`` is of that class. So it reads none of these: ``super()`` takes no object but the class's."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     try:
         kind = cells["__class__"].cell_contents
@@ -213,7 +213,7 @@ def _reads_self(function: types.FunctionType, optimizers: list[torch.optim.Optim
         return False
     if "super" in function.__globals__ or not issubclass(type(kind), type):
         return False
-    if any(issubclass(type(optimizer), kind) for optimizer in optimizers):
+    if any(issubclass(type(each), kind) for each in objects):
         return False
     node = node_of(function.__code__)
     if node is None:
