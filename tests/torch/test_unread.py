@@ -182,3 +182,57 @@ def test_a_step_that_sets_what_it_does_not_read() -> None:
         return one.net
 
     check_right(script)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 3)
+        self.drop = nn.Dropout(0.3)
+        self.seen: list[Any] = []
+        self.calls = 0
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.drop(self.inner(x))
+        return out * 2 if len(vars(self)["_modules"]) > CROSSED else out
+
+
+@pytest.mark.parametrize("changes", ["what is not read", "training"])
+def test_attributes_of_modules(changes: str) -> None:
+    def script(capture: Capture) -> Any:
+        net = Net() if changes == "training" else nn.Sequential(Net())
+        one: Any = net if changes == "training" else net[0]
+
+        def run(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return net(x).square().mean()
+
+        step = capture(run, state=net)
+        for i in range(CALLS):
+            yield step(torch.randn(4, 5))
+            one.calls += 1
+            one.seen.append(i)
+            if changes == "training":
+                net.train(i % 5 < 3)
+        return net
+
+    check_right(script)
+
+
+def test_a_list_that_a_module_keeps() -> None:
+    def script(capture: Capture) -> Any:
+        net = Net()
+        net.forward = lambda x: net.drop(net.inner(x))  # type: ignore[method-assign]
+
+        def run(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return net(x).square().mean()
+
+        step = capture(run, state=net)
+        for i in range(CALLS):
+            yield step(torch.randn(4, 5))
+            net.seen.append(i)
+        return net
+
+    check_equal(script, replays=25)

@@ -407,8 +407,8 @@ class Objects(Walk):
                 self.add(ENTRY_SIZE, own, key, HOST, subject, value)
                 if value:
                     self._hooks(subject, value, depth + 1)
-            elif self.add(DICT_ITEM, own, key, HOST, subject, value):
-                self.value(subject, value, depth + 1)
+            else:
+                self._attribute(subject, module, key, value, depth)
         self.add(OWN, module, None, HOST, path, module)
         self.add(TYPE_OF, module, None, HOST, path, module)
         self._classes.of(type(module), depth)

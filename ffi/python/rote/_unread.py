@@ -12,13 +12,16 @@ Reads are seen of objects of ordinary classes in Python only. Where code that ru
 
 from __future__ import annotations
 
+import sys
 import types
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch import nn
+
 from . import _code, _facts, _look
-from ._reads import Reads, is_plain
+from ._reads import Reads
 from ._uses import reads_no_other
 
 # Attributes that are left without a guard, at most.
@@ -26,17 +29,21 @@ _MOST = 256
 # By these, code gets at the attributes of an object without naming them, and is seen.
 BY_ANOTHER_NAME = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__", "__sizeof__"})
 # By these, it is not seen.
-_UNSEEN = frozenset(
-    {"__get__", "getattr_static", "get_objects", "get_referents", "get_referrers", "eval", "exec", "py_object"}
-)
+_UNSEEN = frozenset({"__get__", "getattr_static", "get_objects", "get_referents", "get_referrers", "py_object"})
+
+
+# They look for parameters, buffers and modules in the dict of a module, which have guards of their own.
+_OF_MODULES = frozenset({nn.Module.__getattr__.__code__, nn.Module.__setattr__.__code__})
 
 
 def may_be_left(kind: type) -> bool:
     """Whether all reads of attributes of a class's objects can be seen, which no code but Python's reads."""
     bases = [base for base in _look.mro(kind) if base is not object]
     meta: Any = type(kind)
+    reads: Any = kind.__getattribute__
     return (
-        all(map(_look.can_change, bases))
+        reads is object.__getattribute__
+        and all(map(_look.can_change, bases))
         and not _look.hides(kind)
         and kind.__weakrefoffset__ > 0
         and meta.__setattr__ is type.__setattr__
@@ -140,7 +147,7 @@ class Watched:
         names = self._all[id(holder)]
         if name in names:
             self._read.add((id(holder), name))
-        elif name in BY_ANOTHER_NAME:
+        elif name in BY_ANOTHER_NAME and sys._getframe(2).f_code not in _OF_MODULES:
             self._read.update((id(holder), key) for key in names)
 
     def check(self) -> None:
@@ -171,11 +178,11 @@ def _are_seen(attributes: list[_facts.Attribute], functions: list[types.Function
     for function in functions:
         names = _code.names(function.__code__)
         said = names.attributes.union(names.globals)
-        if not _UNSEEN.isdisjoint(said):
+        if names.runs or not _UNSEEN.isdisjoint(said):
             return False
         if "__getattribute__" in said and not reads_no_other(function, holders):
             return False
-    return all(map(is_plain, holders))
+    return True
 
 
 def _text(fact: _facts.Fact) -> str:
