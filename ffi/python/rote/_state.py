@@ -243,6 +243,16 @@ def _holds_state(value: Any) -> bool:
     return bool(found.modules or found.optimizers or found.scalers or found.loose)
 
 
+def _is_fused(module: nn.Module) -> bool:
+    """Whether a module is compiled by inductor."""
+    callback = getattr((_look.own(module) or {}).get("dynamo_ctx"), "callback", None)
+    while callback is not None:
+        if getattr(callback, "compiler_name", None) == "inductor":
+            return True
+        callback = getattr(callback, "_torchdynamo_orig_backend", None)
+    return False
+
+
 def unsupported(state: State) -> str | None:
     """The name of a wrapper whose steps cannot be recorded yet."""
     from torch.nn.parallel import DistributedDataParallel
@@ -254,6 +264,8 @@ def unsupported(state: State) -> str | None:
     for path, module in state.modules:
         for name, inner in module.named_modules():
             where = f"{path}.{name}" if name else path
+            if _is_fused(inner):
+                return f"torch.compile with the backend inductor at {where}, whose kernels are no recorded ops"
             if isinstance(inner, DistributedDataParallel):
                 return f"DistributedDataParallel at {where}"
             if isinstance(inner, FSDPModule):
