@@ -276,7 +276,7 @@ class Recording:
                 f"uses {unsupported}, which is not supported yet",
                 "apply rote.capture to a model without the wrapper, for example with DTensor parameters"
                 if "torch.compile" not in unsupported
-                else "apply rote.capture to the model as it is before torch.compile, or leave the step to torch.compile",
+                else "apply rote.capture to the model as it is before torch.compile",
             )
         extents = self._extents()
         self._check_storages(extents)
