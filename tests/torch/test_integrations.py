@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from models import mesh
 from oracle import ORACLE_ONLY, Capture, Script, check_equal, check_right
 from torch import Tensor, nn
@@ -149,11 +150,16 @@ def test_hugging_face_by_its_own_plan() -> None:
     import transformers
 
     def prepare(model: Any) -> Any:
-        with tempfile.TemporaryDirectory() as directory:
-            model.save_pretrained(directory, is_main_process=True)
-            return transformers.LlamaForCausalLM.from_pretrained(
-                directory, tp_plan="auto", device_mesh=mesh(2), dtype=torch.float32
-            ).train()
+        with tempfile.TemporaryDirectory() as own:
+            place = [own]
+            dist.broadcast_object_list(place, 0)  # the first rank saves the model
+            model.save_pretrained(place[0])
+            dist.barrier()
+            loaded = transformers.LlamaForCausalLM.from_pretrained(
+                place[0], tp_plan="auto", device_mesh=mesh(2), dtype=torch.float32
+            )
+            dist.barrier()
+        return loaded.train()
 
     check_equal(hugging_face(prepare), replays=25)
 
