@@ -3,8 +3,9 @@
 # make test    every test, Rust and Python
 # make test-versions  the bridge and the tests of soundness on each supported
 #              version of PyTorch (about 5 GB of downloads each, one after the other)
-# make test-wild  models of Hugging Face in a training loop, unedited (installs
-#              requirements-wild.txt into target/wild/)
+# make test-wild  models of Hugging Face, and the loops of torchtitan, transformers,
+#              accelerate and Lightning, unedited (installs requirements-wild.txt
+#              into target/wild/)
 # make test-all  what takes long too: hours
 # make bench   overhead against eager DTensor and torch.compile over models,
 #              sizes, layers and meshes; memory; propagation against DTensor's;
@@ -92,12 +93,13 @@ test-all: test test-passes test-wild
 
 # In a virtual environment of its own, which finds torch and rote in .venv/.
 test-wild: setup target/wild/.stamp
-	target/wild/bin/python -m pytest -q tests/torch/test_hugging_face.py
+	target/wild/bin/python -m pytest -q tests/torch/test_hugging_face.py tests/torch/test_integrations.py
 
-target/wild/.stamp: requirements-wild.txt requirements.txt
+target/wild/.stamp: requirements-wild.txt requirements-wild-alone.txt requirements.txt
 	$(BIN)/python -m venv --clear target/wild
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$(target/wild/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth
 	target/wild/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-wild.txt
+	target/wild/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-wild-alone.txt
 	@touch $@
 
 # Each version in a virtual environment of its own, below target/versions.

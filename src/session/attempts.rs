@@ -87,7 +87,7 @@ impl Attempts {
         *times >= 2
     }
 
-    /// The host values of a recording are those of an earlier one.
+    /// The host values of a recording are those of an earlier one, or do not count.
     pub(super) fn is_steady(&mut self) {
         self.unsteady.clear();
     }

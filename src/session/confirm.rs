@@ -80,8 +80,9 @@ impl<F: Frontend> Session<F> {
         Some((&self.frontend, &mut active.recording))
     }
 
-    /// The step failed: the recording is worth nothing.
+    /// The step failed, or the next recording guards other values: the recording is worth nothing.
     pub fn abort(&mut self) {
+        self.attempts.is_steady();
         self.state.take();
     }
 

@@ -972,3 +972,49 @@ def test_a_refusal_names_the_place_of_a_tensor(where: str) -> None:
         assert f"no recorded op made it; it lies in the memory of {place}; remedy" in refusals.replace('\\"', '"'), (
             refusals
         )
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Hands all on to another optimizer, as that of `accelerate` does, and has no groups of its own."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        self.skips = False
+
+    @property
+    def param_groups(self) -> Any:
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:
+        return self.inner.state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if not self.skips:
+            self.inner.step()
+
+
+@pytest.mark.parametrize("how", ["alone", "in a list", "in an object"])
+def test_an_optimizer_that_wraps_another(how: str) -> None:
+    def script(capture: Capture) -> Any:
+        model = torch.nn.Linear(4, 3)
+        opt = Wrapper(torch.optim.AdamW(model.parameters(), lr=0.01))
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().sum()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        given = {"alone": opt, "in a list": [opt], "in an object": types.SimpleNamespace(opt=opt)}[how]
+        captured = capture(step, state={"model": model, "opt": given})
+        for i in range(30):
+            opt.skips = i in (20, 21, 22)
+            yield captured(torch.randn(2, 4))
+        return model, opt.inner
+
+    check_equal(script, replays=20)

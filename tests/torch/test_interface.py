@@ -15,7 +15,7 @@ import torch
 from models import Mlp, inputs, mesh, mlp
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, facts, rote_capture, same
 from ranks import CaseSkipped
-from torch import Tensor
+from torch import Tensor, nn
 
 CALLS = 12
 
@@ -543,3 +543,33 @@ def test_binds_as_the_function_does(function: Any) -> None:
         for _ in range(4):
             assert torch.equal(Holder().captured(x), Holder().plain(x))
             assert torch.equal(Holder.captured(x), Holder.plain(x))
+
+
+@pytest.mark.parametrize(("backend", "refused"), [("eager", False), ("aot_eager", False), ("inductor", True)])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_compiled_modules_inside(backend: str, refused: bool) -> None:
+    """Ops of compiled code are recorded where PyTorch's kernels run them; fused kernels are refused by their name."""
+
+    def script(capture: Capture) -> Any:
+        torch._dynamo.reset()
+        net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 2))
+        net[0] = torch.compile(net[0], backend=backend)
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            opt.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        captured = capture(step, state=[net, opt])
+        for _ in range(26):
+            yield captured(torch.randn(3, 4))
+        return net, opt
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        stats = found.steps[0].stats
+        assert (stats.replays >= 20) != refused, stats
+        assert refused == any("torch.compile with the backend inductor at" in each for each in stats.refusals), stats

@@ -491,3 +491,39 @@ def test_a_new_scheduler_in_each_call_is_not_recorded_for_ever() -> None:
     found = check_right(script)
     if not ORACLE_ONLY:
         assert found.steps[0].stats.replays >= 20 or found.steps[0].stats.refusals, found.steps[0].stats
+
+
+def asks_for_what_is_not_there(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    """As the scheduler of `accelerate` asks."""
+    loss = last(net, opt, scheduler, x, y)
+    if hasattr(scheduler, "total_steps"):
+        loss = loss * 2
+    return loss
+
+
+def test_asks_for_what_is_not_there() -> None:
+    check_equal(training(SCHEDULERS["StepLR"], asks_for_what_is_not_there), replays=20)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_asks_for_what_is_there() -> None:
+    check_right(training(SCHEDULERS["OneCycleLR"], asks_for_what_is_not_there))
+
+
+def test_asks_for_what_comes_later() -> None:
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = OPTIMIZERS["SGD"](net.parameters())
+        scheduler = SCHEDULERS["StepLR"](opt)
+        captured = capture(
+            lambda x, y: asks_for_what_is_not_there(net, opt, scheduler, x, y), state={"net": net, "opt": opt}
+        )
+        for i in range(CALLS):
+            if i == 20:
+                scheduler.total_steps = 3
+            yield captured(*batch())
+        return net, opt, numbers(scheduler)
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        assert found.steps[0].stats.replays >= 14, found.steps[0].stats

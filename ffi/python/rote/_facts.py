@@ -106,6 +106,15 @@ _FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io
 _HANDLES = (torch.Stream, torch.Event, dist.Store, dist.Work, re.Pattern)  # type: ignore[attr-defined]
 
 
+@dataclass(frozen=True, eq=False)
+class Attribute:
+    """An attribute of an object, and its value when the walk found it."""
+
+    holder: Any
+    key: str
+    value: Any
+
+
 @dataclass
 class Fact:
     """One thing to look at, at every call."""
@@ -117,6 +126,8 @@ class Fact:
     subject: str
     expected: str
     hyperparameter: bool = False
+    origin: Attribute | None = None
+    """The attribute through which the walk came by it, the nearest of those whose reads can be seen."""
 
 
 def atom(value: Any) -> bool:

@@ -26,6 +26,7 @@ _lines: dict[tuple[str, int], bytes] = {}
 
 # Of the library, these swallow errors, or may.
 _SWALLOWING = (contextlib.suppress, contextlib.ExitStack, contextlib.AsyncExitStack)
+_OF_GENERATORS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)
 _LENIENT = frozenset({kind.__name__ for kind in _SWALLOWING} | {"assertRaises", "assertRaisesRegex", "subTest"})
 # Managers made by `contextlib.contextmanager`.
 _ENTERS = contextlib._GeneratorContextManager.__enter__.__code__
@@ -74,6 +75,8 @@ class Handlers:
     def of_class(self, kind: type) -> None:
         """Takes note of what a class itself has of it."""
         names = _look.class_dict(kind)
+        if kind in _OF_GENERATORS:
+            return  # the generator decides, whose function is in reach
         self.lenient |= kind in _SWALLOWING or any(_may_handle(names[leave]) for leave in _LEAVING if leave in names)
         for name in _CALLED_BY_C:
             method: Any = names.get(name)

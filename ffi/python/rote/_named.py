@@ -15,7 +15,7 @@ import torch
 
 from . import _code, _look, _policy
 from ._code import Names
-from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, NAMED, OWN, REFERENTS, SIZE, TYPE_OF, plain
+from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, NAMED, OWN, REFERENTS, SIZE, TYPE_OF, Attribute, plain
 from ._libraries import is_library_class, is_library_function, is_library_module
 from ._policy import (
     DEPTH,
@@ -49,7 +49,7 @@ class Named:
         self.sees_own = False  # some code reads the dict of an object's attributes
         self._asked_of: dict[int, frozenset[str]] = {}  # what closures of libraries name of what they hold
         self._asked: dict[tuple[type, frozenset[str]], tuple[int, set[str]]] = {}  # with how many attributes are named
-        self._modules: dict[int, tuple[Any, str, int]] = {}
+        self._modules: dict[int, tuple[Any, str, int, Attribute | None]] = {}
         self._entries: set[tuple[int, str]] = set()
         self._globals = getattr(function, "__globals__", None) if type(function) is types.FunctionType else None
 
@@ -267,13 +267,13 @@ class Named:
         """Guards what code names in a Python module, once all code is known."""
         if depth <= DEPTH and id(module) not in self._modules:
             self._walk.hold(module)
-            self._modules[id(module)] = (module, _look.name(module), depth)
+            self._modules[id(module)] = (module, _look.name(module), depth, None)
 
     def of_object(self, path: str, value: Any, depth: int) -> None:
         """Guards of an object of a library's what code names of it, once all code is known."""
         if depth <= DEPTH and id(value) not in self._modules:
             self._walk.hold(value)
-            self._modules[id(value)] = (value, path, depth)
+            self._modules[id(value)] = (value, path, depth, self._walk.origin)
 
     def modules(self) -> bool:
         """Guards what code names in Python modules. False: there was nothing new."""
@@ -284,10 +284,13 @@ class Named:
                 if _code.names(function.__code__) != _code.names_without_messages(function.__code__):
                     self._names(function, depth, True)
                     before = -1
-        for module, name, depth in list(self._modules.values()):
+        walk, before_these = self._walk, self._walk.origin
+        for module, name, depth, origin in list(self._modules.values()):
+            walk.origin = origin
             own = _look.own(module)
             if own is not None:
                 self._module(module, name, own, depth)
+        walk.origin = before_these
         return len(self._entries) + len(self._modules) > before
 
     def _module(self, module: Any, name: str, own: dict[str, Any], depth: int) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from . import _containers, _look, _memory, _schedulers
+from . import _containers, _look, _memory, _schedulers, _unread
 from ._calls import Codes
 from ._classes import Classes
 from ._facts import (
@@ -47,6 +47,7 @@ from ._facts import (
     STATE,
     TYPE_OF,
     WEAK,
+    Attribute,
     atom,
     describe,
     ends,
@@ -92,10 +93,23 @@ _Reader = Callable[[str, Any, int], None]  # of a path, an object and how many h
 class Objects(Walk):
     """The part of a walk that reads objects."""
 
-    def __init__(self, function: Any, ignore: tuple[str, ...], ran: Codes | None, read: Sequence[Any]) -> None:
-        """``read``: schedulers whose numbers the step has read."""
+    def __init__(
+        self,
+        function: Any,
+        ignore: tuple[str, ...],
+        ran: Codes | None,
+        read: Sequence[Any],
+        missed: frozenset[str],
+        unread: _unread.Unread,
+    ) -> None:
+        """``read``: schedulers whose numbers the step has read; ``missed``: names of what it has asked others for, and
+        not found; ``unread``: attributes that get no guard."""
         super().__init__(ignore, ran)
         self._read = read
+        self._missed = missed
+        self._unread = unread
+        self.left: list[Attribute] = []  # which get no guard
+        self._plain: dict[type, bool] = {}  # whether such attributes are those of a class's objects
         self.schedulers: list[tuple[str, torch.optim.lr_scheduler.LRScheduler]] = []  # the others
         self._known: dict[int, tuple[type, _Reader]] = {}  # by the addresses of classes, which it holds
         self._memory: dict[int, tuple[str, int]] = {}  # storages: the first tensor found in each, and where it starts
@@ -394,8 +408,8 @@ class Objects(Walk):
                 self.add(ENTRY_SIZE, own, key, HOST, subject, value)
                 if value:
                     self._hooks(subject, value, depth + 1)
-            elif self.add(DICT_ITEM, own, key, HOST, subject, value):
-                self.value(subject, value, depth + 1)
+            else:
+                self._attribute(subject, module, key, value, depth)
         self.add(OWN, module, None, HOST, path, module)
         self.add(TYPE_OF, module, None, HOST, path, module)
         self._classes.of(type(module), depth)
@@ -451,6 +465,12 @@ class Objects(Walk):
             self._any_object(path, value, depth)
         else:
             self.schedulers.append((path, value))
+            if self._missed:
+                self.add(TYPE_OF, value, None, HOST, path, value)
+                self._classes.of(type(value), depth)
+            own = _look.own(value) or {}
+            for name in sorted(self._missed - own.keys()):
+                self.add(DICT_ITEM, own, name, HOST, f"{path}.{name}", ABSENT)
 
     # -- objects of Python's own ----------------------------------------------
 
@@ -534,13 +554,8 @@ class Objects(Walk):
             if not skip and len(own) > 1:
                 self._objects.append((path, value))
             for key, item in list(own.items()):
-                if key in skip or type(key) is not str:
-                    continue
-                subject = f"{path}.{key}"
-                if is_renewed(kind, key, item):
-                    self.add(ENTRY_COUNT, own, key, HOST, subject, item)
-                elif self.add(DICT_ITEM, own, key, HOST, subject, item):
-                    self.value(subject, item, depth + 1)
+                if key not in skip and type(key) is str:
+                    self._attribute(f"{path}.{key}", value, key, item, depth)
         for name, member, _ in _look.members(kind):
             self._member(path, value, name, member, depth)
         if kind in AS_MADE:
@@ -549,6 +564,30 @@ class Objects(Walk):
         if issubclass(kind, random.Random):
             self.moving.append((path, value.getstate))
         self._classes.of(kind, depth)
+
+    def _attribute(self, subject: str, holder: Any, key: str, item: Any, depth: int) -> None:
+        before, kind = self.origin, type(holder)
+        if self._leaves(kind):
+            self.origin = Attribute(holder, key, item)
+            if (holder, key) in self._unread:
+                self.left.append(self.origin)
+                self.origin = before
+                return
+        try:
+            own = _look.own(holder)
+            if is_renewed(kind, key, item):
+                self.add(ENTRY_COUNT, own, key, HOST, subject, item)
+            elif self.add(DICT_ITEM, own, key, HOST, subject, item):
+                self.value(subject, item, depth + 1)
+        finally:
+            self.origin = before
+
+    def _leaves(self, kind: type) -> bool:
+        """Whether attributes of a class's objects may be left without a guard."""
+        found = self._plain.get(kind)
+        if found is None:
+            found = self._plain[kind] = _unread.may_be_left(kind)
+        return found
 
     def attributes(self, path: str, value: Any, depth: int) -> None:
         if type(value) is collections.OrderedDict:

@@ -268,7 +268,7 @@ def _closed(module: str) -> bool:
 def is_opaque(kind: type) -> bool:
     """Whether objects of a class are not looked into."""
     if not _closed(_look.module_of(kind)) or not is_library_class(kind):
-        return False
+        return issubclass(kind, torch.utils.data.DataLoader)  # those of accelerate hold the data as PyTorch's do
     return not issubclass(kind, torch.optim.Optimizer) and not _look.numpy_array(kind)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _calls, _look
+from . import _calls, _look, _unread
 from ._calls import Codes
 from ._facts import (
     ABSENT,
@@ -64,10 +64,12 @@ class Reach(Objects):
         ignore: tuple[str, ...],
         ran: Codes | None = None,
         read: Sequence[Any] = (),
+        missed: frozenset[str] = frozenset(),
+        unread: _unread.Unread | None = None,
     ) -> None:
         while issubclass(type(function), functools.partial):
             function = function.func
-        super().__init__(_innermost(function), ignore, ran, read)
+        super().__init__(_innermost(function), ignore, ran, read, missed, unread or _unread.Unread())
 
     # -- where it starts ------------------------------------------------------
 

@@ -29,11 +29,13 @@ from . import (
     _look,
     _memory,
     _reach,
+    _reads,
     _record,
     _results,
     _returns,
     _schedulers,
     _state,
+    _unread,
     _uses,
     _views,
 )
@@ -208,8 +210,20 @@ class Recording:
         self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._grad_specs: list[tuple[str, Any, bool]] = []
+        self.unread = _unread.Watched([], [], [])
+        self._watched: list[torch.optim.Optimizer] = []  # whose dicts the step must not read
         self.calls = Calls()
-        self._walk = _reach.Reach(step.function, step.ignore, step.ran, step.read_schedulers)
+        self._walk = _reach.Reach(
+            step.function,
+            step.ignore,
+            step.ran,
+            step.read_schedulers,
+            step.missed_by_schedulers,
+            step.unread,
+        )
+        self._reads = _reads.Reads()
+        self.hidden_reads = False
+        """Whether the step has got at attributes of its optimizers without naming them."""
         self.schedulers = _schedulers.none()
         self.counters = _counters.Counters([], {}, [])
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
@@ -260,7 +274,9 @@ class Recording:
             self._watch.refuse(
                 "",
                 f"uses {unsupported}, which is not supported yet",
-                "apply rote.capture to a model without the wrapper, for example with DTensor parameters",
+                "apply rote.capture to a model without the wrapper, for example with DTensor parameters"
+                if "torch.compile" not in unsupported
+                else "apply rote.capture to the model as it is before torch.compile",
             )
         extents = self._extents()
         self._check_storages(extents)
@@ -282,6 +298,7 @@ class Recording:
         for container in given.values():
             walk.of_class(type(container), 0)
         facts = walk.finish()
+        self.unread = _unread.Watched(walk.left, self._step.unread.changed(facts), walk.functions)
         self.counters = _counters.Counters(facts, walk.holders, walk.functions)
         if self._step.ran is not None and not walk.stopped:
             late = [scheduler for _, scheduler in walk.schedulers]
@@ -293,7 +310,9 @@ class Recording:
         self._watch.read_out = self._read_out
         follows = self._follows(walk, given.keys())
         aliases = bool(self._aliases(walk, given.keys()))
-        self.schedulers = _schedulers.Schedulers(walk.schedulers, aliases, _record.unseen, self._put_back)
+        self.schedulers = _schedulers.Schedulers(
+            walk.schedulers, aliases, _record.unseen, self._put_back, self._step.missed_by_schedulers, self._reads
+        )
         # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
         follows_tuples = follows and not self._tape.proven
         tuples = {(id(fact.container), fact.key[0]) for fact in facts if fact.kind == _facts.TUPLE_ITEM}
@@ -436,14 +455,27 @@ class Recording:
         """Whether hyperparameters can be followed: all that the step does with them is seen."""
         if not self._readable:
             return False
+        optimizers = [optimizer for _, optimizer in self._step.state.optimizers]
+        seen = not self._step.hides_reads and all(map(_reads.is_plain, optimizers))
         try:
             proven = _uses.prove(
-                self._readable, walk.functions, _code.names, self._aliases(walk, given), walk.iterators
+                self._readable,
+                walk.functions,
+                _code.names,
+                self._aliases(walk, given),
+                walk.iterators,
+                optimizers,
+                seen,
             )
         except _uses.Unproven:
             return False
         self._tape.proven = proven
+        self._watched = optimizers if seen else []
         return True
+
+    def _reads_optimizer(self, optimizer: Any, name: str) -> None:
+        if name in _unread.BY_ANOTHER_NAME and not _uses.is_of_optimizers(sys._getframe(2).f_code):
+            self.hidden_reads = True
 
     @staticmethod
     def _aliases(walk: _reach.Reach, given: Set[int]) -> list[str]:
@@ -626,9 +658,13 @@ class Recording:
         call = functools.partial(self._step.function, *self._args, **self._kwargs)
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self._grads if grad is not None]
         try:
+            for optimizer in self._watched:
+                self._reads.watch(optimizer, self._reads_optimizer)
+            self.unread.watch(self._reads)
             self.schedulers.watch()
             with contextlib.nullcontext() if self._step.ran is None else self.calls:
                 self._result = _floats.returned(_record.run(self._session, self._watch, call, seen))
+            self.unread.check()
             return _returns.plain(self._result)
         finally:
             self.close()
@@ -651,7 +687,7 @@ class Recording:
 
     def close(self) -> None:
         """Puts the optimizers' own floats back."""
-        self.schedulers.close()
+        self._reads.close()
         while self._replaced:
             _put_back(*self._replaced.pop())
         self._tape.close()
@@ -668,6 +704,7 @@ class Recording:
         """Lets go of what was seen: nothing but weak references may hold it, and cycles here are collected late."""
         self._watch.forget()
         self._walk.forget()
+        self.unread.forget()
 
     def own(self) -> Callable[[str], Any]:
         """Finds the state's tensors by path."""

@@ -7,7 +7,8 @@ the scheduler then need no guard.
 
 Nothing may see that the call comes later. If the step reads anything else of a scheduler, or reads the groups of its
 optimizer after the call, the recording is dropped. The next one guards the numbers of this scheduler as those of any
-object. While a step is recorded, the call runs in its place.
+object. If the step asks for what a scheduler has not (``hasattr(scheduler, "total_steps")``), the next recording guards
+that there is none. While a step is recorded, the call runs in its place.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from . import _look, _uses
-from ._libraries import is_library_function
+from ._libraries import is_library_class, is_library_function
+from ._reads import Reads, is_plain
 
 _HERE = f"{Path(__file__).parent}/"
+# Names of what schedulers have not, at most: a step may ask for another one in each call.
+_MOST_MISSED = 16
 # Attributes of an optimizer by which code gets at its groups.
 _GROUPS = frozenset({"param_groups", "state_dict", "__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})
 _ZERO_GRAD = inspect.unwrap(Optimizer.zero_grad).__code__  # goes through the groups for their parameters alone
@@ -40,15 +44,14 @@ def is_followed(scheduler: LRScheduler) -> bool:
     step = getattr(type(scheduler), "step", None)
     if own is None or "step" in own or type(step) is not types.FunctionType or not is_library_function(step):
         return False
-    return isinstance(own.get("optimizer"), Optimizer) and _is_plain(scheduler) and _is_plain(own["optimizer"])
+    return isinstance(own.get("optimizer"), Optimizer) and is_plain(scheduler) and is_plain(own["optimizer"])
 
 
-def _is_plain(one: Any) -> bool:
-    """Whether Python's own code finds the attributes of an object."""
-    kind = type(one)
-    found = (name for each in _look.mro(kind) for name in _look.class_dict(each))
-    reads: Any = kind.__getattribute__
-    return reads is object.__getattribute__ and "__getattr__" not in found
+def _has(scheduler: LRScheduler, name: str) -> bool:
+    """Whether a scheduler has an attribute of this name; of one whose class may change, nobody knows."""
+    kind = type(scheduler)
+    own = _look.own(scheduler) or {}
+    return not is_library_class(kind) or name in own or any(name in _look.class_dict(each) for each in _look.mro(kind))
 
 
 class Schedulers:
@@ -60,35 +63,35 @@ class Schedulers:
         aliases: bool,
         unseen: Callable[[], Any],
         plain: Callable[[Optimizer], None],
+        missed: frozenset[str],
+        seen: Reads,
     ) -> None:
         """``aliases``: the step holds groups of an optimizer by other names than its own. Within ``unseen()``, nothing
-        is recorded. ``plain`` puts back the numbers in an optimizer's groups."""
+        is recorded. ``plain`` puts back the numbers in an optimizer's groups. ``missed``: names of attributes of
+        which it is guarded that the schedulers have none. ``seen`` tells of reads."""
         self.found = found
         self._paths = {id(scheduler): path for path, scheduler in found}
         self._aliases = aliases
         self._unseen = unseen
         self._plain = plain
-        self._watched: dict[int, Callable[[Any, str], Any]] = {}  # what sees the reads of an object
-        self._classes: list[type] = []  # whose objects say what is read of them
+        self._guarded = missed
+        self._seen = seen
+        self._groups: set[int] = set()  # optimizers whose groups are not to be read any more
         self._running = False
         self._before: dict[int, list[tuple[dict[str, Any], dict[str, Any]]]] = {}  # groups of optimizers, and copies
         self.calls: list[tuple[str, LRScheduler]] = []
         """The calls of ``step``, in their order."""
         self.read: list[LRScheduler] = []
         """Of which the step has read more than ``step``."""
+        self.missed: set[str] = set()
+        """What else the step has asked for and not found."""
         self.rehearses = False
         """The step runs once more only to be looked at: schedulers stay as they are."""
 
     def watch(self) -> None:
         """Sees from now on what is read of the schedulers."""
         for _, scheduler in self.found:
-            self._watch(scheduler, self._reads)
-
-    def close(self) -> None:
-        """Sees nothing any more."""
-        self._watched.clear()
-        while self._classes:
-            del self._classes.pop().__getattribute__
+            self._seen.watch(scheduler, self._reads)
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
@@ -103,37 +106,26 @@ class Schedulers:
             for group, values in after:
                 group.update(values)
 
-    def _watch(self, one: Any, reads: Callable[[Any, str], Any]) -> None:
-        watched, kind = self._watched, type(one)
-        watched[id(one)] = reads
-        if kind in self._classes:
-            return
-
-        def __getattribute__(self: Any, name: str) -> Any:
-            seen = watched.get(id(self))
-            return object.__getattribute__(self, name) if seen is None or name == "__class__" else seen(self, name)
-
-        kind.__getattribute__ = __getattribute__  # type: ignore[assignment]
-        self._classes.append(kind)
-
     def _reads(self, scheduler: Any, name: str) -> Any:
         if not self._running:
             if name == "step":
                 return functools.partial(self._step, scheduler)
-            self._give_up(scheduler)
-        return object.__getattribute__(scheduler, name)
+            if _has(scheduler, name) or len(self._guarded) >= _MOST_MISSED:
+                self._give_up(scheduler)
+            elif name not in self._guarded:
+                self.missed.add(name)
+        return None
 
-    def _reads_optimizer(self, optimizer: Any, name: str) -> Any:
+    def _reads_optimizer(self, optimizer: Any, name: str) -> None:
         if not self._running and name in _GROUPS and sys._getframe(2).f_code is not _ZERO_GRAD:
             for _, scheduler in self.calls:
                 if _optimizer_of(scheduler) is optimizer:
                     self._give_up(scheduler)
-        return object.__getattribute__(optimizer, name)
 
     def _step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or not self._may_be_late(scheduler):
             self._give_up(scheduler)
-        if id(scheduler) not in self._watched:
+        if not self._seen.watches(scheduler):
             return scheduler.step(*args, **kwargs)
         self.calls.append((self._paths[id(scheduler)], scheduler))
         optimizer = _optimizer_of(scheduler)
@@ -149,12 +141,14 @@ class Schedulers:
                 self._running = False
         if any(group.keys() != before.keys() for group, before in self._before[id(optimizer)]):
             self._give_up(scheduler)
-        self._watch(optimizer, self._reads_optimizer)
+        if id(optimizer) not in self._groups:
+            self._groups.add(id(optimizer))
+            self._seen.watch(optimizer, self._reads_optimizer)
         return None
 
     def _give_up(self, scheduler: LRScheduler) -> None:
         """Guards the numbers of a scheduler next time."""
-        self._watched.pop(id(scheduler), None)
+        self._seen.leave(scheduler)
         if not any(one is scheduler for one in self.read):
             self.read.append(scheduler)
 
@@ -175,7 +169,7 @@ class Schedulers:
 
 def none() -> Schedulers:
     """No schedulers."""
-    return Schedulers([], False, contextlib.nullcontext, lambda optimizer: None)
+    return Schedulers([], False, contextlib.nullcontext, lambda optimizer: None, frozenset(), Reads())
 
 
 def _optimizer_of(scheduler: LRScheduler) -> Optimizer:

@@ -142,7 +142,7 @@ class _Search:
         elif isinstance(value, list | tuple):
             for i, item in enumerate(value):
                 self.given(f"{path}[{i}]", item)
-        elif not _has_attributes(value) or not _holds_state(value):
+        elif not _has_attributes(value) or not (_holds_state(value) or isinstance(value, torch.optim.Optimizer)):
             raise TypeError(
                 f"state= has a {type(value).__name__} at {path or 'its top'}: expected modules, optimizers, "
                 "GradScalers, tensors, and dicts, lists and objects that hold these"
@@ -157,7 +157,7 @@ class _Search:
             if id(value) in self._seen or depth > DEPTH:
                 continue
             self._seen[id(value)] = value
-            skip = ("param_groups", "state", "defaults") if issubclass(type(value), torch.optim.Optimizer) else ()
+            skip = ("param_groups", "state", "defaults") if _is_optimizer(value) else ()
             for name, item in _attributes_of(value):
                 if name not in skip:
                     self._held(f"{path}.{name}" if path else name, item, depth + 1)
@@ -166,7 +166,7 @@ class _Search:
         if depth > DEPTH or id(value) in self._seen:
             return
         kind = type(value)
-        if issubclass(kind, (nn.Module, torch.optim.Optimizer, torch.Tensor, torch.amp.GradScaler)):
+        if issubclass(kind, (nn.Module, torch.Tensor, torch.amp.GradScaler)) or _is_optimizer(value):
             left = issubclass(kind, torch.Tensor) and value.grad_fn is not None  # from a call
             if not left and not any(value is known for known in self._of(kind)):
                 self._part(path, value)
@@ -194,7 +194,7 @@ class _Search:
         found = self.found
         if isinstance(value, nn.Module):
             found.modules.append((path or "module", value))
-        elif isinstance(value, torch.optim.Optimizer):
+        elif _is_optimizer(value):
             found.optimizers.append((path or "optimizer", value))
             self._objects.append((path or "optimizer", value, 0))  # it may hold others
         elif isinstance(value, torch.Tensor):
@@ -204,6 +204,13 @@ class _Search:
         else:
             return False
         return True
+
+
+def _is_optimizer(value: Any) -> bool:
+    """Whether an object is an optimizer with groups of its own. One that hands all on to another optimizer, as that of
+    `accelerate` does, is an object that holds the other."""
+    own = _look.own(value) or {}
+    return issubclass(type(value), torch.optim.Optimizer) and "param_groups" in own and "state" in own
 
 
 def _has_attributes(value: Any) -> bool:
@@ -236,6 +243,16 @@ def _holds_state(value: Any) -> bool:
     return bool(found.modules or found.optimizers or found.scalers or found.loose)
 
 
+def _is_fused(module: nn.Module) -> bool:
+    """Whether a module is compiled by inductor."""
+    callback = getattr((_look.own(module) or {}).get("dynamo_ctx"), "callback", None)
+    while callback is not None:
+        if getattr(callback, "compiler_name", None) == "inductor":
+            return True
+        callback = getattr(callback, "_torchdynamo_orig_backend", None)
+    return False
+
+
 def unsupported(state: State) -> str | None:
     """The name of a wrapper whose steps cannot be recorded yet."""
     from torch.nn.parallel import DistributedDataParallel
@@ -247,6 +264,8 @@ def unsupported(state: State) -> str | None:
     for path, module in state.modules:
         for name, inner in module.named_modules():
             where = f"{path}.{name}" if name else path
+            if _is_fused(inner):
+                return f"torch.compile with the backend inductor at {where}, whose kernels are no recorded ops"
             if isinstance(inner, DistributedDataParallel):
                 return f"DistributedDataParallel at {where}"
             if isinstance(inner, FSDPModule):

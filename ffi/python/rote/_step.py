@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from . import _bridge, _difference, _ranks, _results, _state, _verify
+from . import _bridge, _difference, _ranks, _results, _state, _unread, _verify
 from ._calls import Calls, Codes
 from ._native import (
     EAGER,
@@ -174,6 +174,9 @@ class Step:
         self._off = False  # for good: every call runs eagerly
         self.kept_tensors = False  # the last recording left tensors that outlived it
         self.read_schedulers: list[Any] = []  # whose numbers the step has read
+        self.unread = _unread.Unread()
+        self.hides_reads = False  # the step gets at attributes of its optimizers without naming them
+        self.missed_by_schedulers: frozenset[str] = frozenset()  # what the step has asked them for, and they have not
         self.read_counters: set[str] = set()  # paths of numbers that the step does more with than count
         self._beside = False  # a replay runs beside eager, which calls schedulers itself
         self.results: dict[int, _results.Results] = {}
@@ -468,6 +471,14 @@ class Step:
         left = recording.unfollowed()
         if recording.schedulers.read:
             self.read_schedulers += recording.schedulers.read
+            return False
+        if not recording.unread.judge(self.unread):
+            return False
+        if recording.hidden_reads:
+            self.hides_reads = True
+            return False
+        if recording.schedulers.missed:
+            self.missed_by_schedulers |= recording.schedulers.missed
             return False
         if recording.counters.strange:
             self.read_counters.add(recording.counters.strange)

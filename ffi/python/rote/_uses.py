@@ -53,6 +53,10 @@ TOUCHING = frozenset(
     {"param_groups", "state_dict", "__dict__", "__getstate__", "__getattribute__", "vars", "attrgetter", "eval"}
     | {"exec", "get_objects", "get_referents", "get_referrers"}
 )
+# Names by which code reads the dict of an object: who reads that of an optimizer can be seen.
+_SEEN = frozenset({"__dict__", "vars"})
+# Of these, ``super().__getattribute__`` gives attributes of one object, and their dict by its name.
+_OF_SELF = frozenset({"__getattribute__", "__dict__"})
 # Ops that are recorded with the very numbers they are given.
 _NUMERIC = frozenset(
     name + suffix for name in ("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp") for suffix in ("", "_")
@@ -76,7 +80,12 @@ class Unproven(Exception):
 
 def is_followed(code: types.CodeType, proven: frozenset[types.CodeType]) -> bool:
     """Whether arithmetic in this code is arithmetic that was proven."""
-    return code.co_filename.startswith(_OPTIM) or code in proven
+    return is_of_optimizers(code) or code in proven
+
+
+def is_of_optimizers(code: types.CodeType) -> bool:
+    """Whether code is that of PyTorch's optimizers and schedulers."""
+    return code.co_filename.startswith(_OPTIM)
 
 
 def readable(
@@ -160,9 +169,12 @@ def prove(
     names_of: Any,
     aliases: list[str],
     iterators: list[Any],
+    optimizers: list[torch.optim.Optimizer],
+    seen: bool,
 ) -> frozenset[types.CodeType]:
     """The code that was proven to follow hyperparameters, of the user's. ``readable`` comes from the function of
-    that name, ``names_of(code)`` says what code names. Raises :class:`Unproven`."""
+    that name, ``names_of(code)`` says what code names. ``seen``: it will be seen who reads the dicts of the
+    optimizers. Raises :class:`Unproven`."""
     if aliases:
         raise Unproven(f"{aliases[0]} holds a group of the optimizer")
     for problem in filter(None, readable.values()):
@@ -173,9 +185,12 @@ def prove(
             raise Unproven(f"a generator in reach names {', '.join(_touches(names_of(code)))}")
     proven: set[types.CodeType] = set()
     names = {function.__name__ for function in functions}
+    # A descriptor of a class gives a dict that nobody sees read.
+    seen = seen and not any("__get__" in names_of(function.__code__).attributes for function in functions)
+    unnamed = _SEEN if seen else frozenset()
     for function in functions:
-        touching = _touches(names_of(function.__code__))
-        if touching:
+        touching = set(_touches(names_of(function.__code__))) - unnamed
+        if touching and not (touching <= _OF_SELF and reads_no_other(function, optimizers)):
             shadowing = names & _TAKEN
             if shadowing:
                 raise Unproven(f"{min(shadowing)} is the name of a function in reach")
@@ -186,6 +201,42 @@ def prove(
 
 def _touches(names: Any) -> list[str]:
     return sorted(TOUCHING & (names.attributes | set(names.globals)))
+
+
+def reads_no_other(function: types.FunctionType, objects: Iterable[Any]) -> bool:
+    """Whether a function of a class gets at attributes that it does not name by ``super().__getattribute__`` alone, and
+    none of ``objects`` is of that class. So it reads none of these: ``super()`` takes no object but the class's."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    try:
+        kind = cells["__class__"].cell_contents
+    except (KeyError, ValueError):
+        return False
+    if "super" in function.__globals__ or not issubclass(type(kind), type):
+        return False
+    if any(issubclass(type(each), kind) for each in objects):
+        return False
+    node = node_of(function.__code__)
+    if node is None:
+        return False
+    calls = [each for each in ast.walk(node) if isinstance(each, ast.Call) and _is_of_super(each.func)]
+    own = {id(part) for call in calls for part in (call.func, *call.args)}
+    return all(id(each) in own or _is_harmless(each) for each in ast.walk(node))
+
+
+def _is_of_super(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and ast.unparse(node) == "super().__getattribute__"
+
+
+def _is_harmless(node: ast.AST) -> bool:
+    """Whether a part of code neither names what gets at attributes nor makes another thing of ``super``."""
+    match node:
+        case ast.Name(id=name, ctx=use):
+            return name not in (*_OF_SELF, "__class__") and (name != "super" or isinstance(use, ast.Load))
+        case ast.arg(arg=name) | ast.Attribute(attr=name):
+            return name not in (*_OF_SELF, "__class__", "super")
+        case ast.Constant(value=text):
+            return text not in _OF_SELF
+    return not isinstance(node, ast.Nonlocal | ast.Global)
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -368,10 +419,14 @@ class _Checker:
         return _OTHER
 
     def _constant(self, node: ast.Constant) -> int:
+        if isinstance(node.value, str) and not TOUCHING.isdisjoint(node.value.split(".")):
+            return self._fail(node, f"{node.value!r} may get at hyperparameters")
         return _WRITTEN if type(node.value) in (int, float) else _OTHER
 
     def _name(self, node: ast.Name) -> int:
         kind = self._names.get(node.id, _OTHER)
+        if node.id in TOUCHING:
+            return self._fail(node, f"{node.id} gets at hyperparameters")
         if kind == _MIXED:
             self._fail(node, f"{node.id} is a hyperparameter, or something else")
         return kind

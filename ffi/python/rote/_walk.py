@@ -20,6 +20,7 @@ from ._facts import (
     HOST,
     PARTS,
     SIZE,
+    Attribute,
     Fact,
     atom,
     describe,
@@ -56,6 +57,7 @@ class Walk(abc.ABC):
         self.stopped: list[str] = []  # where the walk went no further
         self.untold: list[str] = []  # what holds more than the facts say in words
         self.renamed: dict[str, str] = {}  # what reads memory without an op, and where it has a name of its own
+        self.origin: Attribute | None = None  # through which it has come by what it visits
         self.unseen: list[tuple[str, str]] = []  # what could not be looked into, and why
 
     # -- how a value is read --------------------------------------------------
@@ -124,7 +126,16 @@ class Walk(abc.ABC):
         """Visits a value once the present visit is over: calls nest without end, and are no hops."""
         if not atom(value):
             depth -= issubclass(type(value), FUNCTIONS)
-            self._later.append(lambda: self.value(path, value, depth))
+            origin = self.origin
+            self._later.append(lambda: self.through(origin, path, value, depth))
+
+    def through(self, origin: Attribute | None, path: str, value: Any, depth: int) -> None:
+        """Visits a value that was come by through an attribute."""
+        before, self.origin = self.origin, origin
+        try:
+            self.value(path, value, depth)
+        finally:
+            self.origin = before
 
     def catch_up(self) -> None:
         """Makes the visits that are due."""
@@ -188,7 +199,7 @@ class Walk(abc.ABC):
                 text = expects(kind, value, key, lambda item: self.described(next(inside), item))
         if part is not None:
             subject = f"{part}({subject})"
-        self.facts.append(Fact(kind, container, key, guard, subject, text, hyperparameter))
+        self.facts.append(Fact(kind, container, key, guard, subject, text, hyperparameter, self.origin))
         return True
 
     def _ignored(self, subject: str) -> bool:

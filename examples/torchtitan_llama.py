@@ -1,0 +1,153 @@
+"""torchtitan's Llama 3 debug model under torchtitan's own Trainer, on the CPU: tensor and sequence parallel, loss
+parallel, selective activation checkpointing.
+
+    torchrun --standalone --nproc-per-node 2 examples/torchtitan_llama.py --steps 30
+
+The Trainer calls `fwd_bwd_fn`, which it wraps itself for CUDA graphs; here Rote captures it. It reads tokens at random.
+torchtitan's `parallelize_llama` always applies FSDP2, which Rote does not record: `ModelSpec.parallelize_fn` is the
+place to leave that out.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torchtitan.tools.utils as tools
+
+
+class Host:
+    """What torchtitan asks of an accelerator, answered for the CPU."""
+
+    set_device = synchronize = empty_cache = reset_peak_memory_stats = lambda *_: None
+    current_device = lambda *_: 0  # noqa: E731
+    get_device_name = lambda *_: "CPU"  # noqa: E731
+    device_count = lambda *_: int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))  # noqa: E731
+    get_device_properties = lambda *_: types.SimpleNamespace(total_memory=1 << 30)  # noqa: E731
+    memory_stats = lambda *_: dict[str, int]()  # noqa: E731
+
+
+tools.device_type, tools.device_module = "cpu", Host()  # before the rest of torchtitan asks
+
+from torchtitan.components.checkpoint import CheckpointManager  # noqa: E402
+from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
+from torchtitan.components.loss import CrossEntropyLoss  # noqa: E402
+from torchtitan.components.metrics import MetricsProcessor  # noqa: E402
+from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw  # noqa: E402
+from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
+from torchtitan.config.configs import ParallelismConfig, TrainingConfig  # noqa: E402
+from torchtitan.distributed.activation_checkpoint import SelectiveAC  # noqa: E402
+from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention  # noqa: E402
+from torchtitan.models.llama3 import model_registry  # noqa: E402
+from torchtitan.trainer import Trainer  # noqa: E402
+
+VOCABULARY = 2048
+
+
+class Tokens(BaseDataLoader):
+    """Batches of random tokens, the same on each rank."""
+
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        pass
+
+    def __init__(self, config: Config, *, seq_len: int, local_batch_size: int, **_: Any) -> None:
+        self.shape = (local_batch_size, seq_len + 1)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        draw = torch.Generator().manual_seed(1)
+        while True:
+            tokens = torch.randint(0, VOCABULARY, self.shape, generator=draw)
+            yield {"input": tokens[:, :-1].contiguous()}, tokens[:, 1:].contiguous()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+class NoTokenizer(BaseTokenizer):
+    @dataclasses.dataclass(kw_only=True, slots=True)
+    class Config(BaseTokenizer.Config):
+        pass
+
+    def __init__(self, config: Config, **_: Any) -> None:
+        super().__init__()
+
+    def encode(self, *args: Any, **kwargs: Any) -> list[int]:
+        raise NotImplementedError("the tokens are random")
+
+    def decode(self, *args: Any, **kwargs: Any) -> str:
+        raise NotImplementedError("the tokens are random")
+
+    def get_vocab_size(self) -> int:
+        return VOCABULARY
+
+
+def without_fsdp(model: Any, *, parallel_dims: Any, ac_config: Any, dump_folder: str, **_: Any) -> Any:
+    """What `parallelize_llama` does, but for compilation and FSDP2."""
+    if parallel_dims.tp_enabled:
+        model.parallelize(parallel_dims)
+    ac_config.build(dump_folder=dump_folder).apply(model)
+    return model
+
+
+def config(steps: int) -> Any:
+    spec = dataclasses.replace(model_registry("debugmodel"), parallelize_fn=without_fsdp)
+    for _, _, owner, name in list(spec.traverse(FlexAttention.Config)):
+        setattr(owner, name, ScaledDotProductAttention.Config())  # flex attention compiles itself
+    return Trainer.Config(
+        model_spec=spec,
+        loss=CrossEntropyLoss.Config(global_vocab_size=VOCABULARY),
+        tokenizer=NoTokenizer.Config(),
+        dataloader=Tokens.Config(),
+        optimizer=default_adamw(lr=8e-4),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=2, decay_ratio=0.8, decay_type="linear"),
+        training=TrainingConfig(local_batch_size=2, seq_len=64, steps=steps, disable_cuda_graphs=True),
+        parallelism=ParallelismConfig(
+            spmd_backend="partial_dtensor",
+            data_parallel_shard_degree=1,
+            tensor_parallel_degree=int(os.environ.get("WORLD_SIZE", "1")),
+        ),
+        activation_checkpoint=SelectiveAC.Config(),
+        checkpoint=CheckpointManager.Config(enable=False),
+        metrics=MetricsProcessor.Config(log_freq=10),
+    )
+
+
+def train(steps: int, capture: Callable[..., Any]) -> Any:
+    """Trains; `capture` is `rote.capture`."""
+    trainer = Trainer(config(steps))
+    # An ExitStack without content, of which nothing tells beforehand whether it swallows errors.
+    trainer.train_context = contextlib.nullcontext
+    trainer.fwd_bwd_fn = capture(trainer.fwd_bwd_fn, state=trainer.model_parts)
+    trainer.train()
+    trainer.close()
+    return trainer
+
+
+def main() -> None:
+    import rote
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=30)
+    arguments = parser.parse_args()
+    if not dist.is_initialized():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    trainer = train(arguments.steps, rote.capture)
+    stats = trainer.fwd_bwd_fn.stats
+    if dist.get_rank() == 0:
+        print(f"{stats.calls} steps: {stats.replays} replayed")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

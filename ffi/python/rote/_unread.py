@@ -1,0 +1,192 @@
+"""Attributes that change between calls and that the step does not read: ``trainer.state.epoch``.
+
+A step that is a method of a trainer has the whole trainer in reach: counters of steps, logs, rates of optimizers that
+run elsewhere. Where the value of an attribute, or what lies behind it, was another one at the recording before, the
+recording sees every read of that attribute, in whatever code. If there is none, the attribute gets no guard from then
+on, and each later recording sees its reads too. No replay depends on it: a step that reads it would have to take
+another way through the code, by another value, which is guarded.
+
+Reads are seen of objects of ordinary classes in Python only. Where code that runs may read an attribute unseen
+(``object.__getattribute__``, descriptors, the garbage collector), every attribute is guarded.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from . import _code, _facts, _look
+from ._reads import Reads
+from ._uses import reads_no_other
+
+# Attributes that are left without a guard, at most.
+_MOST = 256
+# By these, code gets at the attributes of an object without naming them, and is seen.
+BY_ANOTHER_NAME = frozenset({"__dict__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__", "__sizeof__"})
+# By these, it is not seen.
+_UNSEEN = frozenset({"__get__", "getattr_static", "get_objects", "get_referents", "get_referrers", "py_object"})
+
+
+# They look for parameters, buffers and modules in the dict of a module, which have guards of their own.
+_OF_MODULES = frozenset({nn.Module.__getattr__.__code__, nn.Module.__setattr__.__code__})
+
+
+def may_be_left(kind: type) -> bool:
+    """Whether all reads of attributes of a class's objects can be seen, which no code but Python's reads."""
+    bases = [base for base in _look.mro(kind) if base is not object]
+    meta: Any = type(kind)
+    reads: Any = kind.__getattribute__
+    return (
+        reads is object.__getattribute__
+        and all(map(_look.can_change, bases))
+        and not _look.hides(kind)
+        and kind.__weakrefoffset__ > 0
+        and meta.__setattr__ is type.__setattr__
+        and meta.__delattr__ is type.__delattr__
+    )
+
+
+class Unread:
+    """What a step has been seen to leave unread, over all its recordings."""
+
+    def __init__(self) -> None:
+        self._left = _Places()
+        self._read = _Places()
+        self._before: dict[Any, str] = {}  # what each fact of the last recording has expected
+        self._sees = True
+
+    def __contains__(self, place: tuple[Any, str]) -> bool:
+        return place in self._left
+
+    def changed(self, facts: Iterable[_facts.Fact]) -> list[_facts.Attribute]:
+        """Attributes that have changed since the last recording, and are not known to be read."""
+        if not self._sees:
+            return []
+        before, now = self._before, {}
+        found: dict[tuple[int, str], _facts.Attribute] = {}
+        for fact in facts:
+            origin = fact.origin
+            if origin is None:
+                continue
+            place = (fact.subject, fact.kind, id(fact.container))
+            now[place] = text = _text(fact)
+            if before.get(place, text) != text and (origin.holder, origin.key) not in self._read:
+                found[id(origin.holder), origin.key] = origin
+        self._before = now
+        return list(found.values()) if len(found) + len(self._left) <= _MOST else []
+
+    def leave(self, found: Iterable[_facts.Attribute]) -> None:
+        """Guards attributes no more."""
+        for each in found:
+            self._left.add(each)
+
+    def guard(self, found: Iterable[_facts.Attribute]) -> None:
+        """Guards attributes from now on."""
+        for each in found:
+            self._read.add(each)
+            self._left.remove(each)
+
+    def is_blind(self) -> None:
+        """Guards every attribute from now on, since not all reads can be seen."""
+        self._sees = False
+        self._left = _Places()
+        self._before = {}
+
+
+class _Places:
+    """Attributes of objects, which it does not keep alive."""
+
+    def __init__(self) -> None:
+        self._holders: dict[tuple[int, str], weakref.ref[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def __contains__(self, place: tuple[Any, str]) -> bool:
+        found = self._holders.get((id(place[0]), place[1]))
+        return found is not None and found() is place[0]
+
+    def add(self, attribute: _facts.Attribute) -> None:
+        self._holders[id(attribute.holder), attribute.key] = weakref.ref(attribute.holder)
+
+    def remove(self, attribute: _facts.Attribute) -> None:
+        self._holders.pop((id(attribute.holder), attribute.key), None)
+
+
+class Watched:
+    """The attributes of which one recording sees the reads."""
+
+    def __init__(
+        self, left: list[_facts.Attribute], changed: list[_facts.Attribute], functions: list[types.FunctionType]
+    ) -> None:
+        """``left``: those without a guard; ``changed``: those with a guard that may not need one."""
+        self._left = left
+        self._changed = changed
+        self._all: Mapping[int, dict[str, _facts.Attribute]] = {}
+        self._read: set[tuple[int, str]] = set()
+        self.blind = bool(left or changed) and not _are_seen([*left, *changed], functions)
+        """Whether code may read them unseen."""
+
+    def watch(self, reads: Reads) -> None:
+        """Sees from now on what is read."""
+        if self.blind:
+            return
+        found: dict[int, dict[str, _facts.Attribute]] = {}
+        for each in (*self._left, *self._changed):
+            found.setdefault(id(each.holder), {})[each.key] = each
+        self._all = found
+        for names in found.values():
+            reads.watch(next(iter(names.values())).holder, self._reads)
+
+    def _reads(self, holder: Any, name: str) -> None:
+        names = self._all[id(holder)]
+        if name in names:
+            self._read.add((id(holder), name))
+        elif name in BY_ANOTHER_NAME and sys._getframe(2).f_code not in _OF_MODULES:
+            self._read.update((id(holder), key) for key in names)
+
+    def check(self) -> None:
+        """Notes what the step has set."""
+        for each in (*self._left, *self._changed):
+            if (_look.own(each.holder) or {}).get(each.key, self) is not each.value:
+                self._read.add((id(each.holder), each.key))
+
+    def judge(self, unread: Unread) -> bool:
+        """Tells what the step has read. False: the recording has no guard that it needs, or a guard that it does not
+        need."""
+        if self.blind:
+            unread.is_blind()
+            return False
+        read = [each for each in (*self._left, *self._changed) if (id(each.holder), each.key) in self._read]
+        others = [each for each in self._changed if each not in read]
+        unread.guard(read)
+        unread.leave(others)
+        return not others and not any(each in read for each in self._left)
+
+    def forget(self) -> None:
+        """Lets go of everything."""
+        self._left, self._changed, self._all = [], [], {}
+
+
+def _are_seen(attributes: list[_facts.Attribute], functions: list[types.FunctionType]) -> bool:
+    holders = [each.holder for each in attributes]
+    for function in functions:
+        names = _code.names(function.__code__)
+        said = names.attributes.union(names.globals)
+        if names.runs or not _UNSEEN.isdisjoint(said):
+            return False
+        if "__getattribute__" in said and not reads_no_other(function, holders):
+            return False
+    return True
+
+
+def _text(fact: _facts.Fact) -> str:
+    if fact.kind == _facts.DICT_ITEM:
+        value = dict.get(fact.container, fact.key)
+        return fact.expected if _facts.plain(value) else f"{fact.expected} {id(value)}"
+    return fact.expected

@@ -1,0 +1,182 @@
+"""Training loops of frameworks as they come, with no edit but the line of `rote.capture`: torchtitan, the Trainer of
+Hugging Face, accelerate and Lightning. The scripts are those of `examples/`, whose `train` takes the capture.
+
+Each has an eager twin in the same process, from the same seed.
+"""
+
+import importlib
+import logging
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from models import mesh
+from oracle import ORACLE_ONLY, Capture, Script, check_equal, check_right
+from torch import Tensor, nn
+
+for package in ("transformers", "accelerate", "lightning", "torchtitan"):
+    pytest.importorskip(package, reason="make test-wild installs it")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STEPS = 40
+
+
+def example(name: str) -> Any:
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    return importlib.import_module(name)
+
+
+def replayed(script: Script, least: int) -> None:
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        for step in found.steps:
+            assert step.stats.replays >= least, (step.stats, step.explain()[-2000:])
+
+
+def test_accelerate() -> None:
+    def script(capture: Capture) -> Any:
+        _, losses = example("accelerate_loop").train(STEPS, capture)
+        yield from losses
+        return losses
+
+    replayed(script, 30)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_trainer_of_hugging_face(accumulate: int) -> None:
+    """With accumulation the step is refused: the Trainer enters an `ExitStack`, which may swallow errors."""
+
+    def script(capture: Capture) -> Any:
+        _, seen, log = example("hf_trainer").train(STEPS, capture, accumulate)
+        yield from seen
+        return log
+
+    if accumulate == 1:
+        replayed(script, 25)
+        return
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        assert any("may handle the error" in each for each in found.steps[0].stats.refusals), found.steps[0].stats
+
+
+def test_lightning() -> None:
+    def script(capture: Capture) -> Any:
+        model = example("lightning_module").train(STEPS, capture)
+        yield from model.losses
+        return model.net
+
+    replayed(script, 25)
+
+
+def torchtitan(capture: Capture) -> Any:
+    logging.disable(logging.INFO)
+    titan = example("torchtitan_llama")
+    losses: list[Tensor] = []
+
+    def noting(step: Any, **options: Any) -> Any:
+        captured = capture(step, **options)
+
+        def call(*arguments: Any) -> Tensor:
+            loss: Tensor = captured(*arguments)
+            losses.append(loss.detach().clone())
+            return loss
+
+        return call
+
+    trainer = titan.train(STEPS, noting)
+    yield from losses
+    return {"model": trainer.model_parts[0], "optimizer": trainer.optimizers.optimizers[0]}
+
+
+@pytest.mark.ranks(1, timeout=600)
+def test_torchtitan() -> None:
+    replayed(torchtitan, 25)
+
+
+@pytest.mark.ranks(2, timeout=600)
+def test_torchtitan_tensor_parallel() -> None:
+    replayed(torchtitan, 25)
+
+
+def llama(**options: Any) -> nn.Module:
+    import transformers
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=128, max_position_embeddings=64, **sizes, **options)
+    return transformers.LlamaForCausalLM(config)
+
+
+def hugging_face(prepare: Any, scheduled: bool = True, sharded: bool = False) -> Script:
+    """The plain loop: a `BatchEncoding` goes in, a `ModelOutput` comes out, the rate changes at each call."""
+
+    def script(capture: Capture) -> Any:
+        import transformers
+
+        torch.manual_seed(0)
+        model = prepare(llama().train())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        scheduler = transformers.get_cosine_schedule_with_warmup(optimizer, 4, STEPS)
+
+        def train_step(batch: Any) -> Any:
+            optimizer.zero_grad()
+            output = model(**batch)
+            output.loss.backward()
+            optimizer.step()
+            if scheduled:
+                scheduler.step()
+            return transformers.modeling_outputs.CausalLMOutput(loss=output.loss.detach())
+
+        step = capture(train_step, state=[model, optimizer])
+        draw = torch.Generator().manual_seed(1)
+        for _ in range(STEPS):
+            ids = torch.randint(0, 128, (2, 12), generator=draw)
+            yield step(transformers.BatchEncoding({"input_ids": ids, "labels": ids}))
+            if not scheduled:
+                scheduler.step()
+        return {"model": model, "optimizer": optimizer}
+
+    return script
+
+
+@pytest.mark.ranks(1, timeout=600)
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_hugging_face_with_schedules(scheduled: bool) -> None:
+    check_equal(hugging_face(lambda model: model, scheduled), replays=25)
+
+
+@pytest.mark.ranks(2, timeout=600)
+def test_hugging_face_by_its_own_plan() -> None:
+    """`tp_plan="auto"` applies the model's own plan as the model is loaded."""
+    import transformers
+
+    def prepare(model: Any) -> Any:
+        with tempfile.TemporaryDirectory() as own:
+            place = [own]
+            dist.broadcast_object_list(place, 0)  # the first rank saves the model
+            model.save_pretrained(place[0])
+            dist.barrier()
+            loaded = transformers.LlamaForCausalLM.from_pretrained(
+                place[0], tp_plan="auto", device_mesh=mesh(2), dtype=torch.float32
+            )
+            dist.barrier()
+        return loaded.train()
+
+    check_equal(hugging_face(prepare), replays=25)
+
+
+@pytest.mark.parametrize("name", ["accelerate_loop", "hf_trainer", "lightning_module"])
+def test_examples(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"{name}.py", "--steps", "30"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"(\d+) steps: (\d+) replayed", done.stdout)
+    assert found and int(found[2]) >= 20, done.stdout + done.stderr
