@@ -6,6 +6,7 @@ import gc
 import inspect
 import operator
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -121,6 +122,11 @@ def matched(progress: Progress) -> int:
     return 0
 
 
+read_of_object = object.__getattribute__
+look_for = inspect.getattr_static
+referents_of = gc.get_referents
+
+
 LOOKS: dict[str, Callable[[Progress], Any]] = {
     "attribute": lambda p: p.epoch,
     "getattr": lambda p: getattr(p, NAME),
@@ -143,6 +149,14 @@ LOOKS: dict[str, Callable[[Progress], Any]] = {
         for each in gc.get_referents(p)
         if type(each) is int or (type(each) is dict and NAME in each)
     ),
+    "object, renamed": lambda p: read_of_object(p, NAME),
+    "getattr_static, renamed": lambda p: look_for(p, NAME),
+    "referents, renamed": lambda p: next(
+        each if type(each) is int else each[NAME]
+        for each in referents_of(p)
+        if type(each) is int or (type(each) is dict and NAME in each)
+    ),
+    "weak": lambda p: getattr(weakref.proxy(p), NAME),
     "history": lambda p: len(p.history),
 }
 
@@ -158,6 +172,30 @@ def test_reads(name: str) -> None:
                 yield step(torch.randn(4, 5))
             one.progress.epoch += 1
             one.progress.history.append(one.progress.epoch)
+        return one.net
+
+    check_right(script)
+
+
+@pytest.mark.parametrize("name", ["bound", "dict", "items", "descriptor"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_reads_by_what_was_taken_before(name: str) -> None:
+    def script(capture: Capture) -> Any:
+        one = Looks(lambda p: 0)
+        own = vars(one.progress)
+        items, found, bound = own.items(), vars(Progress)["__dict__"].__get__, one.progress.__getattribute__
+        ways = {
+            "bound": lambda p: bound(NAME),
+            "dict": lambda p: own[NAME],
+            "items": lambda p: dict(items)[NAME],
+            "descriptor": lambda p: found(p)[NAME],
+        }
+        one.look = ways[name]
+        step = capture(one.step, state=one.net)
+        for _ in range(CALLS):
+            with torch.no_grad():
+                yield step(torch.randn(4, 5))
+            one.progress.epoch += 1
         return one.net
 
     check_right(script)

@@ -12,6 +12,8 @@ import ctypes
 import dataclasses
 import enum
 import functools
+import gc
+import inspect
 import mmap
 import os
 import re
@@ -215,6 +217,17 @@ def renamed(container: Any, value: Any) -> str | None:
     if any(value is base for base in _BASES) and id(container) not in _UNDER_THEIR_NAMES:
         return str(value.__name__)
     return None
+
+
+_BOUND = (types.MethodWrapperType, types.WrapperDescriptorType)
+_LOOKING = frozenset(map(id, (inspect.getattr_static, gc.get_objects, gc.get_referents, gc.get_referrers)))
+
+
+def reads_unseen(value: Any) -> bool:
+    """Whether a value reads attributes of objects past what their classes say, under whatever name code has it."""
+    if type(value) in _BOUND:
+        return value.__name__ in ("__get__", "__getattribute__")
+    return id(value) in _LOOKING
 
 
 def without_ops(names: Names) -> str | None:

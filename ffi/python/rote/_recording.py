@@ -298,7 +298,7 @@ class Recording:
         for container in given.values():
             walk.of_class(type(container), 0)
         facts = walk.finish()
-        self.unread = _unread.Watched(walk.left, self._step.unread.changed(facts), walk.functions)
+        self.unread = _unread.Watched(walk.left, self._step.unread.changed(facts), walk.functions, walk.reads_unseen)
         self.counters = _counters.Counters(facts, walk.holders, walk.functions)
         if self._step.ran is not None and not walk.stopped:
             late = [scheduler for _, scheduler in walk.schedulers]

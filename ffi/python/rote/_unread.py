@@ -122,14 +122,19 @@ class Watched:
     """The attributes of which one recording sees the reads."""
 
     def __init__(
-        self, left: list[_facts.Attribute], changed: list[_facts.Attribute], functions: list[types.FunctionType]
+        self,
+        left: list[_facts.Attribute],
+        changed: list[_facts.Attribute],
+        functions: list[types.FunctionType],
+        unseen: bool = False,
     ) -> None:
-        """``left``: those without a guard; ``changed``: those with a guard that may not need one."""
+        """``left``: those without a guard; ``changed``: those with a guard that may not need one. ``unseen``: whether
+        anything in reach of the functions reads attributes unseen."""
         self._left = left
         self._changed = changed
         self._all: Mapping[int, dict[str, _facts.Attribute]] = {}
         self._read: set[tuple[int, str]] = set()
-        self.blind = bool(left or changed) and not _are_seen([*left, *changed], functions)
+        self.blind = bool(left or changed) and (unseen or not _are_seen([*left, *changed], functions))
         """Whether code may read them unseen."""
 
     def watch(self, reads: Reads) -> None:

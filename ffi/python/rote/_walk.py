@@ -30,7 +30,7 @@ from ._facts import (
     shortened,
 )
 from ._frames import Handlers
-from ._policy import DEPTH, MOST, renamed, runs_text
+from ._policy import DEPTH, MOST, reads_unseen, renamed, runs_text
 
 
 class TooMuchError(BaseException):
@@ -58,6 +58,7 @@ class Walk(abc.ABC):
         self.untold: list[str] = []  # what holds more than the facts say in words
         self.renamed: dict[str, str] = {}  # what reads memory without an op, and where it has a name of its own
         self.origin: Attribute | None = None  # through which it has come by what it visits
+        self.reads_unseen = False  # whether anything in reach reads attributes so that no recording sees it
         self.unseen: list[tuple[str, str]] = []  # what could not be looked into, and why
 
     # -- how a value is read --------------------------------------------------
@@ -111,6 +112,7 @@ class Walk(abc.ABC):
         what = renamed(container, value)
         if what is not None:
             self.renamed[what] = path
+        self.reads_unseen = self.reads_unseen or reads_unseen(value)
 
     def _guarded(self, path: str, visit: Callable[[], None]) -> None:
         try:
