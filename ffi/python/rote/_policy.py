@@ -219,14 +219,18 @@ def renamed(container: Any, value: Any) -> str | None:
     return None
 
 
-_BOUND = (types.MethodWrapperType, types.WrapperDescriptorType)
 _LOOKING = frozenset(map(id, (inspect.getattr_static, gc.get_objects, gc.get_referents, gc.get_referrers)))
 
 
 def reads_unseen(value: Any) -> bool:
     """Whether a value reads attributes of objects past what their classes say, under whatever name code has it."""
-    if type(value) in _BOUND:
-        return value.__name__ in ("__get__", "__getattribute__")
+    if type(value) is types.WrapperDescriptorType:
+        return value.__name__ == "__getattribute__" and value.__objclass__ is object or value.__name__ == "__get__"
+    if type(value) is types.MethodWrapperType:
+        owner = value.__self__
+        # Of a `__get__`, only that of a `__dict__` leads to attributes that a recording watches.
+        is_dict = type(owner) is types.GetSetDescriptorType and owner.__name__ == "__dict__"
+        return value.__name__ == "__getattribute__" or value.__name__ == "__get__" and is_dict
     return id(value) in _LOOKING
 
 
