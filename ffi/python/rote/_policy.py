@@ -225,12 +225,12 @@ _LOOKING = frozenset(map(id, (inspect.getattr_static, gc.get_objects, gc.get_ref
 def reads_unseen(value: Any) -> bool:
     """Whether a value reads attributes of objects past what their classes say, under whatever name code has it."""
     if type(value) is types.WrapperDescriptorType:
-        return value.__name__ == "__getattribute__" and value.__objclass__ is object or value.__name__ == "__get__"
+        return (value.__name__ == "__getattribute__" and value.__objclass__ is object) or value.__name__ == "__get__"
     if type(value) is types.MethodWrapperType:
         owner = value.__self__
         # Of a `__get__`, only that of a `__dict__` leads to attributes that a recording watches.
         is_dict = type(owner) is types.GetSetDescriptorType and owner.__name__ == "__dict__"
-        return value.__name__ == "__getattribute__" or value.__name__ == "__get__" and is_dict
+        return value.__name__ == "__getattribute__" or (value.__name__ == "__get__" and is_dict)
     return id(value) in _LOOKING
 
 
