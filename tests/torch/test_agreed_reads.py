@@ -169,6 +169,26 @@ def test_collectives_in_a_branch() -> None:
     check(script, replays=6)
 
 
+@pytest.mark.ranks(1)
+def test_a_group_of_one() -> None:
+    def script(capture: Capture) -> Calls:
+        w = torch.zeros(6)
+
+        def metric(x: Tensor) -> Tensor:
+            y = x + 1
+            dist.all_reduce(y)
+            if y.sum() > 0:
+                w.add_(y[0])
+            return y
+
+        step = capture(metric, state={"w": w})
+        for call in range(CALLS):
+            yield step(numbers(call).abs() * (-2 if is_odd(call) else 1))
+        return {"w": w}
+
+    check(script, replays=14)
+
+
 @pytest.mark.ranks(2)
 def test_tensor_parallel() -> None:
     """A loss that is not finite skips the update."""

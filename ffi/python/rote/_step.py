@@ -366,7 +366,7 @@ class Step:
         name = b"" if group is None else str(group.group_name).encode()
         check(lib.rote_session_world(self.session, name, world, rank))
         self._agrees = False
-        if world > 1:
+        if world > 1 or (self._agree and group is not None):
             agrees = c_int()
             if self._agree:
                 check(lib.rote_session_let_ranks_agree(self.session))
