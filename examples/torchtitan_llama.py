@@ -9,7 +9,6 @@ place to leave that out.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import types
@@ -125,7 +124,6 @@ def train(steps: int, capture: Callable[..., Any]) -> Any:
     """Trains; `capture` is `rote.capture`."""
     trainer = Trainer(config(steps))
     # An ExitStack without content, of which nothing tells beforehand whether it swallows errors.
-    trainer.train_context = contextlib.nullcontext
     trainer.fwd_bwd_fn = capture(trainer.fwd_bwd_fn, state=trainer.model_parts)
     trainer.train()
     trainer.close()

@@ -240,6 +240,35 @@ def swallows_with_a_property(x: Tensor, i: Tensor) -> Tensor:
     return HOLDING.look_up(x, i, "property")
 
 
+def swallows_in_a_stack(x: Tensor, i: Tensor) -> Tensor:
+    y = x[:1] * 2
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(picked())
+        y = nn.functional.embedding(i, x)
+    return y
+
+
+def swallows_by_what_is_pushed(x: Tensor, i: Tensor) -> Tensor:
+    y = x[:1] * 2
+    with contextlib.ExitStack() as stack:
+        stack.push(lambda kind, *_: kind is IndexError)
+        y = nn.functional.embedding(i, x)
+    return y
+
+
+STACK = contextlib.ExitStack()
+STACK.enter_context(contextlib.suppress(IndexError))
+
+
+def swallows_by_a_stack_of_before(x: Tensor, i: Tensor) -> Tensor:
+    y = x[:1] * 2
+    with STACK.pop_all() as stack:
+        STACK.enter_context(picked())
+        y = nn.functional.embedding(i, x)
+    assert stack is not STACK
+    return y
+
+
 def swallows_with_a_class_of_its_own(x: Tensor, i: Tensor) -> Tensor:
     class Local:
         def __enter__(self) -> None: ...
@@ -520,6 +549,14 @@ def tries_around_a_manager(x: Tensor, i: Tensor) -> Tensor:
         return x[:1] * 2
 
 
+def stacks(x: Tensor, i: Tensor) -> Tensor:
+    """No manager in it swallows anything."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        stack.callback(len, "called at the end")
+        return nn.functional.embedding(i, x)
+
+
 HANDLING = [
     *BODIES,
     tries_behind_a_yield,
@@ -528,6 +565,9 @@ HANDLING = [
     swallows_with_a_method,
     swallows_with_what_a_function_returns,
     swallows_with_an_entry,
+    swallows_in_a_stack,
+    swallows_by_what_is_pushed,
+    swallows_by_a_stack_of_before,
     swallows_with_a_property,
     swallows_with_a_class_of_its_own,
     swallows_with_a_generator_of_its_own,
@@ -561,7 +601,7 @@ def _(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("before", WRITES)
-@pytest.mark.parametrize("body", [*HANDLING, times, enters, leaves])
+@pytest.mark.parametrize("body", [*HANDLING, times, enters, leaves, stacks])
 def test_handled_after_a_write(body: Callable[[Tensor, Tensor], Tensor], before: str) -> None:
     """A replay that has written something can't go on in a handler: the step stays eager."""
 
@@ -594,7 +634,7 @@ def test_handled_after_a_write(body: Callable[[Tensor, Tensor], Tensor], before:
     if ORACLE_ONLY:
         return
     stats = run.stats[-1][0]
-    if body in (times, enters, leaves):
+    if body in (times, enters, leaves, stacks):
         assert stats.replays >= CALLS - 4 - len(BAD), stats
     else:
         assert any("and the step may handle the error at" in refusal for refusal in stats.refusals), stats

@@ -25,7 +25,10 @@ _ROTE = f"{__file__.rsplit('/', 1)[0]}/"
 _lines: dict[tuple[str, int], bytes] = {}
 
 # Of the library, these swallow errors, or may.
-_SWALLOWING = (contextlib.suppress, contextlib.ExitStack, contextlib.AsyncExitStack)
+_SWALLOWING = (contextlib.suppress,)
+# These swallow what a manager in them swallows, which is in reach itself, or a function that was pushed.
+_STACKS = (contextlib.ExitStack, contextlib.AsyncExitStack)
+_PUSHED = frozenset({"push", "push_async_exit"})
 _OF_GENERATORS = (contextlib._GeneratorContextManager, contextlib._AsyncGeneratorContextManager)
 _LENIENT = frozenset({kind.__name__ for kind in _SWALLOWING} | {"assertRaises", "assertRaisesRegex", "subTest"})
 # Managers made by `contextlib.contextmanager`.
@@ -70,6 +73,7 @@ class Handlers:
     """What may handle errors, of all that a step can reach, beside ``except``."""
 
     lenient: bool = False  # whether some manager may swallow errors
+    stacks: bool = False  # whether there are stacks of managers
     called_by_c: dict[int, types.CodeType] = dataclasses.field(default_factory=dict)  # methods whose errors C handles
 
     def of_class(self, kind: type) -> None:
@@ -77,6 +81,9 @@ class Handlers:
         names = _look.class_dict(kind)
         if kind in _OF_GENERATORS:
             return  # the generator decides, whose function is in reach
+        if kind in _STACKS:
+            self.stacks = True
+            return
         self.lenient |= kind in _SWALLOWING or any(_may_handle(names[leave]) for leave in _LEAVING if leave in names)
         for name in _CALLED_BY_C:
             method: Any = names.get(name)
@@ -92,7 +99,8 @@ class Handlers:
 
     def of_names(self, names: set[str]) -> None:
         """The same of the names in code."""
-        self.lenient |= not _LENIENT.isdisjoint(names)
+        stacks = self.stacks or any(kind.__name__ in names for kind in _STACKS)
+        self.lenient |= not _LENIENT.isdisjoint(names) or (stacks and not _PUSHED.isdisjoint(names))
 
 
 def handler_since(end: types.CodeType, handlers: Handlers) -> str | None:
