@@ -108,11 +108,10 @@ _HANDLES = (torch.Stream, torch.Event, dist.Store, dist.Work, re.Pattern)  # typ
 
 @dataclass(frozen=True, eq=False)
 class Attribute:
-    """An attribute of an object, and its value when the walk found it."""
+    """An attribute of an object. Its value is not held: the step may let go of it."""
 
     holder: Any
     key: str
-    value: Any
 
 
 @dataclass

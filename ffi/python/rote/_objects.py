@@ -568,7 +568,7 @@ class Objects(Walk):
     def _attribute(self, subject: str, holder: Any, key: str, item: Any, depth: int) -> None:
         before, kind = self.origin, type(holder)
         if self._leaves(kind):
-            self.origin = Attribute(holder, key, item)
+            self.origin = Attribute(holder, key)
             if (holder, key) in self._unread:
                 self.left.append(self.origin)
                 self.origin = before

@@ -132,6 +132,7 @@ class Watched:
         anything in reach of the functions reads attributes unseen."""
         self._left = left
         self._changed = changed
+        self._values: list[Any] = []  # what they were before the step
         self._all: Mapping[int, dict[str, _facts.Attribute]] = {}
         self._read: set[tuple[int, str]] = set()
         self.blind = bool(left or changed) and (unseen or not _are_seen([*left, *changed], functions))
@@ -143,6 +144,7 @@ class Watched:
             return
         found: dict[int, dict[str, _facts.Attribute]] = {}
         for each in (*self._left, *self._changed):
+            self._values.append(_value(each))
             found.setdefault(id(each.holder), {})[each.key] = each
         self._all = found
         for names in found.values():
@@ -157,9 +159,10 @@ class Watched:
 
     def check(self) -> None:
         """Notes what the step has set."""
-        for each in (*self._left, *self._changed):
-            if (_look.own(each.holder) or {}).get(each.key, self) is not each.value:
+        for each, value in zip((*self._left, *self._changed), self._values, strict=False):  # none where it is blind
+            if _value(each) is not value:
                 self._read.add((id(each.holder), each.key))
+        self._values.clear()
 
     def judge(self, unread: Unread) -> bool:
         """Tells what the step has read. False: the recording has no guard that it needs, or a guard that it does not
@@ -175,7 +178,7 @@ class Watched:
 
     def forget(self) -> None:
         """Lets go of everything."""
-        self._left, self._changed, self._all = [], [], {}
+        self._left, self._changed, self._all, self._values = [], [], {}, []
 
 
 def _are_seen(attributes: list[_facts.Attribute], functions: list[types.FunctionType]) -> bool:
@@ -188,6 +191,10 @@ def _are_seen(attributes: list[_facts.Attribute], functions: list[types.Function
         if "__getattribute__" in said and not reads_no_other(function, holders):
             return False
     return True
+
+
+def _value(attribute: _facts.Attribute) -> Any:
+    return (_look.own(attribute.holder) or {}).get(attribute.key, _facts.ABSENT)
 
 
 def _text(fact: _facts.Fact) -> str:
