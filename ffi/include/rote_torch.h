@@ -66,6 +66,13 @@ RoteSession *rote_session_new(const char *function,
                               uint32_t max_variants,
                               const char *passes);
 
+// Lets the step read values on the host after collectives. The ranks of the group that `rote_session_agree_in` is
+// told next then agree about every call, and about these values.
+//
+// Requires:
+// `session` must come from `rote_session_new`, and the GIL be held.
+int rote_session_let_ranks_agree(RoteSession *session);
+
 // Sets `*holds` to 1 if the call would be replayed now, and to 0 if not. The ranks do not agree about it.
 //
 // Requires:
