@@ -409,6 +409,45 @@ def test_a_read_in_a_hook() -> None:
     assert ORACLE_ONLY or found.steps[0].stats.replays >= 10, found.steps[0].stats
 
 
+class Counted:
+    calls = 0
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("options", [{"verify_every": 2}, {"verify": 4}], ids=["verify_every", "verify"])
+def test_beside_eager_the_host_counts_once(options: dict[str, Any]) -> None:
+    """Where a check fails in a replay beside eager, the call has run, and runs no second time."""
+
+    def script(capture: Capture) -> Calls:
+        model = small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
+        counted = Counted()
+
+        def function(x: Tensor) -> Tensor:
+            counted.calls += 1
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            if x.sum() > 0:
+                optimizer.step()
+            scheduler.step()
+            return loss.detach()
+
+        step = capture(function, state={"model": model, "optimizer": optimizer}, **options)
+        for call in range(24):
+            yield (
+                step(torch.ones(2, 8) * (-1 if call in (6, 9, 10, 14, 15, 19) else 1)),
+                counted.calls,
+                scheduler.last_epoch,
+            )
+        return model, optimizer
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.verified >= 3
+
+
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 def test_a_trusted_plan_of_another_branch(tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ class Step:
         self.hides_reads = False  # the step gets at attributes of its optimizers without naming them
         self.missed_by_schedulers: frozenset[str] = frozenset()  # what the step has asked them for, and they have not
         self.read_counters: set[str] = set()  # paths of numbers that the step does more with than count
+        self._replayed = False  # whether the last call was replayed
         self._beside = False  # a replay runs beside eager, which calls schedulers itself
         self.results: dict[int, _results.Results] = {}
         self._arguments: tuple[Any, Any] = ((), {})
@@ -219,7 +220,8 @@ class Step:
             status = call(self.session, args, kwargs, byref(self.variant), byref(self._slot))
             if self._agrees:
                 self._notice()
-            if status == REPLAYED:
+            self._replayed = status == REPLAYED
+            if self._replayed:
                 return self._deliver(args, kwargs)
         except BaseException:  # a signal's: the step is done, and leaves all that it leaves
             if self._slot.value is not None:
@@ -267,9 +269,13 @@ class Step:
         finally:
             drop_object(self._slot)
         if results.after and not self._beside:
-            for act in results.after:
-                act()
+            self._act()
         return result
+
+    def _act(self) -> None:
+        """Counts, and calls schedulers, as the step that was just replayed does."""
+        for act in self.results[self.variant.value].after:
+            act()
 
     def _nested(self) -> bool:
         """Whether other ranks may not make this call, or a recording sees it."""
@@ -611,6 +617,13 @@ class Step:
         self._verify -= raises
         self._until = self._verify_every
         run = _verify.beside(self.state, args, kwargs, self._call_beside, self._run)
+        if run.once:
+            if not run.raised_elsewhere:  # the next call is verified in its place
+                self._verify += raises
+                self._until = min(self._until, 1)
+            if self._replayed:
+                self._act()
+            return run.result()
         self._verified_calls += 1
         if run.difference is None and not run.elsewhere:
             return run.result()
@@ -622,11 +635,11 @@ class Step:
         self._differs(args, kwargs, run, where)
         return run.result()
 
-    def _call_beside(self, args: Any, kwargs: Any) -> Any:
-        """Replays a call that then runs eagerly too."""
-        self._beside = True
+    def _call_beside(self, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        """Replays a call that then runs eagerly too. Comes back: the result, and whether it was replayed."""
+        self._beside, self._replayed = True, False
         try:
-            return self._call(args, kwargs)
+            return self._call(args, kwargs), self._replayed
         finally:
             self._beside = False
 

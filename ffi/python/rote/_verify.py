@@ -128,6 +128,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 _EQUAL, _DIFFERS, _RAISED = range(3)
+_REPLAYED, _FAILED, _RAN = range(3)
 
 
 @dataclass
@@ -141,6 +142,7 @@ class Beside:
     after: Snapshot  # eager
     outcome: Any
     error: BaseException | None
+    once: bool = False  # some rank did not replay, so the call was made once, and ``outcome`` is what it gave
 
     def result(self) -> Any:
         """What eager gave."""
@@ -150,26 +152,34 @@ class Beside:
 
 
 def beside(
-    state: State, args: Any, kwargs: Any, replay: Callable[[Any, Any], Any], eager: Callable[[Any, Any], Any]
+    state: State,
+    args: Any,
+    kwargs: Any,
+    replay: Callable[[Any, Any], tuple[Any, bool]],
+    eager: Callable[[Any, Any], Any],
 ) -> Beside:
-    """Replays a call, and runs it eagerly from the same state, on every rank."""
+    """Replays a call, and runs it eagerly from the same state, on every rank. ``replay`` gives the result, and whether
+    it has replayed the call: else the step has found other data than the plan is for, and has run."""
     before = Snapshot.take(state, args, kwargs)
-    replayed, failure = _attempt(replay, args, kwargs)
+    found, failure = _attempt(replay, args, kwargs)
     if failure is not None and _left_alone(failure):
         raise failure
+    replayed, has_replayed = found or (None, True)
+    ours = _REPLAYED if has_replayed else _RAN
+    codes = bytes([ours])
     if _ranks.world_size() > 1:
         # A rank whose step fails may leave collectives unanswered: nothing is run twice then.
         try:
-            failed = any(_ranks.gather(failure is not None))
+            codes = _ranks.gather(_FAILED if failure is not None else ours)
         except RuntimeError:
             if failure is None:
                 raise
-            failed = True
+            raise failure from None
         if failure is not None:
             raise failure
-        if failed:
-            after = Snapshot.take(state, args, kwargs, replayed)
-            return Beside(None, [], True, before, after, replayed, None)
+    if any(codes):
+        after = Snapshot.take(state, args, kwargs, replayed)
+        return Beside(None, [], _FAILED in codes, before, after, replayed, None, once=True)
     after_replay = Snapshot.take(state, args, kwargs, replayed)
     before.restore()
     outcome, error = _attempt(eager, args, kwargs)
