@@ -233,6 +233,37 @@ READING += [
     matched,
 ]
 
+
+class Counting(torch.optim.AdamW):
+    count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        return super().step(closure)
+
+
+def test_a_counter_under_two_paths() -> None:
+    """The step reaches an optimizer of the state by itself, and by its bound method."""
+
+    def script(capture: Capture) -> Any:
+        model = nn.Linear(4, 2)
+        optimizer = Counting(model.parameters(), lr=1e-2)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        captured = capture(step, state={"model": model, "optimizer": optimizer})
+        for _ in range(14):
+            yield captured(torch.randn(3, 4)), optimizer.count
+        return model, optimizer
+
+    check_equal(script, replays=6)
+
+
 Between = Callable[[Trainer, int], None]
 
 

@@ -1,5 +1,6 @@
 """Learning rate schedulers inside a step, and in its reach."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable
@@ -527,3 +528,39 @@ def test_asks_for_what_comes_later() -> None:
     found = check_right(script)
     if not ORACLE_ONLY:
         assert found.steps[0].stats.replays >= 14, found.steps[0].stats
+
+
+def tries(scheduler: Any) -> None:
+    try:
+        scheduler.step()
+    except ValueError:
+        scheduler.last_epoch += 0
+
+
+def suppresses(scheduler: Any) -> None:
+    with contextlib.suppress(ValueError):
+        scheduler.step()
+
+
+@pytest.mark.parametrize("ends", [tries, suppresses])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_errors_that_the_step_handles(ends: Callable[[Any], None]) -> None:
+    def script(capture: Capture) -> Any:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            ends(scheduler)
+            return loss.detach()
+
+        captured = capture(step, state={"model": model, "optimizer": optimizer})
+        for _ in range(14):
+            yield captured(torch.randn(3, 4)), scheduler.last_epoch
+        return model, optimizer
+
+    check_right(script)

@@ -83,9 +83,11 @@ class Counters:
         """``holders``: the objects by the identities of their own dicts."""
         self._before: list[tuple[Counter, int]] = []
         namespaces = {id(function.__globals__) for function in functions}
+        known = set()  # an object may be guarded under two paths
         for fact in facts:
             counter = _counter(fact, holders, namespaces)
-            if counter is not None:
+            if counter is not None and (place := (id(counter.holder), counter.key)) not in known:
+                known.add(place)
                 self._before.append((counter, counter.value))
         self.found: list[Counter] = []
         """Which nothing reads."""

@@ -252,7 +252,7 @@ class _Recorder:
             else:
                 note(self._session, lib.rote_record_grad_gone(self._session, c_text(path)))
         self._gradients = left
-        if late and (handler := handler_since(run.__code__, self._watch.handlers)):
+        if late and (handler := self._watch.handler()):
             self._note(lib.rote_record_handled(self._session, c_text(handler)))
 
     def _note(self, status: int) -> None:
@@ -370,6 +370,10 @@ class Watch:
         self.number: float | None = None  # of which PyTorch makes a tensor now
         self.literal = False  # whether PyTorch makes a tensor of numbers now, which is all that it has in its memory
         self.looks = Looks(session, self.refuse, _is_step)
+
+    def handler(self) -> str | None:
+        """Where the step handles errors of what it calls now, if it does."""
+        return handler_since(run.__code__, self.handlers)
 
     def follows_nothing(self) -> None:
         """No number is followed."""

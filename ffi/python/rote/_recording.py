@@ -311,7 +311,13 @@ class Recording:
         follows = self._follows(walk, given.keys())
         aliases = bool(self._aliases(walk, given.keys()))
         self.schedulers = _schedulers.Schedulers(
-            walk.schedulers, aliases, _record.unseen, self._put_back, self._step.missed_by_schedulers, self._reads
+            walk.schedulers,
+            aliases,
+            _record.unseen,
+            self._put_back,
+            self._step.missed_by_schedulers,
+            self._reads,
+            self._watch.handler,
         )
         # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
         follows_tuples = follows and not self._tape.proven

@@ -65,10 +65,12 @@ class Schedulers:
         plain: Callable[[Optimizer], None],
         missed: frozenset[str],
         seen: Reads,
+        handled: Callable[[], object],
     ) -> None:
         """``aliases``: the step holds groups of an optimizer by other names than its own. Within ``unseen()``, nothing
         is recorded. ``plain`` puts back the numbers in an optimizer's groups. ``missed``: names of attributes of
-        which it is guarded that the schedulers have none. ``seen`` tells of reads."""
+        which it is guarded that the schedulers have none. ``seen`` tells of reads, ``handled`` whether the step
+        handles errors where it is."""
         self.found = found
         self._paths = {id(scheduler): path for path, scheduler in found}
         self._aliases = aliases
@@ -76,6 +78,7 @@ class Schedulers:
         self._plain = plain
         self._guarded = missed
         self._seen = seen
+        self._handled = handled
         self._groups: set[int] = set()  # optimizers whose groups are not to be read any more
         self._running = False
         self._before: dict[int, list[tuple[dict[str, Any], dict[str, Any]]]] = {}  # groups of optimizers, and copies
@@ -153,7 +156,10 @@ class Schedulers:
             self.read.append(scheduler)
 
     def _may_be_late(self, scheduler: LRScheduler) -> bool:
-        """Whether the callers of ``step`` hold no group of an optimizer, which would show that the call is late."""
+        """Whether nothing shows that the call is late: the callers of ``step`` hold no group of an optimizer, and
+        handle no error."""
+        if self._handled():
+            return False
         groups = object.__getattribute__(_optimizer_of(scheduler), "param_groups")
         if self._aliases or any(
             isinstance(value, torch.Tensor) for group in groups for key, value in group.items() if key != "params"
@@ -169,7 +175,7 @@ class Schedulers:
 
 def none() -> Schedulers:
     """No schedulers."""
-    return Schedulers([], False, contextlib.nullcontext, lambda optimizer: None, frozenset(), Reads())
+    return Schedulers([], False, contextlib.nullcontext, lambda optimizer: None, frozenset(), Reads(), lambda: None)
 
 
 def _optimizer_of(scheduler: LRScheduler) -> Optimizer:
