@@ -711,6 +711,7 @@ class Recording:
         self._watch.forget()
         self._walk.forget()
         self.unread.forget()
+        self.schedulers.forget()
 
     def own(self) -> Callable[[str], Any]:
         """Finds the state's tensors by path."""

@@ -96,6 +96,10 @@ class Schedulers:
         for _, scheduler in self.found:
             self._seen.watch(scheduler, self._reads)
 
+    def forget(self) -> None:
+        """Lets go of the recording, to whose end nothing is called any more."""
+        self._plain, self._handled = _nothing, _nothing
+
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
         """Within, the groups of optimizers are as they were before schedulers were called."""
@@ -175,7 +179,10 @@ class Schedulers:
 
 def none() -> Schedulers:
     """No schedulers."""
-    return Schedulers([], False, contextlib.nullcontext, lambda optimizer: None, frozenset(), Reads(), lambda: None)
+    return Schedulers([], False, contextlib.nullcontext, _nothing, frozenset(), Reads(), _nothing)
+
+
+def _nothing(*_: object) -> None: ...
 
 
 def _optimizer_of(scheduler: LRScheduler) -> Optimizer:
