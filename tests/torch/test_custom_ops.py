@@ -74,6 +74,7 @@ MUTATING = [
 ]
 
 MAKING = [
+    Op("(Tensor x, Tensor[][] s) -> Tensor", lambda x, s: x * s[0][0], lambda: (*one(), [[torch.ones(3) * 2]])),
     Op("(Tensor x) -> Tensor", lambda x: x * 2, one),
     Op("(Tensor x, Tensor y) -> (Tensor, Tensor)", lambda x, y: (x + y, x - y), two),
     Op("(Tensor x) -> Tensor[]", lambda x: [x + 1], one),
@@ -122,7 +123,7 @@ REFUSED = [
     Op(
         "(Tensor x, Tensor[][] s) -> Tensor",
         lambda x, s: x * s[0][0],
-        lambda: (*one(), [[torch.ones(3)]]),
+        lambda: (*one(), [[torch.ones(3)], [torch.ones(3)]]),
         "which a plan cannot hold",
     ),
 ]
