@@ -173,3 +173,46 @@ def test_ranks_stop_together(passes: str, tmp_path: Path) -> None:
     assert ("instruction" in told[0]) == (dist.get_rank() == 1), told
     assert "rank 1" in told[0] or dist.get_rank() == 1, told
     assert run.stats[-1][0].refusals
+
+
+class Counted:
+    steps = 0
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_another_rank_raises_and_the_host_counts_once() -> None:
+    """The rank whose call did not raise has counted, and has stepped its scheduler."""
+
+    def script(capture: Capture) -> Any:
+        torch.manual_seed(0)
+        model = nn.Embedding(5, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
+        counted = Counted()
+
+        def step(words: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+            counted.steps += 1
+            optimizer.zero_grad()
+            loss = model(words).square().mean()
+            loss.backward()
+            dist.all_reduce(model.weight.grad)
+            optimizer.step()
+            found = torch.nn.functional.embedding(more, model.weight.detach())
+            scheduler.step()
+            return found.sum()
+
+        captured = capture(step, state={"model": model, "optimizer": optimizer}, verify_every=2)
+        for call in range(14):
+            more = torch.tensor([9 if dist.get_rank() == 0 and call == 9 else call % 5])
+            try:
+                found: Any = captured(torch.tensor([call % 5]), more)
+            except IndexError:
+                found = "raised"
+            if dist.get_rank() == 1:  # what the other rank's host has done before it raised is not put back
+                yield found, counted.steps, scheduler.last_epoch
+            else:
+                yield None
+        return model if dist.get_rank() == 1 else None
+
+    check_right(script)
