@@ -121,11 +121,7 @@ impl<F: Frontend> Chosen<F> {
             false => passes,
         };
         loop {
-            let terms = Terms {
-                passes,
-                ranks: terms.ranks.clone(),
-            };
-            let bound = Chosen::bind(frontend, recorded, parts, &terms);
+            let bound = Chosen::bind(frontend, recorded, parts, passes, terms.ranks.as_ref());
             let other = fewer.find(|fewer| *fewer != passes);
             match (bound, other) {
                 (Err(SessionError::Replay(ReplayError::Bind(why))), Some(other)) => {
@@ -145,11 +141,11 @@ impl<F: Frontend> Chosen<F> {
         frontend: &F,
         recorded: &Plan,
         parts: &Parts<F>,
-        terms: &Terms,
+        passes: Selection,
+        ranks: Option<&Members>,
     ) -> Result<Self, SessionError> {
-        let passes = terms.passes;
         let (program, report) = optimize(recorded.clone(), passes, frontend.ops());
-        let late = match (checks_come_first(&program.plan), &terms.ranks) {
+        let late = match (checks_come_first(&program.plan), ranks) {
             (true, _) => None,
             (false, Some(ranks)) if checks_can_agree(&program.plan) => {
                 let plan = &program.plan;

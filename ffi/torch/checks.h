@@ -1,6 +1,7 @@
 // The ops that plans have in the place of questions about data: see CHECK_NUMBER in plans/src/instr.rs.
 #pragma once
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 
 #include <ATen/ATen.h>
@@ -27,13 +28,9 @@ inline thread_local c10::intrusive_ptr<c10d::ProcessGroup> checks_compared;
 inline bool same_on_all(bool same) {
   std::vector<uint8_t> all(static_cast<size_t>(checks_compared->getSize()));
   const auto ours = static_cast<uint8_t>(same);
-  auto gather = [&] { gather_bytes(*checks_compared, &ours, 1, all.data()); };
-  if (PyGILState_Check()) {
-    py::gil_scoped_release others_may_run;
-    gather();
-  } else {
-    gather();
-  }
+  std::optional<py::gil_scoped_release> others_may_run;
+  if (PyGILState_Check()) others_may_run.emplace();
+  gather_bytes(*checks_compared, &ours, 1, all.data());
   for (uint8_t each : all) same = same && each;
   return same;
 }

@@ -54,6 +54,19 @@ def averaged(model: nn.Module) -> None:
             p.grad /= dist.get_world_size()
 
 
+def adding(w: Tensor) -> Callable[[Tensor], Tensor]:
+    """A step that adds to ``w`` where the sum over the ranks is positive."""
+
+    def metric(x: Tensor) -> Tensor:
+        y = x + 1
+        dist.all_reduce(y)
+        if y.sum() > 0:
+            w.add_(y[0])
+        return y
+
+    return metric
+
+
 def is_odd(call: int) -> bool:
     return call in (6, 7, 12, 17, 20, 21)
 
@@ -174,14 +187,7 @@ def test_a_group_of_one() -> None:
     def script(capture: Capture) -> Calls:
         w = torch.zeros(6)
 
-        def metric(x: Tensor) -> Tensor:
-            y = x + 1
-            dist.all_reduce(y)
-            if y.sum() > 0:
-                w.add_(y[0])
-            return y
-
-        step = capture(metric, state={"w": w})
+        step = capture(adding(w), state={"w": w})
         for call in range(CALLS):
             yield step(numbers(call).abs() * (-2 if is_odd(call) else 1))
         return {"w": w}
@@ -258,15 +264,8 @@ def test_stored_plans(tmp_path: Path, trust: bool) -> None:
     def script(capture: Capture) -> Calls:
         w = torch.ones(6)
 
-        def metric(x: Tensor) -> Tensor:
-            y = x + 1
-            dist.all_reduce(y)
-            if y.sum() > 0:
-                w.add_(y[0])
-            return y
-
         for _ in range(2):
-            step = capture(metric, state={"w": w}, plans=tmp_path, trust_plans=trust)
+            step = capture(adding(w), state={"w": w}, plans=tmp_path, trust_plans=trust)
             for call in range(12):
                 yield step(numbers(call).abs() * (-1 if call == 8 else 1))
         return {"w": w}
@@ -281,14 +280,7 @@ def test_beside_eager() -> None:
     def script(capture: Capture) -> Calls:
         w = torch.ones(6)
 
-        def metric(x: Tensor) -> Tensor:
-            y = x + 1
-            dist.all_reduce(y)
-            if y.sum() > 0:
-                w.add_(y[0])
-            return y
-
-        step = capture(metric, state={"w": w}, verify_every=3)
+        step = capture(adding(w), state={"w": w}, verify_every=3)
         for call in range(20):
             yield step(numbers(call).abs() * (-1 if call in (8, 9, 13) else 1))
         return {"w": w}

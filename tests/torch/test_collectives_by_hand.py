@@ -3,7 +3,6 @@
 Each is compared with an eager twin, bit for bit.
 """
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +73,55 @@ COLLECTIVES: dict[str, Callable[[Tensor, bool], Tensor]] = {
 def drawn(call: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (4, 6)) -> Tensor:
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(100 * call + dist.get_rank())) * 4
     return numbers.abs().to(dtype) if dtype == torch.uint8 else numbers.to(dtype)
+
+
+def check_beside_a_miss(body: Callable[[Tensor, float], Tensor], alone: int, passes: str) -> None:
+    """Equal to eager where one rank misses a guard in some calls, and the other goes on to replay."""
+    body.__qualname__ = f"{body.__qualname__} of {alone} {passes}"
+
+    def script(capture: Capture) -> Calls:
+        step = capture(body, **({"passes": passes} if passes else {}))
+        for call in range(22):
+            scale = 3.0 + call if dist.get_rank() == alone and 7 < call < 12 else 2.0
+            yield step(drawn(call), scale)
+        return {}
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        stats = found.steps[0].stats
+        assert not stats.refusals, stats
+        assert stats.replays >= (12 if dist.get_rank() == alone or passes else 16), stats
+
+
+def check_in_a_group_made_anew(collective: Callable[[Tensor, Any], Tensor]) -> None:
+    """Equal to eager where the group is destroyed and made anew between calls."""
+
+    def script(capture: Capture) -> Calls:
+        holder = {"group": dist.new_group([0, 1])}
+        step = capture(lambda x: collective(x * 2, holder["group"]))
+        for call in range(3 * CALLS):
+            if call and call % CALLS == 0:
+                dist.destroy_process_group(holder["group"])
+                holder["group"] = dist.new_group([0, 1])
+            yield step(drawn(call))
+        return {}
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        stats = found.steps[0].stats
+        assert not stats.refusals and stats.replays >= 3 * REPLAYS, stats
+
+
+def check_stays_refused(body: Callable[[Tensor], Tensor], words: str, remedy: str) -> None:
+    """Right and refused at every call, with these words."""
+
+    def script(capture: Capture) -> Calls:
+        step = capture(lambda x: body(x))
+        for call in range(6):
+            yield step(drawn(call))
+        return {}
+
+    check_refused(script, words, remedy=remedy)
 
 
 @pytest.mark.ranks(2)
@@ -267,55 +315,26 @@ def test_subgroups() -> None:
 @pytest.mark.parametrize("passes", ["", "+buckets,+sums"], ids=["default", "buckets and sums"])
 @pytest.mark.parametrize("alone", [0, 1])
 def test_one_rank_misses_while_the_other_replays(alone: int, passes: str) -> None:
-    names = itertools.count()
+    def body(x: Tensor, scale: float) -> Tensor:
+        a, b = x * scale, x + scale
+        dist.all_reduce(a)
+        work = dist.all_reduce(b, async_op=True)
+        out = x.new_empty(8, 6)
+        dist.all_gather_into_tensor(out, a)
+        work.wait()
+        dist.broadcast(a, src=alone)
+        return out.sum() + a + b
 
-    def script(capture: Capture) -> Calls:
-        def body(x: Tensor, scale: float) -> Tensor:
-            a, b = x * scale, x + scale
-            dist.all_reduce(a)
-            work = dist.all_reduce(b, async_op=True)
-            out = x.new_empty(8, 6)
-            dist.all_gather_into_tensor(out, a)
-            work.wait()
-            dist.broadcast(a, src=alone)
-            return out.sum() + a + b
-
-        body.__qualname__ = f"body of {alone} {passes} {next(names)}"
-        step = capture(body, **({"passes": passes} if passes else {}))
-        for call in range(22):
-            scale = 3.0 + call if dist.get_rank() == alone and 7 < call < 12 else 2.0
-            yield step(drawn(call), scale)
-        return {}
-
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        stats = found.steps[0].stats
-        assert not stats.refusals, stats
-        assert stats.replays >= (12 if dist.get_rank() == alone or passes else 16), stats
+    check_beside_a_miss(body, alone, passes)
 
 
 @pytest.mark.ranks(2)
 def test_a_group_made_anew_between_calls() -> None:
-    def script(capture: Capture) -> Calls:
-        holder = {"group": dist.new_group([0, 1])}
+    def collective(y: Tensor, group: Any) -> Tensor:
+        dist.all_reduce(y, group=group)
+        return y
 
-        def body(x: Tensor) -> Tensor:
-            y = x * 2
-            dist.all_reduce(y, group=holder["group"])
-            return y
-
-        step = capture(body)
-        for call in range(3 * CALLS):
-            if call and call % CALLS == 0:
-                dist.destroy_process_group(holder["group"])
-                holder["group"] = dist.new_group([0, 1])
-            yield step(drawn(call))
-        return {}
-
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        stats = found.steps[0].stats
-        assert not stats.refusals and stats.replays >= 3 * REPLAYS, stats
+    check_in_a_group_made_anew(collective)
 
 
 @pytest.mark.ranks(2)
@@ -474,13 +493,7 @@ def by_bits(x: Tensor) -> Tensor:
     ],
 )
 def test_refused(body: Callable[[Tensor], Tensor], words: str, remedy: str) -> None:
-    def script(capture: Capture) -> Calls:
-        step = capture(lambda x: body(x))
-        for call in range(6):
-            yield step(drawn(call))
-        return {}
-
-    check_refused(script, words, remedy=remedy)
+    check_stays_refused(body, words, remedy)
 
 
 @pytest.mark.ranks(2)

@@ -11,7 +11,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right
-from test_collectives_by_hand import CALLS, DTYPES, OPS, REPLAYS, drawn, ended, group_of
+from test_collectives_by_hand import (
+    CALLS,
+    DTYPES,
+    OPS,
+    REPLAYS,
+    check_beside_a_miss,
+    check_in_a_group_made_anew,
+    check_stays_refused,
+    drawn,
+    ended,
+    group_of,
+)
 from test_refusals import check_refused
 from torch import Tensor, nn
 
@@ -238,49 +249,20 @@ def test_ranks_of_other_shapes() -> None:
 @pytest.mark.parametrize("alone", [0, 1])
 @pytest.mark.parametrize("passes", ["", "+buckets,+sums"], ids=["default", "buckets and sums"])
 def test_one_rank_misses_while_the_other_replays(alone: int, passes: str) -> None:
-    def script(capture: Capture) -> Calls:
-        def body(x: Tensor, scale: float) -> Tensor:
-            total = x.sum()
-            for collective in COLLECTIVES.values():
-                y = x * scale
-                dist.all_reduce(y)
-                total = total + collective(y, True, None).sum()
-            return total
+    def body(x: Tensor, scale: float) -> Tensor:
+        total = x.sum()
+        for collective in COLLECTIVES.values():
+            y = x * scale
+            dist.all_reduce(y)
+            total = total + collective(y, True, None).sum()
+        return total
 
-        body.__qualname__ = f"lists of {alone} {passes}"
-        step = capture(body, **({"passes": passes} if passes else {}))
-        for call in range(22):
-            scale = 3.0 + call if dist.get_rank() == alone and 7 < call < 12 else 2.0
-            yield step(drawn(call), scale)
-        return {}
-
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        stats = found.steps[0].stats
-        assert not stats.refusals, stats
-        assert stats.replays >= (12 if dist.get_rank() == alone or passes else 16), stats
+    check_beside_a_miss(body, alone, passes)
 
 
 @pytest.mark.ranks(2)
 def test_a_group_made_anew_between_calls() -> None:
-    def script(capture: Capture) -> Calls:
-        holder = {"group": dist.new_group([0, 1])}
-
-        def body(x: Tensor) -> Tensor:
-            return all_gather(x * 2, False, holder["group"])
-
-        step = capture(body)
-        for call in range(3 * CALLS):
-            if call and call % CALLS == 0:
-                dist.destroy_process_group(holder["group"])
-                holder["group"] = dist.new_group([0, 1])
-            yield step(drawn(call))
-        return {}
-
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        stats = found.steps[0].stats
-        assert not stats.refusals and stats.replays >= 3 * REPLAYS, stats
+    check_in_a_group_made_anew(lambda y, group: all_gather(y, False, group))
 
 
 @pytest.mark.ranks(2)
@@ -404,13 +386,7 @@ def monitored(x: Tensor) -> Tensor:
     ids=lambda case: case.__name__ if callable(case) else "",
 )
 def test_refused(body: Callable[[Tensor], Tensor], words: str, remedy: str) -> None:
-    def script(capture: Capture) -> Calls:
-        step = capture(lambda x: body(x))
-        for call in range(6):
-            yield step(drawn(call))
-        return {}
-
-    check_refused(script, words, remedy=remedy)
+    check_stays_refused(body, words, remedy)
 
 
 @pytest.mark.ranks(2)

@@ -3,7 +3,6 @@
 Each is compared with an eager twin, bit for bit.
 """
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right
-from test_collectives_by_hand import CALLS, DTYPES, REPLAYS, drawn, group_of
+from test_collectives_by_hand import (
+    CALLS,
+    DTYPES,
+    REPLAYS,
+    check_beside_a_miss,
+    check_stays_refused,
+    drawn,
+    group_of,
+)
 from test_refusals import check_refused
 from torch import Tensor, nn
 
@@ -274,28 +281,14 @@ def test_one_rank_sends_and_the_other_receives_in_other_variants() -> None:
 @pytest.mark.parametrize("passes", ["", "+buckets,+sums"], ids=["default", "buckets and sums"])
 @pytest.mark.parametrize("alone", [0, 1])
 def test_one_rank_misses_while_the_other_replays(alone: int, passes: str) -> None:
-    names = itertools.count()
+    def body(x: Tensor, scale: float) -> Tensor:
+        a, b = x * scale, x + scale
+        dist.all_reduce(a)
+        total = sum(exchange(a, None).sum() for exchange in EXCHANGES.values())
+        dist.all_reduce(b)
+        return total + a + b
 
-    def script(capture: Capture) -> Calls:
-        def body(x: Tensor, scale: float) -> Tensor:
-            a, b = x * scale, x + scale
-            dist.all_reduce(a)
-            total = sum(exchange(a, None).sum() for exchange in EXCHANGES.values())
-            dist.all_reduce(b)
-            return total + a + b
-
-        body.__qualname__ = f"sends of {alone} {passes} {next(names)}"
-        step = capture(body, **({"passes": passes} if passes else {}))
-        for call in range(22):
-            scale = 3.0 + call if dist.get_rank() == alone and 7 < call < 12 else 2.0
-            yield step(drawn(call), scale)
-        return {}
-
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        stats = found.steps[0].stats
-        assert not stats.refusals, stats
-        assert stats.replays >= (12 if dist.get_rank() == alone or passes else 16), stats
+    check_beside_a_miss(body, alone, passes)
 
 
 @pytest.mark.ranks(3, timeout=40)
@@ -415,13 +408,7 @@ def asked(x: Tensor) -> Tensor:
     ids=lambda case: case.__name__ if callable(case) else "",
 )
 def test_refused(body: Callable[[Tensor], Tensor], words: str, remedy: str) -> None:
-    def script(capture: Capture) -> Calls:
-        step = capture(lambda x: body(x))
-        for call in range(6):
-            yield step(drawn(call))
-        return {}
-
-    check_refused(script, words, remedy=remedy)
+    check_stays_refused(body, words, remedy)
 
 
 @pytest.mark.ranks(2, timeout=60)

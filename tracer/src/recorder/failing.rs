@@ -87,11 +87,7 @@ impl Recorder {
 pub(super) fn lasts(plan: &Plan, instr: &Instr) -> bool {
     match instr {
         Instr::Local { op, .. } => {
-            let mut written = false;
-            for_each_written(plan, instr, |root| {
-                written |= matches!(plan.values[root as usize].def, Def::Binding(_));
-            });
-            written || !keeps_to_arguments(plan.str(*op))
+            writes_binding(plan, instr) || !keeps_to_arguments(plan.str(*op))
         }
         Instr::Collective(_) | Instr::Wait { .. } => true,
         Instr::View { .. } | Instr::Rng { .. } | Instr::Free { .. } => false,
@@ -102,14 +98,17 @@ pub(super) fn lasts(plan: &Plan, instr: &Instr) -> bool {
 /// step's own does not.
 pub(super) fn is_final(plan: &Plan, instr: &Instr) -> bool {
     match instr {
-        Instr::Collective(_) => {
-            let mut written = false;
-            for_each_written(plan, instr, |root| {
-                written |= matches!(plan.values[root as usize].def, Def::Binding(_));
-            });
-            written
-        }
+        Instr::Collective(_) => writes_binding(plan, instr),
         Instr::Wait { .. } => false,
         _ => lasts(plan, instr),
     }
+}
+
+/// Whether an instruction writes a tensor that outlives the call.
+fn writes_binding(plan: &Plan, instr: &Instr) -> bool {
+    let mut written = false;
+    for_each_written(plan, instr, |root| {
+        written |= matches!(plan.values[root as usize].def, Def::Binding(_));
+    });
+    written
 }

@@ -279,39 +279,42 @@ fn ahead(plan: &Plan, check: usize) -> Option<Vec<usize>> {
 
 /// Whether the step of a plan asks for data on the host.
 pub fn has_checks(plan: &Plan) -> bool {
-    plan.instrs.iter().any(|instr| match instr {
-        Instr::Local { op, .. } => is_check(plan.str(*op)),
-        _ => false,
-    })
+    plan.instrs.iter().any(|instr| checks(plan, instr))
 }
 
 /// Whether nothing that lasts comes before a check in a plan: [`super::failing`] says what does.
 pub fn checks_come_first(plan: &Plan) -> bool {
     let mut lasts = false;
-    plan.instrs.iter().all(|instr| {
-        let fits = match instr {
-            Instr::Local { op, .. } => !lasts || !is_check(plan.str(*op)),
-            _ => true,
-        };
+    no_check_behind(plan, |instr| {
         lasts |= super::failing::lasts(plan, instr);
-        fits
+        lasts
     })
 }
 
 /// Whether all ranks can begin a call of a plan anew at each of its checks: nothing comes before one but what changes
 /// nothing, and collectives between tensors of the step's own, each of which the step has waited for.
 pub fn checks_can_agree(plan: &Plan) -> bool {
-    let (mut is_final, mut started, mut ended) = (false, 0, 0);
-    plan.instrs.iter().all(|instr| {
-        let fits = match instr {
-            Instr::Local { op, .. } if is_check(plan.str(*op)) => !is_final && started == ended,
-            _ => true,
-        };
-        started += usize::from(matches!(instr, Instr::Collective(_)));
-        ended += usize::from(matches!(instr, Instr::Wait { .. }));
+    let (mut is_final, mut under_way) = (false, 0_i64);
+    no_check_behind(plan, |instr| {
         is_final |= super::failing::is_final(plan, instr);
+        under_way += i64::from(matches!(instr, Instr::Collective(_)));
+        under_way -= i64::from(matches!(instr, Instr::Wait { .. }));
+        is_final || under_way != 0
+    })
+}
+
+/// Whether a plan has no check behind an instruction after which, as `closes` says, none may come.
+fn no_check_behind(plan: &Plan, mut closes: impl FnMut(&Instr) -> bool) -> bool {
+    let mut closed = false;
+    plan.instrs.iter().all(|instr| {
+        let fits = !(closed && checks(plan, instr));
+        closed = closes(instr);
         fits
     })
+}
+
+fn checks(plan: &Plan, instr: &Instr) -> bool {
+    matches!(instr, Instr::Local { op, .. } if is_check(plan.str(*op)))
 }
 
 #[cfg(test)]
