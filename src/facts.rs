@@ -21,6 +21,8 @@ pub struct Entry {
     pub hyperparameter: bool,
     /// A gradient: the step itself changes it.
     pub gradient: bool,
+    /// It is about several names of its subject: the text of a word says which one differs.
+    pub names: bool,
     /// What each of its words says of the subject, as `.meta`; none where there is nothing to tell apart.
     pub parts: &'static [&'static str],
 }
@@ -57,6 +59,8 @@ pub struct NewFact<'a> {
     pub hyperparameter: bool,
     /// Whether it is about gradients, which steps make.
     pub gradient: bool,
+    /// Whether it is about several names of its subject: the text of a word says which one differs.
+    pub names: bool,
     /// What each of its words says of the subject, as `.meta`; none where there is nothing to tell apart.
     pub parts: &'static [&'static str],
 }
@@ -86,6 +90,7 @@ impl<F: Frontend> NamedFacts<F> {
             text: fact.text.to_owned(),
             hyperparameter: fact.hyperparameter,
             gradient: fact.gradient,
+            names: fact.names,
             parts: fact.parts,
         });
         Ok(())
@@ -127,7 +132,11 @@ impl<F: Frontend> NamedFacts<F> {
             let entry = &self.entries[at];
             let free = entry.hyperparameter && free.contains(&entry.subject);
             if !free && !self.table.same(word) {
-                return Ok(Some(entry.part(word)));
+                let part = entry.part(word);
+                return Ok(Some(match entry.names {
+                    true => format!("{part}.{}", self.table.text(word, false)),
+                    false => part,
+                }));
             }
             from = word + 1;
         }

@@ -326,6 +326,7 @@ fn name_all(session: &mut Session<Callbacks>) -> Answer {
             text: &shown,
             hyperparameter: fact.number,
             gradient: false,
+            names: false,
             parts: &[],
         };
         recording

@@ -161,6 +161,7 @@ pub unsafe extern "C" fn rote_record_fact(
                 text: text(expected)?,
                 hyperparameter: hyperparameter != 0,
                 gradient: reads.is_of_gradients(),
+                names: reads.is_of_names(),
                 parts: reads.parts(),
             };
             let container = object(container, "container")?;

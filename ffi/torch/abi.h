@@ -150,7 +150,8 @@ enum FactKind : uint32_t {
   kReachMemory = 22,  // the memory that tensors which are no state, their gradients, and buffers share with these
   kEntryCount = 23,  // of a container that is an entry of a dict, and may be another one at each call: its class and size
   kTupleItem = 24,  // the item of a tuple that is an entry of a dict; the key is (its key, the index, the size of the tuple)
-  kFactKinds = 25,
+  kAbsent = 25,  // that a dict has none of some names, a tuple that is the key; else, which it has
+  kFactKinds = 26,
 };
 
 struct Fact {

@@ -22,7 +22,7 @@ struct FactEntry {
   PyObject* held;
   uint32_t start;
   mutable PyObject* spec;    // the spec that was looked at last,
-  mutable uint64_t number;   // and the number of its placements; of a class, of its attributes
+  mutable uint64_t number;   // and the number of its placements; of a class, of its attributes; an entry's address
   mutable unsigned version;  // of a class, when it was looked at last
   Py_hash_t hash;            // of the key of an entry of a dict
 };
@@ -56,9 +56,21 @@ inline PyObject* dict_item(const FactEntry& fact) {
   return item;
 }
 
+// Which of some names a dict has. Names are texts, which know their hash.
+inline std::vector<Py_ssize_t> present(const FactEntry& fact) {
+  std::vector<Py_ssize_t> found;  // takes no memory while there is none
+  const Py_ssize_t n = PyTuple_GET_SIZE(fact.key);
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    const int there = PyDict_Contains(fact.container, PyTuple_GET_ITEM(fact.key, i));
+    if (there > 0) found.push_back(i);
+    if (there < 0) PyErr_Clear();
+  }
+  return found;
+}
+
 // Whether the entries of a dict, by identity, decide what a fact sees.
 inline bool of_dict(const FactEntry& fact) {
-  return fact.kind == kDictItem || (fact.kind == kSize && PyDict_Check(fact.container)) ||
+  return fact.kind == kDictItem || fact.kind == kEntrySize || fact.kind == kAbsent || (fact.kind == kSize && PyDict_Check(fact.container)) ||
          (fact.kind == kItems && PyDict_CheckExact(fact.container));
 }
 
@@ -66,7 +78,6 @@ inline bool of_dict(const FactEntry& fact) {
 inline uint32_t width_of(const FactEntry& fact) {
   if (fact.kind == kTensorMeta) return 6;
   if (fact.kind == kGradMeta) return 2;
-  if (fact.kind == kFunction) return 4;
   return 1;
 }
 
@@ -159,6 +170,12 @@ inline uint64_t look_of(const FactEntry& fact) {
   return mix(hash, own_attributes(wrapped.ptr(), true));
 }
 
+// Reads how many entries a container in a dict has, which the dict held when it was looked up last.
+inline void read_size_of_entry(const FactEntry& fact, uint64_t* out) {
+  auto* item = reinterpret_cast<PyObject*>(fact.number);
+  out[0] = item ? mix(fact.number, entry_count(item)) : 0;
+}
+
 // Reads the words of a fact, except those of gradients and of shared memory.
 __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uint64_t* out) {
   switch (fact.kind) {
@@ -173,16 +190,19 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
     case kOwn:
       out[0] = own_attributes(fact.container, fact.key == Py_True);
       return;
+    case kAbsent:
+      out[0] = 0;
+      for (Py_ssize_t i : present(fact)) out[0] = mix(out[0], static_cast<uint64_t>(i));
+      return;
     case kEntryCount: {
       PyObject* item = dict_item(fact);
       out[0] = item ? mix(address(Py_TYPE(item)), entry_count(item)) : 0;
       return;
     }
-    case kEntrySize: {
-      PyObject* item = dict_item(fact);
-      out[0] = item ? mix(address(item), entry_count(item)) : 0;
+    case kEntrySize:
+      fact.number = address(dict_item(fact));
+      read_size_of_entry(fact, out);
       return;
-    }
     case kTensorMeta: {  // local storage, data, meta; part in autograd; spec; attributes
       const at::Tensor& outer = THPVariable_Unpack(fact.container);
       bool distributed = is_dtensor(fact.container);
@@ -219,11 +239,11 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
       return;
     case kFunction: {
       const auto& function = as_function(fact.container);
-      out[0] = address(function.func_code);
-      out[1] = address(function.func_defaults);
-      out[2] = address(function.func_kwdefaults);
-      out[3] = mix(mix(address(function.func_name), address(function.func_qualname)),
-                   mix(mix(address(function.func_doc), address(function.func_module)), address(function.func_dict)));
+      uint64_t hash = mix(address(function.func_code), address(function.func_defaults));
+      hash = mix(mix(hash, address(function.func_kwdefaults)), address(function.func_name));
+      hash = mix(mix(hash, address(function.func_qualname)), address(function.func_doc));
+      hash = mix(mix(hash, address(function.func_module)), address(function.func_dict));
+      out[0] = function.func_dict ? mix(hash, PyDict_GET_SIZE(function.func_dict)) : hash;
       return;
     }
     case kBuffer:

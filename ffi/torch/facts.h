@@ -60,7 +60,10 @@ class FactTable {
     for (uint32_t i : always_) read_words(facts_[i], out + facts_[i].start);
     for (const OfDict& dict : dicts_) {
       const uint64_t version = dict_version(dict.dict);
-      if (kept && version != 0 && version == dict.version) continue;
+      if (kept && version != 0 && version == dict.version) {
+        for (uint32_t i : dict.sizes) read_size_of_entry(facts_[i], out + facts_[i].start);
+        continue;
+      }
       for (uint32_t i : dict.facts) read_words(facts_[i], out + facts_[i].start);
       dict.version = version;
     }
@@ -106,6 +109,10 @@ class FactTable {
   std::string text(uint32_t index, bool held) const {
     const FactEntry& fact = at(index);
     switch (fact.kind) {
+      case kAbsent: {
+        const auto there = held ? std::vector<Py_ssize_t>() : present(fact);
+        return there.empty() ? "absent" : py::cast<std::string>(PyTuple_GET_ITEM(fact.key, there.front()));
+      }
       case kSize:
         return held ? "" : std::to_string(entry_count(fact.container));
       case kDictItem: case kListItem: case kTupleItem: case kCell: case kAttribute: case kContextVar: case kMember: {
@@ -156,6 +163,7 @@ class FactTable {
     PyObject* dict;
     mutable uint64_t version;  // when they were read last; 0: they were not
     std::vector<uint32_t> facts;
+    std::vector<uint32_t> sizes;  // of these, the facts about what containers in the dict hold
   };
 
   void sort(uint32_t index) {
@@ -165,8 +173,9 @@ class FactTable {
       return;
     }
     auto [at, is_new] = dict_of_.try_emplace(fact.container, dicts_.size());
-    if (is_new) dicts_.push_back({fact.container, 0, {}});
+    if (is_new) dicts_.push_back({fact.container, 0, {}, {}});
     dicts_[at->second].facts.push_back(index);
+    if (fact.kind == kEntrySize) dicts_[at->second].sizes.push_back(index);
     dicts_[at->second].version = 0;
   }
 

@@ -65,6 +65,7 @@ impl Model {
             text: "",
             hyperparameter: subject == "optimizer.rate",
             gradient: false,
+            names: false,
             parts: &[],
         };
         let state = |subject| NewFact {

@@ -76,6 +76,8 @@ kinds! {
     EntryCount = "entry_count",
     /// The item of a tuple that is an entry of a dict; the key is (its key, the index, the size of the tuple).
     TupleItem = "tuple_item",
+    /// That a dict has none of some names, a tuple that is the key; else, which it has.
+    Absent = "absent",
 }
 
 impl FactKind {
@@ -98,6 +100,11 @@ impl FactKind {
             ],
             _ => &[],
         }
+    }
+
+    /// Whether a fact of the kind is about several names of its subject: its text says which is another one now.
+    pub fn is_of_names(self) -> bool {
+        self == FactKind::Absent
     }
 
     /// Whether a fact of the kind is about gradients, which steps make.

@@ -130,6 +130,7 @@ fn session(plans: &std::path::Path, passes: Selection) -> Session<Aten> {
             text: "",
             hyperparameter,
             gradient: false,
+            names: false,
             parts: &[],
         };
         // SAFETY: this bridge looks at no object.

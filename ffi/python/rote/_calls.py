@@ -12,7 +12,7 @@ from ctypes import byref, c_int, c_void_p
 from pathlib import Path
 from typing import Any
 
-from ._libraries import is_file_of_python, is_library_function
+from ._libraries import is_file_of_python, is_made_by_library
 from ._native import lib, take_object
 
 Codes = dict[int, types.CodeType]  # by their addresses: equal code of two functions may read other globals
@@ -28,17 +28,20 @@ def _is_of_library(code: types.CodeType) -> bool:
     return file.startswith(_LIBRARIES) or is_file_of_python(file) or file.startswith("<frozen ")
 
 
-_known: Codes = {}  # generated methods of libraries, held so that their addresses stay theirs
+# Code made of text, by whether libraries have made all of it; held so that their addresses stay theirs.
+_of_libraries: Codes = {}
+_of_others: Codes = {}
 
 
 def _generated(codes: Codes) -> Codes:
-    """Code that libraries have made of text for classes of theirs: methods of dataclasses."""
-    new = {address: code for address, code in codes.items() if code.co_filename == "<string>" and address not in _known}
+    """Code that libraries have made of text: methods of their dataclasses, and of named tuples."""
+    known = _of_libraries.keys() | _of_others.keys()
+    new = {address: code for address, code in codes.items() if code.co_filename == "<string>" and address not in known}
     for function in (others := functions_of(new)):
         code = function.__code__
-        if all(is_library_function(other) for other in others if other.__code__ is code):
-            _known[id(code)] = code
-    return _known
+        whose = all(is_made_by_library(other) for other in others if other.__code__ is code)
+        (_of_libraries if whose else _of_others)[id(code)] = code
+    return _of_libraries
 
 
 class Calls:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import _assertions
+from . import _assertions, _bytecode
 from ._identity import by_identity
 
 # With these, code asks for attributes by their text, or whether there are any.
@@ -19,7 +19,7 @@ _ASKING = frozenset(
     | {"dir", "__getattribute__"}
 )
 # These take the name of an attribute as text.
-_GETTING = ("getattr", "hasattr", "attrgetter", "__getattribute__")
+_GETTING = frozenset({"getattr", "hasattr", "attrgetter", "__getattribute__"})
 # With these, text is code.
 _RUNNING = frozenset({"eval", "exec", "compile"})
 # These run what they are given; the others make functions of code.
@@ -91,20 +91,20 @@ def _names(code: types.CodeType, whole: bool) -> Names:
         owner = ""
         left_out = frozenset() if whole else _assertions.failing(current)
         constants: list[object] = list(current.co_consts) if not left_out else []
-        for instruction in dis.get_instructions(current):
-            if instruction.offset in left_out:
+        computes |= not _GETTING.isdisjoint(current.co_varnames + current.co_cellvars + current.co_freevars)
+        for offset, opname, argument in _bytecode.instructions(current):
+            if offset in left_out:
                 continue
-            if left_out and instruction.opcode in dis.hasconst:
-                constants.append(instruction.argval)
-            opname, argument = instruction.opname, instruction.argval
+            if left_out and opname in _bytecode.OF_CONSTANTS:
+                constants.append(argument)
             hashes |= opname == "BUILD_SET" or (constant and opname != "CONTAINS_OP")
-            constant = isinstance(argument, frozenset)
+            constant = type(argument) is frozenset
             if opname.startswith("CALL"):  # no text before it
                 computes |= asking
                 asking = False
-            elif opname == "LOAD_CONST" and isinstance(argument, str):
+            elif opname == "LOAD_CONST" and type(argument) is str:
                 asking = False
-            elif argument in _GETTING:
+            elif type(argument) is str and argument in _GETTING:
                 asking = True
             owner, before = (argument if opname == "LOAD_GLOBAL" else ""), owner
             if opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"):
@@ -165,6 +165,8 @@ def builtins_of(function: types.FunctionType) -> dict[str, Any]:
 
 def _running(code: types.CodeType) -> Iterator[str]:
     """By which names code runs something of which its constants do not tell what it names."""
+    if not _bytecode.says(code, _RUN_GIVEN | _MAKE_FUNCTIONS):
+        return
     every = [each for each in dis.get_instructions(code) if each.opname not in _NO_STEPS]
     steps = [each for each in every if each.opname != "PUSH_NULL"]
     for i, step in enumerate(steps):

@@ -156,6 +156,8 @@ def _counter(fact: _facts.Fact, holders: dict[int, Any], namespaces: set[int]) -
         name = fact.subject.rpartition("closure['")[2].removesuffix("']")
         counter = Counter(fact.subject, fact.container, None, name)
     elif fact.kind == _facts.DICT_ITEM and fact.guard == _facts.HOST and type(fact.key) is str:
+        if type(dict.get(fact.container, fact.key)) is not int:
+            return None
         owner = holders.get(id(fact.container))
         if id(fact.container) not in namespaces and (owner is None or not _is_set_plainly(owner, fact.key)):
             return None

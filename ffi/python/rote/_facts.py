@@ -63,6 +63,7 @@ GRAD_MEMORY = _kind("grad_memory")
 REACH_MEMORY = _kind("reach_memory")
 ENTRY_COUNT = _kind("entry_count")
 TUPLE_ITEM = _kind("tuple_item")
+NONE_OF = _kind("absent")
 # Kinds of guards, as GuardKind numbers them.
 STATE, HOST, WORLD = 2, 3, 5
 
@@ -179,8 +180,11 @@ def describe(value: Any) -> str:
     """What a guard expects of a value alone, in words that hold in another process too."""
     if value is ABSENT:
         return "absent"
-    if plain(value):
-        return shortened(text_of(value))
+    return shortened(text_of(value)) if plain(value) else describe_object(value)
+
+
+def describe_object(value: Any) -> str:
+    """The same of a value that its text does not tell."""
     kind = type(value)
     if kind is types.FunctionType:
         return str(value.__qualname__)

@@ -57,7 +57,7 @@ def is_library_class(kind: type) -> bool:
             return False
         functions = [each for each in _look.class_dict(kind).values() if type(each) is types.FunctionType]
         own = _look.own(sys.modules.get(name))
-        if not any(each.__globals__ is own for each in functions) and not all(map(_is_harmless, functions)):
+        if not any(each.__globals__ is own for each in functions) and not all(map(is_made_by_library, functions)):
             return False
         _known[id(kind)] = kind
     return True
@@ -74,7 +74,7 @@ def _is_found(kind: type, module: str) -> bool:
     return found is kind
 
 
-def _is_harmless(function: types.FunctionType) -> bool:
-    """Whether a function is a library's, or one that a library has made from a few words."""
+def is_made_by_library(function: types.FunctionType) -> bool:
+    """Whether a function is a library's, or one that a library has made from a few words: how named tuples are made."""
     made = function.__globals__.get("__name__")
     return is_library_function(function) or (type(made) is str and made.startswith("namedtuple_"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import dataclasses
 import functools
 import gc
 import importlib.util
@@ -31,6 +32,16 @@ from ._walk import TooMuchError, Walk
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
+@dataclasses.dataclass
+class _Absent:
+    """What code may ask of a Python module or an object, and what this does not have."""
+
+    name: str
+    own: dict[str, Any]
+    origin: Attribute | None
+    keys: set[str]
+
+
 class Named:
     """The part of a walk that follows names."""
 
@@ -51,6 +62,7 @@ class Named:
         self._asked: dict[tuple[type, frozenset[str]], tuple[int, set[str]]] = {}  # with how many attributes are named
         self._modules: dict[int, tuple[Any, str, int, Attribute | None]] = {}
         self._entries: set[tuple[int, str]] = set()
+        self._absent: dict[int, _Absent] = {}  # by the identities of dicts
         self._globals = getattr(function, "__globals__", None) if type(function) is types.FunctionType else None
 
     # -- functions ------------------------------------------------------------
@@ -100,7 +112,7 @@ class Named:
         library = is_library_function(function)
         if own.keys() - {"__wrapped__"}:
             walk.value(label, own, depth + 1)
-        elif not library or own:  # a library's decorator makes functions that a script may keep values in
+        elif own:  # a library's decorator makes functions that a script may keep values in
             walk.add(SIZE, own, None, HOST, f"{label}.__dict__", own)
         if library:
             self.borrow(function)
@@ -327,9 +339,21 @@ class Named:
             for key, item in list(own.items()):
                 if type(key) is str and plain(item) and self._entry(id(own), key):
                     walk.add(DICT_ITEM, own, key, HOST, f"{name}.{key}", item)
-        for key in sorted(absent - own.keys()):
-            if self._entry(id(own), key):
-                walk.add(DICT_ITEM, own, key, HOST, f"{name}.{key}", ABSENT)
+        self._lacks(name, own, absent - own.keys())
+
+    def _lacks(self, name: str, own: dict[str, Any], keys: set[str]) -> None:
+        """Guards that there is nothing under some names."""
+        known = self._absent.get(id(own))
+        if known is None:
+            self._absent[id(own)] = _Absent(name, own, self._walk.origin, keys)
+        else:
+            known.keys |= keys
+
+    def finish(self) -> None:
+        """Guards what Python modules and objects do not have, once all names are known."""
+        for each in self._absent.values():
+            self._walk.lacks(each.name, each.own, each.keys, each.origin)
+        self._absent.clear()
 
     def _asked_by_methods(self, kind: type, named: frozenset[str]) -> set[str]:
         """Names that the methods of a library's class ask for, of those that code calls or may call unnamed; and what

@@ -112,6 +112,8 @@ class Objects(Walk):
         self._plain: dict[type, bool] = {}  # whether such attributes are those of a class's objects
         self.schedulers: list[tuple[str, torch.optim.lr_scheduler.LRScheduler]] = []  # the others
         self._known: dict[int, tuple[type, _Reader]] = {}  # by the addresses of classes, which it holds
+        self._slots: dict[int, tuple[type, list[tuple[str, Any, type]]]] = {}
+        self._hiding: dict[int, bool] = {}  # by the addresses of classes of objects that it holds
         self._memory: dict[int, tuple[str, int]] = {}  # storages: the first tensor found in each, and where it starts
         self._weak: list[tuple[str, Any, int]] = []
         # What is guarded only where code asks for it:
@@ -488,6 +490,8 @@ class Objects(Walk):
                 if type(text) is str:
                     self._named.attributes.update(text.split("."))
                     self.fetched.update(text.split("."))
+        if issubclass(kind, types.GeneratorType):
+            _position(value)  # makes an object of its frame, which is a part from then on
         if not self.add(REFERENTS, value, None, HOST, path, value):
             return
         for i, item in enumerate(gc.get_referents(value)):
@@ -556,7 +560,7 @@ class Objects(Walk):
             for key, item in list(own.items()):
                 if key not in skip and type(key) is str:
                     self._attribute(f"{path}.{key}", value, key, item, depth)
-        for name, member, _ in _look.members(kind):
+        for name, member, _ in self._slots_of(kind):
             self._member(path, value, name, member, depth)
         if kind in AS_MADE:
             return
@@ -581,6 +585,12 @@ class Objects(Walk):
                 self.value(subject, item, depth + 1)
         finally:
             self.origin = before
+
+    def _slots_of(self, kind: type) -> list[tuple[str, Any, type]]:
+        known = self._slots.get(id(kind))
+        if known is None:
+            known = self._slots[id(kind)] = (kind, list(_look.members(kind)))
+        return known[1]
 
     def _leaves(self, kind: type) -> bool:
         """Whether attributes of a class's objects may be left without a guard."""
@@ -620,7 +630,11 @@ class Objects(Walk):
 
     def _untold(self, path: str, value: Any) -> None:
         """Notes an object that holds what no fact says."""
-        if _look.hides(type(value)) and in_full(value) is None:
+        kind = type(value)
+        hides = self._hiding.get(id(kind))
+        if hides is None:
+            hides = self._hiding[id(kind)] = _look.hides(kind)
+        if hides and in_full(value) is None:
             self.untold.append(path)
 
     def _class(self, path: str, kind: type, depth: int) -> None:

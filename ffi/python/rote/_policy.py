@@ -45,7 +45,7 @@ LARGE = 1024
 MOST = 100_000
 # Functions whose code a walk follows as far as it reaches. Where there are more, a call shows which code the step
 # runs, and the next walks follow that alone.
-MOST_FUNCTIONS = 500
+MOST_FUNCTIONS = 200
 # Bytes of an array that are compared at every call: some 15 GB a second.
 BYTES = 64 << 20
 
@@ -200,6 +200,7 @@ _BASES: dict[type, tuple[str, ...]] = {
     torch._C.StorageBase: ("data_ptr", "copy_", "fill_", "resize_"),
 }
 WITHOUT_OPS = frozenset(name for names in _BASES.values() for name in names)
+_BASE_IDS = frozenset(map(id, _BASES))
 _RENAMED = {id(vars(base)[name]): name for base, names in _BASES.items() for name in names if name in vars(base)}
 _RENAMED[id(torch._C._to_dlpack)] = "to_dlpack"
 _UNDER_THEIR_NAMES = frozenset(id(vars(module)) for module in (torch, torch._C, torch.utils.dlpack))
@@ -214,7 +215,7 @@ def renamed(container: Any, value: Any) -> str | None:
         if name is None and isinstance(owner, torch._C.TensorBase | torch._C.StorageBase):
             name = value.__name__ if value.__name__ in WITHOUT_OPS else None
         return name if id(container) not in _UNDER_THEIR_NAMES else None
-    if any(value is base for base in _BASES) and id(container) not in _UNDER_THEIR_NAMES:
+    if id(value) in _BASE_IDS and id(container) not in _UNDER_THEIR_NAMES:
         return str(value.__name__)
     return None
 

@@ -194,6 +194,7 @@ class Reach(Objects):
         if self._named.sees_own:
             for path, value in self._objects:
                 self.add(OWN, value, True, HOST, path, value)
+        self._named.finish()
         return self.facts
 
     def _follow_unfound(self) -> None:

@@ -119,7 +119,7 @@ _IN_MEMORY = (
     "aten::tensor_split.tensor_indices_or_sections",
 )
 # What the bridge tells of an op that has run.
-_WAITS, _LIFTS = 1, 2
+_ORDINARY, _WAITS, _LIFTS = 0, 1, 2
 _OBSERVED_KEY = torch._C._dispatch_key_parse("Fake")  # as observe.h has it
 _OBSERVED = torch._C.DispatchKeySet(_OBSERVED_KEY)
 # Operators of functions that call them under autograd's transforms, and do nothing else.
@@ -203,6 +203,13 @@ class _Recorder:
     def ran(self, kind: int, tensor: Any, func: Any = None, args: Any = (), result: Any = ()) -> None:
         """Records the op that has just run; of some kinds, with its result."""
         if self.refused:
+            return
+        if kind == _ORDINARY and self._seen is None:
+            try:
+                if status := lib.rote_record_observed(self._session, self._watch.line or user_line()):
+                    self._recorded(status)
+            except Exception as problem:
+                self._fail(problem)
             return
         kwargs: dict[str, Any] = {}
         result = result[0] if len(result) == 1 else result
@@ -299,7 +306,8 @@ class _Recorder:
         """An op on DTensors is under way."""
         try:
             inputs = self._watch.specs.of_all(args)
-            begun = lib.rote_record_global_begin(self._session, op_name(func), ids(inputs), len(inputs), user_line())
+            line = self._watch.line = self._watch.line or user_line()
+            begun = lib.rote_record_global_begin(self._session, op_name(func), ids(inputs), len(inputs), line)
             note(self._session, begun)
         except Exception as problem:
             self._fail(problem)
@@ -308,6 +316,8 @@ class _Recorder:
     def ends(self, result: Any) -> None:
         """The op on DTensors that began last has run."""
         self._watch.open_ops.pop()
+        if not self._watch.open_ops:
+            self._watch.line = None
         try:
             outputs = self._watch.specs.of_all(result)
             note(self._session, lib.rote_record_global_end(self._session, ids(outputs), len(outputs)))
@@ -360,6 +370,7 @@ class Watch:
         self.arguments: set[int] = set()  # identities of tensors
         self.handlers = Handlers()
         self.open_ops: list[Call | None] = []
+        self.line: bytes | None = None  # the user's, of the outermost of these: what they run is PyTorch's
         #: The number that a frame reads from a tensor, if a replay can compute what follows from it.
         self.number_in: Callable[[torch.Tensor, types.FrameType], float | None]
         #: The plain float behind one whose use a recording follows.

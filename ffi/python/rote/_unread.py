@@ -73,7 +73,7 @@ class Unread:
             origin = fact.origin
             if origin is None:
                 continue
-            place = (fact.subject, fact.kind, id(fact.container))
+            place = (fact.subject, fact.kind, id(fact.container), fact.key is True)
             now[place] = text = _text(fact)
             if before.get(place, text) != text and (origin.holder, origin.key) not in self._read:
                 found[id(origin.holder), origin.key] = origin

@@ -39,6 +39,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import _get_current_function_mode_stack
 
 from ._frames import TORCH
+from ._identity import by_identity
 
 # PyTorch's optimizers that only compute with the floats of their groups, compare them, and make tensors of them
 # by `torch.as_tensor`, which a recording sees. LBFGS calls back.
@@ -302,28 +303,37 @@ _HELD = (_NUMBER, _GROUP, _GROUPS, _MIXED)  # kinds that must not go anywhere un
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
 
-@functools.lru_cache(maxsize=256)
-def _source(filename: str) -> tuple[ast.Module, types.CodeType] | None:
-    try:
+class _Source:
+    """What a file says, and the code that it is compiled to."""
+
+    def __init__(self, filename: str) -> None:
         tree = ast.parse("".join(linecache.getlines(filename)))
-        return tree, compile(tree, filename, "exec", dont_inherit=True)
+        self.codes = set(_nested(compile(tree, filename, "exec", dont_inherit=True)))
+        self._nodes: dict[tuple[str, int], list[_Function]] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, _Function):
+                decorators = getattr(node, "decorator_list", ())
+                line = min([node.lineno, *(each.lineno for each in decorators)])
+                self._nodes.setdefault((getattr(node, "name", "<lambda>"), line), []).append(node)
+
+    def node_of(self, code: types.CodeType) -> _Function | None:
+        found = self._nodes.get((code.co_name, code.co_firstlineno), [])
+        return found[0] if len(found) == 1 and code in self.codes else None
+
+
+@functools.lru_cache(maxsize=256)
+def _source(filename: str) -> _Source | None:
+    try:
+        return _Source(filename)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
 
 
+@by_identity
 def node_of(code: types.CodeType) -> _Function | None:
     """The source of a function, when that is what runs."""
     source = _source(code.co_filename)
-    if source is None or code not in set(_nested(source[1])):
-        return None
-    found = [
-        node
-        for node in ast.walk(source[0])
-        if isinstance(node, _Function)
-        and getattr(node, "name", "<lambda>") == code.co_name
-        and min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))]) == code.co_firstlineno
-    ]
-    return found[0] if len(found) == 1 else None
+    return None if source is None else source.node_of(code)
 
 
 _checked: dict[types.CodeType, str | None] = {}

@@ -18,12 +18,14 @@ from ._facts import (
     DICT_ITEM,
     FUNCTIONS,
     HOST,
+    NONE_OF,
     PARTS,
     SIZE,
     Attribute,
     Fact,
     atom,
     describe,
+    describe_object,
     expects,
     parts_of,
     plain,
@@ -93,7 +95,7 @@ class Walk(abc.ABC):
             return
         if type(value) is not type:  # a base class may be in reach under its own name
             self._look_for_renamed(path, None, value)
-        if self._ignored(path):
+        if self._ignore and self._ignored(path):
             return
         if runs_text(value):
             self.unseen.append((path, "it runs any text"))
@@ -189,8 +191,9 @@ class Walk(abc.ABC):
         hyperparameter: bool = False,
     ) -> bool:
         """Adds a fact. False: the user has said to ignore it."""
-        self._look_for_renamed(subject, container, value)
-        if self._ignored(subject):
+        if not atom(value):
+            self._look_for_renamed(subject, container, value)
+        if self._ignore and self._ignored(subject):
             return False
         part = PARTS.get(kind)
         if text is None:
@@ -204,9 +207,13 @@ class Walk(abc.ABC):
         self.facts.append(Fact(kind, container, key, guard, subject, text, hyperparameter, self.origin))
         return True
 
+    def lacks(self, path: str, own: dict[str, Any], keys: set[str], origin: Attribute | None) -> None:
+        """Adds the fact that a dict has nothing under some names."""
+        names = tuple(sorted(key for key in keys if not (self._ignore and self._ignored(f"{path}.{key}"))))
+        if names:
+            self.facts.append(Fact(NONE_OF, own, names, HOST, path, shortened(", ".join(names)), False, origin))
+
     def _ignored(self, subject: str) -> bool:
-        if not self._ignore:
-            return False
         name = subject
         for head in ("closure['", "globals['"):
             if name.startswith(head):
@@ -221,9 +228,9 @@ class Walk(abc.ABC):
 
     def described(self, subject: str, value: Any, text: str | None = None) -> str:
         """What a guard expects of a value, which of the objects found before it is, and what it is made of."""
-        text = describe(value) if text is None else text
-        if value is ABSENT or atom(value) or plain(value):
-            return text
+        if value is ABSENT or plain(value):
+            return describe(value) if text is None else text
+        text = describe_object(value) if text is None else text
         first, _ = self._first.setdefault(id(value), (subject, value))
         if first != subject:
             return f"{text}, {first}"
