@@ -8,6 +8,7 @@
 // lie where they lay, and the op's kernel is PyTorch's own.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -31,6 +32,20 @@
 #include "unboxed.h"
 
 namespace rote {
+class OwnKernel;
+}
+
+// The dispatcher shows its table to typed handles alone. Asking it for a kernel by its other functions costs memory
+// each time, which it keeps.
+template <>
+class c10::TypedOperatorHandle<rote::OwnKernel> {
+ public:
+  static const c10::KernelFunction& on_cpu(const c10::OperatorHandle& op) {
+    return op.operatorDef_->op.lookup(c10::DispatchKeySet(c10::DispatchKey::CPU));
+  }
+};
+
+namespace rote {
 
 // Whether the dispatcher, asked on this thread, has nothing to do for plain tensors on
 // the CPU but to call their kernel.
@@ -44,11 +59,31 @@ inline bool thread_goes_to_kernel() {
   return goes_to_kernel(c10::DispatchKeySet(c10::DispatchKey::CPU), local.included_, local.excluded_);
 }
 
-// Whether the kernel of an op on the CPU is PyTorch's own: a library may put another in its place.
-inline bool has_own_kernel(const c10::OperatorHandle& op) {
-  return op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) &&
-         op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU).debug().find("/RegisterCPU") != std::string::npos;
-}
+// PyTorch's own kernel of an op on the CPU: a library may put another in its place, at any time.
+class OwnKernel {
+ public:
+  // Nothing if another is there now.
+  static std::optional<OwnKernel> of(const c10::OperatorHandle& op) {
+    if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) return std::nullopt;
+    OwnKernel own(op);
+    if (own.kernel_.debug().find("/RegisterCPU") == std::string::npos) return std::nullopt;
+    return own;
+  }
+
+  // Whether the dispatcher would call it.
+  bool is_there() const {
+    return c10::TypedOperatorHandle<OwnKernel>::on_cpu(op_)._equalsBoxedAndUnboxed(kernel_.kernelFunction());
+  }
+
+  bool is_of(const c10::OperatorHandle& op) const { return op_ == op; }
+
+ private:
+  explicit OwnKernel(const c10::OperatorHandle& op)
+      : op_(op), kernel_(op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {}
+
+  c10::OperatorHandle op_;
+  c10::SafeKernelFunction kernel_;
+};
 
 // A tensor that a kernel reads or writes: it lies in a slot, or wraps a number, which
 // may be another one at every step.
@@ -247,7 +282,6 @@ inline std::unique_ptr<ElementWise> element_wise(const DirectArguments& from) {
     const bool in_place = schema.name() == std::string(op.name) + "_" && schema.overload_name() == op.in_place;
     const bool into = schema.name() == op.name && schema.overload_name() == op.into;
     if (!(in_place && count == op.arguments) && !(into && count == op.arguments + 1)) continue;
-    if (!has_own_kernel(from.handle)) return nullptr;
     try {
       return op.make(from, in_place ? 0 : op.arguments);
     } catch (const c10::Error&) {

@@ -278,7 +278,7 @@ class Program {
   void begin() {
     grad_ = false;
     past_dispatcher_ = !ranges.listened() && thread_goes_to_kernel() &&
-                       std::all_of(iterated_.begin(), iterated_.end(), has_own_kernel);
+                       std::all_of(own_kernels_.begin(), own_kernels_.end(), [](const auto& own) { return own.is_there(); });
     for (auto& [generator, state] : generators_) {
       std::lock_guard<std::mutex> lock(generator.mutex());
       state = generator.get_state();
@@ -516,8 +516,16 @@ class Program {
     auto is_fixed = [&](const auto& tensor) { return fixed[tensor.second]; };
     if (from->result || !direct_[index] || !std::all_of(op.tensors.begin(), op.tensors.end(), is_fixed)) return;
     element_wise_[index] = element_wise(*from);
-    if (!element_wise_[index]) return;
-    if (std::find(iterated_.begin(), iterated_.end(), op.handle) == iterated_.end()) iterated_.push_back(op.handle);
+    if (element_wise_[index] && !keep_own_kernel(op.handle)) element_wise_[index].reset();
+  }
+
+  // False if the op has another kernel than PyTorch's own.
+  bool keep_own_kernel(const c10::OperatorHandle& op) {
+    for (const OwnKernel& own : own_kernels_)
+      if (own.is_of(op)) return true;
+    auto own = OwnKernel::of(op);
+    if (own) own_kernels_.push_back(std::move(*own));
+    return own.has_value();
   }
 
   std::optional<DirectArguments> direct_arguments(const Prepared& op, const std::vector<bool>& fixed) {
@@ -705,7 +713,7 @@ class Program {
   std::vector<Prepared> ops_;
   std::vector<std::unique_ptr<Direct>> direct_;  // of each op, if it is called so
   std::vector<std::unique_ptr<ElementWise>> element_wise_;  // of each op, if its iterator stays
-  std::vector<c10::OperatorHandle> iterated_;               // the ops of these
+  std::vector<OwnKernel> own_kernels_;                      // of the ops of these
   bool past_dispatcher_ = false;                            // whether they are called so, in a run
   std::vector<uint8_t> grads_;                   // of each op, whether gradients are enabled
   bool grad_ = false;                            // whether they are now, in a run
