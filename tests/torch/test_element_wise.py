@@ -100,14 +100,15 @@ def kept(change: Callable[[Tensor], object]) -> Callable[[Capture], Calls]:
     """A step that computes with a tensor that it keeps. Between calls something befalls it."""
 
     def script(capture: Capture) -> Calls:
-        held = numbers(0, (3, 40), torch.float32)
+        held, other = (numbers(seed, (3, 40), torch.float32) for seed in range(2))
 
         @torch.no_grad()
         def update(x: Tensor) -> Tensor:
-            held.mul_(0.9).add_(x)
+            other.copy_(x)
+            held.mul_(0.9).add_(other)
             return held * 3 + x
 
-        step = capture(update, state=[held])
+        step = capture(update, state=[held, other])
         for call in range(2 * CALLS):
             yield step(numbers(call, (3, 40), torch.float32))
             if call == CALLS:
@@ -164,13 +165,14 @@ def test_a_kernel_that_a_library_has_replaced() -> None:
 @pytest.mark.skipif(ORACLE_ONLY, reason="only a replay can leave ops out")
 def test_a_profiler_sees_the_ops() -> None:
     def names(capture: Callable[..., Callable[[Tensor], Tensor]]) -> Counter[str]:
-        held = numbers(0, (3, 40), torch.float32)
+        held, other = (numbers(seed, (3, 40), torch.float32) for seed in range(2))
 
         @torch.no_grad()
         def update(x: Tensor) -> Tensor:
-            return held.lerp_(x, 0.1).addcmul_(x, x, value=0.1)
+            other.copy_(x)
+            return held.lerp_(other, 0.1).addcmul_(other, other, value=0.1) + x
 
-        step = capture(update, state=[held])
+        step = capture(update, state=[held, other])
         for call in range(CALLS):
             step(numbers(call, (3, 40), torch.float32))
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
