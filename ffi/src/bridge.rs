@@ -17,6 +17,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("describe.h", include_str!("../torch/describe.h")),
     ("checks.h", include_str!("../torch/checks.h")),
     ("eager.h", include_str!("../torch/eager.h")),
+    ("element_wise.h", include_str!("../torch/element_wise.h")),
     ("exceptions.h", include_str!("../torch/exceptions.h")),
     ("fact.h", include_str!("../torch/fact.h")),
     ("facts.h", include_str!("../torch/facts.h")),

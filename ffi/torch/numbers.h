@@ -27,6 +27,13 @@ inline at::Tensor wrapped(const c10::Scalar& number) {
   return tensor;
 }
 
+// Puts another number in such a tensor, unless somebody else holds the tensor too.
+inline bool set_wrapped(const at::Tensor& tensor, double number) {
+  if (tensor.scalar_type() != at::kDouble || tensor.use_count() != 1 || tensor.storage().use_count() != 1) return false;
+  *static_cast<double*>(tensor.mutable_data_ptr()) = number;
+  return true;
+}
+
 // The number in a plain tensor of one float on the host. False: it is no such tensor.
 inline bool number_in(const at::Tensor& tensor, double* number) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.device().is_cpu() || !tensor.has_storage() ||

@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "describe.h"
+#include "element_wise.h"
 #include "exceptions.h"
 #include "numbers.h"
 #include "ranges.h"
@@ -132,7 +133,7 @@ class Program {
     for (uint32_t i = 0; i < n; ++i) fixed[slot(values[i])] = true;
     for (size_t i = 0; i < ops_.size(); ++i) {
       Prepared& op = ops_[i];
-      direct_[i] = called_directly(op, fixed);
+      make_calls(i, fixed);
       auto is_fixed = [&](const std::pair<uint32_t, uint32_t>& tensor) {
         if (!fixed[tensor.second]) return false;
         op.constants[tensor.first] = slots_[tensor.second];
@@ -203,6 +204,7 @@ class Program {
     }
     ops_.push_back(std::move(op));
     direct_.emplace_back();
+    element_wise_.emplace_back();
     grads_.push_back(grad);
     return static_cast<uint32_t>(ops_.size() - 1);
   }
@@ -210,7 +212,7 @@ class Program {
   void set_number(uint32_t op, uint32_t arg, double value) {
     c10::IValue& constant = ops_.at(op).constants.at(arg);
     if (constant.isTensor()) {
-      constant = wrapped(value);
+      if (!set_wrapped(constant.toTensor(), value)) constant = wrapped(value);
     } else {
       constant = value;
     }
@@ -275,6 +277,8 @@ class Program {
   // Before a run: gradients are disabled.
   void begin() {
     grad_ = false;
+    past_dispatcher_ = !ranges.listened() && thread_goes_to_kernel() &&
+                       std::all_of(own_kernels_.begin(), own_kernels_.end(), [](const auto& own) { return own.is_there(); });
     for (auto& [generator, state] : generators_) {
       std::lock_guard<std::mutex> lock(generator.mutex());
       state = generator.get_state();
@@ -294,6 +298,7 @@ class Program {
 
   void run_op(uint32_t index) {
     if (bool grad = grads_.at(index); grad != grad_) c10::GradMode::set_enabled(grad_ = grad);
+    if (past_dispatcher_ && element_wise_[index] && element_wise_[index]->call()) return;
     if (const auto& direct = direct_[index]) return direct->call();
     Prepared& op = ops_[index];
     if (op.waits) return run_wait(*op.waits);
@@ -501,24 +506,44 @@ class Program {
     op.copies = false;
   }
 
-  // A direct call for an op, if there is one for its kind. Tensors are read from
-  // the slots, so only a list must be of fixed ones.
-  std::unique_ptr<Direct> called_directly(const Prepared& op, const std::vector<bool>& fixed) {
-    if (op.copies || op.starts || op.waits) return nullptr;
+  // Direct calls for an op, if there are some for its kind. Tensors are read from
+  // the slots, so only a list must be of fixed ones, and what an iterator goes over.
+  void make_calls(size_t index, const std::vector<bool>& fixed) {
+    const Prepared& op = ops_[index];
+    auto from = direct_arguments(op, fixed);
+    if (!from) return;
+    direct_[index] = direct_call(kinds_of(op.handle.schema()), *from);
+    auto is_fixed = [&](const auto& tensor) { return fixed[tensor.second]; };
+    if (from->result || !direct_[index] || !std::all_of(op.tensors.begin(), op.tensors.end(), is_fixed)) return;
+    element_wise_[index] = element_wise(*from);
+    if (element_wise_[index] && !keep_own_kernel(op.handle)) element_wise_[index].reset();
+  }
+
+  // False if the op has another kernel than PyTorch's own.
+  bool keep_own_kernel(const c10::OperatorHandle& op) {
+    for (const OwnKernel& own : own_kernels_)
+      if (own.is_of(op)) return true;
+    auto own = OwnKernel::of(op);
+    if (own) own_kernels_.push_back(std::move(*own));
+    return own.has_value();
+  }
+
+  std::optional<DirectArguments> direct_arguments(const Prepared& op, const std::vector<bool>& fixed) {
+    if (op.copies || op.starts || op.waits) return std::nullopt;
     const c10::FunctionSchema& schema = op.handle.schema();
     std::string kinds = kinds_of(schema);
     DirectArguments from{op.handle, std::vector<const at::Tensor*>(kinds.size()), op.constants, {}, nullptr};
     for (const auto& [position, value] : op.tensors) from.tensors[position] = &slots_[value];
     for (const TensorList& list : op.lists) {
-      if (list.position != 0) return nullptr;
+      if (list.position != 0) return std::nullopt;
       for (int64_t value : list.slots) {
-        if (value < 0 || !fixed[value]) return nullptr;
+        if (value < 0 || !fixed[value]) return std::nullopt;
         from.list.push_back(slots_[value]);
       }
     }
     for (uint32_t i = 0; i < kinds.size(); ++i)
       if ((kinds[i] == 't' || kinds[i] == 'T') && !from.tensors[i]) {
-        if (!op.constants[i].isTensor()) return nullptr;  // an absent optional tensor
+        if (!op.constants[i].isTensor()) return std::nullopt;  // an absent optional tensor
         from.tensors[i] = &op.constants[i].toTensor();    // a wrapped number
       }
     for (size_t i = 0; i < op.outs.size(); ++i) {
@@ -527,13 +552,13 @@ class Program {
                      schema.returns()[i].alias_info()->isWrite();
       if (written) {
         auto is_result = [&](const auto& tensor) { return tensor.second == op.outs[i]; };
-        if (op.outs[i] >= 0 && std::none_of(op.tensors.begin(), op.tensors.end(), is_result)) return nullptr;
+        if (op.outs[i] >= 0 && std::none_of(op.tensors.begin(), op.tensors.end(), is_result)) return std::nullopt;
       } else {
-        if (op.outs.size() != 1 || op.outs[0] < 0) return nullptr;
+        if (op.outs.size() != 1 || op.outs[0] < 0) return std::nullopt;
         from.result = &slots_[op.outs[0]];
       }
     }
-    return direct_call(kinds, from);
+    return from;
   }
 
   // Makes a copy of the first argument a copy to where the result lies.
@@ -687,6 +712,9 @@ class Program {
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;  // with their states before the run
   std::vector<Prepared> ops_;
   std::vector<std::unique_ptr<Direct>> direct_;  // of each op, if it is called so
+  std::vector<std::unique_ptr<ElementWise>> element_wise_;  // of each op, if its iterator stays
+  std::vector<OwnKernel> own_kernels_;                      // of the ops of these
+  bool past_dispatcher_ = false;                            // whether they are called so, in a run
   std::vector<uint8_t> grads_;                   // of each op, whether gradients are enabled
   bool grad_ = false;                            // whether they are now, in a run
   std::vector<View> views_;
