@@ -28,6 +28,7 @@ from . import (
     _floats,
     _look,
     _memory,
+    _metrics,
     _reach,
     _reads,
     _record,
@@ -308,6 +309,7 @@ class Recording:
         self._watch.number_in = self._number_in
         self._watch.followed = _floats.plain_of
         self._watch.read_out = self._read_out
+        self._watch.read_metric = lambda *read: self.schedulers.read_metric(*read)
         follows = self._follows(walk, given.keys())
         aliases = bool(self._aliases(walk, given.keys()))
         self.schedulers = _schedulers.Schedulers(
@@ -671,6 +673,12 @@ class Recording:
             with contextlib.nullcontext() if self._step.ran is None else self.calls:
                 self._result = _floats.returned(_record.run(self._session, self._watch, call, seen))
             self.unread.check()
+            if self.schedulers.lost_metric():
+                self._watch.refuse(
+                    "Tensor.item",
+                    "reads a number for a scheduler, and the scheduler does not get the number",
+                    "pass the tensor itself: scheduler.step(loss)",
+                )
             return _returns.plain(self._result)
         finally:
             self.close()
@@ -740,18 +748,19 @@ class Recording:
 
     def _late(self) -> list[_results.Late]:
         """What a replay does when it has ended: it counts, and calls schedulers."""
-        counted = [(counter.path, number) for counter, number in self.counters.counted()]
-        return [*counted, *((path, None) for path, _ in self.schedulers.calls)]
+        counted = [_results.Late(counter.path, number=number) for counter, number in self.counters.counted()]
+        calls = self.schedulers.calls
+        return [*counted, *(_results.Late(call.path, metric=call.metric and call.metric.node) for call in calls)]
 
-    def after(self, late: list[_results.Late]) -> list[Callable[[], Any]]:
+    def after(self, late: list[_results.Late]) -> list[_results.Act]:
         """The same as functions. Raises ``KeyError`` for what is not in reach."""
         counters = {counter.path: counter for counter in self.counters.found}
-        schedulers = dict(self.schedulers.found)
+        schedulers = {(path, _metrics.takes_metric(each)): each for path, each in self.schedulers.found}
         return [
-            functools.partial(schedulers[path].step)
-            if number is None
-            else functools.partial(counters[path].add, number)
-            for path, number in late
+            (schedulers[each.path, each.metric is not None].step, each.metric)
+            if each.number is None
+            else (functools.partial(counters[each.path].add, each.number), None)
+            for each in late
         ]
 
     def compare(self, variant: int) -> dict[str, Any] | None:
@@ -808,6 +817,7 @@ class Recording:
                 f"returns {problem}, which a plan cannot give back",
                 "return tensors, numbers, text, and tuples, lists, dicts and dataclasses of these",
             )
+        self.schedulers.hand_out(outputs)
         output_specs = []
         given = len(outputs)
         views = self._note_views(outputs)
