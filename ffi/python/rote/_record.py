@@ -368,6 +368,8 @@ class Watch:
         self.read_out: Callable[[torch.Tensor, types.FrameType], Any]
         #: The number that a frame reads from a tensor only to give it to a scheduler, and how it reads.
         self.read_metric: Callable[[torch.Tensor, types.FrameType, Callable[[torch.Tensor], float]], float | None]
+        #: Patches of others, while the step runs.
+        self.more: list[Callable[[ExitStack, Callable[..., Any]], None]] = []
         self.follows_nothing()
         self.number: float | None = None  # of which PyTorch makes a tensor now
         self.literal = False  # whether PyTorch makes a tensor of numbers now, which is all that it has in its memory
@@ -387,6 +389,8 @@ class Watch:
     def patches(self, stack: ExitStack) -> None:
         """Enters every patch."""
         self.looks.patches(stack, _patched)
+        for patches in self.more:
+            patches(stack, _patched)
         for name in _HOST_READS:
             stack.enter_context(_patched(torch.Tensor, name, self._host_read(name)))
         stack.enter_context(_patched(torch.Tensor, "item", self._item()))

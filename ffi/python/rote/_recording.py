@@ -26,6 +26,7 @@ from . import (
     _counters,
     _facts,
     _floats,
+    _late_numbers,
     _look,
     _memory,
     _metrics,
@@ -205,6 +206,7 @@ class Recording:
         self._specs = _record.Specs(self._session)
         self._watch = _record.Watch(self._session, self._specs)
         self._tape = _floats.Tape(self._session, frozenset(), self._watch.refuse)
+        self._late_numbers = _late_numbers.Numbers(self._watch.refuse)
         self._readable: dict[int, str] = {}
         self._result: Any = None
         self._replaced: list[tuple[dict[str, Any], str, Any, Any]] = []  # group, key, value, what stands for it
@@ -308,6 +310,7 @@ class Recording:
         self._readable = _uses.readable(state.optimizers, self.tensors, walk.functions)
         self._watch.number_in = self._number_in
         self._watch.followed = _floats.plain_of
+        self._watch.more.append(self._late_numbers.patches)
         self._watch.read_out = self._read_out
         self._watch.read_metric = lambda *read: self.schedulers.read_metric(*read)
         follows = self._follows(walk, given.keys())
@@ -498,7 +501,9 @@ class Recording:
             return None
         why = self._readable.get(id(optimizer), "the optimizer is not in the state")
         if not why:
-            if type(tensor) is torch.Tensor and (found := _floats.in_tensor(self._tape, tensor)) is not None:
+            in_tensor = _floats.in_tensor(self._tape, tensor) if type(tensor) is torch.Tensor else None
+            found = self._late_numbers.read(tensor) if in_tensor is None else in_tensor
+            if found is not None:
                 return found
             why = "it must be one f32 or f64 in a plain tensor of its own, which the step changes by simple ops only"
         path = next((path for path, named in self.tensors if named is tensor), "a number")
