@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from models import inputs, mesh, mlp
 from oracle import ORACLE_ONLY, Capture, Script, check_equal, check_right, rote_capture
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedulers
 
@@ -930,4 +932,95 @@ def _stepped(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
     opt.zero_grad()
     loss = update(net, opt, x, y)
     scheduler.step(3)
+    return loss
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("call", [detached, item, as_float])
+def test_a_metric_on_a_mesh(call: Any) -> None:
+    def script(capture: Capture) -> Any:
+        on = mesh(2)
+        net = mlp(on)
+        opt = OPTIMIZERS["AdamW"](net.parameters())
+        scheduler = plateau(opt)
+
+        def step(x: torch.Tensor) -> Any:
+            opt.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            opt.step()
+            call(DTensor.from_local(loss.detach(), on, [Replicate()], run_check=False), scheduler)
+            return loss.detach()
+
+        captured = capture(step, state={"model": net, "opt": opt})
+        for x in inputs(CALLS, 4, 8):
+            yield captured(x), scheduler.best, opt.param_groups[0]["lr"]
+        return net, opt
+
+    check_equal(script, replays=20)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_metric_of_an_evaluation(context: Any) -> None:
+    def script(capture: Capture) -> Any:
+        net = model().eval()
+        opt = OPTIMIZERS["SGD"](net.parameters())
+        scheduler = plateau(opt)
+
+        def evaluate(x: torch.Tensor, y: torch.Tensor) -> Any:
+            with context():
+                loss = F.mse_loss(net(x), y)
+                scheduler.step(loss)
+                scheduler.step(loss.item())
+            return loss
+
+        captured = capture(evaluate, state={"model": net, "opt": opt})
+        for _ in range(CALLS):
+            yield captured(*batch()), scheduler.best, opt.param_groups[0]["lr"]
+        return net, opt
+
+    check_equal(script, replays=20)
+
+
+def test_a_step_that_raises_after_the_metric() -> None:
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = OPTIMIZERS["SGD"](net.parameters())
+        scheduler = plateau(opt)
+
+        def step(x: torch.Tensor, y: torch.Tensor, fails: bool) -> Any:
+            opt.zero_grad()
+            loss = update(net, opt, x, y)
+            scheduler.step(loss.item())
+            if fails:
+                raise ValueError("after the call")
+            return loss
+
+        captured = capture(step, state={"model": net, "opt": opt})
+        for i in range(CALLS):
+            try:
+                result: Any = captured(*batch(), i in (0, 1, 2, 10, 11))
+            except ValueError as error:
+                result = str(error)
+            yield result, scheduler.best, scheduler.num_bad_epochs
+        return net, opt
+
+    check_right(script)
+
+
+def test_a_plateau_of_ones_own() -> None:
+    """It has PyTorch's step, and decides in its own way."""
+
+    class Own(schedulers.ReduceLROnPlateau):
+        def _is_better(self, a: Any, best: Any) -> bool:
+            assert type(a) is float
+            return bool(a < best - 0.01 * self.num_bad_epochs)
+
+    check_equal(training(lambda optimizer: Own(optimizer, patience=1), last_of), replays=20)
+
+
+def last_of(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    opt.zero_grad()
+    loss = update(net, opt, x, y)
+    scheduler.step(metrics=float(loss))
     return loss
