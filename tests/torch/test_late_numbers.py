@@ -92,8 +92,13 @@ def steps_that_are_set(i: int, net: nn.Module, optimizer: torch.optim.Optimizer)
             state["step"].fill_(9995.0 if i == 12 else 3.0)
 
 
+def epsilons_that_vary(i: int, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["eps"] = (1e-20 * (1 + i % 3), 0.001 * i)
+    optimizer.param_groups[0]["weight_decay"] = 0.01 * (1 + i)
+
+
 CHANGES = [data_that_is_bad_at_times, parameters_that_are_set, numbers_that_vary, a_divisor_that_is_zero_at_times]
-CHANGES += [steps_that_are_set]
+CHANGES += [steps_that_are_set, epsilons_that_vary]
 
 
 @FORMS
