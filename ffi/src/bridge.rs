@@ -25,6 +25,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("looks.h", include_str!("../torch/looks.h")),
     ("memory.h", include_str!("../torch/memory.h")),
     ("modes.h", include_str!("../torch/modes.h")),
+    ("late_numbers.h", include_str!("../torch/late_numbers.h")),
     ("numbers.h", include_str!("../torch/numbers.h")),
     ("objects.h", include_str!("../torch/objects.h")),
     ("observe.h", include_str!("../torch/observe.h")),

@@ -12,6 +12,7 @@
 #include "eager.h"
 #include "exceptions.h"
 #include "facts.h"
+#include "late_numbers.h"
 #include "numbers.h"
 #include "observe.h"
 #include "program.h"
@@ -84,6 +85,7 @@ EXPORT int rote_bridge_init(PyObject* dtensor, PyObject* async_collective_tensor
     classes.local_tensor_offset = slot_offset(dtensor, classes.local_tensor_name);
     classes.spec_offset = slot_offset(dtensor, classes.spec_name);
     register_checks();
+    register_late_numbers();
     register_wait();
   });
 }

@@ -101,11 +101,18 @@ pub enum Arg {
     MemoryFormat(i8),
 }
 
-/// Whether an op reads and writes its arguments and nothing else: one of PyTorch's own, or a
-/// check of Rote's. Those of others may do what their schema does not say.
+/// Whether an op reads and writes its arguments and nothing else: one of PyTorch's own, or one
+/// of Rote's. Those of others may do what their schema does not say.
 pub fn keeps_to_arguments(op: &str) -> bool {
-    op.starts_with("aten::") || op.starts_with("prims::") || is_check(op)
+    op.starts_with("aten::")
+        || op.starts_with("prims::")
+        || is_check(op)
+        || NUMBER_OPS.contains(&op)
 }
+
+/// Ops that do what the op of PyTorch does with numbers, each of which they find in a tensor of one `f64` on
+/// the host: numbers that follow from what the step has read of tensors after it had written others.
+pub const NUMBER_OPS: [&str; 2] = ["rote::add_number_", "rote::foreach_mul_numbers_"];
 
 /// The op `(Tensor number, int bits)` that ends a run if a tensor of one element, which the step
 /// has read on the host, does not hold the number that it held when the step was recorded: of

@@ -21,6 +21,9 @@ Make = Callable[[Any], torch.optim.Optimizer]
 Between = Callable[[int, nn.Module, torch.optim.Optimizer], None]
 
 OPTIMIZERS: dict[str, Make] = {
+    "Adafactor": lambda p: torch.optim.Adafactor(p),
+    "Adafactor, clipping": lambda p: torch.optim.Adafactor(p, lr=0.3, d=1.5, beta2_decay=-0.5, eps=(1e-20, 0.2)),
+    "Adafactor, maximizing": lambda p: torch.optim.Adafactor(p, maximize=True, weight_decay=0, eps=(None, 1)),
     "Adadelta": lambda p: torch.optim.Adadelta(p),
     "Adagrad": lambda p: torch.optim.Adagrad(p),
     "Adagrad, decaying": lambda p: torch.optim.Adagrad(p, lr_decay=0.1, weight_decay=0.01),

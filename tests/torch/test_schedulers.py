@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from models import inputs, mesh, mlp
 from oracle import ORACLE_ONLY, Capture, Script, check_equal, check_right, rote_capture
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedulers
 
@@ -564,3 +566,461 @@ def test_errors_that_the_step_handles(ends: Callable[[Any], None]) -> None:
         return model, optimizer
 
     check_right(script)
+
+
+Metric = Callable[[torch.Tensor], Any]
+
+
+def plateau(optimizer: torch.optim.Optimizer, **options: Any) -> Any:
+    return schedulers.ReduceLROnPlateau(optimizer, **{"patience": 1, "factor": 0.7, "threshold": 0.05, **options})
+
+
+def tensor(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(loss)
+
+
+def detached(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(loss.detach())
+
+
+def by_name(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(metrics=loss.detach()[None, None])
+
+
+def item(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(loss.item())
+
+
+def item_by_name(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(metrics=loss.detach().item())
+
+
+def as_float(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(float(loss.detach()))
+
+
+def whole_number(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step((loss.detach() * 100).long())
+
+
+def whole_item(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step((loss.detach() * 100).long().item())
+
+
+def half(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(loss.detach().to(torch.bfloat16))
+
+
+def truth(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(loss.detach() > 1)
+
+
+def written_later(loss: torch.Tensor, scheduler: Any) -> None:
+    metric = loss.detach() * 1
+    scheduler.step(metric)
+    metric.mul_(-3)
+
+
+def item_written_later(loss: torch.Tensor, scheduler: Any) -> None:
+    metric = loss.detach() * 1
+    scheduler.step(metric.item())
+    metric.fill_(float("nan"))
+
+
+def twice(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(loss.detach())
+    scheduler.step(loss.item() if loss is None else loss.detach() * 2)
+
+
+def constant(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(0.25)
+
+
+def not_a_number(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(math.nan)
+    scheduler.step(-math.inf)
+    scheduler.step(True)
+
+
+def special_tensors(loss: torch.Tensor, scheduler: Any) -> None:
+    zero = loss.detach() * 0
+    scheduler.step(zero / zero)
+    scheduler.step(float(1 / zero))
+    scheduler.step((-1 / zero).item())
+
+
+def in_a_loop(loss: torch.Tensor, scheduler: Any) -> None:
+    for factor in (1, 3, 2):
+        scheduler.step((loss.detach() * factor).item())
+
+
+HANDED_OUT = [tensor, detached, by_name, item, item_by_name, as_float, whole_number, whole_item, half, truth]
+HANDED_OUT += [written_later, item_written_later, twice, constant, not_a_number, special_tensors, in_a_loop]
+
+
+def with_metric(call: Callable[[torch.Tensor, Any], None], **options: Any) -> Script:
+    """A step that ends with a call of a scheduler that takes a metric."""
+
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = OPTIMIZERS["AdamW"](net.parameters())
+        scheduler = plateau(opt)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            opt.zero_grad()
+            loss = F.mse_loss(net(x), y)
+            loss.backward()
+            opt.step()
+            call(loss, scheduler)
+            return loss.detach()
+
+        captured = capture(step, state={"model": net, "opt": opt}, **options)
+        for _ in range(CALLS):
+            yield captured(*batch()), vars(scheduler) | {"optimizer": None}, opt.param_groups[0]["lr"]
+        return net, opt
+
+    return script
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+@pytest.mark.parametrize("call", HANDED_OUT)
+def test_a_metric(call: Any) -> None:
+    check_equal(with_metric(call), replays=20)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+@pytest.mark.parametrize("call", [detached, item, constant])
+@pytest.mark.parametrize("options", [{"verify": 5}, {"verify_every": 4}, {"passes": "none"}])
+def test_a_metric_with_options(call: Any, options: Any) -> None:
+    check_equal(with_metric(call, **options), replays=20 if "passes" in options else 15)
+
+
+@pytest.mark.parametrize("call", [detached, item, not_a_number])
+def test_a_metric_of_a_stored_plan(call: Any, tmp_path: Any) -> None:
+    store = str(tmp_path / "plans")
+    check_equal(with_metric(call, plans=store), replays=20)
+    check_equal(with_metric(call, plans=store), replays=20)
+    found = check_right(with_metric(call, plans=store, trust_plans=True))
+    if not ORACLE_ONLY:
+        assert found.steps[0].stats.replays >= 25
+
+
+def shown(loss: torch.Tensor, scheduler: Any) -> None:
+    value = loss.item()
+    scheduler.step(value)
+
+
+def divided(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(loss.item() / 3)
+
+
+def rounded(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(round(loss.item(), 2))
+
+
+def of_numpy(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(loss.detach().numpy())
+
+
+def with_epoch(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(loss.detach(), scheduler.last_epoch + 1)
+
+
+def with_epoch_by_name(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(loss.detach(), epoch=7)
+
+
+def tried(loss: torch.Tensor, scheduler: Any) -> None:
+    try:
+        scheduler.step(loss.detach())
+    except ValueError:
+        scheduler.last_epoch += 0
+
+
+def suppressed(loss: torch.Tensor, scheduler: Any) -> None:
+    with contextlib.suppress(ValueError):
+        scheduler.step(loss.item())
+
+
+def by_another_function(loss: torch.Tensor, scheduler: Any) -> None:
+    float = math.sqrt  # as a name that code takes for the built-in one
+    scheduler.step(float(loss.detach()))
+
+
+def read_again(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(loss.detach())
+    loss.detach().mul_(scheduler.best)
+
+
+def number_without_a_call(loss: torch.Tensor, scheduler: Any) -> None:
+    advance = scheduler.step
+    advance(loss.item())
+
+
+def of_the_best(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(min(loss.item(), 2.0))
+
+
+def kept(loss: torch.Tensor, scheduler: Any) -> None:
+    scheduler.step(metric := loss.item())
+    loss.detach().mul_(metric)
+
+
+class Scorer:
+    """Has a method of the name, which decides by the number."""
+
+    scores = 0
+
+    def step(self, value: float) -> None:
+        if value > 2:
+            self.scores += 1
+
+
+SCORER = Scorer()
+
+
+def of_other_objects(loss: torch.Tensor, scheduler: Any) -> None:
+    for each in (scheduler, SCORER, scheduler):
+        each.step(loss.item())
+
+
+def fails_between(loss: torch.Tensor, scheduler: Any) -> None:
+    """The first call gets no number, in the place where the second one gets one that decides."""
+    for each, what in ((scheduler, loss[None].expand(2)), (SCORER, loss)):
+        with contextlib.suppress(RuntimeError):
+            each.step(what.item())
+
+
+NOT_HANDED_OUT = [shown, divided, rounded, of_numpy, with_epoch, with_epoch_by_name, tried, suppressed]
+NOT_HANDED_OUT += [by_another_function, read_again, number_without_a_call, of_the_best, kept, of_other_objects]
+NOT_HANDED_OUT += [fails_between]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("call", NOT_HANDED_OUT)
+def test_a_metric_that_is_not_followed_is_right(call: Any) -> None:
+    check_right(with_metric(call))
+
+
+@pytest.mark.parametrize("name", ["StepLR", "CosineAnnealingLR"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_number_for_a_scheduler_without_a_metric_is_right(name: str) -> None:
+    def body(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+        opt.zero_grad()
+        loss = update(net, opt, x, y)
+        scheduler.step((loss * 3).long().item())
+        return loss
+
+    check_right(training(SCHEDULERS[name], body))
+
+
+def test_a_metric_that_is_bad_at_times() -> None:
+    """Losses that are not finite come in data, and the scheduler is another one behind a call."""
+
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = OPTIMIZERS["SGD"](net.parameters())
+        held = {"scheduler": plateau(opt)}
+
+        def step(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> Any:
+            opt.zero_grad()
+            loss = update(net, opt, x, y) * scale
+            held["scheduler"].step(loss)
+            return loss
+
+        captured = capture(step, state={"model": net, "opt": opt})
+        for i in range(40):
+            if i == 25:
+                held["scheduler"] = plateau(opt, mode="max", cooldown=2)
+            if i == 32:
+                held["scheduler"].patience = 0
+            scale = {8: math.nan, 9: math.inf, 18: -math.inf, 30: math.nan}.get(i, 1.0)
+            scheduler = held["scheduler"]
+            yield captured(*batch(), torch.tensor(scale)), scheduler.best, scheduler.num_bad_epochs, opt.param_groups
+        return net, opt
+
+    check_equal(script, replays=30)
+
+
+def test_a_metric_of_another_type_in_some_calls() -> None:
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = OPTIMIZERS["AdamW"](net.parameters())
+        scheduler = plateau(opt)
+
+        def step(x: torch.Tensor, y: torch.Tensor, metric: Any) -> Any:
+            opt.zero_grad()
+            loss = update(net, opt, x, y)
+            scheduler.step(metric)
+            return loss
+
+        captured = capture(step, state={"model": net, "opt": opt})
+        given: list[Any] = [0.5, torch.tensor(0.5), torch.tensor([2.0]), 3, torch.tensor(4, dtype=torch.int64)]
+        for i in range(60):
+            yield captured(*batch(), given[i // 4 % len(given)]), scheduler.best, opt.param_groups[0]["lr"]
+        return net, opt
+
+    check_equal(script, replays=30)
+
+
+def test_metrics_of_several_schedulers() -> None:
+    def script(capture: Capture) -> Any:
+        nets = [model(), model()]
+        opts = [torch.optim.AdamW(net.parameters(), lr=0.01 * (i + 1)) for i, net in enumerate(nets)]
+        rates = [schedulers.ExponentialLR(opts[0], 0.95), plateau(opts[0]), plateau(opts[1], patience=0)]
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            losses = [update(net, opt, x, y) for net, opt in zip(nets, opts, strict=True)]
+            rates[1].step(losses[0].item())
+            rates[0].step()
+            rates[2].step(losses[0] + losses[1])
+            for opt in opts:
+                opt.zero_grad()
+            return losses
+
+        captured = capture(step, state={"models": nets, "opts": opts})
+        for _ in range(CALLS):
+            yield captured(*batch()), [numbers(rate) for rate in rates], [opt.param_groups[0]["lr"] for opt in opts]
+        return nets, opts
+
+    check_equal(script, replays=20)
+
+
+def test_a_metric_in_some_calls() -> None:
+    """A trainer whose scheduler gets the number of every third call, in inference of the others."""
+
+    def script(capture: Capture) -> Any:
+        class Trainer:
+            def __init__(self) -> None:
+                self.model = model()
+                self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+                self.scheduler = plateau(self.optimizer)
+                self.steps = 0
+
+            def training_step(self, x: torch.Tensor, y: torch.Tensor, last: bool) -> float:
+                loss = F.mse_loss(self.model(x), y)
+                loss.backward()
+                self.steps += 1
+                if last:
+                    self.optimizer.step()
+                    self.scheduler.step(float(loss.detach()))
+                    self.optimizer.zero_grad()
+                return loss.item()
+
+        trainer = Trainer()
+        step = capture(trainer.training_step, state={"model": trainer.model, "opt": trainer.optimizer})
+        for i in range(60):
+            yield step(*batch(), i % 3 == 2), numbers(trainer.scheduler), trainer.steps
+        return trainer.model, trainer.optimizer
+
+    check_equal(script, replays=40)
+
+
+def test_a_scheduler_of_another_kind_behind_a_stored_plan(tmp_path: Any) -> None:
+    store = str(tmp_path / "plans")
+
+    def script(make: Make, **options: Any) -> Script:
+        return training(make, lambda net, opt, scheduler, x, y: _stepped(net, opt, scheduler, x, y), plans=store)
+
+    check_equal(script(plateau), replays=20)
+    for trust in (False, True):
+        with pytest.warns(UserWarning):
+            check_right(script(SCHEDULERS["StepLR"], trust_plans=trust))
+
+
+def _stepped(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    opt.zero_grad()
+    loss = update(net, opt, x, y)
+    scheduler.step(3)
+    return loss
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("call", [detached, item, as_float])
+def test_a_metric_on_a_mesh(call: Any) -> None:
+    def script(capture: Capture) -> Any:
+        on = mesh(2)
+        net = mlp(on)
+        opt = OPTIMIZERS["AdamW"](net.parameters())
+        scheduler = plateau(opt)
+
+        def step(x: torch.Tensor) -> Any:
+            opt.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            opt.step()
+            call(DTensor.from_local(loss.detach(), on, [Replicate()], run_check=False), scheduler)
+            return loss.detach()
+
+        captured = capture(step, state={"model": net, "opt": opt})
+        for x in inputs(CALLS, 4, 8):
+            yield captured(x), scheduler.best, opt.param_groups[0]["lr"]
+        return net, opt
+
+    check_equal(script, replays=20)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_metric_of_an_evaluation(context: Any) -> None:
+    def script(capture: Capture) -> Any:
+        net = model().eval()
+        opt = OPTIMIZERS["SGD"](net.parameters())
+        scheduler = plateau(opt)
+
+        def evaluate(x: torch.Tensor, y: torch.Tensor) -> Any:
+            with context():
+                loss = F.mse_loss(net(x), y)
+                scheduler.step(loss)
+                scheduler.step(loss.item())
+            return loss
+
+        captured = capture(evaluate, state={"model": net, "opt": opt})
+        for _ in range(CALLS):
+            yield captured(*batch()), scheduler.best, opt.param_groups[0]["lr"]
+        return net, opt
+
+    check_equal(script, replays=20)
+
+
+def test_a_step_that_raises_after_the_metric() -> None:
+    def script(capture: Capture) -> Any:
+        net = model()
+        opt = OPTIMIZERS["SGD"](net.parameters())
+        scheduler = plateau(opt)
+
+        def step(x: torch.Tensor, y: torch.Tensor, fails: bool) -> Any:
+            opt.zero_grad()
+            loss = update(net, opt, x, y)
+            scheduler.step(loss.item())
+            if fails:
+                raise ValueError("after the call")
+            return loss
+
+        captured = capture(step, state={"model": net, "opt": opt})
+        for i in range(CALLS):
+            try:
+                result: Any = captured(*batch(), i in (0, 1, 2, 10, 11))
+            except ValueError as error:
+                result = str(error)
+            yield result, scheduler.best, scheduler.num_bad_epochs
+        return net, opt
+
+    check_right(script)
+
+
+def test_a_plateau_of_ones_own() -> None:
+    """It has PyTorch's step, and decides in its own way."""
+
+    class Own(schedulers.ReduceLROnPlateau):
+        def _is_better(self, a: Any, best: Any) -> bool:
+            assert type(a) is float
+            return bool(a < best - 0.01 * self.num_bad_epochs)
+
+    check_equal(training(lambda optimizer: Own(optimizer, patience=1), last_of), replays=20)
+
+
+def last_of(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    opt.zero_grad()
+    loss = update(net, opt, x, y)
+    scheduler.step(metrics=float(loss))
+    return loss

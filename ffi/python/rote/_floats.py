@@ -201,6 +201,14 @@ def _pin(traced: TracedFloat) -> None:
     lib.rote_record_pin(traced._tape.session, traced._index)
 
 
+def check_not_zero(traced: TracedFloat) -> None:
+    """A replay begins only if a float is not 0."""
+    tape = traced._tape
+    if tape.session is not None:
+        zero = _make(tape, _CONST, 0.0)._index
+        check(lib.rote_record_compared(tape.session, _EQUAL, traced._index, zero, False))
+
+
 def _operand(tape: Tape, value: Any) -> int | None:
     if isinstance(value, TracedFloat):
         return value._index if value._tape is tape else None

@@ -377,6 +377,10 @@ class Watch:
         self.followed: Callable[[Any], float | None]
         #: What stands for a number that the step reads from a tensor only to return it.
         self.read_out: Callable[[torch.Tensor, types.FrameType], Any]
+        #: The number that a frame reads from a tensor only to give it to a scheduler, and how it reads.
+        self.read_metric: Callable[[torch.Tensor, types.FrameType, Callable[[torch.Tensor], float]], float | None]
+        #: Patches of others, while the step runs.
+        self.more: list[Callable[[ExitStack, Callable[..., Any]], None]] = []
         self.follows_nothing()
         self.number: float | None = None  # of which PyTorch makes a tensor now
         self.literal = False  # whether PyTorch makes a tensor of numbers now, which is all that it has in its memory
@@ -391,13 +395,17 @@ class Watch:
         self.number_in = lambda tensor, frame: None
         self.followed = lambda data: None
         self.read_out = lambda tensor, frame: None
+        self.read_metric = lambda tensor, frame, how: None
 
     def patches(self, stack: ExitStack) -> None:
         """Enters every patch."""
         self.looks.patches(stack, _patched)
+        for patches in self.more:
+            patches(stack, _patched)
         for name in _HOST_READS:
             stack.enter_context(_patched(torch.Tensor, name, self._host_read(name)))
         stack.enter_context(_patched(torch.Tensor, "item", self._item()))
+        stack.enter_context(_patched(torch.Tensor, "__float__", self._float()))
         stack.enter_context(_patched(torch.Tensor, "__bool__", self._bool()))
         for name in _MADE_OF_DATA:
             stack.enter_context(_patched(torch, name, self._made_of_data(getattr(torch, name))))
@@ -568,9 +576,23 @@ class Watch:
             if (followed := self.number_in(tensor, frame)) is not None:
                 return followed
             read = self.read_out(tensor, frame)
+            if read is None:
+                read = self.read_metric(tensor, frame, original)
             return original(tensor) if read is None else read
 
         return item
+
+    def _float(self) -> Callable[..., Any]:
+        original = torch.Tensor.__float__
+        is_own = original is torch._C.TensorBase.__float__
+
+        def __float__(tensor: torch.Tensor) -> float:
+            if within_kernel() or not is_own:
+                return original(tensor)
+            read = self.read_metric(tensor, sys._getframe(1), original)
+            return original(tensor) if read is None else read
+
+        return __float__
 
     def _bool(self) -> Callable[..., Any]:
         original = torch.Tensor.__bool__

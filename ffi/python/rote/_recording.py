@@ -26,8 +26,10 @@ from . import (
     _counters,
     _facts,
     _floats,
+    _late_numbers,
     _look,
     _memory,
+    _metrics,
     _reach,
     _reads,
     _record,
@@ -204,6 +206,7 @@ class Recording:
         self._specs = _record.Specs(self._session)
         self._watch = _record.Watch(self._session, self._specs)
         self._tape = _floats.Tape(self._session, frozenset(), self._watch.refuse)
+        self._late_numbers = _late_numbers.Numbers(self._watch.refuse)
         self._readable: dict[int, str] = {}
         self._result: Any = None
         self._replaced: list[tuple[dict[str, Any], str, Any, Any]] = []  # group, key, value, what stands for it
@@ -307,7 +310,9 @@ class Recording:
         self._readable = _uses.readable(state.optimizers, self.tensors, walk.functions)
         self._watch.number_in = self._number_in
         self._watch.followed = _floats.plain_of
+        self._watch.more.append(self._late_numbers.patches)
         self._watch.read_out = self._read_out
+        self._watch.read_metric = lambda *read: self.schedulers.read_metric(*read)
         follows = self._follows(walk, given.keys())
         aliases = bool(self._aliases(walk, given.keys()))
         self.schedulers = _schedulers.Schedulers(
@@ -496,7 +501,9 @@ class Recording:
             return None
         why = self._readable.get(id(optimizer), "the optimizer is not in the state")
         if not why:
-            if type(tensor) is torch.Tensor and (found := _floats.in_tensor(self._tape, tensor)) is not None:
+            in_tensor = _floats.in_tensor(self._tape, tensor) if type(tensor) is torch.Tensor else None
+            found = self._late_numbers.read(tensor) if in_tensor is None else in_tensor
+            if found is not None:
                 return found
             why = "it must be one f32 or f64 in a plain tensor of its own, which the step changes by simple ops only"
         path = next((path for path, named in self.tensors if named is tensor), "a number")
@@ -671,6 +678,12 @@ class Recording:
             with contextlib.nullcontext() if self._step.ran is None else self.calls:
                 self._result = _floats.returned(_record.run(self._session, self._watch, call, seen))
             self.unread.check()
+            if self.schedulers.lost_metric():
+                self._watch.refuse(
+                    "Tensor.item",
+                    "reads a number for a scheduler, and the scheduler does not get the number",
+                    "pass the tensor itself: scheduler.step(loss)",
+                )
             return _returns.plain(self._result)
         finally:
             self.close()
@@ -740,18 +753,19 @@ class Recording:
 
     def _late(self) -> list[_results.Late]:
         """What a replay does when it has ended: it counts, and calls schedulers."""
-        counted = [(counter.path, number) for counter, number in self.counters.counted()]
-        return [*counted, *((path, None) for path, _ in self.schedulers.calls)]
+        counted = [_results.Late(counter.path, number=number) for counter, number in self.counters.counted()]
+        calls = self.schedulers.calls
+        return [*counted, *(_results.Late(call.path, metric=call.metric and call.metric.node) for call in calls)]
 
-    def after(self, late: list[_results.Late]) -> list[Callable[[], Any]]:
+    def after(self, late: list[_results.Late]) -> list[_results.Act]:
         """The same as functions. Raises ``KeyError`` for what is not in reach."""
         counters = {counter.path: counter for counter in self.counters.found}
-        schedulers = dict(self.schedulers.found)
+        schedulers = {(path, _metrics.takes_metric(each)): each for path, each in self.schedulers.found}
         return [
-            functools.partial(schedulers[path].step)
-            if number is None
-            else functools.partial(counters[path].add, number)
-            for path, number in late
+            (schedulers[each.path, each.metric is not None].step, each.metric)
+            if each.number is None
+            else (functools.partial(counters[each.path].add, each.number), None)
+            for each in late
         ]
 
     def compare(self, variant: int) -> dict[str, Any] | None:
@@ -808,6 +822,7 @@ class Recording:
                 f"returns {problem}, which a plan cannot give back",
                 "return tensors, numbers, text, and tuples, lists, dicts and dataclasses of these",
             )
+        self.schedulers.hand_out(outputs)
         output_specs = []
         given = len(outputs)
         views = self._note_views(outputs)

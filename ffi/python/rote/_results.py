@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -9,6 +10,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,15 +18,40 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from . import _containers, _look
+from . import _containers, _look, _metrics
 from ._libraries import is_library_class
 from ._native import check, lib
 from ._returns import Read
 from ._specs import local_of, mesh_text
 from ._views import Made, as_inference, make, of_inference
 
-# What a replay does when it has ended: the step of the scheduler at a path, or to add a number to the counter there.
-Late = tuple[str, int | None]
+
+@dataclass(frozen=True)
+class Late:
+    """What a replay does when it has ended: it adds a number to the counter at a path, or calls the step of the
+    scheduler there, with a metric (a node) if that takes one."""
+
+    path: str
+    number: int | None = None
+    metric: Any = None
+
+    def to_json(self) -> Any:
+        """As docs/plan-format.md defines it."""
+        path = {"c": self.path}
+        if self.number is not None:
+            return {"tuple": [path, {"c": self.number}]}
+        return path if self.metric is None else {"tuple": [path, {"tuple": [self.metric]}]}
+
+    @staticmethod
+    def from_json(node: Any) -> Late:
+        """The same of the nodes in a plan."""
+        if "c" in node:
+            return Late(node["c"])
+        path, what = node["tuple"]
+        if "c" in what:
+            return Late(path["c"], number=what["c"])
+        (metric,) = what["tuple"]
+        return Late(path["c"], metric=metric)
 
 
 class Unsupported(Exception):
@@ -331,6 +358,10 @@ def _placement(text: str) -> Any:
     raise Unsupported(f"a tensor placed {text}")
 
 
+# What runs when a replay has ended, and the node of the metric that it takes, if any.
+Act = tuple[Callable[..., Any], Any]
+
+
 class Results:
     """What one variant gives back: the result and the gradients it leaves."""
 
@@ -341,13 +372,13 @@ class Results:
         grads: list[tuple[str, Any, bool]],
         own: Callable[[str], Any],
         views: list[Made],
-        after: list[Callable[[], Any]],
+        after: list[Act],
         classes: Classes,
     ) -> None:
         """``outputs``: spec (or None) and requires_grad of each; ``grads``:
         owner's path, spec (or None), and whether ``.grad`` becomes None;
         ``after``: what runs after a replay."""
-        self.after = after
+        self._after = after
         self._classes = classes
         self._structure = structure
         self._views = views
@@ -387,6 +418,13 @@ class Results:
             return tensors[0]
         return self._decoder(tensors, own_argument).made_of(self._structure)
 
+    def acts(self, locals_: list[torch.Tensor]) -> list[Callable[[], Any]]:
+        """What is to run now that a replay has ended."""
+        return [
+            act if metric is None else functools.partial(act, _metrics.number_of(metric, locals_))
+            for act, metric in self._after
+        ]
+
     def _decoder(self, tensors: list[Any], own_argument: Callable[[str], Any]) -> _Decoder:
         return _Decoder(tensors, lambda path: self._find(path, own_argument), self._classes)
 
@@ -419,8 +457,7 @@ class Results:
 def to_json(structure: Any, late: list[Late], views: list[Made]) -> bytes:
     """The structure as the library takes it."""
     if late:
-        calls = [{"c": path} if n is None else {"tuple": [{"c": path}, {"c": n}]} for path, n in late]
-        structure = {"after": [structure, *calls]}
+        structure = {"after": [structure, *(each.to_json() for each in late)]}
     return json.dumps({"views": [structure, *(view.to_json() for view in views)]} if views else structure).encode()
 
 
@@ -432,5 +469,4 @@ def from_json(node: Any) -> tuple[Any, list[Late], list[Made]]:
         node, *views = node["views"]
     if isinstance(node, dict) and "after" in node:
         node, *late = node["after"]
-    calls = [(one["c"], None) if "c" in one else (one["tuple"][0]["c"], one["tuple"][1]["c"]) for one in late]
-    return node, calls, [Made.from_json(view) for view in views]
+    return node, list(map(Late.from_json, late)), [Made.from_json(view) for view in views]

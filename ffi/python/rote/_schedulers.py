@@ -2,8 +2,8 @@
 
 A scheduler computes with numbers that change at every call, in code that may be anybody's (the function of a
 ``LambdaLR``). So its call is no part of a plan. While a step is recorded, the schedulers in reach say what is read of
-them. If that is nothing but ``step``, called without arguments, a replay calls it when all else is done. The numbers in
-the scheduler then need no guard.
+them. If that is nothing but ``step``, called without arguments or with a metric (:mod:`._metrics`), a replay calls it
+when all else is done. The numbers in the scheduler then need no guard.
 
 Nothing may see that the call comes later. If the step reads anything else of a scheduler, or reads the groups of its
 optimizer after the call, the recording is dropped. The next one guards the numbers of this scheduler as those of any
@@ -19,6 +19,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from . import _look, _uses
+from . import _look, _metrics, _uses
 from ._libraries import is_library_class, is_library_function
 from ._reads import Reads, is_plain
 
@@ -52,6 +53,15 @@ def _has(scheduler: LRScheduler, name: str) -> bool:
     kind = type(scheduler)
     own = _look.own(scheduler) or {}
     return not is_library_class(kind) or name in own or any(name in _look.class_dict(each) for each in _look.mro(kind))
+
+
+@dataclass
+class Call:
+    """One call of ``step``, with a metric or without arguments."""
+
+    path: str
+    scheduler: LRScheduler
+    metric: _metrics.Metric | None
 
 
 class Schedulers:
@@ -82,10 +92,13 @@ class Schedulers:
         self._groups: set[int] = set()  # optimizers whose groups are not to be read any more
         self._running = False
         self._before: dict[int, list[tuple[dict[str, Any], dict[str, Any]]]] = {}  # groups of optimizers, and copies
-        self.calls: list[tuple[str, LRScheduler]] = []
+        self._metrics = _metrics.Metrics()
+        self.calls: list[Call] = []
         """The calls of ``step``, in their order."""
         self.read: list[LRScheduler] = []
         """Of which the step has read more than ``step``."""
+        self.given_up: dict[str, str] = {}
+        """By their paths, why these are not called when a replay has ended."""
         self.missed: set[str] = set()
         """What else the step has asked for and not found."""
         self.rehearses = False
@@ -99,6 +112,26 @@ class Schedulers:
     def forget(self) -> None:
         """Lets go of the recording, to whose end nothing is called any more."""
         self._plain, self._handled = _nothing, _nothing
+        self._metrics.forget()
+        self.calls.clear()
+
+    def read_metric(
+        self, tensor: torch.Tensor, by: types.FrameType, how: Callable[[torch.Tensor], float]
+    ) -> float | None:
+        """The number that a frame reads from a tensor to give it to a scheduler, and for nothing else."""
+        return self._metrics.read(tensor, by, how)
+
+    def hand_out(self, outputs: list[torch.Tensor]) -> None:
+        """Appends the metrics in tensors to what the plan returns. The step holds nothing any more."""
+        for call in self.calls:
+            if call.metric is not None:
+                call.metric.hand_out(outputs)
+
+    def lost_metric(self) -> bool:
+        """Whether the step has read a number for a scheduler and has not given it to one."""
+        lost = self._metrics.lost()
+        self._metrics.forget()
+        return lost
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
@@ -116,46 +149,57 @@ class Schedulers:
     def _reads(self, scheduler: Any, name: str) -> Any:
         if not self._running:
             if name == "step":
+                self._metrics.step_is_got(sys._getframe(2))
                 return functools.partial(self._step, scheduler)
             if _has(scheduler, name) or len(self._guarded) >= _MOST_MISSED:
-                self._give_up(scheduler)
+                self._give_up(scheduler, f"the step reads {name} of it")
             elif name not in self._guarded:
                 self.missed.add(name)
         return None
 
     def _reads_optimizer(self, optimizer: Any, name: str) -> None:
         if not self._running and name in _GROUPS and sys._getframe(2).f_code is not _ZERO_GRAD:
-            for _, scheduler in self.calls:
-                if _optimizer_of(scheduler) is optimizer:
-                    self._give_up(scheduler)
+            for call in self.calls:
+                if _optimizer_of(call.scheduler) is optimizer:
+                    self._give_up(call.scheduler, f"the step reads {name} of the optimizer after the call")
 
     def _step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs or not self._may_be_late(scheduler):
-            self._give_up(scheduler)
+        metric = None
+        if args or kwargs:
+            metric = self._metrics.given(args, kwargs) if _metrics.takes_metric(scheduler) else None
+            if metric is None:
+                self._give_up(scheduler, "it is called with other arguments than one number that a plan can give")
+        if not self._may_be_late(scheduler):
+            self._give_up(scheduler, "its caller names param_groups or handles errors, or a rate is a tensor")
         if not self._seen.watches(scheduler):
             return scheduler.step(*args, **kwargs)
-        self.calls.append((self._paths[id(scheduler)], scheduler))
+        self.calls.append(Call(self._paths[id(scheduler)], scheduler, metric))
         optimizer = _optimizer_of(scheduler)
         if id(optimizer) not in self._before:
             self._plain(optimizer)
             self._before[id(optimizer)] = [(group, dict(group)) for group in optimizer.param_groups]
         if not self.rehearses:
-            self._running = True
-            try:
-                with self._unseen():
-                    scheduler.step()
-            finally:
-                self._running = False
+            self._run(scheduler, metric)
         if any(group.keys() != before.keys() for group, before in self._before[id(optimizer)]):
-            self._give_up(scheduler)
+            self._give_up(scheduler, "it adds entries to the groups of the optimizer")
         if id(optimizer) not in self._groups:
             self._groups.add(id(optimizer))
             self._seen.watch(optimizer, self._reads_optimizer)
         return None
 
-    def _give_up(self, scheduler: LRScheduler) -> None:
+    def _run(self, scheduler: LRScheduler, metric: _metrics.Metric | None) -> None:
+        args: list[Any] = [] if metric is None else [metric.value]
+        self._running = True
+        try:
+            with self._unseen():
+                scheduler.step(*args)
+        finally:
+            self._running = False
+
+    def _give_up(self, scheduler: LRScheduler, why: str) -> None:
         """Guards the numbers of a scheduler next time."""
         self._seen.leave(scheduler)
+        self.given_up.setdefault(self._paths[id(scheduler)], why)
         if not any(one is scheduler for one in self.read):
             self.read.append(scheduler)
 

@@ -180,6 +180,7 @@ class Step:
         self.read_counters: set[str] = set()  # paths of numbers that the step does more with than count
         self._replayed = False  # whether the last call was replayed
         self._beside = False  # a replay runs beside eager, which calls schedulers itself
+        self._acts: list[Callable[[], Any]] = []  # what the last replay leaves to do when it has ended
         self.results: dict[int, _results.Results] = {}
         self._arguments: tuple[Any, Any] = ((), {})
         if plans is None:
@@ -261,6 +262,7 @@ class Step:
     def _deliver(self, args: Any, kwargs: Any) -> Any:
         tensors = object_in(self._slot)
         results = self.results[self.variant.value]
+        self._acts = results.acts(tensors)
         try:
             result = results.deliver(tensors, lambda path: self._argument(path, args, kwargs))
         except BaseException:
@@ -268,13 +270,14 @@ class Step:
             raise
         finally:
             drop_object(self._slot)
-        if results.after and not self._beside:
+        if not self._beside:
             self._act()
         return result
 
     def _act(self) -> None:
         """Counts, and calls schedulers, as the step that was just replayed does."""
-        for act in self.results[self.variant.value].after:
+        acts, self._acts = self._acts, []
+        for act in acts:
             act()
 
     def _nested(self) -> bool:
@@ -477,6 +480,9 @@ class Step:
         left = recording.unfollowed()
         if recording.schedulers.read:
             self.read_schedulers += recording.schedulers.read
+            for path, why in recording.schedulers.given_up.items():
+                text = "%s: a replay cannot call %s.step() when it has ended: %s"
+                logging.getLogger("rote.record").info(text, self.name(), path, why)
             return False
         if not recording.unread.judge(self.unread):
             return False
@@ -576,9 +582,9 @@ class Step:
             classes,
         )
         self.results[variant] = results
+        self._acts = results.acts(locals_)
         result = results.deliver(locals_, lambda path: self._argument(path, args, kwargs))
-        for act in results.after:
-            act()
+        self._act()
         return result
 
     def _refused(self, reason: str) -> None:
@@ -637,7 +643,7 @@ class Step:
 
     def _call_beside(self, args: Any, kwargs: Any) -> tuple[Any, bool]:
         """Replays a call that then runs eagerly too. Comes back: the result, and whether it was replayed."""
-        self._beside, self._replayed = True, False
+        self._beside, self._replayed, self._acts = True, False, []
         try:
             return self._call(args, kwargs), self._replayed
         finally:

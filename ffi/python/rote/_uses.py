@@ -31,6 +31,7 @@ import re
 import sys
 import types
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,8 +72,11 @@ _TAKEN |= {f"__{way}{name}__" for name in ("add", "sub", "mul", "truediv", "pow"
 _OPTIM = str(torch.optim.__path__[0])
 # Files whose code adds, multiplies, compares and gives to ops what it reads from the state, and nothing else; and
 # the one with the function by which they read.
-_READERS = frozenset(f"{_OPTIM}/{name}.py" for name in ("adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam"))
+_READERS = frozenset(
+    f"{_OPTIM}/{name}.py" for name in ("_adafactor", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam")
+)
 _GET_VALUE = f"{_OPTIM}/optimizer.py"
+_ROTE = f"{Path(__file__).parent}/"
 
 
 class Unproven(Exception):
@@ -143,7 +147,7 @@ def reader(frame: types.FrameType | None) -> Any:
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename not in _READERS:
         return None
-    while frame is not None and frame.f_code.co_filename.startswith(TORCH):
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH, _ROTE)):
         if frame.f_code.co_name == "step" and frame.f_code.co_filename in _READERS:
             return frame.f_locals.get("self")
         frame = frame.f_back
