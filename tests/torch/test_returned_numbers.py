@@ -39,6 +39,15 @@ def written_later(x: Tensor) -> Any:
         return y.item(), y
 
 
+def as_floats(x: Tensor) -> Any:
+    y = x.double()
+    return {"loss": float(x.mean()), "same": [float(x.sum()), float(x.sum().item()), (float(y.max()), x.min().item())]}
+
+
+def one_float(x: Tensor) -> float:
+    return float(x.sum() / 0)
+
+
 def special(x: Tensor) -> Any:
     zero = x[0] * 0
     return (1 / zero.abs()).item(), (-1 / zero.abs()).item(), "text", None
@@ -77,6 +86,8 @@ for _each in (
     of_dtypes,
     of_more_dims,
     written_later,
+    as_floats,
+    one_float,
     special,
     by_a_condition,
     given_back,
@@ -128,6 +139,28 @@ def helper(x: Tensor) -> Any:
     return x.sum().item()
 
 
+def float_of_a_whole_number(x: Tensor) -> Any:
+    return float((x * 1e6).long().sum())
+
+
+def float_computed(x: Tensor) -> Any:
+    return float(x.sum()) * 2
+
+
+def by_a_float_of_its_own(x: Tensor) -> Any:
+    def float(number: Any) -> Any:
+        return str(number.item())
+
+    return float(x.sum())
+
+
+def by_another_float(x: Tensor) -> Any:
+    import decimal
+
+    float = decimal.Decimal
+    return float(x.sum().item())
+
+
 def by_a_helper(x: Tensor) -> Any:
     return round(helper(x), 1)
 
@@ -152,10 +185,6 @@ def in_a_list(x: Tensor) -> Any:
     return [each.item() for each in x]
 
 
-def converted(x: Tensor) -> Any:
-    return float(x.sum())
-
-
 def kept_by_a_wrapper() -> Callable[..., Any]:
     seen = []
 
@@ -171,7 +200,7 @@ def kept_by_a_wrapper() -> Callable[..., Any]:
 
 
 REFUSED = [cached_sum, cached_inside, by_name, computed, formatted, by_a_helper, as_an_argument, chosen, as_a_key]
-REFUSED += [spread, in_a_list, converted]
+REFUSED += [spread, in_a_list, float_of_a_whole_number, float_computed, by_a_float_of_its_own, by_another_float]
 
 
 @pytest.mark.ranks(1)

@@ -589,7 +589,10 @@ class Watch:
         def __float__(tensor: torch.Tensor) -> float:
             if within_kernel() or not is_own:
                 return original(tensor)
-            read = self.read_metric(tensor, sys._getframe(1), original)
+            frame = sys._getframe(1)
+            read = self.read_out(tensor, frame)
+            if read is None:
+                read = self.read_metric(tensor, frame, original)
             return original(tensor) if read is None else read
 
         return __float__

@@ -209,6 +209,7 @@ class Recording:
         self._late_numbers = _late_numbers.Numbers(self._watch.refuse)
         self._readable: dict[int, str] = {}
         self._result: Any = None
+        self._floats_read: list[_returns.Read] = []  # whose numbers are to be found in the result
         self._replaced: list[tuple[dict[str, Any], str, Any, Any]] = []  # group, key, value, what stands for it
         self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
         self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
@@ -525,13 +526,30 @@ class Recording:
             text = _facts.describe(names[name])
             yield _facts.Fact(_facts.DICT_ITEM, names, name, _facts.HOST, f"{module}.{name}", text)
 
-    def _read_out(self, tensor: torch.Tensor, frame: types.FrameType) -> _returns.Read | None:
+    def _read_out(self, tensor: torch.Tensor, frame: types.FrameType) -> Any:
         """What stands for a number that the step only returns; None if it may do something else with it."""
         source = _returns.source_of(tensor)
-        if source is None or not _returns.is_returned(frame, self._step.function, _record.run.__code__):
+        how = "" if source is None else _returns.how_returned(frame, self._step.function, _record.run.__code__)
+        if source is None or not how or (how == _returns.AS_FLOAT and not source.is_floating_point()):
             return None
         kept = source.detach().clone()
-        return _returns.Read(kept, _record.unseen_item(kept))
+        read = _returns.Read(kept, _record.unseen_item(kept))
+        if how == _returns.AS_IT_IS:
+            return read
+        self._floats_read.append(read)
+        return read.value
+
+    def _with_reads(self, result: Any) -> Any:
+        """The result with reads in the places of floats that the step has read only to return them."""
+        result = _returns.placed(_floats.returned(result), self._floats_read)
+        if self._floats_read:
+            self._floats_read.clear()
+            self._watch.refuse(
+                "Tensor.item",
+                "reads a number to return it as a float, and does not return it",
+                "return the tensor and read it outside the captured function",
+            )
+        return result
 
     def _hooks(self, walk: _reach.Reach, path: str, tensor: torch.Tensor) -> None:
         """Guards what the hooks of a tensor, and of the node that adds up its gradient, can reach."""
@@ -676,7 +694,7 @@ class Recording:
             self.unread.watch(self._reads)
             self.schedulers.watch()
             with contextlib.nullcontext() if self._step.ran is None else self.calls:
-                self._result = _floats.returned(_record.run(self._session, self._watch, call, seen))
+                self._result = self._with_reads(_record.run(self._session, self._watch, call, seen))
             self.unread.check()
             if self.schedulers.lost_metric():
                 self._watch.refuse(

@@ -1,9 +1,10 @@
-"""Numbers that a step reads from tensors only to return them: ``return loss.item()``.
+"""Numbers that a step reads from tensors only to return them: ``return loss.item()``, ``return float(loss)``.
 
 Nothing between the read and the caller can use such a number. This is proven from the code: the captured function
-itself calls ``.item()`` inside a ``return`` statement, in a place of a tuple, list or dict that is written there, or as
-the whole result. While the step is recorded, a :class:`Read` stands in that place. The plan returns the tensor, and a
-replay reads the number from it.
+itself calls ``.item()`` or ``float()`` inside a ``return`` statement, in a place of a tuple, list or dict that is
+written there, or as the whole result. While the step is recorded, a :class:`Read` stands in that place. A number that
+goes through ``float()`` is itself there, and is known again by its identity. The plan returns the tensor, and a replay
+reads the number from it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import ast
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from ._frames import TORCH
+from ._identity import by_identity
 from ._uses import node_of
 
 # Functions of PyTorch that call the captured function and return what it returns, such as `torch.no_grad()`.
@@ -41,19 +43,20 @@ def source_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor if type(tensor) is torch.Tensor and tensor.numel() == 1 else None
 
 
-def is_returned(frame: types.FrameType, step: Any, runner: types.CodeType) -> bool:
-    """Whether the call that a frame makes now is one whose result the frame's function only returns, as the result of
-    ``step``, which ``runner`` has called."""
+def how_returned(frame: types.FrameType, step: Any, runner: types.CodeType) -> str:
+    """How the result of the call that a frame makes now is returned, if that is all that the frame's function does with
+    it, and what it returns is the result of ``step``, which ``runner`` has called: :data:`AS_IT_IS`, or
+    :data:`AS_FLOAT`. Otherwise empty."""
     inner, caller = frame, frame.f_back
     while caller is not None and caller.f_code.co_filename == _PASSING:
         if not _runs(caller.f_locals.get("func"), inner.f_code):
-            return False
+            return ""
         inner, caller = caller, caller.f_back
     if caller is None or caller.f_code is not runner or not _runs(step, inner.f_code):
-        return False
+        return ""
     positions = list(frame.f_code.co_positions())
     at = frame.f_lasti // 2
-    return at < len(positions) and positions[at] in _returned_calls(frame.f_code)
+    return _returned_calls(frame.f_code).get(positions[at], "") if at < len(positions) else ""
 
 
 def _runs(function: Any, code: types.CodeType) -> bool:
@@ -65,17 +68,17 @@ def _runs(function: Any, code: types.CodeType) -> bool:
     return type(function) is types.FunctionType and function.__code__ is code
 
 
-_calls: dict[types.CodeType, frozenset[Any]] = {}
+AS_IT_IS = "as it is"
+AS_FLOAT = "as a float"
 
 
-def _returned_calls(code: types.CodeType) -> frozenset[Any]:
-    """Where, in the source of a function, calls stand whose results it only returns."""
-    if code not in _calls:
-        _calls[code] = frozenset(_found(code))
-    return _calls[code]
+@by_identity
+def _returned_calls(code: types.CodeType) -> dict[Any, str]:
+    """Where, in the source of a function, calls stand whose results it only returns, and how."""
+    return dict(_found(code))
 
 
-def _found(code: types.CodeType) -> Iterator[Any]:
+def _found(code: types.CodeType) -> Iterator[tuple[Any, str]]:
     if code.co_flags & (0x20 | 0x80 | 0x200):  # a generator, a coroutine
         return
     node = node_of(code)
@@ -97,19 +100,48 @@ def _found(code: types.CodeType) -> Iterator[Any]:
             places.extend(place.elts)
         elif isinstance(place, ast.Dict):
             places.extend(place.values if None not in place.keys else ())
-        elif isinstance(place, ast.Call) and isinstance(place.func, ast.Attribute) and place.func.attr == "item":
-            yield place.lineno, place.end_lineno, place.col_offset, place.end_col_offset
+        elif _is_item(place):
+            yield _position(place), AS_IT_IS
+        elif isinstance(place, ast.Call) and isinstance(place.func, ast.Name) and place.func.id == "float":
+            yield _position(place), AS_FLOAT
+            if len(place.args) == 1 and _is_item(place.args[0]):
+                yield _position(place.args[0]), AS_FLOAT
+
+
+def _is_item(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item"
+
+
+def _position(node: ast.expr | None) -> Any:
+    assert node is not None
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
 def plain(result: Any) -> Any:
     """A result with the numbers in their places."""
-    if isinstance(result, Read):
-        return result.value
+    return _with(result, lambda part: part.value if isinstance(part, Read) else part)
+
+
+def placed(result: Any, reads: list[Read]) -> Any:
+    """A result with the reads in the places of their numbers, which are taken off the list."""
+
+    def read_of(part: Any) -> Any:
+        if type(part) is float:
+            for i, read in enumerate(reads):
+                if read.value is part:
+                    return reads.pop(i)
+        return part
+
+    return _with(result, read_of) if reads else result
+
+
+def _with(result: Any, replaced: Callable[[Any], Any]) -> Any:
+    """A result in which some parts are replaced; where none is, it stays itself."""
     if type(result) in (tuple, list):
-        items = [plain(item) for item in result]
+        items = [_with(item, replaced) for item in result]
         same = all(one is other for one, other in zip(items, result, strict=True))
         return result if same else type(result)(items)
     if type(result) is dict:
-        entries = {key: plain(value) for key, value in result.items()}
+        entries = {key: _with(value, replaced) for key, value in result.items()}
         return result if all(entries[key] is value for key, value in result.items()) else entries
-    return result
+    return replaced(result)
