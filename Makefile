@@ -9,8 +9,8 @@
 # make test-all  what takes long too: hours
 # make bench   overhead against eager DTensor and torch.compile over models,
 #              sizes, layers and meshes; memory; propagation against DTensor's;
-#              instructions per op and of guards; Rust benches (BENCH=--quick: fewer
-#              of them)
+#              instructions per op and of guards; recordings; Rust benches
+#              (BENCH=--quick: fewer of them)
 # make test-passes  each pass that keeps bits by itself, over the tests of
 #              equality, aliasing, guards, refusals and soundness
 # make lint    formatting, clippy, ruff, mypy, freshness of the C header
@@ -111,6 +111,7 @@ bench: setup
 	$(BIN)/python benches/propagation.py --out target/bench --rote $(TARGET)/release/rote
 	cargo test --quiet --package rote-aten --test instructions -- --nocapture
 	$(BIN)/python benches/guard_instructions.py
+	$(firstword $(wildcard target/wild/bin/python) $(BIN)/python) benches/recordings.py
 	cargo bench --workspace
 
 lint: setup
