@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rote
 import torch
 from hidden import AFTER, BEFORE, Hidden, check_seen
 from oracle import ORACLE_ONLY, Calls, Capture, check_right, rote_capture
@@ -931,3 +932,18 @@ def test_attribute_by_a_computed_name(held: Callable[[], Any]) -> None:
 
     run = check_right(script)
     assert ORACLE_ONLY or run.stats[-1][0].replays >= 6, run.stats[-1][0]
+
+
+@pytest.mark.ranks(1)
+def test_a_miss_names_what_a_module_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(x: Tensor) -> Tensor:
+        return x * getattr(torch, "rote_test_other", 2.0) + getattr(torch, "rote_test_third", 1.0)
+
+    captured = rote.capture(step)
+    x = torch.ones(3)
+    for _ in range(4):
+        captured(x)
+    assert captured.stats.replays
+    monkeypatch.setattr(torch, "rote_test_third", 5.0, raising=False)
+    assert torch.equal(captured(x), torch.full((3,), 7.0))
+    assert list(captured.stats.guard_misses) == ["torch.rote_test_third"]
