@@ -65,24 +65,24 @@ class OwnKernel {
   // Nothing if another is there now.
   static std::optional<OwnKernel> of(const c10::OperatorHandle& op) {
     if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) return std::nullopt;
-    OwnKernel own(op);
-    if (own.kernel_.debug().find("/RegisterCPU") == std::string::npos) return std::nullopt;
-    return own;
+    const std::string registered = op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU).debug();
+    if (registered.find("/RegisterCPU") == std::string::npos) return std::nullopt;
+    return OwnKernel(op);
   }
 
   // Whether the dispatcher would call it.
   bool is_there() const {
-    return c10::TypedOperatorHandle<OwnKernel>::on_cpu(op_)._equalsBoxedAndUnboxed(kernel_.kernelFunction());
+    return c10::TypedOperatorHandle<OwnKernel>::on_cpu(op_)._equalsBoxedAndUnboxed(kernel_);
   }
 
   bool is_of(const c10::OperatorHandle& op) const { return op_ == op; }
 
  private:
   explicit OwnKernel(const c10::OperatorHandle& op)
-      : op_(op), kernel_(op.getComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {}
+      : op_(op), kernel_(c10::TypedOperatorHandle<OwnKernel>::on_cpu(op)) {}
 
   c10::OperatorHandle op_;
-  c10::SafeKernelFunction kernel_;
+  c10::KernelFunction kernel_;
 };
 
 // A tensor that a kernel reads or writes: it lies in a slot, or wraps a number, which
