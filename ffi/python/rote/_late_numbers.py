@@ -47,7 +47,7 @@ _KNOWN = frozenset(
     }
     | {"cast", "enumerate", "float", "isinstance", "len", "list", "max", "min", "torch", "type", "zip"}
 )
-_KNOWN_OF_TORCH = frozenset({"compiler", "finfo", "jit", "linalg", "tensor"})
+_KNOWN_OF_TORCH = frozenset({"compiler", "finfo", "jit", "linalg", "norm", "tensor"})
 _OPERANDS = (float, int, TracedFloat)
 _Patch = Callable[[Any, str, Any], Any]
 
