@@ -35,8 +35,8 @@ SOURCES := pyproject.toml Cargo.toml Cargo.lock README.md $(wildcard ffi/torch/*
 # One thread per process: the examples and tests run several on few cores.
 export OMP_NUM_THREADS ?= 1
 
-# Files of tests side by side; a file's tests share processes.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# Files of tests side by side, the longest first (conftest.py); a file's tests share processes.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What eager and a replay leave must be equal, bit for bit; and what must hold
 # besides, with any passes.
@@ -50,6 +50,7 @@ SWEPT := $(addprefix tests/torch/test_,$(addsuffix .py, \
 	hostile_plans \
 	op_sweep \
 	op_tables \
+	random_programs \
 	sharing_sweep \
 	soak \
 	state_sweep \

@@ -15,6 +15,8 @@ from oracle import ORACLE_ONLY
 from ranks import CaseFailed, CaseSkipped, Pools
 
 POOLS = pytest.StashKey[Pools]()
+#: Files that take minutes, the longest first. They begin first, so that none is left alone at the end.
+LONGEST = ("random_programs", "propagation", "validation", "sharing_sweep", "state_sweep", "op_sweep", "equality")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,6 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[POOLS].close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(LONGEST)))
 
 
 @pytest.fixture(scope="session", autouse=True)

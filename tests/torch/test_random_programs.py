@@ -16,11 +16,11 @@ import sys
 from typing import Any
 
 import pytest
-from extent import SEED
+from extent import EVERYTHING, SEED
 from generated import ROOT, command
 from ranks import Pools
 
-PROGRAMS = int(os.environ.get("ROTE_TEST_PROGRAMS", "2000"))
+PROGRAMS = int(os.environ.get("ROTE_TEST_PROGRAMS", "20000" if EVERYTHING else "1000"))
 #: Of these, so many run on two gloo ranks as well.
 ON_RANKS = min(100, PROGRAMS)
 PROCESSES = 2
