@@ -44,6 +44,11 @@ def as_floats(x: Tensor) -> Any:
     return {"loss": float(x.mean()), "same": [float(x.sum()), float(x.sum().item()), (float(y.max()), x.min().item())]}
 
 
+def floats_of_whole_numbers(x: Tensor) -> Any:
+    large = (x * 1e9).long() * (1 << 30) + 1
+    return float(large.sum()), [float((x > 0).any()), float(x.argmax())]
+
+
 def one_float(x: Tensor) -> float:
     return float(x.sum() / 0)
 
@@ -87,6 +92,7 @@ for _each in (
     of_more_dims,
     written_later,
     as_floats,
+    floats_of_whole_numbers,
     one_float,
     special,
     by_a_condition,
@@ -139,8 +145,8 @@ def helper(x: Tensor) -> Any:
     return x.sum().item()
 
 
-def float_of_a_whole_number(x: Tensor) -> Any:
-    return float((x * 1e6).long().sum())
+def float_of_a_whole_number_read(x: Tensor) -> Any:
+    return float((x * 1e6).long().sum().item())
 
 
 def float_computed(x: Tensor) -> Any:
@@ -200,7 +206,7 @@ def kept_by_a_wrapper() -> Callable[..., Any]:
 
 
 REFUSED = [cached_sum, cached_inside, by_name, computed, formatted, by_a_helper, as_an_argument, chosen, as_a_key]
-REFUSED += [spread, in_a_list, float_of_a_whole_number, float_computed, by_a_float_of_its_own, by_another_float]
+REFUSED += [spread, in_a_list, float_of_a_whole_number_read, float_computed, by_a_float_of_its_own, by_another_float]
 
 
 @pytest.mark.ranks(1)

@@ -376,7 +376,7 @@ class Watch:
         #: The plain float behind one whose use a recording follows.
         self.followed: Callable[[Any], float | None]
         #: What stands for a number that the step reads from a tensor only to return it.
-        self.read_out: Callable[[torch.Tensor, types.FrameType], Any]
+        self.read_out: Callable[[torch.Tensor, types.FrameType, bool], Any]
         #: The number that a frame reads from a tensor only to give it to a scheduler, and how it reads.
         self.read_metric: Callable[[torch.Tensor, types.FrameType, Callable[[torch.Tensor], float]], float | None]
         #: Patches of others, while the step runs.
@@ -394,7 +394,7 @@ class Watch:
         """No number is followed."""
         self.number_in = lambda tensor, frame: None
         self.followed = lambda data: None
-        self.read_out = lambda tensor, frame: None
+        self.read_out = lambda tensor, frame, by_float: None
         self.read_metric = lambda tensor, frame, how: None
 
     def patches(self, stack: ExitStack) -> None:
@@ -575,7 +575,7 @@ class Watch:
             frame = sys._getframe(1)
             if (followed := self.number_in(tensor, frame)) is not None:
                 return followed
-            read = self.read_out(tensor, frame)
+            read = self.read_out(tensor, frame, False)
             if read is None:
                 read = self.read_metric(tensor, frame, original)
             return original(tensor) if read is None else read
@@ -590,7 +590,7 @@ class Watch:
             if within_kernel() or not is_own:
                 return original(tensor)
             frame = sys._getframe(1)
-            read = self.read_out(tensor, frame)
+            read = self.read_out(tensor, frame, True)
             if read is None:
                 read = self.read_metric(tensor, frame, original)
             return original(tensor) if read is None else read

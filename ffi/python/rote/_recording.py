@@ -526,13 +526,18 @@ class Recording:
             text = _facts.describe(names[name])
             yield _facts.Fact(_facts.DICT_ITEM, names, name, _facts.HOST, f"{module}.{name}", text)
 
-    def _read_out(self, tensor: torch.Tensor, frame: types.FrameType) -> Any:
-        """What stands for a number that the step only returns; None if it may do something else with it."""
+    def _read_out(self, tensor: torch.Tensor, frame: types.FrameType, by_float: bool) -> Any:
+        """What stands for a number that the step only returns; None if it may do something else with it. ``by_float``:
+        ``float()`` has asked for it, and gets a float of any tensor."""
         source = _returns.source_of(tensor)
         how = "" if source is None else _returns.how_returned(frame, self._step.function, _record.run.__code__)
-        if source is None or not how or (how == _returns.AS_FLOAT and not source.is_floating_point()):
+        if source is None or not how or (how == _returns.AS_FLOAT and source.is_complex()):
             return None
         kept = source.detach().clone()
+        if how == _returns.AS_FLOAT and not kept.is_floating_point():
+            if not by_float:
+                return None
+            kept = kept.to(torch.float64)
         read = _returns.Read(kept, _record.unseen_item(kept))
         if how == _returns.AS_IT_IS:
             return read
