@@ -21,9 +21,21 @@ _SPECS = [importlib.util.find_spec(name) for name in ("torch", "numpy", "rote")]
 _LIBRARIES = tuple(f"{Path(spec.origin).parent}/" for spec in _SPECS if spec is not None and spec.origin)
 
 
+# The thread of tqdm that looks after stalled bars runs beside any step, with these locks for what bars print.
+_MONITOR, _OF_BARS = "/tqdm/_monitor.py", "/tqdm/std.py"
+_LOCKS = ("TqdmDefaultWriteLock.", "tqdm.get_lock")
+
+
+def _is_of_monitor(code: types.CodeType) -> bool:
+    file = code.co_filename
+    return file.endswith(_MONITOR) or (file.endswith(_OF_BARS) and code.co_qualname.startswith(_LOCKS))
+
+
 def _is_of_library(code: types.CodeType) -> bool:
     file = code.co_filename
     if code.co_name == "<module>":  # text that is run, which the walk reads as a constant, or an import
+        return True
+    if _is_of_monitor(code):
         return True
     return file.startswith(_LIBRARIES) or is_file_of_python(file) or file.startswith("<frozen ")
 
