@@ -108,7 +108,7 @@ def dtensor_llama(sizes: Sizes, world: int) -> Llama:
     return model
 
 
-@pytest.mark.ranks(4)
+@pytest.mark.ranks(4, timeout=400)  # four processes, which propagate on 2-D meshes
 def test_2d_mesh_with_sharded_batch() -> None:
     sizes = Sizes(fused_attention=False, batch=4, layers=1)
 
