@@ -11,6 +11,7 @@ so a difference seen without the variable is Rote's.
 from collections.abc import Iterator
 
 import pytest
+import torch.distributed
 from oracle import ORACLE_ONLY
 from ranks import CaseFailed, CaseSkipped, Pools
 
@@ -40,6 +41,13 @@ def bridge() -> None:
         from rote import _bridge
 
         _bridge.build()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_group() -> Iterator[None]:
+    """Only ranks are in process groups: one that a file leaves here would break another one's tests."""
+    yield
+    assert not torch.distributed.is_initialized(), "this file leaves a default process group"
 
 
 @pytest.fixture

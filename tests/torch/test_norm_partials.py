@@ -7,6 +7,7 @@ more than what DTensor chooses.
 """
 
 import math
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -64,11 +65,17 @@ def questions(call: str) -> list[Question]:
     return asked
 
 
+@pytest.fixture(autouse=True, scope="module")
+def group() -> Iterator[None]:
+    dtensor.start()
+    yield
+    dtensor.stop()
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_what_takes_norms_is_right_and_costs_no_more(call: str) -> None:
     if engine.binary() is None:
         pytest.skip("no rote binary: cargo build --release")
-    dtensor.start()
     asked = questions(call)
     chosen = 0
     compared: list[tuple[Question, dtensor.Answer, dtensor.Answer]] = []

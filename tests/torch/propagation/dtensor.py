@@ -44,6 +44,11 @@ def start() -> None:
         dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
 
 
+def stop() -> None:
+    """Leaves that group."""
+    dist.destroy_process_group()
+
+
 @cache
 def device_mesh(sizes: tuple[int, ...]) -> DeviceMesh:
     ranks = torch.arange(math.prod(sizes)).reshape(sizes)
