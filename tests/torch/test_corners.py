@@ -22,7 +22,6 @@ from oracle import ORACLE_ONLY
 NUMBER = 2.0
 TEXT = "NUMBER"
 CODE = compile("NUMBER", "corner", "eval")
-TABLE = {"First": 2.0, "Second": 3.0}
 
 
 class First:
@@ -40,7 +39,6 @@ def set_number() -> None:
 def put_back() -> None:
     """Undoes what cases change."""
     globals()["NUMBER"] = 2.0
-    First.__name__ = First.__qualname__ = "First"
     Noted.__annotations__.pop("b", None)
     copyreg.dispatch_table.pop(First, None)
     torch.__future__.set_swap_module_params_on_conversion(False)
@@ -64,21 +62,6 @@ def anew(build: Callable[[], Hidden]) -> Callable[[], Hidden]:
 
 
 # --- guarded -------------------------------------------------------------------------
-
-
-def name_of_a_class() -> Hidden:
-    held = First()
-    return lambda: TABLE[type(held).__name__], lambda: setattr(First, "__name__", "Second")
-
-
-def qualified_name_of_a_class() -> Hidden:
-    held = First()
-    return lambda: TABLE[type(held).__qualname__], lambda: setattr(First, "__qualname__", "Second")
-
-
-def text_of_a_class() -> Hidden:
-    held = First()
-    return lambda: float(len(str(held.__class__))), lambda: setattr(First, "__qualname__", "Second")
 
 
 def type_hints() -> Hidden:
@@ -140,9 +123,6 @@ def how_copies_are_made() -> Hidden:
 
 
 GUARDED = [
-    name_of_a_class,
-    qualified_name_of_a_class,
-    text_of_a_class,
     type_hints,
     list_in_a_slice,
     object_in_a_slice,

@@ -3,6 +3,7 @@ change of what this code reads."""
 
 import dataclasses
 import importlib
+import inspect
 import sys
 import threading
 import types
@@ -202,6 +203,39 @@ def by_a_default_of_a_function_that_does_not_run() -> Hidden:
     return lambda: (function.__defaults__ or (0.0,))[0], change
 
 
+def by_the_signature_of_a_function_that_does_not_run() -> Hidden:
+    def function(*, scale: float = 2.0) -> None: ...
+
+    def change() -> None:
+        function.__kwdefaults__ = {"scale": 3.0}
+
+    return lambda: float(inspect.signature(function).parameters["scale"].default), change
+
+
+def by_a_computed_name_of_a_class() -> Hidden:
+    class Settings:
+        scale_of_a = 2.0
+
+    ends = ["a"]
+    return lambda: float(getattr(Settings, "scale_of_" + ends[0])), lambda: setattr(Settings, "scale_of_a", 3.0)
+
+
+def by_a_method_that_python_calls() -> Hidden:
+    class Sized:
+        def __len__(self) -> int:
+            return 2
+
+    held = Sized()
+    return lambda: float(len(held)), lambda: setattr(Sized, "__len__", lambda self: 3)
+
+
+def by_an_attribute_that_a_class_gets_later() -> Hidden:
+    class Settings:
+        pass
+
+    return lambda: float(getattr(Settings, "scale", 2.0)), lambda: setattr(Settings, "scale", 3.0)
+
+
 def by_a_branch_not_taken() -> Hidden:
     held = [2.0, 5.0]
 
@@ -239,6 +273,10 @@ RUN = [
     by_a_dict_of_functions,
     by_an_attribute_of_a_function_that_does_not_run,
     by_a_default_of_a_function_that_does_not_run,
+    by_the_signature_of_a_function_that_does_not_run,
+    by_a_computed_name_of_a_class,
+    by_a_method_that_python_calls,
+    by_an_attribute_that_a_class_gets_later,
     by_a_branch_not_taken,
     by_an_error_that_is_caught,
 ]

@@ -7,10 +7,10 @@ import types
 from typing import Any
 
 from . import _look
-from ._facts import BASES, CLASS, DICT_ITEM, HOST, MEMBER, SIZE
+from ._facts import BASES, CLASS, DICT_ITEM, HOST, SIZE
 from ._libraries import is_library_class
 from ._named import Named
-from ._policy import CLASS_NAMES, Asked, asks, called_methods
+from ._policy import called_methods
 from ._walk import Walk
 
 
@@ -22,7 +22,7 @@ class Classes:
         self._named = named
         self._seen: set[int] = set()
         self._own: list[tuple[str, dict[Any, Any]]] = []  # the user's, and what their dicts hold
-        self._of_users: list[type] = []
+        self._left: list[tuple[str, dict[Any, Any], list[str], int]] = []  # these dicts, what of each has no guard yet
         self._library: list[type] = []
         self._covered: set[int] = set()  # library classes that a fact of another one covers
 
@@ -41,16 +41,35 @@ class Classes:
     def _of_the_user(self, base: type, depth: int) -> None:
         walk, label = self._walk, _look.name(base)
         walk.add(BASES, base, None, HOST, label, base)
-        self._of_users.append(base)
         own = next((inner for inner in gc.get_referents(_look.class_dict(base)) if isinstance(inner, dict)), None)
         if own is None:
             return
         walk.add(SIZE, own, None, HOST, label, own, "")
         self._own.append((label, own))
-        for key, item in list(own.items()):
-            if type(key) is not str or _is_said(key, item):
+        left = [key for key, item in own.items() if type(key) is str and not _is_said(key, item)]
+        if walk.ran is None:
+            self._attributes(label, own, left, depth)
+        else:
+            self._left.append((label, own, left, depth))
+
+    def of_named(self) -> bool:
+        """Guards the attributes of classes that code names, where only code that runs is followed. False: there was
+        nothing new."""
+        found = False
+        for label, own, left, depth in self._left:
+            named = [key for key in left if self._named.may_name(key)]
+            if named:
+                found = True
+                left[:] = [key for key in left if key not in named]
+                self._attributes(label, own, named, depth)
+        return found
+
+    def _attributes(self, label: str, own: dict[Any, Any], names: list[str], depth: int) -> None:
+        walk = self._walk
+        for key in names:
+            if key not in own:
                 continue
-            subject = f"{label}.{key}"
+            item, subject = own[key], f"{label}.{key}"
             if not walk.add(DICT_ITEM, own, key, HOST, subject, item):
                 continue
             if isinstance(item, staticmethod | classmethod):
@@ -87,14 +106,9 @@ class Classes:
                 }
                 self._walk.add(CLASS, kind, private | switches, HOST, _look.name(kind), kind, "")
 
-    def said(self, asked: set[str], said: set[str]) -> None:
-        """Guards what classes say of themselves, where code asks for it. ``asked``: attributes; ``said``: all names."""
+    def said(self, asked: set[str]) -> None:
+        """Guards what classes say of themselves, where code asks for it by these names."""
         walk = self._walk
-        names = CLASS_NAMES if asks(Asked.CLASS_NAMES, said) else asked.intersection(CLASS_NAMES)
-        for kind in self._of_users if names else ():
-            for key in sorted(names):
-                name = type.__dict__[key]
-                walk.add(MEMBER, kind, name, HOST, f"{_look.name(kind)}.{key}", name.__get__(kind))
         for label, own in self._own:
             for key in sorted(key for key in asked & own.keys() if _is_said(key, own[key])):
                 if walk.add(DICT_ITEM, own, key, HOST, f"{label}.{key}", own[key]):

@@ -21,6 +21,8 @@ from ._libraries import is_library_class, is_library_function, is_library_module
 from ._policy import (
     DEPTH,
     UNNAMED_METHODS,
+    Asked,
+    asks,
     is_asked_by_methods,
     is_looked_into,
     is_registry,
@@ -50,6 +52,7 @@ class Named:
         self._noted: dict[int, Names] = {}  # by their addresses
         self._asserting: list[tuple[types.FunctionType, int]] = []
         self._borrowed: set[int] = set()
+        self._uncalled: list[tuple[str, types.FunctionType, int]] = []  # functions that the step has not called
         self.attributes: set[str] = set()  # that the code seen so far names
         self.said: set[str] = set()  # these and globals
         self.texts: set[str] = set()  # constants of this code
@@ -104,12 +107,19 @@ class Named:
     def _function(self, path: str, function: types.FunctionType, depth: int) -> None:
         walk = self._walk
         own = function.__dict__
+        label = path or function.__qualname__
+        library = is_library_function(function)
+        # A function that the step has not called: for the step to call it, code that ran would have to go another way,
+        # by a value that it reads.
+        if walk.ran is not None and not library and id(function.__code__) not in walk.ran:
+            if own.keys() - {"__wrapped__"}:
+                walk.value(label, own, depth + 1)
+            self._uncalled.append((path, function, depth))
+            return
         wrapped = own.get("__wrapped__")
         if wrapped is not None:
             walk.value(path, wrapped, depth)
         self._closure(function, depth)  # even of a library's function, it may be the user's
-        label = path or function.__qualname__
-        library = is_library_function(function)
         if own.keys() - {"__wrapped__"}:
             walk.value(label, own, depth + 1)
         elif own:  # a library's decorator makes functions that a script may keep values in
@@ -117,15 +127,32 @@ class Named:
         if library:
             self.borrow(function)
             return
+        self._made_of(label, function, depth)
+        self._code(function, depth)
+
+    def _made_of(self, label: str, function: types.FunctionType, depth: int) -> None:
+        walk = self._walk
         walk.add(FUNCTION, function, None, HOST, label, function)
         for i, item in enumerate(function.__defaults__ or ()):
             walk.value(f"{function.__qualname__}.__defaults__[{i}]", item, depth + 1)
         if function.__kwdefaults__:
             walk.value(f"{function.__qualname__}.__kwdefaults__", function.__kwdefaults__, depth + 1)
-        # A function that the step has not called: for the step to call it, code that ran would have to go another way,
-        # by a value that it reads.
-        if walk.ran is None or id(function.__code__) in walk.ran:
-            self._code(function, depth)
+
+    def of_uncalled(self) -> bool:
+        """Guards what functions that the step has not called are made of, where code asks for it. False: there was
+        nothing new."""
+        if not self._uncalled or not asks(Asked.FUNCTIONS, self.said):
+            return False
+        uncalled, self._uncalled = self._uncalled, []
+        for path, function, depth in uncalled:
+            self._closure(function, depth)
+            self._made_of(path or function.__qualname__, function, depth)
+        return True
+
+    def may_name(self, name: str) -> bool:
+        """Whether the code seen so far may ask an object or a class for an attribute of this name: Python asks for
+        methods like ``__len__`` by itself."""
+        return self._computes or self.sees_own or name in self.attributes or name in self.texts or name.startswith("__")
 
     def _closure(self, function: types.FunctionType, depth: int) -> None:
         asked = _code.names(function.__code__).attributes if is_library_function(function) else frozenset()

@@ -404,8 +404,6 @@ def hides_functions(op: str) -> bool:
 _METHODS = frozenset({"forward", "__call__", "_call_impl", "step"})
 # Methods that code calls without their names.
 UNNAMED_METHODS = ("__len__", "__getitem__", "__contains__", "__bool__", "__call__")
-# What a class is called, which is no entry of its dict.
-CLASS_NAMES = frozenset({"__name__", "__qualname__"})
 
 
 def called_methods(kind: type, named: Collection[str]) -> frozenset[str]:
@@ -431,8 +429,8 @@ class Asked(enum.Enum):
     """Annotations, by another name."""
     FIELDS = enum.auto()
     """Fields of `dataclasses`, by another name."""
-    CLASS_NAMES = enum.auto()
-    """What classes are called, put into text."""
+    FUNCTIONS = enum.auto()
+    """What functions hold that the step has not called."""
 
 
 # The names that ask.
@@ -445,7 +443,17 @@ _ASKING = {
     Asked.COPIES: frozenset({"copy", "deepcopy", "dumps", "__reduce_ex__"}),
     Asked.ANNOTATIONS: frozenset({"get_type_hints", "get_annotations"}),
     Asked.FIELDS: frozenset({"asdict", "astuple", "fields", "is_dataclass", "replace"}),
-    Asked.CLASS_NAMES: frozenset({"repr", "str", "format", "print", "__repr__", "__str__"}),
+    Asked.FUNCTIONS: frozenset(
+        {
+            "__defaults__",
+            "__kwdefaults__",
+            "__closure__",
+            "signature",
+            "getfullargspec",
+            "getcallargs",
+            "getclosurevars",
+        }
+    ),
 }
 
 

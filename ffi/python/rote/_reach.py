@@ -220,7 +220,7 @@ class Reach(Objects):
                 subject, found = f"{function.__qualname__}.__annotations__", function.__annotations__
                 if self.add(ATTRIBUTE, function, "__annotations__", HOST, subject, found):
                     self.value(subject, found, 1)
-        self._classes.said(asked, self._named.said)
+        self._classes.said(asked)
         self._follow()
 
     def _environment(self) -> None:
@@ -233,9 +233,13 @@ class Reach(Objects):
             self.add(DICT_ITEM, data, key, HOST, f"os.environ[{key!r}]", data.get(key, ABSENT), text)
 
     def _follow(self) -> None:
-        self.catch_up()
-        while self._named.modules():
+        while True:
             self.catch_up()
+            found = self._named.modules()
+            found |= self._named.of_uncalled()
+            found |= self._classes.of_named()
+            if not found:
+                return
 
     @property
     def not_told(self) -> str:
