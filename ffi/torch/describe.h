@@ -89,7 +89,7 @@ bool has_names(const Impl&, long) {
 
 inline bool is_dtensor(PyObject* object) {
   return reinterpret_cast<PyObject*>(Py_TYPE(object)) == classes.dtensor ||
-         (classes.dtensor && THPVariable_Check(object) && PyObject_IsInstance(object, classes.dtensor) == 1);
+         (classes.dtensor && PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(classes.dtensor)));
 }
 
 // The local tensor of a DTensor, the plain tensor otherwise.

@@ -25,6 +25,7 @@ struct FactEntry {
   mutable uint64_t number;   // and the number of its placements; of a class, of its attributes; an entry's address
   mutable unsigned version;  // of a class, when it was looked at last
   Py_hash_t hash;            // of the key of an entry of a dict
+  mutable std::unique_ptr<LastLook> looks;  // of a tensor of the state
 };
 
 // A number for the placements of a DTensor; quick for a spec seen before.
@@ -213,13 +214,14 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
       bool plain = reinterpret_cast<PyObject*>(Py_TYPE(inner)) != classes.async_collective_tensor;
       at::Tensor waited = plain ? at::Tensor() : settled_tensor(inner, false);
       const at::Tensor& local = plain ? THPVariable_Unpack(inner) : waited;
-      const bool stored = local.has_storage();
-      out[0] = stored ? address(local.storage().unsafeGetStorageImpl()) : 0;
-      out[1] = stored ? address(local.unsafeGetTensorImpl()->data()) : 0;
-      out[2] = meta_word(local);
+      if (!fact.looks) fact.looks = std::make_unique<LastLook>();
+      fact.looks->look(outer, local, distributed);
+      out[0] = fact.looks->storage;
+      out[1] = fact.looks->data;
+      out[2] = fact.looks->meta;
       out[3] = grad_flags(outer);
       if (outer.is_view()) out[3] = mix(out[3], address(root_of(outer).unsafeGetTensorImpl()));
-      out[4] = distributed ? mix(placements_of(fact, fact.container), wrapper_word(outer)) : 0;
+      out[4] = distributed ? mix(placements_of(fact, fact.container), fact.looks->wrapper) : 0;
       out[5] = mix(address(Py_TYPE(fact.container)), own_attributes(fact.container, false));
       if (distributed) out[5] += own_attributes(inner, true);
       return;

@@ -203,19 +203,19 @@ inline void tell_of(const char* name) {
 }
 
 inline bool on_dtensors(c10::ArrayRef<const c10::IValue> inputs) {
-  auto is_dtensor = [](const at::Tensor& tensor) {
+  auto is_of_dtensor = [](const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.key_set().has(c10::DispatchKey::Python)) return false;
     py::gil_scoped_acquire gil;
     py::object object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-    return object && PyObject_IsInstance(object.ptr(), classes.dtensor) == 1;
+    return object && is_dtensor(object.ptr());
   };
   for (const c10::IValue& input : inputs) {
     if (input.isTensor()) {
-      if (is_dtensor(input.toTensor())) return true;
+      if (is_of_dtensor(input.toTensor())) return true;
     } else if (input.isList()) {
       for (const c10::IValue& item : input.toListRef()) {
         if (!item.isTensor()) break;
-        if (is_dtensor(item.toTensor())) return true;
+        if (is_of_dtensor(item.toTensor())) return true;
       }
     }
   }
