@@ -22,7 +22,6 @@ class Classes:
         self._named = named
         self._seen: set[int] = set()
         self._own: list[tuple[str, dict[Any, Any]]] = []  # the user's, and what their dicts hold
-        self._left: list[tuple[str, dict[Any, Any], list[str], int]] = []  # these dicts, what of each has no guard yet
         self._library: list[type] = []
         self._covered: set[int] = set()  # library classes that a fact of another one covers
 
@@ -46,30 +45,10 @@ class Classes:
             return
         walk.add(SIZE, own, None, HOST, label, own, "")
         self._own.append((label, own))
-        left = [key for key, item in own.items() if type(key) is str and not _is_said(key, item)]
-        if walk.ran is None:
-            self._attributes(label, own, left, depth)
-        else:
-            self._left.append((label, own, left, depth))
-
-    def of_named(self) -> bool:
-        """Guards the attributes of classes that code names, where only code that runs is followed. False: there was
-        nothing new."""
-        found = False
-        for label, own, left, depth in self._left:
-            named = [key for key in left if self._named.may_name(key)]
-            if named:
-                found = True
-                left[:] = [key for key in left if key not in named]
-                self._attributes(label, own, named, depth)
-        return found
-
-    def _attributes(self, label: str, own: dict[Any, Any], names: list[str], depth: int) -> None:
-        walk = self._walk
-        for key in names:
-            if key not in own:
+        for key, item in list(own.items()):
+            if type(key) is not str or _is_said(key, item):
                 continue
-            item, subject = own[key], f"{label}.{key}"
+            subject = f"{label}.{key}"
             if not walk.add(DICT_ITEM, own, key, HOST, subject, item):
                 continue
             if isinstance(item, staticmethod | classmethod):

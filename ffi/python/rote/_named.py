@@ -149,11 +149,6 @@ class Named:
             self._made_of(path or function.__qualname__, function, depth)
         return True
 
-    def may_name(self, name: str) -> bool:
-        """Whether the code seen so far may ask an object or a class for an attribute of this name: Python asks for
-        methods like ``__len__`` by itself."""
-        return self._computes or self.sees_own or name in self.attributes or name in self.texts or name.startswith("__")
-
     def _closure(self, function: types.FunctionType, depth: int) -> None:
         asked = _code.names(function.__code__).attributes if is_library_function(function) else frozenset()
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

@@ -235,10 +235,7 @@ class Reach(Objects):
     def _follow(self) -> None:
         while True:
             self.catch_up()
-            found = self._named.modules()
-            found |= self._named.of_uncalled()
-            found |= self._classes.of_named()
-            if not found:
+            if not self._named.modules() | self._named.of_uncalled():
                 return
 
     @property
