@@ -68,6 +68,40 @@ def given_back(x: Tensor) -> Any:
     return x[0].item(), x
 
 
+def by_name(x: Tensor) -> Any:
+    value = x.sum().item()
+    return value
+
+
+def by_names(x: Tensor) -> Any:
+    first, last = x[0].item(), x[-1].item()
+    mean: float = float(x.mean())
+    result = total = x.sum().item()
+    x = x * 2
+    return {"ends": [first, last], "mean": mean}, x, total if x.ndim == 1 else result
+
+
+def last_of_a_loop(x: Tensor) -> Any:
+    value = 0.0
+    for part in x.split(1):
+        value = part.item()
+    return value
+
+
+def only_sometimes(x: Tensor) -> Any:
+    value = x.sum().item()
+    if x.ndim > 1:
+        return value
+    return x
+
+
+def read_before_a_write(x: Tensor) -> Any:
+    y = x.clone()
+    value = y.sum().item()
+    y.zero_()
+    return value, y
+
+
 @torch.no_grad()
 def decorated(x: Tensor) -> Any:
     return x.norm().item()
@@ -97,6 +131,11 @@ for _each in (
     special,
     by_a_condition,
     given_back,
+    by_name,
+    by_names,
+    last_of_a_loop,
+    only_sometimes,
+    read_before_a_write,
     decorated,
 ):
     FOLLOWED[_each.__name__] = _each
@@ -128,9 +167,36 @@ def cached_inside(x: Tensor) -> Any:
     return x.sum().item()
 
 
-def by_name(x: Tensor) -> Any:
+def printed_too(x: Tensor) -> Any:
     value = x.sum().item()
+    len(str(value))
     return value
+
+
+def added_up(x: Tensor) -> Any:
+    value = x.sum().item()
+    value += 1
+    return value
+
+
+def seen_by_a_function_inside(x: Tensor) -> Any:
+    value = x.sum().item()
+
+    def doubled() -> Any:
+        return value * 2
+
+    return value, doubled()
+
+
+def seen_among_all_variables(x: Tensor) -> Any:
+    value = x.sum().item()
+    found = locals()["value"] * 2
+    return value, found
+
+
+def put_elsewhere_too(x: Tensor) -> Any:
+    KEPT["sum"] = value = x.sum().item()
+    return value, KEPT["sum"] * 2
 
 
 def computed(x: Tensor) -> Any:
@@ -205,8 +271,10 @@ def kept_by_a_wrapper() -> Callable[..., Any]:
     return wrap(helper)
 
 
-REFUSED = [cached_sum, cached_inside, by_name, computed, formatted, by_a_helper, as_an_argument, chosen, as_a_key]
+REFUSED = [cached_sum, cached_inside, printed_too, computed, formatted, by_a_helper, as_an_argument, chosen, as_a_key]
 REFUSED += [spread, in_a_list, float_of_a_whole_number_read, float_computed, by_a_float_of_its_own, by_another_float]
+REFUSED += [added_up, seen_by_a_function_inside, seen_among_all_variables, put_elsewhere_too]
+KEPT: dict[str, Any] = {}
 
 
 @pytest.mark.ranks(1)

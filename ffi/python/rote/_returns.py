@@ -2,9 +2,9 @@
 
 Nothing between the read and the caller can use such a number. This is proven from the code: the captured function
 itself calls ``.item()`` or ``float()`` inside a ``return`` statement, in a place of a tuple, list or dict that is
-written there, or as the whole result. While the step is recorded, a :class:`Read` stands in that place. A number that
-goes through ``float()`` is itself there, and is known again by its identity. The plan returns the tensor, and a replay
-reads the number from it.
+written there, or as the whole result; or it puts the number into a variable that it only returns. While the step is
+recorded, a :class:`Read` stands in that place. A number that goes through ``float()`` is itself there, and is known
+again by its identity. The plan returns the tensor, and a replay reads the number from it.
 """
 
 from __future__ import annotations
@@ -84,6 +84,18 @@ def _found(code: types.CodeType) -> Iterator[tuple[Any, str]]:
     node = node_of(code)
     if node is None:
         return
+    returned = list(_places(node))
+    for place in (*returned, *_assigned(node, code, returned)):
+        if _is_item(place):
+            yield _position(place), AS_IT_IS
+        elif isinstance(place, ast.Call) and isinstance(place.func, ast.Name) and place.func.id == "float":
+            yield _position(place), AS_FLOAT
+            if len(place.args) == 1 and _is_item(place.args[0]):
+                yield _position(place.args[0]), AS_FLOAT
+
+
+def _places(node: ast.AST) -> Iterator[ast.expr]:
+    """The expressions whose values a function returns, as its result or in a place of it."""
     pending: list[ast.AST] = list(ast.iter_child_nodes(node)) if not isinstance(node, ast.Lambda) else []
     places: list[ast.expr | None] = [node.body] if isinstance(node, ast.Lambda) else []
     while pending:
@@ -100,12 +112,42 @@ def _found(code: types.CodeType) -> Iterator[tuple[Any, str]]:
             places.extend(place.elts)
         elif isinstance(place, ast.Dict):
             places.extend(place.values if None not in place.keys else ())
-        elif _is_item(place):
-            yield _position(place), AS_IT_IS
-        elif isinstance(place, ast.Call) and isinstance(place.func, ast.Name) and place.func.id == "float":
-            yield _position(place), AS_FLOAT
-            if len(place.args) == 1 and _is_item(place.args[0]):
-                yield _position(place.args[0]), AS_FLOAT
+        elif isinstance(place, ast.IfExp):
+            places += (place.body, place.orelse)
+        elif place is not None:
+            yield place
+
+
+# By these, code gets at its own variables without their names.
+_SEES_VARIABLES = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"})
+
+
+def _assigned(node: ast.AST, code: types.CodeType, returned: list[ast.expr]) -> Iterator[ast.expr]:
+    """The expressions whose values go into variables that the function does nothing with but return them."""
+    if not _SEES_VARIABLES.isdisjoint(code.co_names):
+        return
+    own = set(code.co_varnames)  # without those that functions inside see too
+    in_places = set(map(id, returned))
+    used: set[str] = set()
+    assignments: list[tuple[list[ast.expr], ast.expr]] = []
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load) and id(each) not in in_places:
+            used.add(each.id)
+        elif isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name):
+            used.add(each.target.id)
+        elif isinstance(each, ast.Assign):
+            assignments.append((each.targets, each.value))
+        elif isinstance(each, ast.AnnAssign) and each.value is not None:
+            assignments.append(([each.target], each.value))
+    for targets, value in assignments:
+        pairs = [(targets, value)]
+        if isinstance(value, ast.Tuple) and len(targets) == 1 and isinstance(targets[0], ast.Tuple):
+            names, values = targets[0].elts, value.elts
+            starred = any(isinstance(each, ast.Starred) for each in (*names, *values))
+            pairs = [] if starred else [([name], item) for name, item in zip(names, values, strict=False)]
+        for into, item in pairs:
+            if all(isinstance(name, ast.Name) and name.id in own and name.id not in used for name in into):
+                yield item
 
 
 def _is_item(node: ast.AST | None) -> bool:
