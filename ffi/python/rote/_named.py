@@ -52,7 +52,7 @@ class Named:
         self._noted: dict[int, Names] = {}  # by their addresses
         self._asserting: list[tuple[types.FunctionType, int]] = []
         self._borrowed: set[int] = set()
-        self._uncalled: list[tuple[str, types.FunctionType, int]] = []  # functions that the step has not called
+        self._uncalled: list[tuple[types.FunctionType, int]] = []  # functions that the step has not called
         self.attributes: set[str] = set()  # that the code seen so far names
         self.said: set[str] = set()  # these and globals
         self.texts: set[str] = set()  # constants of this code
@@ -108,17 +108,19 @@ class Named:
         walk = self._walk
         own = function.__dict__
         label = path or function.__qualname__
+        wrapped = own.get("__wrapped__")
+        if wrapped is not None:
+            walk.add(DICT_ITEM, own, "__wrapped__", HOST, f"{label}.__wrapped__", wrapped)
+            walk.value(path, wrapped, depth)
         library = is_library_function(function)
         # A function that the step has not called: for the step to call it, code that ran would have to go another way,
         # by a value that it reads.
         if walk.ran is not None and not library and id(function.__code__) not in walk.ran:
             if own.keys() - {"__wrapped__"}:
                 walk.value(label, own, depth + 1)
-            self._uncalled.append((path, function, depth))
+            walk.add(FUNCTION, function, None, HOST, label, function)
+            self._uncalled.append((function, depth))
             return
-        wrapped = own.get("__wrapped__")
-        if wrapped is not None:
-            walk.value(path, wrapped, depth)
         self._closure(function, depth)  # even of a library's function, it may be the user's
         if own.keys() - {"__wrapped__"}:
             walk.value(label, own, depth + 1)
@@ -127,26 +129,26 @@ class Named:
         if library:
             self.borrow(function)
             return
-        self._made_of(label, function, depth)
+        walk.add(FUNCTION, function, None, HOST, label, function)
+        self._defaults(function, depth)
         self._code(function, depth)
 
-    def _made_of(self, label: str, function: types.FunctionType, depth: int) -> None:
+    def _defaults(self, function: types.FunctionType, depth: int) -> None:
         walk = self._walk
-        walk.add(FUNCTION, function, None, HOST, label, function)
         for i, item in enumerate(function.__defaults__ or ()):
             walk.value(f"{function.__qualname__}.__defaults__[{i}]", item, depth + 1)
         if function.__kwdefaults__:
             walk.value(f"{function.__qualname__}.__kwdefaults__", function.__kwdefaults__, depth + 1)
 
     def of_uncalled(self) -> bool:
-        """Guards what functions that the step has not called are made of, where code asks for it. False: there was
-        nothing new."""
+        """Guards what the defaults and closures of functions hold that the step has not called, where code asks for it.
+        False: there was nothing new."""
         if not self._uncalled or not asks(Asked.FUNCTIONS, self.said):
             return False
         uncalled, self._uncalled = self._uncalled, []
-        for path, function, depth in uncalled:
+        for function, depth in uncalled:
             self._closure(function, depth)
-            self._made_of(path or function.__qualname__, function, depth)
+            self._defaults(function, depth)
         return True
 
     def _closure(self, function: types.FunctionType, depth: int) -> None:

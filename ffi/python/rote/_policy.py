@@ -430,7 +430,7 @@ class Asked(enum.Enum):
     FIELDS = enum.auto()
     """Fields of `dataclasses`, by another name."""
     FUNCTIONS = enum.auto()
-    """What functions hold that the step has not called."""
+    """What the defaults and closures of functions hold that the step has not called."""
 
 
 # The names that ask.

@@ -533,6 +533,8 @@ class Recording:
         how = "" if source is None else _returns.how_returned(frame, self._step.function, _record.run.__code__)
         if source is None or not how or (how == _returns.AS_FLOAT and source.is_complex()):
             return None
+        if how == _returns.AS_IT_IS and by_float:  # `.item` is another function's name
+            return None
         kept = source.detach().clone()
         if how == _returns.AS_FLOAT and not kept.is_floating_point():
             if not by_float:

@@ -56,7 +56,8 @@ def how_returned(frame: types.FrameType, step: Any, runner: types.CodeType) -> s
         return ""
     positions = list(frame.f_code.co_positions())
     at = frame.f_lasti // 2
-    return _returned_calls(frame.f_code).get(positions[at], "") if at < len(positions) else ""
+    how = _returned_calls(frame.f_code).get(positions[at], "") if at < len(positions) else ""
+    return how if how != AS_FLOAT or frame.f_globals.get("float", float) is float else ""
 
 
 def _runs(function: Any, code: types.CodeType) -> bool:
@@ -85,10 +86,16 @@ def _found(code: types.CodeType) -> Iterator[tuple[Any, str]]:
     if node is None:
         return
     returned = list(_places(node))
+    another = "float" in (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
     for place in (*returned, *_assigned(node, code, returned)):
         if _is_item(place):
             yield _position(place), AS_IT_IS
-        elif isinstance(place, ast.Call) and isinstance(place.func, ast.Name) and place.func.id == "float":
+        elif (
+            isinstance(place, ast.Call)
+            and isinstance(place.func, ast.Name)
+            and place.func.id == "float"
+            and not another
+        ):
             yield _position(place), AS_FLOAT
             if len(place.args) == 1 and _is_item(place.args[0]):
                 yield _position(place.args[0]), AS_FLOAT
@@ -119,14 +126,16 @@ def _places(node: ast.AST) -> Iterator[ast.expr]:
 
 
 # By these, code gets at its own variables without their names.
-_SEES_VARIABLES = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"})
+_SEES_VARIABLES = frozenset(
+    {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "f_locals", "tb_frame", "stack"}
+)
 
 
 def _assigned(node: ast.AST, code: types.CodeType, returned: list[ast.expr]) -> Iterator[ast.expr]:
     """The expressions whose values go into variables that the function does nothing with but return them."""
     if not _SEES_VARIABLES.isdisjoint(code.co_names):
         return
-    own = set(code.co_varnames)  # without those that functions inside see too
+    own = set(code.co_varnames).difference(code.co_cellvars)  # what functions inside see too is left out
     in_places = set(map(id, returned))
     used: set[str] = set()
     assignments: list[tuple[list[ast.expr], ast.expr]] = []
@@ -165,16 +174,20 @@ def plain(result: Any) -> Any:
 
 
 def placed(result: Any, reads: list[Read]) -> Any:
-    """A result with the reads in the places of their numbers, which are taken off the list."""
+    """A result with the reads in the places of their numbers. Those that it has are taken off the list."""
+    found: list[Read] = []
 
     def read_of(part: Any) -> Any:
-        if type(part) is float:
-            for i, read in enumerate(reads):
-                if read.value is part:
-                    return reads.pop(i)
-        return part
+        read = next((read for read in reads if read.value is part), None)
+        if read is None:
+            return part
+        found.append(read)
+        return read
 
-    return _with(result, read_of) if reads else result
+    if reads:
+        result = _with(result, read_of)
+        reads[:] = [read for read in reads if read not in found]
+    return result
 
 
 def _with(result: Any, replaced: Callable[[Any], Any]) -> Any:
