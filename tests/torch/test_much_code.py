@@ -1,6 +1,7 @@
 """Steps with too much code in reach to follow all of it: the walk follows the code that calls run, and sees each
 change of what this code reads."""
 
+import collections
 import dataclasses
 import importlib
 import inspect
@@ -236,6 +237,35 @@ def by_an_attribute_that_a_class_gets_later() -> Hidden:
     return lambda: float(getattr(Settings, "scale", 2.0)), lambda: setattr(Settings, "scale", 3.0)
 
 
+def by_an_attribute_that_such_a_function_gets_later() -> Hidden:
+    def function() -> None: ...
+
+    return lambda: float(getattr(function, "scale", 2.0)), lambda: setattr(function, "scale", 3.0)
+
+
+def by_what_such_a_function_wraps() -> Hidden:
+    def function() -> None: ...
+
+    def first() -> float:
+        return 2.0
+
+    held: Any = function
+    held.__wrapped__ = first
+    return lambda: float(held.__wrapped__()), lambda: setattr(held, "__wrapped__", lambda: 3.0)
+
+
+def by_the_defaults_of_a_named_tuple() -> Hidden:
+    pair: Any = collections.namedtuple("pair", ["scale"], defaults=[2.0])
+    return lambda: float(pair().scale), lambda: setattr(pair.__new__, "__defaults__", (3.0,))
+
+
+def by_a_default_by_a_name_in_data() -> Hidden:
+    def function(scale: float = 2.0) -> None: ...
+
+    names = ["__defaults__"]
+    return lambda: float(getattr(function, names[0])[0]), lambda: setattr(function, "__defaults__", (3.0,))
+
+
 def by_a_branch_not_taken() -> Hidden:
     held = [2.0, 5.0]
 
@@ -277,9 +307,21 @@ RUN = [
     by_a_computed_name_of_a_class,
     by_a_method_that_python_calls,
     by_an_attribute_that_a_class_gets_later,
+    by_an_attribute_that_such_a_function_gets_later,
+    by_what_such_a_function_wraps,
+    by_the_defaults_of_a_named_tuple,
+    by_a_default_by_a_name_in_data,
     by_a_branch_not_taken,
     by_an_error_that_is_caught,
 ]
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize(
+    "build", [build for build in RUN if build is not by_a_computed_module], ids=lambda b: b.__name__
+)
+def test_so_is_it_where_all_code_is(build: Callable[[], Hidden]) -> None:
+    run_hidden(build)
 
 
 @pytest.mark.usefixtures("few")

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,12 @@ def by_names(x: Tensor) -> Any:
     return {"ends": [first, last], "mean": mean}, x, total if x.ndim == 1 else result
 
 
+def twice(x: Tensor) -> Any:
+    value = float(x.sum())
+    first = second = float(x.mean())
+    return [value, (value,)], first, {"a": second}, value
+
+
 def last_of_a_loop(x: Tensor) -> Any:
     value = 0.0
     for part in x.split(1):
@@ -133,6 +140,7 @@ for _each in (
     given_back,
     by_name,
     by_names,
+    twice,
     last_of_a_loop,
     only_sometimes,
     read_before_a_write,
@@ -192,6 +200,47 @@ def seen_among_all_variables(x: Tensor) -> Any:
     value = x.sum().item()
     found = locals()["value"] * 2
     return value, found
+
+
+def seen_by_a_function_inside_an_argument(x: Tensor, value: Any = None) -> Any:
+    def inner() -> Any:
+        nonlocal value
+        return locals()["value"] * 2
+
+    value = x.sum().item()
+    return value, inner()
+
+
+def seen_in_a_frame(x: Tensor) -> Any:
+    value = x.sum().item()
+    try:
+        raise ValueError
+    except ValueError as error:
+        assert error.__traceback__ is not None
+        found = error.__traceback__.tb_frame.f_locals["value"] * 2
+    return value, found
+
+
+def by_a_float_of_a_closure() -> Callable[..., Any]:
+    float = functools.partial(min, 5.0)
+
+    def float_of_a_closure(x: Tensor) -> Any:
+        value = float(x.sum())
+        return value, float(x.mean().item())
+
+    return float_of_a_closure
+
+
+class Items:
+    pass
+
+
+def by_another_item(x: Tensor) -> Any:
+    items: Any = Items()
+    items.item = functools.partial(float, x.sum())
+    value = items.item()
+    items.item = functools.partial(math.exp, x.mean())
+    return value, items.item()
 
 
 def put_elsewhere_too(x: Tensor) -> Any:
@@ -274,6 +323,7 @@ def kept_by_a_wrapper() -> Callable[..., Any]:
 REFUSED = [cached_sum, cached_inside, printed_too, computed, formatted, by_a_helper, as_an_argument, chosen, as_a_key]
 REFUSED += [spread, in_a_list, float_of_a_whole_number_read, float_computed, by_a_float_of_its_own, by_another_float]
 REFUSED += [added_up, seen_by_a_function_inside, seen_among_all_variables, put_elsewhere_too]
+REFUSED += [seen_by_a_function_inside_an_argument, seen_in_a_frame, by_another_item]
 KEPT: dict[str, Any] = {}
 
 
@@ -282,6 +332,13 @@ KEPT: dict[str, Any] = {}
 @pytest.mark.parametrize("step", REFUSED, ids=lambda step: step.__name__)
 def test_used_otherwise(step: Callable[..., Any]) -> None:
     found = check_right(over(step))
+    assert ORACLE_ONLY or not found.steps[0].stats.replays
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_a_float_of_a_closure() -> None:
+    found = check_right(over(by_a_float_of_a_closure()))
     assert ORACLE_ONLY or not found.steps[0].stats.replays
 
 

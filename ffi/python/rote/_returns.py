@@ -13,7 +13,7 @@ import ast
 import functools
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
@@ -86,16 +86,11 @@ def _found(code: types.CodeType) -> Iterator[tuple[Any, str]]:
     if node is None:
         return
     returned = list(_places(node))
-    another = "float" in (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+    has_own_float = "float" in (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
     for place in (*returned, *_assigned(node, code, returned)):
         if _is_item(place):
             yield _position(place), AS_IT_IS
-        elif (
-            isinstance(place, ast.Call)
-            and isinstance(place.func, ast.Name)
-            and place.func.id == "float"
-            and not another
-        ):
+        elif _is_float(place) and not has_own_float:
             yield _position(place), AS_FLOAT
             if len(place.args) == 1 and _is_item(place.args[0]):
                 yield _position(place.args[0]), AS_FLOAT
@@ -157,6 +152,10 @@ def _assigned(node: ast.AST, code: types.CodeType, returned: list[ast.expr]) -> 
         for into, item in pairs:
             if all(isinstance(name, ast.Name) and name.id in own and name.id not in used for name in into):
                 yield item
+
+
+def _is_float(node: ast.expr) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "float"
 
 
 def _is_item(node: ast.AST | None) -> bool:
