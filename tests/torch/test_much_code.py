@@ -266,6 +266,18 @@ def by_a_default_by_a_name_in_data() -> Hidden:
     return lambda: float(getattr(function, names[0])[0]), lambda: setattr(function, "__defaults__", (3.0,))
 
 
+def by_the_fields_of_a_class_that_is_a_default() -> Hidden:
+    described = {"scale": 2.0}
+    kind = dataclasses.make_dataclass("kind", [("a", float, dataclasses.field(default=1.0, metadata=described))])
+
+    def read(of: Any = kind) -> float:
+        return float(dataclasses.fields(of)[0].metadata["scale"])
+
+    held = read
+    del kind
+    return held, lambda: described.__setitem__("scale", 3.0)
+
+
 def by_a_branch_not_taken() -> Hidden:
     held = [2.0, 5.0]
 
@@ -311,6 +323,7 @@ RUN = [
     by_what_such_a_function_wraps,
     by_the_defaults_of_a_named_tuple,
     by_a_default_by_a_name_in_data,
+    by_the_fields_of_a_class_that_is_a_default,
     by_a_branch_not_taken,
     by_an_error_that_is_caught,
 ]

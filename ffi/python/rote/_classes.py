@@ -21,15 +21,12 @@ class Classes:
         self._walk = walk
         self._named = named
         self._seen: set[int] = set()
-        self._own: list[tuple[type, dict[Any, Any]]] = []  # the user's, and what their dicts hold
-        self._named_ones: set[int] = set()  # classes that are more than an item of a list, a tuple or a set
+        self._own: list[tuple[str, dict[Any, Any]]] = []  # the user's, and what their dicts hold
         self._library: list[type] = []
         self._covered: set[int] = set()  # library classes that a fact of another one covers
 
-    def of(self, kind: type, depth: int, is_item: bool = False) -> None:
-        """The attributes of a class, and what its methods name. ``is_item``: of a list, a tuple or a set."""
-        if not is_item:
-            self.has_a_name(kind)
+    def of(self, kind: type, depth: int) -> None:
+        """The attributes of a class, and what its methods name."""
         for base in _look.mro(kind):
             if not _look.can_change(base):
                 continue
@@ -40,10 +37,6 @@ class Classes:
                 self._seen.add(id(base))
                 self._of_the_user(base, depth)
 
-    def has_a_name(self, kind: type) -> None:
-        """Notes a class that code comes by through an object of it, or under a name."""
-        self._named_ones.update(map(id, _look.mro(kind)))
-
     def _of_the_user(self, base: type, depth: int) -> None:
         walk, label = self._walk, _look.name(base)
         walk.add(BASES, base, None, HOST, label, base)
@@ -51,7 +44,7 @@ class Classes:
         if own is None:
             return
         walk.add(SIZE, own, None, HOST, label, own, "")
-        self._own.append((base, own))
+        self._own.append((label, own))
         for key, item in list(own.items()):
             if type(key) is not str or _is_said(key, item):
                 continue
@@ -93,16 +86,9 @@ class Classes:
                 self._walk.add(CLASS, kind, private | switches, HOST, _look.name(kind), kind, "")
 
     def said(self, asked: set[str]) -> None:
-        """Guards what classes say of themselves, where code asks for it by these names.
-
-        A registry may hold a hundred data classes, and no code of the step looks at their fields. Where only code that
-        runs is followed, classes are left out that are nothing but an item of a container.
-        """
+        """Guards what classes say of themselves, where code asks for it by these names."""
         walk = self._walk
-        for kind, own in self._own:
-            if walk.ran is not None and id(kind) not in self._named_ones:
-                continue
-            label = _look.name(kind)
+        for label, own in self._own:
             for key in sorted(key for key in asked & own.keys() if _is_said(key, own[key])):
                 if walk.add(DICT_ITEM, own, key, HOST, f"{label}.{key}", own[key]):
                     walk.value(f"{label}.{key}", own[key], 1)

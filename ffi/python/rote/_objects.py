@@ -169,8 +169,6 @@ class Objects(Walk):
         if issubclass(kind, torch.Tensor):
             self._tensor(path, value, depth)
             return
-        if issubclass(kind, type) and not _is_item(path):  # it may have been an item before
-            self._classes.has_a_name(value)
         if never_changes(value) or not self.visit(value):
             return
         if reads_environment(value):
@@ -640,17 +638,12 @@ class Objects(Walk):
             self.untold.append(path)
 
     def _class(self, path: str, kind: type, depth: int) -> None:
-        self._classes.of(kind, depth, _is_item(path))
+        self._classes.of(kind, depth)
         if type(kind) is not type:
             self._classes.of(type(kind), depth)
 
     def of_class(self, kind: type, depth: int) -> None:
         self._classes.of(kind, depth)
-
-
-def _is_item(path: str) -> bool:
-    """Whether a path ends at an item of a list, a tuple or a set."""
-    return path.endswith("]") and path[-2:-1].isdigit()
 
 
 def _constant(array: Any) -> bool:
