@@ -112,7 +112,7 @@ int rote_gather(const char *group,
 
 // Handles a call of the captured function. Returns `ROTE_REPLAYED`, `ROTE_RECORD` or `ROTE_EAGER`. With
 // `ROTE_REPLAYED`, `*variant` is set, and `*results` is a new list of the local outputs and then the local
-// gradients.
+// gradients. A call that a kernel of a replay makes is `ROTE_EAGER`.
 //
 // Requires:
 // `args` must be a tuple and `kwargs` a dict that live until the next call;

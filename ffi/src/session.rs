@@ -1,5 +1,6 @@
 //! Sessions of any framework: statistics, explanations, process groups.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::ffi::{CString, c_char, c_int};
@@ -24,14 +25,17 @@ pub const ROTE_RECORD: c_int = 1;
 /// Run the call eagerly.
 pub const ROTE_EAGER: c_int = 2;
 
+/// Why a call cannot use PyTorch's session.
+pub(crate) const IN_USE: &str = "the session is in use: a kernel that it runs calls it";
+
 /// One captured function. A session of PyTorch may be used by one thread at a time, with the GIL held. A
 /// session of another framework may be used only by the thread that made it.
 pub struct RoteSession {
     pub(crate) sessions: Sessions,
     /// The thread that a framework's session belongs to.
     thread: ThreadId,
-    /// Whether a call of a framework's session is under way.
-    busy: bool,
+    /// Whether a call of a framework's session is under way, or a call of PyTorch's that runs kernels.
+    busy: Cell<bool>,
     /// What the last replay of a framework's session has given back, for as long as no other call is made.
     pub(crate) results: Vec<*mut DlManagedTensor>,
 }
@@ -54,7 +58,7 @@ pub(crate) fn made(sessions: Sessions) -> *mut RoteSession {
     let session = Box::into_raw(Box::new(RoteSession {
         sessions,
         thread: std::thread::current().id(),
-        busy: false,
+        busy: Cell::new(false),
         results: Vec::new(),
     }));
     live().insert(session.addr());
@@ -62,19 +66,22 @@ pub(crate) fn made(sessions: Sessions) -> *mut RoteSession {
 }
 
 /// A session while one call of the library uses it.
-pub(crate) struct Entered<'a>(&'a mut RoteSession);
+pub(crate) struct Entered<'a> {
+    session: &'a mut RoteSession,
+    was_busy: bool,
+}
 
 impl Entered<'_> {
     pub(crate) fn sessions(&mut self) -> &mut Sessions {
-        &mut self.0.sessions
+        &mut self.session.sessions
     }
 
     /// The session of a framework of function pointers, and where its results are kept.
     pub(crate) fn framework(
         &mut self,
     ) -> Result<(&mut Session<Callbacks>, &mut Vec<*mut DlManagedTensor>), String> {
-        match &mut self.0.sessions {
-            Sessions::Framework(session) => Ok((session, &mut self.0.results)),
+        match &mut self.session.sessions {
+            Sessions::Framework(session) => Ok((session, &mut self.session.results)),
             Sessions::Torch(_) => {
                 Err("the session is PyTorch's: rote_session_new made it".to_owned())
             }
@@ -84,7 +91,7 @@ impl Entered<'_> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.0.busy = false;
+        self.session.busy.set(self.was_busy);
     }
 }
 
@@ -107,7 +114,7 @@ unsafe fn usable(session: *mut RoteSession) -> Result<(), String> {
     if found.thread != std::thread::current().id() {
         return Err("the session belongs to another thread, which has made it".to_owned());
     }
-    match found.busy {
+    match found.busy.get() {
         true => Err("the session is in use: a function of the framework calls it".to_owned()),
         false => Ok(()),
     }
@@ -122,8 +129,37 @@ pub(crate) unsafe fn entered<'a>(session: *mut RoteSession) -> Result<Entered<'a
     unsafe {
         usable(session)?;
         let session = &mut *session;
-        session.busy = true;
-        Ok(Entered(session))
+        let was_busy = session.busy.replace(true);
+        Ok(Entered { session, was_busy })
+    }
+}
+
+/// PyTorch's session while it runs kernels. A kernel may be a function of Python, which may call anything.
+pub(crate) struct Running<'a> {
+    pub(crate) session: &'a mut Session<Aten>,
+    busy: &'a Cell<bool>,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.busy.set(false);
+    }
+}
+
+/// PyTorch's session behind a pointer, to run kernels; none if it runs some already, one of which asks for it.
+///
+/// # Safety
+/// As [`usable`].
+pub(crate) unsafe fn running<'a>(session: *mut RoteSession) -> Result<Option<Running<'a>>, String> {
+    // SAFETY: the caller vouches for the pointer.
+    unsafe {
+        usable(session)?;
+        if (*session).busy.get() {
+            return Ok(None);
+        }
+        let (session, busy) = (torch(session)?, &(*session).busy);
+        busy.set(true);
+        Ok(Some(Running { session, busy }))
     }
 }
 
@@ -135,6 +171,9 @@ pub(crate) unsafe fn torch<'a>(session: *mut RoteSession) -> Result<&'a mut Sess
     // SAFETY: the caller vouches for the pointer.
     match unsafe {
         usable(session)?;
+        if (*session).busy.get() {
+            return Err(IN_USE.to_owned());
+        }
         &mut (*session).sessions
     } {
         Sessions::Torch(session) => Ok(session),

@@ -9,7 +9,8 @@ use rote_aten::ranks::without_gil;
 use rote_aten::{Args, Aten, Borrowed, Bridge, Group, Object};
 
 use crate::session::{
-    ROTE_EAGER, ROTE_RECORD, ROTE_REPLAYED, RoteSession, Sessions, config, made, process, torch,
+    IN_USE, ROTE_EAGER, ROTE_RECORD, ROTE_REPLAYED, RoteSession, Sessions, config, made, process,
+    running, torch,
 };
 use crate::status::{
     Answer, Out, ROTE_ERROR, ROTE_OK, give_text, guarded, object, out, set_error, set_exception,
@@ -157,9 +158,11 @@ pub unsafe extern "C" fn rote_session_holds(
     guarded(|| {
         // SAFETY: the caller vouches for session, objects and place.
         unsafe {
-            let session = torch(session)?;
             let holds = out(holds, "holds")?;
-            holds.set(session.holds(arguments(args, kwargs)?)?.into());
+            holds.set(match running(session)? {
+                Some(running) => running.session.holds(arguments(args, kwargs)?)?.into(),
+                None => 0,
+            });
         }
         Ok(ROTE_OK)
     })
@@ -191,11 +194,11 @@ pub unsafe extern "C" fn rote_session_show(
         let show = show.ok_or("`show` is null")?;
         // SAFETY: the caller vouches for session, objects and callback.
         unsafe {
-            let session = torch(session)?;
+            let running = running(session)?.ok_or(IN_USE)?;
             let args = arguments(args, kwargs)?;
-            session.show(variant, args, recorded != 0, &mut |instr, value, tensor| {
-                show(context, instr, value, tensor.as_ptr());
-            })?;
+            let mut show =
+                |instr, value, tensor: Object| show(context, instr, value, tensor.as_ptr());
+            (running.session).show(variant, args, recorded != 0, &mut show)?;
         }
         Ok(ROTE_OK)
     })
@@ -256,17 +259,19 @@ unsafe fn handle(
     guarded(|| {
         // SAFETY: the caller vouches for session, objects and places.
         unsafe {
-            let session = torch(session)?;
+            let Some(running) = running(session)? else {
+                return Ok(ROTE_EAGER);
+            };
             let delivery = Delivery::to(variant, results)?;
             let args = arguments(args, kwargs)?;
-            delivery.answer(session, |session| call(session, args))
+            delivery.answer(running.session, |session| call(session, args))
         }
     })
 }
 
 /// Handles a call of the captured function. Returns `ROTE_REPLAYED`, `ROTE_RECORD` or `ROTE_EAGER`. With
 /// `ROTE_REPLAYED`, `*variant` is set, and `*results` is a new list of the local outputs and then the local
-/// gradients.
+/// gradients. A call that a kernel of a replay makes is `ROTE_EAGER`.
 ///
 /// # Safety
 /// `args` must be a tuple and `kwargs` a dict that live until the next call;
@@ -321,9 +326,9 @@ pub unsafe extern "C" fn rote_session_replay_last(
     guarded(|| {
         // SAFETY: the caller vouches for session and places.
         unsafe {
-            let session = torch(session)?;
+            let running = running(session)?.ok_or(IN_USE)?;
             let delivery = Delivery::to(variant, results)?;
-            delivery.answer(session, Session::replay_last)
+            delivery.answer(running.session, Session::replay_last)
         }
     })
 }

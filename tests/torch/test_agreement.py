@@ -282,6 +282,41 @@ def test_captured_functions_within_another_that_some_ranks_replay(outer: str) ->
         assert around.replays == 8 and inner.kept == 0
 
 
+@torch.library.custom_op("rote_test_agreement::calls", mutates_args=())
+def calls(x: Tensor) -> list[Tensor]:
+    return [each * 2 for each in within["step"](x, 2.0)]
+
+
+within: dict[str, Callable[..., Any]] = {}
+
+
+@pytest.mark.ranks(2)
+def test_kernels_of_a_replay_take_no_part() -> None:
+    """Rank 0 replays a function whose kernel calls another one; rank 1 runs it eagerly."""
+
+    def script(capture: Capture) -> Calls:
+        def inner(x: Tensor, scale: float) -> Any:
+            return three_sums(x, scale)
+
+        inner_step = within["step"] = capture(named(inner))
+        around = capture(named(lambda x, flag: calls(x * flag)), passes="default")
+        for i in range(WARM):
+            yield inner_step(numbers(i), 2.0)
+        for i in range(10):
+            yield around(numbers(i), 1 if i < 3 or dist.get_rank() == 0 else i)
+        for i in range(3):
+            yield inner_step(numbers(i), 2.0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = check_right(script, with_buckets)
+    if ORACLE_ONLY:
+        return
+    inner, around = run.stats[-1]
+    assert inner.altered == WARM - 2 + 3
+    assert around.replays == (8 if dist.get_rank() == 0 else 1), around
+
+
 @pytest.mark.ranks(2)
 def test_hooks_of_a_backward_pass_take_no_part() -> None:
     """A hook may run within a step that other ranks replay."""

@@ -276,3 +276,64 @@ def test_kernels_in_python(name: str, requires_grad: bool, passes: str) -> None:
         assert torch.equal(expected, found), f"call {call}: expected {expected}, found {found}"
     if not ORACLE_ONLY:
         assert captured.stats.replays >= CALLS - 4, captured.stats
+
+
+# -- kernels in Python that call captured functions ---------------------------------------
+
+within: dict[str, Callable[[Tensor, int], Tensor]] = {}
+
+
+@torch.library.custom_op("rote_test_kernels::calls", mutates_args=())
+def calls(x: Tensor, left: int) -> Tensor:
+    return within["step"](x, left - 1) if left else x * 2
+
+
+def _around(x: Tensor, left: int) -> Tensor:
+    return calls(x * 3, left) + 1
+
+
+def _by_itself(capture: Callable[..., Any]) -> Any:
+    return capture(_around)
+
+
+def _by_another(capture: Callable[..., Any]) -> Any:
+    """Two captured functions call each other."""
+    first, second = capture(_around), capture(lambda x, left: calls(x + 1, left) * 2)
+    return lambda x, left: (first if left % 2 else second)(x, left)
+
+
+@pytest.mark.parametrize("options", [{}, {"passes": "none"}, {"verify": 4}, {"verify_every": 2}], ids=str)
+@pytest.mark.parametrize("make", [_by_itself, _by_another])
+def test_kernels_that_call_captured_functions(make: Callable[..., Any], options: dict[str, Any]) -> None:
+    steps: list[Any] = []
+
+    def remember(step: Callable[..., Any]) -> Any:
+        steps.append(rote_capture(step, **options))
+        return steps[-1]
+
+    plain, captured = make(lambda step: step), make(remember)
+    for number in range(12):
+        x, found = torch.arange(3.0) + number, []
+        for step in (plain, captured):
+            within["step"] = step
+            found.append(step(x, 3))
+        assert torch.equal(*found), f"call {number}: expected {found[0]}, found {found[1]}"
+    if not ORACLE_ONLY:
+        assert steps[0].stats.replays >= 6, steps[0].stats
+
+
+def test_a_kernel_that_asks_how_often_its_step_was_replayed() -> None:
+    replays: list[int] = []
+
+    def look(x: Tensor, left: int) -> Tensor:
+        if not ORACLE_ONLY:
+            replays.append(captured.stats.replays)
+            captured.explain()
+        return x * 2
+
+    within["step"] = look
+    captured = rote_capture(_around)
+    for number in range(CALLS):
+        x = torch.arange(3.0) + number
+        assert torch.equal(captured(x, 1), x * 6 + 1)
+    assert ORACLE_ONLY or replays[-1] == captured.stats.replays - 1

@@ -62,13 +62,13 @@ def _warn(text: str, level: int) -> None:
         logging.getLogger("rote").warning("%s", text)
 
 
-class _Eager(threading.local):
-    """How many captured functions this thread runs eagerly, one within the other."""
+class _Running(threading.local):
+    """How many captured functions this thread runs, one within the other: a kernel in Python may call some too."""
 
     depth = 0
 
 
-_eager = _Eager()
+_running = _Running()
 
 
 def _default_group() -> Any:
@@ -79,7 +79,7 @@ def _default_group() -> Any:
 def _within() -> bool:
     """Whether a call made now may be one that other ranks do not make, since
     they replay a captured function around it."""
-    return _eager.depth > 0 or torch._C._current_graph_task_id() != -1  # a hook of a backward pass
+    return _running.depth > 0 or torch._C._current_graph_task_id() != -1  # a hook of a backward pass
 
 
 # The specs and the classes of what a stored plan gives.
@@ -217,6 +217,13 @@ class Step:
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         call = lib.rote_session_call_within if self._agrees and _within() else lib.rote_session_call
+        _running.depth += 1
+        try:
+            return self._handled(call, args, kwargs)
+        finally:
+            _running.depth -= 1
+
+    def _handled(self, call: Callable[..., int], args: Any, kwargs: Any) -> Any:
         try:
             status = call(self.session, args, kwargs, byref(self.variant), byref(self._slot))
             if self._agrees:
@@ -248,11 +255,11 @@ class Step:
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         """Runs the function itself."""
-        _eager.depth += 1
+        _running.depth += 1
         try:
             return self.function(*args, **kwargs)
         finally:
-            _eager.depth -= 1
+            _running.depth -= 1
 
     def _notice(self) -> None:
         notice = lib.rote_session_notice(self.session)
@@ -390,11 +397,9 @@ class Step:
             return self._run(args, kwargs)
         collects = gc.isenabled()
         gc.disable()  # a recording allocates enough to set off collections, which take as long as many steps
-        _eager.depth += 1
         try:
             return self._record(args, kwargs)
         finally:
-            _eager.depth -= 1
             if collects:
                 gc.enable()
             _recording.release()
@@ -655,11 +660,11 @@ class Step:
         finding = _difference.Finding(where="eager raised, so no instruction was looked for")
         if not run.raised_elsewhere:
             with _recording:
-                _eager.depth += 1
+                _running.depth += 1
                 try:
                     finding = _difference.find(self, args, kwargs, run.before)
                 finally:
-                    _eager.depth -= 1
+                    _running.depth -= 1
                     run.after.restore()
         if run.difference is None:
             why = f"a replay of {self.name()} differs from eager on {elsewhere}"
