@@ -151,7 +151,8 @@ enum FactKind : uint32_t {
   kEntryCount = 23,  // of a container that is an entry of a dict, and may be another one at each call: its class and size
   kTupleItem = 24,  // the item of a tuple that is an entry of a dict; the key is (its key, the index, the size of the tuple)
   kAbsent = 25,  // that a dict has none of some names, a tuple that is the key; else, which it has
-  kFactKinds = 26,
+  kWithin = 26,  // all that a container holds, however deep; the key is the classes of objects whose attributes count
+  kFactKinds = 27,
 };
 
 struct Fact {

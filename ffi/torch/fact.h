@@ -110,6 +110,8 @@ inline py::object object_of(const FactEntry& fact) {
     }
     case kItems:
       return entries_held(fact.container, fact.key == Py_True);
+    case kWithin:
+      return held_within(fact.container, fact.key);
     case kFunction: {
       auto part = [](PyObject* object) { return py::reinterpret_borrow<py::object>(object ? object : Py_None); };
       const auto& function = as_function(fact.container);
@@ -238,6 +240,9 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
     }
     case kItems:
       out[0] = entries(fact.container, fact.key == Py_True);
+      return;
+    case kWithin:
+      out[0] = within(fact.container, fact.key);
       return;
     case kFunction: {
       const auto& function = as_function(fact.container);

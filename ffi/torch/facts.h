@@ -97,7 +97,7 @@ class FactTable {
   bool same(uint32_t index) const {
     const FactEntry& fact = at(index);
     switch (fact.kind) {
-      case kDictItem: case kListItem: case kTupleItem: case kCell: case kAttribute: case kItems: case kContextVar: case kMember: {
+      case kDictItem: case kListItem: case kTupleItem: case kCell: case kAttribute: case kItems: case kWithin: case kContextVar: case kMember: {
         py::object now = object_of(fact);
         return now && fact.held && same_content(now.ptr(), fact.held);
       }

@@ -121,6 +121,56 @@ inline py::object entries_held(PyObject* container, bool values) {
   return py::tuple(all);
 }
 
+// How far `each_within` goes: as far as a walk that records (`DEPTH` and `MOST` in _policy.py).
+inline constexpr int kDepthWithin = 12;
+inline constexpr int64_t kMostWithin = 100'000;
+
+// What an object holds that is to be looked into: a container itself, or the dict of the attributes of an object of one
+// of `classes`. Null: nothing.
+inline PyObject* inside_of(PyObject* object, PyObject* classes) {
+  PyTypeObject* type = Py_TYPE(object);
+  constexpr unsigned long containers = Py_TPFLAGS_LIST_SUBCLASS | Py_TPFLAGS_DICT_SUBCLASS | Py_TPFLAGS_TUPLE_SUBCLASS;
+  if (type->tp_flags & containers) return object;
+  if (type == &PyFloat_Type || type == &PyLong_Type || type == &PyUnicode_Type) return nullptr;
+  if (PyAnySet_Check(object) || PyType_IsSubtype(type, deque_type())) return object;
+  return PySet_Contains(classes, reinterpret_cast<PyObject*>(type)) == 1 ? own_dict(object) : nullptr;
+}
+
+// Calls `visit(object, inside)` for all that a container holds, however deep.
+template <typename Visit>
+void each_within(PyObject* container, PyObject* classes, int depth, int64_t& left, Visit& visit) {
+  each_entry(container, true, [&](PyObject* item) {
+    if (--left < 0) return;
+    PyObject* inside = inside_of(item, classes);
+    visit(item, inside);
+    if (inside && depth > 0) each_within(inside, classes, depth - 1, left, visit);
+  });
+}
+
+// A number for all that a container holds, by identity.
+inline uint64_t within(PyObject* container, PyObject* classes) {
+  uint64_t hash = 0x5749;
+  int64_t left = kMostWithin;
+  auto visit = [&](PyObject* item, PyObject* inside) {
+    hash = mix(hash, address(item) + (inside ? mix(address(Py_TYPE(item)), entry_count(inside)) : 0));
+  };
+  each_within(container, classes, kDepthWithin, left, visit);
+  return hash;
+}
+
+inline py::object held_within(PyObject* container, PyObject* classes) {
+  py::list all;
+  int64_t left = kMostWithin;
+  auto visit = [&](PyObject* item, PyObject* inside) {
+    all.append(py::reinterpret_borrow<py::object>(item));
+    if (!inside) return;
+    all.append(py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(item))));
+    all.append(py::int_(entry_count(inside)));
+  };
+  each_within(container, classes, kDepthWithin, left, visit);
+  return py::tuple(all);
+}
+
 // 64 bits of memory, in four lanes; each step is one-to-one in the word read.
 inline uint64_t digest(const void* data, size_t n) {
   const auto* at = static_cast<const uint8_t*>(data);

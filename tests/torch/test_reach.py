@@ -813,8 +813,8 @@ def deep_value(held: Any, levels: int) -> float:
 
 def test_walk_says_where_it_stops(caplog: pytest.LogCaptureFixture) -> None:
     held = nested(20)
-    many = [[2.0] for _ in range(5000)]
-    step = rote_capture(lambda x: x * deep_value(held, 20) * many[0][0])
+    many = [lambda: 2.0 for _ in range(5000)]
+    step = rote_capture(lambda x: x * deep_value(held, 20) * many[0]())
     for _ in range(4):
         step(torch.ones(2))
     if ORACLE_ONLY:

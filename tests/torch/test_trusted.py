@@ -279,6 +279,8 @@ CASES: dict[str, Build] = {
     "ufunc": held(numpy.add, numpy.multiply, lambda f, x: x * float(f(3, 4))),
     "function of NumPy": held(numpy.mean, numpy.sum, lambda f, x: x * float(f([3, 4]))),
     "regular expression": held(re.compile("a"), re.compile("b"), lambda e, x: x * (2 if e.match("a") else 3)),
+    "many objects": held([Held(2, 0)] * 2000, [Held(3, 0)] * 2000, lambda many, x: x * many[0].first),
+    "many lists": held([[2]] * 2000, [*[[2]] * 1999, [3]], lambda many, x: x * many[-1][0]),
     "weak reference": held(weakref.ref(Held), weakref.ref(Path), lambda r, x: x * len(r().__name__)),
     "set of modules": lambda way: members(way, lambda one: {one}),
     "frozen set of modules": lambda way: members(way, lambda one: frozenset([one])),
@@ -337,7 +339,7 @@ UNTOLD: dict[str, Build] = {
     "storage": held(torch.ones(1).untyped_storage(), torch.ones(2).untyped_storage(), lambda s, x: x * len(s)),
     "buffer": held(pickle.PickleBuffer(b"a"), pickle.PickleBuffer(b"b"), lambda b, x: x * bytes(b)[0]),
     "metadata": held(*(numpy.dtype("f4", metadata={"a": v}) for v in (2, 3)), lambda d, x: x * d.metadata["a"]),  # type: ignore[call-overload]
-    "many objects": held([Held(2, 0)] * 2000, [Held(3, 0)] * 2000, lambda many, x: x * many[0].first),
+    "many functions": held([lambda: 2] * 2000, [lambda: 3] * 2000, lambda many, x: x * many[0]()),
 }
 
 

@@ -78,6 +78,8 @@ kinds! {
     TupleItem = "tuple_item",
     /// That a dict has none of some names, a tuple that is the key; else, which it has.
     Absent = "absent",
+    /// All that a container holds, however deep; the key is the classes of objects whose attributes count.
+    Within = "within",
 }
 
 impl FactKind {

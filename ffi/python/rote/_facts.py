@@ -64,6 +64,7 @@ REACH_MEMORY = _kind("reach_memory")
 ENTRY_COUNT = _kind("entry_count")
 TUPLE_ITEM = _kind("tuple_item")
 NONE_OF = _kind("absent")
+WITHIN = _kind("within")
 # Kinds of guards, as GuardKind numbers them.
 STATE, HOST, WORLD = 2, 3, 5
 
@@ -71,6 +72,7 @@ ABSENT: Any = object()
 PARTS = {
     SIZE: "len", ITEMS: "entries", FUNCTION: "code", BUFFER: "bytes", TYPE_OF: "type", OWN: "len", ENTRY_SIZE: "len",
     ENTRY_COUNT: "len", BASES: "bases", CLASS: "class", WEAK: "alive", REFERENTS: "parts", LOOK: "look",
+    WITHIN: "contents",
 }  # fmt: skip
 
 # Objects of exactly these classes never change and have no attributes of their own.
@@ -256,7 +258,8 @@ def _hash(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-def _all(texts: Iterable[str]) -> str:
+def all_of(texts: Iterable[str]) -> str:
+    """Many texts as one short text, which is another one where any of them is."""
     return _hash("\n".join(texts).encode())
 
 
@@ -275,7 +278,7 @@ def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
         named = (value.__kwdefaults__ or {}).items()
         defaults = [*(value.__defaults__ or ()), *(part for item in named for part in item)]
         said = (value.__name__, text_of(value.__doc__) if plain(value.__doc__) else "")
-        return _code.digest(value.__code__) + _all((*said, *map(tell, defaults)))
+        return _code.digest(value.__code__) + all_of((*said, *map(tell, defaults)))
     if kind == BUFFER:
         return _content(value)
     if kind == BASES:
@@ -283,10 +286,10 @@ def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
     if kind == ITEMS:
         found = list(_look.entries(value))
         if issubclass(type(value), set):
-            return _all(sorted(map(tell, found)))
+            return all_of(sorted(map(tell, found)))
         if issubclass(type(value), dict) and key:
             found = [part for item in found for part in (item, dict.__getitem__(value, item))]
-        return _all(map(tell, found))
+        return all_of(map(tell, found))
     if kind == REFERENTS:
         return position(value) if key else shortened("; ".join(map(tell, gc.get_referents(value))))
     return ""

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from . import _containers, _look, _memory, _schedulers, _unread
+from . import _containers, _look, _memory, _schedulers, _unread, _within
 from ._calls import Codes
 from ._classes import Classes
 from ._facts import (
@@ -47,7 +47,9 @@ from ._facts import (
     STATE,
     TYPE_OF,
     WEAK,
+    WITHIN,
     Attribute,
+    all_of,
     atom,
     describe,
     ends,
@@ -269,10 +271,7 @@ class Objects(Walk):
             self.add(BUFFER, value, True, HOST, path, value)
             flat = flat.reshape(-1)
             self.add(ITEMS, flat, None, HOST, path, flat)
-            if flat.size > LARGE:
-                self._stop(f"{path} has {flat.size} entries")
-            for i, item in enumerate(flat.tolist() if flat.size <= LARGE else ()):
-                self.value(f"{path}[{i}]", item, depth + 1)
+            self._inner(path, flat, enumerate(flat.tolist()), flat.size, depth)
         elif not self._buffer(path, value):
             try:
                 self._buffer(path, flat.view(numpy.uint8))  # dates, which the protocol of buffers does not know
@@ -333,7 +332,7 @@ class Objects(Walk):
                 return
             if size:
                 self.add(ITEMS, value, None, HOST, path, value)
-        self._inner(path, enumerate(_look.entries(value)), size, depth)
+        self._inner(path, value, enumerate(_look.entries(value)), size, depth)
 
     def _dict(self, path: str, value: dict[Any, Any], depth: int) -> None:
         self._items_of_dict(path, value, depth)
@@ -345,7 +344,7 @@ class Objects(Walk):
             return
         if size > LARGE:
             self.add(ITEMS, value, True, HOST, path, value)
-            self._inner(path, dict.items(value), size, depth)
+            self._inner(path, value, dict.items(value), size, depth)
             return
         if size > 1 or any(type(key) is not str for key in dict.keys(value)):  # their order; 1, 1.0 and True are equal
             self.add(ITEMS, value, None, HOST, path, value)
@@ -367,20 +366,38 @@ class Objects(Walk):
             return
         if size > LARGE:
             self.add(ITEMS, value, None, HOST, path, value)
-            self._inner(path, enumerate(list.__iter__(value)), size, depth)
+            self._inner(path, value, enumerate(list.__iter__(value)), size, depth)
             return
         for i, item in enumerate(list.__iter__(value)):
             subject = f"{path}[{i}]"
             if self.add(LIST_ITEM, value, i, HOST, subject, item):
                 self.value(subject, item, depth + 1)
 
-    def _inner(self, path: str, items: Any, size: int, depth: int) -> None:
-        """What the entries of a container hold, unless there are too many."""
+    def _inner(self, path: str, value: Any, items: Any, size: int, depth: int) -> None:
+        """What the entries of a container hold: one after the other, or all at once where there are many."""
         if size <= LARGE:
             for i, item in list(items):
                 self.value(f"{path}[{i}]", item, depth + 1)
         elif not all(plain(item) for _, item in items):
+            self._within(path, value, size, depth)
+
+    def _within(self, path: str, value: Any, size: int, depth: int) -> None:
+        within = _within.look(value)
+        if within is None or not within.whole:
             self._stop(f"{path} has {size} entries, which may change inside")
+        if within is None:
+            return
+        told = (
+            self.described(f"{path}({i})", item) + ("" if inside is None else f" of {inside}")
+            for i, (item, inside) in enumerate(within.found)
+        )
+        if not self.add(WITHIN, value, frozenset(within.objects), HOST, path, value, all_of(told)):
+            return
+        self.aliases += [(path, id(item)) for item, _ in within.found if id(item) in self.watched]
+        for kind, objects in within.objects.items():
+            self._classes.of(kind, depth + 1)
+            for each in objects:
+                _containers.reached(each)
 
     def _slice(self, path: str, value: slice, depth: int) -> None:
         for name, item in zip(("start", "stop", "step"), ends(value), strict=True):

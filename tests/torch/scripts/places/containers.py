@@ -11,6 +11,7 @@ PLACES: dict[str, Place] = {
     ),
     "list_subclass": sequence("Stack([$V])", define=class_("Stack", "list"), patches={"append": "$H.append($V)"}),
     "long_list": sequence("[$V] * 3000", patches={"last": "$H[2999] = $V"}, entries="$H[:1]"),
+    "long_list_of_lists": Place("[[$V] for _ in range(2000)]", "$H[1999][0]", "$H[1999][0] = $V", entries="$H[1999]"),
     "tuple": Place("($V, 5.0)", "$H[0]", "$H = ($V, 5.0)", entries="$H"),
     "slice": Place("slice(0, [$V])", "$H.stop[0]", "$H.stop[0] = $V", entries="$H.stop"),
     "slice_of_values": Place("slice($V, 5.0)", "$H.start", "$H = slice($V, 5.0)", attribute=("$H", "start")),
