@@ -322,6 +322,11 @@ impl<F: Frontend> BoundVariant<F> {
         self.bound.program().lost()
     }
 
+    /// Whether an op of a replay that failed has made another result than the plan says.
+    pub(crate) fn differs(&self) -> bool {
+        self.bound.program().differs()
+    }
+
     /// Replays the plan without a result. Shows what each instruction has made or
     /// written in place: the recorded value, or [`rote_plans::NONE`] for one that
     /// a pass has added, and its tensor.

@@ -47,8 +47,8 @@ pub struct Variant<F: Frontend> {
     pub replays: u64,
     /// The number of the last call that it was used for, or made by.
     pub last_used: u64,
-    /// Whether a collective of a replay that failed may still use its memory: it
-    /// must not be replayed again.
+    /// Whether it must not be replayed again: a collective of a replay that failed may still use its memory, or an op
+    /// has made another result than the plan says.
     pub lost: bool,
     /// What the passes did.
     pub passes: Report,
@@ -465,7 +465,7 @@ impl<F: Frontend> Variant<F> {
         };
         let run = bound.replay(frontend, &self.facts, self.late.is_some());
         let run = run.map_err(|error| (error.into(), bound.exception(frontend)));
-        self.lost |= run.is_err() && bound.lost();
+        self.lost |= run.is_err() && (bound.lost() || bound.differs());
         self.left = bound.take_left();
         // Ranks that have agreed on other collectives than eager's all run them.
         self.undone = bound.undone() && !(needs_agreement && agreed);

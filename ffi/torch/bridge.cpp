@@ -299,6 +299,9 @@ EXPORT int rote_bridge_program_undo(Program* program, int* done) {
 // it must not run again.
 EXPORT int rote_bridge_program_lost(Program* program) { return program->lost() ? 1 : 0; }
 
+// Whether an op has made another result than the plan says: the program must not run again.
+EXPORT int rote_bridge_program_differs(Program* program) { return program->differs() ? 1 : 0; }
+
 EXPORT int rote_bridge_program_op(Program* program, const char* name, const char* overload, const Arg* args,
                                   uint32_t nargs, const int64_t* outs, uint32_t nouts, uint8_t into,
                                   const char* into_overload, int grad, uint32_t* index) {
@@ -347,6 +350,15 @@ EXPORT int rote_bridge_program_bind(Program* program, uint32_t value, PyObject* 
     TORCH_CHECK(owned.defined(), "a gradient that the plan reads is None");
     py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(owned));
     program->bind(value, local_tensor(wrapped.ptr()));
+  });
+}
+
+EXPORT int rote_bridge_program_expect(Program* program, uint32_t op, uint32_t result, uint8_t dtype, uint8_t marks,
+                                      uint8_t device_kind, int8_t device_index, const int64_t* sizes,
+                                      const int64_t* strides, uint32_t ndim) {
+  return guarded(program, [&] {
+    c10::Device device(static_cast<c10::DeviceType>(device_kind), device_kind == 0 ? -1 : device_index);
+    program->expect(op, result, dtype, marks, device, {sizes, ndim}, {strides, ndim});
   });
 }
 

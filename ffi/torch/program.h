@@ -171,7 +171,7 @@ class Program {
                 "operator ", name, " returns ", handle->schema().returns().size(), " results, the plan names ", nouts);
     TORCH_CHECK(!looks_elsewhere(*handle), "operator ", name,
                 " looks at memory through another shape: a plan says so as a view, whose bounds are checked");
-    Prepared op{*handle, {}, {}, {}, {}, false, {}, {}};
+    Prepared op{*handle, {}, {}, {}, {}, false, {}, {}, {}};
     op.constants.reserve(nargs);
     for (uint32_t i = 0; i < nargs; ++i) {
       const Arg& arg = args[i];
@@ -208,6 +208,18 @@ class Program {
     grads_.push_back(grad);
     return static_cast<uint32_t>(ops_.size() - 1);
   }
+
+  // A result that an op of another library must make in every run as in the recording: nothing but its kernel decides
+  // how it looks.
+  void expect(uint32_t op, uint32_t result, uint8_t dtype, uint8_t marks, c10::Device device, c10::IntArrayRef sizes,
+              c10::IntArrayRef strides) {
+    if (ops_.at(op).outs.empty()) return;  // nothing is kept of what it returns
+    const auto seen = static_cast<uint8_t>(marks & (kMarkedConj | kMarkedNeg));
+    ops_.at(op).expected.push_back({result, static_cast<at::ScalarType>(dtype), seen, device, sizes.vec(), strides.vec()});
+  }
+
+  // Whether an op has made another result than the plan says.
+  bool differs() const { return differs_; }
 
   void set_number(uint32_t op, uint32_t arg, double value) {
     c10::IValue& constant = ops_.at(op).constants.at(arg);
@@ -307,6 +319,7 @@ class Program {
     for (const auto& [position, value] : op.tensors) stack_[position] = slots_[value];
     for (const TensorList& list : op.lists) stack_[list.position] = build(list);
     op.handle.callBoxed(&stack_);
+    if (!op.expected.empty()) check_results(op);
     if (op.starts) {
       take_handle(*op.starts);
     } else {
@@ -456,6 +469,19 @@ class Program {
     bool nested;  // the only list of a list
     std::vector<int64_t> slots;
   };
+  struct Expected {
+    uint32_t result;
+    at::ScalarType dtype;
+    uint8_t marks;
+    c10::Device device;
+    std::vector<int64_t> sizes, strides;
+
+    bool is(const at::Tensor& tensor) const {
+      return tensor.defined() && tensor.layout() == at::kStrided && tensor.scalar_type() == dtype &&
+             marks_of(tensor) == marks && tensor.device() == device && tensor.sizes() == sizes &&
+             tensor.strides() == strides;
+    }
+  };
   struct Prepared {
     c10::OperatorHandle handle;
     std::vector<c10::IValue> constants;
@@ -465,6 +491,7 @@ class Program {
     bool copies;  // results are copied to where they lie
     std::optional<uint32_t> starts;  // the slot of the handle that it returns
     std::optional<uint32_t> waits;   // the slot of the handle that it waits with
+    std::vector<Expected> expected;  // how results look that its kernel alone decides about
   };
   struct View {
     uint32_t base, out;
@@ -529,7 +556,7 @@ class Program {
   }
 
   std::optional<DirectArguments> direct_arguments(const Prepared& op, const std::vector<bool>& fixed) {
-    if (op.copies || op.starts || op.waits) return std::nullopt;
+    if (op.copies || op.starts || op.waits || !op.expected.empty()) return std::nullopt;
     const c10::FunctionSchema& schema = op.handle.schema();
     std::string kinds = kinds_of(schema);
     DirectArguments from{op.handle, std::vector<const at::Tensor*>(kinds.size()), op.constants, {}, nullptr};
@@ -577,6 +604,34 @@ class Program {
     works_[value] = work_of(stack_);
     pending_.push_back(value);
     slots_[value] = at::empty({0}, at::kByte);
+  }
+
+  // Fails unless what an op has left on the stack looks as the plan says.
+  void check_results(const Prepared& op) {
+    std::vector<at::Tensor> results;
+    for (const c10::IValue& result : stack_) {
+      if (result.isTensor()) results.push_back(result.toTensor());
+      if (result.isTensorList()) results = result.toTensorVector();
+    }
+    for (const Expected& expected : op.expected) {
+      const at::Tensor found = expected.result < results.size() ? results[expected.result] : at::Tensor();
+      if (expected.is(found)) continue;
+      differs_ = true;
+      TORCH_CHECK(false, "the op ", op.handle.schema().name(), " has made ", in_words(found), ", and ",
+                  in_words(expected.dtype, expected.device, expected.sizes, expected.strides),
+                  " when the step was recorded: a replay cannot go on with it, and the next calls are recorded anew. Let "
+                  "the op give its results the same shape, dtype and strides at every call, or leave it out of the step");
+    }
+  }
+
+  static std::string in_words(const at::Tensor& tensor) {
+    if (!tensor.defined()) return "no tensor";
+    if (tensor.layout() != at::kStrided) return "a tensor without strides";
+    return in_words(tensor.scalar_type(), tensor.device(), tensor.sizes(), tensor.strides());
+  }
+
+  static std::string in_words(at::ScalarType dtype, c10::Device device, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+    return c10::str("a tensor ", sizes, " of ", dtype, " on ", device, " with strides ", strides);
   }
 
   // Puts what an op has left on the stack into the slots of its results.
@@ -708,6 +763,7 @@ class Program {
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   std::vector<uint32_t> pending_;  // started and not known to be waited for
   bool lost_ = false;
+  bool differs_ = false;
   std::vector<at::Tensor> rng_;
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;  // with their states before the run
   std::vector<Prepared> ops_;

@@ -161,6 +161,11 @@ pub trait Program: Backend + Communicator {
         false
     }
 
+    /// Whether an op of a run that failed has made another result than the plan says: the program must not run again.
+    fn differs(&self) -> bool {
+        false
+    }
+
     /// Whether a profiler listens to the run that is about to begin.
     fn listened(&self) -> bool {
         false

@@ -278,6 +278,62 @@ def test_kernels_in_python(name: str, requires_grad: bool, passes: str) -> None:
         assert captured.stats.replays >= CALLS - 4, captured.stats
 
 
+# -- kernels whose results look other than when they were recorded -------------------------
+
+LOOKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "strides": lambda y: y.t().contiguous().t(),
+    "shape": lambda y: y[:1].clone(),
+    "one more dim": lambda y: y[None].clone(),
+    "dtype": lambda y: y.double(),
+    "conjugate": lambda y: torch.complex(y, y).conj(),
+}
+otherwise: dict[str, bool] = {}  # whether a kernel makes another look
+looks = torch.library.Library("rote_test_looks", "DEF")
+for number, change in enumerate(LOOKS.values()):
+
+    def twice(x: Tensor, change: Callable[[Tensor], Tensor] = change) -> Tensor:
+        return change(x * 2) if otherwise["now"] else x * 2
+
+    def both(x: Tensor, change: Callable[[Tensor], Tensor] = change) -> list[Tensor]:
+        return [x + 1, twice(x, change)]
+
+    looks.define(f"twice{number}(Tensor x) -> Tensor")
+    looks.define(f"both{number}(Tensor x) -> Tensor[]")
+    looks.impl(f"twice{number}", twice, "CPU")
+    looks.impl(f"both{number}", both, "CPU")
+
+READERS: dict[str, Callable[[Any, Any, Tensor], Tensor]] = {
+    "viewed": lambda one, list_, x: one(x).reshape(-1) + 1,
+    "computed with, then viewed": lambda one, list_, x: (one(x) + 1).reshape(-1) * 1,
+    "returned": lambda one, list_, x: one(x),
+    "in a list": lambda one, list_, x: list_(x)[1].reshape(-1) + 1,
+    "written": lambda one, list_, x: one(x).add_(1).reshape(-1) * 1,
+}
+
+
+@pytest.mark.parametrize("passes", ["none", "default"])
+@pytest.mark.parametrize("first", [2, 7])  # the first replay, a later one
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_result_that_looks_otherwise_ends_the_replay(look: str, reader: str, first: int, passes: str) -> None:
+    number = list(LOOKS).index(look)
+    one, list_ = (getattr(torch.ops.rote_test_looks, f"{name}{number}") for name in ("twice", "both"))
+    read = READERS[reader]
+    captured = rote_capture(lambda x: read(one, list_, x), passes=passes)
+    for call in range(12):
+        otherwise["now"] = call >= first
+        x = torch.arange(6.0).reshape(2, 3) + call
+        expected = read(one, list_, x)
+        if call == first and not ORACLE_ONLY:
+            with pytest.raises(RuntimeError, match="when the step was recorded"):
+                captured(x)
+            continue
+        found = captured(x)
+        assert expected.dtype == found.dtype and expected.stride() == found.stride(), call
+        assert torch.equal(expected, found), f"call {call}: expected {expected}, found {found}"
+    assert ORACLE_ONLY or captured.stats.replays >= 6, captured.stats
+
+
 # -- kernels in Python that call captured functions ---------------------------------------
 
 within: dict[str, Callable[[Tensor, int], Tensor]] = {}

@@ -63,6 +63,31 @@ impl AtenProgram {
         })
     }
 
+    /// Says how the results of an op must look that only its kernel decides about.
+    fn expect(&self, plan: &ArchivedPlan, op: u32, outs: &[u32]) -> Result<(), ReplayError> {
+        let bridge = Bridge::get();
+        for (result, &out) in (0..).zip(outs).filter(|&(_, &out)| out != NONE) {
+            let value = &plan.values[out as usize];
+            let (shape, strides) = (ints_of(plan, value.shape), ints_of(plan, value.strides));
+            // SAFETY: pointers and lengths of slices that outlive the call.
+            bridge.check(unsafe {
+                (bridge.functions().program_expect)(
+                    self.0,
+                    op,
+                    result,
+                    value.dtype.0,
+                    value.marks.0,
+                    value.device.kind,
+                    value.device.index,
+                    shape.as_ptr(),
+                    strides.as_ptr(),
+                    shape.len() as u32,
+                )
+            })?;
+        }
+        Ok(())
+    }
+
     #[inline]
     fn done(status: c_int) -> Result<(), String> {
         if status == 0 {
@@ -198,6 +223,9 @@ impl Backend for AtenProgram {
                 &mut index,
             )
         })?;
+        if !self.is_own(op.name) {
+            self.expect(plan, index, op.outs)?;
+        }
         Ok(index)
     }
 
@@ -412,6 +440,11 @@ impl Program for AtenProgram {
     fn lost(&self) -> bool {
         // SAFETY: a program of ours.
         unsafe { (Bridge::get().functions().program_lost)(self.0) != 0 }
+    }
+
+    fn differs(&self) -> bool {
+        // SAFETY: a program of ours.
+        unsafe { (Bridge::get().functions().program_differs)(self.0) != 0 }
     }
 
     /// None while a profiler watches what is allocated.

@@ -316,6 +316,27 @@ extern "C" fn rote_bridge_program_lost(_: *mut c_void) -> c_int {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn rote_bridge_program_differs(_: *mut c_void) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn rote_bridge_program_expect(
+    _: *mut c_void,
+    _: u32,
+    _: u32,
+    _: u8,
+    _: u8,
+    _: u8,
+    _: i8,
+    _: *const i64,
+    _: *const i64,
+    _: u32,
+) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn rote_bridge_program_exception(_: *mut c_void) -> *mut c_void {
     object()
 }
