@@ -66,6 +66,9 @@ class Named:
         self._modules: dict[int, tuple[Any, str, int, Attribute | None]] = {}
         self._entries: set[tuple[int, str]] = set()
         self._absent: dict[int, _Absent] = {}  # by the identities of dicts
+        self._owners: dict[int, tuple[types.FunctionType, str, int]] = {}  # a function of each dict of globals
+        self._handing_out: set[int] = set()  # dicts of globals that their functions ask for
+        self._modules_handed_out: int | None = None  # how many hops away code asks for `sys.modules`
         self._globals = getattr(function, "__globals__", None) if type(function) is types.FunctionType else None
 
     # -- functions ------------------------------------------------------------
@@ -183,7 +186,6 @@ class Named:
         self._names(function, depth, "AssertionError" in function.__globals__)
 
     def _names(self, function: types.FunctionType, depth: int, whole: bool) -> None:
-        walk = self._walk
         own = function.__globals__
         names = self.note(function.__code__, whole)
         place = "" if own is self._globals else f"{function.__module__}."
@@ -196,23 +198,54 @@ class Named:
                 self.python_module(module, depth)
         if "globals" in names.globals or "__globals__" in names.attributes:
             found = (*found, *sorted(names.texts - set(found)))
+            self._handing_out.add(id(own))
+        self._owners.setdefault(id(own), (function, place, depth))
         for name in found:
-            if not walk.visit_once((id(own), name)):
+            self._global(function, place, name, depth)
+
+    def _global(self, function: types.FunctionType, place: str, name: str, depth: int) -> None:
+        walk, own = self._walk, function.__globals__
+        if not walk.visit_once((id(own), name)):
+            return
+        item = own.get(name, ABSENT)
+        subject = f"{place}globals['{name}']"
+        if not walk.add(DICT_ITEM, own, name, HOST, subject, item):
+            return
+        if item is vars(builtins):  # as `__builtins__` of a module that is not __main__
+            self.python_module(builtins, depth)
+        elif item is ABSENT:
+            self._builtin(name, _code.builtins_of(function))
+        elif issubclass(type(item), types.ModuleType):
+            self.python_module(item, depth)
+        elif not (issubclass(type(item), type) and is_library_class(item)):
+            walk.soon(subject, item, depth + 1)
+        else:
+            walk.soon(subject, item, depth)
+
+    def looks_up(self, text: str) -> None:
+        """Remembers a text by which an object in reach looks something up: names count wherever they stand."""
+        self.attributes.update(text.split("."))
+        self.texts.update({text, *text.split(".")})
+
+    def _handed_out(self) -> None:
+        """Guards what other code than that which asks for globals, or for `sys.modules`, may look up there."""
+        all_are = "__globals__" in self.attributes
+        for function, place, depth in list(self._owners.values()):
+            own = function.__globals__
+            if not all_are and id(own) not in self._handing_out:
                 continue
-            item = own.get(name, ABSENT)
-            subject = f"{place}globals['{name}']"
-            if not walk.add(DICT_ITEM, own, name, HOST, subject, item):
-                continue
-            if item is vars(builtins):  # as `__builtins__` of a module that is not __main__
-                self.python_module(builtins, depth)
-            elif item is ABSENT:
-                self._builtin(name, _code.builtins_of(function))
-            elif issubclass(type(item), types.ModuleType):
-                self.python_module(item, depth)
-            elif not (issubclass(type(item), type) and is_library_class(item)):
-                walk.soon(subject, item, depth + 1)
-            else:
-                walk.soon(subject, item, depth)
+            for name in sorted(self.texts & own.keys()):
+                if self._entry(id(own), name):
+                    self._global(function, place, name, depth)
+            self._lacks(f"{place}globals", own, self.texts - own.keys())
+        if self._modules_handed_out is None:
+            return
+        for name in sorted(self.texts & sys.modules.keys()):
+            module = sys.modules[name]
+            if not is_library_module(module, name) and self._entry(id(sys.modules), name):
+                self._walk.add(DICT_ITEM, sys.modules, name, HOST, f"sys.modules['{name}']", module)
+            if issubclass(type(module), types.ModuleType):
+                self.python_module(module, self._modules_handed_out)
 
     def note(self, code: types.CodeType, whole: bool = True) -> Names:
         """Remembers what code names."""
@@ -320,6 +353,7 @@ class Named:
                 if _code.names(function.__code__) != _code.names_without_messages(function.__code__):
                     self._names(function, depth, True)
                     before = -1
+        self._handed_out()
         walk, before_these = self._walk, self._walk.origin
         for module, name, depth, origin in list(self._modules.values()):
             walk.origin = origin
@@ -353,6 +387,8 @@ class Named:
                     walk.soon(subject, item, depth + 1)
             elif not is_registry(item):
                 self._of_library(subject, own, key, item, depth)
+            elif item is sys.modules:
+                self._modules_handed_out = depth
         inner = own.get("m")
         if issubclass(type(module), torch.backends.PropModule) and type(inner) is types.ModuleType:
             self.python_module(inner, depth)  # what it has is asked of it once `module` has none

@@ -505,7 +505,7 @@ class Objects(Walk):
         if names_attributes(kind):
             for text in value.__reduce__()[1]:
                 if type(text) is str:
-                    self._named.attributes.update(text.split("."))
+                    self._named.looks_up(text)
                     self.fetched.update(text.split("."))
         if issubclass(kind, types.GeneratorType):
             _position(value)  # makes an object of its frame, which is a part from then on

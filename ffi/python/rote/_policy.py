@@ -326,8 +326,8 @@ def is_asked_by_methods(kind: type) -> bool:
 
 _NO_PARTS = (types.FrameType, types.TracebackType, types.CodeType, types.GetSetDescriptorType)
 _PARTS_LEFT_OUT = (type, types.ModuleType, types.CodeType, types.FrameType)
-# Of these, the texts that they are made with are names of attributes.
-_NAME_ATTRIBUTES = ("attrgetter", "methodcaller")
+# Of these, the texts that they are made with are names: of attributes, of globals, of Python modules.
+_NAME_ATTRIBUTES = ("attrgetter", "itemgetter", "methodcaller")
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -342,7 +342,7 @@ def is_part(kind: type) -> bool:
 
 
 def names_attributes(kind: type) -> bool:
-    """Whether objects of a class read attributes that they are given the names of."""
+    """Whether objects of a class read what they are given the names of."""
     return kind.__name__ in _NAME_ATTRIBUTES
 
 
