@@ -304,9 +304,9 @@ EXPORT int rote_bridge_program_differs(Program* program) { return program->diffe
 
 EXPORT int rote_bridge_program_op(Program* program, const char* name, const char* overload, const Arg* args,
                                   uint32_t nargs, const int64_t* outs, uint32_t nouts, uint8_t into,
-                                  const char* into_overload, int grad, uint32_t* index) {
+                                  const char* into_overload, int grad, int own, uint32_t* index) {
   return guarded(program, [&] {
-    *index = program->prepare_op(name, overload, args, nargs, outs, nouts, into, into_overload, grad != 0);
+    *index = program->prepare_op(name, overload, args, nargs, outs, nouts, into, into_overload, grad != 0, own != 0);
   });
 }
 

@@ -159,9 +159,10 @@ class Program {
   }
 
   // `into`: how results get to the slots where they lie already; see Into. `grad`: whether
-  // its kernel runs with gradients enabled; some compute otherwise then.
+  // its kernel runs with gradients enabled; some compute otherwise then. `own`: PyTorch's
+  // own, which does nothing but what its schema says.
   uint32_t prepare_op(const char* name, const char* overload, const Arg* args, uint32_t nargs, const int64_t* outs,
-                      uint32_t nouts, uint8_t into, const char* into_overload, bool grad) {
+                      uint32_t nouts, uint8_t into, const char* into_overload, bool grad, bool own) {
     auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
     TORCH_CHECK(handle, "operator ", name, ".", overload, " is not in this version of torch");
     const auto& formals = handle->schema().arguments();
@@ -171,7 +172,7 @@ class Program {
                 "operator ", name, " returns ", handle->schema().returns().size(), " results, the plan names ", nouts);
     TORCH_CHECK(!looks_elsewhere(*handle), "operator ", name,
                 " looks at memory through another shape: a plan says so as a view, whose bounds are checked");
-    Prepared op{*handle, {}, {}, {}, {}, false, {}, {}, {}};
+    Prepared op{*handle, {}, {}, {}, {}, false, {}, {}};
     op.constants.reserve(nargs);
     for (uint32_t i = 0; i < nargs; ++i) {
       const Arg& arg = args[i];
@@ -187,6 +188,9 @@ class Program {
         op.constants.push_back(constant(arg, formals[i].type()));
       }
     }
+    op.own = own;
+    for (uint32_t i = 0; i < nargs && !own; ++i)
+      if (formals[i].alias_info() && formals[i].alias_info()->isWrite()) op.written.push_back(i);
     // An op of which nothing is kept, as one in place, has no results to look at.
     if (std::any_of(outs, outs + nouts, [](int64_t out) { return out >= 0; })) op.outs.assign(outs, outs + nouts);
     if (handle->schema().name().rfind("c10d::", 0) == 0) {
@@ -318,8 +322,11 @@ class Program {
     for (const c10::IValue& constant : op.constants) stack_.push_back(constant);
     for (const auto& [position, value] : op.tensors) stack_[position] = slots_[value];
     for (const TensorList& list : op.lists) stack_[list.position] = build(list);
-    op.handle.callBoxed(&stack_);
-    if (!op.expected.empty()) check_results(op);
+    if (op.own) {
+      op.handle.callBoxed(&stack_);
+    } else {
+      run_of_others(op);
+    }
     if (op.starts) {
       take_handle(*op.starts);
     } else {
@@ -491,7 +498,9 @@ class Program {
     bool copies;  // results are copied to where they lie
     std::optional<uint32_t> starts;  // the slot of the handle that it returns
     std::optional<uint32_t> waits;   // the slot of the handle that it waits with
-    std::vector<Expected> expected;  // how results look that its kernel alone decides about
+    bool own = true;                 // one of PyTorch's own
+    std::vector<uint32_t> written{};   // of others: which arguments they write
+    std::vector<Expected> expected{};  // and how their results look
   };
   struct View {
     uint32_t base, out;
@@ -556,7 +565,7 @@ class Program {
   }
 
   std::optional<DirectArguments> direct_arguments(const Prepared& op, const std::vector<bool>& fixed) {
-    if (op.copies || op.starts || op.waits || !op.expected.empty()) return std::nullopt;
+    if (op.copies || op.starts || op.waits || !op.own) return std::nullopt;
     const c10::FunctionSchema& schema = op.handle.schema();
     std::string kinds = kinds_of(schema);
     DirectArguments from{op.handle, std::vector<const at::Tensor*>(kinds.size()), op.constants, {}, nullptr};
@@ -606,8 +615,41 @@ class Program {
     slots_[value] = at::empty({0}, at::kByte);
   }
 
+  // Calls an op of another library. Fails if it does to a tensor what no recorded op does.
+  void run_of_others(const Prepared& op) {
+    struct Look {
+      at::Tensor tensor;
+      c10::Storage storage;
+      std::vector<int64_t> sizes, strides;
+      int64_t offset;
+    };
+    std::vector<Look> before;
+    auto look = [&](const at::Tensor& tensor) {
+      if (tensor.defined() && tensor.has_storage())
+        before.push_back({tensor, tensor.storage(), tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset()});
+    };
+    for (uint32_t position : op.written) {
+      const c10::IValue& argument = stack_[position];
+      if (argument.isTensor()) look(argument.toTensor());
+      if (argument.isTensorList()) for (const at::Tensor& tensor : argument.toTensorVector()) look(tensor);
+    }
+    op.handle.callBoxed(&stack_);
+    for (const Look& look : before) {
+      const at::Tensor& now = look.tensor;
+      if (now.storage().is_alias_of(look.storage) && now.sizes() == look.sizes && now.strides() == look.strides &&
+          now.storage_offset() == look.offset)
+        continue;
+      differs_ = true;
+      TORCH_CHECK(false, "the op ", op.handle.schema().name(), " has changed the shape, strides or memory of an argument "
+                  "in place, which it did not when the step was recorded: a replay cannot go on with it, and the next "
+                  "calls are recorded anew. Leave the op out of the step");
+    }
+    check_results(op);
+  }
+
   // Fails unless what an op has left on the stack looks as the plan says.
   void check_results(const Prepared& op) {
+    if (op.expected.empty()) return;
     std::vector<at::Tensor> results;
     for (const c10::IValue& result : stack_) {
       if (result.isTensor()) results.push_back(result.toTensor());

@@ -334,6 +334,41 @@ def test_a_result_that_looks_otherwise_ends_the_replay(look: str, reader: str, f
     assert ORACLE_ONLY or captured.stats.replays >= 6, captured.stats
 
 
+IN_PLACE: dict[str, Callable[[Tensor], object]] = {
+    "strides": lambda x: x.t_(),
+    "shape": lambda x: x.resize_(1, 3),
+    "memory": lambda x: x.set_(torch.full((2, 3), 7.0)),  # type: ignore[call-overload]
+}
+
+
+@torch.library.custom_op("rote_test_kernels::doubled", mutates_args={"xs"})
+def doubled(xs: list[Tensor], how: str) -> None:
+    for x in xs:
+        x.mul_(2)
+        if otherwise["now"]:
+            IN_PLACE[how](x)
+
+
+@pytest.mark.parametrize("passes", ["none", "default"])
+@pytest.mark.parametrize("how", IN_PLACE)
+def test_an_argument_that_is_changed_otherwise_ends_the_replay(how: str, passes: str) -> None:
+    def step(x: Tensor) -> Tensor:
+        y = x * 1
+        doubled([y], how)
+        return y.reshape(-1) + 1
+
+    captured = rote_capture(step, passes=passes)
+    x = torch.arange(6.0).reshape(2, 3)
+    for call in range(CALLS):
+        otherwise["now"] = call == CALLS - 1
+        if call < CALLS - 1 or ORACLE_ONLY:
+            assert torch.equal(captured(x + call), step(x + call))
+    if not ORACLE_ONLY:
+        assert captured.stats.replays >= 4, captured.stats
+        with pytest.raises(RuntimeError, match="has changed the shape, strides or memory"):
+            captured(x)
+
+
 # -- kernels in Python that call captured functions ---------------------------------------
 
 within: dict[str, Callable[[Tensor, int], Tensor]] = {}

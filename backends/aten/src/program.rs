@@ -220,6 +220,7 @@ impl Backend for AtenProgram {
                 how,
                 other.as_ref().map_or(ptr::null(), |text| text.as_ptr()),
                 i32::from(op.grad),
+                i32::from(self.is_own(op.name)),
                 &mut index,
             )
         })?;

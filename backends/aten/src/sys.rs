@@ -100,7 +100,7 @@ functions! {
     program_free: fn(*mut c_void);
     program_exception: fn(*mut c_void) -> Object;
     program_lost: fn(*mut c_void) -> c_int;
-    program_op: fn(*mut c_void, *const c_char, *const c_char, *const Arg, u32, *const i64, u32, u8, *const c_char, c_int, *mut u32) -> c_int;
+    program_op: fn(*mut c_void, *const c_char, *const c_char, *const Arg, u32, *const i64, u32, u8, *const c_char, c_int, c_int, *mut u32) -> c_int;
     program_differs: fn(*mut c_void) -> c_int;
     program_expect: fn(*mut c_void, u32, u32, u8, u8, u8, i8, *const i64, *const i64, u32) -> c_int;
     program_draws: fn(*mut c_void, u8, i8) -> c_int;

@@ -197,6 +197,7 @@ unsafe extern "C" fn rote_bridge_program_op(
     how: u8,
     other: *const c_char,
     _: c_int,
+    _: c_int,
     index: *mut u32,
 ) -> c_int {
     unsafe {
