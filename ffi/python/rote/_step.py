@@ -219,12 +219,6 @@ class Step:
         call = lib.rote_session_call_within if self._agrees and _within() else lib.rote_session_call
         _running.depth += 1
         try:
-            return self._handled(call, args, kwargs)
-        finally:
-            _running.depth -= 1
-
-    def _handled(self, call: Callable[..., int], args: Any, kwargs: Any) -> Any:
-        try:
             status = call(self.session, args, kwargs, byref(self.variant), byref(self._slot))
             if self._agrees:
                 self._notice()
@@ -235,6 +229,8 @@ class Step:
             if self._slot.value is not None:
                 self._deliver(args, kwargs)
             raise
+        finally:
+            _running.depth -= 1
         if status < 0:
             self._leave(args, kwargs)
         if check(status) == EAGER:
@@ -397,9 +393,11 @@ class Step:
             return self._run(args, kwargs)
         collects = gc.isenabled()
         gc.disable()  # a recording allocates enough to set off collections, which take as long as many steps
+        _running.depth += 1
         try:
             return self._record(args, kwargs)
         finally:
+            _running.depth -= 1
             if collects:
                 gc.enable()
             _recording.release()
