@@ -134,7 +134,7 @@ enum FactKind : uint32_t {
   kGradMeta = 6,  // the gradient of a tensor of the state or of an argument
   kGroup = 7,  // the process group under a name
   kItems = 8,  // which keys, members or items a container has, in its order; of a dict the values too, if the key is True
-  kFunction = 9,  // the code, defaults, names and text of a function
+  kFunction = 9,  // the code, defaults, names and text of a function; without names and text, if the key is True
   kBuffer = 10,  // format, shape and bytes of an array; where it lies in place of the bytes, if the key is True
   kTypeOf = 11,  // the class of an object
   kContextVar = 12,  // the value of a context variable

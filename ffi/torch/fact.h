@@ -23,7 +23,7 @@ struct FactEntry {
   uint32_t start;
   mutable PyObject* spec;    // the spec that was looked at last,
   mutable uint64_t number;   // and the number of its placements; of a class, of its attributes; an entry's address
-  mutable unsigned version;  // of a class, when it was looked at last
+  mutable uint64_t version;  // of a class, or of an object's own dict, when it was looked at last
   Py_hash_t hash;            // of the key of an entry of a dict
   mutable std::unique_ptr<LastLook> looks;  // of a tensor of the state
 };
@@ -169,7 +169,7 @@ inline uint64_t look_of(const FactEntry& fact) {
   const at::Tensor& grad = outer.grad();
   if (!grad.defined()) return hash;
   py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
-  hash = mix(mix(hash, grad_word(outer)), address(Py_TYPE(wrapped.ptr())));
+  hash = mix(mix(hash, grad_word(grad, wrapped.ptr())), address(Py_TYPE(wrapped.ptr())));
   return mix(hash, own_attributes(wrapped.ptr(), true));
 }
 
@@ -177,6 +177,29 @@ inline uint64_t look_of(const FactEntry& fact) {
 inline void read_size_of_entry(const FactEntry& fact, uint64_t* out) {
   auto* item = reinterpret_cast<PyObject*>(fact.number);
   out[0] = item ? mix(fact.number, entry_count(item)) : 0;
+}
+
+// What a function is made of; without its names and its text, if it has not been called. A dict of its own that holds
+// nothing is as good as none.
+inline uint64_t function_word(const PyFunctionObject& function, bool called) {
+  // Two chains side by side: there are many functions, and each step of a chain waits for the one before.
+  const uint64_t runs = mix(mix(address(function.func_code), address(function.func_defaults)), address(function.func_kwdefaults));
+  const uint64_t own = how_many(function.func_dict);
+  if (!called) return mix(runs, own);
+  const uint64_t named = mix(mix(address(function.func_name), address(function.func_qualname)), address(function.func_doc));
+  return mix(mix(mix(runs, address(function.func_module)), named), own);
+}
+
+// The attributes of an object's own, found again while its dict is the same.
+inline uint64_t own_word(const FactEntry& fact) {
+  if (fact.key != Py_True) return own_attributes(fact.container, false);
+  PyObject* own = own_dict(fact.container);
+  const uint64_t version = own && PyDict_Check(own) ? dict_version(own) : 0;
+  if (version == 0 || version != fact.version) {
+    fact.number = own_attributes(fact.container, true);
+    fact.version = version;
+  }
+  return fact.number;
 }
 
 // Reads the words of a fact, except those of gradients and of shared memory.
@@ -191,7 +214,7 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
                                                                         : entry_count(fact.container));
       return;
     case kOwn:
-      out[0] = own_attributes(fact.container, fact.key == Py_True);
+      out[0] = own_word(fact);
       return;
     case kAbsent:
       out[0] = 0;
@@ -244,15 +267,9 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
     case kWithin:
       out[0] = within(fact.container, fact.key);
       return;
-    case kFunction: {
-      const auto& function = as_function(fact.container);
-      uint64_t hash = mix(address(function.func_code), address(function.func_defaults));
-      hash = mix(mix(hash, address(function.func_kwdefaults)), address(function.func_name));
-      hash = mix(mix(hash, address(function.func_qualname)), address(function.func_doc));
-      hash = mix(mix(hash, address(function.func_module)), address(function.func_dict));
-      out[0] = function.func_dict ? mix(hash, PyDict_GET_SIZE(function.func_dict)) : hash;
+    case kFunction:
+      out[0] = function_word(as_function(fact.container), fact.key != Py_True);
       return;
-    }
     case kBuffer:
       out[0] = buffer(fact.container, fact.key != Py_True);
       return;
@@ -260,7 +277,7 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
       out[0] = address(as_type(fact.container)->tp_mro);
       return;
     case kClass: {
-      unsigned version = class_version(as_type(fact.container));
+      const uint64_t version = class_version(as_type(fact.container));
       if (version == 0 || version != fact.version) {
         fact.number = class_entries(as_type(fact.container), fact.key);
         fact.version = version;

@@ -58,9 +58,12 @@ class FactTable {
   // of this table wrote.
   void read(const Call& call, uint64_t* out, bool kept) const {
     for (size_t n = 0; n < always_.size(); ++n) {
-      if (n + kAhead < always_.size()) __builtin_prefetch(facts_[always_[n + kAhead]].container);
-      const FactEntry& fact = facts_[always_[n]];
-      read_words(fact, out + fact.start);
+      if (n + kAhead < always_.size()) {
+        const auto* ahead = reinterpret_cast<const char*>(always_[n + kAhead].container);
+        __builtin_prefetch(ahead);
+        __builtin_prefetch(ahead + 64);
+      }
+      read_always(always_[n], out);
     }
     for (size_t n = 0; n < dicts_.size(); ++n) {
       if (n + kAhead < dicts_.size()) __builtin_prefetch(dicts_[n + kAhead].dict);
@@ -85,7 +88,7 @@ class FactTable {
   void hold() {
     memory_.forget_state();
     std::stable_sort(always_.begin(), always_.end(),  // one kind after the other, which processors predict
-                     [this](uint32_t a, uint32_t b) { return facts_[a].kind < facts_[b].kind; });
+                     [](const Always& a, const Always& b) { return a.kind < b.kind; });
     for (FactEntry& fact : facts_) {
       py::object now = object_of(fact);
       Py_XSETREF(fact.held, now.release().ptr());
@@ -147,11 +150,12 @@ class FactTable {
     if (!grad.defined()) return;
     py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
     const bool distributed = is_dtensor(wrapped.ptr());
-    if (foreign || !is_alone(grad, wrapped.ptr(), distributed)) memory_.add_gradient(fact.start, grad);
-    if (fact.key != Py_True) return;
-    out[1] = mix(grad_word(outer), address(Py_TYPE(wrapped.ptr())));
-    if (distributed) out[1] = mix(out[1], placements_of(fact, wrapped.ptr()));
-    if (uint64_t own = own_attributes(wrapped.ptr(), true)) out[1] = mix(out[1], own);
+    if (fact.key == Py_True) {
+      out[1] = mix(grad_word(grad, wrapped.ptr()), address(Py_TYPE(wrapped.ptr())));
+      if (distributed) out[1] = mix(out[1], placements_of(fact, wrapped.ptr()));
+      if (uint64_t own = own_attributes(wrapped.ptr(), true)) out[1] = mix(out[1], own);
+    }
+    if (foreign || !is_alone(grad, wrapped.ptr(), distributed)) memory_.add_gradient(fact.start, grad, std::move(wrapped));
   }
 
   SharedMemory::Words read_memory(const Call& call) const {
@@ -169,6 +173,38 @@ class FactTable {
     return words;
   }
 
+  // A fact that is read at every call. What the frequent kinds need stands here, close together.
+  struct Always {
+    PyObject* container;
+    uint32_t index;  // of the fact
+    uint32_t start;
+    FactKind kind;
+    bool whole;  // the key is True
+  };
+
+  void read_always(const Always& fact, uint64_t* out) const {
+    switch (fact.kind) {
+      case kFunction:
+        out[fact.start] = function_word(as_function(fact.container), !fact.whole);
+        return;
+      case kCell:
+        out[fact.start] = address(PyCell_GET(fact.container));
+        return;
+      case kSize:
+        out[fact.start] = static_cast<uint64_t>(entry_count(fact.container));
+        return;
+      case kTypeOf:
+        out[fact.start] = address(Py_TYPE(fact.container));
+        return;
+      case kGradMeta:  // read together, by `read_gradient`
+      case kGradMemory:
+      case kReachMemory:
+        return;
+      default:
+        read_words(facts_[fact.index], out + fact.start);
+    }
+  }
+
   // The facts that the entries of one dict decide: they are read again when the dict has changed.
   struct OfDict {
     PyObject* dict;
@@ -180,7 +216,7 @@ class FactTable {
   void sort(uint32_t index) {
     const FactEntry& fact = facts_[index];
     if (!of_dict(fact)) {
-      always_.push_back(index);
+      always_.push_back({fact.container, index, fact.start, fact.kind, fact.key == Py_True});
       return;
     }
     auto [at, is_new] = dict_of_.try_emplace(fact.container, dicts_.size());
@@ -197,8 +233,8 @@ class FactTable {
   }
 
   std::vector<FactEntry> facts_;
-  std::vector<uint32_t> always_;  // facts that are read at every call,
-  std::vector<OfDict> dicts_;     // and those of dicts
+  std::vector<Always> always_;
+  std::vector<OfDict> dicts_;
   std::unordered_map<PyObject*, size_t> dict_of_;
   size_t words_ = 0;
   std::vector<uint32_t> gradients_;  // facts about gradients,

@@ -69,16 +69,21 @@ inline uint64_t grad_flags(const at::Tensor& tensor) {
   return mix(kind, flags);
 }
 
-// How the gradient of a leaf looks, and its own part in autograd; 0 if there is none.
-inline uint64_t grad_word(const at::Tensor& tensor) {
-  const at::Tensor& grad = tensor.grad();
-  if (!grad.defined()) return 0;
+// How a gradient looks, and its own part in autograd. `wrapped`: its Python object.
+inline uint64_t grad_word(const at::Tensor& grad, PyObject* wrapped) {
   uint64_t flags = mix(grad_flags(grad), grad.grad_fn() != nullptr);
   if (grad.is_leaf() && grad.grad().defined())  // a gradient of its own: always this one
     flags = mix(flags, address(grad.grad().unsafeGetTensorImpl()));
-  if (!grad.key_set().has(c10::DispatchKey::Python)) return mix(meta_word(grad), flags) | 1;
+  const bool python = grad.key_set().has(c10::DispatchKey::Python);
+  return mix(meta_word(python ? settled_tensor(wrapped) : grad), flags) | 1;
+}
+
+// The same of a leaf; 0 if there is none.
+inline uint64_t grad_word(const at::Tensor& leaf) {
+  const at::Tensor& grad = leaf.grad();
+  if (!grad.defined()) return 0;
   py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(grad));
-  return mix(meta_word(settled_tensor(wrapped.ptr())), flags) | 1;
+  return grad_word(grad, wrapped.ptr());
 }
 
 }  // namespace rote

@@ -78,14 +78,17 @@ class SharedMemory {
     gradients_.clear();
   }
 
-  void add_gradient(uint64_t owner, const at::Tensor& grad) { found_.push_back({owner, &grad, true, false}); }
+  // `wrapped`: its Python object.
+  void add_gradient(uint64_t owner, const at::Tensor& grad, py::object wrapped) {
+    found_.push_back({owner, &grad, std::move(wrapped), true, false});
+  }
 
   void add_gradient_of(uint64_t owner, const at::Tensor& tensor, bool in_reach) {
-    if (tensor.is_leaf() && tensor.grad().defined()) found_.push_back({owner, &tensor.grad(), true, in_reach});
+    if (tensor.is_leaf() && tensor.grad().defined()) found_.push_back({owner, &tensor.grad(), wrap(tensor.grad()), true, in_reach});
   }
 
   // A tensor that is no state.
-  void add_in_reach(uint64_t owner, const at::Tensor& tensor) { found_.push_back({owner, &tensor, false, true}); }
+  void add_in_reach(uint64_t owner, const at::Tensor& tensor) { found_.push_back({owner, &tensor, wrap(tensor), false, true}); }
 
   // The words for all that was added: which of it lies in memory of the state, of arguments or of gradients before it.
   // `call` has collected the arguments.
@@ -93,8 +96,7 @@ class SharedMemory {
     Words words;
     std::unordered_map<uint64_t, Before> first;  // of the gradients in a storage
     for (const Found& each : found_) {
-      py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(*each.tensor));
-      auto place = place_in_storage(wrapped.ptr());
+      auto place = place_in_storage(each.wrapped.ptr());
       if (!place) continue;
       uint64_t word = word_of(*place, *each.tensor, call);
       uint64_t itself = address(each.tensor->unsafeGetTensorImpl());
@@ -110,6 +112,7 @@ class SharedMemory {
       uint64_t& into = each.in_reach ? words.in_reach : words.gradients;
       if (word) into = mix(into, mix(each.owner, word));
     }
+    found_.clear();
     return words;
   }
 
@@ -121,6 +124,10 @@ class SharedMemory {
   }
 
  private:
+  static py::object wrap(const at::Tensor& tensor) {
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  }
+
   // Whose memory it is.
   enum Whose : uint64_t {
     kState = 1ull << 32,
@@ -155,6 +162,7 @@ class SharedMemory {
   struct Found {
     uint64_t owner;
     const at::Tensor* tensor;
+    py::object wrapped;
     bool gradient;
     bool in_reach;
   };

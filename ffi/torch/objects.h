@@ -33,13 +33,17 @@ inline uint64_t dict_version(PyObject* dict) {
 #endif
 }
 
+// Which dict it is, and how many entries it has; 0 for none.
+inline uint64_t how_many(PyObject* dict) {
+  return dict && PyDict_GET_SIZE(dict) ? mix(address(dict), PyDict_GET_SIZE(dict)) : 0;
+}
+
 // A number for the attributes that an object has of its own: which dict holds
 // them, how many there are and, if `names`, which and in what order. 0: none.
 inline uint64_t own_attributes(PyObject* object, bool names) {
   PyObject* own = own_dict(object);
-  if (!own || !PyDict_Check(own) || PyDict_GET_SIZE(own) == 0) return 0;
-  uint64_t hash = mix(address(own), PyDict_GET_SIZE(own));
-  if (names) {
+  uint64_t hash = own && PyDict_Check(own) ? how_many(own) : 0;
+  if (hash && names) {
     PyObject *key, *value;
     Py_ssize_t position = 0;
     while (PyDict_Next(own, &position, &key, &value)) hash = mix(hash, address(key));

@@ -537,6 +537,7 @@ pub fn evaluate(
     mut read: impl FnMut(usize) -> f64,
 ) -> Result<(), usize> {
     values.clear();
+    let mut powers = Powers::default();
     for (i, scalar) in scalars.iter().enumerate() {
         let of = |index: u32| values[index as usize];
         let value = match *scalar {
@@ -547,7 +548,7 @@ pub fn evaluate(
             Scalar::Sub(a, b) => Some(of(a) - of(b)),
             Scalar::Mul(a, b) => Some(of(a) * of(b)),
             Scalar::Div(a, b) => quotient(of(a), of(b)),
-            Scalar::Pow(a, b) => power(of(a), of(b)),
+            Scalar::Pow(a, b) => powers.power(of(a), of(b)),
             Scalar::Same(a, b) => (of(a).to_bits() == of(b).to_bits()).then(|| of(a)),
             Scalar::Round(a) => Some(rounded(of(a))),
             Scalar::Compared { how, a, b, holds } => (how.of(of(a), of(b)) == holds).then(|| of(a)),
@@ -555,6 +556,32 @@ pub fn evaluate(
         values.push(value.ok_or(i)?);
     }
     Ok(())
+}
+
+/// The last powers: an optimizer raises its betas to the same step count for every parameter, and takes a root of one.
+#[derive(Default)]
+struct Powers {
+    last: [Option<(u64, u64, f64)>; 4],
+    next: usize,
+}
+
+impl Powers {
+    /// As [`power`].
+    fn power(&mut self, base: f64, exponent: f64) -> Option<f64> {
+        let (a, b) = (base.to_bits(), exponent.to_bits());
+        if let Some(&(_, _, value)) = self
+            .last
+            .iter()
+            .flatten()
+            .find(|known| (known.0, known.1) == (a, b))
+        {
+            return Some(value);
+        }
+        let value = power(base, exponent)?;
+        self.last[self.next] = Some((a, b, value));
+        self.next = (self.next + 1) % self.last.len();
+        Some(value)
+    }
 }
 
 /// A hyperparameter or a tensor that a scalar depends on: the index of its `Read` or `Tensor`.

@@ -44,7 +44,7 @@ kinds! {
     Group = "group",
     /// Which keys, members or items a container has, in its order; of a dict the values too, if the key is True.
     Items = "items",
-    /// The code, defaults, names and text of a function.
+    /// The code, defaults, names and text of a function; without names and text, if the key is True.
     Function = "function",
     /// Format, shape and bytes of an array; where it lies in place of the bytes, if the key is True.
     Buffer = "buffer",

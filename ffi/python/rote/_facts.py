@@ -277,7 +277,7 @@ def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
     if kind == FUNCTION:
         named = (value.__kwdefaults__ or {}).items()
         defaults = [*(value.__defaults__ or ()), *(part for item in named for part in item)]
-        said = (value.__name__, text_of(value.__doc__) if plain(value.__doc__) else "")
+        said = () if key else (value.__name__, text_of(value.__doc__) if plain(value.__doc__) else "")
         return _code.digest(value.__code__) + all_of((*said, *map(tell, defaults)))
     if kind == BUFFER:
         return _content(value)

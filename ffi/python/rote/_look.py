@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import gc
 import sys
 import types
 import weakref
@@ -69,6 +70,15 @@ def own(value: Any) -> dict[Any, Any] | None:
             found = descriptor.__get__(value)
             return found if issubclass(type(found), dict) else None
     return None
+
+
+def of_function(function: types.FunctionType) -> dict[str, Any]:
+    """The attributes of a function. To ask a function for them makes a dict, so that this asks only where there is one."""
+    known = (function.__globals__, function.__builtins__, function.__kwdefaults__)
+    for part in gc.get_referents(function):
+        if type(part) is dict and not any(part is each for each in known):
+            return function.__dict__
+    return {}
 
 
 def members(kind: type) -> Iterator[tuple[str, Any, type]]:

@@ -109,7 +109,7 @@ class Named:
 
     def _function(self, path: str, function: types.FunctionType, depth: int) -> None:
         walk = self._walk
-        own = function.__dict__
+        own = _look.of_function(function)
         label = path or function.__qualname__
         wrapped = own.get("__wrapped__")
         if wrapped is not None:
@@ -121,7 +121,7 @@ class Named:
         if walk.ran is not None and not library and id(function.__code__) not in walk.ran:
             if own.keys() - {"__wrapped__"}:
                 walk.value(label, own, depth + 1)
-            walk.add(FUNCTION, function, None, HOST, label, function)
+            walk.add(FUNCTION, function, True, HOST, label, function)
             self._uncalled.append((function, depth))
             return
         self._closure(function, depth)  # even of a library's function, it may be the user's
