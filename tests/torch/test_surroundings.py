@@ -138,7 +138,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "mha_fastpath": lambda: setting(
         torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False
     ),
-    "num_threads": lambda: setting(torch.get_num_threads, torch.set_num_threads, 2),
+    "num_threads": lambda: setting(torch.get_num_threads, torch.set_num_threads, torch.get_num_threads() + 1),
     "flush_denormal": lambda: setting(lambda: False, torch.set_flush_denormal, True),
     "mkldnn": attribute(torch.backends.mkldnn, "enabled", False),
     "mkldnn_deterministic": attribute(torch.backends.mkldnn, "deterministic", True),
