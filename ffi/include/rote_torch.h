@@ -294,18 +294,24 @@ int rote_record_op(RoteSession *session,
                    void *result,
                    const char *source);
 
-// Reports ops to `listener`, a Python object, until the function is called with null. These are the ops of
-// this thread, and of threads that work for it. The methods of `listener` are
+// Records the ops of this thread, and of threads that work for it, until the function is called with a null
+// `listener`. `listener` is a Python object. Of its attributes, `refused` says that nothing is to be recorded any
+// more, and `detailed` that `ran` is to be told of every op, with its arguments and results. Its methods are
 //
-// - `ran(kind, tensor)`: an op has run, and `rote_record_observed` can record it. For kind 1 (`wait_tensor`)
-//   and kind 2 (`lift_fresh`), `tensor` is its result;
+// - `ran(kind, tensor)`: an op has run, and `rote_record_observed` can record it: kind 1 (`wait_tensor`) or 2
+//   (`lift_fresh`), whose result is `tensor`;
+// - `recorded(status)`: recording an op has returned another status than `ROTE_OK`;
+// - `failed(problem)`: recording an op went wrong, as the text says;
 // - `draws()`: an op that draws random numbers is about to run;
-// - `begins(op, args)` and `ends(results)`: an op on DTensors begins and ends;
-// - `called(name)`: an op named by `rote_record_tell_of` is called.
+// - `called(name)`: an op named by `rote_record_tell_of` is called;
+// - `set_otherwise(name)`: an op, or the end of the step, has met other settings than the step began with;
+// - `number_of(spec)`: returns the number of a spec, and keeps the spec;
+// - `is_users_own(code)`: returns whether code is the user's own, to which ops are ascribed.
 //
 // Requires:
-// `listener` must be null or live, and the GIL held.
-int rote_record_observe(void *listener);
+// `listener` must be null or live, `session` live until observation ends, and the GIL held.
+int rote_record_observe(RoteSession *session,
+                        void *listener);
 
 // Reports calls of the composite op `name` to listeners.
 //
@@ -313,12 +319,12 @@ int rote_record_observe(void *listener);
 // `name` must be a C string.
 int rote_record_tell_of(const char *name);
 
-// Reports the innermost call on DTensors that is in progress to the listener, unless that was reported
-// already.
+// Records the innermost call on DTensors that is in progress, unless that is recorded already. Sets `*args` to a new
+// tuple of its arguments the first time, then to `None`; to `None` too if there is no such call.
 //
 // Requires:
-// The GIL must be held.
-int rote_record_global_call(void);
+// The place must be valid, and the GIL held.
+int rote_record_global_call(void **args);
 
 // Returns the first op that raised in the last observed step; empty if no op raised. If the step has ended
 // normally, it has handled the error.

@@ -4,11 +4,12 @@ use std::ffi::{CString, c_char, c_int, c_void};
 
 use rote::facts::NewFact;
 use rote::recording::{ActiveRecording, NewTensor};
+use rote_aten::sys::Sink;
 use rote_aten::{Aten, Bridge, FactKind};
 
 use crate::record::{
     NO_RECORDING, ROTE_MAY_RAISE, ROTE_MAY_RAISE_LATE, ROTE_NO_INDEX, ROTE_REFUSED, binding_kind,
-    guard_kind, optional,
+    guard_kind, optional, rote_record_global_begin, rote_record_global_end,
 };
 use crate::session::{RoteSession, torch};
 use crate::status::{Answer, ROTE_OK, give_text, guarded, object, out, text};
@@ -200,22 +201,60 @@ pub unsafe extern "C" fn rote_record_op(
     }
 }
 
-/// Reports ops to `listener`, a Python object, until the function is called with null. These are the ops of
-/// this thread, and of threads that work for it. The methods of `listener` are
+/// Records the ops of this thread, and of threads that work for it, until the function is called with a null
+/// `listener`. `listener` is a Python object. Of its attributes, `refused` says that nothing is to be recorded any
+/// more, and `detailed` that `ran` is to be told of every op, with its arguments and results. Its methods are
 ///
-/// - `ran(kind, tensor)`: an op has run, and `rote_record_observed` can record it. For kind 1 (`wait_tensor`)
-///   and kind 2 (`lift_fresh`), `tensor` is its result;
+/// - `ran(kind, tensor)`: an op has run, and `rote_record_observed` can record it: kind 1 (`wait_tensor`) or 2
+///   (`lift_fresh`), whose result is `tensor`;
+/// - `recorded(status)`: recording an op has returned another status than `ROTE_OK`;
+/// - `failed(problem)`: recording an op went wrong, as the text says;
 /// - `draws()`: an op that draws random numbers is about to run;
-/// - `begins(op, args)` and `ends(results)`: an op on DTensors begins and ends;
-/// - `called(name)`: an op named by `rote_record_tell_of` is called.
+/// - `called(name)`: an op named by `rote_record_tell_of` is called;
+/// - `set_otherwise(name)`: an op, or the end of the step, has met other settings than the step began with;
+/// - `number_of(spec)`: returns the number of a spec, and keeps the spec;
+/// - `is_users_own(code)`: returns whether code is the user's own, to which ops are ascribed.
 ///
 /// # Safety
-/// `listener` must be null or live, and the GIL held.
+/// `listener` must be null or live, `session` live until observation ends, and the GIL held.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_observe(listener: *mut c_void) -> c_int {
+pub unsafe extern "C" fn rote_record_observe(
+    session: *mut RoteSession,
+    listener: *mut c_void,
+) -> c_int {
+    /// # Safety
+    /// As the function of the C ABI that it calls.
+    unsafe extern "C" fn observed(session: *mut c_void, source: *const c_char) -> c_int {
+        // SAFETY: the bridge passes on the session that it was given.
+        unsafe { rote_record_observed(session.cast(), source) }
+    }
+    /// # Safety
+    /// As the function of the C ABI that it calls.
+    unsafe extern "C" fn global_begin(
+        session: *mut c_void,
+        op: *const c_char,
+        inputs: *const u32,
+        n: u32,
+        source: *const c_char,
+    ) -> c_int {
+        // SAFETY: as above.
+        unsafe { rote_record_global_begin(session.cast(), op, inputs, n, source) }
+    }
+    /// # Safety
+    /// As the function of the C ABI that it calls.
+    unsafe extern "C" fn global_end(session: *mut c_void, outputs: *const u32, n: u32) -> c_int {
+        // SAFETY: as above.
+        unsafe { rote_record_global_end(session.cast(), outputs, n) }
+    }
     guarded(|| {
-        // SAFETY: the caller vouches for the object.
-        unsafe { Bridge::get().observe(listener) }?;
+        let sink = Sink {
+            session: session.cast(),
+            observed,
+            global_begin,
+            global_end,
+        };
+        // SAFETY: the caller vouches for the object and the session.
+        unsafe { Bridge::get().observe(listener, &sink) }?;
         Ok(ROTE_OK)
     })
 }
@@ -234,15 +273,17 @@ pub unsafe extern "C" fn rote_record_tell_of(name: *const c_char) -> c_int {
     })
 }
 
-/// Reports the innermost call on DTensors that is in progress to the listener, unless that was reported
-/// already.
+/// Records the innermost call on DTensors that is in progress, unless that is recorded already. Sets `*args` to a new
+/// tuple of its arguments the first time, then to `None`; to `None` too if there is no such call.
 ///
 /// # Safety
-/// The GIL must be held.
+/// The place must be valid, and the GIL held.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_global_call() -> c_int {
+pub unsafe extern "C" fn rote_record_global_call(args: *mut *mut c_void) -> c_int {
     guarded(|| {
-        Bridge::get().observe_global_call()?;
+        // SAFETY: the caller vouches for the place.
+        let args = unsafe { out(args, "args") }?;
+        args.set(Bridge::get().observe_global_call()?);
         Ok(ROTE_OK)
     })
 }

@@ -6,7 +6,7 @@
 
 namespace rote {
 
-constexpr uint32_t kAbiVersion = 16;
+constexpr uint32_t kAbiVersion = 17;
 
 // The tag of an Arg: which member of its union is set.
 enum Tag : uint8_t {
@@ -99,6 +99,14 @@ struct Op {
   uint32_t nargs;
   uint32_t nouts;
   uint32_t flags;
+};
+
+// Where what is observed of a step is recorded: a session, and functions of `rote.h` and `rote_torch.h`.
+struct Sink {
+  void* session;
+  int (*observed)(void* session, const char* line);
+  int (*global_begin)(void* session, const char* op, const uint32_t* inputs, uint32_t n, const char* line);
+  int (*global_end)(void* session, const uint32_t* outputs, uint32_t n);
 };
 
 // One word of the facts of a call's arguments, beside the word itself: which

@@ -109,20 +109,21 @@ EXPORT int rote_bridge_work(Recording* recording, PyObject* work, int64_t* numbe
   return guarded([&] { *number = recording->number_of_work(work); });
 }
 
-// Tells `listener` of the ops of this thread; null: no longer.
-EXPORT int rote_bridge_observe(PyObject* listener) {
+// Records the ops of this thread, and tells `listener`; null: no longer.
+EXPORT int rote_bridge_observe(PyObject* listener, const Sink* sink) {
   return guarded([&] {
     if (listener) {
-      observe_from_now(listener);
+      observe_from_now(listener, *sink);
     } else {
       observe_no_more();
     }
   });
 }
 
-// Tells the listener of the innermost call on DTensors, if it does not know of it.
-EXPORT int rote_bridge_observe_global_call() {
-  return guarded([&] { begin_global_call(); });
+// Records the innermost call on DTensors under way, if it is not recorded yet. `args`: a new reference to a tuple of its
+// arguments the first time, then to None.
+EXPORT int rote_bridge_observe_global_call(PyObject** args) {
+  return guarded([&] { *args = innermost_global_call().release().ptr(); });
 }
 
 // Has the listener told of calls of a composite op.

@@ -25,8 +25,8 @@ namespace rote {
 // Above the kernels of all backends. PyTorch has no kernel for it.
 inline constexpr c10::DispatchKey kObserved = c10::DispatchKey::Fake;
 
-// Who is told, one at a time: an object of Python with the methods `ran`, `draws`,
-// `begins`, `ends`, `called` and `set_otherwise`. Read and written under the GIL.
+// Who is told, one at a time, of what is not simply recorded: an object of Python with the methods `ran`, `recorded`,
+// `failed`, `draws`, `called`, `set_otherwise`, `number_of` and `is_users_own`. Read and written under the GIL.
 inline PyObject* listener = nullptr;
 
 // Whether this thread runs a step that is being recorded.
@@ -74,11 +74,12 @@ struct ObservedOps {
 };
 inline ObservedOps& observed_ops = *new ObservedOps;
 
-// A call of an op on DTensors, told to the listener once it does something.
+// A call of an op on DTensors, recorded once it does something.
 struct GlobalCall {
   c10::OperatorName name;
   std::vector<c10::IValue> inputs;
   bool begun = false;
+  bool given = false;  // Python has its arguments
 };
 inline thread_local std::vector<GlobalCall> global_calls;
 
@@ -88,15 +89,126 @@ inline py::tuple to_python(c10::ArrayRef<c10::IValue> values) {
   return out;
 }
 
-// Tells of the innermost call on DTensors under way. The GIL is held.
+// Hands the ops of the observed step to the recording. Used under the GIL.
+class Scribe {
+ public:
+  void begin(const Sink& sink) { sink_ = sink; }
+
+  void end() {
+    for (auto& [code, own] : own_) Py_DECREF(code);
+    own_.clear();
+    specs_.clear();
+    line_.clear();
+    open_ = 0;
+    sink_ = {};
+  }
+
+  // The op that has just run.
+  void record() {
+    told([&] { return sink_.observed(sink_.session, open_ > 0 ? line_.c_str() : user_line().c_str()); });
+  }
+
+  void global_begins(const GlobalCall& call) {
+    told([&] {
+      numbers_.clear();
+      for (const c10::IValue& input : call.inputs) add_specs(input);
+      if (open_ == 0) line_ = user_line();
+      ++open_;
+      return sink_.global_begin(sink_.session, c10::toString(call.name).c_str(), numbers_.data(), numbers_.size(), line_.c_str());
+    });
+  }
+
+  void global_ends(const std::vector<c10::IValue>& outputs) {
+    told([&] {
+      if (open_ > 0) --open_;
+      numbers_.clear();
+      for (const c10::IValue& output : outputs) add_specs(output);
+      return sink_.global_end(sink_.session, numbers_.data(), numbers_.size());
+    });
+  }
+
+ private:
+  // Does what is to be recorded; the listener is told where that has another status than 0, or fails.
+  template <typename Do>
+  void told(Do&& record) {
+    if (!listener || py::handle(listener).attr("refused").cast<bool>()) return;
+    try {
+      c10::impl::ExcludeDispatchKeyGuard unseen(kObserved);
+      if (int status = record()) call_listener("recorded", py::make_tuple(status));
+    } catch (const std::exception& problem) {
+      call_listener("failed", py::make_tuple(problem.what()));
+    }
+  }
+
+  // The innermost line of the user's own code, as `file:line`; empty where there is none.
+  std::string user_line() {
+    auto frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
+    while (frame) {
+      auto* at = reinterpret_cast<PyFrameObject*>(frame.ptr());
+      auto code = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(at)));
+      if (is_own(code.ptr())) {
+        const char* file = PyUnicode_AsUTF8(reinterpret_cast<PyCodeObject*>(code.ptr())->co_filename);
+        if (!file) throw py::error_already_set();
+        return std::string(file) + ":" + std::to_string(PyFrame_GetLineNumber(at));
+      }
+      frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(at)));
+    }
+    return "";
+  }
+
+  bool is_own(PyObject* code) {
+    auto known = own_.find(code);
+    if (known != own_.end()) return known->second;
+    py::object answer;
+    call_listener("is_users_own", py::make_tuple(py::handle(code)), &answer);
+    Py_INCREF(code);
+    return own_[code] = answer.cast<bool>();
+  }
+
+  // Adds the numbers of the specs of all tensors in a value: kNoSpec for plain ones.
+  void add_specs(const c10::IValue& value) {
+    if (value.isTensor() && value.toTensor().defined()) numbers_.push_back(number_of(value.toTensor()));
+    if (value.isList())
+      for (const c10::IValue& item : value.toListRef()) add_specs(item);
+    if (value.isTuple())
+      for (const c10::IValue& item : value.toTupleRef().elements()) add_specs(item);
+  }
+
+  uint32_t number_of(const at::Tensor& tensor) {
+    constexpr uint32_t none = UINT32_MAX;
+    if (!tensor.key_set().has(c10::DispatchKey::Python)) return none;
+    py::object object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+    if (!object || !is_dtensor(object.ptr())) return none;
+    py::object keep;
+    PyObject* spec = dtensor_attribute(object.ptr(), classes.spec_offset, classes.spec_name, keep);
+    auto known = specs_.find(spec);
+    if (known != specs_.end()) return known->second;
+    py::object number;  // the listener keeps the spec, so that its address stays its own
+    call_listener("number_of", py::make_tuple(py::handle(spec)), &number);
+    return specs_[spec] = number.cast<uint32_t>();
+  }
+
+  Sink sink_{};
+  std::unordered_map<PyObject*, bool> own_;        // code, held: whether it is the user's
+  std::unordered_map<PyObject*, uint32_t> specs_;  // their numbers
+  std::vector<uint32_t> numbers_;
+  size_t open_ = 0;   // ops on DTensors under way,
+  std::string line_;  // and the user's line that calls the outermost: what they run is PyTorch's
+};
+inline Scribe& scribe = *new Scribe;
+
+// Records the beginning of the innermost call on DTensors under way. The GIL is held.
 inline void begin_global_call() {
   if (global_calls.empty() || global_calls.back().begun) return;
   global_calls.back().begun = true;
-  auto handle = c10::Dispatcher::singleton().findSchema(global_calls.back().name);
-  if (!handle) return;
-  py::object overload = py::reinterpret_borrow<py::object>(torch::detail::getTorchApiFunction(*handle));
-  py::tuple inputs = to_python(global_calls.back().inputs);
-  call_listener("begins", py::make_tuple(overload, inputs));
+  scribe.global_begins(global_calls.back());
+}
+
+// The arguments of that call, the first time that somebody asks.
+inline py::object innermost_global_call() {
+  begin_global_call();
+  if (global_calls.empty() || std::exchange(global_calls.back().given, true)) return py::none();
+  return to_python(global_calls.back().inputs);
 }
 
 // Hands a call to a mode or a subclass of Tensor. Up to PyTorch 2.12 the observed key
@@ -168,12 +280,18 @@ inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   py::gil_scoped_acquire gil;
   compare_settings(schema.name());
   just_run = {&op, &inputs, &outputs, hidden, c10::GradMode::is_enabled()};
-  py::object tensor = py::none();
   const std::string& name = schema.name();
   bool waits = name == "_c10d_functional::wait_tensor", lifts = name == "aten::lift_fresh";
+  bool detailed = listener && py::handle(listener).attr("detailed").cast<bool>();
+  if (!waits && !lifts && !detailed) {
+    scribe.record();
+    just_run = {};
+    return;
+  }
+  py::object tensor = py::none();
   if ((waits || lifts) && outputs.size() == 1 && outputs[0].isTensor()) tensor = torch::jit::toPyObject(outputs[0]);
   py::tuple told = py::make_tuple(waits ? 1 : lifts ? 2 : 0, tensor);
-  if (listener && py::handle(listener).attr("detailed").cast<bool>()) {
+  if (detailed) {
     py::object overload = py::reinterpret_borrow<py::object>(torch::detail::getTorchApiFunction(op));
     told = py::make_tuple(told[0], tensor, overload, to_python(inputs), to_python(outputs));
   }
@@ -245,7 +363,7 @@ inline void call_ends(const at::RecordFunction& call, at::ObserverContext* neste
   // Called while an exception goes by, too.
   PyObject *kind, *value, *trace;
   PyErr_Fetch(&kind, &value, &trace);
-  call_listener("ends", py::make_tuple(to_python(call.outputs())));
+  scribe.global_ends(call.outputs());
   PyErr_Restore(kind, value, trace);
 }
 
@@ -253,14 +371,15 @@ inline void call_ends(const at::RecordFunction& call, at::ObserverContext* neste
 
 inline at::CallbackHandle calls_seen = 0, calls_seen_elsewhere = 0;
 
-// From now on, `object` is told of the ops of this thread, and of threads that work for it.
-inline void observe_from_now(PyObject* object) {
+// From now on, the ops of this thread, and of threads that work for it, are recorded, and `object` is told.
+inline void observe_from_now(PyObject* object, const Sink& sink) {
   static auto* library = new torch::Library(torch::Library::IMPL, "_", kObserved, __FILE__, __LINE__);
   static bool registered = (library->fallback(torch::CppFunction::makeFromBoxedFunction<&observe>()), true);
   (void)registered;
   TORCH_CHECK(!listener && !observing(), "a step is being recorded already");
   Py_INCREF(object);
   listener = object;
+  scribe.begin(sink);
   raising.clear();
   settings_before = {std::this_thread::get_id(), computing_settings(true), computing_settings(false)};
   calls_seen = at::addThreadLocalCallback(
@@ -279,7 +398,10 @@ inline void observe_no_more() {
   others().end();
   global_calls.clear();
   struct End {
-    ~End() { Py_DECREF(std::exchange(listener, nullptr)); }
+    ~End() {
+      scribe.end();
+      Py_DECREF(std::exchange(listener, nullptr));
+    }
   } end;
   compare_settings("");
 }

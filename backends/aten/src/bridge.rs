@@ -224,20 +224,27 @@ impl Bridge {
         Ok(digest)
     }
 
-    /// Tells `listener`, a Python object, of the ops of this thread from now on;
-    /// null: no longer.
+    /// Records the ops of this thread from now on, and tells `listener`, a Python object, of those that are not simply
+    /// recorded; null: no longer.
     ///
     /// # Safety
-    /// `listener` must be null or a live object.
-    pub unsafe fn observe(&self, listener: sys::Object) -> Result<(), ReplayError> {
-        // SAFETY: the caller vouches for the object.
-        self.check(unsafe { (self.functions.observe)(listener) })
+    /// `listener` must be null or a live object, and the sink's session live until the bridge observes no longer.
+    pub unsafe fn observe(
+        &self,
+        listener: sys::Object,
+        sink: &sys::Sink,
+    ) -> Result<(), ReplayError> {
+        // SAFETY: the caller vouches for the object and the session. The sink is copied.
+        self.check(unsafe { (self.functions.observe)(listener, sink) })
     }
 
-    /// Tells the listener of the innermost call on DTensors under way.
-    pub fn observe_global_call(&self) -> Result<(), ReplayError> {
-        // SAFETY: takes nothing.
-        self.check(unsafe { (self.functions.observe_global_call)() })
+    /// Records the innermost call on DTensors under way. Returns a new tuple of its arguments the first time,
+    /// then None.
+    pub fn observe_global_call(&self) -> Result<sys::Object, ReplayError> {
+        let mut call = std::ptr::null_mut();
+        // SAFETY: `call` outlives the call.
+        self.check(unsafe { (self.functions.observe_global_call)(&mut call) })?;
+        Ok(call)
     }
 
     /// Has the listener told of calls of the composite op `name`.

@@ -11,10 +11,24 @@ pub use rote_events::op::{
 pub use rote_replay::{Place, WordPlace};
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 16;
+pub const ABI_VERSION: u32 = 17;
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;
+
+/// Where what is observed of a step is recorded: a session, and functions of `rote.h` and `rote_torch.h`.
+#[repr(C)]
+pub struct Sink {
+    /// The session.
+    pub session: *mut c_void,
+    /// `rote_record_observed`.
+    pub observed: unsafe extern "C" fn(*mut c_void, *const c_char) -> c_int,
+    /// `rote_record_global_begin`.
+    pub global_begin:
+        unsafe extern "C" fn(*mut c_void, *const c_char, *const u32, u32, *const c_char) -> c_int,
+    /// `rote_record_global_end`.
+    pub global_end: unsafe extern "C" fn(*mut c_void, *const u32, u32) -> c_int,
+}
 
 macro_rules! functions {
     ($($name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
@@ -65,8 +79,8 @@ functions! {
     describe_op: fn(*mut c_void, Object, Object, Object, Object, *mut *const Op) -> c_int;
     describe_observed: fn(*mut c_void, *mut *const Op) -> c_int;
     work: fn(*mut c_void, Object, *mut i64) -> c_int;
-    observe: fn(Object) -> c_int;
-    observe_global_call: fn() -> c_int;
+    observe: fn(Object, *const Sink) -> c_int;
+    observe_global_call: fn(*mut Object) -> c_int;
     observe_calls_of: fn(*const c_char) -> c_int;
     raising: fn() -> *const c_char;
     others: fn() -> *const c_char;

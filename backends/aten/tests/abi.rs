@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rote_aten::fact::FactKind;
-use rote_aten::sys;
+use rote_aten::sys::{self, Sink};
 use rote_events::op::{self, Arg, Op, Tensor, tag};
 use rote_replay::{Bound, Place, WordPlace as Fact};
 
@@ -73,6 +73,15 @@ fn the_header_says_what_rust_says() {
     );
     layout!(text, Place { start, bytes, base });
     layout!(text, Fact { leaf, field });
+    layout!(
+        text,
+        Sink {
+            session,
+            observed,
+            global_begin,
+            global_end
+        }
+    );
     let numbers = [
         ("kAbiVersion", sys::ABI_VERSION as usize),
         ("kNone", tag::NONE.into()),

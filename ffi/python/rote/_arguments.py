@@ -1,4 +1,4 @@
-"""An op's name and arguments in the notation of ``rote propagate``."""
+"""An op's arguments in the notation of ``rote propagate``."""
 
 from __future__ import annotations
 
@@ -34,30 +34,10 @@ _DTYPES = {
 # No placement depends on these.
 _WHERE = (torch.device, torch.layout, torch.memory_format, torch.Generator)
 
-_names: dict[Any, bytes] = {}
 
-
-def op_name(func: Any) -> bytes:
-    """Name and overload, for example ``aten::sum.dim_IntList``."""
-    name = _names.get(func)
-    if name is None:
-        schema = func._schema
-        suffix = f".{schema.overload_name}" if schema.overload_name else ""
-        name = _names[func] = f"{schema.name}{suffix}".encode()
-    return name
-
-
-def notation(func: Any, args: Any, kwargs: Any) -> bytes:
-    """All arguments in schema order, a line each, without defaults at the end."""
-    arguments = func._schema.arguments
-    given = len(args)
-    for i in range(given, len(arguments)):
-        if arguments[i].name in kwargs:
-            given = i + 1
-    values = list(args)
-    for argument in arguments[len(args) : given]:
-        values.append(kwargs.get(argument.name, argument.default_value))
-    return "\n".join(map(_argument, values)).encode()
+def notation(args: Any) -> bytes:
+    """Arguments, a line each."""
+    return "\n".join(map(_argument, args)).encode()
 
 
 def _argument(value: Any) -> str:

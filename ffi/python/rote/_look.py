@@ -73,7 +73,7 @@ def own(value: Any) -> dict[Any, Any] | None:
 
 
 def of_function(function: types.FunctionType) -> dict[str, Any]:
-    """The attributes of a function. To ask a function for them makes a dict, so that this asks only where there is one."""
+    """The attributes of a function. Asked for them, it makes a dict: this asks only where there is one."""
     known = (function.__globals__, function.__builtins__, function.__kwdefaults__)
     for part in gc.get_referents(function):
         if type(part) is dict and not any(part is each for each in known):

@@ -82,9 +82,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_ready": (c_int, [c_void_p]),
     "rote_record_trust": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_int)]),
     "rote_record_op": (c_int, [c_void_p, py_object, py_object, py_object, py_object, c_char_p]),
-    "rote_record_observe": (c_int, [py_object]),
+    "rote_record_observe": (c_int, [c_void_p, py_object]),
     "rote_record_tell_of": (c_int, [c_char_p]),
-    "rote_record_global_call": (c_int, []),
+    "rote_record_global_call": (c_int, [POINTER(c_void_p)]),
     "rote_record_observed": (c_int, [c_void_p, c_char_p]),
     "rote_record_waited": (c_int, [c_void_p, py_object, c_char_p]),
     "rote_record_handled": (c_int, [c_void_p, c_char_p]),
@@ -95,12 +95,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_anchor": (c_int, [c_void_p, py_object, POINTER(c_int)]),
     "rote_record_random": (c_int, [c_void_p, c_char_p]),
     "rote_record_rng": (c_int, [c_void_p, c_uint32, c_uint32, c_int, POINTER(c_uint32), c_char_p]),
-    "rote_record_global_begin": (
-        c_int,
-        [c_void_p, c_char_p, POINTER(c_uint32), c_uint32, c_char_p],
-    ),
     "rote_record_global_args": (c_int, [c_void_p, c_char_p]),
-    "rote_record_global_end": (c_int, [c_void_p, POINTER(c_uint32), c_uint32]),
     "rote_record_redistribute_begin": (c_int, [c_void_p, c_uint32, c_uint32, c_char_p]),
     "rote_record_redistribute_end": (c_int, [c_void_p]),
     "rote_record_float": (
@@ -136,7 +131,7 @@ def _load() -> ctypes.PyDLL:
 
 lib: Any = _load()
 # NULL: nobody is told any longer.
-observe_no_more: Any = ctypes.PYFUNCTYPE(c_int, c_void_p)(("rote_record_observe", lib))
+observe_no_more: Any = ctypes.PYFUNCTYPE(c_int, c_void_p, c_void_p)(("rote_record_observe", lib))
 # `local` may be NULL, which py_object cannot say.
 record_no_grad: Any = ctypes.PYFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_uint32)(("rote_record_grad", lib))
 record_fact_without_key: Any = ctypes.PYFUNCTYPE(

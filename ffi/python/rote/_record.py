@@ -17,7 +17,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from ctypes import byref, c_uint32
+from ctypes import byref, c_uint32, c_void_p
 from typing import Any
 
 import torch
@@ -25,13 +25,24 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from . import _literals
-from ._arguments import notation, op_name
+from ._arguments import notation
 from ._by_hand import ByHand
 from ._frames import TORCH, Handlers, handler_since, is_users_own, user_line
 from ._identity import address
 from ._looks import Looks
 from ._meshes import Meshes
-from ._native import MAY_RAISE, MAY_RAISE_LATE, NO_INDEX, REFUSED, c_text, check, error, ids, lib, observe_no_more
+from ._native import (
+    MAY_RAISE,
+    MAY_RAISE_LATE,
+    NO_INDEX,
+    REFUSED,
+    c_text,
+    check,
+    error,
+    lib,
+    observe_no_more,
+    take_object,
+)
 from ._specs import spec_text
 
 
@@ -83,16 +94,6 @@ class Specs:
         """The number of a tensor's spec; NO_INDEX for a plain tensor."""
         return self.of(tensor._spec) if isinstance(tensor, DTensor) else NO_INDEX
 
-    def of_all(self, values: Any) -> list[int]:
-        """The numbers of the specs of all tensors in nested tuples and lists."""
-        found: list[int] = []
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                found.append(self.of_tensor(value))
-            elif isinstance(value, list | tuple):
-                found.extend(self.of_all(value))
-        return found
-
 
 # Composite ops that read or write the memory of their tensors themselves, below the dispatcher,
 # and go other ways by what is there. tests/torch/test_op_tables.py finds them: they run on tensors,
@@ -119,7 +120,7 @@ _IN_MEMORY = (
     "aten::tensor_split.tensor_indices_or_sections",
 )
 # What the bridge tells of an op that has run.
-_ORDINARY, _WAITS, _LIFTS = 0, 1, 2
+_WAITS, _LIFTS = 1, 2
 _OBSERVED_KEY = torch._C._dispatch_key_parse("Fake")  # as observe.h has it
 _OBSERVED = torch._C.DispatchKeySet(_OBSERVED_KEY)
 # Operators of functions that call them under autograd's transforms, and do nothing else.
@@ -196,20 +197,15 @@ class _Recorder:
         self.detailed = seen is not None  # whether `ran` is told of arguments and results
         self._session = session
         self._watch = watch
+        self.number_of = watch.specs.of
+        self.is_users_own = is_users_own
         self._gradients = watch.gradients  # those that the step has not dropped or replaced
         self._patient = _collectives_have_threads()  # with them, until one holds on for long
         self.refused = False
 
     def ran(self, kind: int, tensor: Any, func: Any = None, args: Any = (), result: Any = ()) -> None:
-        """Records the op that has just run; of some kinds, with its result."""
+        """Records an op that has just run and that the bridge does not record by itself."""
         if self.refused:
-            return
-        if kind == _ORDINARY and self._seen is None:
-            try:
-                if status := lib.rote_record_observed(self._session, self._watch.line or user_line()):
-                    self._recorded(status)
-            except Exception as problem:
-                self._fail(problem)
             return
         kwargs: dict[str, Any] = {}
         result = result[0] if len(result) == 1 else result
@@ -223,9 +219,9 @@ class _Recorder:
                         self._seen(func, args, kwargs, result)
                 return
             else:
-                self._recorded(lib.rote_record_observed(self._session, user_line()))
+                self.recorded(lib.rote_record_observed(self._session, user_line()))
         except Exception as problem:
-            self._fail(problem)
+            self.failed(problem)
         if self._seen is not None:
             self._seen(func, args, kwargs, result)
 
@@ -234,11 +230,12 @@ class _Recorder:
         if self.refused:
             return
         try:
-            self._recorded(lib.rote_record_waited(self._session, work, user_line()))
+            self.recorded(lib.rote_record_waited(self._session, work, user_line()))
         except Exception as problem:
-            self._fail(problem)
+            self.failed(problem)
 
-    def _recorded(self, status: int) -> None:
+    def recorded(self, status: int) -> None:
+        """An op was recorded: what is known of it."""
         if status in (MAY_RAISE, MAY_RAISE_LATE):
             self._may_raise(late=status == MAY_RAISE_LATE)
         else:
@@ -276,7 +273,7 @@ class _Recorder:
             if not self.refused:
                 self._note(lib.rote_record_random(self._session, user_line()))
         except Exception as problem:
-            self._fail(problem)
+            self.failed(problem)
 
     def called(self, name: str) -> None:
         """Refuses an op that reads or writes memory itself, see ``_IN_MEMORY``."""
@@ -302,35 +299,11 @@ class _Recorder:
         )
         self.refused = True
 
-    def begins(self, func: Any, args: Any) -> None:
-        """An op on DTensors is under way."""
-        try:
-            inputs = self._watch.specs.of_all(args)
-            line = self._watch.line = self._watch.line or user_line()
-            begun = lib.rote_record_global_begin(self._session, op_name(func), ids(inputs), len(inputs), line)
-            note(self._session, begun)
-        except Exception as problem:
-            self._fail(problem)
-        self._watch.open_ops.append((func, args, {}))
-
-    def ends(self, result: Any) -> None:
-        """The op on DTensors that began last has run."""
-        self._watch.open_ops.pop()
-        if not self._watch.open_ops:
-            self._watch.line = None
-        try:
-            outputs = self._watch.specs.of_all(result)
-            note(self._session, lib.rote_record_global_end(self._session, ids(outputs), len(outputs)))
-        except Exception as problem:
-            self._fail(problem)
-
-    def _fail(self, problem: Exception) -> None:
+    def failed(self, problem: object) -> None:
+        """Recording an op went wrong."""
         failed(self._session, problem)
         self.refused = True
 
-
-# An op on DTensors that is under way, until its arguments have been written down.
-Call = tuple[Any, Any, Any]
 
 _HOST_READS = ("tolist", "numpy", "__array__")
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -369,8 +342,6 @@ class Watch:
         self.gradients: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self.arguments: set[int] = set()  # identities of tensors
         self.handlers = Handlers()
-        self.open_ops: list[Call | None] = []
-        self.line: bytes | None = None  # the user's, of the outermost of these: what they run is PyTorch's
         #: The number that a frame reads from a tensor, if a replay can compute what follows from it.
         self.number_in: Callable[[torch.Tensor, types.FrameType], float | None]
         #: The plain float behind one whose use a recording follows.
@@ -704,12 +675,12 @@ class Watch:
     def _redistribute(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def redistribute_local_tensor(local: Any, current: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                note(self._session, lib.rote_record_global_call())
+                slot = c_void_p()
+                note(self._session, lib.rote_record_global_call(byref(slot)))
                 begin, end = self.specs.of(current), self.specs.of(target)
-                call = self.open_ops[-1] if self.open_ops else None
-                if call is not None:
-                    self.open_ops[-1] = None
-                    note(self._session, lib.rote_record_global_args(self._session, notation(*call)))
+                given = take_object(slot)
+                if given is not None:
+                    note(self._session, lib.rote_record_global_args(self._session, notation(given)))
                 note(self._session, lib.rote_record_redistribute_begin(self._session, begin, end, user_line()))
             except Exception as problem:
                 failed(self._session, problem)
@@ -780,8 +751,8 @@ def run(session: Any, watch: Watch, step: Callable[[], Any], seen: Seen | None =
         watch.patches(stack)
         ByHand(recorder.waited, watch.refuse, in_step, unseen).patches(stack, _patched)
         Meshes(watch.refuse, in_step, unseen).patches(stack, _patched)
-        check(lib.rote_record_observe(recorder))
-        stack.callback(observe_no_more, None)
+        check(lib.rote_record_observe(session, recorder))
+        stack.callback(observe_no_more, None, None)
         return step()
 
 
