@@ -1,7 +1,7 @@
 //! A plan through its passes, bound to the tensors and numbers of a variant.
 
 use rote_passes::{Done, Program};
-use rote_plans::{BindingKind, PlanFile, Scalar, Schedule};
+use rote_plans::{BindingKind, Scalar, Schedule};
 use rote_replay::{Bound, BoundPlan, Counted, Frontend, Left, Program as _, ReplayError, TensorOf};
 use rote_tracer::scalars::{evaluate, read_behind};
 
@@ -29,14 +29,10 @@ pub(crate) struct BoundVariant<F: Frontend> {
     state: Vec<(u32, TensorOf<F>)>,
     /// Tensors whose version counters a replay raises.
     counted: Vec<Writes<TensorOf<F>>>,
-    /// The plan after its passes.
-    plan: PlanFile,
-    /// For each of its values, the recorded one that it is, or [`rote_plans::NONE`].
-    values: Vec<u32>,
+    /// The plan after its passes, and how it runs.
+    program: Program,
     /// What a replay that failed has left of each gradient.
     left: Vec<Left<TensorOf<F>>>,
-    /// How the bound program runs.
-    schedule: Schedule,
     /// Whether a run has failed since the program was bound. An op that raises may leave
     /// tensors with other sizes and strides, or without what it makes: the program is
     /// bound anew before it runs again.
@@ -55,7 +51,8 @@ pub(crate) struct BoundVariant<F: Frontend> {
 /// which runs without one.
 #[derive(Debug)]
 struct Unplaced {
-    program: Program,
+    /// How it runs then.
+    schedule: Schedule,
     /// For each instruction, the most bytes that it had allocated at once in a replay.
     allocated: Option<Vec<u64>>,
 }
@@ -83,18 +80,18 @@ impl<F: Frontend> BoundVariant<F> {
     /// follow them.
     pub(crate) fn bind(
         frontend: &F,
-        program: Program,
+        mut program: Program,
         named: &[Named<TensorOf<F>>],
         facts: &NamedFacts<F>,
     ) -> Result<Self, SessionError> {
-        let optimized = PlanFile::from_plan(&program.plan)?;
-        let plan = optimized.plan();
         let arena = !program.schedule.offsets.is_empty();
-        let schedule = match arena {
-            true => Schedule::default(),
-            false => program.schedule.clone(),
-        };
-        let bound = BoundPlan::bind(frontend.program(plan)?, plan, &schedule)?;
+        let unplaced = arena.then(|| Unplaced {
+            schedule: std::mem::take(&mut program.schedule),
+            allocated: None,
+        });
+        let plan = &program.plan;
+        plan.check()?;
+        let bound = BoundPlan::bind(frontend.program(plan)?, plan, &program.schedule)?;
         let mut taken = vec![false; named.len()];
         let mut args = Vec::new();
         let mut grads = Vec::new();
@@ -103,7 +100,7 @@ impl<F: Frontend> BoundVariant<F> {
         let mut counts = vec![[0; 2]; named.len()];
         let mut counted = Vec::new();
         for (binding, &(kind, slot)) in plan.bindings.iter().zip(bound.bindings()) {
-            let path = plan.str(binding.path.to_native());
+            let path = plan.str(binding.path);
             let Some(at) = named.iter().position(|n| n.kind == kind && n.path == path) else {
                 return Err(ReplayError::Bind(format!(
                     "the plan binds {path}, which this process does not have"
@@ -112,7 +109,7 @@ impl<F: Frontend> BoundVariant<F> {
             };
             let named = &named[at];
             slots[at] = Some(slot);
-            counts[at] = binding.counted.map(|times| times.to_native());
+            counts[at] = binding.counted;
             match (kind, named.leaf) {
                 (BindingKind::Arg, Some(leaf)) => args.push(ArgBinding {
                     slot,
@@ -160,7 +157,6 @@ impl<F: Frontend> BoundVariant<F> {
                 times,
             });
         }
-        let values = program.values.clone();
         let scalars = bound.scalars().to_vec();
         let mut scalar_words = vec![usize::MAX; scalars.len()];
         let mut scalar_paths = vec![String::new(); scalars.len()];
@@ -197,17 +193,12 @@ impl<F: Frontend> BoundVariant<F> {
             scalar_tensors,
             state,
             counted,
-            plan: optimized,
-            values,
+            program,
             left: Vec::new(),
-            schedule,
             failed: false,
             undone: false,
             answered: None,
-            unplaced: arena.then_some(Unplaced {
-                program,
-                allocated: None,
-            }),
+            unplaced,
             arranged: arena.then(|| {
                 without_arena(
                     "until a replay without a profiler has shown how much memory ops allocate",
@@ -262,7 +253,7 @@ impl<F: Frontend> BoundVariant<F> {
         self.failed = results.is_err();
         self.undone = match &results {
             Err(ReplayError::Step { step, .. }) => {
-                let plan = self.plan.plan();
+                let plan = &self.program.plan;
                 let begins_anew = match together {
                     true => self.bound.failed_check(plan, *step).is_some(),
                     false => self.bound.is_undone_at(plan, *step),
@@ -273,18 +264,18 @@ impl<F: Frontend> BoundVariant<F> {
         };
         self.answered = match &results {
             Err(ReplayError::Step { step, .. }) if self.undone => {
-                self.bound.failed_check(self.plan.plan(), *step)
+                self.bound.failed_check(&self.program.plan, *step)
             }
             _ => None,
         };
         self.left = match &results {
             Err(ReplayError::Step { step, .. }) if !self.undone && !self.lost() => {
-                let slots = self.bound.written_before(self.plan.plan(), *step);
+                let slots = self.bound.written_before(&self.program.plan, *step);
                 self.count(frontend, Some(&slots))?;
                 for (slot, tensor) in &self.state {
                     frontend.leave_shape(self.bound.program(), *slot, F::borrow(tensor))?;
                 }
-                self.bound.left(self.plan.plan(), *step).unwrap_or_default()
+                (self.bound.left(&self.program.plan, *step)).unwrap_or_default()
             }
             _ => Vec::new(),
         };
@@ -338,8 +329,8 @@ impl<F: Frontend> BoundVariant<F> {
     ) -> Result<(), ReplayError> {
         self.mend(frontend)?;
         let run = (self.prepare(frontend, facts)).and_then(|()| {
-            let values = &self.values;
-            (self.bound).run_shown(self.plan.plan(), &mut |instr, value, tensor| {
+            let Program { plan, values, .. } = &self.program;
+            (self.bound).run_shown(plan, &mut |instr, value, tensor| {
                 seen(instr, values[value as usize], tensor);
             })
         });
@@ -417,13 +408,9 @@ impl<F: Frontend> BoundVariant<F> {
         Ok(())
     }
 
-    /// The plan bound to the tensors of the state, to run by a schedule.
-    fn bound_by(
-        &self,
-        frontend: &F,
-        schedule: &Schedule,
-    ) -> Result<BoundPlan<F::Program>, ReplayError> {
-        let plan = self.plan.plan();
+    /// The program bound anew to the tensors of the state.
+    fn bound_anew(&self, frontend: &F) -> Result<BoundPlan<F::Program>, ReplayError> {
+        let Program { plan, schedule, .. } = &self.program;
         let bound = BoundPlan::bind(frontend.program(plan)?, plan, schedule)?;
         for (slot, tensor) in &self.state {
             frontend.bind(bound.program(), *slot, F::borrow(tensor), Bound::Memory)?;
@@ -434,7 +421,7 @@ impl<F: Frontend> BoundVariant<F> {
     /// Binds the program anew if its last run has failed.
     fn mend(&mut self, frontend: &F) -> Result<(), ReplayError> {
         if self.failed {
-            self.bound = self.bound_by(frontend, &self.schedule)?;
+            self.bound = self.bound_anew(frontend)?;
             self.failed = false;
         }
         Ok(())
@@ -443,19 +430,17 @@ impl<F: Frontend> BoundVariant<F> {
     /// Binds the program with its results at their places in the arena, which depend
     /// on what its ops were seen to allocate in an earlier replay.
     fn place(&mut self, frontend: &F, unplaced: Unplaced) {
-        let Unplaced {
-            mut program,
-            allocated,
-        } = unplaced;
-        let done = program.arrange(frontend.ops(), &allocated.unwrap_or_default());
-        match self.bound_by(frontend, &program.schedule) {
+        self.program.schedule = unplaced.schedule;
+        let allocated = unplaced.allocated.unwrap_or_default();
+        let done = self.program.arrange(frontend.ops(), &allocated);
+        match self.bound_anew(frontend) {
             Ok(bound) => {
                 self.bound = bound;
-                self.schedule = program.schedule;
                 self.failed = false;
                 self.arranged = Some(done);
             }
             Err(error) => {
+                self.program.schedule = Schedule::default();
                 tracing::warn!(target: "rote::replay", "a plan is replayed without an arena: {error}");
                 self.arranged = Some(without_arena(&format!("binding failed: {error}")));
             }

@@ -1,6 +1,6 @@
 //! Specs as text, in the form that `rote_record_spec` documents.
 
-use rote::plans::describe;
+use rote::plans::describe::{self, Specs};
 use rote::plans::pool::ArchivedRange;
 use rote::plans::{ArchivedPlan, NONE};
 use rote::tracer::SpecEvent;
@@ -61,9 +61,9 @@ pub(crate) fn write(plan: &ArchivedPlan, index: u32) -> Option<String> {
         .iter()
         .map(|id| plan.str(id.to_native()))
         .collect();
-    let placements: Vec<String> = plan.placements[spec.placements.indices()]
-        .iter()
-        .map(|placement| describe::placement(plan, *placement).to_string())
+    let placements = plan.placements(index);
+    let placements: Vec<String> = placements
+        .map(|placement| describe::placement(plan, placement).to_string())
         .collect();
     Some(format!(
         "{}|{}|{}|{}|{}|{}|{}",

@@ -19,9 +19,8 @@
 use std::ffi::CStr;
 use std::fmt::Debug;
 
-use rote_plans::instr::{ArchivedArg, ArchivedCollective};
 use rote_plans::schedule::Into;
-use rote_plans::{ArchivedPlan, Device, RngAction};
+use rote_plans::{Arg, Collective, Device, Plan, RngAction};
 
 use crate::executor::ReplayError;
 
@@ -33,7 +32,7 @@ pub struct LocalOp<'a> {
     /// Which of the ops of that name, for example `Tensor`; empty for the default one.
     pub overload: &'a str,
     /// Its arguments, in the order of its schema.
-    pub args: &'a [ArchivedArg],
+    pub args: &'a [Arg],
     /// The slots of its results, [`rote_plans::NONE`] for a result that nothing uses.
     pub outs: &'a [u32],
     /// How it writes results that lie in the arena; they do not if none.
@@ -63,12 +62,7 @@ pub trait Backend {
     /// Allocates the memory in which some results lie in every run.
     fn bind_arena(&mut self, bytes: u64, device: Device) -> Result<(), ReplayError>;
     /// Gives a value its place in the arena, in bytes from the start.
-    fn bind_place(
-        &mut self,
-        plan: &ArchivedPlan,
-        value: u32,
-        offset: u64,
-    ) -> Result<(), ReplayError>;
+    fn bind_place(&mut self, plan: &Plan, value: u32, offset: u64) -> Result<(), ReplayError>;
     /// Says that runs draw from the default generator of a device.
     fn bind_generator(&mut self, _device: Device) -> Result<(), ReplayError> {
         Ok(())
@@ -78,9 +72,9 @@ pub trait Backend {
     /// # Errors
     ///
     /// [`ReplayError`] if there is no such op, or it does not take these arguments.
-    fn bind_op(&mut self, plan: &ArchivedPlan, op: &LocalOp<'_>) -> Result<u32, ReplayError>;
+    fn bind_op(&mut self, plan: &Plan, op: &LocalOp<'_>) -> Result<u32, ReplayError>;
     /// Prepares the view `out` of `base`: dtype, sizes, strides and offset are those of the value `out`.
-    fn bind_view(&mut self, plan: &ArchivedPlan, base: u32, out: u32) -> Result<u32, ReplayError>;
+    fn bind_view(&mut self, plan: &Plan, base: u32, out: u32) -> Result<u32, ReplayError>;
     /// Sets a number among an op's arguments, until it is set again.
     fn set_number(&mut self, site: &NumberSite, value: f64) -> Result<(), ReplayError>;
     /// Whether an op of this name does nothing but what its schema says: it keeps nothing itself, so that a call of it
@@ -118,11 +112,8 @@ pub trait Communicator {
     /// # Errors
     ///
     /// [`ReplayError`] if this process is in no such group.
-    fn bind_collective(
-        &mut self,
-        plan: &ArchivedPlan,
-        collective: &ArchivedCollective,
-    ) -> Result<u32, ReplayError>;
+    fn bind_collective(&mut self, plan: &Plan, collective: &Collective)
+    -> Result<u32, ReplayError>;
 
     /// Starts a collective.
     fn start(&self, collective: u32) -> Result<(), String>;

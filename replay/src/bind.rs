@@ -1,18 +1,13 @@
 //! Binds a plan: every op handle, constant argument, view and process group is
 //! resolved once, so that running is a loop over numbers.
 //!
-//! Binding reads the archived plan in the mapped file, without a copy. The file was
-//! checked when it was opened, so its indices are valid.
+//! A plan must have passed [`Plan::check`], so that its indices are valid.
 
 use std::ffi::CString;
 
-use rote_plans::binding::{ArchivedBindingKind, ArchivedComparison, ArchivedScalar};
-use rote_plans::instr::{ArchivedArg, ArchivedInstr, ArchivedRngAction};
-use rote_plans::pool::ArchivedRange;
 use rote_plans::schedule::Into;
-use rote_plans::value::ArchivedDef;
 use rote_plans::{
-    ArchivedPlan, BindingKind, Comparison, Device, NONE, RngAction, Scalar, Schedule, is_check,
+    Arg, BindingKind, Def, Device, Instr, NONE, Plan, RngAction, Scalar, Schedule, is_check,
 };
 
 use crate::backend::{LocalOp, NumberSite, Program};
@@ -58,66 +53,26 @@ pub struct BoundPlan<P> {
     bindings: Vec<(BindingKind, u32)>,
 }
 
-fn native_scalar(scalar: &ArchivedScalar) -> Scalar {
-    match scalar {
-        ArchivedScalar::Read { path } => Scalar::Read {
-            path: path.to_native(),
-        },
-        ArchivedScalar::Tensor { path } => Scalar::Tensor {
-            path: path.to_native(),
-        },
-        ArchivedScalar::Const(value) => Scalar::Const(value.to_native()),
-        ArchivedScalar::Neg(a) => Scalar::Neg(a.to_native()),
-        ArchivedScalar::Add(a, b) => Scalar::Add(a.to_native(), b.to_native()),
-        ArchivedScalar::Sub(a, b) => Scalar::Sub(a.to_native(), b.to_native()),
-        ArchivedScalar::Mul(a, b) => Scalar::Mul(a.to_native(), b.to_native()),
-        ArchivedScalar::Div(a, b) => Scalar::Div(a.to_native(), b.to_native()),
-        ArchivedScalar::Pow(a, b) => Scalar::Pow(a.to_native(), b.to_native()),
-        ArchivedScalar::Same(a, b) => Scalar::Same(a.to_native(), b.to_native()),
-        ArchivedScalar::Round(a) => Scalar::Round(a.to_native()),
-        ArchivedScalar::Compared { how, a, b, holds } => Scalar::Compared {
-            how: match how {
-                ArchivedComparison::Equal => Comparison::Equal,
-                ArchivedComparison::Less => Comparison::Less,
-                ArchivedComparison::LessOrEqual => Comparison::LessOrEqual,
-            },
-            a: a.to_native(),
-            b: b.to_native(),
-            holds: *holds,
-        },
-    }
-}
-
 /// Values whose tensors are the same in every run: the state, what lies in the
 /// arena, what only the first run makes, and views of these.
 struct Lasting(Vec<bool>);
 
 impl Lasting {
-    fn of(plan: &ArchivedPlan, schedule: &Schedule) -> Self {
-        let made_once = |def: &ArchivedDef| match def {
-            ArchivedDef::Instr(instr) => schedule.once(instr.to_native() as usize),
+    fn of(plan: &Plan, schedule: &Schedule) -> Self {
+        let made_once = |def| matches!(def, Def::Instr(instr) if schedule.once(instr as usize));
+        let is_state = |def| match def {
+            Def::Binding(binding) => plan.bindings[binding as usize].kind == BindingKind::State,
             _ => false,
         };
-        let is_state = |def: &ArchivedDef| match def {
-            ArchivedDef::Binding(binding) => matches!(
-                plan.bindings[binding.to_native() as usize].kind,
-                ArchivedBindingKind::State
-            ),
-            _ => false,
-        };
-        let values = plan.values.iter().enumerate().map(|(id, value)| {
-            let root = value.root.to_native();
-            let root_def = &plan.values[root as usize].def;
+        let values = (0..).zip(&plan.values).map(|(id, value)| {
+            let root = plan.values[value.root as usize].def;
             let root_lasts =
-                schedule.offset(root).is_some() || is_state(root_def) || made_once(root_def);
-            let is_view = match &value.def {
-                ArchivedDef::Instr(instr) => matches!(
-                    plan.instrs[instr.to_native() as usize],
-                    ArchivedInstr::View { .. }
-                ),
+                schedule.offset(value.root).is_some() || is_state(root) || made_once(root);
+            let is_view = match value.def {
+                Def::Instr(instr) => matches!(plan.instrs[instr as usize], Instr::View { .. }),
                 _ => false,
             };
-            root_lasts && (root as usize == id || is_view) || made_once(&value.def)
+            root_lasts && (value.root == id || is_view) || made_once(value.def)
         });
         Lasting(values.collect())
     }
@@ -127,9 +82,9 @@ impl Lasting {
     }
 
     /// Whether only the first run executes an instruction.
-    fn step(&self, plan: &ArchivedPlan, schedule: &Schedule, at: usize) -> bool {
-        let lasting_view = match &plan.instrs[at] {
-            ArchivedInstr::View { out, .. } => self.value(out.to_native()),
+    fn step(&self, plan: &Plan, schedule: &Schedule, at: usize) -> bool {
+        let lasting_view = match plan.instrs[at] {
+            Instr::View { out, .. } => self.value(out),
             _ => false,
         };
         schedule.once(at) || lasting_view
@@ -137,11 +92,7 @@ impl Lasting {
 }
 
 /// Makes the arena and the tensors that lie in it.
-fn place(
-    program: &mut impl Program,
-    plan: &ArchivedPlan,
-    schedule: &Schedule,
-) -> Result<(), ReplayError> {
+fn place(program: &mut impl Program, plan: &Plan, schedule: &Schedule) -> Result<(), ReplayError> {
     let Some(device) = schedule.arena_device.filter(|_| schedule.arena_bytes > 0) else {
         return Ok(());
     };
@@ -169,79 +120,61 @@ pub enum Left<T> {
 }
 
 /// Whether an instruction writes a root in place.
-fn writes(plan: &ArchivedPlan, instr: &ArchivedInstr, root: u32) -> bool {
-    match instr {
-        ArchivedInstr::Local { writes, .. } => plan.ids[writes.indices()]
-            .iter()
-            .any(|value| plan.values[value.to_native() as usize].root == root),
-        ArchivedInstr::Collective(c) => {
-            c.output == c.input && plan.values[c.output.to_native() as usize].root == root
-        }
+fn writes(plan: &Plan, instr: &Instr, root: u32) -> bool {
+    let looks_at = |value: u32| plan.values[value as usize].root == root;
+    match *instr {
+        Instr::Local { writes, .. } => plan.ids(writes).iter().any(|&value| looks_at(value)),
+        Instr::Collective(c) => c.output == c.input && looks_at(c.output),
         _ => false,
     }
 }
 
 /// The devices whose generators a plan moves.
-fn draws(plan: &ArchivedPlan) -> Vec<Device> {
+fn draws(plan: &Plan) -> Vec<Device> {
     let mut found = Vec::new();
-    for instr in plan.instrs.iter() {
-        let device = match instr {
-            ArchivedInstr::Local {
+    for instr in &plan.instrs {
+        let device = match *instr {
+            Instr::Local {
                 outs,
                 writes,
                 seeded: true,
                 ..
             } => {
-                let values = [outs, writes].map(|range| plan.ids[range.indices()].iter());
-                let mut values = values.into_iter().flatten().map(|value| value.to_native());
-                let made = values.find(|&value| value != NONE);
-                made.map(|value| &plan.values[value as usize].device)
+                let mut values = plan.ids(outs).iter().chain(plan.ids(writes));
+                let made = values.find(|&&value| value != NONE);
+                made.map(|&value| plan.values[value as usize].device)
             }
-            ArchivedInstr::Rng { device, .. } => Some(device),
+            Instr::Rng { device, .. } => Some(device),
             _ => None,
         };
-        let device = device.map(|device| Device {
-            kind: device.kind,
-            index: device.index,
-        });
         found.extend(device.filter(|device| !found.contains(device)));
     }
     found
 }
 
 /// The places of numbers that are set before each run, in one argument.
-fn number_sites(plan: &ArchivedPlan, op: u32, arg: u32, of: &ArchivedArg) -> Vec<NumberSite> {
-    let site = |element, of: &ArchivedArg| match of {
-        ArchivedArg::Scalar(scalar) => Some(NumberSite {
+fn number_sites(plan: &Plan, op: u32, arg: u32, of: Arg) -> Vec<NumberSite> {
+    let site = |element, of| match of {
+        Arg::Scalar(scalar) => Some(NumberSite {
             op,
             arg,
             element,
-            scalar: scalar.to_native(),
+            scalar,
         }),
         _ => None,
     };
     match of {
-        ArchivedArg::Wrapped(inner) => {
-            Vec::from_iter(site(None, &plan.args[inner.to_native() as usize]))
-        }
-        ArchivedArg::List(range) => {
-            let elements = (0..).zip(&plan.args[range.indices()]);
-            elements
-                .filter_map(|(i, inner)| site(Some(i), inner))
-                .collect()
-        }
+        Arg::Wrapped(inner) => Vec::from_iter(site(None, plan.args[inner as usize])),
+        Arg::List(range) => (0..)
+            .zip(&plan.args[range.indices()])
+            .filter_map(|(i, inner)| site(Some(i), *inner))
+            .collect(),
         _ => Vec::from_iter(site(None, of)),
     }
 }
 
 fn bind_error(message: impl std::convert::Into<String>) -> ReplayError {
     ReplayError::Bind(message.into())
-}
-
-/// A list of values of a plan.
-fn ids_of(plan: &ArchivedPlan, range: ArchivedRange) -> Vec<u32> {
-    let ids = plan.ids[range.indices()].iter();
-    ids.map(|id| id.to_native()).collect()
 }
 
 /// The steps of a plan while it is bound.
@@ -264,15 +197,15 @@ impl Steps {
     fn bind(
         &mut self,
         program: &mut impl Program,
-        plan: &ArchivedPlan,
+        plan: &Plan,
         schedule: &Schedule,
         lasting: &Lasting,
         at: usize,
     ) -> Result<Option<Step>, ReplayError> {
         let into = schedule.into(at);
-        Ok(Some(match &plan.instrs[at] {
-            ArchivedInstr::Local { .. } if into == Some(Into::Nothing) => return Ok(None),
-            ArchivedInstr::Local {
+        Ok(Some(match plan.instrs[at] {
+            Instr::Local { .. } if into == Some(Into::Nothing) => return Ok(None),
+            Instr::Local {
                 op,
                 overload,
                 args,
@@ -282,44 +215,36 @@ impl Steps {
             } => {
                 let args = &plan.args[args.indices()];
                 let local = LocalOp {
-                    name: plan.str(op.to_native()),
-                    overload: plan.str(overload.to_native()),
+                    name: plan.str(op),
+                    overload: plan.str(overload),
                     args,
-                    outs: &ids_of(plan, *outs),
+                    outs: plan.ids(outs),
                     into,
-                    grad: *grad,
+                    grad,
                 };
                 let op = program.bind_op(plan, &local)?;
-                for (i, arg) in (0..).zip(args) {
+                for (i, &arg) in (0..).zip(args) {
                     self.numbers.extend(number_sites(plan, op, i, arg));
                 }
                 Step::Local(op)
             }
-            ArchivedInstr::View { base, out } => {
-                let root = plan.values[out.to_native() as usize].root;
-                if root.to_native() != base.to_native() {
+            Instr::View { base, out } => {
+                let root = plan.values[out as usize].root;
+                if root != base {
                     return Err(bind_error(format!("view {out} is not based on its root")));
                 }
-                Step::View(program.bind_view(plan, base.to_native(), out.to_native())?)
+                Step::View(program.bind_view(plan, base, out)?)
             }
-            ArchivedInstr::Collective(c) => Step::Start(program.bind_collective(plan, c)?),
-            ArchivedInstr::Wait { value } => Step::Wait(value.to_native()),
-            ArchivedInstr::Free { value } if lasting.value(value.to_native()) => return Ok(None),
-            ArchivedInstr::Free { value } => Step::Free(value.to_native()),
-            ArchivedInstr::Rng {
+            Instr::Collective(c) => Step::Start(program.bind_collective(plan, &c)?),
+            Instr::Wait { value } => Step::Wait(value),
+            Instr::Free { value } if lasting.value(value) => return Ok(None),
+            Instr::Free { value } => Step::Free(value),
+            Instr::Rng {
                 action,
                 device,
                 slot,
             } => {
-                let action = match action {
-                    ArchivedRngAction::Save => RngAction::Save,
-                    ArchivedRngAction::Restore => RngAction::Restore,
-                };
-                let device = Device {
-                    kind: device.kind,
-                    index: device.index,
-                };
-                self.rng.push((action, device, slot.to_native()));
+                self.rng.push((action, device, slot));
                 Step::Rng(self.rng.len() as u32 - 1)
             }
         }))
@@ -333,11 +258,7 @@ impl<P: Program> BoundPlan<P> {
     ///
     /// [`ReplayError`] when the plan names an op or a process group that this
     /// process does not have, or the schedule is not one for this plan.
-    pub fn bind(
-        mut program: P,
-        plan: &ArchivedPlan,
-        schedule: &Schedule,
-    ) -> Result<Self, ReplayError> {
+    pub fn bind(mut program: P, plan: &Plan, schedule: &Schedule) -> Result<Self, ReplayError> {
         let lasting = Lasting::of(plan, schedule);
         place(&mut program, plan, schedule)?;
         for device in draws(plan) {
@@ -348,9 +269,9 @@ impl<P: Program> BoundPlan<P> {
             let Some(step) = steps.bind(&mut program, plan, schedule, &lasting, at)? else {
                 continue;
             };
-            if let (ArchivedInstr::Local { outs, .. }, true) = (instr, schedule.once(at)) {
-                let outs = ids_of(plan, *outs).into_iter().filter(|&out| out != NONE);
-                steps.kept.extend(outs.map(|out| (at as u32, out)));
+            if let (&Instr::Local { outs, .. }, true) = (instr, schedule.once(at)) {
+                let outs = plan.ids(outs).iter().filter(|&&out| out != NONE);
+                steps.kept.extend(outs.map(|&out| (at as u32, out)));
             }
             if !lasting.step(plan, schedule, at) {
                 steps.later.push(step);
@@ -379,34 +300,20 @@ impl<P: Program> BoundPlan<P> {
             origins.ranges(&executor, &later_instrs),
         ];
 
-        let bindings: Vec<(BindingKind, u32)> = plan
-            .bindings
-            .iter()
-            .map(|binding| {
-                let kind = match binding.kind {
-                    ArchivedBindingKind::Arg => BindingKind::Arg,
-                    ArchivedBindingKind::State => BindingKind::State,
-                    ArchivedBindingKind::Grad => BindingKind::Grad,
-                };
-                (kind, binding.value.to_native())
-            })
-            .collect();
+        let bindings = plan.bindings.iter();
+        let bindings = bindings.map(|binding| (binding.kind, binding.value));
         let (fixed, transient): (Vec<u32>, Vec<u32>) =
             (0..plan.values.len() as u32).partition(|value| lasting.value(*value));
         let mut results: Vec<(u32, bool)> = Vec::new();
-        let outputs = plan.outputs.iter().map(|output| output.value.to_native());
-        let grads = plan
-            .grads
-            .iter()
-            .map(|grad| grad.value.to_native())
-            .filter(|&value| value != NONE);
+        let outputs = plan.outputs.iter().map(|output| output.value);
+        let grads = plan.grads.iter().map(|grad| grad.value);
+        let grads = grads.filter(|&value| value != NONE);
         for value in outputs.chain(grads) {
-            let bound = matches!(plan.values[value as usize].def, ArchivedDef::Binding(_));
+            let bound = matches!(plan.values[value as usize].def, Def::Binding(_));
             let lasts = bound || lasting.value(value);
             let fresh = !lasts && results.iter().all(|&(other, _)| other != value);
             results.push((value, fresh));
         }
-        let scalars: Vec<Scalar> = plan.scalars.iter().map(native_scalar).collect();
         Ok(BoundPlan {
             program,
             first,
@@ -421,7 +328,7 @@ impl<P: Program> BoundPlan<P> {
             fixed,
             last_numbers: vec![f64::NAN; numbers.len()],
             numbers,
-            scalars,
+            scalars: plan.scalars.clone(),
             transient,
             results,
             outputs: plan.outputs.len(),
@@ -430,7 +337,7 @@ impl<P: Program> BoundPlan<P> {
                 .iter()
                 .map(|output| output.requires_grad)
                 .collect(),
-            bindings,
+            bindings: bindings.collect(),
         })
     }
 
@@ -560,7 +467,7 @@ impl<P: Program> BoundPlan<P> {
     /// the instruction, the value, and its tensor. `plan`: the one that was bound.
     pub fn run_shown(
         &mut self,
-        plan: &ArchivedPlan,
+        plan: &Plan,
         seen: &mut dyn FnMut(u32, u32, P::Tensor),
     ) -> Result<(), ReplayError> {
         // Views that last are made anew, to be shown; what is kept is shown as it is.
@@ -583,18 +490,14 @@ impl<P: Program> BoundPlan<P> {
         }
         self.seen(&executor, &mut |step| {
             let instr = instrs[step];
-            match &plan.instrs[instr as usize] {
-                ArchivedInstr::Local { outs, writes, .. } => {
-                    for range in [outs, writes] {
-                        let values = plan.ids[range.indices()].iter();
-                        values
-                            .map(|value| value.to_native())
-                            .filter(|&value| value != NONE)
-                            .for_each(|value| show(instr, value));
-                    }
+            match plan.instrs[instr as usize] {
+                Instr::Local { outs, writes, .. } => {
+                    let values = plan.ids(outs).iter().chain(plan.ids(writes));
+                    let values = values.filter(|&&value| value != NONE);
+                    values.for_each(|&value| show(instr, value));
                 }
-                ArchivedInstr::View { out, .. } => show(instr, out.to_native()),
-                ArchivedInstr::Wait { value } => show(instr, value.to_native()),
+                Instr::View { out, .. } => show(instr, out),
+                Instr::Wait { value } => show(instr, value),
                 _ => {}
             }
         })?;
@@ -616,12 +519,10 @@ impl<P: Program> BoundPlan<P> {
 
     /// Of a run that failed at a step: which of the plan's checks failed there, counted from 0, if it was one.
     /// `plan`: the one that was bound.
-    pub fn failed_check(&self, plan: &ArchivedPlan, step: usize) -> Option<usize> {
+    pub fn failed_check(&self, plan: &Plan, step: usize) -> Option<usize> {
         let failed = self.failed_at(step) as usize;
-        let checks = |instr: &&ArchivedInstr| match instr {
-            ArchivedInstr::Local { op, .. } => is_check(plan.str(op.to_native())),
-            _ => false,
-        };
+        let checks =
+            |instr: &&Instr| matches!(**instr, Instr::Local { op, .. } if is_check(plan.str(op)));
         plan.instrs.get(failed).filter(checks)?;
         Some(plan.instrs[..failed].iter().filter(checks).count())
     }
@@ -630,24 +531,21 @@ impl<P: Program> BoundPlan<P> {
     /// generators, so that the call can be made again: it has written no binding, started no
     /// collective and called no op of another library, which may keep something itself.
     /// `plan`: the one that was bound.
-    pub fn is_undone_at(&self, plan: &ArchivedPlan, step: usize) -> bool {
+    pub fn is_undone_at(&self, plan: &Plan, step: usize) -> bool {
         let run = &plan.instrs[..=self.failed_at(step) as usize];
         let slots = || self.bindings.iter().map(|&(_, slot)| slot);
-        run.iter().all(|instr| match instr {
-            ArchivedInstr::Local { op, .. } => {
-                self.program.is_own(plan.str(op.to_native()))
-                    && !slots().any(|slot| writes(plan, instr, slot))
+        run.iter().all(|instr| match *instr {
+            Instr::Local { op, .. } => {
+                self.program.is_own(plan.str(op)) && !slots().any(|slot| writes(plan, instr, slot))
             }
-            ArchivedInstr::Collective(_) | ArchivedInstr::Wait { .. } => false,
-            ArchivedInstr::View { .. } | ArchivedInstr::Rng { .. } | ArchivedInstr::Free { .. } => {
-                true
-            }
+            Instr::Collective(_) | Instr::Wait { .. } => false,
+            Instr::View { .. } | Instr::Rng { .. } | Instr::Free { .. } => true,
         })
     }
 
     /// Slots of bindings that a run which failed at a step has written by then, and how
     /// many instructions did. `plan`: the one that was bound.
-    pub fn written_before(&self, plan: &ArchivedPlan, step: usize) -> Vec<(u32, usize)> {
+    pub fn written_before(&self, plan: &Plan, step: usize) -> Vec<(u32, usize)> {
         let before = &plan.instrs[..self.failed_at(step) as usize];
         let writers = |slot| {
             before
@@ -665,16 +563,11 @@ impl<P: Program> BoundPlan<P> {
     /// seen when it was dropped: before the step's first op, if no op reads it.
     /// `step`: the one of the run that failed. `plan`: the one that was bound. To be
     /// called before [`BoundPlan::clear`].
-    pub fn left(
-        &self,
-        plan: &ArchivedPlan,
-        step: usize,
-    ) -> Result<Vec<Left<P::Tensor>>, ReplayError> {
+    pub fn left(&self, plan: &Plan, step: usize) -> Result<Vec<Left<P::Tensor>>, ReplayError> {
         let failed = self.failed_at(step);
         let mut results = self.results[self.outputs..].iter();
         let left = plan.grads.iter().map(|grad| {
-            let gone = grad.gone.to_native();
-            let before = match gone <= failed {
+            let before = match grad.gone <= failed {
                 true => Left::Nothing,
                 false => Left::AsItWas,
             };
@@ -682,15 +575,14 @@ impl<P: Program> BoundPlan<P> {
                 return Ok(before);
             }
             let &(value, fresh) = results.next().ok_or_else(|| bind_error("a gradient"))?;
-            let read = plan.bindings.iter().any(|binding| {
-                matches!(binding.kind, ArchivedBindingKind::Grad) && binding.path == grad.path
-            });
-            Ok(match &plan.values[value as usize].def {
+            let read = plan
+                .bindings
+                .iter()
+                .any(|binding| binding.kind == BindingKind::Grad && binding.path == grad.path);
+            Ok(match plan.values[value as usize].def {
                 // Autograd takes a gradient as soon as it is there.
-                ArchivedDef::Instr(at) if at.to_native() < failed => {
-                    Left::Made(self.program.output(value, fresh)?)
-                }
-                ArchivedDef::Instr(_) if gone == NONE && !read => Left::Nothing,
+                Def::Instr(at) if at < failed => Left::Made(self.program.output(value, fresh)?),
+                Def::Instr(_) if grad.gone == NONE && !read => Left::Nothing,
                 _ => before,
             })
         });

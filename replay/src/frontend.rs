@@ -18,7 +18,7 @@ use std::ffi::CStr;
 use std::fmt::Debug;
 
 use rote_plans::schedule::Ops;
-use rote_plans::{ArchivedPlan, Device};
+use rote_plans::{Device, Plan};
 use rote_tracer::TensorEvent;
 
 use crate::agreement::Ranks;
@@ -167,7 +167,7 @@ pub trait Frontend: Debug + Sized {
     /// The ops that programs can run, for passes to ask.
     fn ops(&self) -> &dyn Ops;
     /// Slots for the values of a plan.
-    fn program(&self, plan: &ArchivedPlan) -> Result<Self::Program, ReplayError>;
+    fn program(&self, plan: &Plan) -> Result<Self::Program, ReplayError>;
 
     /// Holds a tensor.
     fn hold(&self, tensor: Self::Ref<'_>) -> TensorOf<Self>;

@@ -9,7 +9,7 @@ use std::ffi::{CStr, CString};
 
 use hashbrown::HashMap;
 use rote_plans::describe::placements;
-use rote_plans::{ArchivedPlan, NONE};
+use rote_plans::{NONE, Plan};
 
 use crate::backend::Program;
 use crate::executor::{Executor, ReplayError, Step};
@@ -46,18 +46,18 @@ pub struct Origins {
 
 impl Origins {
     /// Reads them from a plan.
-    pub fn of(plan: &ArchivedPlan) -> Self {
+    pub fn of(plan: &Plan) -> Self {
         let ops = plan.strategies.iter().map(|s| {
-            let op = plan.str(s.op.to_native());
+            let op = plan.str(s.op);
             // Profilers show ops without their overloads.
             let op = op.split_once('.').map_or(op, |(name, _)| name);
-            (op.to_owned(), plan.str(s.source.to_native()))
+            (op.to_owned(), plan.str(s.source))
         });
         let redistributions = plan.redistributions.iter().map(|r| {
-            let from = placements(plan, r.from.to_native());
-            let to = placements(plan, r.to.to_native());
+            let from = placements(plan, r.from);
+            let to = placements(plan, r.to);
             let what = format!("redistribute {from} -> {to}");
-            (what, plan.str(r.source.to_native()))
+            (what, plan.str(r.source))
         });
         let mut names: Vec<CString> = Vec::new();
         let mut ids: HashMap<CString, u32> = HashMap::new();
@@ -187,8 +187,6 @@ mod sample;
 
 #[cfg(test)]
 mod tests {
-    use rote_plans::PlanFile;
-
     use super::*;
 
     /// Each span as its name, its first step and the one past its last.
@@ -201,8 +199,7 @@ mod tests {
 
     #[test]
     fn a_redistribution_lies_in_the_op_that_it_is_for() {
-        let file = PlanFile::from_plan(&sample::small()).expect("a valid plan");
-        let origins = Origins::of(file.plan());
+        let origins = Origins::of(&sample::small());
         // A view, aten::mm, its all-reduce and the wait for it, aten::add.
         let executor = Executor {
             steps: vec![
@@ -229,9 +226,8 @@ mod tests {
 
     #[test]
     fn equal_ops_in_a_row_are_two_ranges_and_frees_end_none() {
-        let file = PlanFile::from_plan(&sample::large(4)).expect("a valid plan");
-        let plan = file.plan();
-        let origins = Origins::of(plan);
+        let plan = sample::large(4);
+        let origins = Origins::of(&plan);
         let (first, second) = (&plan.strategies[0], &plan.strategies[1]);
         let (first, second) = (first.instrs.indices(), second.instrs.indices());
         let instrs: Vec<u32> = [&first, &second]

@@ -1,8 +1,7 @@
 //! Plans bound to a framework that is not PyTorch: what runs when, what lasts, and what a failure leaves.
 
-use rote_plans::instr::ArchivedInstr;
 use rote_plans::schedule::{DYNAMIC, Into};
-use rote_plans::{BindingKind, Instr, Plan, PlanFile, Scalar, Schedule};
+use rote_plans::{BindingKind, Instr, Plan, Scalar, Schedule};
 use rote_replay::{BoundPlan, Left, ReplayError};
 
 use std::rc::Rc;
@@ -28,16 +27,16 @@ const FIRST: [&str; 10] = [
 ];
 
 struct Step {
-    file: PlanFile,
+    plan: Plan,
     bound: BoundPlan<Fake>,
     weight: Tensor,
 }
 
 impl Step {
-    fn new(plan: &Plan, schedule: &Schedule) -> Self {
-        let file = PlanFile::from_plan(plan).expect("a valid plan");
+    fn new(plan: Plan, schedule: &Schedule) -> Self {
+        plan.check().expect("a valid plan");
         let program = Fake::on(Rc::default());
-        let bound = BoundPlan::bind(program, file.plan(), schedule).expect("binds");
+        let bound = BoundPlan::bind(program, &plan, schedule).expect("binds");
         let weight = Tensor::new((0..64).map(|i| i as f32).collect(), &[8, 8]);
         for &(kind, slot) in bound.bindings() {
             if kind == BindingKind::State {
@@ -45,14 +44,14 @@ impl Step {
             }
         }
         Step {
-            file,
+            plan,
             bound,
             weight,
         }
     }
 
     fn small() -> Self {
-        Step::new(&sample::small(), &Schedule::default())
+        Step::new(sample::small(), &Schedule::default())
     }
 
     /// Binds what a replay needs.
@@ -151,7 +150,7 @@ fn the_arena_keeps_the_place_of_a_result_and_what_lies_in_it_is_not_freed() {
     };
     schedule.offsets[spare as usize] = 128;
     schedule.once[once as usize] = true;
-    let mut step = Step::new(&plan, &schedule);
+    let mut step = Step::new(plan, &schedule);
     let place = step.bound.program().slots.borrow()[&spare].clone();
     assert_eq!(place.offset, 32);
     for x in [1.0, 2.0] {
@@ -185,11 +184,9 @@ fn a_run_that_fails_says_where_and_what_it_has_left() {
         };
         assert_eq!(message, format!("{failing}: out of memory"));
         assert_eq!(step.log().last().map(String::as_str), Some(failing));
-        let plan = step.file.plan();
+        let plan = &step.plan;
         let kinds = plan.instrs.get(done);
-        assert!(
-            matches!(kinds, Some(ArchivedInstr::Local { op, .. }) if plan.str(op.to_native()) == failing)
-        );
+        assert!(matches!(kinds, Some(Instr::Local { op, .. }) if plan.str(*op) == failing));
         assert_eq!(step.bound.is_undone_at(plan, at), undone);
         assert_eq!(step.bound.written_before(plan, at).len(), written);
         let left = step.bound.left(plan, at).expect("gradients");
@@ -207,7 +204,7 @@ fn what_each_instruction_makes_or_writes_is_shown() {
     let mut step = Step::small();
     step.prepare(1.0, 0.5);
     let mut seen = Vec::new();
-    let plan = step.file.plan();
+    let plan = &step.plan;
     step.bound
         .run_shown(plan, &mut |instr, value, tensor| {
             seen.push((instr, value, tensor.elements().len()))
@@ -220,9 +217,9 @@ fn what_each_instruction_makes_or_writes_is_shown() {
 
 #[test]
 fn a_plan_with_an_op_that_the_framework_lacks_is_not_bound() {
-    let file = PlanFile::from_plan(&sample::large(4)).expect("a valid plan");
-    let error = BoundPlan::bind(Fake::default(), file.plan(), &Schedule::default())
-        .expect_err("lacks addmm");
+    let plan = sample::large(4);
+    let error =
+        BoundPlan::bind(Fake::default(), &plan, &Schedule::default()).expect_err("lacks addmm");
     assert_eq!(
         error.to_string(),
         "cannot bind the plan: there is no op aten::addmm"
@@ -233,7 +230,7 @@ fn a_plan_with_an_op_that_the_framework_lacks_is_not_bound() {
         offsets: vec![DYNAMIC],
         ..Schedule::default()
     };
-    let error = BoundPlan::bind(Fake::default(), file.plan(), &short).expect_err("another plan's");
+    let error = BoundPlan::bind(Fake::default(), &plan, &short).expect_err("another plan's");
     assert_eq!(
         error.to_string(),
         "cannot bind the plan: the schedule is not one for this plan"

@@ -18,7 +18,7 @@ use std::ffi::CStr;
 use std::rc::{Rc, Weak};
 
 use rote::plans::schedule::Ops;
-use rote::plans::{ArchivedPlan, DType, Device, Marks};
+use rote::plans::{DType, Device, Marks, Plan};
 use rote::replay::frontend::{Bound, CallFacts, Describe, Frontend, Place, WordPlace};
 use rote::replay::{Backend, BoundPlan, ReplayError};
 use rote::tracer::TensorEvent;
@@ -265,7 +265,7 @@ impl Frontend for Plain {
         &*self.machine
     }
 
-    fn program(&self, _plan: &ArchivedPlan) -> Result<Fake, ReplayError> {
+    fn program(&self, _plan: &Plan) -> Result<Fake, ReplayError> {
         Ok(Fake::on(self.machine.clone()))
     }
 

@@ -10,8 +10,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use rote_plans::instr::ArchivedCollective;
-use rote_plans::{ArchivedPlan, Device, PlanFile, RngAction, Schedule};
+use rote_plans::{Collective, Device, Plan, RngAction, Schedule};
 use rote_replay::{Backend, BoundPlan, Communicator, LocalOp, NumberSite, Program, ReplayError};
 
 #[path = "../tests/fixed_plan/mod.rs"]
@@ -45,15 +44,15 @@ impl Backend for NoOp {
         Ok(())
     }
 
-    fn bind_place(&mut self, _: &ArchivedPlan, _: u32, _: u64) -> Result<(), ReplayError> {
+    fn bind_place(&mut self, _: &Plan, _: u32, _: u64) -> Result<(), ReplayError> {
         Ok(())
     }
 
-    fn bind_op(&mut self, _: &ArchivedPlan, _: &LocalOp<'_>) -> Result<u32, ReplayError> {
+    fn bind_op(&mut self, _: &Plan, _: &LocalOp<'_>) -> Result<u32, ReplayError> {
         Ok(self.next())
     }
 
-    fn bind_view(&mut self, _: &ArchivedPlan, _: u32, _: u32) -> Result<u32, ReplayError> {
+    fn bind_view(&mut self, _: &Plan, _: u32, _: u32) -> Result<u32, ReplayError> {
         Ok(self.next())
     }
 
@@ -91,11 +90,7 @@ impl Backend for NoOp {
 }
 
 impl Communicator for NoOp {
-    fn bind_collective(
-        &mut self,
-        _: &ArchivedPlan,
-        _: &ArchivedCollective,
-    ) -> Result<u32, ReplayError> {
+    fn bind_collective(&mut self, _: &Plan, _: &Collective) -> Result<u32, ReplayError> {
         Ok(self.next())
     }
 
@@ -135,9 +130,8 @@ fn measure(c: &mut Criterion, name: &str, mut step: impl FnMut()) {
 }
 
 fn run(c: &mut Criterion) {
-    let plan = PlanFile::from_plan(&fixed_plan::plan()).expect("a valid plan");
-    let mut bound =
-        BoundPlan::bind(NoOp::default(), plan.plan(), &Schedule::default()).expect("binds");
+    let plan = fixed_plan::plan();
+    let mut bound = BoundPlan::bind(NoOp::default(), &plan, &Schedule::default()).expect("binds");
     measure(c, "no_op_backend", || {
         black_box(&mut bound).run().expect("runs")
     });

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_int, c_void};
 
 use rote_aten_ops::AtenOps;
 use rote_plans::schedule::Ops;
-use rote_plans::{ArchivedPlan, Device};
+use rote_plans::{Device, Plan};
 use rote_replay::frontend::{Bound, CallFacts, Counted, Frontend, Place, WordPlace};
 use rote_replay::{BoundPlan, ReplayError};
 
@@ -226,7 +226,7 @@ impl Frontend for Aten {
         &AtenOps
     }
 
-    fn program(&self, plan: &ArchivedPlan) -> Result<AtenProgram, ReplayError> {
+    fn program(&self, plan: &Plan) -> Result<AtenProgram, ReplayError> {
         AtenProgram::of(plan)
     }
 

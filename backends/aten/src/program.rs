@@ -6,16 +6,15 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 
-use rote_plans::instr::ArchivedCollective;
 use rote_plans::schedule::Into;
-use rote_plans::{ArchivedPlan, Device, NONE, RngAction, Schedule, keeps_to_arguments};
+use rote_plans::{Collective, Device, NONE, Plan, RngAction, Schedule, keeps_to_arguments};
 
 use rote_replay::{
     Backend, Bound, BoundPlan, Communicator, LocalOp, NumberSite, Program, ReplayError,
 };
 
 use crate::bridge::{Borrowed, Bridge, Object};
-use rote_events::args::{Arguments, c_string, ints_of};
+use rote_events::args::{Arguments, c_string};
 
 /// A plan's ops and slots on the bridge's side.
 #[derive(Debug)]
@@ -23,9 +22,9 @@ pub struct AtenProgram(*mut c_void);
 
 impl AtenProgram {
     /// A program with slots for the values of a plan.
-    pub fn of(plan: &ArchivedPlan) -> Result<Self, ReplayError> {
+    pub fn of(plan: &Plan) -> Result<Self, ReplayError> {
         let bridge = Bridge::get();
-        let (values, rng_slots) = (plan.values.len() as u32, plan.rng_slots.to_native());
+        let (values, rng_slots) = (plan.values.len() as u32, plan.rng_slots);
         // SAFETY: makes an object that `drop` frees.
         let program = unsafe { (bridge.functions().program_new)(values, rng_slots) };
         if program.is_null() {
@@ -64,11 +63,11 @@ impl AtenProgram {
     }
 
     /// Says how the results of an op must look that only its kernel decides about.
-    fn expect(&self, plan: &ArchivedPlan, op: u32, outs: &[u32]) -> Result<(), ReplayError> {
+    fn expect(&self, plan: &Plan, op: u32, outs: &[u32]) -> Result<(), ReplayError> {
         let bridge = Bridge::get();
         for (result, &out) in (0..).zip(outs).filter(|&(_, &out)| out != NONE) {
             let value = &plan.values[out as usize];
-            let (shape, strides) = (ints_of(plan, value.shape), ints_of(plan, value.strides));
+            let (shape, strides) = (plan.dims(value.shape), plan.dims(value.strides));
             // SAFETY: pointers and lengths of slices that outlive the call.
             bridge.check(unsafe {
                 (bridge.functions().program_expect)(
@@ -103,10 +102,7 @@ impl AtenProgram {
 /// # Errors
 ///
 /// As [`BoundPlan::bind`].
-pub fn bind(
-    plan: &ArchivedPlan,
-    schedule: &Schedule,
-) -> Result<BoundPlan<AtenProgram>, ReplayError> {
+pub fn bind(plan: &Plan, schedule: &Schedule) -> Result<BoundPlan<AtenProgram>, ReplayError> {
     BoundPlan::bind(AtenProgram::of(plan)?, plan, schedule)
 }
 
@@ -163,10 +159,10 @@ impl Backend for AtenProgram {
         })
     }
 
-    fn bind_place(&mut self, plan: &ArchivedPlan, id: u32, offset: u64) -> Result<(), ReplayError> {
+    fn bind_place(&mut self, plan: &Plan, id: u32, offset: u64) -> Result<(), ReplayError> {
         let bridge = Bridge::get();
         let value = &plan.values[id as usize];
-        let (shape, strides) = (ints_of(plan, value.shape), ints_of(plan, value.strides));
+        let (shape, strides) = (plan.dims(value.shape), plan.dims(value.strides));
         // SAFETY: pointers and lengths of slices that outlive the call; the
         // bridge checks the place.
         bridge.check(unsafe {
@@ -178,7 +174,7 @@ impl Backend for AtenProgram {
                 strides.as_ptr(),
                 shape.len() as u32,
                 offset,
-                value.storage_bytes.to_native(),
+                value.storage_bytes,
             )
         })
     }
@@ -190,11 +186,11 @@ impl Backend for AtenProgram {
             .check(unsafe { (bridge.functions().program_draws)(self.0, device.kind, device.index) })
     }
 
-    fn bind_op(&mut self, plan: &ArchivedPlan, op: &LocalOp<'_>) -> Result<u32, ReplayError> {
+    fn bind_op(&mut self, plan: &Plan, op: &LocalOp<'_>) -> Result<u32, ReplayError> {
         let bridge = Bridge::get();
         let mut arguments = Arguments::default();
         let mut prepared = Vec::with_capacity(op.args.len());
-        for arg in op.args {
+        for &arg in op.args {
             let slot = &mut |value: Option<u32>| value.map_or(-1, i64::from);
             prepared.push(arguments.arg(plan, arg, slot)?);
         }
@@ -230,10 +226,10 @@ impl Backend for AtenProgram {
         Ok(index)
     }
 
-    fn bind_view(&mut self, plan: &ArchivedPlan, base: u32, out: u32) -> Result<u32, ReplayError> {
+    fn bind_view(&mut self, plan: &Plan, base: u32, out: u32) -> Result<u32, ReplayError> {
         let bridge = Bridge::get();
         let value = &plan.values[out as usize];
-        let (shape, strides) = (ints_of(plan, value.shape), ints_of(plan, value.strides));
+        let (shape, strides) = (plan.dims(value.shape), plan.dims(value.strides));
         let mut index = 0;
         // SAFETY: pointers and lengths of slices that outlive the call.
         bridge.check(unsafe {
@@ -246,7 +242,7 @@ impl Backend for AtenProgram {
                 shape.as_ptr(),
                 strides.as_ptr(),
                 shape.len() as u32,
-                value.offset.to_native(),
+                value.offset,
                 &mut index,
             )
         })?;
@@ -332,28 +328,24 @@ impl Backend for AtenProgram {
 
 /// The script's own process groups (c10d).
 impl Communicator for AtenProgram {
-    fn bind_collective(
-        &mut self,
-        plan: &ArchivedPlan,
-        c: &ArchivedCollective,
-    ) -> Result<u32, ReplayError> {
+    fn bind_collective(&mut self, plan: &Plan, c: &Collective) -> Result<u32, ReplayError> {
         let bridge = Bridge::get();
-        let group = &plan.groups[c.group.to_native() as usize];
-        let group = c_string(plan.str(group.name.to_native()))?;
-        let shape = ints_of(plan, plan.values[c.output.to_native() as usize].shape);
-        let input_splits = ints_of(plan, c.input_splits);
-        let output_splits = ints_of(plan, c.output_splits);
+        let group = &plan.groups[c.group as usize];
+        let group = c_string(plan.str(group.name))?;
+        let shape = plan.dims(plan.values[c.output as usize].shape);
+        let input_splits = plan.dims(c.input_splits);
+        let output_splits = plan.dims(c.output_splits);
         let mut index = 0;
         // SAFETY: pointers and lengths of slices that outlive the call.
         bridge.check(unsafe {
             (bridge.functions().program_collective)(
                 self.0,
                 c.kind as u32,
-                c.reduce.as_ref().map_or(-1, |reduce| *reduce as i32),
+                c.reduce.map_or(-1, |reduce| reduce as i32),
                 group.as_ptr(),
-                c.root.to_native(),
-                c.input.to_native(),
-                c.output.to_native(),
+                c.root,
+                c.input,
+                c.output,
                 shape.as_ptr(),
                 shape.len() as u32,
                 input_splits.as_ptr(),

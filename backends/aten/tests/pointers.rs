@@ -9,7 +9,7 @@ use rote_aten::{
     Args, Aten, BoundPlan, Bridge, FactKind, FactTable, Group, Object, Recording, program,
 };
 use rote_plans::schedule::{DYNAMIC, Into};
-use rote_plans::{BindingKind, DType, Device, Plan, PlanFile, Schedule};
+use rote_plans::{BindingKind, DType, Device, Plan, Schedule};
 use rote_propagation::TensorMeta;
 use rote_replay::ReplayError;
 use rote_replay::agreement::Ranks;
@@ -23,10 +23,6 @@ mod rust_bridge;
 mod sample;
 
 use rust_bridge::{FAILING, LISTENED, length, object, rote_bridge_decref, said};
-
-fn file(plan: &Plan) -> PlanFile {
-    PlanFile::from_plan(plan).expect("a valid plan")
-}
 
 /// An object that is dropped with the result.
 fn held() -> Object {
@@ -60,9 +56,9 @@ fn replay(bound: &mut BoundPlan, number: f64) -> Result<(), ReplayError> {
 #[test]
 fn a_plan_is_bound_with_every_argument_and_replayed() {
     Bridge::link();
-    let file = file(&sample::small());
-    let mut bound = program::bind(file.plan(), &Schedule::default()).expect("binds");
-    drop(file); // nothing of it is kept
+    let plan = sample::small();
+    let mut bound = program::bind(&plan, &Schedule::default()).expect("binds");
+    drop(plan); // nothing of it is kept
     assert_eq!(
         said(),
         [
@@ -90,8 +86,8 @@ fn a_plan_is_bound_with_every_argument_and_replayed() {
 #[test]
 fn a_plan_runs_in_an_arena_watched_and_shown() {
     Bridge::link();
-    let file = file(&sample::small());
-    let (values, instrs) = (file.plan().values.len(), file.plan().instrs.len());
+    let plan = sample::small();
+    let (values, instrs) = (&plan.values.len(), &plan.instrs.len());
     let mut schedule = Schedule {
         once: vec![false; instrs],
         offsets: vec![DYNAMIC; values],
@@ -100,7 +96,7 @@ fn a_plan_runs_in_an_arena_watched_and_shown() {
         into: vec![(3, Into::Overload("out")), (6, Into::Copy)],
     };
     (schedule.once[8], schedule.offsets[3], schedule.offsets[4]) = (true, 0, 128);
-    let mut bound = program::bind(file.plan(), &schedule).expect("binds");
+    let mut bound = program::bind(&plan, &schedule).expect("binds");
     let words = said();
     assert_eq!(
         words[..3],
@@ -115,7 +111,7 @@ fn a_plan_runs_in_an_arena_watched_and_shown() {
     for _ in 0..2 {
         let mut seen = Vec::new();
         let mut show = |instr: u32, value: u32, tensor: Object| seen.push((instr, value, tensor));
-        bound.run_shown(file.plan(), &mut show).expect("runs");
+        bound.run_shown(&plan, &mut show).expect("runs");
         assert!(seen.len() > 4);
         replay(&mut bound, 1.0).expect("runs");
     }
@@ -124,8 +120,8 @@ fn a_plan_runs_in_an_arena_watched_and_shown() {
 #[test]
 fn a_run_that_fails_is_told_with_the_words_of_the_kernel() {
     Bridge::link();
-    let file = file(&sample::small());
-    let mut bound = program::bind(file.plan(), &Schedule::default()).expect("binds");
+    let plan = sample::small();
+    let mut bound = program::bind(&plan, &Schedule::default()).expect("binds");
     FAILING.set(Some(2)); // the third op
     for _ in 0..2 {
         let failed = replay(&mut bound, 1.0);
@@ -133,9 +129,9 @@ fn a_run_that_fails_is_told_with_the_words_of_the_kernel() {
             panic!("{failed:?}");
         };
         assert_eq!(message, "the kernel fails");
-        assert!(!bound.is_undone_at(file.plan(), step));
-        assert_eq!(bound.written_before(file.plan(), step), []);
-        let left = bound.left(file.plan(), step).expect("is known");
+        assert!(!bound.is_undone_at(&plan, step));
+        assert_eq!(bound.written_before(&plan, step), []);
+        let left = bound.left(&plan, step).expect("is known");
         assert!(matches!(left[..], [Left::Made(_), ..]), "{left:?}");
         assert!(bound.program().exception().is_some());
         assert!(bound.program().undo().expect("answers") && !bound.program().lost());
@@ -145,8 +141,8 @@ fn a_run_that_fails_is_told_with_the_words_of_the_kernel() {
 #[test]
 fn a_large_plan_is_replayed() {
     Bridge::link();
-    let file = file(&sample::large(40));
-    let mut bound = program::bind(file.plan(), &Schedule::default()).expect("binds");
+    let plan = sample::large(40);
+    let mut bound = program::bind(&plan, &Schedule::default()).expect("binds");
     for step in 0..2 {
         LISTENED.set(step == 1);
         replay(&mut bound, 0.5).expect("runs");

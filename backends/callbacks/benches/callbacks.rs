@@ -11,7 +11,7 @@ use rote_callbacks::{
     Leaf,
 };
 use rote_events::op::Arg;
-use rote_plans::{BindingKind, PlanFile, Schedule};
+use rote_plans::{BindingKind, Schedule};
 use rote_replay::{Bound, BoundPlan, Frontend};
 
 #[path = "../../../plans/tests/sample/mod.rs"]
@@ -128,7 +128,6 @@ fn framework(context: *mut c_void) -> Framework {
 
 fn overhead(c: &mut Criterion) {
     let plan = sample::large(OPS);
-    let file = PlanFile::from_plan(&plan).expect("a valid plan");
     let sizes = plan.dims(plan.values[0].shape).to_vec();
     let (rows, columns) = (sizes[0], sizes[1]);
     let made = |_| DlManagedTensor {
@@ -180,9 +179,9 @@ fn overhead(c: &mut Criterion) {
     // SAFETY: lists that live as long as the frontend.
     let arguments = unsafe { Arguments::new(&leaves, &[], &[]) };
     frontend.collect(arguments).expect("is read");
-    let program = frontend.program(file.plan()).expect("slots");
+    let program = frontend.program(&plan).expect("slots");
     let mut bound: BoundPlan<CallbackProgram> =
-        BoundPlan::bind(program, file.plan(), &Schedule::default()).expect("binds");
+        BoundPlan::bind(program, &plan, &Schedule::default()).expect("binds");
     let leaf = frontend.leaf(0).expect("a leaf").clone();
     let bindings = bound.bindings().to_vec();
     for &(kind, slot) in &bindings {

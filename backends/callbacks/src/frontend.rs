@@ -12,7 +12,7 @@ use std::thread::ThreadId;
 
 use hashbrown::HashMap;
 use rote_plans::schedule::Ops;
-use rote_plans::{ArchivedPlan, Device, GuardKind};
+use rote_plans::{Device, GuardKind, Plan};
 use rote_replay::agreement::Ranks;
 use rote_replay::frontend::{self, Bound, CallFacts, Describe, Frontend, Place, WordPlace};
 use rote_replay::{Backend, BoundPlan, ReplayError};
@@ -500,7 +500,7 @@ impl Frontend for Callbacks {
         &*self.framework
     }
 
-    fn program(&self, plan: &ArchivedPlan) -> Result<CallbackProgram, ReplayError> {
+    fn program(&self, plan: &Plan) -> Result<CallbackProgram, ReplayError> {
         CallbackProgram::of(&self.framework, plan)
     }
 

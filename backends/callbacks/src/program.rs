@@ -9,10 +9,9 @@ use std::ffi::{CString, c_int, c_void};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use rote_events::args::{Arguments, c_string, ints_of};
-use rote_plans::instr::ArchivedCollective;
+use rote_events::args::{Arguments, c_string};
 use rote_plans::schedule::Into;
-use rote_plans::{ArchivedPlan, DType, Device, NONE, RngAction, keeps_to_arguments};
+use rote_plans::{self as plans, DType, Device, NONE, Plan, RngAction, keeps_to_arguments};
 use rote_replay::{Backend, Bound, Communicator, LocalOp, NumberSite, Program, ReplayError};
 
 use crate::dl::{self, DlManagedTensor, DlTensor};
@@ -163,19 +162,13 @@ impl CallbackProgram {
     /// # Errors
     ///
     /// [`ReplayError::Bind`] for element types and devices that DLPack does not have.
-    pub fn of(framework: &Rc<Framework>, plan: &ArchivedPlan) -> Result<Self, ReplayError> {
+    pub fn of(framework: &Rc<Framework>, plan: &Plan) -> Result<Self, ReplayError> {
         let slots = plan.values.iter().map(|value| {
-            let (dtype, device) = (
-                DType(value.dtype.0),
-                Device {
-                    kind: value.device.kind,
-                    index: value.device.index,
-                },
-            );
+            let (dtype, device) = (value.dtype, value.device);
             let unknown = || bind_error(format!("DLPack has no {dtype} on {device}"));
-            let sizes = ints_of(plan, value.shape);
-            let strides = ints_of(plan, value.strides);
-            let contiguous = crate::tensor::contiguous(&sizes) == *strides;
+            let sizes = plan.dims(value.shape);
+            let strides = plan.dims(value.strides);
+            let contiguous = crate::tensor::contiguous(sizes) == *strides;
             let dims: Rc<[i64]> = [sizes, strides].concat().into();
             let ndim = dims.len() / 2;
             let shape = Rc::as_ptr(&dims).cast::<i64>().cast_mut(); // nobody writes there
@@ -192,8 +185,8 @@ impl CallbackProgram {
                 dims,
                 dtype,
                 device,
-                root: value.root.to_native(),
-                storage_bytes: value.storage_bytes.to_native(),
+                root: value.root,
+                storage_bytes: value.storage_bytes,
                 contiguous,
                 full: Cell::new(false),
                 memory: Cell::default(),
@@ -212,7 +205,7 @@ impl CallbackProgram {
             made: Rc::new([]),
             arena: None,
             draws: Vec::new(),
-            generators: plan.rng_slots.to_native(),
+            generators: plan.rng_slots,
             under_way: Cell::new(0),
             reading: RefCell::default(),
             allocated: Cell::new(0),
@@ -466,7 +459,7 @@ impl Backend for CallbackProgram {
         Ok(())
     }
 
-    fn bind_place(&mut self, _: &ArchivedPlan, value: u32, offset: u64) -> Result<(), ReplayError> {
+    fn bind_place(&mut self, _: &Plan, value: u32, offset: u64) -> Result<(), ReplayError> {
         let (block, bytes) =
             (self.arena.as_ref()).ok_or_else(|| bind_error("there is no arena"))?;
         let place = self.slot(value);
@@ -491,7 +484,7 @@ impl Backend for CallbackProgram {
         Ok(())
     }
 
-    fn bind_op(&mut self, plan: &ArchivedPlan, op: &LocalOp<'_>) -> Result<u32, ReplayError> {
+    fn bind_op(&mut self, plan: &Plan, op: &LocalOp<'_>) -> Result<u32, ReplayError> {
         let bind = self
             .framework
             .bind_op
@@ -506,7 +499,7 @@ impl Backend for CallbackProgram {
             None => -1,
         };
         let mut prepared = Vec::with_capacity(op.args.len());
-        for arg in op.args {
+        for &arg in op.args {
             prepared.push(arguments.arg(plan, arg, &mut place)?);
         }
         let (name, overload) = (c_string(op.name)?, c_string(op.overload)?);
@@ -574,15 +567,15 @@ impl Backend for CallbackProgram {
         Ok(self.ops.len() as u32 - 1)
     }
 
-    fn bind_view(&mut self, plan: &ArchivedPlan, base: u32, out: u32) -> Result<u32, ReplayError> {
+    fn bind_view(&mut self, plan: &Plan, base: u32, out: u32) -> Result<u32, ReplayError> {
         let value = &plan.values[out as usize];
-        let element = DType(value.dtype.0).bytes().unwrap_or(1) as i64;
+        let element = value.dtype.bytes().unwrap_or(1) as i64;
         if value.marks.0 != 0 {
             return Err(bind_error(
                 "a view is conjugated or negated, which DLPack cannot tell",
             ));
         }
-        let bytes = (value.offset.to_native().checked_mul(element))
+        let bytes = (value.offset.checked_mul(element))
             .and_then(|bytes| isize::try_from(bytes).ok())
             .ok_or_else(|| bind_error("a view's offset is too large"))?;
         self.views.push((base, out, bytes));
@@ -685,39 +678,31 @@ impl Backend for CallbackProgram {
 }
 
 impl Communicator for CallbackProgram {
-    fn bind_collective(
-        &mut self,
-        plan: &ArchivedPlan,
-        c: &ArchivedCollective,
-    ) -> Result<u32, ReplayError> {
+    fn bind_collective(&mut self, plan: &Plan, c: &plans::Collective) -> Result<u32, ReplayError> {
         let bind = (self.framework.bind_collective)
             .ok_or_else(|| bind_error("the plan has collectives, and `bind_collective` is null"))?;
-        let group = &plan.groups[c.group.to_native() as usize];
-        let group: CString = c_string(plan.str(group.name.to_native()))?;
-        let (input_splits, output_splits) = (
-            ints_of(plan, c.input_splits),
-            ints_of(plan, c.output_splits),
-        );
+        let group = &plan.groups[c.group as usize];
+        let group: CString = c_string(plan.str(group.name))?;
+        let (input_splits, output_splits) = (plan.dims(c.input_splits), plan.dims(c.output_splits));
         let list = |list: &[i64]| match list {
             [] => std::ptr::null(),
             list => list.as_ptr(),
         };
         let described = Collective {
             kind: c.kind as u32,
-            reduce: c.reduce.as_ref().map_or(-1, |reduce| *reduce as i32),
+            reduce: c.reduce.map_or(-1, |reduce| reduce as i32),
             group: group.as_ptr(),
-            root: c.root.to_native(),
+            root: c.root,
             n_input_splits: input_splits.len() as u32,
-            input_splits: list(&input_splits),
-            output_splits: list(&output_splits),
+            input_splits: list(input_splits),
+            output_splits: list(output_splits),
             n_output_splits: output_splits.len() as u32,
         };
         let mut number = 0;
         // SAFETY: the framework vouches for its functions; what is passed outlives the call.
         let status = unsafe { bind(self.framework.context, &described, &mut number) };
         (self.framework.check("bind_collective", status)).map_err(ReplayError::Bind)?;
-        self.collectives
-            .push((number, c.input.to_native(), c.output.to_native()));
+        self.collectives.push((number, c.input, c.output));
         Ok(self.collectives.len() as u32 - 1)
     }
 

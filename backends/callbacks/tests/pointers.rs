@@ -11,7 +11,7 @@ use rote_callbacks::{
 use rote_events::op::{Arg, tag};
 use rote_passes::{Selection, optimize};
 use rote_plans::schedule::{DYNAMIC, Into};
-use rote_plans::{BindingKind, Device, Instr, NONE, Plan, PlanFile, Schedule};
+use rote_plans::{BindingKind, Device, Instr, NONE, Plan, Schedule};
 use rote_replay::{Bound, BoundPlan, Frontend, ReplayError};
 
 #[path = "../../../plans/tests/sample/mod.rs"]
@@ -290,7 +290,7 @@ fn replays(
 ) -> (Vec<Result<(), ReplayError>>, Vec<f32>) {
     let state = State::default();
     state.sizes.replace(sizes_of(plan));
-    let file = PlanFile::from_plan(plan).expect("a valid plan");
+    plan.check().expect("a valid plan");
     let mut frontend = Callbacks::new(framework(&state));
     let tensors = plan.bindings.iter().map(|binding| {
         let sizes = plan
@@ -321,8 +321,8 @@ fn replays(
     let mut ended = Vec::new();
     let mut kept = Vec::new();
     {
-        let program = frontend.program(file.plan()).expect("slots");
-        let mut bound = BoundPlan::bind(program, file.plan(), schedule).expect("binds");
+        let program = frontend.program(plan).expect("slots");
+        let mut bound = BoundPlan::bind(program, plan, schedule).expect("binds");
         for run in 0..4 {
             state.started.borrow_mut().clear();
             state.failing.set(failing.filter(|_| run == 2));

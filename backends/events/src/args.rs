@@ -3,8 +3,7 @@
 use std::ffi::{CString, c_char};
 use std::ptr;
 
-use rote_plans::instr::ArchivedArg;
-use rote_plans::{ArchivedPlan, NONE};
+use rote_plans::{Arg, NONE, Plan};
 
 use rote_replay::ReplayError;
 
@@ -73,57 +72,47 @@ impl Arguments {
     /// [`ReplayError::Bind`] for text with a zero byte.
     pub fn arg(
         &mut self,
-        plan: &ArchivedPlan,
-        arg: &ArchivedArg,
+        plan: &Plan,
+        arg: Arg,
         tensor: &mut dyn FnMut(Option<u32>) -> i64,
     ) -> Result<sys::Arg, ReplayError> {
         Ok(match arg {
-            ArchivedArg::None => integer(tag::NONE, 0),
-            ArchivedArg::Value(value) => integer(tag::VALUE, tensor(Some(value.to_native()))),
-            ArchivedArg::Values(range) => {
-                let ids = plan.ids[range.indices()].iter().map(|id| id.to_native());
-                let numbers = ids.map(|id| tensor((id != NONE).then_some(id)));
+            Arg::None => integer(tag::NONE, 0),
+            Arg::Value(value) => integer(tag::VALUE, tensor(Some(value))),
+            Arg::Values(range) => {
+                let ids = plan.ids(range).iter();
+                let numbers = ids.map(|&id| tensor((id != NONE).then_some(id)));
                 self.ints(tag::VALUES, numbers.collect())
             }
-            ArchivedArg::Bool(value) => integer(tag::BOOL, i64::from(*value)),
-            ArchivedArg::Int(value) => integer(tag::INT, value.to_native()),
-            ArchivedArg::Float(value) => simple(
-                tag::FLOAT,
-                Payload {
-                    f: value.to_native(),
-                },
-            ),
-            ArchivedArg::Complex(re, im) => simple(
-                tag::COMPLEX,
-                Payload {
-                    c: [re.to_native(), im.to_native()],
-                },
-            ),
-            ArchivedArg::Scalar(_) => simple(tag::FLOAT, Payload { f: 0.0 }),
-            ArchivedArg::Wrapped(inner) => {
-                let inner = self.arg(plan, &plan.args[inner.to_native() as usize], tensor)?;
+            Arg::Bool(value) => integer(tag::BOOL, i64::from(value)),
+            Arg::Int(value) => integer(tag::INT, value),
+            Arg::Float(f) => simple(tag::FLOAT, Payload { f }),
+            Arg::Complex(re, im) => simple(tag::COMPLEX, Payload { c: [re, im] }),
+            Arg::Scalar(_) => simple(tag::FLOAT, Payload { f: 0.0 }),
+            Arg::Wrapped(inner) => {
+                let inner = self.arg(plan, plan.args[inner as usize], tensor)?;
                 self.list(tag::WRAPPED, Box::new([inner]))
             }
-            ArchivedArg::Ints(range) => self.ints(tag::INTS, ints_of(plan, *range)),
-            ArchivedArg::List(range) => {
+            Arg::Ints(range) => self.ints(tag::INTS, plan.dims(range).into()),
+            Arg::List(range) => {
                 let mut list = Vec::with_capacity(range.indices().len());
-                for inner in &plan.args[range.indices()] {
+                for &inner in &plan.args[range.indices()] {
                     list.push(self.arg(plan, inner, tensor)?);
                 }
                 self.list(tag::LIST, list.into())
             }
-            ArchivedArg::Str(text) => {
-                let text = c_string(plan.str(text.to_native()))?;
+            Arg::Str(text) => {
+                let text = c_string(plan.str(text))?;
                 let s = keep_text(&mut self.text, text);
                 simple(tag::STR, Payload { s })
             }
-            ArchivedArg::DType(dtype) => integer(tag::DTYPE, i64::from(dtype.0)),
-            ArchivedArg::Device(device) => integer(
+            Arg::DType(dtype) => integer(tag::DTYPE, i64::from(dtype.0)),
+            Arg::Device(device) => integer(
                 tag::DEVICE,
                 i64::from(device.kind) << 8 | i64::from(device.index as u8),
             ),
-            ArchivedArg::Layout(layout) => integer(tag::LAYOUT, i64::from(*layout)),
-            ArchivedArg::MemoryFormat(format) => integer(tag::MEMORY_FORMAT, i64::from(*format)),
+            Arg::Layout(layout) => integer(tag::LAYOUT, i64::from(layout)),
+            Arg::MemoryFormat(format) => integer(tag::MEMORY_FORMAT, i64::from(format)),
         })
     }
 }
@@ -139,12 +128,4 @@ fn bind_error(message: impl Into<String>) -> ReplayError {
 /// [`ReplayError::Bind`] for text with a zero byte.
 pub fn c_string(text: &str) -> Result<CString, ReplayError> {
     CString::new(text).map_err(|_| bind_error(format!("text {text:?} holds a zero byte")))
-}
-
-/// A list of integers of a plan.
-pub fn ints_of(plan: &ArchivedPlan, range: rote_plans::pool::ArchivedRange) -> Box<[i64]> {
-    plan.dims[range.indices()]
-        .iter()
-        .map(|dim| dim.to_native())
-        .collect()
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::binding::ArchivedBindingKind;
-use crate::describe::notation::{collective_kind, reduce_op};
+use crate::describe::notation::{collective_kind, native, reduce_op};
 use crate::instr::{ArchivedArg, ArchivedInstr};
 use crate::plan::ArchivedPlan;
 use crate::pool::NONE;
@@ -73,7 +73,7 @@ pub fn collectives(plan: &ArchivedPlan) -> Vec<CollectiveTotal> {
             continue;
         };
         let group = &plan.groups[collective.group.to_native() as usize];
-        let reduce = collective.reduce.as_ref().map(|op| reduce_op(*op));
+        let reduce = collective.reduce.as_ref().map(|op| reduce_op(native(op)));
         let key = (
             plan.str(group.label.to_native()),
             collective_kind(collective.kind),

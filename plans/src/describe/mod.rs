@@ -23,7 +23,7 @@ pub use figures::{
 };
 pub use json::json;
 pub use notation::{
-    Bytes, arg, collective_kind, instr, placement, placements, scalar, spec, tensor, text,
+    Bytes, Specs, arg, collective_kind, instr, placement, placements, scalar, spec, tensor, text,
 };
 pub(crate) use notation::{binding_kind, binding_marks, guard_kind};
 pub use sections::{ops, strategies, summary};

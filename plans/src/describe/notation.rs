@@ -2,15 +2,19 @@
 
 use std::fmt::{self, Display, Formatter, Write};
 
+use rkyv::api::high::HighDeserializer;
+use rkyv::rancor::Infallible;
+use rkyv::{Archive, Deserialize};
+
 use crate::binding::{
     ArchivedBinding, ArchivedBindingKind, ArchivedComparison, ArchivedGuardKind, ArchivedScalar,
 };
 use crate::instr::{
     ArchivedArg, ArchivedCollective, ArchivedCollectiveKind, ArchivedInstr, ArchivedRngAction,
 };
-use crate::placement::{ArchivedPlacement, ArchivedReduceOp};
-use crate::plan::ArchivedPlan;
-use crate::pool::NONE;
+use crate::placement::{Placement, ReduceOp};
+use crate::plan::{ArchivedPlan, Plan};
+use crate::pool::{NONE, StrId};
 use crate::value::{ArchivedDType, ArchivedDef, ArchivedDevice, DType, Device, Marks};
 
 /// Something that displays itself by a function.
@@ -125,31 +129,63 @@ pub fn tensor(plan: &ArchivedPlan, id: u32) -> impl Display {
     })
 }
 
+/// What a part of an archived plan is in memory.
+pub(crate) fn native<T: Archive<Archived: Deserialize<T, HighDeserializer<Infallible>>>>(
+    archived: &T::Archived,
+) -> T {
+    let Ok(native) = rkyv::deserialize(archived);
+    native
+}
+
+/// The specs of a plan: in memory, or in a file.
+pub trait Specs {
+    /// The placements of a spec, one per mesh dim.
+    fn placements(&self, spec: u32) -> impl Iterator<Item = Placement>;
+    /// The text with this id.
+    fn text(&self, id: StrId) -> &str;
+}
+
+impl Specs for Plan {
+    fn placements(&self, spec: u32) -> impl Iterator<Item = Placement> {
+        let range = self.specs[spec as usize].placements;
+        self.placements[range.indices()].iter().copied()
+    }
+
+    fn text(&self, id: StrId) -> &str {
+        self.str(id)
+    }
+}
+
+impl Specs for ArchivedPlan {
+    fn placements(&self, spec: u32) -> impl Iterator<Item = Placement> {
+        let range = self.specs[spec as usize].placements;
+        self.placements[range.indices()].iter().map(native)
+    }
+
+    fn text(&self, id: StrId) -> &str {
+        self.str(id)
+    }
+}
+
 /// One placement as DTensor prints it: `R`, `S(0)`, `_S(0,2)`, `P(sum)`.
-pub fn placement(plan: &ArchivedPlan, placement: ArchivedPlacement) -> impl Display {
+pub fn placement(plan: &impl Specs, placement: Placement) -> impl Display {
     written(move |f| match placement {
-        ArchivedPlacement::Replicate => f.write_str("R"),
-        ArchivedPlacement::Shard { dim } => write!(f, "S({dim})"),
-        ArchivedPlacement::StridedShard { dim, split_factor } => {
-            write!(f, "_S({dim},{split_factor})")
-        }
-        ArchivedPlacement::Partial { op } => write!(f, "P({})", reduce_op(op)),
-        ArchivedPlacement::Other { text: id } => {
-            write!(f, "{}", text(plan.str(id.to_native())))
-        }
+        Placement::Replicate => f.write_str("R"),
+        Placement::Shard { dim } => write!(f, "S({dim})"),
+        Placement::StridedShard { dim, split_factor } => write!(f, "_S({dim},{split_factor})"),
+        Placement::Partial { op } => write!(f, "P({})", reduce_op(op)),
+        Placement::Other { text: id } => write!(f, "{}", text(plan.text(id))),
     })
 }
 
 /// The placements of a spec, one per mesh dim: `S(0),R`. `-` for a plain
 /// tensor ([`NONE`]).
-pub fn placements(plan: &ArchivedPlan, spec: u32) -> impl Display {
+pub fn placements(plan: &impl Specs, spec: u32) -> impl Display {
     written(move |f| {
         if spec == NONE {
             return f.write_str("-");
         }
-        let spec = &plan.specs[spec as usize];
-        let placements = &plan.placements[spec.placements.indices()];
-        separated(f, ",", placements.iter().map(|p| placement(plan, *p)))
+        separated(f, ",", plan.placements(spec).map(|p| placement(plan, p)))
     })
 }
 
@@ -354,7 +390,7 @@ fn write_collective(
         collective_kind(*kind)
     )?;
     if let Some(op) = reduce.as_ref() {
-        write!(f, ", {}", reduce_op(*op))?;
+        write!(f, ", {}", reduce_op(native(op)))?;
     }
     if *kind == ArchivedCollectiveKind::Broadcast {
         write!(f, ", root {root}")?;
@@ -381,13 +417,13 @@ pub fn collective_kind(kind: ArchivedCollectiveKind) -> &'static str {
     }
 }
 
-pub(crate) fn reduce_op(op: ArchivedReduceOp) -> &'static str {
+pub(crate) fn reduce_op(op: ReduceOp) -> &'static str {
     match op {
-        ArchivedReduceOp::Sum => "sum",
-        ArchivedReduceOp::Avg => "avg",
-        ArchivedReduceOp::Max => "max",
-        ArchivedReduceOp::Min => "min",
-        ArchivedReduceOp::Product => "product",
+        ReduceOp::Sum => "sum",
+        ReduceOp::Avg => "avg",
+        ReduceOp::Max => "max",
+        ReduceOp::Min => "min",
+        ReduceOp::Product => "product",
     }
 }
 

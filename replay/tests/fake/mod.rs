@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use rote_plans::{ArchivedPlan, Device, RngAction};
+use rote_plans::{Device, Plan, RngAction};
 use rote_replay::{Backend, LocalOp, NumberSite, Program, ReplayError};
 
 pub mod machine;
@@ -59,7 +59,7 @@ impl Fake {
         found.ok_or_else(|| format!("slot {value} is empty"))
     }
 
-    fn bind_move(&mut self, plan: &ArchivedPlan, from: u32, to: u32) -> Result<u32, ReplayError> {
+    fn bind_move(&mut self, plan: &Plan, from: u32, to: u32) -> Result<u32, ReplayError> {
         let look = Tensor::default().seen(plan, to, 0);
         self.moves.push((from, to, look));
         Ok(self.moves.len() as u32 - 1)
@@ -74,12 +74,12 @@ impl Backend for Fake {
         Ok(())
     }
 
-    fn bind_place(&mut self, plan: &ArchivedPlan, id: u32, offset: u64) -> Result<(), ReplayError> {
+    fn bind_place(&mut self, plan: &Plan, id: u32, offset: u64) -> Result<(), ReplayError> {
         self.put(id, self.arena.seen(plan, id, offset as i64 / 4));
         Ok(())
     }
 
-    fn bind_op(&mut self, plan: &ArchivedPlan, op: &LocalOp<'_>) -> Result<u32, ReplayError> {
+    fn bind_op(&mut self, plan: &Plan, op: &LocalOp<'_>) -> Result<u32, ReplayError> {
         if !machine::OPS.contains(&op.name) {
             return Err(ReplayError::Bind(format!("there is no op {}", op.name)));
         }
@@ -87,7 +87,7 @@ impl Backend for Fake {
         Ok(self.ops.len() as u32 - 1)
     }
 
-    fn bind_view(&mut self, plan: &ArchivedPlan, base: u32, out: u32) -> Result<u32, ReplayError> {
+    fn bind_view(&mut self, plan: &Plan, base: u32, out: u32) -> Result<u32, ReplayError> {
         self.bind_move(plan, base, out)
     }
 

@@ -2,8 +2,7 @@
 
 use std::fmt::Debug;
 
-use rote_plans::ArchivedPlan;
-use rote_plans::instr::ArchivedCollective;
+use rote_plans::{Collective, Plan};
 use rote_replay::{Communicator, ReplayError};
 
 use super::{Fake, Tensor};
@@ -14,12 +13,8 @@ pub trait Network: Debug {
 }
 
 impl Communicator for Fake {
-    fn bind_collective(
-        &mut self,
-        plan: &ArchivedPlan,
-        c: &ArchivedCollective,
-    ) -> Result<u32, ReplayError> {
-        self.bind_move(plan, c.input.to_native(), c.output.to_native())
+    fn bind_collective(&mut self, plan: &Plan, c: &Collective) -> Result<u32, ReplayError> {
+        self.bind_move(plan, c.input, c.output)
     }
 
     fn start(&self, collective: u32) -> Result<(), String> {

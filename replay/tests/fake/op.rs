@@ -1,7 +1,6 @@
 //! An op of a plan, with its arguments as kernels take them: tensors, then numbers.
 
-use rote_plans::ArchivedPlan;
-use rote_plans::instr::ArchivedArg;
+use rote_plans::{Arg, Plan};
 use rote_replay::{LocalOp, NumberSite};
 
 /// Where a number is among the arguments, and in the list that is one.
@@ -17,7 +16,7 @@ pub struct Op {
 }
 
 impl Op {
-    pub fn of(plan: &ArchivedPlan, op: &LocalOp<'_>) -> Self {
+    pub fn of(plan: &Plan, op: &LocalOp<'_>) -> Self {
         let mut bound = Op {
             name: op.name.to_owned(),
             tensors: Vec::new(),
@@ -26,26 +25,23 @@ impl Op {
             in_arena: op.into.is_some(),
         };
         let args = (0..).zip(op.args);
-        args.for_each(|(at, arg)| bound.take(plan, (at, None), arg));
+        args.for_each(|(at, &arg)| bound.take(plan, (at, None), arg));
         bound
     }
 
-    fn take(&mut self, plan: &ArchivedPlan, at: At, arg: &ArchivedArg) {
+    fn take(&mut self, plan: &Plan, at: At, arg: Arg) {
         match arg {
-            ArchivedArg::Value(value) => self.tensors.push(value.to_native()),
-            ArchivedArg::Int(int) => self.numbers.push((at, int.to_native() as f64)),
-            ArchivedArg::Float(float) => self.numbers.push((at, float.to_native())),
-            ArchivedArg::Scalar(_) => self.numbers.push((at, f64::NAN)),
-            ArchivedArg::Ints(ints) => {
-                let ints = plan.dims[ints.indices()].iter();
-                let numbers = ints.map(|int| (at, int.to_native() as f64));
+            Arg::Value(value) => self.tensors.push(value),
+            Arg::Int(int) => self.numbers.push((at, int as f64)),
+            Arg::Float(float) => self.numbers.push((at, float)),
+            Arg::Scalar(_) => self.numbers.push((at, f64::NAN)),
+            Arg::Ints(ints) => {
+                let numbers = plan.dims(ints).iter().map(|&int| (at, int as f64));
                 self.numbers.extend(numbers);
             }
-            ArchivedArg::Wrapped(inner) => {
-                self.take(plan, at, &plan.args[inner.to_native() as usize]);
-            }
-            ArchivedArg::List(list) => {
-                for (i, arg) in (0..).zip(&plan.args[list.indices()]) {
+            Arg::Wrapped(inner) => self.take(plan, at, plan.args[inner as usize]),
+            Arg::List(list) => {
+                for (i, &arg) in (0..).zip(&plan.args[list.indices()]) {
                     self.take(plan, (at.0, Some(i)), arg);
                 }
             }

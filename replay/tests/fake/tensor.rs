@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use rote_plans::ArchivedPlan;
+use rote_plans::Plan;
 
 /// Some elements of shared memory, and their gradient.
 #[derive(Clone, Debug)]
@@ -51,13 +51,10 @@ impl Tensor {
     }
 
     /// How a value of a plan looks at this memory, that many elements on.
-    pub fn seen(&self, plan: &ArchivedPlan, value: u32, on: i64) -> Self {
+    pub fn seen(&self, plan: &Plan, value: u32, on: i64) -> Self {
         let value = &plan.values[value as usize];
-        let dims = |range: std::ops::Range<usize>| -> Vec<i64> {
-            plan.dims[range].iter().map(|dim| dim.to_native()).collect()
-        };
-        let (shape, strides) = (dims(value.shape.indices()), dims(value.strides.indices()));
-        self.view(&shape, &strides, on + value.offset.to_native())
+        let (shape, strides) = (plan.dims(value.shape), plan.dims(value.strides));
+        self.view(shape, strides, on + value.offset)
     }
 
     fn cells(&self) -> impl Iterator<Item = &Cell<f32>> {

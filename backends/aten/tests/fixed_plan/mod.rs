@@ -2,7 +2,7 @@
 //! result, replayed as a session does once its guards hold.
 
 use rote_aten::{Borrowed, BoundPlan, program};
-use rote_plans::{BindingKind, Plan, PlanFile, Schedule};
+use rote_plans::{BindingKind, Plan, Schedule};
 use rote_replay::Bound;
 
 #[path = "../../../../plans/tests/sample/mod.rs"]
@@ -25,8 +25,7 @@ pub struct FixedPlan {
 impl FixedPlan {
     /// Binds it. The bridge must be loaded.
     pub fn bind() -> Self {
-        let file = PlanFile::from_plan(&plan()).expect("a valid plan");
-        let bound = program::bind(file.plan(), &Schedule::default()).expect("binds");
+        let bound = program::bind(&plan(), &Schedule::default()).expect("binds");
         FixedPlan { bound, rate: 0.0 }
     }
 
