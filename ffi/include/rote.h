@@ -63,15 +63,6 @@
 // No index: there is no spec, no leaf or no slot.
 #define ROTE_NO_INDEX UINT32_MAX
 
-// Kind of binding: an argument of the captured function.
-#define ROTE_BINDING_ARG 0
-
-// Kind of binding: a tensor of the captured state.
-#define ROTE_BINDING_STATE 1
-
-// Kind of binding: the gradient of an argument or of a tensor of the state.
-#define ROTE_BINDING_GRAD 2
-
 // Kind of followed float: a number that the step reads, named by `path`.
 #define ROTE_FLOAT_READ 0
 
@@ -96,13 +87,22 @@
 // Kind of followed float: a to the power of b.
 #define ROTE_FLOAT_POW 7
 
-// Comparison of two followed floats: a == b.
+// Kind of binding: an argument of the captured function, bound at every call.
+#define ROTE_BINDING_ARG 0
+
+// Kind of binding: a tensor of the captured state, bound once and guarded by address.
+#define ROTE_BINDING_STATE 1
+
+// Kind of binding: the gradient of an argument or of a tensor of the state, bound at every call.
+#define ROTE_BINDING_GRAD 2
+
+// Comparison of two floats: `a == b`.
 #define ROTE_COMPARE_EQUAL 0
 
-// Comparison of two followed floats: a < b.
+// Comparison of two floats: `a < b`.
 #define ROTE_COMPARE_LESS 1
 
-// Comparison of two followed floats: a <= b.
+// Comparison of two floats: `a <= b`.
 #define ROTE_COMPARE_LESS_OR_EQUAL 2
 
 // Kind of guard: the nested structure of the arguments.
@@ -111,51 +111,50 @@
 // Kind of guard: the meta of a tensor argument, or the value of another argument.
 #define ROTE_GUARD_ARGUMENT 1
 
-// Kind of guard: a tensor of the state.
+// Kind of guard: a tensor of the state: meta and, within a process, address.
 #define ROTE_GUARD_STATE 2
 
-// Kind of guard: a value of the host that the step can reach, for example a flag or a number in a
-// configuration.
+// Kind of guard: a value of the host that the step can reach, for example a flag or a number in a configuration.
 #define ROTE_GUARD_HOST 3
 
-// Kind of guard: a global mode (grad mode, autocast, determinism, ...).
+// Kind of guard: a global mode: grad mode, autocast, determinism, default dtype.
 #define ROTE_GUARD_MODE 4
 
 // Kind of guard: world size and group membership.
 #define ROTE_GUARD_WORLD 5
 
-// `bind_op`: the framework cannot run the op so that it writes into given memory. The result is copied there.
-#define ROTE_NO_INTO 1
-
-// Collective: each rank gets the sum, or another reduction, of all.
+// Kind of collective: each rank gets the sum, or another reduction, of all.
 #define ROTE_ALL_REDUCE 0
 
-// Collective: each rank gets the tensors of all, joined along dim 0.
+// Kind of collective: each rank gets the tensors of all, joined along dim 0.
 #define ROTE_ALL_GATHER 1
 
-// Collective: each rank gets its slice of dim 0 of the reduction.
+// Kind of collective: each rank gets its slice of dim 0 of the reduction.
 #define ROTE_REDUCE_SCATTER 2
 
-// Collective: each rank sends a slice of dim 0 to each other one.
+// Kind of collective: each rank sends a slice of dim 0 to each other rank.
 #define ROTE_ALL_TO_ALL 3
 
-// Collective: each rank gets the tensor of one.
+// Kind of collective: each rank gets the tensor of one.
 #define ROTE_BROADCAST 4
 
-// Reduction: the sum.
+// Reduction: element-wise sum.
 #define ROTE_SUM 0
 
-// Reduction: the mean over the ranks.
+// Reduction: element-wise mean over the ranks.
 #define ROTE_AVG 1
 
-// Reduction: the largest.
+// Reduction: element-wise maximum.
 #define ROTE_MAX 2
 
-// Reduction: the smallest.
+// Reduction: element-wise minimum.
 #define ROTE_MIN 3
 
-// Reduction: the product.
+// Reduction: element-wise product.
 #define ROTE_PRODUCT 4
+
+// `bind_op`: the framework cannot run the op so that it writes into given memory. The result is copied there.
+#define ROTE_NO_INTO 1
 
 // Tensor flag: lazily conjugated.
 #define ROTE_TENSOR_CONJ 1

@@ -259,18 +259,11 @@ int rote_record_reach(RoteSession *session,
                       const char *place,
                       uint64_t storage);
 
-// Returns the number of a kind of fact by its name, for example `dict_item`; `UINT32_MAX` if there is no such
-// kind. `backends/aten/src/fact.rs` describes the kinds.
-//
-// Requires:
-// `name` must be a C string.
-uint32_t rote_fact_kind(const char *name);
-
-// Adds a fact that is checked at every call. `reads` is the number of a kind of fact, from `rote_fact_kind`.
-// It says which part of `container` is read. `key` is null for kinds without a key. `kind` is a kind of guard
-// (`ROTE_GUARD_HOST`, ...). `expected` describes the present value in a text that holds in another process
-// too. If the text is empty, the fact is not in the plan file. If `hyperparameter` is not 0, the value may
-// become a scalar binding.
+// Adds a fact that is checked at every call. `reads` is the number of a kind of fact (`FactKind` in
+// backends/aten/src/fact.rs). It says which part of `container` is read. `key` is null for kinds without a key.
+// `kind` is a kind of guard (`ROTE_GUARD_HOST`, ...). `expected` describes the present value in a text that holds in
+// another process too. If the text is empty, the fact is not in the plan file. If `hyperparameter` is not 0, the value
+// may become a scalar binding.
 //
 // Requires:
 // Pointers must be live, texts C strings, and the GIL held.

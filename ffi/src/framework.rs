@@ -15,7 +15,7 @@ use rote_callbacks::{
 use rote_events::events;
 use rote_events::op::{Op, Tensor};
 
-use crate::record::{NO_RECORDING, ROTE_REFUSED, guard_kind, optional};
+use crate::record::{NO_RECORDING, ROTE_REFUSED, optional};
 use crate::session::{
     ROTE_EAGER, ROTE_RECORD, ROTE_REPLAYED, RoteSession, Sessions, config, entered, made, process,
 };
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn rote_session_fact(
     unsafe {
         with(session, |session, _| {
             let fact = Fact {
-                kind: guard_kind(kind)?,
+                kind: GuardKind::try_from(kind)?,
                 name: text(name)?.to_owned(),
                 number: number != 0,
             };

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int};
 
 use rote::Outcome;
-use rote::plans::{BindingKind, Comparison, GuardKind, RngAction};
+use rote::plans::{Comparison, GuardKind, RngAction};
 use rote::tracer::Refusal;
 use rote::tracer::scalars::Origin;
 
@@ -22,13 +22,6 @@ pub const ROTE_MAY_RAISE_LATE: c_int = 3;
 /// No index: there is no spec, no leaf or no slot.
 pub const ROTE_NO_INDEX: u32 = u32::MAX;
 
-/// Kind of binding: an argument of the captured function.
-pub const ROTE_BINDING_ARG: u32 = 0;
-/// Kind of binding: a tensor of the captured state.
-pub const ROTE_BINDING_STATE: u32 = 1;
-/// Kind of binding: the gradient of an argument or of a tensor of the state.
-pub const ROTE_BINDING_GRAD: u32 = 2;
-
 /// Kind of followed float: a number that the step reads, named by `path`.
 pub const ROTE_FLOAT_READ: u32 = 0;
 /// Kind of followed float: a constant.
@@ -45,27 +38,6 @@ pub const ROTE_FLOAT_MUL: u32 = 5;
 pub const ROTE_FLOAT_DIV: u32 = 6;
 /// Kind of followed float: a to the power of b.
 pub const ROTE_FLOAT_POW: u32 = 7;
-
-/// Comparison of two followed floats: a == b.
-pub const ROTE_COMPARE_EQUAL: u32 = 0;
-/// Comparison of two followed floats: a < b.
-pub const ROTE_COMPARE_LESS: u32 = 1;
-/// Comparison of two followed floats: a <= b.
-pub const ROTE_COMPARE_LESS_OR_EQUAL: u32 = 2;
-
-/// Kind of guard: the nested structure of the arguments.
-pub const ROTE_GUARD_STRUCTURE: u32 = 0;
-/// Kind of guard: the meta of a tensor argument, or the value of another argument.
-pub const ROTE_GUARD_ARGUMENT: u32 = 1;
-/// Kind of guard: a tensor of the state.
-pub const ROTE_GUARD_STATE: u32 = 2;
-/// Kind of guard: a value of the host that the step can reach, for example a flag or a number in a
-/// configuration.
-pub const ROTE_GUARD_HOST: u32 = 3;
-/// Kind of guard: a global mode (grad mode, autocast, determinism, ...).
-pub const ROTE_GUARD_MODE: u32 = 4;
-/// Kind of guard: world size and group membership.
-pub const ROTE_GUARD_WORLD: u32 = 5;
 
 /// Runs `$body` with the recording of a session of any framework, in a function of the ABI.
 macro_rules! record {
@@ -84,27 +56,6 @@ pub(crate) const NO_RECORDING: &str = "no recording is in progress";
 
 pub(crate) fn optional(index: u32) -> Option<u32> {
     (index != ROTE_NO_INDEX).then_some(index)
-}
-
-pub(crate) fn binding_kind(kind: u32) -> Result<BindingKind, String> {
-    match kind {
-        ROTE_BINDING_ARG => Ok(BindingKind::Arg),
-        ROTE_BINDING_STATE => Ok(BindingKind::State),
-        ROTE_BINDING_GRAD => Ok(BindingKind::Grad),
-        _ => Err(format!("{kind} is not a kind of binding: expected 0 to 2")),
-    }
-}
-
-pub(crate) fn guard_kind(kind: u32) -> Result<GuardKind, String> {
-    match kind {
-        ROTE_GUARD_STRUCTURE => Ok(GuardKind::Structure),
-        ROTE_GUARD_ARGUMENT => Ok(GuardKind::Argument),
-        ROTE_GUARD_STATE => Ok(GuardKind::State),
-        ROTE_GUARD_HOST => Ok(GuardKind::Host),
-        ROTE_GUARD_MODE => Ok(GuardKind::Mode),
-        ROTE_GUARD_WORLD => Ok(GuardKind::World),
-        _ => Err(format!("{kind} is not a kind of guard: expected 0 to 5")),
-    }
 }
 
 /// Registers a spec and sets `*index` to its number. The text of a spec is `device|mesh shape|dim
@@ -169,7 +120,7 @@ pub unsafe extern "C" fn rote_record_guard(
     // SAFETY: the caller vouches for the session and what is passed.
     unsafe {
         record!(session, |_, recording| {
-            recording.guard(guard_kind(kind)?, text(subject)?, text(expected)?);
+            recording.guard(GuardKind::try_from(kind)?, text(subject)?, text(expected)?);
             Ok(ROTE_OK)
         })
     }
@@ -492,12 +443,7 @@ pub unsafe extern "C" fn rote_record_compared(
     holds: c_int,
 ) -> c_int {
     record!(session, |_, recording| {
-        let how = match how {
-            ROTE_COMPARE_EQUAL => Comparison::Equal,
-            ROTE_COMPARE_LESS => Comparison::Less,
-            ROTE_COMPARE_LESS_OR_EQUAL => Comparison::LessOrEqual,
-            _ => return Err(format!("{how} is not a comparison: expected 0 to 2").into()),
-        };
+        let how = Comparison::try_from(how)?;
         recording.compare_floats(how, a, b, holds != 0)?;
         Ok(ROTE_OK)
     })

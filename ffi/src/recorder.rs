@@ -7,7 +7,7 @@ use rote::tracer::{Recorder, Refusal, TensorEvent};
 use rote_events::events;
 use rote_events::op::{Op, Tensor};
 
-use crate::record::{ROTE_REFUSED, binding_kind};
+use crate::record::ROTE_REFUSED;
 use crate::session::process;
 use crate::spec;
 use crate::status::{Answer, ROTE_OK, guarded, set_error, slice, text};
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn rote_recorder_name_tensor(
     // SAFETY: the caller vouches for the pointers.
     unsafe {
         with(recorder, |recorder| {
-            let (kind, path) = (binding_kind(kind)?, text(path)?);
+            let (kind, path) = (BindingKind::try_from(kind)?, text(path)?);
             let (tensor, spec) = (self::tensor(tensor, path)?, spec::optional(text(spec)?)?);
             if tensor.storage == 0 {
                 return Err(format!("the tensor {path} has no storage").into());

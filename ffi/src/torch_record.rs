@@ -3,13 +3,14 @@
 use std::ffi::{CString, c_char, c_int, c_void};
 
 use rote::facts::NewFact;
+use rote::plans::{BindingKind, GuardKind};
 use rote::recording::{ActiveRecording, NewTensor};
 use rote_aten::sys::Sink;
 use rote_aten::{Aten, Bridge, FactKind};
 
 use crate::record::{
-    NO_RECORDING, ROTE_MAY_RAISE, ROTE_MAY_RAISE_LATE, ROTE_NO_INDEX, ROTE_REFUSED, binding_kind,
-    guard_kind, optional, rote_record_global_begin, rote_record_global_end,
+    NO_RECORDING, ROTE_MAY_RAISE, ROTE_MAY_RAISE_LATE, ROTE_NO_INDEX, ROTE_REFUSED, optional,
+    rote_record_global_begin, rote_record_global_end,
 };
 use crate::session::{RoteSession, torch};
 use crate::status::{Answer, ROTE_OK, give_text, guarded, object, out, text};
@@ -85,7 +86,7 @@ pub unsafe extern "C" fn rote_record_tensor(
     unsafe {
         record(session, |aten, recording| {
             let tensor = NewTensor {
-                kind: binding_kind(kind)?,
+                kind: BindingKind::try_from(kind)?,
                 path: text(path)?,
                 spec: optional(spec),
                 leaf: optional(leaf),
@@ -121,23 +122,11 @@ pub unsafe extern "C" fn rote_record_reach(
     }
 }
 
-/// Returns the number of a kind of fact by its name, for example `dict_item`; `UINT32_MAX` if there is no such
-/// kind. `backends/aten/src/fact.rs` describes the kinds.
-///
-/// # Safety
-/// `name` must be a C string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_fact_kind(name: *const c_char) -> u32 {
-    // SAFETY: the caller vouches for the text.
-    let kind = unsafe { text(name) }.ok().and_then(FactKind::named);
-    kind.map_or(u32::MAX, |kind| kind as u32)
-}
-
-/// Adds a fact that is checked at every call. `reads` is the number of a kind of fact, from `rote_fact_kind`.
-/// It says which part of `container` is read. `key` is null for kinds without a key. `kind` is a kind of guard
-/// (`ROTE_GUARD_HOST`, ...). `expected` describes the present value in a text that holds in another process
-/// too. If the text is empty, the fact is not in the plan file. If `hyperparameter` is not 0, the value may
-/// become a scalar binding.
+/// Adds a fact that is checked at every call. `reads` is the number of a kind of fact (`FactKind` in
+/// backends/aten/src/fact.rs). It says which part of `container` is read. `key` is null for kinds without a key.
+/// `kind` is a kind of guard (`ROTE_GUARD_HOST`, ...). `expected` describes the present value in a text that holds in
+/// another process too. If the text is empty, the fact is not in the plan file. If `hyperparameter` is not 0, the value
+/// may become a scalar binding.
 ///
 /// # Safety
 /// Pointers must be live, texts C strings, and the GIL held.
@@ -157,7 +146,7 @@ pub unsafe extern "C" fn rote_record_fact(
         record(session, |_, recording| {
             let reads = FactKind::try_from(reads)?;
             let fact = NewFact {
-                kind: guard_kind(kind)?,
+                kind: GuardKind::try_from(kind)?,
                 subject: text(subject)?,
                 text: text(expected)?,
                 hyperparameter: hyperparameter != 0,

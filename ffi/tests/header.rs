@@ -1,8 +1,12 @@
-//! The headers in `include/` say what the library has: they are generated from `src/`, and whoever changes one changes
-//! the other.
+//! What C, C++ and Python are told of the library is generated: the headers in `include/`, `torch/abi.h` and
+//! `python/rote/_numbers.py`. `ROTE_BLESS=1` writes them anew.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+mod numbers;
+
+use numbers::{Numbers, cpp_struct};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -86,29 +90,37 @@ const HEADERS: [Header; 2] = [
 #[test]
 fn the_headers_are_fresh() {
     for header in &HEADERS {
-        let path = Path::new(CRATE).join("include").join(header.name);
-        let fresh = generate(header);
-        if std::env::var_os("ROTE_BLESS").is_some() {
-            fs::create_dir_all(path.parent().expect("a folder")).expect("made the folder");
-            fs::write(&path, &fresh).expect("wrote the header");
-            continue;
-        }
-        let stale = fs::read_to_string(&path).unwrap_or_default();
-        let line = stale
-            .lines()
-            .zip(fresh.lines())
-            .take_while(|(old, new)| old == new)
-            .count();
-        assert!(
-            stale == fresh,
-            "{} is stale from line {} on\n  there:  {}\n  should: {}\n\
-             regenerate it: ROTE_BLESS=1 cargo test -p rote-ffi --test header",
-            path.display(),
-            line + 1,
-            stale.lines().nth(line).unwrap_or("(end)"),
-            fresh.lines().nth(line).unwrap_or("(end)"),
-        );
+        is_fresh(&format!("include/{}", header.name), &generate(header));
     }
+}
+
+#[test]
+fn the_header_of_the_bridge_is_fresh() {
+    is_fresh("torch/abi.h", &abi());
+}
+
+#[test]
+fn the_numbers_of_python_are_fresh() {
+    is_fresh("python/rote/_numbers.py", &python());
+}
+
+fn is_fresh(path: &str, fresh: &str) {
+    let path = Path::new(CRATE).join(path);
+    if std::env::var_os("ROTE_BLESS").is_some() {
+        return fs::write(&path, fresh).expect("is written");
+    }
+    let stale = fs::read_to_string(&path).unwrap_or_default();
+    let same = |(old, new): &(&str, &str)| old == new;
+    let line = stale.lines().zip(fresh.lines()).take_while(same).count();
+    assert!(
+        stale == fresh,
+        "{} is stale from line {} on\n  there:  {}\n  should: {}\n\
+         regenerate it: ROTE_BLESS=1 cargo test -p rote-ffi --test header",
+        path.display(),
+        line + 1,
+        stale.lines().nth(line).unwrap_or("(end)"),
+        fresh.lines().nth(line).unwrap_or("(end)"),
+    );
 }
 
 #[test]
@@ -135,6 +147,11 @@ fn generate(header: &Header) -> String {
     for module in header.modules {
         builder = builder.with_src(readable(module));
     }
+    if header.name == "rote.h" {
+        let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join("numbers.rs");
+        fs::write(&copy, numbers_of_c()).expect("written");
+        builder = builder.with_src(copy);
+    }
     for structs in header.structs {
         builder = builder.with_src(Path::new(CRATE).join(structs));
     }
@@ -144,6 +161,103 @@ fn generate(header: &Header) -> String {
         .expect("the sources are parsed")
         .write(&mut text);
     String::from_utf8(text).expect("UTF-8")
+}
+
+fn binding_kinds() -> Numbers {
+    Numbers::of_enum("plans/src/binding.rs", "BindingKind")
+}
+
+fn guard_kinds() -> Numbers {
+    Numbers::of_enum("plans/src/binding.rs", "GuardKind")
+}
+
+fn comparisons() -> Numbers {
+    Numbers::of_enum("plans/src/binding.rs", "Comparison")
+}
+
+fn fact_kinds() -> Numbers {
+    Numbers::of_enum("backends/aten/src/fact.rs", "FactKind")
+}
+
+/// Numbers that C is told of beside those of the modules.
+fn numbers_of_c() -> String {
+    [
+        binding_kinds().c("u32", "ROTE_BINDING_"),
+        comparisons().c("u32", "ROTE_COMPARE_"),
+        guard_kinds().c("u32", "ROTE_GUARD_"),
+        Numbers::of_enum("plans/src/instr.rs", "CollectiveKind").c("u32", "ROTE_"),
+        Numbers::of_enum("plans/src/placement.rs", "ReduceOp").c("i32", "ROTE_"),
+    ]
+    .concat()
+}
+
+/// What the bridge is told.
+fn abi() -> String {
+    let ops = "backends/events/src/op.rs";
+    let frontend = "replay/src/frontend.rs";
+    let (words, sys) = ("backends/aten/src/words.rs", "backends/aten/src/sys.rs");
+    let (fields, modes) = (
+        Numbers::of_enum(words, "Field"),
+        Numbers::of_enum(words, "Mode"),
+    );
+    let parts = [
+        Numbers::of_constants(sys, None, "u32").cpp_constants("uint32_t"),
+        Numbers::of_constants(ops, Some("tag"), "u8")
+            .about("The tag of an argument: which member of its union is set.")
+            .cpp("Tag", "uint8_t", "k"),
+        Numbers::of_enum(sys, "Into").cpp("Into", "uint8_t", "kInto"),
+        Numbers::of_enum(frontend, "Bound").cpp("Bound", "uint32_t", "kBind"),
+        Numbers::of_constants(ops, None, "u8")
+            .about("Flags of a tensor.")
+            .cpp("TensorFlags", "uint8_t", "k"),
+        Numbers::of_constants("plans/src/value.rs", Some(""), "Marks")
+            .about("What a plan says that a value is marked as.")
+            .cpp("Marks", "uint8_t", "kMarked"),
+        Numbers::of_constants(ops, None, "u32")
+            .about("Flags of an op.")
+            .cpp("OpFlags", "uint32_t", "k"),
+        fields.cpp("Field", "uint32_t", "kField"),
+        modes.cpp("Mode", "uint32_t", "kMode"),
+        modes.cpp_count("kModes"),
+        fact_kinds().cpp("FactKind", "uint32_t", "k"),
+        fact_kinds().cpp_count("kFactKinds"),
+        cpp_struct(frontend, "Place"),
+        cpp_struct(frontend, "WordPlace"),
+        cpp_struct(ops, "Tensor"),
+        cpp_struct(ops, "Arg"),
+        cpp_struct(ops, "Op"),
+        cpp_struct(sys, "Sink"),
+    ];
+    format!(
+        "// What crosses the border between the bridge and Rust.\n\
+         // Generated by `ROTE_BLESS=1 cargo test -p rote-ffi --test header`. Edit backends/ instead.\n\
+         #pragma once\n#include <cstdint>\n\nnamespace rote {{\n\n{}\n}}  // namespace rote\n",
+        parts.join("\n")
+    )
+}
+
+/// The numbers that Python is told of.
+fn python() -> String {
+    let parts = [
+        Numbers::of_constants("ffi/src/session.rs", None, "c_int")
+            .about("What becomes of a call.")
+            .python(""),
+        Numbers::of_constants("ffi/src/record.rs", None, "c_int")
+            .about("What becomes of a recording.")
+            .python(""),
+        Numbers::of_constants("ffi/src/record.rs", None, "u32")
+            .about("No index, and kinds of followed floats.")
+            .python(""),
+        binding_kinds().python("BINDING_"),
+        comparisons().python("COMPARE_"),
+        guard_kinds().python(""),
+        fact_kinds().python(""),
+    ];
+    format!(
+        "\"\"\"Numbers that the library and Python exchange.\n\n\
+         Generated by `ROTE_BLESS=1 cargo test -p rote-ffi --test header`. Edit the Rust sources instead.\n\"\"\"\n{}",
+        parts.concat()
+    )
 }
 
 /// A copy of a module as a reader of C needs it: the subject of the module above

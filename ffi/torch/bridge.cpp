@@ -223,7 +223,7 @@ EXPORT int rote_bridge_held_difference(const Held* held, const Call* call, int64
 }
 
 EXPORT int rote_bridge_call_collect(Call* call, PyObject* args, PyObject* kwargs, const uint64_t** words,
-                                    const Fact** facts, uint32_t* n) {
+                                    const WordPlace** facts, uint32_t* n) {
   return guarded([&] {
     call->collect(args, kwargs);
     *words = call->words.data();

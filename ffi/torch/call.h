@@ -97,7 +97,7 @@ inline OtherContainers other_containers;
 class Call {
  public:
   std::vector<uint64_t> words;
-  std::vector<Fact> facts;
+  std::vector<WordPlace> facts;
   std::vector<PyObject*> leaves;  // borrowed: the caller holds the arguments
 
   // The storages and tensors of the captured state, to see arguments that alias it.
@@ -178,9 +178,9 @@ class Call {
     parts_.clear();
     kept_ = kept;
     structure_ = 0x5242;
-    add(0, kStructure, 0);  // filled in below
+    add(0, kFieldStructure, 0);  // filled in below
     uint32_t mode = 0;
-    read_modes(world_, kept, [&](uint64_t word) { add(mode++, kStructure, word); });
+    read_modes(world_, kept, [&](uint64_t word) { add(mode++, kFieldStructure, word); });
     flatten(args_, 0);
     flatten(kwargs_, 0);
     words[0] = structure_;
@@ -267,41 +267,41 @@ class Call {
     leaves.push_back(object);
     bool is_tensor = THPVariable_Check(object);
     structure_ = mix(structure_, is_tensor ? 4 : 5);
-    add(at, kType, identity(reinterpret_cast<PyObject*>(Py_TYPE(object))));
+    add(at, kFieldType, identity(reinterpret_cast<PyObject*>(Py_TYPE(object))));
     if (is_tensor) return tensor(at, object);
-    if (PyFloat_CheckExact(object)) return add(at, kValueField, Content::float_bits(object));
+    if (PyFloat_CheckExact(object)) return add(at, kFieldValue, Content::float_bits(object));
     if (PyLong_CheckExact(object)) {
       int overflow = 0;
       long long small = PyLong_AsLongLongAndOverflow(object, &overflow);
-      if (!overflow) return add(at, kValueField, static_cast<uint64_t>(small));
+      if (!overflow) return add(at, kFieldValue, static_cast<uint64_t>(small));
     }
-    add(at, kValueField, Content(Content::kAll, kept_).word(object));
+    add(at, kFieldValue, Content(Content::kAll, kept_).word(object));
     if (form_of(object) == Form::kIdentity) return;
     compare_in_full(object);
     // Which of equal values are one object, where programs may ask.
-    if (form_of(object) > Form::kNumber) add(at, kAlias, containers_.add(address(object)));
+    if (form_of(object) > Form::kNumber) add(at, kFieldAlias, containers_.add(address(object)));
   }
 
   void tensor(uint32_t leaf, PyObject* object) {
     const at::Tensor& outer = THPVariable_Unpack(object);
     bool distributed = is_dtensor(object);
     at::Tensor local = settled_tensor(object, distributed);
-    add(leaf, kDTypeField, static_cast<uint64_t>(local.scalar_type()));
-    add(leaf, kDeviceField, static_cast<uint64_t>(local.device().type()) << 8 |
+    add(leaf, kFieldDType, static_cast<uint64_t>(local.scalar_type()));
+    add(leaf, kFieldDevice, static_cast<uint64_t>(local.device().type()) << 8 |
                                 static_cast<uint8_t>(local.device().index()));
-    add(leaf, kRequiresGrad, grad_flags(outer));
+    add(leaf, kFieldRequiresGrad, grad_flags(outer));
     if (kept_) kept_->push_back(hooks_of(object));
-    add(leaf, kGraph, outer.grad_fn() != nullptr);
-    add(leaf, kGradField, outer.is_leaf() ? grad_word(outer) : 0);
+    add(leaf, kFieldGraph, outer.grad_fn() != nullptr);
+    add(leaf, kFieldGrad, outer.is_leaf() ? grad_word(outer) : 0);
     if (distributed) {
       py::object spec = py::reinterpret_steal<py::object>(PyObject_GetAttr(object, classes.spec_name));
       if (!spec) throw py::error_already_set();
-      placed(leaf, kMesh, spec.attr("mesh").ptr());
-      placed(leaf, kPlacements, spec.attr("placements").ptr());
-      add(leaf, kGlobalShape, outer.dim());
-      for (int64_t size : outer.sizes()) add(leaf, kGlobalShape, size);
-      for (int64_t stride : outer.strides()) add(leaf, kGlobalStrides, stride);
-      add(leaf, kGlobalStrides, outer.storage_offset());
+      placed(leaf, kFieldMesh, spec.attr("mesh").ptr());
+      placed(leaf, kFieldPlacements, spec.attr("placements").ptr());
+      add(leaf, kFieldGlobalShape, outer.dim());
+      for (int64_t size : outer.sizes()) add(leaf, kFieldGlobalShape, size);
+      for (int64_t stride : outer.strides()) add(leaf, kFieldGlobalStrides, stride);
+      add(leaf, kFieldGlobalStrides, outer.storage_offset());
     }
     attributes_of(leaf, object);
     if (distributed) {
@@ -310,19 +310,19 @@ class Call {
     }
     if (outer.is_leaf() && outer.grad().defined()) {
       py::object grad = py::reinterpret_steal<py::object>(THPVariable_Wrap(outer.grad()));
-      add(leaf, kGradField, identity(reinterpret_cast<PyObject*>(Py_TYPE(grad.ptr()))));
+      add(leaf, kFieldGrad, identity(reinterpret_cast<PyObject*>(Py_TYPE(grad.ptr()))));
       attributes_of(leaf, grad.ptr());
     }
-    add(leaf, kShape, local.dim());
-    for (int64_t size : local.sizes()) add(leaf, kShape, size);
+    add(leaf, kFieldShape, local.dim());
+    for (int64_t size : local.sizes()) add(leaf, kFieldShape, size);
     uint32_t same = tensors_.add(address(object));
     if (local.layout() != at::kStrided || !local.has_storage()) {
-      add(leaf, kStorageFlags, static_cast<uint64_t>(local.layout()) + 16);
-      add(leaf, kAlias, same);
+      add(leaf, kFieldStorageFlags, static_cast<uint64_t>(local.layout()) + 16);
+      add(leaf, kFieldAlias, same);
       return;
     }
-    for (int64_t stride : local.strides()) add(leaf, kStrides, stride);
-    add(leaf, kStorageFlags, (local.is_conj() ? 1 : 0) | (local.is_neg() ? 2 : 0));
+    for (int64_t stride : local.strides()) add(leaf, kFieldStrides, stride);
+    add(leaf, kFieldStorageFlags, (local.is_conj() ? 1 : 0) | (local.is_neg() ? 2 : 0));
     alias(leaf, object, outer, local, same);
   }
 
@@ -330,7 +330,7 @@ class Call {
   void attributes_of(uint32_t leaf, PyObject* tensor) {
     PyObject* own = attributes(tensor);
     if (!own) return;
-    add(leaf, kAttributes, Content(Content::kAll, kept_).word(own));
+    add(leaf, kFieldAttributes, Content(Content::kAll, kept_).word(own));
     compare_in_full(own);
   }
 
@@ -349,7 +349,7 @@ class Call {
     uint32_t first = storages_.add(address(storage));
     starts_.push_back({leaf, start, &outer});
     auto extent = extent_of(local);
-    add(leaf, kAlias, extent && overlaps(*extent));
+    add(leaf, kFieldAlias, extent && overlaps(*extent));
     if (extent) {
       extents_.push_back(*extent);
       foreign_leaf_ |= extent->foreign;
@@ -357,19 +357,19 @@ class Call {
     auto state = state_.find(address(storage));
     if (state != state_.end()) {
       auto named = state_objects_.find(address(object));
-      add(leaf, kAlias, 1ull << 32 | state->second);
-      add(leaf, kAlias, static_cast<uint64_t>(start));
-      add(leaf, kAlias, named == state_objects_.end() ? 0 : named->second + 1);
-      add(leaf, kAlias, same);
-      add(leaf, kAlias, kin(outer));
+      add(leaf, kFieldAlias, 1ull << 32 | state->second);
+      add(leaf, kFieldAlias, static_cast<uint64_t>(start));
+      add(leaf, kFieldAlias, named == state_objects_.end() ? 0 : named->second + 1);
+      add(leaf, kFieldAlias, same);
+      add(leaf, kFieldAlias, kin(outer));
     } else if (first != own) {
-      add(leaf, kAlias, 1ull << 33 | starts_[first].leaf);
-      add(leaf, kAlias, static_cast<uint64_t>(start - starts_[first].bytes));
-      add(leaf, kAlias, same);
-      add(leaf, kAlias, mix(kin(*starts_[first].tensor), kin(outer)));
+      add(leaf, kFieldAlias, 1ull << 33 | starts_[first].leaf);
+      add(leaf, kFieldAlias, static_cast<uint64_t>(start - starts_[first].bytes));
+      add(leaf, kFieldAlias, same);
+      add(leaf, kFieldAlias, mix(kin(*starts_[first].tensor), kin(outer)));
     } else {
-      add(leaf, kAlias, 0);
-      add(leaf, kAlias, 0);
+      add(leaf, kFieldAlias, 0);
+      add(leaf, kFieldAlias, 0);
     }
   }
 

@@ -447,7 +447,7 @@ class Recording {
     if (value.isInt()) {
       arg.i = value.toInt();
       switch (type->kind()) {
-        case c10::TypeKind::ScalarTypeType: arg.tag = kDType; break;
+        case c10::TypeKind::ScalarTypeType: arg.tag = kDtype; break;
         case c10::TypeKind::LayoutType: arg.tag = kLayout; break;
         case c10::TypeKind::MemoryFormatType: arg.tag = kMemoryFormat; break;
         default: arg.tag = kInt;

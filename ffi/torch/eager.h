@@ -94,7 +94,7 @@ class EagerCall {
       case c10::TypeKind::BoolType: return number(arg).toBool();
       case c10::TypeKind::IntType:
       case c10::TypeKind::SymIntType:
-        if (arg.tag == kDType || arg.tag == kLayout || arg.tag == kMemoryFormat) return arg.i;
+        if (arg.tag == kDtype || arg.tag == kLayout || arg.tag == kMemoryFormat) return arg.i;
         return number(arg).toLong();
       case c10::TypeKind::StringType:
         TORCH_CHECK(arg.tag == kStr, "argument ", formal.name(), " is a text");
@@ -103,7 +103,7 @@ class EagerCall {
       default:
         if (arg.tag == kNone) return c10::IValue();
         // ScalarType, Layout and MemoryFormat, where schemas keep their names.
-        TORCH_CHECK(arg.tag == kDType || arg.tag == kLayout || arg.tag == kMemoryFormat, "argument ", formal.name(),
+        TORCH_CHECK(arg.tag == kDtype || arg.tag == kLayout || arg.tag == kMemoryFormat, "argument ", formal.name(),
                     " of type ", type->str(), " cannot be given");
         return arg.i;
     }

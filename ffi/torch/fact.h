@@ -71,7 +71,7 @@ inline std::vector<Py_ssize_t> present(const FactEntry& fact) {
 
 // Whether the entries of a dict, by identity, decide what a fact sees.
 inline bool of_dict(const FactEntry& fact) {
-  return fact.kind == kDictItem || fact.kind == kEntrySize || fact.kind == kAbsent || (fact.kind == kSize && PyDict_Check(fact.container)) ||
+  return fact.kind == kDictItem || fact.kind == kEntrySize || fact.kind == kNoneOf || (fact.kind == kSize && PyDict_Check(fact.container)) ||
          (fact.kind == kItems && PyDict_CheckExact(fact.container));
 }
 
@@ -216,7 +216,7 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
     case kOwn:
       out[0] = own_word(fact);
       return;
-    case kAbsent:
+    case kNoneOf:
       out[0] = 0;
       for (Py_ssize_t i : present(fact)) out[0] = mix(out[0], static_cast<uint64_t>(i));
       return;

@@ -120,7 +120,7 @@ class FactTable {
   std::string text(uint32_t index, bool held) const {
     const FactEntry& fact = at(index);
     switch (fact.kind) {
-      case kAbsent: {
+      case kNoneOf: {
         const auto there = held ? std::vector<Py_ssize_t>() : present(fact);
         return there.empty() ? "absent" : py::cast<std::string>(PyTuple_GET_ITEM(fact.key, there.front()));
       }

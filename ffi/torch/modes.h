@@ -1,4 +1,4 @@
-// PyTorch's global settings as words, in the order of `MODES` (src/facts.rs).
+// PyTorch's global settings as words, one for each mode.
 #pragma once
 #include <type_traits>
 #include <vector>
@@ -23,6 +23,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "abi.h"
 #include "values.h"
 
 namespace rote {
@@ -193,18 +194,20 @@ inline void read_modes(uint64_t world, std::vector<py::object>* kept, Add&& add)
   if (torch::autograd::ForwardADLevel::try_get_by_idx(0)) around |= kForwardMode;
   if (!at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) around |= kSavedTensorsHooks;
   if (keys.included_.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode)) around |= kTransforms;
-  add(around);
-  add(c10::GradMode::is_enabled());
-  add(c10::InferenceMode::is_enabled());
-  add(autocast_settings());
-  add(deterministic_settings());
-  add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
-  add(mix(choice_settings(), kernel_settings()));
-  add(device);
-  add(autograd_settings());
-  add(mix(keys.included_.raw_repr(), keys.excluded_.raw_repr()));
-  add(thread_settings());
-  add(world);
+  uint64_t words[kModes] = {};
+  words[kModeAround] = around;
+  words[kModeGradMode] = c10::GradMode::is_enabled();
+  words[kModeInferenceMode] = c10::InferenceMode::is_enabled();
+  words[kModeAutocast] = autocast_settings();
+  words[kModeDeterministic] = deterministic_settings();
+  words[kModeDefaultDtype] = static_cast<uint64_t>(c10::get_default_dtype_as_scalartype());
+  words[kModeBackends] = mix(choice_settings(), kernel_settings());
+  words[kModeDefaultDevice] = device;
+  words[kModeAutograd] = autograd_settings();
+  words[kModeDispatchKeys] = mix(keys.included_.raw_repr(), keys.excluded_.raw_repr());
+  words[kModeThreads] = thread_settings();
+  words[kModeProcessGroup] = world;
+  for (uint64_t word : words) add(word);
 }
 
 }  // namespace rote

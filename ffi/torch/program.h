@@ -738,7 +738,7 @@ class Program {
     switch (arg.tag) {
       case kNone: return c10::IValue();
       case kBool: return arg.i != 0;
-      case kDType:
+      case kDtype:
         TORCH_CHECK(arg.i >= 0 && arg.i < static_cast<int64_t>(at::ScalarType::NumOptions), "no element type: ", arg.i);
         return arg.i;
       case kInt:

@@ -5,19 +5,23 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use crate::numbered;
 use crate::pool::{InstrId, Range, StrId, ValueId};
 
-/// Whose tensor a binding names.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
-#[repr(u8)]
-pub enum BindingKind {
-    /// An argument of the captured function, bound at every call.
-    Arg,
-    /// A tensor of the captured state, bound once and guarded by address.
-    State,
-    /// The `.grad` of a state tensor or argument, bound at every call.
-    Grad,
+numbered! {
+    "kind of binding";
+    /// Whose tensor a binding names.
+    #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
+    #[repr(u8)]
+    pub enum BindingKind {
+        /// An argument of the captured function, bound at every call.
+        Arg = "argument",
+        /// A tensor of the captured state, bound once and guarded by address.
+        State = "state",
+        /// The gradient of an argument or of a tensor of the state, bound at every call.
+        Grad = "gradient",
+    }
 }
 
 /// A name tied to a tensor that the plan reads or writes.
@@ -84,17 +88,20 @@ pub struct GradResult {
     pub gone: InstrId,
 }
 
-/// How two scalars compare.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
-#[repr(u8)]
-pub enum Comparison {
-    /// `a == b`
-    Equal,
-    /// `a < b`
-    Less,
-    /// `a <= b`
-    LessOrEqual,
+numbered! {
+    "comparison of two floats";
+    /// How two scalars compare.
+    #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
+    #[repr(u8)]
+    pub enum Comparison {
+        /// `a == b`
+        Equal,
+        /// `a < b`
+        Less,
+        /// `a <= b`
+        LessOrEqual,
+    }
 }
 
 impl Comparison {
@@ -158,23 +165,26 @@ pub enum Scalar {
     },
 }
 
-/// Where a guard looks.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
-#[repr(u8)]
-pub enum GuardKind {
-    /// The pytree structure of the arguments.
-    Structure,
-    /// An argument: meta of a tensor, or the value of anything else.
-    Argument,
-    /// A tensor of the state: meta and, within a process, address.
-    State,
-    /// A Python value that the function can reach.
-    Host,
-    /// A global mode: grad mode, autocast, determinism, default dtype.
-    Mode,
-    /// World size and group membership.
-    World,
+numbered! {
+    "kind of guard";
+    /// Where a guard looks.
+    #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
+    #[repr(u8)]
+    pub enum GuardKind {
+        /// The nested structure of the arguments.
+        Structure = "structure",
+        /// The meta of a tensor argument, or the value of another argument.
+        Argument = "argument",
+        /// A tensor of the state: meta and, within a process, address.
+        State = "state",
+        /// A value of the host that the step can reach, for example a flag or a number in a configuration.
+        Host = "host",
+        /// A global mode: grad mode, autocast, determinism, default dtype.
+        Mode = "mode",
+        /// World size and group membership.
+        World = "world",
+    }
 }
 
 /// One fact that must hold for the plan to be used.

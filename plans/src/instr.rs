@@ -4,25 +4,29 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use crate::numbered;
 use crate::placement::ReduceOp;
 use crate::pool::{Range, StrId, ValueId};
 use crate::value::{DType, Device};
 
-/// Which collective a [`Instr::Collective`] is.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
-#[repr(u8)]
-pub enum CollectiveKind {
-    /// Reduce, result on every rank.
-    AllReduce,
-    /// Concatenate every rank's tensor along dim 0.
-    AllGather,
-    /// Reduce, then each rank keeps its slice of dim 0.
-    ReduceScatter,
-    /// Each rank sends a slice of dim 0 to each other rank.
-    AllToAll,
-    /// One rank's tensor on every rank.
-    Broadcast,
+numbered! {
+    "kind of collective";
+    /// Which collective a [`Instr::Collective`] is.
+    #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
+    #[repr(u8)]
+    pub enum CollectiveKind {
+        /// Each rank gets the sum, or another reduction, of all.
+        AllReduce = "all_reduce",
+        /// Each rank gets the tensors of all, joined along dim 0.
+        AllGather = "all_gather",
+        /// Each rank gets its slice of dim 0 of the reduction.
+        ReduceScatter = "reduce_scatter",
+        /// Each rank sends a slice of dim 0 to each other rank.
+        AllToAll = "all_to_all",
+        /// Each rank gets the tensor of one.
+        Broadcast = "broadcast",
+    }
 }
 
 impl CollectiveKind {

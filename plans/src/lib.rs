@@ -9,6 +9,7 @@
 //! | [`placement`], [`mesh`] | specs, placements, meshes, process groups |
 //! | [`strategy`] | decisions of the sharding system, for people and tools |
 //! | [`pool`] | ids and ranges |
+//! | `numbered` | enums whose numbers other languages know |
 //! | [`header`], [`mod@file`] | the file: written whole or not at all, opened in place |
 //! | [`check`] | the rules that the tables must keep |
 //! | [`schedule`] | the schedule of a bound plan: what runs once, and where results lie |
@@ -31,6 +32,7 @@ pub mod file;
 pub mod header;
 pub mod instr;
 pub mod mesh;
+mod numbered;
 pub mod placement;
 pub mod plan;
 pub mod pool;

@@ -4,24 +4,28 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use crate::numbered;
 use crate::pool::{Range, StrId};
 
-/// The reduction that turns a partial tensor into a whole one, and that a
-/// reducing collective applies.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
-#[repr(u8)]
-pub enum ReduceOp {
-    /// Element-wise sum.
-    Sum,
-    /// Element-wise mean over the ranks.
-    Avg,
-    /// Element-wise maximum.
-    Max,
-    /// Element-wise minimum.
-    Min,
-    /// Element-wise product.
-    Product,
+numbered! {
+    "reduction";
+    /// The reduction that turns a partial tensor into a whole one, and that a
+    /// reducing collective applies.
+    #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
+    #[repr(u8)]
+    pub enum ReduceOp {
+        /// Element-wise sum.
+        Sum = "sum",
+        /// Element-wise mean over the ranks.
+        Avg = "avg",
+        /// Element-wise maximum.
+        Max = "max",
+        /// Element-wise minimum.
+        Min = "min",
+        /// Element-wise product.
+        Product = "product",
+    }
 }
 
 /// How one mesh dim holds a tensor, in DTensor's terms.

@@ -169,12 +169,6 @@ fn parse_placement(text: &str) -> Option<Placement> {
 
 /// Reads the name of a reduction.
 pub fn parse_reduce(text: &str) -> Option<ReduceOp> {
-    Some(match text {
-        "sum" => ReduceOp::Sum,
-        "avg" => ReduceOp::Avg,
-        "max" => ReduceOp::Max,
-        "min" => ReduceOp::Min,
-        "product" => ReduceOp::Product,
-        _ => return None,
-    })
+    let number = ReduceOp::TEXTS.iter().position(|name| *name == text)?;
+    Some(ReduceOp::ALL[number])
 }

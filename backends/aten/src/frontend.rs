@@ -203,7 +203,7 @@ impl Frontend for Aten {
     }
 
     fn is_watched(&self) -> bool {
-        self.words.get(words::AROUND) != Some(&0)
+        self.words.get(words::Mode::Around.word()) != Some(&0)
     }
 
     fn word(&self, index: usize, place: Option<&WordPlace>, leaves: &[String]) -> String {

@@ -14,6 +14,7 @@ use rote_replay::{
 };
 
 use crate::bridge::{Borrowed, Bridge, Object};
+use crate::sys;
 use rote_events::args::{Arguments, c_string};
 
 /// A plan's ops and slots on the bridge's side.
@@ -198,9 +199,9 @@ impl Backend for AtenProgram {
         let outs: Vec<i64> = op.outs.iter().map(out).collect();
         let (name, overload) = (c_string(op.name)?, c_string(op.overload)?);
         let (how, other) = match op.into {
-            Some(Into::Overload(other)) => (1, Some(c_string(other)?)),
-            Some(Into::Copy) => (2, None),
-            Some(Into::Nothing) | None => (0, None),
+            Some(Into::Overload(other)) => (sys::Into::Overload, Some(c_string(other)?)),
+            Some(Into::Copy) => (sys::Into::Copy, None),
+            Some(Into::Nothing) | None => (sys::Into::Slot, None),
         };
         let mut index = 0;
         // SAFETY: the arguments point into `arguments`, which outlives the call.
@@ -213,7 +214,7 @@ impl Backend for AtenProgram {
                 prepared.len() as u32,
                 outs.as_ptr(),
                 outs.len() as u32,
-                how,
+                how as u8,
                 other.as_ref().map_or(ptr::null(), |text| text.as_ptr()),
                 i32::from(op.grad),
                 i32::from(self.is_own(op.name)),

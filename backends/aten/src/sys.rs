@@ -1,4 +1,5 @@
-//! The bridge's C ABI, as `ffi/torch/abi.h` and `bridge.cpp` define it.
+//! The bridge's C ABI. `ffi/torch/abi.h` is generated from here and from what is re-exported; `bridge.cpp` has the
+//! functions.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -7,11 +8,22 @@ pub use rote_events::op::{
     Tensor, WRAPPED_NUMBER, ZERO_TENSOR, tag,
 };
 
-/// `rote::Fact` and `rote::Place`.
 pub use rote_replay::{Place, WordPlace};
 
 /// Both sides must say the same number.
 pub const ABI_VERSION: u32 = 17;
+
+/// How the results of an op get to where they lie already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Into {
+    /// They do not: the op makes them.
+    Slot,
+    /// An overload of the op writes them.
+    Overload,
+    /// The op copies its first argument: `copy_` does.
+    Copy,
+}
 
 /// A Python object, owned by Python.
 pub type Object = *mut c_void;

@@ -35,50 +35,6 @@ pub struct Leaf {
     pub state: u32,
 }
 
-/// Numbers of collectives, as [`Collective::kind`] has them.
-pub mod collective {
-    /// Collective: each rank gets the sum, or another reduction, of all.
-    pub const ALL_REDUCE: u32 = 0;
-    /// Collective: each rank gets the tensors of all, joined along dim 0.
-    pub const ALL_GATHER: u32 = 1;
-    /// Collective: each rank gets its slice of dim 0 of the reduction.
-    pub const REDUCE_SCATTER: u32 = 2;
-    /// Collective: each rank sends a slice of dim 0 to each other one.
-    pub const ALL_TO_ALL: u32 = 3;
-    /// Collective: each rank gets the tensor of one.
-    pub const BROADCAST: u32 = 4;
-}
-
-/// Numbers of reductions, as [`Collective::reduce`] has them.
-pub mod reduction {
-    /// Reduction: the sum.
-    pub const SUM: i32 = 0;
-    /// Reduction: the mean over the ranks.
-    pub const AVG: i32 = 1;
-    /// Reduction: the largest.
-    pub const MAX: i32 = 2;
-    /// Reduction: the smallest.
-    pub const MIN: i32 = 3;
-    /// Reduction: the product.
-    pub const PRODUCT: i32 = 4;
-}
-
-// The numbers are those of plans.
-const _: () = {
-    use rote_plans::ReduceOp;
-    use rote_plans::instr::CollectiveKind;
-    assert!(CollectiveKind::AllReduce as u32 == collective::ALL_REDUCE);
-    assert!(CollectiveKind::AllGather as u32 == collective::ALL_GATHER);
-    assert!(CollectiveKind::ReduceScatter as u32 == collective::REDUCE_SCATTER);
-    assert!(CollectiveKind::AllToAll as u32 == collective::ALL_TO_ALL);
-    assert!(CollectiveKind::Broadcast as u32 == collective::BROADCAST);
-    assert!(ReduceOp::Sum as i32 == reduction::SUM);
-    assert!(ReduceOp::Avg as i32 == reduction::AVG);
-    assert!(ReduceOp::Max as i32 == reduction::MAX);
-    assert!(ReduceOp::Min as i32 == reduction::MIN);
-    assert!(ReduceOp::Product as i32 == reduction::PRODUCT);
-};
-
 /// A collective, to be bound.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

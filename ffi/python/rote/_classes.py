@@ -7,9 +7,9 @@ import types
 from typing import Any
 
 from . import _look
-from ._facts import BASES, CLASS, DICT_ITEM, HOST, SIZE
 from ._libraries import is_library_class
 from ._named import Named
+from ._numbers import BASES, CLASS, DICT_ITEM, HOST, SIZE
 from ._policy import called_methods
 from ._walk import Walk
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from . import _code, _facts, _look
 from ._libraries import is_library_class
+from ._numbers import ATTRIBUTE, CELL, DICT_ITEM, HOST
 from ._uses import node_of
 
 _LARGE = 1 << 53  # what a plan's JSON holds exactly
@@ -73,7 +74,7 @@ class Counter:
 
     def fact(self) -> _facts.Fact:
         """That it is a whole number still."""
-        return _facts.Fact(_facts.ATTRIBUTE, self, "kind", _facts.HOST, f"type({self.path})", "int")
+        return _facts.Fact(ATTRIBUTE, self, "kind", HOST, f"type({self.path})", "int")
 
 
 class Counters:
@@ -116,9 +117,7 @@ class Counters:
         """The facts without those of counters."""
         places = {(id(counter.holder), counter.key) for counter in self.found}
         left = [
-            fact
-            for fact in facts
-            if fact.kind not in (_facts.DICT_ITEM, _facts.CELL) or (id(fact.container), fact.key) not in places
+            fact for fact in facts if fact.kind not in (DICT_ITEM, CELL) or (id(fact.container), fact.key) not in places
         ]
         return [*left, *(counter.fact() for counter in self.found)]
 
@@ -152,10 +151,10 @@ class Counters:
 
 
 def _counter(fact: _facts.Fact, holders: dict[int, Any], namespaces: set[int]) -> Counter | None:
-    if fact.kind == _facts.CELL:
+    if fact.kind == CELL:
         name = fact.subject.rpartition("closure['")[2].removesuffix("']")
         counter = Counter(fact.subject, fact.container, None, name)
-    elif fact.kind == _facts.DICT_ITEM and fact.guard == _facts.HOST and type(fact.key) is str:
+    elif fact.kind == DICT_ITEM and fact.guard == HOST and type(fact.key) is str:
         if type(dict.get(fact.container, fact.key)) is not int:
             return None
         owner = holders.get(id(fact.container))

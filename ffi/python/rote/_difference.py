@@ -18,7 +18,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _ranks
-from ._native import NO_INDEX, ShowCallback, check, error, lib
+from ._native import ShowCallback, check, error, lib
+from ._numbers import NO_INDEX
 from ._recording import Recording
 from ._verify import Snapshot, bits
 

@@ -26,47 +26,23 @@ from torch.distributed.tensor.placement_types import Placement
 
 from . import _code, _look
 from ._libraries import is_library_class
-from ._native import NO_INDEX, c_text, lib
+from ._numbers import (
+    BASES,
+    BUFFER,
+    CLASS,
+    ENTRY_COUNT,
+    ENTRY_SIZE,
+    FUNCTION,
+    ITEMS,
+    LOOK,
+    OWN,
+    REFERENTS,
+    SIZE,
+    TYPE_OF,
+    WEAK,
+    WITHIN,
+)
 from ._specs import mesh_text, short_text
-
-
-def _kind(name: str) -> int:
-    """The number of a kind of fact: `backends/aten/src/fact.rs` says what each reads."""
-    number = int(lib.rote_fact_kind(c_text(name)))
-    if number == NO_INDEX:
-        raise LookupError(f"the library has no kind of fact named {name}")
-    return number
-
-
-DICT_ITEM = _kind("dict_item")
-LIST_ITEM = _kind("list_item")
-CELL = _kind("cell")
-ATTRIBUTE = _kind("attribute")
-SIZE = _kind("size")
-TENSOR_META = _kind("tensor_meta")
-GRAD_META = _kind("grad_meta")
-GROUP = _kind("group")
-ITEMS = _kind("items")
-FUNCTION = _kind("function")
-BUFFER = _kind("buffer")
-TYPE_OF = _kind("type_of")
-CONTEXT_VAR = _kind("context_var")
-OWN = _kind("own")
-MEMBER = _kind("member")
-ENTRY_SIZE = _kind("entry_size")
-BASES = _kind("bases")
-CLASS = _kind("class")
-WEAK = _kind("weak")
-REFERENTS = _kind("referents")
-LOOK = _kind("look")
-GRAD_MEMORY = _kind("grad_memory")
-REACH_MEMORY = _kind("reach_memory")
-ENTRY_COUNT = _kind("entry_count")
-TUPLE_ITEM = _kind("tuple_item")
-NONE_OF = _kind("absent")
-WITHIN = _kind("within")
-# Kinds of guards, as GuardKind numbers them.
-STATE, HOST, WORLD = 2, 3, 5
 
 ABSENT: Any = object()
 PARTS = {

@@ -22,11 +22,23 @@ from typing import Any, cast
 import torch
 
 from . import _containers
-from ._native import NO_INDEX, c_text, check, lib
+from ._native import c_text, check, lib
+from ._numbers import (
+    COMPARE_EQUAL,
+    COMPARE_LESS,
+    COMPARE_LESS_OR_EQUAL,
+    FLOAT_ADD,
+    FLOAT_CONST,
+    FLOAT_DIV,
+    FLOAT_MUL,
+    FLOAT_NEG,
+    FLOAT_POW,
+    FLOAT_READ,
+    FLOAT_SUB,
+    NO_INDEX,
+)
 from ._uses import is_followed
 
-_READ, _CONST, _NEG, _ADD, _SUB, _MUL, _DIV, _POW = range(8)
-_EQUAL, _LESS, _LESS_OR_EQUAL = range(3)
 _EXACT = 1 << 53  # integers beyond this are not all floats
 _DEEP = 16  # levels of a result
 
@@ -63,7 +75,7 @@ class TracedFloat(float):
     _plain: float  # what it stands for, which may be NumPy's
 
     def __neg__(self) -> float:
-        return cast(float, _derive(self, _NEG, float.__neg__(self), self, None, sys._getframe(1)))
+        return cast(float, _derive(self, FLOAT_NEG, float.__neg__(self), self, None, sys._getframe(1)))
 
     def __pos__(self) -> float:
         return self
@@ -167,7 +179,7 @@ def _made(tape: Tape, index: int, plain: float, of_tensor: bool) -> TracedFloat:
 
 def read(tape: Tape, path: str, value: float) -> TracedFloat:
     """A float that was read from the state under ``path``."""
-    return _make(tape, _READ, value, path=path)
+    return _make(tape, FLOAT_READ, value, path=path)
 
 
 def in_tensor(tape: Tape, tensor: torch.Tensor) -> TracedFloat | None:
@@ -205,14 +217,14 @@ def check_not_zero(traced: TracedFloat) -> None:
     """A replay begins only if a float is not 0."""
     tape = traced._tape
     if tape.session is not None:
-        zero = _make(tape, _CONST, 0.0)._index
-        check(lib.rote_record_compared(tape.session, _EQUAL, traced._index, zero, False))
+        zero = _make(tape, FLOAT_CONST, 0.0)._index
+        check(lib.rote_record_compared(tape.session, COMPARE_EQUAL, traced._index, zero, False))
 
 
 def _operand(tape: Tape, value: Any) -> int | None:
     if isinstance(value, TracedFloat):
         return value._index if value._tape is tape else None
-    return _make(tape, _CONST, float(value))._index
+    return _make(tape, FLOAT_CONST, float(value))._index
 
 
 def _derive(self: TracedFloat, kind: int, value: Any, a: Any, b: Any, by: types.FrameType) -> Any:
@@ -294,17 +306,23 @@ def _pinning(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name, _kind in (("add", _ADD), ("sub", _SUB), ("mul", _MUL), ("truediv", _DIV), ("pow", _POW)):
+for _name, _kind in (
+    ("add", FLOAT_ADD),
+    ("sub", FLOAT_SUB),
+    ("mul", FLOAT_MUL),
+    ("truediv", FLOAT_DIV),
+    ("pow", FLOAT_POW),
+):
     for _prefix in ("", "r"):
         _full = f"__{_prefix}{_name}__"
         setattr(TracedFloat, _full, _binary(_full, _kind))
 for _name, _how, _exchanged, _negated in (
-    ("__eq__", _EQUAL, False, False),
-    ("__ne__", _EQUAL, False, True),
-    ("__lt__", _LESS, False, False),
-    ("__le__", _LESS_OR_EQUAL, False, False),
-    ("__gt__", _LESS, True, False),
-    ("__ge__", _LESS_OR_EQUAL, True, False),
+    ("__eq__", COMPARE_EQUAL, False, False),
+    ("__ne__", COMPARE_EQUAL, False, True),
+    ("__lt__", COMPARE_LESS, False, False),
+    ("__le__", COMPARE_LESS_OR_EQUAL, False, False),
+    ("__gt__", COMPARE_LESS, True, False),
+    ("__ge__", COMPARE_LESS_OR_EQUAL, True, False),
 ):
     setattr(TracedFloat, _name, _comparing(_name, _how, _exchanged, _negated))
 # What the program does with these may depend on the value itself.

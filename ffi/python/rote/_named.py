@@ -16,8 +16,9 @@ import torch
 
 from . import _code, _look, _policy
 from ._code import Names
-from ._facts import ABSENT, CELL, DICT_ITEM, FUNCTION, HOST, NAMED, OWN, REFERENTS, SIZE, TYPE_OF, Attribute, plain
+from ._facts import ABSENT, NAMED, Attribute, plain
 from ._libraries import is_library_class, is_library_function, is_library_module
+from ._numbers import CELL, DICT_ITEM, FUNCTION, HOST, OWN, REFERENTS, SIZE, TYPE_OF
 from ._policy import (
     DEPTH,
     UNNAMED_METHODS,

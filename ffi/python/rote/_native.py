@@ -8,11 +8,6 @@ from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_uint32,
 from pathlib import Path
 from typing import Any
 
-REPLAYED, RECORD, EAGER = 0, 1, 2
-REFUSED = 1
-MAY_RAISE, MAY_RAISE_LATE = 2, 3
-NO_INDEX = 0xFFFFFFFF
-
 LogCallback = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_char_p)
 # The caller holds the GIL throughout.
 ReportCallback = ctypes.PYFUNCTYPE(None, c_void_p, c_char_p)
@@ -72,7 +67,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_uint32, c_char_p, py_object, py_object, c_uint32, c_uint32],
     ),
     "rote_record_written": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_uint32), c_uint32]),
-    "rote_fact_kind": (c_uint32, [c_char_p]),
     "rote_record_fact": (
         c_int,
         [c_void_p, c_uint32, py_object, py_object, c_uint32, c_char_p, c_char_p, c_int],
@@ -184,13 +178,6 @@ def ids(numbers: list[int]) -> Any:
 
 
 __all__ = [
-    "EAGER",
-    "MAY_RAISE",
-    "MAY_RAISE_LATE",
-    "NO_INDEX",
-    "RECORD",
-    "REFUSED",
-    "REPLAYED",
     "LogCallback",
     "ReportCallback",
     "ShowCallback",

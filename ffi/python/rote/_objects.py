@@ -27,15 +27,16 @@ from torch.distributed.tensor import DTensor
 from . import _containers, _look, _memory, _schedulers, _unread, _within
 from ._calls import Codes
 from ._classes import Classes
-from ._facts import (
-    ABSENT,
+from ._facts import ABSENT, FUNCTIONS, Attribute, all_of, atom, describe, ends, in_full, look, plain
+from ._libraries import is_library_class
+from ._named import Named
+from ._numbers import (
     ATTRIBUTE,
     BUFFER,
     CONTEXT_VAR,
     DICT_ITEM,
     ENTRY_COUNT,
     ENTRY_SIZE,
-    FUNCTIONS,
     HOST,
     ITEMS,
     LIST_ITEM,
@@ -48,17 +49,7 @@ from ._facts import (
     TYPE_OF,
     WEAK,
     WITHIN,
-    Attribute,
-    all_of,
-    atom,
-    describe,
-    ends,
-    in_full,
-    look,
-    plain,
 )
-from ._libraries import is_library_class
-from ._named import Named
 from ._policy import (
     AS_MADE,
     BYTES,

@@ -23,12 +23,11 @@ from torch import nn
 
 from . import _calls, _look, _unread
 from ._calls import Codes
-from ._facts import (
-    ABSENT,
+from ._facts import ABSENT, FUNCTIONS, Fact, look, look_of_gradient
+from ._numbers import (
     ATTRIBUTE,
     DICT_ITEM,
     ENTRY_SIZE,
-    FUNCTIONS,
     GRAD_META,
     HOST,
     ITEMS,
@@ -40,9 +39,6 @@ from ._facts import (
     STATE,
     TENSOR_META,
     TUPLE_ITEM,
-    Fact,
-    look,
-    look_of_gradient,
 )
 from ._objects import Objects
 from ._policy import (

@@ -31,18 +31,8 @@ from ._frames import TORCH, Handlers, handler_since, is_users_own, user_line
 from ._identity import address
 from ._looks import Looks
 from ._meshes import Meshes
-from ._native import (
-    MAY_RAISE,
-    MAY_RAISE_LATE,
-    NO_INDEX,
-    REFUSED,
-    c_text,
-    check,
-    error,
-    lib,
-    observe_no_more,
-    take_object,
-)
+from ._native import c_text, check, error, lib, observe_no_more, take_object
+from ._numbers import MAY_RAISE, MAY_RAISE_LATE, NO_INDEX, REFUSED
 from ._specs import spec_text
 
 

@@ -43,7 +43,26 @@ from . import (
 )
 from ._calls import Calls, Codes
 from ._frames import is_users_own
-from ._native import NO_INDEX, c_text, check, error, ids, lib, record_fact_without_key, record_no_grad, take_object
+from ._native import c_text, check, error, ids, lib, record_fact_without_key, record_no_grad, take_object
+from ._numbers import (
+    ARGUMENT,
+    ATTRIBUTE,
+    BINDING_ARG,
+    BINDING_GRAD,
+    BINDING_STATE,
+    DICT_ITEM,
+    GRAD_MEMORY,
+    GROUP,
+    HOST,
+    MODE,
+    NO_INDEX,
+    REACH_MEMORY,
+    SIZE,
+    STATE,
+    STRUCTURE,
+    TUPLE_ITEM,
+    WORLD,
+)
 from ._policy import without_ops
 from ._specs import local_of, mesh_text, place_of, short_text
 
@@ -54,8 +73,6 @@ if TYPE_CHECKING:
 _KINDS = (torch.Tensor, DTensor, AsyncCollectiveTensor)
 #: Attributes that these have of their own.
 _OWN = {DTensor: {"_local_tensor", "_spec"}, AsyncCollectiveTensor: {"elem", "completed"}}
-_ARG, _STATE, _GRAD = range(3)
-_STRUCTURE, _ARGUMENT, _, _, _MODE, _WORLD = range(6)
 
 
 _MOST_DEPTH = 64  # what contains itself is a leaf in the end
@@ -68,9 +85,9 @@ def _attributes(tensor: torch.Tensor) -> str:
 
 def _is_guarded(fact: _facts.Fact, follows_tuples: bool, tuples: set[tuple[int, str]]) -> bool:
     """Whether a fact counts: of a tuple of hyperparameters its items do where they are followed, else the whole."""
-    if fact.kind == _facts.TUPLE_ITEM:
+    if fact.kind == TUPLE_ITEM:
         return follows_tuples
-    whole = fact.kind == _facts.DICT_ITEM and fact.guard == _facts.STATE and (id(fact.container), fact.key) in tuples
+    whole = fact.kind == DICT_ITEM and fact.guard == STATE and (id(fact.container), fact.key) in tuples
     return not (whole and follows_tuples)
 
 
@@ -148,7 +165,7 @@ def _switches() -> Iterator[_facts.Fact]:
         own = vars(sys.modules[module]) if module in sys.modules else {}
         for name in names:
             if name in own:
-                yield _facts.Fact(_facts.DICT_ITEM, own, name, _MODE, f"{module}.{name}", _facts.describe(own[name]))
+                yield _facts.Fact(DICT_ITEM, own, name, MODE, f"{module}.{name}", _facts.describe(own[name]))
     yield from _dtensor_switches()
 
 
@@ -170,10 +187,10 @@ def _dtensor_switches() -> Iterator[_facts.Fact]:
     of ops are registered."""
 
     def count(container: Any, subject: str) -> _facts.Fact:
-        return _facts.Fact(_facts.SIZE, container, None, _MODE, f"len({subject})", str(len(container)))
+        return _facts.Fact(SIZE, container, None, MODE, f"len({subject})", str(len(container)))
 
     entered = _facts.describe(_ENTERED.meshes)
-    yield _facts.Fact(_facts.ATTRIBUTE, _ENTERED, "meshes", _MODE, "current meshes", entered)
+    yield _facts.Fact(ATTRIBUTE, _ENTERED, "meshes", MODE, "current meshes", entered)
     dispatcher = DTensor._op_dispatcher
     yield count(dispatcher._custom_op_handlers, "handlers of DTensor")
     for name in ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs"):
@@ -184,8 +201,8 @@ def _dtensor_switches() -> Iterator[_facts.Fact]:
 
 def _shared_memory() -> Iterator[_facts.Fact]:
     """Which memory gradients, and tensors that are no state, have in common with others."""
-    for kind, whose in ((_facts.GRAD_MEMORY, "gradients"), (_facts.REACH_MEMORY, "tensors in reach")):
-        yield _facts.Fact(kind, None, None, _facts.STATE, f"memory of {whose}", "")
+    for kind, whose in ((GRAD_MEMORY, "gradients"), (REACH_MEMORY, "tensors in reach")):
+        yield _facts.Fact(kind, None, None, STATE, f"memory of {whose}", "")
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -241,14 +258,14 @@ class Recording:
         structure += " " + flatten("kwargs", self._kwargs, self.leaves)
         for path, leaf in self.leaves:
             check(lib.rote_record_leaf(session, c_text(path), leaf))
-        self._guard(_STRUCTURE, "args structure", structure)
+        self._guard(STRUCTURE, "args structure", structure)
         self._before = self._shape_of_arguments()
         self._places_before = self._places()
         self._modes_before = self._modes()
         for subject, text in self._modes_before:
-            self._guard(_MODE, subject, text)
+            self._guard(MODE, subject, text)
         world = dist.get_world_size() if dist.is_initialized() else 1
-        self._guard(_WORLD, "world size", str(world))
+        self._guard(WORLD, "world size", str(world))
         walk = self._walk
         walk.watched = _uses.watched(optimizer for _, optimizer in self._step.state.optimizers)
         seen: set[int] = set()
@@ -259,11 +276,11 @@ class Recording:
             if id(tensor) in seen:
                 continue
             seen.add(id(tensor))
-            self._name(_STATE, path, tensor, tensor, NO_INDEX)
+            self._name(BINDING_STATE, path, tensor, tensor, NO_INDEX)
             walk.tensor(path, tensor)
             self._track_grad(path, tensor, NO_INDEX)
         for i, (path, leaf) in enumerate(self.leaves):
-            self._guard(_ARGUMENT, path, walk.argument_in_words(path, leaf))
+            self._guard(ARGUMENT, path, walk.argument_in_words(path, leaf))
             if isinstance(leaf, torch.Tensor):
                 if leaf.requires_grad and not leaf.is_leaf and torch.is_grad_enabled():
                     self._watch.refuse(
@@ -271,7 +288,7 @@ class Recording:
                         f"takes {path}, which carries an autograd graph from outside the step",
                         f"pass {path}.detach(), or compute {path} inside the captured function",
                     )
-                self._name(_ARG, path, leaf, leaf, i)
+                self._name(BINDING_ARG, path, leaf, leaf, i)
                 self._track_grad(path, leaf, i)
         unsupported = _state.unsupported(state)
         if unsupported is not None:
@@ -327,7 +344,7 @@ class Recording:
         )
         # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
         follows_tuples = follows and not self._tape.proven
-        tuples = {(id(fact.container), fact.key[0]) for fact in facts if fact.kind == _facts.TUPLE_ITEM}
+        tuples = {(id(fact.container), fact.key[0]) for fact in facts if fact.kind == TUPLE_ITEM}
         for fact in facts:
             fact.hyperparameter = fact.hyperparameter and follows
         self._facts([fact for fact in facts if _is_guarded(fact, follows_tuples, tuples)])
@@ -524,7 +541,7 @@ class Recording:
             functions.append(("torch", vars(torch), "as_tensor"))
         for module, names, name in functions:
             text = _facts.describe(names[name])
-            yield _facts.Fact(_facts.DICT_ITEM, names, name, _facts.HOST, f"{module}.{name}", text)
+            yield _facts.Fact(DICT_ITEM, names, name, HOST, f"{module}.{name}", text)
 
     def _read_out(self, tensor: torch.Tensor, frame: types.FrameType, by_float: bool) -> Any:
         """What stands for a number that the step only returns; None if it may do something else with it. ``by_float``:
@@ -649,7 +666,7 @@ class Recording:
             return
         self._grads.append((path, tensor, tensor.grad))
         if tensor.grad is not None:
-            self._name(_GRAD, path, tensor, tensor.grad, leaf)
+            self._name(BINDING_GRAD, path, tensor, tensor.grad, leaf)
             if tensor.grad.requires_grad:
                 self._watch.refuse(
                     "",
@@ -665,7 +682,7 @@ class Recording:
                 c_text(fact.expected),
                 fact.hyperparameter,
             )
-            if fact.key is None and fact.kind != _facts.DICT_ITEM:  # there it is a key
+            if fact.key is None and fact.kind != DICT_ITEM:  # there it is a key
                 status = add_alone(
                     session, fact.kind, py_object(fact.container), None, fact.guard, subject, expected, hyper
                 )
@@ -963,4 +980,4 @@ class Recording:
         label = label.removeprefix("mesh_") if label != "undefined" else name
         array = (c_int64 * len(ranks))(*ranks)
         check(lib.rote_record_group(self._session, c_text(name), array, len(ranks), c_text(label)))
-        self._facts([_facts.Fact(_facts.GROUP, name, None, _facts.WORLD, f"group {name}", "")])
+        self._facts([_facts.Fact(GROUP, name, None, WORLD, f"group {name}", "")])

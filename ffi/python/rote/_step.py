@@ -27,17 +27,8 @@ from torch.distributed.tensor import DTensor
 
 from . import _bridge, _difference, _ranks, _results, _state, _unread, _verify
 from ._calls import Calls, Codes
-from ._native import (
-    EAGER,
-    REPLAYED,
-    c_text,
-    check,
-    drop_object,
-    error,
-    lib,
-    object_in,
-    take_object,
-)
+from ._native import c_text, check, drop_object, error, lib, object_in, take_object
+from ._numbers import EAGER, REPLAYED
 from ._recording import Recording, flatten
 from ._walk import TooMuchError
 

@@ -21,6 +21,7 @@ from typing import Any
 from torch import nn
 
 from . import _code, _facts, _look
+from ._numbers import DICT_ITEM
 from ._reads import Reads
 from ._uses import reads_no_other
 
@@ -198,7 +199,7 @@ def _value(attribute: _facts.Attribute) -> Any:
 
 
 def _text(fact: _facts.Fact) -> str:
-    if fact.kind == _facts.DICT_ITEM:
+    if fact.kind == DICT_ITEM:
         value = dict.get(fact.container, fact.key)
         return fact.expected if _facts.plain(value) else f"{fact.expected} {id(value)}"
     return fact.expected

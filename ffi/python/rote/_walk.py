@@ -15,12 +15,8 @@ from typing import Any
 from ._calls import Codes
 from ._facts import (
     ABSENT,
-    DICT_ITEM,
     FUNCTIONS,
-    HOST,
-    NONE_OF,
     PARTS,
-    SIZE,
     Attribute,
     Fact,
     atom,
@@ -32,6 +28,7 @@ from ._facts import (
     shortened,
 )
 from ._frames import Handlers
+from ._numbers import DICT_ITEM, HOST, NONE_OF, SIZE
 from ._policy import DEPTH, MOST, reads_unseen, renamed, runs_text
 
 

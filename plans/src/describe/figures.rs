@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::binding::ArchivedBindingKind;
-use crate::describe::notation::{collective_kind, native, reduce_op};
+use crate::describe::notation::collective_kind;
 use crate::instr::{ArchivedArg, ArchivedInstr};
+use crate::placement::ReduceOp;
 use crate::plan::ArchivedPlan;
 use crate::pool::NONE;
 use crate::value::{ArchivedDef, ArchivedValue, DType};
@@ -73,7 +74,10 @@ pub fn collectives(plan: &ArchivedPlan) -> Vec<CollectiveTotal> {
             continue;
         };
         let group = &plan.groups[collective.group.to_native() as usize];
-        let reduce = collective.reduce.as_ref().map(|op| reduce_op(native(op)));
+        let reduce = collective
+            .reduce
+            .as_ref()
+            .map(|op| ReduceOp::TEXTS[*op as usize]);
         let key = (
             plan.str(group.label.to_native()),
             collective_kind(collective.kind),

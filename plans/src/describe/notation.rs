@@ -8,9 +8,11 @@ use rkyv::{Archive, Deserialize};
 
 use crate::binding::{
     ArchivedBinding, ArchivedBindingKind, ArchivedComparison, ArchivedGuardKind, ArchivedScalar,
+    BindingKind, GuardKind,
 };
 use crate::instr::{
     ArchivedArg, ArchivedCollective, ArchivedCollectiveKind, ArchivedInstr, ArchivedRngAction,
+    CollectiveKind,
 };
 use crate::placement::{Placement, ReduceOp};
 use crate::plan::{ArchivedPlan, Plan};
@@ -129,8 +131,7 @@ pub fn tensor(plan: &ArchivedPlan, id: u32) -> impl Display {
     })
 }
 
-/// What a part of an archived plan is in memory.
-pub(crate) fn native<T: Archive<Archived: Deserialize<T, HighDeserializer<Infallible>>>>(
+fn native<T: Archive<Archived: Deserialize<T, HighDeserializer<Infallible>>>>(
     archived: &T::Archived,
 ) -> T {
     let Ok(native) = rkyv::deserialize(archived);
@@ -173,7 +174,7 @@ pub fn placement(plan: &impl Specs, placement: Placement) -> impl Display {
         Placement::Replicate => f.write_str("R"),
         Placement::Shard { dim } => write!(f, "S({dim})"),
         Placement::StridedShard { dim, split_factor } => write!(f, "_S({dim},{split_factor})"),
-        Placement::Partial { op } => write!(f, "P({})", reduce_op(op)),
+        Placement::Partial { op } => write!(f, "P({})", ReduceOp::TEXTS[op as usize]),
         Placement::Other { text: id } => write!(f, "{}", text(plan.text(id))),
     })
 }
@@ -390,7 +391,7 @@ fn write_collective(
         collective_kind(*kind)
     )?;
     if let Some(op) = reduce.as_ref() {
-        write!(f, ", {}", reduce_op(native(op)))?;
+        write!(f, ", {}", ReduceOp::TEXTS[*op as usize])?;
     }
     if *kind == ArchivedCollectiveKind::Broadcast {
         write!(f, ", root {root}")?;
@@ -408,31 +409,11 @@ fn write_collective(
 
 /// The name of a kind of collective, for example `all_reduce`.
 pub fn collective_kind(kind: ArchivedCollectiveKind) -> &'static str {
-    match kind {
-        ArchivedCollectiveKind::AllReduce => "all_reduce",
-        ArchivedCollectiveKind::AllGather => "all_gather",
-        ArchivedCollectiveKind::ReduceScatter => "reduce_scatter",
-        ArchivedCollectiveKind::AllToAll => "all_to_all",
-        ArchivedCollectiveKind::Broadcast => "broadcast",
-    }
-}
-
-pub(crate) fn reduce_op(op: ReduceOp) -> &'static str {
-    match op {
-        ReduceOp::Sum => "sum",
-        ReduceOp::Avg => "avg",
-        ReduceOp::Max => "max",
-        ReduceOp::Min => "min",
-        ReduceOp::Product => "product",
-    }
+    CollectiveKind::TEXTS[kind as usize]
 }
 
 pub(crate) fn binding_kind(kind: ArchivedBindingKind) -> &'static str {
-    match kind {
-        ArchivedBindingKind::Arg => "argument",
-        ArchivedBindingKind::State => "state",
-        ArchivedBindingKind::Grad => "gradient",
-    }
+    BindingKind::TEXTS[kind as usize]
 }
 
 /// What else is known of a binding: `, written`, `, at byte 64 of 256`.
@@ -449,12 +430,5 @@ pub(crate) fn binding_marks(binding: &ArchivedBinding) -> impl Display {
 }
 
 pub(crate) fn guard_kind(kind: ArchivedGuardKind) -> &'static str {
-    match kind {
-        ArchivedGuardKind::Structure => "structure",
-        ArchivedGuardKind::Argument => "argument",
-        ArchivedGuardKind::State => "state",
-        ArchivedGuardKind::Host => "host",
-        ArchivedGuardKind::Mode => "mode",
-        ArchivedGuardKind::World => "world",
-    }
+    GuardKind::TEXTS[kind as usize]
 }
