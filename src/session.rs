@@ -218,8 +218,6 @@ struct Agreement {
     checks: bool,
     /// How many default process groups had no name that the framework knows.
     unregistered: u64,
-    /// Whether, as far as is known, every rank replays the last call.
-    together: bool,
     /// Why the ranks' collectives did not fit, once said.
     unfit: Option<String>,
 }
@@ -262,7 +260,6 @@ impl<F: Frontend> Session<F> {
                 ranks: None,
                 checks: false,
                 unregistered: 0,
-                together: true,
                 unfit: None,
             },
             notices: Notices::default(),
@@ -374,12 +371,6 @@ impl<F: Frontend> Session<F> {
                 ranks: (0..own.world_size).collect(),
             }),
         }
-    }
-
-    /// Whether every rank replays the call that was handled last, as far as the
-    /// ranks tell each other.
-    pub fn together(&self) -> bool {
-        self.agreement.together
     }
 
     /// Whether a call would be replayed, were it made now.
@@ -545,7 +536,6 @@ impl<F: Frontend> Session<F> {
     /// Agrees with the other ranks about a call: whether all replay it with
     /// altered collectives.
     fn agree(&mut self, found: Option<&Found>) -> Result<bool, SessionError> {
-        self.agreement.together = true;
         let Some(name) = &self.agreement.ranks else {
             return Ok(false);
         };
@@ -565,7 +555,6 @@ impl<F: Frontend> Session<F> {
             ))
         })?;
         self.stats.exchanges += u64::from(exchanged);
-        self.agreement.together = decision != Decision::Missed;
         if let Decision::Unfit(why) = &decision {
             if self.agreement.unfit.is_none() {
                 self.notices.next = Some(format!(

@@ -688,13 +688,6 @@ int rote_session_agree_in(struct RoteSession *session,
                           const char *group,
                           int *agrees);
 
-// Returns 1 if every rank replays the call that was handled last, as far as ranks tell each other, and 0 if
-// not.
-//
-// Requires:
-// `session` must be this library's.
-int rote_session_together(struct RoteSession *session);
-
 // Stops the session: from now on calls run eagerly, and are not recorded. `why` is listed among the refusals.
 // If ranks agree about calls, all ranks must stop at the same call.
 //

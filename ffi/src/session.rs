@@ -301,16 +301,6 @@ pub unsafe extern "C" fn rote_session_agree_in(
     })
 }
 
-/// Returns 1 if every rank replays the call that was handled last, as far as ranks tell each other, and 0 if
-/// not.
-///
-/// # Safety
-/// `session` must be this library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_session_together(session: *mut RoteSession) -> c_int {
-    guarded(|| Ok(with_session!(session, |session| session.together()).into()))
-}
-
 /// Stops the session: from now on calls run eagerly, and are not recorded. `why` is listed among the refusals.
 /// If ranks agree about calls, all ranks must stop at the same call.
 ///

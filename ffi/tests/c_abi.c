@@ -78,7 +78,6 @@ static void nulls(void) {
 
     FAILS(rote_session_call(NULL, NULL, NULL, &index, &results), no_session);
     FAILS(rote_session_call_within(NULL, NULL, NULL, &index, &results), no_session);
-    FAILS(rote_session_together(NULL), no_session);
     FAILS(rote_session_agree_in(NULL, "0", &bound), no_session);
     FAILS(rote_session_world(NULL, NULL, 1, 0), no_session);
     FAILS(rote_session_replay_last(NULL, &index, &results), no_session);
@@ -167,7 +166,6 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     CHECK(rote_record_abort(session) == ROTE_OK);
     CHECK(rote_session_free(session) == ROTE_OK);
     FAILS(rote_session_free(session), "the session was freed");
-    FAILS(rote_session_together(session), "the session was freed");
 }
 
 #define F32 6

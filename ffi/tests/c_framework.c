@@ -71,7 +71,7 @@ static RoteDlManagedTensor *new_tensor(int64_t n) {
 
 // A call of the session from one of the functions that it calls.
 static void reenter(void) {
-    snprintf(reentry, sizeof reentry, "%d", rote_session_together(current));
+    snprintf(reentry, sizeof reentry, "%d", rote_session_stop(current, ""));
     strncat(reentry, rote_last_error(), sizeof reentry - strlen(reentry) - 1);
 }
 

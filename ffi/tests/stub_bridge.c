@@ -1,9 +1,8 @@
 // A bridge without PyTorch: every function of backends/aten/src/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
-unsigned rote_bridge_abi(void) { return 17; }
+unsigned rote_bridge_abi(void) { return 18; }
 const char *rote_bridge_error(void) { return "the stub fails"; }
-const char *rote_bridge_torch(void) { return "stub"; }
 const char *rote_bridge_raising(void) { return ""; }
 const char *rote_bridge_others(void) { return ""; }
 const char *rote_bridge_table_text(void) { return ""; }

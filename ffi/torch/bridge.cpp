@@ -2,7 +2,6 @@
 // of Python's C API that recording, guards and replay need. Compiled on first
 // use against the installed torch. Every function returns 0, or -1 with the
 // reason in rote_bridge_error(); no exception leaves this file.
-#include <torch/version.h>
 
 #include "abi.h"
 #include "call.h"
@@ -71,7 +70,6 @@ struct ReplayScope {
 
 EXPORT uint32_t rote_bridge_abi() { return kAbiVersion; }
 EXPORT const char* rote_bridge_error() { return last_error.c_str(); }
-EXPORT const char* rote_bridge_torch() { return TORCH_VERSION; }
 
 EXPORT int rote_bridge_init(PyObject* dtensor, PyObject* async_collective_tensor) {
   return guarded([&] {

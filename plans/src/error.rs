@@ -132,14 +132,6 @@ pub enum PlanError {
         /// This process's side.
         process: u32,
     },
-    /// Recorded on another mesh.
-    #[error("plan was recorded on a mesh of shape {plan:?}, this process has {process:?}")]
-    Mesh {
-        /// Ranks per dim of the plan's first mesh.
-        plan: Vec<i64>,
-        /// Ranks per dim in this process.
-        process: Vec<i64>,
-    },
     /// A guard key that is not a safe directory name.
     #[error("guard key \"{key}\" is not a name of 1 to 128 letters, digits, `-` and `_`")]
     Key {

@@ -225,23 +225,6 @@ impl PlanFile {
         Ok(())
     }
 
-    /// Makes sure that the plan's first mesh has this shape (ranks per dim);
-    /// an empty shape stands for no mesh.
-    ///
-    /// # Errors
-    ///
-    /// [`PlanError::Mesh`], naming both sides.
-    pub fn expect_mesh(&self, process: &[i64]) -> Result<(), PlanError> {
-        let shape = first_mesh(self.plan());
-        if shape.clone().eq(process.iter().copied()) {
-            return Ok(());
-        }
-        Err(PlanError::Mesh {
-            plan: shape.collect(),
-            process: process.to_vec(),
-        })
-    }
-
     /// Writes the file to `path`, as [`Plan::write`] does.
     ///
     /// # Errors
@@ -527,11 +510,6 @@ mod tests {
                 ..here.clone()
             }),
             "plan was recorded by rote 0.1.0, this process runs rote 0.2.0"
-        );
-        assert!(file.expect_mesh(&[2]).is_ok());
-        assert_eq!(
-            file.expect_mesh(&[2, 2]).expect_err("refused").to_string(),
-            "plan was recorded on a mesh of shape [2], this process has [2, 2]"
         );
     }
 

@@ -53,10 +53,9 @@ macro_rules! args {
 
 args!(i64 => Int, f64 => Float, bool => Bool, Vec<i64> => Ints);
 
-/// An op of a graph: its name, rule, tensors and the first of its outputs.
+/// An op of a graph: its rule, its tensors and the first of its outputs.
 #[derive(Clone, Debug)]
 struct Node {
-    op: String,
     rule: Rule,
     inputs: Vec<usize>,
     first: usize,
@@ -189,7 +188,6 @@ impl<'r> Builder<'r> {
         let first = self.metas.len();
         self.metas.extend(rule.outputs.iter().cloned());
         self.nodes.push(Node {
-            op: op.into(),
             rule,
             inputs,
             first,
@@ -221,36 +219,6 @@ impl Registry {
         let mut ops: Vec<_> = self.decompositions.keys().map(String::as_str).collect();
         ops.sort_unstable();
         ops
-    }
-
-    /// The ops that a decomposition makes of a call, whether the op has a rule
-    /// of its own or not.
-    ///
-    /// # Errors
-    ///
-    /// [`PropagationError::UnknownOp`] when the op has no decomposition; errors
-    /// of the ops inside.
-    pub fn decompose(&self, query: &Query<'_>) -> Result<Vec<String>, PropagationError> {
-        let mut builder = Builder::new(self, query)?;
-        self.decomposition(query)?(&mut builder)?;
-        Ok(builder.nodes.into_iter().map(|n| n.op).collect())
-    }
-
-    /// The rule that the decomposition of a call amounts to, whether the op has
-    /// a rule of its own or not.
-    ///
-    /// # Errors
-    ///
-    /// As [`Registry::decompose`].
-    pub fn decomposed_rule(&self, query: &Query<'_>) -> Result<Rule, PropagationError> {
-        rule(self, query, self.decomposition(query)?)
-    }
-
-    fn decomposition(&self, query: &Query<'_>) -> Result<Decomposition, PropagationError> {
-        let found = self.decompositions.get(query.op).copied();
-        found.ok_or_else(|| PropagationError::UnknownOp {
-            op: query.op.into(),
-        })
     }
 }
 

@@ -60,6 +60,7 @@ impl<'r> Propagator<'r> {
     }
 
     /// Keeps up to `limit` decisions instead, at least one.
+    #[cfg(test)]
     pub fn keeping(mut self, limit: usize) -> Self {
         self.cache = Cache::new(limit);
         self

@@ -208,14 +208,6 @@ impl Bridge {
         }
     }
 
-    /// The version of torch that the bridge was built against.
-    pub fn torch_version(&self) -> String {
-        // SAFETY: a constant text.
-        unsafe { CStr::from_ptr((self.functions.torch)()) }
-            .to_string_lossy()
-            .into_owned()
-    }
-
     /// A digest of the state of a device's default generator.
     pub fn rng_digest(&self, device: rote_plans::Device) -> Result<u64, ReplayError> {
         let mut digest = 0;

@@ -11,7 +11,7 @@ pub use rote_events::op::{
 pub use rote_replay::{Place, WordPlace};
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 17;
+pub const ABI_VERSION: u32 = 18;
 
 /// How the results of an op get to where they lie already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,6 @@ macro_rules! functions {
 functions! {
     abi: fn() -> u32;
     error: fn() -> *const c_char;
-    torch: fn() -> *const c_char;
     init: fn(Object, Object) -> c_int;
     recording_new: fn() -> *mut c_void;
     recording_free: fn(*mut c_void);

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import logging
 import os
 import shutil
 import subprocess
@@ -18,7 +17,6 @@ from torch.distributed.tensor import DTensor
 
 from ._native import check, lib
 
-_log = logging.getLogger("rote.record")
 _loaded = False
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import dis
 import hashlib
 import types
@@ -209,6 +208,3 @@ def _text(code: types.CodeType) -> str:
 def digest(code: types.CodeType) -> str:
     """What code does, as text that is the same in every process: no line numbers, files or addresses."""
     return hashlib.blake2b(_text(code).encode(errors="surrogatepass"), digest_size=12).hexdigest()
-
-
-BUILTINS = vars(builtins)

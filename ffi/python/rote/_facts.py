@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import collections
 import datetime
 import decimal
@@ -301,11 +300,6 @@ def position(iterator: Any) -> str:
     if hasattr(kind, "__length_hint__"):
         return f"{kind.__length_hint__(iterator)} left"
     return ""
-
-
-def is_builtin(name: str) -> bool:
-    """Whether a name is one of Python's builtins."""
-    return name in vars(builtins)
 
 
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)

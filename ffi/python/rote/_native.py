@@ -35,7 +35,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_session_world": (c_int, [c_void_p, c_char_p, c_uint32, c_uint32]),
     "rote_session_let_ranks_agree": (c_int, [c_void_p]),
     "rote_session_agree_in": (c_int, [c_void_p, c_char_p, POINTER(c_int)]),
-    "rote_session_together": (c_int, [c_void_p]),
     "rote_session_show": (c_int, [c_void_p, c_uint32, py_object, py_object, c_int, ShowCallback, c_void_p]),
     "rote_session_program": (c_char_p, [c_void_p, c_uint32]),
     "rote_session_plant": (c_int, [c_void_p, c_uint32, c_uint32, c_int, c_char_p]),

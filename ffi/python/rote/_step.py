@@ -173,7 +173,6 @@ class Step:
         self._beside = False  # a replay runs beside eager, which calls schedulers itself
         self._acts: list[Callable[[], Any]] = []  # what the last replay leaves to do when it has ended
         self.results: dict[int, _results.Results] = {}
-        self._arguments: tuple[Any, Any] = ((), {})
         if plans is None:
             plans, self._temporary = _temporary_plans(self)
         else:

@@ -145,11 +145,6 @@ extern "C" fn rote_bridge_error() -> *const c_char {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn rote_bridge_torch() -> *const c_char {
-    c"2.15.0".as_ptr()
-}
-
-#[unsafe(no_mangle)]
 unsafe extern "C" fn rote_bridge_rng_digest(kind: u8, _: i8, digest: *mut u64) -> c_int {
     unsafe { *digest = 7 + u64::from(kind) };
     0
