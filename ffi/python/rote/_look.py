@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from . import _code
+
 _mro_of = type.__dict__["__mro__"].__get__
 _dict_of = type.__dict__["__dict__"].__get__
 _name_of = type.__dict__["__qualname__"].__get__
@@ -74,7 +76,7 @@ def own(value: Any) -> dict[Any, Any] | None:
 
 def of_function(function: types.FunctionType) -> dict[str, Any]:
     """The attributes of a function. Asked for them, it makes a dict: this asks only where there is one."""
-    known = (function.__globals__, function.__builtins__, function.__kwdefaults__)
+    known = (function.__globals__, _code.builtins_of(function), function.__kwdefaults__)
     for part in gc.get_referents(function):
         if type(part) is dict and not any(part is each for each in known):
             return function.__dict__
