@@ -127,7 +127,7 @@ FAILING = {
     "encoding the result": ("_results", "encode"),
     "describing the result": ("_results", "to_json"),
     "counting survivors": ("_record", "survivors"),
-    "finding the line": ("_record", "user_line"),
+    "finding the line": ("_record", "is_users_own"),
     "making a traced float": ("_floats", "_make"),
 }
 
