@@ -154,7 +154,7 @@ EXPORT int rote_bridge_storage_alive(const Recording* recording, uint64_t storag
 // op made. Writes a 64-bit digest.
 EXPORT int rote_bridge_rng_digest(uint8_t device_kind, int8_t device_index, uint64_t* out) {
   return guarded([&] {
-    c10::Device device(static_cast<c10::DeviceType>(device_kind), device_kind == 0 ? -1 : device_index);
+    const c10::Device device = device_of(device_kind, device_index);
     at::Generator generator = at::globalContext().defaultGenerator(device);
     at::Tensor state;
     {
@@ -285,7 +285,7 @@ EXPORT PyObject* rote_bridge_program_exception(Program* program) { return progra
 // A run draws from the default generator of a device.
 EXPORT int rote_bridge_program_draws(Program* program, uint8_t device_kind, int8_t device_index) {
   return guarded(program, [&] {
-    program->draws(c10::Device(static_cast<c10::DeviceType>(device_kind), device_kind == 0 ? -1 : device_index));
+    program->draws(device_of(device_kind, device_index));
   });
 }
 
@@ -311,7 +311,7 @@ EXPORT int rote_bridge_program_op(Program* program, const char* name, const char
 
 EXPORT int rote_bridge_program_arena(Program* program, uint64_t bytes, uint8_t device_kind, int8_t device_index) {
   return guarded(program, [&] {
-    program->arena(bytes, c10::Device(static_cast<c10::DeviceType>(device_kind), device_kind == 0 ? -1 : device_index));
+    program->arena(bytes, device_of(device_kind, device_index));
   });
 }
 
@@ -356,7 +356,7 @@ EXPORT int rote_bridge_program_expect(Program* program, uint32_t op, uint32_t re
                                       uint8_t device_kind, int8_t device_index, const int64_t* sizes,
                                       const int64_t* strides, uint32_t ndim) {
   return guarded(program, [&] {
-    c10::Device device(static_cast<c10::DeviceType>(device_kind), device_kind == 0 ? -1 : device_index);
+    const c10::Device device = device_of(device_kind, device_index);
     program->expect(op, result, dtype, marks, device, {sizes, ndim}, {strides, ndim});
   });
 }

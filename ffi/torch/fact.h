@@ -202,17 +202,35 @@ inline uint64_t own_word(const FactEntry& fact) {
   return fact.number;
 }
 
+// The word of a fact of a frequent kind, which needs no more of the fact than this. False: it is of another kind.
+// `whole`: the key is True.
+inline bool read_frequent(FactKind kind, PyObject* container, bool whole, uint64_t* out) {
+  switch (kind) {
+    case kFunction:
+      out[0] = function_word(as_function(container), !whole);
+      return true;
+    case kCell:
+      out[0] = address(PyCell_GET(container));
+      return true;
+    case kSize:
+      out[0] = static_cast<uint64_t>(entry_count(container));
+      return true;
+    case kTypeOf:
+      out[0] = address(Py_TYPE(container));
+      return true;
+    default:
+      return false;
+  }
+}
+
 // Reads the words of a fact, except those of gradients and of shared memory.
 __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uint64_t* out) {
+  if (read_frequent(fact.kind, fact.container, fact.key == Py_True, out)) return;
   switch (fact.kind) {
     case kDictItem: {  // the frequent kind: no reference counting
       out[0] = address(dict_item(fact));
       return;
     }
-    case kSize:
-      out[0] = static_cast<uint64_t>(PyDict_CheckExact(fact.container) ? PyDict_GET_SIZE(fact.container)
-                                                                        : entry_count(fact.container));
-      return;
     case kOwn:
       out[0] = own_word(fact);
       return;
@@ -251,10 +269,6 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
       if (distributed) out[5] += own_attributes(inner, true);
       return;
     }
-    case kGradMeta:  // read together, by `FactTable::read`
-    case kGradMemory:
-    case kReachMemory:
-      return;
     case kGroup: {  // the process group registered under a name
       const char* name = PyUnicode_AsUTF8(fact.container);
       auto group = name ? find_group(name) : c10::intrusive_ptr<c10d::ProcessGroup>();
@@ -266,9 +280,6 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
       return;
     case kWithin:
       out[0] = within(fact.container, fact.key);
-      return;
-    case kFunction:
-      out[0] = function_word(as_function(fact.container), fact.key != Py_True);
       return;
     case kBuffer:
       out[0] = buffer(fact.container, fact.key != Py_True);
@@ -293,9 +304,6 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
       return;
     case kReferents:
       out[0] = fact.key == Py_True ? position(fact.container) : referents(fact.container);
-      return;
-    case kTypeOf:
-      out[0] = address(Py_TYPE(fact.container));
       return;
     default:
       out[0] = number_of(object_of(fact));

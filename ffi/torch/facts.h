@@ -63,7 +63,9 @@ class FactTable {
         __builtin_prefetch(ahead);
         __builtin_prefetch(ahead + 64);
       }
-      read_always(always_[n], out);
+      const Always& fact = always_[n];
+      if (!read_frequent(fact.kind, fact.container, fact.whole, out + fact.start))
+        read_words(facts_[fact.index], out + fact.start);
     }
     for (size_t n = 0; n < dicts_.size(); ++n) {
       if (n + kAhead < dicts_.size()) __builtin_prefetch(dicts_[n + kAhead].dict);
@@ -182,29 +184,6 @@ class FactTable {
     bool whole;  // the key is True
   };
 
-  void read_always(const Always& fact, uint64_t* out) const {
-    switch (fact.kind) {
-      case kFunction:
-        out[fact.start] = function_word(as_function(fact.container), !fact.whole);
-        return;
-      case kCell:
-        out[fact.start] = address(PyCell_GET(fact.container));
-        return;
-      case kSize:
-        out[fact.start] = static_cast<uint64_t>(entry_count(fact.container));
-        return;
-      case kTypeOf:
-        out[fact.start] = address(Py_TYPE(fact.container));
-        return;
-      case kGradMeta:  // read together, by `read_gradient`
-      case kGradMemory:
-      case kReachMemory:
-        return;
-      default:
-        read_words(facts_[fact.index], out + fact.start);
-    }
-  }
-
   // The facts that the entries of one dict decide: they are read again when the dict has changed.
   struct OfDict {
     PyObject* dict;
@@ -215,6 +194,7 @@ class FactTable {
 
   void sort(uint32_t index) {
     const FactEntry& fact = facts_[index];
+    if (fact.kind == kGradMeta || fact.kind == kGradMemory || fact.kind == kReachMemory) return;  // read together
     if (!of_dict(fact)) {
       always_.push_back({fact.container, index, fact.start, fact.kind, fact.key == Py_True});
       return;

@@ -125,10 +125,6 @@ inline py::object entries_held(PyObject* container, bool values) {
   return py::tuple(all);
 }
 
-// How far `each_within` goes: as far as a walk that records (`DEPTH` and `MOST` in _policy.py).
-inline constexpr int kDepthWithin = 12;
-inline constexpr int64_t kMostWithin = 100'000;
-
 // What an object holds that is to be looked into: a container itself, or the dict of the attributes of an object of one
 // of `classes`. Null: nothing.
 inline PyObject* inside_of(PyObject* object, PyObject* classes) {
@@ -140,38 +136,52 @@ inline PyObject* inside_of(PyObject* object, PyObject* classes) {
   return PySet_Contains(classes, reinterpret_cast<PyObject*>(type)) == 1 ? own_dict(object) : nullptr;
 }
 
-// Calls `visit(object, inside)` for all that a container holds, however deep.
+// How a container is looked into (`_within.key`): the classes of objects whose attributes count, how many levels deep,
+// and how many objects at most.
+struct Limits {
+  PyObject* classes;
+  long depth, most;
+
+  static Limits of(PyObject* key) {
+    return {PyTuple_GET_ITEM(key, 0), PyLong_AsLong(PyTuple_GET_ITEM(key, 1)), PyLong_AsLong(PyTuple_GET_ITEM(key, 2))};
+  }
+};
+
+// Calls `visit(object, inside)` for all that a container holds, as far as the limits reach.
 template <typename Visit>
-void each_within(PyObject* container, PyObject* classes, int depth, int64_t& left, Visit& visit) {
+void each_within(PyObject* container, Limits& left, Visit& visit) {
   each_entry(container, true, [&](PyObject* item) {
-    if (--left < 0) return;
-    PyObject* inside = inside_of(item, classes);
+    if (--left.most < 0) return;
+    PyObject* inside = inside_of(item, left.classes);
     visit(item, inside);
-    if (inside && depth > 0) each_within(inside, classes, depth - 1, left, visit);
+    if (!inside || left.depth == 0) return;
+    --left.depth;
+    each_within(inside, left, visit);
+    ++left.depth;
   });
 }
 
 // A number for all that a container holds, by identity.
-inline uint64_t within(PyObject* container, PyObject* classes) {
+inline uint64_t within(PyObject* container, PyObject* key) {
   uint64_t hash = 0x5749;
-  int64_t left = kMostWithin;
+  Limits limits = Limits::of(key);
   auto visit = [&](PyObject* item, PyObject* inside) {
     hash = mix(hash, address(item) + (inside ? mix(address(Py_TYPE(item)), entry_count(inside)) : 0));
   };
-  each_within(container, classes, kDepthWithin, left, visit);
+  each_within(container, limits, visit);
   return hash;
 }
 
-inline py::object held_within(PyObject* container, PyObject* classes) {
+inline py::object held_within(PyObject* container, PyObject* key) {
   py::list all;
-  int64_t left = kMostWithin;
+  Limits limits = Limits::of(key);
   auto visit = [&](PyObject* item, PyObject* inside) {
     all.append(py::reinterpret_borrow<py::object>(item));
     if (!inside) return;
     all.append(py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(item))));
     all.append(py::int_(entry_count(inside)));
   };
-  each_within(container, classes, kDepthWithin, left, visit);
+  each_within(container, limits, visit);
   return py::tuple(all);
 }
 

@@ -92,7 +92,10 @@ inline py::tuple to_python(c10::ArrayRef<c10::IValue> values) {
 // Hands the ops of the observed step to the recording. Used under the GIL.
 class Scribe {
  public:
-  void begin(const Sink& sink) { sink_ = sink; }
+  void begin(const Sink& sink) {
+    sink_ = sink;
+    detailed_ = py::handle(listener).attr("detailed").cast<bool>();
+  }
 
   void end() {
     for (auto& [code, own] : own_) Py_DECREF(code);
@@ -103,13 +106,16 @@ class Scribe {
     sink_ = {};
   }
 
+  // Whether the listener is to be told of every op, with its arguments and results.
+  bool detailed() const { return detailed_; }
+
   // The op that has just run.
   void record() {
-    told([&] { return sink_.observed(sink_.session, open_ > 0 ? line_.c_str() : user_line().c_str()); });
+    attempt([&] { return sink_.observed(sink_.session, open_ > 0 ? line_.c_str() : user_line().c_str()); });
   }
 
   void global_begins(const GlobalCall& call) {
-    told([&] {
+    attempt([&] {
       numbers_.clear();
       for (const c10::IValue& input : call.inputs) add_specs(input);
       if (open_ == 0) line_ = user_line();
@@ -119,7 +125,7 @@ class Scribe {
   }
 
   void global_ends(const std::vector<c10::IValue>& outputs) {
-    told([&] {
+    attempt([&] {
       if (open_ > 0) --open_;
       numbers_.clear();
       for (const c10::IValue& output : outputs) add_specs(output);
@@ -130,7 +136,7 @@ class Scribe {
  private:
   // Does what is to be recorded; the listener is told where that has another status than 0, or fails.
   template <typename Do>
-  void told(Do&& record) {
+  void attempt(Do&& record) {
     if (!listener || py::handle(listener).attr("refused").cast<bool>()) return;
     try {
       c10::impl::ExcludeDispatchKeyGuard unseen(kObserved);
@@ -165,7 +171,7 @@ class Scribe {
     return own_[code] = answer.cast<bool>();
   }
 
-  // Adds the numbers of the specs of all tensors in a value: kNoSpec for plain ones.
+  // Adds the numbers of the specs of all tensors in a value.
   void add_specs(const c10::IValue& value) {
     if (value.isTensor() && value.toTensor().defined()) numbers_.push_back(number_of(value.toTensor()));
     if (value.isList())
@@ -175,7 +181,7 @@ class Scribe {
   }
 
   uint32_t number_of(const at::Tensor& tensor) {
-    constexpr uint32_t none = UINT32_MAX;
+    constexpr uint32_t none = UINT32_MAX;  // ROTE_NO_INDEX: a plain tensor
     if (!tensor.key_set().has(c10::DispatchKey::Python)) return none;
     py::object object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
     if (!object || !is_dtensor(object.ptr())) return none;
@@ -189,6 +195,7 @@ class Scribe {
   }
 
   Sink sink_{};
+  bool detailed_ = false;
   std::unordered_map<PyObject*, bool> own_;        // code, held: whether it is the user's
   std::unordered_map<PyObject*, uint32_t> specs_;  // their numbers
   std::vector<uint32_t> numbers_;
@@ -282,8 +289,7 @@ inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   just_run = {&op, &inputs, &outputs, hidden, c10::GradMode::is_enabled()};
   const std::string& name = schema.name();
   bool waits = name == "_c10d_functional::wait_tensor", lifts = name == "aten::lift_fresh";
-  bool detailed = listener && py::handle(listener).attr("detailed").cast<bool>();
-  if (!waits && !lifts && !detailed) {
+  if (!waits && !lifts && !scribe.detailed()) {
     scribe.record();
     just_run = {};
     return;
@@ -291,7 +297,7 @@ inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   py::object tensor = py::none();
   if ((waits || lifts) && outputs.size() == 1 && outputs[0].isTensor()) tensor = torch::jit::toPyObject(outputs[0]);
   py::tuple told = py::make_tuple(waits ? 1 : lifts ? 2 : 0, tensor);
-  if (detailed) {
+  if (scribe.detailed()) {
     py::object overload = py::reinterpret_borrow<py::object>(torch::detail::getTorchApiFunction(op));
     told = py::make_tuple(told[0], tensor, overload, to_python(inputs), to_python(outputs));
   }

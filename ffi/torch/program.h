@@ -413,7 +413,7 @@ class Program {
   }
 
   void run_rng(uint32_t action, uint8_t device_kind, int8_t device_index, uint32_t index) {
-    c10::Device device(static_cast<c10::DeviceType>(device_kind), device_kind == 0 ? -1 : device_index);
+    const c10::Device device = device_of(device_kind, device_index);
     at::Generator generator = at::globalContext().defaultGenerator(device);
     std::lock_guard<std::mutex> lock(generator.mutex());
     if (action == 0) {

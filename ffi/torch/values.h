@@ -12,6 +12,12 @@
 
 namespace rote {
 
+// A device as plans write it. The CPU has no index.
+inline c10::Device device_of(uint8_t kind, int8_t index) {
+  const auto type = static_cast<c10::DeviceType>(kind);
+  return {type, type == c10::DeviceType::CPU ? static_cast<c10::DeviceIndex>(-1) : static_cast<c10::DeviceIndex>(index)};
+}
+
 // The attributes that an object has of its own; null when there are none.
 inline PyObject* attributes(PyObject* object) {
   PyObject** place = _PyObject_GetDictPtr(object);

@@ -65,6 +65,13 @@ def sums(scales: list[float], step: Callable[..., Any] = three_sums, **options: 
     return check_right(script, with_buckets)
 
 
+def quietly(run: Callable[..., Run], *args: Any, **options: Any) -> Run:
+    """Runs it without its warnings, in a process of a rank, where pytest filters none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return run(*args, **options)
+
+
 def scales_where(ranks: list[int], changed: float, calls: int = 4) -> list[float]:
     """The same scale at every call, but another one for some calls on these ranks."""
     other = changed if dist.get_rank() in ranks else 2.0
@@ -109,9 +116,7 @@ def test_a_rank_that_misses_and_records_anew(ranks: list[int]) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_gives_up(rank: int) -> None:
     scales = [2.0] * WARM + [float(i + 3) if dist.get_rank() == rank else 2.0 for i in range(8)] + [2.0] * 3
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run = sums(scales, max_variants=2)
+    run = quietly(sums, scales, max_variants=2)
     if ORACLE_ONLY:
         return
     stats = counted(run)[-1]
@@ -128,9 +133,7 @@ def test_a_rank_that_cannot_record(rank: int) -> None:
             scale = -scale
         return three_sums(x, scale)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run = sums([2.0] * 8, step)
+    run = quietly(sums, [2.0] * 8, step)
     if ORACLE_ONLY:
         return
     stats = counted(run)[-1]
@@ -271,9 +274,7 @@ def test_captured_functions_within_another_that_some_ranks_replay(outer: str) ->
         for i in range(3):
             yield inner_step(numbers(i), 2.0)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run = check_right(script, with_buckets)
+    run = quietly(check_right, script, with_buckets)
     if ORACLE_ONLY:
         return
     inner, around = run.stats[-1]
@@ -307,9 +308,7 @@ def test_kernels_of_a_replay_take_no_part() -> None:
         for i in range(3):
             yield inner_step(numbers(i), 2.0)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run = check_right(script, with_buckets)
+    run = quietly(check_right, script, with_buckets)
     if ORACLE_ONLY:
         return
     inner, around = run.stats[-1]
@@ -375,9 +374,7 @@ def random_faults(seed: int) -> None:
     generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
     picks = torch.randint(0, 12, (60,), generator=generator).tolist()
     scales = [2.0] * 3 + [float(max(pick, 7)) - 5 for pick in picks]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run = sums(scales, max_variants=3)
+    run = quietly(sums, scales, max_variants=3)
     if ORACLE_ONLY:
         return
     for stats in counted(run):

@@ -233,10 +233,10 @@ impl Bridge {
     /// Records the innermost call on DTensors under way. Returns a new tuple of its arguments the first time,
     /// then None.
     pub fn observe_global_call(&self) -> Result<sys::Object, ReplayError> {
-        let mut call = std::ptr::null_mut();
-        // SAFETY: `call` outlives the call.
-        self.check(unsafe { (self.functions.observe_global_call)(&mut call) })?;
-        Ok(call)
+        let mut args = std::ptr::null_mut();
+        // SAFETY: `args` outlives the call.
+        self.check(unsafe { (self.functions.observe_global_call)(&mut args) })?;
+        Ok(args)
     }
 
     /// Has the listener told of calls of the composite op `name`.

@@ -203,6 +203,7 @@ impl Backend for AtenProgram {
             Some(Into::Copy) => (sys::Into::Copy, None),
             Some(Into::Nothing) | None => (sys::Into::Slot, None),
         };
+        let own = self.is_own(op.name);
         let mut index = 0;
         // SAFETY: the arguments point into `arguments`, which outlives the call.
         bridge.check(unsafe {
@@ -217,11 +218,11 @@ impl Backend for AtenProgram {
                 how as u8,
                 other.as_ref().map_or(ptr::null(), |text| text.as_ptr()),
                 i32::from(op.grad),
-                i32::from(self.is_own(op.name)),
+                i32::from(own),
                 &mut index,
             )
         })?;
-        if !self.is_own(op.name) {
+        if !own {
             self.expect(plan, index, op.outs)?;
         }
         Ok(index)

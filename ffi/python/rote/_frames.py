@@ -22,7 +22,6 @@ from ._native import c_text
 # The slash at the end tells them from packages whose names begin alike.
 TORCH = f"{torch.__path__[0]}/"
 _ROTE = f"{__file__.rsplit('/', 1)[0]}/"
-_lines: dict[tuple[str, int], bytes] = {}
 
 # Of the library, these swallow errors, or may.
 _SWALLOWING = (contextlib.suppress,)
@@ -49,21 +48,14 @@ def _is_users_own(code: types.CodeType) -> bool:
 
 
 is_users_own = by_identity(_is_users_own, most=1 << 16)  # asked of every frame
-_own = is_users_own.known
 
 
 def user_line() -> bytes:
     """The innermost line of the user's own code, as ``file:line``."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        entry = _own.get(address(code))  # as `is_users_own` looks: a call less, for each frame of each op
-        if entry[1] if entry is not None else is_users_own(code):
-            key = (code.co_filename, frame.f_lineno)
-            line = _lines.get(key)
-            if line is None:
-                line = _lines[key] = c_text(f"{code.co_filename}:{frame.f_lineno}")
-            return line
+        if is_users_own(frame.f_code):
+            return c_text(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
     return b""
 

@@ -20,13 +20,13 @@ class by_identity(Generic[_Asked, _Found]):
         functools.update_wrapper(self, find)
         self._find = find
         self._most = most
-        self.known: dict[int, tuple[_Asked, _Found]] = {}  # by addresses, which are kept taken
+        self._known: dict[int, tuple[_Asked, _Found]] = {}  # by addresses, which are kept taken
 
     def __call__(self, asked: _Asked) -> _Found:
-        entry = self.known.get(address(asked))
+        entry = self._known.get(address(asked))
         if entry is None:
             found = self._find(asked)
-            if len(self.known) >= self._most:
-                self.known.clear()
-            entry = self.known[address(asked)] = (asked, found)
+            if len(self._known) >= self._most:
+                self._known.clear()
+            entry = self._known[address(asked)] = (asked, found)
         return entry[1]

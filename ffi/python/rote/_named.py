@@ -242,11 +242,7 @@ class Named:
         if self._modules_handed_out is None:
             return
         for name in sorted(self.texts & sys.modules.keys()):
-            module = sys.modules[name]
-            if not is_library_module(module, name) and self._entry(id(sys.modules), name):
-                self._walk.add(DICT_ITEM, sys.modules, name, HOST, f"sys.modules['{name}']", module)
-            if issubclass(type(module), types.ModuleType):
-                self.python_module(module, self._modules_handed_out)
+            self._loaded(name, sys.modules[name], self._modules_handed_out)
 
     def note(self, code: types.CodeType, whole: bool = True) -> Names:
         """Remembers what code names."""
@@ -315,16 +311,20 @@ class Named:
                 module = sys.modules.get(part)
                 if module is None:
                     continue
-                subject = f"sys.modules['{part}']"
                 self._child(part)
-                if not is_library_module(module, part) and self._entry(id(sys.modules), part):
-                    self._walk.add(DICT_ITEM, sys.modules, part, HOST, subject, module)
-                if issubclass(type(module), types.ModuleType):
-                    self.python_module(module, depth)
-                else:  # any object may be put in place of a module
-                    self._walk.soon(subject, module, depth + 1)
+                self._loaded(part, module, depth)
         if names.catches and not found and self._entry(id(sys.modules), name):  # the import may fail, and later not
             self._walk.add(DICT_ITEM, sys.modules, name, HOST, f"sys.modules['{name}']", sys.modules.get(name, ABSENT))
+
+    def _loaded(self, name: str, module: Any, depth: int) -> None:
+        """Guards what `sys.modules` has under a name, and what that holds."""
+        subject = f"sys.modules['{name}']"
+        if not is_library_module(module, name) and self._entry(id(sys.modules), name):
+            self._walk.add(DICT_ITEM, sys.modules, name, HOST, subject, module)
+        if issubclass(type(module), types.ModuleType):
+            self.python_module(module, depth)
+        else:  # any object may be put in place of a module
+            self._walk.soon(subject, module, depth + 1)
 
     def _child(self, name: str) -> None:
         """Guards what a package has under the name of a module in it, which an import looks up first."""

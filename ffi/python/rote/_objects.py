@@ -382,7 +382,7 @@ class Objects(Walk):
             self.described(f"{path}({i})", item) + ("" if inside is None else f" of {inside}")
             for i, (item, inside) in enumerate(within.found)
         )
-        if not self.add(WITHIN, value, frozenset(within.objects), HOST, path, value, all_of(told)):
+        if not self.add(WITHIN, value, within.key, HOST, path, value, all_of(told)):
             return
         self.aliases += [(path, id(item)) for item, _ in within.found if id(item) in self.watched]
         for kind, objects in within.objects.items():

@@ -29,6 +29,11 @@ class Within:
     whole: bool = True
     """Whether nothing in it may hold more than what was found."""
 
+    @property
+    def key(self) -> tuple[frozenset[type], int, int]:
+        """What the bridge needs to find the same: whose attributes count, how many levels deep, how many objects."""
+        return frozenset(self.objects), DEPTH, MOST
+
 
 class _TooMuchError(Exception):
     """More entries, or more levels, than are looked into."""
