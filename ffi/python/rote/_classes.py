@@ -6,6 +6,8 @@ import gc
 import types
 from typing import Any
 
+from torch.utils import _pytree
+
 from . import _look
 from ._libraries import is_library_class
 from ._named import Named
@@ -44,6 +46,11 @@ class Classes:
         if own is None:
             return
         walk.add(SIZE, own, None, HOST, label, own, "")
+        node = _pytree.SUPPORTED_NODES.get(base)
+        if node is not None:
+            walk.add(DICT_ITEM, _pytree.SUPPORTED_NODES, base, HOST, f"pytree of {label}", node)
+            for function in (node.flatten_fn, node.unflatten_fn):
+                walk.soon(f"pytree of {label}", function, depth + 1)
         self._own.append((label, own))
         for key, item in list(own.items()):
             if type(key) is not str or _is_said(key, item):
@@ -95,5 +102,11 @@ class Classes:
 
 
 def _is_said(key: str, item: Any) -> bool:
-    """Whether an attribute of a class is what it says of itself: its text, its annotations, its fields."""
-    return key.startswith("__") and key.endswith("__") and not callable(item)
+    """Whether an attribute of a class is what it says of itself: its text, its annotations, its fields. What computes
+    or binds something when it is asked for (a class method) is none."""
+    if not (key.startswith("__") and key.endswith("__")) or callable(item):
+        return False
+    kind = type(item)
+    return kind is types.GetSetDescriptorType or not any(
+        "__get__" in _look.class_dict(base) for base in _look.mro(kind)
+    )
