@@ -655,6 +655,12 @@ class Program {
       if (result.isTensor()) results.push_back(result.toTensor());
       if (result.isTensorList()) results = result.toTensorVector();
     }
+    if (stack_.size() == 1 && stack_[0].isTensorList() && results.size() != op.outs.size()) {
+      differs_ = true;
+      TORCH_CHECK(false, "the op ", op.handle.schema().name(), " has made ", results.size(), " tensors, and ", op.outs.size(),
+                  " when the step was recorded: a replay cannot go on with it, and the next calls are recorded anew. Let "
+                  "the op make the same number at every call, or leave it out of the step");
+    }
     for (const Expected& expected : op.expected) {
       const at::Tensor found = expected.result < results.size() ? results[expected.result] : at::Tensor();
       if (expected.is(found)) continue;

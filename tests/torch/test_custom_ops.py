@@ -311,6 +311,27 @@ READERS: dict[str, Callable[[Any, Any, Tensor], Tensor]] = {
 }
 
 
+looks.define("some(Tensor x) -> Tensor[]")
+looks.impl("some", lambda x: [x * 2 for _ in range(3 if otherwise["now"] else 2)], "CPU")
+
+
+@pytest.mark.parametrize("first", [2, 7])
+def test_another_number_of_results_ends_the_replay(first: int) -> None:
+    def step(x: Tensor) -> Tensor:
+        return torch.stack(torch.ops.rote_test_looks.some(x)).sum(0)
+
+    captured = rote_capture(step)
+    for call in range(12):
+        otherwise["now"] = call >= first
+        x = torch.arange(6.0) + call
+        if call == first and not ORACLE_ONLY:
+            with pytest.raises(RuntimeError, match="has made 3 tensors, and 2 when the step was recorded"):
+                captured(x)
+            continue
+        assert torch.equal(captured(x), step(x)), call
+    assert ORACLE_ONLY or captured.stats.replays >= 6, captured.stats
+
+
 @pytest.mark.parametrize("passes", ["none", "default"])
 @pytest.mark.parametrize("first", [2, 7])  # the first replay, a later one
 @pytest.mark.parametrize("reader", READERS)
