@@ -50,6 +50,19 @@ def getters_one_after_the_other() -> Hidden:
     return lambda: inner(outer(globals())), set_config
 
 
+def partial_of_getattr() -> Hidden:
+    get = functools.partial(getattr, sys.modules[__name__], "SCALE")
+    return lambda: get(), set_scale
+
+
+def picked(SCALE: float = 0.0, **others: Any) -> float:
+    return SCALE
+
+
+def globals_as_arguments() -> Hidden:
+    return lambda: picked(**globals()), set_scale
+
+
 def getters_in_a_list() -> Hidden:
     getters = [operator.itemgetter("CONFIG"), operator.itemgetter("scale")]
     return lambda: functools.reduce(lambda value, get: get(value), getters, globals()), set_config  # type: ignore[arg-type, return-value]
@@ -113,6 +126,7 @@ def text_of_a_loaded_module_in_another_function() -> Hidden:
 
 CASES = [
     getter, getters_one_after_the_other, getters_in_a_list, getter_of_several, getter_in_a_partial, getter_in_a_class,
+    partial_of_getattr, globals_as_arguments,
     method_with_a_default, text_in_another_function, globals_of_another_function, getter_of_a_module,
     getter_of_a_loaded_module, getter_of_a_loaded_module_that_is_replaced, text_of_a_loaded_module_in_another_function,
 ]  # fmt: skip

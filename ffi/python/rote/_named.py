@@ -67,6 +67,7 @@ class Named:
         self._modules: dict[int, tuple[Any, str, int, Attribute | None]] = {}
         self._entries: set[tuple[int, str]] = set()
         self._absent: dict[int, _Absent] = {}  # by the identities of dicts
+        self._parameters: set[str] = set()  # of this code
         self._owners: dict[int, tuple[types.FunctionType, str, int]] = {}  # a function of each dict of globals
         self._handing_out: set[int] = set()  # dicts of globals that their functions ask for
         self._modules_handed_out: int | None = None  # how many hops away code asks for `sys.modules`
@@ -97,6 +98,9 @@ class Named:
         )
         walk.add(REFERENTS, function, None, HOST, path or "partial", function)
         walk.value(path, inner, depth)
+        for text in (*args, *keywords.values()):
+            if type(text) is str:
+                self.looks_up(text)
         for i, item in enumerate(args):
             walk.soon(f"{path}args[{i}]", item, depth + 1)
         walk.value(f"{path}keywords", keywords, depth + 1)
@@ -231,14 +235,15 @@ class Named:
     def _handed_out(self) -> None:
         """Guards what other code than that which asks for globals, or for `sys.modules`, may look up there."""
         all_are = "__globals__" in self.attributes
+        names = self.texts | self._parameters  # `f(**globals())`
         for function, place, depth in list(self._owners.values()):
             own = function.__globals__
             if not all_are and id(own) not in self._handing_out:
                 continue
-            for name in sorted(self.texts & own.keys()):
+            for name in sorted(names & own.keys()):
                 if self._entry(id(own), name):
                     self._global(function, place, name, depth)
-            self._lacks(f"{place}globals", own, self.texts - own.keys())
+            self._lacks(f"{place}globals", own, names - own.keys())
         if self._modules_handed_out is None:
             return
         for name in sorted(self.texts & sys.modules.keys()):
@@ -252,6 +257,7 @@ class Named:
             self.attributes |= names.attributes
             self.said.update(names.attributes, names.globals)
             self.texts |= names.texts
+            self._parameters.update(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
             self._asks |= names.asks
             self._catches |= names.catches
             self.sees_own |= names.sees_own
