@@ -138,7 +138,7 @@ enum FactKind : uint32_t {
   kEntryCount = 23,  // of a container that is an entry of a dict, and may be another one at each call: its class and size
   kTupleItem = 24,  // the item of a tuple that is an entry of a dict; the key is (its key, the index, the size of the tuple)
   kNoneOf = 25,  // that a dict has none of some names, a tuple that is the key; else, which it has
-  kWithin = 26,  // all that a container holds, as deep as the key says: the classes of objects whose attributes count, levels, objects
+  kWithin = 26,  // all that the entries of a container hold; the key is those that may come to hold something else
 };
 
 constexpr uint32_t kFactKinds = 27;

@@ -111,7 +111,7 @@ inline py::object object_of(const FactEntry& fact) {
     case kItems:
       return entries_held(fact.container, fact.key == Py_True);
     case kWithin:
-      return held_within(fact.container, fact.key);
+      return held_within(fact.key);
     case kFunction: {
       auto part = [](PyObject* object) { return py::reinterpret_borrow<py::object>(object ? object : Py_None); };
       const auto& function = as_function(fact.container);
@@ -279,7 +279,7 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
       out[0] = entries(fact.container, fact.key == Py_True);
       return;
     case kWithin:
-      out[0] = within(fact.container, fact.key);
+      out[0] = within(fact.key);
       return;
     case kBuffer:
       out[0] = buffer(fact.container, fact.key != Py_True);

@@ -125,63 +125,32 @@ inline py::object entries_held(PyObject* container, bool values) {
   return py::tuple(all);
 }
 
-// What an object holds that is to be looked into: a container itself, or the dict of the attributes of an object of one
-// of `classes`. Null: nothing.
-inline PyObject* inside_of(PyObject* object, PyObject* classes) {
-  PyTypeObject* type = Py_TYPE(object);
-  constexpr unsigned long containers = Py_TPFLAGS_LIST_SUBCLASS | Py_TPFLAGS_DICT_SUBCLASS | Py_TPFLAGS_TUPLE_SUBCLASS;
-  if (type->tp_flags & containers) return object;
-  if (type == &PyFloat_Type || type == &PyLong_Type || type == &PyUnicode_Type) return nullptr;
-  if (PyAnySet_Check(object) || PyType_IsSubtype(type, deque_type())) return object;
-  return PySet_Contains(classes, reinterpret_cast<PyObject*>(type)) == 1 ? own_dict(object) : nullptr;
-}
-
-// How a container is looked into (`_within.key`): the classes of objects whose attributes count, how many levels deep,
-// and how many objects at most.
-struct Limits {
-  PyObject* classes;
-  long depth, most;
-
-  static Limits of(PyObject* key) {
-    return {PyTuple_GET_ITEM(key, 0), PyLong_AsLong(PyTuple_GET_ITEM(key, 1)), PyLong_AsLong(PyTuple_GET_ITEM(key, 2))};
-  }
-};
-
-// Calls `visit(object, inside)` for all that a container holds, as far as the limits reach.
+// Calls `visit` with the class and the entries of each holder, and with what attributes it has: see `_within.py`.
 template <typename Visit>
-void each_within(PyObject* container, Limits& left, Visit& visit) {
-  each_entry(container, true, [&](PyObject* item) {
-    if (--left.most < 0) return;
-    PyObject* inside = inside_of(item, left.classes);
-    visit(item, inside);
-    if (!inside || left.depth == 0) return;
-    --left.depth;
-    each_within(inside, left, visit);
-    ++left.depth;
-  });
+void each_within(PyObject* holders, Visit&& visit) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(holders); ++i) {
+    PyObject* holder = PyTuple_GET_ITEM(holders, i);
+    PyTypeObject* type = Py_TYPE(holder);
+    visit(reinterpret_cast<PyObject*>(type));
+    constexpr unsigned long containers = Py_TPFLAGS_LIST_SUBCLASS | Py_TPFLAGS_DICT_SUBCLASS | Py_TPFLAGS_TUPLE_SUBCLASS;
+    if ((type->tp_flags & containers) || PyAnySet_Check(holder) || PyType_IsSubtype(type, deque_type()))
+      each_entry(holder, true, visit);
+    visit(Py_None);  // where the entries end
+    PyObject* own = own_dict(holder);
+    if (own && PyDict_Check(own)) each_entry(own, true, visit);
+  }
 }
 
-// A number for all that a container holds, by identity.
-inline uint64_t within(PyObject* container, PyObject* key) {
+// A number for all that the holders hold, by identity.
+inline uint64_t within(PyObject* holders) {
   uint64_t hash = 0x5749;
-  Limits limits = Limits::of(key);
-  auto visit = [&](PyObject* item, PyObject* inside) {
-    hash = mix(hash, address(item) + (inside ? mix(address(Py_TYPE(item)), entry_count(inside)) : 0));
-  };
-  each_within(container, limits, visit);
+  each_within(holders, [&](PyObject* item) { hash = mix(hash, address(item)); });
   return hash;
 }
 
-inline py::object held_within(PyObject* container, PyObject* key) {
+inline py::object held_within(PyObject* holders) {
   py::list all;
-  Limits limits = Limits::of(key);
-  auto visit = [&](PyObject* item, PyObject* inside) {
-    all.append(py::reinterpret_borrow<py::object>(item));
-    if (!inside) return;
-    all.append(py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(item))));
-    all.append(py::int_(entry_count(inside)));
-  };
-  each_within(container, limits, visit);
+  each_within(holders, [&](PyObject* item) { all.append(py::reinterpret_borrow<py::object>(item)); });
   return py::tuple(all);
 }
 

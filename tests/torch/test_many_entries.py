@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import enum
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,7 +31,52 @@ class Other(Cell):
     pass
 
 
+class Key:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+class Text(str):
+    scale: float
+
+
+class Number(float):
+    scale: float
+
+
+class Choice(enum.Enum):
+    ONE = 1
+
+
+def texts(kind: type) -> list[Any]:
+    made = [kind(i) for i in range(MANY)]
+    for each in made:
+        each.scale = 2.0
+    return made
+
+
+def choices() -> list[Any]:
+    Choice.ONE.scale = 2.0  # type: ignore[attr-defined]
+    return [Choice.ONE] * MANY
+
+
+def doubled_with_a_scale() -> list[Any]:
+    made = [Doubled([1.0]) for _ in range(MANY)]
+    for each in made:
+        each.scale = 2.0
+    return made
+
+
+def tree() -> list[Any]:
+    """Each of which knows its parent, that holds them all."""
+    root = setting()
+    root.children = [setting(parent=root, scale=2.0) for _ in range(MANY)]
+    return root.children  # type: ignore[no-any-return]
+
+
 class Doubled(list[float]):
+    scale: float
+
     def first(self) -> float:
         return self[0] * 2
 
@@ -90,6 +136,17 @@ CASES: dict[str, Case] = {
     "values of a dict": Case(
         lambda: {i: setting(scale=2.0) for i in range(MANY)}, lambda many: many[9], read_scale, set_scale
     ),
+    "keys of a dict": Case(
+        lambda: {Key(2.0): i for i in range(MANY)}, lambda many: next(iter(many)), read_scale, set_scale
+    ),
+    "keys of a dict, in tuples": Case(
+        lambda: {(i, Key(2.0)): i for i in range(MANY)}, lambda many: next(iter(many))[1], read_scale, set_scale
+    ),
+    "attributes of texts": Case(lambda: texts(Text), lambda many: many[-9], read_scale, set_scale),
+    "attributes of numbers": Case(lambda: texts(Number), lambda many: many[-9], read_scale, set_scale),
+    "attributes of members of an enum": Case(choices, lambda many: many[-9], read_scale, set_scale),
+    "attributes of lists": Case(doubled_with_a_scale, lambda many: many[-9], read_scale, set_scale),
+    "a tree": Case(tree, lambda many: many[-9], read_scale, set_scale),
     "attribute that appears": Case(
         lambda: [setting() for _ in range(MANY)],
         lambda many: many[-9],
@@ -136,9 +193,17 @@ def test_equal_numbers_in_the_place_of_numbers_are_no_miss() -> None:
 
 
 def test_entries_that_hold_each_other() -> None:
-    many: list[Any] = [[2.0] for _ in range(MANY)]
-    many[5].append(many)
-    step = rote_capture(lambda x: x * many[-9][0])
+    def build() -> Hidden:
+        many: list[Any] = [[2.0] for _ in range(MANY)]
+        many[5].append(many)
+        return lambda: many[-9][0], lambda: many[-9].__setitem__(0, 3.0)
+
+    check_seen(build)
+
+
+def test_what_cannot_be_looked_into_is_said() -> None:
+    many = [lambda: 2.0 for _ in range(MANY)]
+    step = rote_capture(lambda x: x * many[-9]())
     for _ in range(6):
         assert torch.equal(step(torch.ones(2)), torch.ones(2) * 2)
     if not ORACLE_ONLY:

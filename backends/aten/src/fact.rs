@@ -60,7 +60,7 @@ numbered! {
         TupleItem,
         /// That a dict has none of some names, a tuple that is the key; else, which it has.
         NoneOf,
-        /// All that a container holds, as deep as the key says: the classes of objects whose attributes count, levels, objects.
+        /// All that the entries of a container hold; the key is those that may come to hold something else.
         Within,
     }
 }

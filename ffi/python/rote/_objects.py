@@ -10,6 +10,7 @@ import collections
 import contextvars
 import functools
 import gc
+import itertools
 import mmap
 import pickle
 import random
@@ -369,7 +370,7 @@ class Objects(Walk):
         if size <= LARGE:
             for i, item in list(items):
                 self.value(f"{path}[{i}]", item, depth + 1)
-        elif not all(plain(item) for _, item in items):
+        elif not all(map(_within.never_changes, itertools.chain.from_iterable(items))):
             self._within(path, value, size, depth)
 
     def _within(self, path: str, value: Any, size: int, depth: int) -> None:
@@ -382,7 +383,7 @@ class Objects(Walk):
             self.described(f"{path}({i})", item) + ("" if inside is None else f" of {inside}")
             for i, (item, inside) in enumerate(within.found)
         )
-        if not self.add(WITHIN, value, within.key, HOST, path, value, all_of(told)):
+        if not self.add(WITHIN, value, tuple(within.holders), HOST, path, value, all_of(told)):
             return
         self.aliases += [(path, id(item)) for item, _ in within.found if id(item) in self.watched]
         for kind, objects in within.objects.items():

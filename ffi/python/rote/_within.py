@@ -1,7 +1,8 @@
 """What the entries of a large container hold, however deep: read at once, as one fact, for they are many.
 
-Each entry counts by its identity. Looked into are containers of Python's own, classes that inherit from these, and
-objects that are nothing but attributes. The bridge reads the same (`each_within` in objects.h).
+Each entry counts by its identity. Looked into, once each, are containers of Python's own, classes that inherit from
+these, and attributes of objects that are nothing but attributes, or text, a number or a member of an enum besides. The
+bridge reads the same of the holders (`within` in objects.h).
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _look
-from ._facts import plain
-from ._policy import DEPTH, MOST, Way, is_opaque, way_of
+from ._facts import fixed, plain
+from ._policy import MOST, Way, is_opaque, way_of
 
-_CONTAINERS = (list, dict, tuple, set, frozenset, collections.deque)
+_IMMUTABLE = (tuple, frozenset)
+_CONTAINERS = (list, dict, set, collections.deque, *_IMMUTABLE)
 
 
 @dataclass
@@ -23,44 +25,51 @@ class Within:
     """All that is found in a container."""
 
     found: list[tuple[Any, int | None]] = field(default_factory=list)
-    """In the order of the bridge, with the size of what is looked into."""
+    """Every entry, with the size of one that is looked into."""
+    holders: list[Any] = field(default_factory=list)
+    """What is looked into and may come to hold other entries."""
     objects: dict[type, list[Any]] = field(default_factory=dict)
     """What is looked into and not of Python's own classes, by its class."""
     whole: bool = True
     """Whether nothing in it may hold more than what was found."""
 
-    @property
-    def key(self) -> tuple[frozenset[type], int, int]:
-        """What the bridge needs to find the same: whose attributes count, how many levels deep, how many objects."""
-        return frozenset(self.objects), DEPTH, MOST
-
 
 class _TooMuchError(Exception):
-    """More entries, or more levels, than are looked into."""
+    """More entries than are looked into."""
+
+
+def never_changes(value: Any) -> bool:
+    """Whether an entry holds nothing that may change."""
+    return fixed(value) or _look.numpy_scalar(type(value))
 
 
 def look(container: Any) -> Within | None:
     """What a container holds; None: too much. Of too many objects, the attributes are left out."""
     for with_objects in (True, False):
-        within = Within(whole=with_objects)
         try:
-            _look_into(container, within, with_objects, DEPTH)
+            return _look_into(container, with_objects)
         except _TooMuchError:
             continue
-        return within
     return None
 
 
-def _look_into(container: Any, within: Within, with_objects: bool, depth: int) -> None:
-    for item in _entries(container):
-        inside = _inside(item, within, with_objects)
-        within.found.append((item, None if inside is None else _look.size(inside)))
-        if len(within.found) > MOST:
-            raise _TooMuchError
-        if inside is not None:
-            if depth == 0:
+def _look_into(container: Any, with_objects: bool) -> Within:
+    within = Within(whole=with_objects)
+    seen = {id(container)}
+    left = collections.deque([_entries(container)])
+    while left:
+        for item in left.popleft():
+            inside = _inside(item, within, with_objects)
+            within.found.append((item, None if inside is None else len(inside)))
+            if len(within.found) > MOST:
                 raise _TooMuchError
-            _look_into(inside, within, with_objects, depth - 1)
+            if inside is None or id(item) in seen:
+                continue
+            seen.add(id(item))
+            left.append(iter(inside))
+            if not issubclass(type(item), _IMMUTABLE) or _look.own(item) is not None:
+                within.holders.append(item)
+    return within
 
 
 def _entries(container: Any) -> Iterator[Any]:
@@ -70,24 +79,26 @@ def _entries(container: Any) -> Iterator[Any]:
             yield dict.__getitem__(container, entry)
 
 
-def _inside(item: Any, within: Within, with_objects: bool) -> Any:
-    """What an entry holds: itself, if it is a container, or the dict of its attributes."""
+def _inside(item: Any, within: Within, with_objects: bool) -> list[Any] | None:
+    """What an entry holds: entries and attributes. None: nothing that may change, or nothing that can be told."""
     kind = type(item)
-    if issubclass(kind, _CONTAINERS):
-        within.whole = within.whole and not _look.own(item) and not any(_look.members(kind))
-        if _look.can_change(kind):
-            within.objects.setdefault(kind, []).append(item)
-        return item
-    if plain(item):
+    if never_changes(item) or (issubclass(kind, type) and item in within.objects):  # classes are guarded by themselves
         return None
-    if with_objects and _is_looked_into(kind):
+    container = issubclass(kind, _CONTAINERS)
+    if not container and not (
+        with_objects and (_is_attributes(kind) or (plain(item) and not any(_look.members(kind))))
+    ):
+        within.whole = False
+        return None
+    if any(_look.members(kind)):
+        within.whole = False
+    if _look.can_change(kind):
         within.objects.setdefault(kind, []).append(item)
-        return _look.own(item)
-    within.whole = False
-    return None
+    own = _look.own(item)
+    return [*(_entries(item) if container else ()), *(() if own is None else _entries(own))]
 
 
-def _is_looked_into(kind: type) -> bool:
+def _is_attributes(kind: type) -> bool:
     """Whether the objects of a class are nothing but attributes."""
     if way_of(kind) is not Way.OBJECT or is_opaque(kind) or _look.hides(kind) or any(_look.members(kind)):
         return False
