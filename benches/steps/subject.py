@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-RANKS = 8
+RANKS = int(os.environ.get("WORLD_SIZE", "8"))
+"""Of the fake process group, or the processes that a bench has started."""
 
 Step = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]
