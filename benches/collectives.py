@@ -1,6 +1,6 @@
 """What passes gain on real process groups, where every collective takes a given time longer.
 
-    python benches/collectives.py                    (3 minutes or so on 2 cores)
+    python benches/collectives.py                    (about 10 minutes on 2 cores)
     python benches/collectives.py --ranks 2 --delays 0 200
     python benches/collectives.py --passes +overlap --at-once
 
@@ -12,16 +12,18 @@ together pass together, as over TCP. A process computes meanwhile, or sleeps.
 Columns: milliseconds of a step with the default passes, and for each list of passes how many
 times as fast a step is with it: above 1.00x is a gain. All are measured in one run and in turn,
 round after round. Each figure is the median over rounds of the ratio of a round's medians, on
-rank 0. With `--realtime`, steps that count run before all other work of the machine (for a busy
-machine; needs root). `*`: the ratios of three quarters of the rounds lie on its side of 1.00x, and it is 2 % or more
-away from it. `-`: the passes find nothing to do. Losses have the bits of the default, except
-with `sums`, where they are close.
+rank 0. `*`: the ratios of three quarters of the rounds lie on its side of 1.00x, and it is 2 % or
+more away from it. `-`: the passes find nothing to do. Losses must have the bits of the default;
+with `sums`, they must be close.
+
+With `--realtime`, the steps that count run before all other work of the machine (for a busy
+machine; needs root).
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import contextlib
 import os
 import re
 import statistics
@@ -42,22 +44,16 @@ from steps.measure import local, same_as
 from steps.networks import convolution, mlp
 from steps.report import machine, note, save
 from steps.subject import RANKS, Batch, Step, Subject, captured
-from torch import nn
 
 DEFAULT = "default"
-PASSES = ("+gathers", "+overlap", "+buckets", "+overlap,+buckets", "+overlap,+buckets,+sums", "+foreach")
+PASSES = ("+overlap", "+buckets", "+overlap,+buckets", "+overlap,+buckets,+sums")
 WARM_UP = 7
 SETTLE = 1
 IN_TURN = 4
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, foreach=False)
-
-
 def subjects() -> Iterator[Subject]:
     yield llama("Llama, TP + SP")
-    yield dataclasses.replace(llama("the same, SGD in a loop"), optimizer=sgd)
     yield full_dtensor("Llama, all DTensor", RANKS, sizes=config(sequence=8), batch=8)
     yield full_dtensor("Llama, data parallel", RANKS, 1, batch=4)
     if RANKS > 2:
@@ -104,7 +100,8 @@ def measured(subject: Subject, options: argparse.Namespace, late: Any, plans: Pa
     for passes in did[0]:
         add(passes)
     rounds: dict[float, dict[str, list[float]]] = {}
-    schedule(os.SCHED_RR if options.realtime else os.SCHED_OTHER)
+    if options.realtime:
+        schedule(os.SCHED_RR)
     for delay in options.delays:
         late.set_delay(delay, not options.at_once)
         rounds[delay] = {passes: [] for passes in rows}
@@ -112,7 +109,8 @@ def measured(subject: Subject, options: argparse.Namespace, late: Any, plans: Pa
             for at in range(len(rows)):
                 passes = list(rows)[(at + turn) % len(rows)]
                 rounds[delay][passes].append(median_of_turn(rows[passes], batch))
-    schedule(os.SCHED_OTHER)
+    if options.realtime:
+        schedule(os.SCHED_OTHER)
     return {
         "label": subject.label,
         "plan": rows[DEFAULT].plan_counts(),
@@ -124,7 +122,8 @@ def measured(subject: Subject, options: argparse.Namespace, late: Any, plans: Pa
 def schedule(policy: int) -> None:
     """How the threads of this process are scheduled, those of gloo too."""
     for thread in Path("/proc/self/task").iterdir():
-        os.sched_setscheduler(int(thread.name), policy, os.sched_param(int(policy != os.SCHED_OTHER)))
+        with contextlib.suppress(ProcessLookupError):  # a thread that has ended
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(int(policy != os.SCHED_OTHER)))
 
 
 def median_of_turn(step: Step, batch: Batch) -> float:

@@ -2,7 +2,7 @@
 //! they leave, that it does what was recorded, and that bugs in it are seen.
 
 use rote_aten_ops::AtenOps;
-use rote_plans::{Arg, Collective, Instr, Plan, Range, Schedule};
+use rote_plans::{Collective, Instr, Plan, Schedule};
 
 use super::lacking::SomeOps;
 use super::paper::{self, Collectives, RUNS, Seen};
@@ -20,21 +20,10 @@ struct Altered {
 impl Altered {
     /// The plan of ops on arguments, through these passes: it does what was recorded.
     fn by(names: &str, ops: &[OpEvent<'_>], outputs: &[&Tensor], args: &[&Tensor]) -> Self {
-        Self::on_rank(0, names, ops, outputs, args)
-    }
-
-    fn on_rank(
-        rank: u32,
-        names: &str,
-        ops: &[OpEvent<'_>],
-        outputs: &[&Tensor],
-        args: &[&Tensor],
-    ) -> Self {
         let passes = Selection::parse(names).expect("names of passes");
         let mut recorder = recorder(args);
         record(&mut recorder, ops);
-        let (mut plan, _) = rote_tracer::sample::finish(recorder, outputs);
-        plan.fingerprint.rank = rank;
+        let (plan, _) = rote_tracer::sample::finish(recorder, outputs);
         let expected = paper::run(&plan, &Schedule::default(), RUNS).expect("the plan runs");
         let own = SomeOps::of(&plan);
         let (fewest, _) = optimize(plan.clone(), passes, &own);
@@ -382,150 +371,6 @@ fn ranks_put_the_same_collectives_together() {
     assert_eq!(of_rank(0), of_rank(1));
 }
 
-/// A gather of `[2, 6]` from each of two ranks; what follows, on the gathered `[4, 6]`.
-fn gathered(rank: u32, then: impl Fn(&Tensor) -> (Vec<Tensor>, Vec<Tensor>)) -> Altered {
-    let x = tensor(1, &[2, 6]);
-    let [a, out] = tensors(2, &[2, 6]);
-    let whole = tensor(4, &[4, 6]);
-    let (looks, written) = then(&whole);
-    let mut steps = vec![
-        op("aten::neg", &[&x], &[&a]),
-        gather(&a, &whole),
-        wait(&whole),
-    ];
-    steps.push(in_place("aten::mul_", &a, &[])); // what was sent is another's now
-    steps.extend(
-        written
-            .iter()
-            .map(|target| in_place("aten::mul_", target, &[])),
-    );
-    steps.push(op("aten::cat", &looks.iter().collect::<Vec<_>>(), &[&out]));
-    Altered::on_rank(rank, "gathers", &steps, &[&out, &a], &[&x])
-}
-
-#[test]
-fn a_gather_of_which_only_the_own_piece_is_used_is_left_out() {
-    // The whole piece; a column of it; a row, and what was written to it.
-    let looks = |whole: &Tensor, start: i64| {
-        [
-            (vec![whole.view(&[2, 6], &[6, 1], start)], vec![]),
-            (vec![whole.view(&[2], &[6], start + 5)], vec![]),
-            (
-                vec![whole.view(&[6], &[1], start + 6)],
-                vec![whole.view(&[3], &[1], start + 7)],
-            ),
-        ]
-    };
-    for case in 0..3 {
-        for (rank, start) in [(0, 0), (1, 12)] {
-            let own = gathered(rank, |whole| looks(whole, start)[case].clone());
-            assert_eq!(own.sends().len(), 0, "rank {rank}, case {case}");
-            assert_eq!(own.program.carries.len(), 0);
-            let other = gathered(1 - rank, |whole| looks(whole, start)[case].clone());
-            assert_eq!(other.sends().len(), 1, "the piece of the other rank");
-        }
-    }
-    let all = gathered(0, |whole| (vec![whole.clone()], vec![]));
-    let both = gathered(0, |whole| (vec![whole.view(&[3, 6], &[6, 1], 0)], vec![]));
-    let columns = gathered(0, |whole| (vec![whole.view(&[4], &[6], 0)], vec![]));
-    let written = gathered(0, |whole| {
-        let own = whole.view(&[2, 6], &[6, 1], 0);
-        (vec![own], vec![whole.view(&[1], &[1], 12)])
-    });
-    for found in [all, both, columns, written] {
-        assert_eq!(found.sends().len(), 1);
-    }
-}
-
-/// A gather along dim 1: rows joined by `cat`, then a look at the result.
-fn gathered_along_dim_1(overwritten: bool, look: impl Fn(&Tensor) -> Tensor) -> Altered {
-    let x = tensor(1, &[2, 6]);
-    let [a, out] = tensors(2, &[2, 6]);
-    let (rows, whole) = (tensor(4, &[4, 6]), tensor(5, &[2, 12]));
-    let halves = [0, 12].map(|start| rows.view(&[2, 6], &[6, 1], start));
-    let mut join = op("aten::cat", &[], &[&whole]);
-    let pieces = halves.iter().map(Tensor::event).collect();
-    join.args
-        .push(rote_tracer::sample::read(ArgEvent::Tensors(pieces)));
-    join.args.push(rote_tracer::sample::read(ArgEvent::Int(1)));
-    let look = look(&whole);
-    let mut steps = vec![
-        op("aten::neg", &[&x], &[&a]),
-        gather(&a, &rows),
-        wait(&rows),
-    ];
-    if overwritten {
-        steps.push(in_place("aten::mul_", &a, &[]));
-    }
-    steps.extend([join, op("aten::exp", &[&look], &[&out])]);
-    let found = Altered::on_rank(1, "gathers", &steps, &[&out], &[&x]);
-    assert_eq!(
-        found.sends(),
-        Altered::on_rank(1, "all", &steps, &[&out], &[&x]).sends()
-    );
-    found
-}
-
-#[test]
-fn so_is_one_along_another_dim() {
-    let own = gathered_along_dim_1(false, |whole| whole.view(&[2, 6], &[12, 1], 6));
-    assert_eq!(own.sends().len(), 0);
-    let joins = |found: &Altered| {
-        let plan = &found.program.plan;
-        let is = |i: &&Instr| matches!(i, Instr::Local { op, .. } if plan.str(*op) == "aten::cat");
-        plan.instrs.iter().filter(is).count()
-    };
-    assert_eq!(joins(&own), 0);
-    let column = gathered_along_dim_1(false, |whole| whole.view(&[2], &[12], 11));
-    assert_eq!(column.sends().len(), 0);
-    let others = gathered_along_dim_1(false, |whole| whole.view(&[2, 6], &[12, 1], 0));
-    let both = gathered_along_dim_1(false, |whole| whole.view(&[2, 6], &[12, 1], 3));
-    let a_row = gathered_along_dim_1(false, |whole| whole.view(&[7], &[1], 6));
-    let overwritten = gathered_along_dim_1(true, |whole| whole.view(&[2, 6], &[12, 1], 6));
-    for found in [others, both, a_row, overwritten] {
-        assert_eq!((found.sends().len(), joins(&found)), (1, 1));
-    }
-}
-
-#[test]
-fn collectives_that_nothing_needs_are_left_out_by_name_only() {
-    let x = tensor(1, &[16]);
-    let [a, ra, b, gb] = tensors(2, &[16]);
-    let gathered = tensor(9, &[32]);
-    let steps = [
-        op("aten::neg", &[&x], &[&a]),
-        reduce(&a, &ra),
-        wait(&ra),
-        op("aten::exp", &[&ra], &[&b]), // needed by nobody either
-        gather(&b, &gathered),
-        wait(&gathered),
-        in_place("aten::add_", &gb, &[]),
-        reduce_in_place(&x), // the caller's
-        wait(&x),
-    ];
-    let args = [&x, &gb];
-    assert_eq!(Altered::by("gathers", &steps, &[], &args).sends(), [64]);
-    assert_eq!(Altered::by("all", &steps, &[], &args).sends(), [64]);
-    assert_eq!(Altered::by("default", &steps, &[], &args).sends(), [64; 3]);
-}
-
-#[test]
-fn the_piece_of_another_rank_is_seen() {
-    let found = gathered(0, |whole| (vec![whole.view(&[2, 6], &[6, 1], 0)], vec![]));
-    assert!(found.sees(|plan| {
-        let Instr::Local { writes, .. } = plan.instrs[find(plan, "aten::copy_", 0)] else {
-            panic!("a local op");
-        };
-        let piece = plan.ids(writes)[0] as usize;
-        assert_eq!(plan.values[piece].offset, 0);
-        plan.values[piece].offset = 12;
-    }));
-    assert!(
-        found.sees_swapped(("aten::copy_", 0), ("aten::mul_", 0)),
-        "what was sent is written before it is copied"
-    );
-}
-
 #[test]
 fn bugs_in_the_order_around_collectives_are_seen() {
     let x = tensor(1, &[16]);
@@ -568,43 +413,4 @@ fn bugs_in_the_order_around_collectives_are_seen() {
         found.sees_swapped(draws[0], draws[1]),
         "random numbers are drawn in another order"
     );
-}
-
-#[test]
-fn a_list_of_updates_that_depend_on_each_other_is_seen() {
-    let [x, y, z] = tensors(1, &[16]);
-    let added = |target, source| {
-        let mut event = in_place("aten::add_", target, &[source]);
-        event.overload = "Tensor";
-        event.args.push(rote_tracer::sample::read(ArgEvent::Int(1)));
-        event
-    };
-    for (source, wrong) in [(&z, false), (&x, true)] {
-        let steps = [added(&x, &z), added(&y, source)];
-        let found = Altered::by("none", &steps, &[], &[&x, &y, &z]);
-        let seen = found.sees(|plan| {
-            let value = |arg: usize, plan: &Plan| match plan.args[arg] {
-                Arg::Value(value) => value,
-                _ => panic!("a tensor"),
-            };
-            let mut operands = [vec![], vec![]];
-            for instr in &plan.instrs {
-                if let Instr::Local { args, .. } = instr {
-                    let at = args.indices().start;
-                    operands[0].push(value(at, plan));
-                    operands[1].push(value(at + 1, plan));
-                }
-            }
-            let lists = [0, 1].map(|of| {
-                let start = plan.ids.len() as u32;
-                plan.ids.extend(&operands[of]);
-                Arg::Values(Range { start, len: 2 })
-            });
-            let args = [lists[0], lists[1], Arg::Int(1)];
-            let (name, targets) = ("aten::_foreach_add_", &operands[0]);
-            let joint = super::emit::overloaded(plan, name, "List", &args, &[], targets);
-            plan.instrs = vec![joint];
-        });
-        assert_eq!(seen, wrong);
-    }
 }

@@ -27,37 +27,27 @@ pub(super) const PASS: Pass = Pass {
 
 fn apply(program: &mut Program, _ops: &dyn Ops) -> Done {
     let plan = &mut program.plan;
-    let keep = needed(plan, true);
-    let changed = leave_out(plan, &keep);
+    let keep = needed(plan);
+    let local = |instr: &Instr| matches!(instr, Instr::Local { .. });
+    let instrs = plan.instrs.iter().zip(&keep);
+    let changed = instrs
+        .filter(|(instr, keep)| local(instr) && !**keep)
+        .count();
+    effects::retain(plan, &keep);
     Done {
         changed,
         what: format!("{changed} ops that nothing needs"),
     }
 }
 
-/// Keeps these instructions; returns how many local ops go.
-pub(super) fn leave_out(plan: &mut Plan, keep: &[bool]) -> usize {
-    let local = |instr: &Instr| matches!(instr, Instr::Local { .. });
-    let instrs = plan.instrs.iter().zip(keep);
-    let gone = instrs
-        .filter(|(instr, keep)| local(instr) && !**keep)
-        .count();
-    effects::retain(plan, keep);
-    gone
-}
-
-/// Which instructions something needs. `collectives`: whether other ranks need every
-/// collective of this one.
-pub(super) fn needed(plan: &Plan, collectives: bool) -> Vec<bool> {
+/// Which instructions something needs.
+fn needed(plan: &Plan) -> Vec<bool> {
     let mut needed = outlives(plan);
     let mut keep = vec![false; plan.instrs.len()];
     for (i, instr) in plan.instrs.iter().enumerate().rev() {
-        let mut live = acts(plan, instr, collectives);
+        let mut live = acts(plan, instr);
         for_each_out(plan, instr, |out| live |= needed[root(plan, out) as usize]);
         for_each_written(plan, instr, |root| live |= needed[root as usize]);
-        if let Instr::Wait { value } = instr {
-            live |= needed[root(plan, *value) as usize];
-        }
         if live {
             for_each_value(plan, instr, |value| {
                 needed[root(plan, value) as usize] = true
@@ -69,7 +59,7 @@ pub(super) fn needed(plan: &Plan, collectives: bool) -> Vec<bool> {
 }
 
 /// Whether an instruction is needed whatever its results are.
-fn acts(plan: &Plan, instr: &Instr, collectives: bool) -> bool {
+fn acts(plan: &Plan, instr: &Instr) -> bool {
     match instr {
         Instr::Local {
             outs,
@@ -81,7 +71,6 @@ fn acts(plan: &Plan, instr: &Instr, collectives: bool) -> bool {
             *seeded || (outs.len == 0 && writes.len == 0) || may_raise(plan, instr)
         }
         Instr::View { .. } => false,
-        Instr::Collective(_) | Instr::Wait { .. } => collectives,
-        Instr::Rng { .. } | Instr::Free { .. } => true,
+        Instr::Collective(_) | Instr::Wait { .. } | Instr::Rng { .. } | Instr::Free { .. } => true,
     }
 }

@@ -69,34 +69,6 @@ pub fn is_function(plan: &Plan, instr: &Instr) -> bool {
     writes.len == 0 && !seeded && outs.len > 0 && keeps_to_arguments(plan.str(*op))
 }
 
-/// Tensors that an `aten::cat` joins to a new one.
-pub struct Joined<'a> {
-    pub pieces: &'a [ValueId],
-    /// Along which dim, counted from the first.
-    pub dim: usize,
-    pub out: ValueId,
-}
-
-/// What an instruction joins, if it is an `aten::cat` of tensors that are all there.
-pub fn joined<'a>(plan: &'a Plan, instr: &Instr) -> Option<Joined<'a>> {
-    let Instr::Local { op, args, .. } = instr else {
-        return None;
-    };
-    if plan.str(*op) != "aten::cat" || !is_function(plan, instr) {
-        return None;
-    }
-    let [Arg::Values(pieces), Arg::Int(dim)] = plan.args[args.indices()] else {
-        return None;
-    };
-    let [out] = *outs(plan, instr).as_slice() else {
-        return None;
-    };
-    let pieces = plan.ids(pieces);
-    let dims = plan.dims(plan.values[out as usize].shape).len();
-    let dim = usize::try_from(if dim < 0 { dim + dims as i64 } else { dim }).ok()?;
-    (dim < dims && !pieces.contains(&NONE)).then_some(Joined { pieces, dim, out })
-}
-
 /// Ops that look only at the meta of their tensor argument.
 pub fn reads_meta_only(name: &str) -> bool {
     name.ends_with("_like") && name != "aten::rand_like" || name.starts_with("aten::new_")

@@ -100,21 +100,9 @@ pub fn copy(plan: &mut Plan, to: ValueId, from: ValueId) -> Instr {
     local(plan, COPY_, &args, &[NONE], &[to])
 }
 
-/// An op without an overload name.
+/// An op without an overload name. `writes`: those of the arguments that it writes.
 fn local(plan: &mut Plan, op: &str, args: &[Arg], outs: &[u32], writes: &[u32]) -> Instr {
-    overloaded(plan, op, "", args, outs, writes)
-}
-
-/// An op. `writes`: those of the arguments that it writes.
-pub fn overloaded(
-    plan: &mut Plan,
-    op: &str,
-    overload: &str,
-    args: &[Arg],
-    outs: &[u32],
-    writes: &[u32],
-) -> Instr {
-    let (op, overload) = (text(plan, op), text(plan, overload));
+    let (op, overload) = (text(plan, op), text(plan, ""));
     let range = |start: usize, len: usize| Range {
         start: start as u32,
         len: len as u32,

@@ -7,9 +7,9 @@
 //! same places. All pieces are read before anything else is written, as before.
 
 use rote_plans::schedule::Ops;
-use rote_plans::{Instr, Look, Plan, ValueId};
+use rote_plans::{Arg, Instr, Look, NONE, Plan, ValueId};
 
-use super::effects::{self, Joined};
+use super::effects::{is_function, outs};
 use super::{Done, Pass, Program, Stage, emit};
 use crate::liveness::follow;
 
@@ -70,8 +70,22 @@ struct Join {
 }
 
 fn join(plan: &Plan, instr: &Instr) -> Option<Join> {
-    let Joined { pieces, dim, out } = effects::joined(plan, instr)?;
-    if pieces.len() < LEAST {
+    let Instr::Local { op, args, .. } = instr else {
+        return None;
+    };
+    if plan.str(*op) != "aten::cat" || !is_function(plan, instr) {
+        return None;
+    }
+    let [Arg::Values(pieces), Arg::Int(dim)] = plan.args[args.indices()] else {
+        return None;
+    };
+    let [out] = *outs(plan, instr).as_slice() else {
+        return None;
+    };
+    let pieces = plan.ids(pieces);
+    let dims = plan.dims(plan.values[out as usize].shape).len();
+    let dim = usize::try_from(if dim < 0 { dim + dims as i64 } else { dim }).ok()?;
+    if pieces.len() < LEAST || pieces.contains(&NONE) {
         return None;
     }
     let (head, result) = (plan.look(pieces[0]), plan.look(out));

@@ -9,12 +9,10 @@
 //! | `scalars` | ops with a number as ops with a tensor that wraps it |
 //! | `copies` | copies that are never told apart from what they copy |
 //! | `common` | the same op on the same tensors, once |
-//! | `gathers` | gathers of which only this rank's own piece is used |
 //! | `dead` | ops whose results nothing needs |
 //! | `joins` | evenly spaced pieces joined by one copy |
 //! | `overlap` | collectives started early and waited for late |
 //! | `buckets` | small collectives of one kind as one |
-//! | `foreach` | in-place updates of small tensors as ops on lists |
 //! | `constants` | what depends on nothing but constants, in the first run only |
 //! | `arena` | results at fixed places, written there directly |
 //! | `budget` | which results lie in the arena, so that memory stays within what was recorded |
@@ -43,8 +41,6 @@ mod copies;
 mod dead;
 mod effects;
 mod emit;
-mod foreach;
-mod gathers;
 mod joins;
 #[cfg(test)]
 mod lacking;
@@ -164,13 +160,11 @@ pub const PASSES: &[Pass] = &[
     scalars::PASS,
     copies::PASS,
     common::PASS,
-    gathers::PASS,
     dead::PASS,
     joins::PASS,
     overlap::PASS,
     buckets::PASS,
     buckets::SUMS,
-    foreach::PASS,
     constants::PASS,
     arena::PASS,
 ];

@@ -2,8 +2,8 @@
 //! ranks fit together.
 //!
 //! Ranks whose plans have the recorded collectives issue the collectives of eager.
-//! If passes have merged, left out or moved collectives, the ranks must compare their
-//! collectives before any rank issues one: [`fit`] says whether they fit together.
+//! If passes have merged collectives, the ranks must compare their collectives before
+//! any rank issues one: [`fit`] says whether they fit together.
 
 use std::fmt::{self, Display};
 

@@ -1,8 +1,8 @@
 //! Ranks agree before they replay altered collectives.
 //!
 //! A recorded plan issues the collectives of eager, in eager's order. So a rank that
-//! replays it can work beside ranks that run eagerly. Passes may merge, move or leave
-//! out collectives. Such a plan works only beside ranks that replay a plan that fits.
+//! replays it can work beside ranks that run eagerly. Passes may merge collectives.
+//! Such a plan works only beside ranks that replay a plan that fits.
 //! So at every call of a function with such passes, the ranks first tell each other
 //! one number: 0 for "I do not replay", else a token for the sequence of collectives
 //! that the rank would issue.

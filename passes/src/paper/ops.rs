@@ -19,12 +19,6 @@ const ELEMENT_WISE: &[&str] = &[
     "aten::maximum",
 ];
 
-/// What else than its arguments decides what an op computes.
-struct Modes {
-    seeded: bool,
-    grad: bool,
-}
-
 impl Paper<'_> {
     pub(super) fn local(&mut self, at: usize) -> Result<(), String> {
         let plan = self.plan;
@@ -49,14 +43,11 @@ impl Paper<'_> {
         if ALLOCATORS.contains(&name) {
             return made.iter().try_for_each(|v| self.define(*v));
         }
-        if let Some(single) = name.strip_prefix("aten::_foreach_") {
-            return self.lists(single, plan.str(overload), list, grad);
-        }
         let meta_only = META_ONLY.contains(&name);
         let mut written = plan.ids(writes).to_vec();
         written.extend(&made);
-        let modes = Modes { seeded, grad };
-        let (results, read) = self.compute(name, plan.str(overload), list, &written, modes)?;
+        let overload = plan.str(overload);
+        let (results, read) = self.compute(name, overload, list, &written, seeded, grad)?;
         let looked: Vec<(ValueId, Vec<Place>)> = (read.iter())
             .map(|v| Ok((*v, self.bytes(*v)?)))
             .collect::<Result<_, String>>()?;
@@ -85,43 +76,6 @@ impl Paper<'_> {
         Ok(())
     }
 
-    /// An op on lists: that on each of them, all of which read before one writes.
-    fn lists(
-        &mut self,
-        single: &str,
-        overload: &str,
-        args: &[Arg],
-        grad: bool,
-    ) -> Result<(), String> {
-        let plan = self.plan;
-        let list = |arg: &Arg| match arg {
-            Arg::Values(range) => Some(plan.ids(*range)),
-            _ => None,
-        };
-        let lists: Vec<&[ValueId]> = args.iter().filter_map(list).collect();
-        let overload = if overload == "List" {
-            "Tensor"
-        } else {
-            overload
-        };
-        let mut results = Vec::new();
-        for (nth, target) in lists[0].iter().enumerate() {
-            let own = lists.iter().map(|list| Arg::Value(list[nth]));
-            let own: Vec<Arg> = own.chain(args[lists.len()..].iter().copied()).collect();
-            let name = format!("aten::{single}");
-            let modes = Modes {
-                seeded: false,
-                grad,
-            };
-            let (mut made, _) = self.compute(&name, overload, &own, &[*target], modes)?;
-            results.push((*target, made.remove(0)));
-        }
-        for (target, symbols) in results {
-            self.write_to(target, &symbols)?;
-        }
-        Ok(())
-    }
-
     /// What an op makes of its arguments for each value that it writes, and what it
     /// reads. Everything is read before anything is written.
     fn compute(
@@ -130,7 +84,8 @@ impl Paper<'_> {
         overload: &str,
         list: &[Arg],
         written: &[ValueId],
-        Modes { seeded, grad }: Modes,
+        seeded: bool,
+        grad: bool,
     ) -> Result<(Vec<Vec<Symbol>>, Vec<ValueId>), String> {
         let plan = self.plan;
         // What it reads, and a symbol of everything that decides its results.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::super::{PASSES, Pass, Selection};
+use super::super::Selection;
 use super::{Symbol, UNDEFINED};
 
 /// What can be told of a program's runs.
@@ -31,19 +31,14 @@ pub enum Collectives {
     AsRecorded,
     /// What is sent, in any messages.
     Regrouped,
-    /// None that was not recorded.
-    Fewer,
 }
 
 impl Collectives {
     /// What these passes may change.
     pub fn of(passes: Selection) -> Self {
-        let altering = |pass: &&Pass| pass.alters_collectives && passes.has(pass.name);
-        let mut altering = PASSES.iter().filter(altering);
-        match (altering.next(), passes.has("gathers")) {
-            (None, _) => Self::AsRecorded,
-            (_, false) => Self::Regrouped,
-            (_, true) => Self::Fewer,
+        match passes.alters_collectives() {
+            true => Self::Regrouped,
+            false => Self::AsRecorded,
         }
     }
 
@@ -62,7 +57,7 @@ impl Collectives {
         let (recorded, mut found) = (counted(recorded), counted(found));
         for (element, count) in recorded {
             let left = found.remove(&element).unwrap_or(0);
-            if left > count || left < count && self == Self::Regrouped {
+            if left != count {
                 return Some(format!(
                     "an element was sent {count} times, and is {left} times"
                 ));
