@@ -140,6 +140,16 @@ impl<F: Frontend> ActiveRecording<F> {
         });
     }
 
+    /// Takes over the guards of another recording, all of which hold.
+    pub(crate) fn take_over(&mut self, frontend: &F, other: &mut Parts<F>) {
+        self.facts = std::mem::replace(&mut other.facts, NamedFacts::new(frontend));
+        // What `guard_texts` has added.
+        let told = (self.facts.entries.iter()).filter(|entry| !entry.text.is_empty());
+        let told = told.count();
+        self.guards = other.guards.clone();
+        self.guards.truncate(other.guards.len() - told);
+    }
+
     /// Registers a spec; returns its number.
     pub fn spec(&mut self, spec: SpecEvent) -> u32 {
         self.specs.push(spec);

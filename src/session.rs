@@ -113,14 +113,16 @@ pub enum Outcome {
 
 #[derive(Debug)]
 struct Candidate<F: Frontend> {
+    id: u32,
     recording: Recording,
     parts: Parts<F>,
     places: Places,
 }
 
 impl<F: Frontend> Candidate<F> {
-    fn new(recording: Recording, parts: Parts<F>) -> Self {
+    fn new(id: u32, recording: Recording, parts: Parts<F>) -> Self {
         Candidate {
+            id,
             places: Places::of::<F>(&recording.plan, &parts.named),
             recording,
             parts,
@@ -136,9 +138,13 @@ struct Active<F: Frontend> {
     variants: Vec<usize>,
     /// Candidates under the same guards.
     candidates: Vec<usize>,
+    /// The candidate whose guards the recording has taken over.
+    resumed: Option<Candidate<F>>,
     missed: Option<String>,
     /// Whether all names and facts are known.
     ready: bool,
+    /// Whether no other recording and no stored plan can confirm it.
+    first: bool,
 }
 
 /// A call whose recording was refused.
@@ -174,6 +180,7 @@ pub struct Session<F: Frontend> {
     /// Whether a stored plan was bound for the last call, which was not replayed yet.
     just_trusted: bool,
     next_id: u32,
+    next_candidate: u32,
     failure: Failure<F>,
 }
 
@@ -266,6 +273,7 @@ impl<F: Frontend> Session<F> {
             missed: None,
             just_trusted: false,
             next_id: 0,
+            next_candidate: 0,
             failure: Failure {
                 left: None,
                 exception: None,

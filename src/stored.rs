@@ -36,6 +36,13 @@ impl StoredPlans {
         &self.store
     }
 
+    /// Whether there is no plan of this rank.
+    pub fn is_empty(&self) -> bool {
+        let rank = self.fingerprint.rank;
+        let files = self.store.files();
+        files.is_ok_and(|files| files.iter().all(|(_, of, _)| *of != rank))
+    }
+
     /// Opens every plan of this rank once and says which cannot be used here.
     pub fn scan(&mut self) {
         if std::mem::replace(&mut self.scanned, true) {

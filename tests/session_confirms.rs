@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use rote::Outcome;
+use rote_plans::GuardKind;
 
 mod plain;
 
@@ -305,4 +306,53 @@ fn arguments_that_change_before_they_are_named_are_refused() {
         refusal.contains("changed before Rote read args[0]"),
         "{refusal}"
     );
+}
+
+#[test]
+fn the_second_recording_takes_over_the_guards_of_the_first() {
+    let (mut step, _plans) = captured(train);
+    let calls = calls(&mut step, 4); // the first one makes the gradient
+    let kept = How::Recorded(Outcome::Kept(0));
+    assert_eq!(calls, [CANDIDATE, CANDIDATE, kept, How::Replayed(0)]);
+    assert_eq!(step.resumed, 1);
+    let variant = step.session.variant(0).expect("it is kept");
+    let guarded = |kind| {
+        let of_kind = variant
+            .guards
+            .iter()
+            .filter(move |guard| guard.kind == kind);
+        of_kind.count()
+    };
+    assert_eq!(guarded(GuardKind::Argument), 1, "each once");
+    assert_eq!(guarded(GuardKind::Host), 3, "each once");
+}
+
+#[test]
+fn guards_are_not_taken_over_where_one_does_not_hold() {
+    let (mut step, _plans) =
+        captured(|eager, model, arguments| sum(eager, arguments, model.scale.get()));
+    assert_eq!(calls(&mut step, 1), [CANDIDATE]);
+    step.change(|model| model.scale.set(7.0));
+    assert_eq!(calls(&mut step, 1), [CANDIDATE]);
+    assert_eq!(step.resumed, 0);
+    let other = step.call(|| vec![rows(4, 1.0)]);
+    assert_eq!((other, step.resumed), (CANDIDATE, 0), "another argument");
+    let again = step.call(|| vec![rows(4, 1.0)]);
+    assert_eq!((again, step.resumed), (How::Recorded(Outcome::Kept(0)), 1));
+}
+
+#[test]
+fn a_step_that_goes_another_way_under_guards_taken_over_is_recorded_anew() {
+    // What is not guarded steers it.
+    fn steered(eager: &mut Eager<'_>, model: &Model, arguments: &[Argument]) -> Returned {
+        sum(eager, arguments, f64::from(model.unseen.get()))
+    }
+    let (mut step, _plans) = captured(steered);
+    assert_eq!(calls(&mut step, 1), [CANDIDATE]);
+    step.change(|model| model.unseen.set(2));
+    let differs = calls(&mut step, 1);
+    assert!(dropped(&differs[0]).contains("aten::add"), "{differs:?}");
+    assert_eq!(step.resumed, 1);
+    assert_eq!(calls(&mut step, 1), [How::Recorded(Outcome::Kept(0))]);
+    assert_eq!(step.resumed, 2, "the newer one waits in its place");
 }

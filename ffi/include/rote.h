@@ -803,6 +803,24 @@ int rote_record_generator(struct RoteSession *session,
                           uint32_t device_kind,
                           int32_t device_index);
 
+// Records under the guards of a candidate, which `rote_record_finish` has numbered, if all of them hold for the call.
+// `*resumed` says whether that is so. Then the caller gives leaves, names and specs, but no facts and guards that the
+// candidate's recording was given.
+//
+// Requires:
+// `session` must be this library's.
+int rote_record_resume(struct RoteSession *session,
+                       uint32_t candidate,
+                       int *resumed);
+
+// Whether nothing can confirm the recording that is about to run, but a later one: no candidate, no variant and no
+// stored plan. To be called after `rote_record_ready`.
+//
+// Requires:
+// `session` must be this library's.
+int rote_record_is_first(struct RoteSession *session,
+                         int *first);
+
 // Says that all names and facts are known and the step is about to run.
 //
 // Requires:
@@ -991,8 +1009,8 @@ const char *rote_record_compare(struct RoteSession *session,
 int rote_record_abort(struct RoteSession *session);
 
 // Ends the recording. `result` is the structure of the result as JSON (docs/plan-format.md). Returns JSON, or
-// null on failure. `outcome` is `dropped`, `candidate`, `kept`, `adopted` or `refused`. `variant` or `reason`
-// belongs to the outcome. `variants` are the numbers of all variants that can still be replayed.
+// null on failure. `outcome` is `dropped`, `candidate`, `kept`, `adopted` or `refused`. `variant`, `reason` or
+// `candidate` (its number, for `rote_record_resume`) belongs to the outcome. `variants` are the numbers of all variants that can still be replayed.
 //
 // Requires:
 // `session` must be this library's, `result` a C string.

@@ -259,22 +259,22 @@ int rote_record_reach(RoteSession *session,
                       const char *place,
                       uint64_t storage);
 
-// Adds a fact that is checked at every call. `reads` is the number of a kind of fact (`FactKind` in
-// backends/aten/src/fact.rs). It says which part of `container` is read. `key` is null for kinds without a key.
-// `kind` is a kind of guard (`ROTE_GUARD_HOST`, ...). `expected` describes the present value in a text that holds in
-// another process too. If the text is empty, the fact is not in the plan file. If `hyperparameter` is not 0, the value
-// may become a scalar binding.
+// Adds facts that are checked at every call. `reads[i]` is the number of a kind of fact (`FactKind` in
+// backends/aten/src/fact.rs). It says which part of `containers[i]` is read. `keys[i]` is null for kinds without a
+// key. `kinds[i]` is a kind of guard (`ROTE_GUARD_HOST`, ...). If `hyperparameters[i]` is not 0, the value may become a
+// scalar binding. `texts` holds two C strings for each fact, one after the other: its subject, and the present value
+// in a text that holds in another process too. If the latter is empty, the fact is not in the plan file.
 //
 // Requires:
-// Pointers must be live, texts C strings, and the GIL held.
-int rote_record_fact(RoteSession *session,
-                     uint32_t reads,
-                     void *container,
-                     void *key,
-                     uint32_t kind,
-                     const char *subject,
-                     const char *expected,
-                     int hyperparameter);
+// Arrays must have `count` entries, `texts` twice as many C strings, objects must be live, and the GIL held.
+int rote_record_facts(RoteSession *session,
+                      uint32_t count,
+                      const uint32_t *reads,
+                      void *const *containers,
+                      void *const *keys,
+                      const uint32_t *kinds,
+                      const uint8_t *hyperparameters,
+                      const char *texts);
 
 // Records an op that has run on plain local tensors. Returns `ROTE_REFUSED` if the recording is refused.
 //

@@ -143,6 +143,48 @@ pub unsafe extern "C" fn rote_record_generator(
     })
 }
 
+/// Records under the guards of a candidate, which `rote_record_finish` has numbered, if all of them hold for the call.
+/// `*resumed` says whether that is so. Then the caller gives leaves, names and specs, but no facts and guards that the
+/// candidate's recording was given.
+///
+/// # Safety
+/// `session` must be this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_resume(
+    session: *mut RoteSession,
+    candidate: u32,
+    resumed: *mut c_int,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the place.
+        let resumed = unsafe { out(resumed, "resumed")? };
+        with_session!(session, |session| {
+            resumed.set(c_int::from(session.resume(candidate)?));
+        });
+        Ok(ROTE_OK)
+    })
+}
+
+/// Whether nothing can confirm the recording that is about to run, but a later one: no candidate, no variant and no
+/// stored plan. To be called after `rote_record_ready`.
+///
+/// # Safety
+/// `session` must be this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_is_first(
+    session: *mut RoteSession,
+    first: *mut c_int,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the place.
+        let first = unsafe { out(first, "first")? };
+        with_session!(session, |session| {
+            first.set(c_int::from(session.is_first()));
+        });
+        Ok(ROTE_OK)
+    })
+}
+
 /// Says that all names and facts are known and the step is about to run.
 ///
 /// # Safety
@@ -594,8 +636,8 @@ pub unsafe extern "C" fn rote_record_abort(session: *mut RoteSession) -> c_int {
 }
 
 /// Ends the recording. `result` is the structure of the result as JSON (docs/plan-format.md). Returns JSON, or
-/// null on failure. `outcome` is `dropped`, `candidate`, `kept`, `adopted` or `refused`. `variant` or `reason`
-/// belongs to the outcome. `variants` are the numbers of all variants that can still be replayed.
+/// null on failure. `outcome` is `dropped`, `candidate`, `kept`, `adopted` or `refused`. `variant`, `reason` or
+/// `candidate` (its number, for `rote_record_resume`) belongs to the outcome. `variants` are the numbers of all variants that can still be replayed.
 ///
 /// # Safety
 /// `session` must be this library's, `result` a C string.
@@ -608,17 +650,23 @@ pub unsafe extern "C" fn rote_record_finish(
         // SAFETY: the caller vouches for the text.
         let result = unsafe { text(result)? };
         let is_json = serde_json::from_str::<serde_json::Value>(result).is_ok();
-        let (outcome, left): (Outcome, Vec<u32>) = with_session!(session, |session| {
-            if session.is_recording() && !is_json {
-                return Err(format!("the structure of the result is not JSON: {result:?}").into());
-            }
-            let outcome = session.finish(result)?;
-            let variants = session.variants().iter();
-            (outcome, variants.map(|variant| variant.id).collect())
-        });
+        let (outcome, candidate, left): (Outcome, Option<u32>, Vec<u32>) =
+            with_session!(session, |session| {
+                if session.is_recording() && !is_json {
+                    return Err(
+                        format!("the structure of the result is not JSON: {result:?}").into(),
+                    );
+                }
+                let outcome = session.finish(result)?;
+                let variants = session.variants().iter();
+                let left = variants.map(|variant| variant.id).collect();
+                (outcome, session.newest_candidate(), left)
+            });
         let mut json = match outcome {
             Outcome::Dropped(why) => serde_json::json!({"outcome": "dropped", "reason": why}),
-            Outcome::Candidate => serde_json::json!({"outcome": "candidate"}),
+            Outcome::Candidate => {
+                serde_json::json!({"outcome": "candidate", "candidate": candidate})
+            }
             Outcome::Kept(variant) => serde_json::json!({"outcome": "kept", "variant": variant}),
             Outcome::Adopted(variant) => {
                 serde_json::json!({"outcome": "adopted", "variant": variant})

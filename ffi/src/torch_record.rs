@@ -13,7 +13,7 @@ use crate::record::{
     rote_record_global_begin, rote_record_global_end,
 };
 use crate::session::{RoteSession, torch};
-use crate::status::{Answer, ROTE_OK, give_text, guarded, object, out, text};
+use crate::status::{Answer, ROTE_OK, give_text, guarded, object, out, slice, text};
 use crate::torch_session::borrowed;
 
 /// Runs `body` on the recording in progress.
@@ -122,40 +122,52 @@ pub unsafe extern "C" fn rote_record_reach(
     }
 }
 
-/// Adds a fact that is checked at every call. `reads` is the number of a kind of fact (`FactKind` in
-/// backends/aten/src/fact.rs). It says which part of `container` is read. `key` is null for kinds without a key.
-/// `kind` is a kind of guard (`ROTE_GUARD_HOST`, ...). `expected` describes the present value in a text that holds in
-/// another process too. If the text is empty, the fact is not in the plan file. If `hyperparameter` is not 0, the value
-/// may become a scalar binding.
+/// Adds facts that are checked at every call. `reads[i]` is the number of a kind of fact (`FactKind` in
+/// backends/aten/src/fact.rs). It says which part of `containers[i]` is read. `keys[i]` is null for kinds without a
+/// key. `kinds[i]` is a kind of guard (`ROTE_GUARD_HOST`, ...). If `hyperparameters[i]` is not 0, the value may become a
+/// scalar binding. `texts` holds two C strings for each fact, one after the other: its subject, and the present value
+/// in a text that holds in another process too. If the latter is empty, the fact is not in the plan file.
 ///
 /// # Safety
-/// Pointers must be live, texts C strings, and the GIL held.
+/// Arrays must have `count` entries, `texts` twice as many C strings, objects must be live, and the GIL held.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_fact(
+pub unsafe extern "C" fn rote_record_facts(
     session: *mut RoteSession,
-    reads: u32,
-    container: *mut c_void,
-    key: *mut c_void,
-    kind: u32,
-    subject: *const c_char,
-    expected: *const c_char,
-    hyperparameter: c_int,
+    count: u32,
+    reads: *const u32,
+    containers: *const *mut c_void,
+    keys: *const *mut c_void,
+    kinds: *const u32,
+    hyperparameters: *const u8,
+    mut texts: *const c_char,
 ) -> c_int {
-    // SAFETY: the caller vouches for the session and what is passed.
+    // SAFETY: the caller vouches for the session, the arrays and the strings.
     unsafe {
         record(session, |_, recording| {
-            let reads = FactKind::try_from(reads)?;
-            let fact = NewFact {
-                kind: GuardKind::try_from(kind)?,
-                subject: text(subject)?,
-                text: text(expected)?,
-                hyperparameter: hyperparameter != 0,
-                gradient: reads.is_of_gradients(),
-                names: reads.is_of_names(),
-                parts: reads.parts(),
+            let (reads, kinds) = (slice(reads, count)?, slice(kinds, count)?);
+            let (containers, keys) = (slice(containers, count)?, slice(keys, count)?);
+            let hyperparameters = slice(hyperparameters, count)?;
+            let mut next = || {
+                let found = text(texts)?;
+                if !texts.is_null() {
+                    texts = texts.add(found.len() + 1);
+                }
+                Ok::<&str, String>(found)
             };
-            let container = object(container, "container")?;
-            (recording.facts).add(fact, |table| table.add(reads, container, key))?;
+            for i in 0..count as usize {
+                let of = FactKind::try_from(reads[i])?;
+                let fact = NewFact {
+                    kind: GuardKind::try_from(kinds[i])?,
+                    subject: next()?,
+                    text: next()?,
+                    hyperparameter: hyperparameters[i] != 0,
+                    gradient: of.is_of_gradients(),
+                    names: of.is_of_names(),
+                    parts: of.parts(),
+                };
+                let container = object(containers[i], "container")?;
+                (recording.facts).add(fact, |table| table.add(of, container, keys[i]))?;
+            }
             Ok(ROTE_OK)
         })
     }

@@ -90,7 +90,7 @@ static void nulls(void) {
     FAILS(rote_record_leaf(NULL, NULL, NULL), no_session);
     FAILS(rote_record_spec(NULL, NULL, NULL), no_session);
     FAILS(rote_record_tensor(NULL, 0, NULL, NULL, NULL, ROTE_NO_INDEX, ROTE_NO_INDEX), no_session);
-    FAILS(rote_record_fact(NULL, 0, NULL, NULL, 0, NULL, NULL, 0), no_session);
+    FAILS(rote_record_facts(NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL), no_session);
     FAILS(rote_record_guard(NULL, 0, NULL, NULL), no_session);
     FAILS(rote_record_generator(NULL, 0, -1), no_session);
     FAILS(rote_record_ready(NULL), no_session);
@@ -144,9 +144,15 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     FAILS(rote_record_tensor(session, 3, "x", &object, &object, 0, 0), "3 is not a kind of binding");
     FAILS(rote_record_tensor(session, ROTE_BINDING_ARG, "x", &object, NULL, 0, 0), "`local` is null");
     FAILS(rote_record_tensor(session, ROTE_BINDING_ARG, "x", NULL, &object, 0, 0), "`object` is null");
-    FAILS(rote_record_fact(session, 0, NULL, NULL, 0, "x", "1", 0), "`container` is null");
-    FAILS(rote_record_fact(session, 99, &object, NULL, 0, "x", "1", 0), "99 is not a kind of fact");
-    FAILS(rote_record_fact(session, 0, &object, NULL, 6, "x", "1", 0), "6 is not a kind of guard");
+    const uint32_t none = 0, unknown = 99, no_guard = 6;
+    const uint8_t no_rate = 0;
+    void *nothing = NULL, *container = &object;
+    FAILS(rote_record_facts(session, 1, &none, &nothing, &nothing, &none, &no_rate, "x\0001"), "`container` is null");
+    FAILS(rote_record_facts(session, 1, &unknown, &container, &nothing, &none, &no_rate, "x\0001"),
+          "99 is not a kind of fact");
+    FAILS(rote_record_facts(session, 1, &none, &container, &nothing, &no_guard, &no_rate, "x\0001"),
+          "6 is not a kind of guard");
+    FAILS(rote_record_facts(session, 2, NULL, &container, &nothing, &none, &no_rate, ""), "a list of 2 entries is null");
     FAILS(rote_record_guard(session, 6, "x", "1"), "6 is not a kind of guard");
     CHECK(rote_record_guard(session, ROTE_GUARD_WORLD, "world", "1") == ROTE_OK);
     FAILS(rote_record_generator(session, 256, 0), "not a device");

@@ -19,6 +19,18 @@ use crate::stored::{
 };
 use crate::variant::{Confirmed, Variant};
 
+/// What a recording may be like.
+enum Known<F: Frontend> {
+    /// The candidate whose guards it has taken over.
+    Resumed(Candidate<F>),
+    /// Variants and candidates by their places. `first`: there are none, and no stored plans.
+    Alike {
+        variants: Vec<usize>,
+        candidates: Vec<usize>,
+        first: bool,
+    },
+}
+
 impl<F: Frontend> Session<F> {
     /// Begins to record the call that was handled last.
     pub fn begin(&mut self) -> Result<&mut ActiveRecording<F>, SessionError> {
@@ -43,8 +55,10 @@ impl<F: Frontend> Session<F> {
             recording,
             variants: Vec::new(),
             candidates: Vec::new(),
+            resumed: None,
             missed,
             ready: false,
+            first: false,
         }));
         match &mut self.state {
             State::Recording(active) => Ok(&mut active.recording),
@@ -72,6 +86,34 @@ impl<F: Frontend> Session<F> {
         Ok(())
     }
 
+    /// Records under the guards of a candidate ([`Session::newest_candidate`]), if all of them hold: the same values of hyperparameters too. Nothing
+    /// has to be guarded again then. Whether that is so.
+    pub fn resume(&mut self, candidate: u32) -> Result<bool, SessionError> {
+        let State::Recording(active) = &mut self.state else {
+            return Err(SessionError::NoRecording);
+        };
+        let found = (self.candidates.iter()).position(|known| known.id == candidate);
+        let Some(i) = found.filter(|_| active.resumed.is_none() && !active.ready) else {
+            return Ok(false);
+        };
+        let known = &mut self.candidates[i];
+        let differs = self.frontend.difference(&known.parts.call)?.is_some()
+            || known.parts.facts.difference(&self.frontend, &[])?.is_some()
+            || known.places.difference(&self.frontend)?.is_some();
+        if differs {
+            return Ok(false);
+        }
+        let mut known = self.candidates.remove(i);
+        active.recording.take_over(&self.frontend, &mut known.parts);
+        active.resumed = Some(known);
+        Ok(true)
+    }
+
+    /// Whether nothing can confirm the recording that is about to run, but a later one: it will be a candidate at best.
+    pub fn is_first(&self) -> bool {
+        matches!(&self.state, State::Recording(active) if active.first)
+    }
+
     /// The recording in progress, and the framework that it is of.
     pub fn active(&mut self) -> Option<(&F, &mut ActiveRecording<F>)> {
         let State::Recording(active) = &mut self.state else {
@@ -83,7 +125,13 @@ impl<F: Frontend> Session<F> {
     /// The step failed, or the next recording guards other values: the recording is worth nothing.
     pub fn abort(&mut self) {
         self.attempts.is_steady();
-        self.state.take();
+        let Some(active) = self.state.take() else {
+            return;
+        };
+        if let Some(mut candidate) = active.resumed {
+            candidate.parts.facts = active.recording.facts;
+            self.candidates.push(candidate);
+        }
     }
 
     /// All names and facts are known; the step is about to run.
@@ -111,6 +159,10 @@ impl<F: Frontend> Session<F> {
                 &self.variants,
                 &active.recording,
             );
+        }
+        if active.resumed.is_some() {
+            self.attempts.is_steady();
+            return Ok(());
         }
         let all = active.recording.facts.hyperparameters();
         for (i, variant) in self.variants.iter_mut().enumerate() {
@@ -145,6 +197,7 @@ impl<F: Frontend> Session<F> {
             }
         }
         if active.variants.is_empty() && active.candidates.is_empty() {
+            active.first = self.stored.is_empty();
             if let Some((subject, was)) = unsteady {
                 if self.attempts.is_unsteady(&subject) {
                     active.recording.refuse(changes_every_call(
@@ -254,12 +307,22 @@ impl<F: Frontend> Session<F> {
             recording,
             variants,
             candidates,
+            resumed,
+            first,
             ..
         } = *active;
         self.stored.scan();
         let (call, asked) = (recording.call.clone(), recording.last_op().asks());
         // The step has run: whatever goes wrong from here on is no error of its.
-        let outcome = match self.judge(recording, &variants, &candidates, result) {
+        let known = match resumed {
+            Some(candidate) => Known::Resumed(candidate),
+            None => Known::Alike {
+                variants,
+                candidates,
+                first,
+            },
+        };
+        let outcome = match self.judge(recording, known, result) {
             Ok(outcome) => outcome,
             Err(SessionError::Refused(refusal)) => Outcome::Refused(refusal),
             Err(error) => Outcome::Refused(Refusal::step(
@@ -317,8 +380,7 @@ impl<F: Frontend> Session<F> {
     fn judge(
         &mut self,
         mut active: ActiveRecording<F>,
-        variants: &[usize],
-        candidates: &[usize],
+        known: Known<F>,
         result: &str,
     ) -> Result<Outcome, SessionError> {
         active.check_generators(&self.frontend, "")?;
@@ -340,6 +402,22 @@ impl<F: Frontend> Session<F> {
         }
         let (recording, parts) = active.into_recording(result);
         let key = plan_key(&guard_key(&self.config.function, &parts.guards), &recording);
+        let (variants, candidates, first) = match known {
+            Known::Alike {
+                variants,
+                candidates,
+                first,
+            } => (variants, candidates, first),
+            Known::Resumed(candidate) if candidate.recording.decides_as(&recording) => {
+                return self.confirm(candidate, &key, recording, parts);
+            }
+            Known::Resumed(mut candidate) => {
+                candidate.parts.facts = parts.facts; // the next call's may be another recording of its branch
+                self.candidates.push(candidate);
+                let why = "the step went another way than in the recording whose guards hold";
+                return Ok(Outcome::Dropped(why.to_owned()));
+            }
+        };
         // Another branch makes another variant: by answers about data, or by numbers that are computed before a replay.
         // So do other numbers in tensors, or where nothing is known of what the variant computes.
         let of_variant = |i: &&usize| !recording.is_other_than(&self.variants[**i].recording);
@@ -348,13 +426,14 @@ impl<F: Frontend> Session<F> {
         }
         let of_candidate = |i: &&usize| self.candidates[**i].recording.decides_as(&recording);
         if let Some(&i) = candidates.iter().find(of_candidate) {
-            return self.confirm(i, &key, recording, parts);
+            let candidate = self.candidates.remove(i);
+            return self.confirm(candidate, &key, recording, parts);
         }
         let others = variants.iter().map(|&i| &self.variants[i].recording);
         let mut others = others.chain(candidates.iter().map(|&i| &self.candidates[i].recording));
         match others.find_map(|other| recording.changing_number(other)) {
             Some(refusal) if self.attempts.differs() => Ok(Outcome::Refused(refusal)),
-            _ => self.adopt(&key, recording, parts),
+            _ => self.adopt(&key, recording, parts, !first),
         }
     }
 
@@ -412,21 +491,20 @@ impl<F: Frontend> Session<F> {
     /// A recording under the guards of a candidate: an equal one makes a variant, another one takes its place.
     fn confirm(
         &mut self,
-        candidate: usize,
+        candidate: Candidate<F>,
         key: &str,
         recording: Recording,
         parts: Parts<F>,
     ) -> Result<Outcome, SessionError> {
-        let known = &self.candidates[candidate].recording;
+        let known = &candidate.recording;
         let sources = match compare(known, &known.sources(), &recording) {
             Ok(sources) => sources,
             Err(refusal) => {
-                self.candidates[candidate] = Candidate::new(recording, parts);
+                self.wait(recording, parts);
                 return self.differs(refusal);
             }
         };
         let free = recording.floats.free(&known.floats);
-        self.candidates.remove(candidate);
         self.keep(key, recording, sources, free, parts)
     }
 
@@ -437,9 +515,11 @@ impl<F: Frontend> Session<F> {
         key: &str,
         recording: Recording,
         parts: Parts<F>,
+        may_be_stored: bool,
     ) -> Result<Outcome, SessionError> {
         let ours = self.variants.iter().any(|variant| variant.key == key);
-        let stored = if ours { None } else { self.stored.find(key) };
+        let find = may_be_stored && !ours;
+        let stored = if find { self.stored.find(key) } else { None };
         if let Some(file) = stored {
             let plan = file.to_plan();
             match same_as_stored(&plan, &recording, &parts) {
@@ -471,8 +551,20 @@ impl<F: Frontend> Session<F> {
             self.candidates.remove(0);
         }
         self.attempts.wait();
-        self.candidates.push(Candidate::new(recording, parts));
+        self.wait(recording, parts);
         Ok(Outcome::Candidate)
+    }
+
+    /// Keeps a recording until a second one confirms it.
+    fn wait(&mut self, recording: Recording, parts: Parts<F>) {
+        let id = self.next_candidate;
+        self.next_candidate += 1;
+        (self.candidates).push(Candidate::new(id, recording, parts));
+    }
+
+    /// The number of the newest candidate.
+    pub fn newest_candidate(&self) -> Option<u32> {
+        self.candidates.last().map(|candidate| candidate.id)
     }
 
     /// Two recordings under the same guards differ. Once it may be chance:

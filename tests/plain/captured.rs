@@ -133,6 +133,8 @@ pub struct Captured {
     pub twin_machine: Rc<Machine>,
     /// Whether plans of the store are trusted.
     pub trusting: bool,
+    /// How many recordings have taken over the guards of a candidate.
+    pub resumed: usize,
     /// Whether something has looked at the hyperparameter before the step runs.
     pub looked_at: bool,
     /// Whether the caller writes to what calls return.
@@ -185,6 +187,7 @@ impl Captured {
             twin: Model::new(),
             twin_machine,
             trusting: false,
+            resumed: 0,
             looked_at: false,
             scribbling: false,
             returned: Vec::new(),
@@ -387,6 +390,10 @@ impl Captured {
             let named = self.session.name_leaf(name, Some(argument.leaf()));
             named.expect("a recording is in progress");
         }
+        let candidate = self.session.newest_candidate();
+        let resumed = candidate
+            .is_some_and(|number| self.session.resume(number).expect("guards are checked"));
+        self.resumed += usize::from(resumed);
         let (frontend, recording) = self.session.active().expect("a recording");
         recording
             .watch_generator(frontend, CPU)
@@ -403,7 +410,9 @@ impl Captured {
                 Argument::Number(number) => number.to_string(),
                 Argument::Text(text) => text.to_string(),
             };
-            recording.guard(GuardKind::Argument, name, &text);
+            if !resumed {
+                recording.guard(GuardKind::Argument, name, &text);
+            }
             if let Argument::Tensor(_) = argument {
                 let (new, leaf) = (tensor(BindingKind::Arg, name, Some(at)), argument.leaf());
                 let named = recording.name_tensor(frontend, new, leaf, leaf);
@@ -422,7 +431,8 @@ impl Captured {
             let named = recording.name_tensor(frontend, new, leaf, Leaf::Tensor(gradient));
             named.expect("the gradient is named");
         }
-        for (new, fact, text) in self.model.facts() {
+        let facts = self.model.facts().into_iter().filter(|_| !resumed);
+        for (new, fact, text) in facts {
             let new = NewFact {
                 text: &text,
                 parts: fact.parts(),

@@ -155,9 +155,12 @@ def text_of(value: Any) -> str:
 
 def describe(value: Any) -> str:
     """What a guard expects of a value alone, in words that hold in another process too."""
-    if value is ABSENT:
-        return "absent"
-    return shortened(text_of(value)) if plain(value) else describe_object(value)
+    return describe_plain(value) if value is ABSENT or plain(value) else describe_object(value)
+
+
+def describe_plain(value: Any) -> str:
+    """The same of a plain value."""
+    return "absent" if value is ABSENT else shortened(text_of(value))
 
 
 def describe_object(value: Any) -> str:
@@ -245,10 +248,8 @@ def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
         return _look.name(type(value))
     if kind == LOOK and issubclass(type(value), torch.Tensor):
         return look(value)
-    if kind in (SIZE, ENTRY_SIZE, ENTRY_COUNT):
-        return str(_look.size(value))
-    if kind == OWN:
-        return str(len(_look.own(value) or ()))
+    if kind in SAYS_SIZE:
+        return size_in_words(kind, value)
     if kind == FUNCTION:
         named = (value.__kwdefaults__ or {}).items()
         defaults = [*(value.__defaults__ or ()), *(part for item in named for part in item)]
@@ -268,6 +269,14 @@ def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
     if kind == REFERENTS:
         return position(value) if key else shortened("; ".join(map(tell, gc.get_referents(value))))
     return ""
+
+
+SAYS_SIZE = frozenset({SIZE, ENTRY_SIZE, ENTRY_COUNT, OWN})
+
+
+def size_in_words(kind: int, value: Any) -> str:
+    """What a fact about a number of entries expects."""
+    return str(len(_look.own(value) or ()) if kind == OWN else _look.size(value))
 
 
 def look(tensor: torch.Tensor) -> str:

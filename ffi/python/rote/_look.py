@@ -126,13 +126,20 @@ def referent(reference: Any) -> Any:
     return ctypes.cast(found, ctypes.py_object).value if found else None
 
 
+# The base of NumPy's scalars, once NumPy is there.
+_generic: list[type] = []
+
+
 def numpy_scalar(kind: type) -> bool:
     """Whether a class is one of NumPy's scalars, which never change."""
-    numpy = sys.modules.get("numpy")
-    generic = getattr(numpy, "generic", None)
-    if not isinstance(generic, type) or not issubclass(kind, generic):
+    if not _generic:
+        found = getattr(sys.modules.get("numpy"), "generic", None)
+        if not isinstance(found, type):
+            return False
+        _generic.append(found)
+    if not issubclass(kind, _generic[0]):
         return False
-    return kind.__module__ == "numpy" and not issubclass(kind, numpy.void)  # type: ignore[union-attr]
+    return kind.__module__ == "numpy" and not issubclass(kind, sys.modules["numpy"].void)
 
 
 def numpy_array(kind: type) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterable
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_uint32, c_uint64, c_void_p, py_object
 from pathlib import Path
 from typing import Any
@@ -66,13 +67,18 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_uint32, c_char_p, py_object, py_object, c_uint32, c_uint32],
     ),
     "rote_record_written": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_uint32), c_uint32]),
-    "rote_record_fact": (
+    "rote_record_facts": (
         c_int,
-        [c_void_p, c_uint32, py_object, py_object, c_uint32, c_char_p, c_char_p, c_int],
+        [
+            *(c_void_p, c_uint32, POINTER(c_uint32), POINTER(py_object), POINTER(py_object)),
+            *(POINTER(c_uint32), c_char_p, c_char_p),
+        ],
     ),
     "rote_record_guard": (c_int, [c_void_p, c_uint32, c_char_p, c_char_p]),
     "rote_record_generator": (c_int, [c_void_p, c_uint32, c_int]),
+    "rote_record_resume": (c_int, [c_void_p, c_uint32, POINTER(c_int)]),
     "rote_record_ready": (c_int, [c_void_p]),
+    "rote_record_is_first": (c_int, [c_void_p, POINTER(c_int)]),
     "rote_record_trust": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_int)]),
     "rote_record_op": (c_int, [c_void_p, py_object, py_object, py_object, py_object, c_char_p]),
     "rote_record_observe": (c_int, [c_void_p, py_object]),
@@ -127,9 +133,6 @@ lib: Any = _load()
 observe_no_more: Any = ctypes.PYFUNCTYPE(c_int, c_void_p, c_void_p)(("rote_record_observe", lib))
 # `local` may be NULL, which py_object cannot say.
 record_no_grad: Any = ctypes.PYFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_uint32)(("rote_record_grad", lib))
-record_fact_without_key: Any = ctypes.PYFUNCTYPE(
-    c_int, c_void_p, c_uint32, py_object, c_void_p, c_uint32, c_char_p, c_char_p, c_int
-)(("rote_record_fact", lib))
 
 
 def error() -> str:
@@ -140,6 +143,13 @@ def error() -> str:
 def c_text(words: str) -> bytes:
     """Any text as the library takes it: what a C string cannot hold is escaped."""
     return words.encode(errors="backslashreplace").replace(b"\0", b"\\x00")
+
+
+def c_texts(words: Iterable[str]) -> bytes:
+    """Texts as the library takes them, one C string after the other."""
+    return "\0".join([each.replace("\0", "\\x00") if "\0" in each else each for each in words]).encode(
+        errors="backslashreplace"
+    )
 
 
 def check(status: int) -> int:

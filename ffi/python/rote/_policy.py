@@ -170,14 +170,14 @@ def never_changes(value: Any) -> bool:
 
 # -- functions and values that are told by themselves -------------------------
 
-_ENVIRONMENT = (os.environ, os.environb, os.getenv, os.getenvb)
+_ENVIRONMENT = frozenset(map(id, (os.environ, os.environb, os.getenv, os.getenvb)))
 # Entries of Python modules that everything passes through: what they hold is nobody's setting.
 _REGISTRIES = frozenset({id(sys.modules), id(sys.path_importer_cache)})
 
 
 def reads_environment(value: Any) -> bool:
     """Whether a value is one of Python's ways to read environment variables."""
-    return any(value is reader for reader in _ENVIRONMENT)
+    return id(value) in _ENVIRONMENT
 
 
 def runs_text(value: Any) -> bool:
@@ -233,6 +233,15 @@ def reads_unseen(value: Any) -> bool:
         is_dict = type(owner) is types.GetSetDescriptorType and owner.__name__ == "__dict__"
         return value.__name__ == "__getattribute__" or (value.__name__ == "__get__" and is_dict)
     return id(value) in _LOOKING
+
+
+_MAY_REACH_MEMORY = frozenset({*_BOUND_OR_NOT, types.WrapperDescriptorType, types.MethodWrapperType})
+_MAY_REACH_MEMORY_IDS = _BASE_IDS | _LOOKING
+
+
+def reaches_no_memory(value: Any) -> bool:
+    """Whether a value is none of those that `renamed` and `reads_unseen` tell of, as most are."""
+    return type(value) not in _MAY_REACH_MEMORY and id(value) not in _MAY_REACH_MEMORY_IDS
 
 
 def without_ops(names: Names) -> str | None:

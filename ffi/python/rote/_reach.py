@@ -163,7 +163,10 @@ class Reach(Objects):
         self._follow_unfound()
         while self._weak:  # what is held strongly too has been seen by now
             for path, value, depth in self._weak:
-                self._guarded(path, functools.partial(self._weakly, path, value, depth))
+                try:
+                    self._weakly(path, value, depth)
+                except Exception as problem:  # an object may be anything
+                    self._is_unseen(path, problem)
             self._weak.clear()
             self._follow()
         self._classes.finish()

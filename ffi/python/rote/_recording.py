@@ -10,7 +10,7 @@ import json
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Set
-from ctypes import byref, c_int64, c_void_p, py_object
+from ctypes import byref, c_int, c_int64, py_object
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,22 +30,21 @@ from . import (
     _look,
     _memory,
     _metrics,
-    _reach,
     _reads,
     _record,
     _results,
     _returns,
     _schedulers,
     _state,
+    _survey,
     _unread,
     _uses,
     _views,
 )
 from ._calls import Calls, Codes
 from ._frames import is_users_own
-from ._native import c_text, check, error, ids, lib, record_fact_without_key, record_no_grad, take_object
+from ._native import c_text, c_texts, check, error, ids, lib, record_no_grad
 from ._numbers import (
-    ARGUMENT,
     ATTRIBUTE,
     BINDING_ARG,
     BINDING_GRAD,
@@ -64,6 +63,7 @@ from ._numbers import (
     WORLD,
 )
 from ._policy import without_ops
+from ._reach import Reach
 from ._specs import local_of, mesh_text, place_of, short_text
 
 if TYPE_CHECKING:
@@ -213,7 +213,8 @@ def _version(tensor: torch.Tensor) -> int:
 class Recording:
     """One call that is recorded."""
 
-    def __init__(self, step: Step, args: Any, kwargs: Any) -> None:
+    def __init__(self, step: Step, args: Any, kwargs: Any, known: _survey.Survey | None = None) -> None:
+        """``known``: what the last recording has found in reach, to be taken over if its guards hold."""
         self._step = step
         self._session = step.session
         self._args, self._kwargs = args, kwargs
@@ -234,14 +235,8 @@ class Recording:
         self.unread = _unread.Watched([], [], [])
         self._watched: list[torch.optim.Optimizer] = []  # whose dicts the step must not read
         self.calls = Calls()
-        self._walk = _reach.Reach(
-            step.function,
-            step.ignore,
-            step.ran,
-            step.read_schedulers,
-            step.missed_by_schedulers,
-            step.unread,
-        )
+        self._survey = known or _survey.Survey(step)
+        self._sees_code = step.ran is not None  # notes which code the step runs
         self._reads = _reads.Reads()
         self.hidden_reads = False
         """Whether the step has got at attributes of its optimizers without naming them."""
@@ -251,36 +246,73 @@ class Recording:
         self._casts_outlive_the_call = autocast and torch.is_autocast_cache_enabled()
 
     def prepare(self) -> None:
-        """Names tensors, collects facts, and tells the library that the step
-        is about to run."""
-        session = self._session
+        """Names tensors, collects facts, and tells the library that the step is about to run."""
+        structure = self._open_arguments()
+        resumed = self._resume()
+        self._name_all()
+        extents = self._extents()
+        self._check_storages(extents)
+        given = _containers.all_of((self._args, self._kwargs))
+        if not resumed:
+            self._guard_call(structure)
+            self._check_supported()
+            self._survey.make(self.tensors, self.leaves, given.values(), self._watch.refuse, self._guard)
+        follows = self._follow_numbers(given.keys(), resumed)
+        # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
+        follows_tuples = follows and not self._tape.proven
+        if not resumed:
+            facts = self.counters.guarded(self._survey.facts)
+            tuples = {(id(fact.container), fact.key[0]) for fact in facts if fact.kind == TUPLE_ITEM}
+            for fact in facts:
+                fact.hyperparameter = fact.hyperparameter and follows
+            self._facts([fact for fact in facts if _is_guarded(fact, follows_tuples, tuples)])
+            self._check_reach(extents)
+            self._step.went_no_further(self._survey.walk.stopped)
+            self._facts([*_switches(), *_shared_memory(), *self._functions_of_optimizers()])
+        self._check_reached()
+        self._watch_reach(given.keys())
+        check(lib.rote_record_ready(self._session))
+        self._sees_code = self._sees_code and not self._is_first()
+        if follows:
+            self._replace_numbers(follows_tuples)
+
+    def _open_arguments(self) -> str:
+        """Finds the leaves of the arguments; the structure as text."""
         structure = flatten("args", self._args, self.leaves)
         structure += " " + flatten("kwargs", self._kwargs, self.leaves)
         for path, leaf in self.leaves:
-            check(lib.rote_record_leaf(session, c_text(path), leaf))
-        self._guard(STRUCTURE, "args structure", structure)
+            check(lib.rote_record_leaf(self._session, c_text(path), leaf))
         self._before = self._shape_of_arguments()
         self._places_before = self._places()
         self._modes_before = self._modes()
-        for subject, text in self._modes_before:
-            self._guard(MODE, subject, text)
-        world = dist.get_world_size() if dist.is_initialized() else 1
-        self._guard(WORLD, "world size", str(world))
-        walk = self._walk
-        walk.watched = _uses.watched(optimizer for _, optimizer in self._step.state.optimizers)
+        return structure
+
+    def _resume(self) -> bool:
+        """Whether all that the recording before has guarded still holds, and nothing has to be guarded again."""
+        if self._survey.candidate is None:
+            return False
+        resumed = c_int()
+        check(lib.rote_record_resume(self._session, self._survey.candidate, byref(resumed)))
+        if not resumed.value:
+            self._survey.forget()
+            self._survey = _survey.Survey(self._step)
+        return bool(resumed.value)
+
+    def _is_first(self) -> bool:
+        """Whether a later recording confirms this one, which then sees for both which code runs."""
+        first = c_int()
+        check(lib.rote_record_is_first(self._session, byref(first)))
+        return bool(first.value) and self._step.knows_code
+
+    def _name_all(self) -> None:
+        """Names the tensors of the state, the arguments, and their gradients."""
         seen: set[int] = set()
-        state = self._step.state
-        for path, named in (*self.tensors, *state.modules, *state.optimizers):
-            walk.name(path, named)
         for path, tensor in self.tensors:
-            if id(tensor) in seen:
-                continue
-            seen.add(id(tensor))
-            self._name(BINDING_STATE, path, tensor, tensor, NO_INDEX)
-            walk.tensor(path, tensor)
-            self._track_grad(path, tensor, NO_INDEX)
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                self._name(BINDING_STATE, path, tensor, tensor, NO_INDEX)
+                self._track_grad(path, tensor, NO_INDEX)
         for i, (path, leaf) in enumerate(self.leaves):
-            self._guard(ARGUMENT, path, walk.argument_in_words(path, leaf))
             if isinstance(leaf, torch.Tensor):
                 if leaf.requires_grad and not leaf.is_leaf and torch.is_grad_enabled():
                     self._watch.refuse(
@@ -290,7 +322,46 @@ class Recording:
                     )
                 self._name(BINDING_ARG, path, leaf, leaf, i)
                 self._track_grad(path, leaf, i)
-        unsupported = _state.unsupported(state)
+
+    def _guard_call(self, structure: str) -> None:
+        """Guards the structure of the arguments, the modes, and how many ranks there are."""
+        self._guard(STRUCTURE, "args structure", structure)
+        for subject, text in self._modes_before:
+            self._guard(MODE, subject, text)
+        self._guard(WORLD, "world size", str(dist.get_world_size() if dist.is_initialized() else 1))
+
+    def _follow_numbers(self, given: Set[int], resumed: bool) -> bool:
+        """Follows counters, hyperparameters and schedulers. Whether hyperparameters can be followed. ``given``: the
+        containers in the arguments; ``resumed``: whether nothing has changed since the last recording."""
+        survey, step = self._survey, self._step
+        walk, facts = survey.walk, survey.facts
+        changed = [] if resumed else step.unread.changed(facts)
+        self.unread = _unread.Watched(walk.left, changed, walk.functions, walk.reads_unseen)
+        self.counters = _counters.Counters(facts, walk.holders, walk.functions)
+        if step.ran is not None and not walk.stopped:
+            late = [scheduler for _, scheduler in walk.schedulers]
+            self.counters.prove(walk.functions, late, walk.fetched | step.read_counters)
+        self._readable = _uses.readable(step.state.optimizers, self.tensors, walk.functions)
+        self._watch.number_in = self._number_in
+        self._watch.followed = _floats.plain_of
+        self._watch.more.append(self._late_numbers.patches)
+        self._watch.read_out = self._read_out
+        self._watch.read_metric = lambda *read: self.schedulers.read_metric(*read)
+        follows = self._follows(walk, given)
+        self.schedulers = _schedulers.Schedulers(
+            walk.schedulers,
+            bool(self._aliases(walk, given)),
+            _record.unseen,
+            self._put_back,
+            step.missed_by_schedulers,
+            self._reads,
+            self._watch.handler,
+        )
+        return follows
+
+    def _check_supported(self) -> None:
+        """Refuses wrappers of modules that cannot be replayed yet."""
+        unsupported = _state.unsupported(self._step.state)
         if unsupported is not None:
             self._watch.refuse(
                 "",
@@ -299,57 +370,11 @@ class Recording:
                 if "torch.compile" not in unsupported
                 else "apply rote.capture to the model as it is before torch.compile",
             )
-        extents = self._extents()
-        self._check_storages(extents)
-        for path, tensor in [*self.tensors, *self.leaves]:
-            if isinstance(tensor, torch.Tensor):
-                self._hooks(walk, path, tensor)
-        names = {id(tensor): path.split(".", 1)[-1] for path, tensor in reversed(self.tensors)}
-        for path, module in state.modules:
-            walk.module(path, module)
-        for path, optimizer in state.optimizers:
-            walk.optimizer(path, optimizer, names)
-        walk.function(self._step.function)
-        for path, leaf in self.leaves:
-            if isinstance(leaf, torch.Tensor):
-                walk.argument(path, leaf)
-            else:
-                walk.value(path, leaf, 0)
-        given = _containers.all_of((self._args, self._kwargs))
-        for container in given.values():
-            walk.of_class(type(container), 0)
-        facts = walk.finish()
-        self.unread = _unread.Watched(walk.left, self._step.unread.changed(facts), walk.functions, walk.reads_unseen)
-        self.counters = _counters.Counters(facts, walk.holders, walk.functions)
-        if self._step.ran is not None and not walk.stopped:
-            late = [scheduler for _, scheduler in walk.schedulers]
-            self.counters.prove(walk.functions, late, walk.fetched | self._step.read_counters)
-        facts = self.counters.guarded(facts)
-        self._readable = _uses.readable(state.optimizers, self.tensors, walk.functions)
-        self._watch.number_in = self._number_in
-        self._watch.followed = _floats.plain_of
-        self._watch.more.append(self._late_numbers.patches)
-        self._watch.read_out = self._read_out
-        self._watch.read_metric = lambda *read: self.schedulers.read_metric(*read)
-        follows = self._follows(walk, given.keys())
-        aliases = bool(self._aliases(walk, given.keys()))
-        self.schedulers = _schedulers.Schedulers(
-            walk.schedulers,
-            aliases,
-            _record.unseen,
-            self._put_back,
-            self._step.missed_by_schedulers,
-            self._reads,
-            self._watch.handler,
-        )
-        # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
-        follows_tuples = follows and not self._tape.proven
-        tuples = {(id(fact.container), fact.key[0]) for fact in facts if fact.kind == TUPLE_ITEM}
-        for fact in facts:
-            fact.hyperparameter = fact.hyperparameter and follows
-        self._facts([fact for fact in facts if _is_guarded(fact, follows_tuples, tuples)])
+
+    def _check_reach(self, extents: list[_Extent]) -> None:
+        """Refuses what is in reach and cannot be guarded, and code that cannot be followed."""
+        walk = self._survey.walk
         self._check_buffers(walk.buffers, extents)
-        self._check_reached()
         for path, why in walk.unseen:
             self._watch.refuse(
                 "",
@@ -363,9 +388,11 @@ class Recording:
                 self._refuse_past_methods(f"calls {what} in {function.__qualname__}")
             self._check_generators(function, generators=bool(walk.moving))
             self._check_running(function)
-        self._step.went_no_further(walk.stopped)
-        self._facts([*_switches(), *_shared_memory(), *self._functions_of_optimizers()])
-        self._outlives = walk.seen | given.keys()
+
+    def _watch_reach(self, given: Set[int]) -> None:
+        """Says what a recorded step must be seen to use. ``given``: the containers in the arguments."""
+        walk, session = self._survey.walk, self._session
+        self._outlives = walk.seen | given
         self._watch.iterators = walk.iterators
         self._watch.arguments = {id(leaf) for _, leaf in self.leaves if isinstance(leaf, torch.Tensor)}
         self._watch.handlers = walk.handlers
@@ -375,8 +402,10 @@ class Recording:
         check(lib.rote_record_generator(session, 0, -1))
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             check(lib.rote_record_generator(session, 1, torch.cuda.current_device()))
-        check(lib.rote_record_ready(session))
-        for path, optimizer in state.optimizers if follows else ():
+
+    def _replace_numbers(self, follows_tuples: bool) -> None:
+        """Puts followed numbers in the places of hyperparameters."""
+        for path, optimizer in self._step.state.optimizers:
             for i, group in enumerate(optimizer.param_groups):
                 for key, value in group.items():
                     subject = f"{path}.param_groups[{i}]['{key}']"
@@ -480,7 +509,7 @@ class Recording:
                 found.append((*extent, path))
         return sorted(found)
 
-    def _follows(self, walk: _reach.Reach, given: Set[int]) -> bool:
+    def _follows(self, walk: Reach, given: Set[int]) -> bool:
         """Whether hyperparameters can be followed: all that the step does with them is seen."""
         if not self._readable:
             return False
@@ -507,7 +536,7 @@ class Recording:
             self.hidden_reads = True
 
     @staticmethod
-    def _aliases(walk: _reach.Reach, given: Set[int]) -> list[str]:
+    def _aliases(walk: Reach, given: Set[int]) -> list[str]:
         """Where the step holds groups of optimizers by other names than theirs."""
         aliases = [path for path, _ in walk.aliases if _uses.is_alias(path)]
         return [*aliases, "an argument"] if given & walk.watched else aliases
@@ -574,20 +603,6 @@ class Recording:
                 "return the tensor and read it outside the captured function",
             )
         return result
-
-    def _hooks(self, walk: _reach.Reach, path: str, tensor: torch.Tensor) -> None:
-        """Guards what the hooks of a tensor, and of the node that adds up its gradient, can reach."""
-        slot = c_void_p()
-        check(lib.rote_tensor_hooks(tensor, byref(slot)))
-        for hook in take_object(slot):
-            if hook is not None:
-                walk.value(f"{path}.hooks", hook, 0)
-                continue
-            self._watch.refuse(
-                "",
-                f"takes the gradient of {path} under a C++ hook, which a replay would not call",
-                "apply rote.capture to a model without the wrapper that registers the hook",
-            )
 
     def _guard(self, kind: int, subject: str, text: str) -> None:
         check(lib.rote_record_guard(self._session, kind, c_text(subject), c_text(text)))
@@ -675,38 +690,37 @@ class Recording:
                 )
 
     def _facts(self, facts: list[_facts.Fact]) -> None:
-        add, add_alone, session = lib.rote_record_fact, record_fact_without_key, self._session
-        for fact in facts:
-            subject, expected, hyper = (
-                c_text(fact.subject),
-                c_text(fact.expected),
-                fact.hyperparameter,
+        if not facts:
+            return
+        count = len(facts)
+        # Each in an object of its own: the class of a container may answer anything to ctypes.
+        containers = (py_object * count)(*[py_object(fact.container) for fact in facts])
+        keys = (py_object * count)()  # null where there is none
+        for i, fact in enumerate(facts):
+            if fact.key is not None or fact.kind == DICT_ITEM:
+                keys[i] = py_object(fact.key)
+        texts = [text for fact in facts for text in (fact.subject, fact.expected)]
+        check(
+            lib.rote_record_facts(
+                self._session,
+                count,
+                ids([fact.kind for fact in facts]),
+                containers,
+                keys,
+                ids([fact.guard for fact in facts]),
+                bytes(fact.hyperparameter for fact in facts),
+                c_texts(texts),
             )
-            if fact.key is None and fact.kind != DICT_ITEM:  # there it is a key
-                status = add_alone(
-                    session, fact.kind, py_object(fact.container), None, fact.guard, subject, expected, hyper
-                )
-            else:
-                status = add(
-                    session,
-                    fact.kind,
-                    py_object(fact.container),  # whose class may answer anything to ctypes
-                    py_object(fact.key),
-                    fact.guard,
-                    subject,
-                    expected,
-                    hyper,
-                )
-            check(status)
+        )
 
     @property
     def not_told(self) -> str:
         """What a stored plan cannot say of the step; empty if there is nothing."""
-        return self._walk.not_told
+        return self._survey.walk.not_told
 
     def known(self) -> set[int]:
         """What the step has in reach, by id."""
-        return self._walk.seen
+        return self._survey.walk.seen
 
     def run(self, seen: _record.Seen | None = None) -> Any:
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""
@@ -717,7 +731,7 @@ class Recording:
                 self._reads.watch(optimizer, self._reads_optimizer)
             self.unread.watch(self._reads)
             self.schedulers.watch()
-            with contextlib.nullcontext() if self._step.ran is None else self.calls:
+            with self.calls if self._sees_code else contextlib.nullcontext():
                 self._result = self._with_reads(_record.run(self._session, self._watch, call, seen))
             self.unread.check()
             if self.schedulers.lost_metric():
@@ -732,10 +746,10 @@ class Recording:
 
     def unfollowed(self) -> Codes | None:
         """Code that the call has run and that the walk before it has not followed; None where not all was seen."""
-        if self._step.ran is None:
+        if not self._sees_code:
             return {}
         codes = self.calls.codes
-        return None if codes is None else _calls.missing(codes, self._walk.functions)
+        return None if codes is None else _calls.missing(codes, self._survey.walk.functions)
 
     def refuse_code(self, codes: Codes) -> None:
         """Refuses a step that runs other code in each call."""
@@ -761,10 +775,19 @@ class Recording:
             if id(group) in groups:
                 _put_back(group, key, value, traced)
 
+    def waits(self, outcome: dict[str, Any]) -> _survey.Survey | None:
+        """What the next recording takes over if this one waits for it."""
+        self._survey.candidate = outcome.get("candidate")
+        if self._survey.candidate is None:
+            return None
+        self._survey.wait()
+        return self._survey
+
     def forget(self) -> None:
         """Lets go of what was seen: nothing but weak references may hold it, and cycles here are collected late."""
         self._watch.forget()
-        self._walk.forget()
+        if self._survey.candidate is None:
+            self._survey.forget()
         self.unread.forget()
         self.schedulers.forget()
 
@@ -980,4 +1003,6 @@ class Recording:
         label = label.removeprefix("mesh_") if label != "undefined" else name
         array = (c_int64 * len(ranks))(*ranks)
         check(lib.rote_record_group(self._session, c_text(name), array, len(ranks), c_text(label)))
-        self._facts([_facts.Fact(GROUP, name, None, WORLD, f"group {name}", "")])
+        if name not in self._survey.groups:
+            self._survey.groups.add(name)
+            self._facts([_facts.Fact(GROUP, name, None, WORLD, f"group {name}", "")])

@@ -30,6 +30,7 @@ from ._calls import Calls, Codes
 from ._native import c_text, check, drop_object, error, lib, object_in, take_object
 from ._numbers import EAGER, REPLAYED
 from ._recording import Recording, flatten
+from ._survey import Survey
 from ._walk import TooMuchError
 
 # Replays of a plan before the one that runs as all later ones do: one without an
@@ -162,6 +163,7 @@ class Step:
         self._failures = 0  # in a row, of Rote's own
         self.ran: Codes | None = None  # the code that calls ran, where there is too much in reach to follow all
         self._others = 0  # recordings in a row in which other code ran
+        self._survey: Survey | None = None  # what the last recording has found, if it waits for another one
         self._off = False  # for good: every call runs eagerly
         self.kept_tensors = False  # the last recording left tensors that outlived it
         self.read_schedulers: list[Any] = []  # whose numbers the step has read
@@ -399,7 +401,8 @@ class Step:
         try:
             check(lib.rote_record_begin(session))
             self._look_for_state()
-            recording = Recording(self, args, kwargs)
+            known, self._survey = self._survey, None
+            recording = Recording(self, args, kwargs, known)
             recording.prepare()
             if self._trust:
                 trusted = self._trusted(recording)
@@ -433,6 +436,7 @@ class Step:
                 self._abort(recording)
                 return result
             outcome = recording.finish()
+            self._survey = recording.waits(outcome)
         except BaseException as problem:
             self._abort(recording)
             if not isinstance(problem, Exception):
@@ -455,6 +459,11 @@ class Step:
                 return self._run(args, kwargs)
         finally:
             self._note(calls)
+
+    @property
+    def knows_code(self) -> bool:
+        """Whether calls were seen to run the same code since it is noted which code they run."""
+        return bool(self.ran) and self._others == 0
 
     def _note(self, calls: Calls, codes: Codes | None = None) -> None:
         if calls.codes is not None:

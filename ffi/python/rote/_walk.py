@@ -9,7 +9,7 @@ import abc
 import collections
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ._calls import Codes
@@ -17,19 +17,21 @@ from ._facts import (
     ABSENT,
     FUNCTIONS,
     PARTS,
+    SAYS_SIZE,
     Attribute,
     Fact,
     atom,
-    describe,
     describe_object,
+    describe_plain,
     expects,
     parts_of,
     plain,
     shortened,
+    size_in_words,
 )
 from ._frames import Handlers
 from ._numbers import DICT_ITEM, HOST, NONE_OF, SIZE
-from ._policy import DEPTH, MOST, reads_unseen, renamed, runs_text
+from ._policy import DEPTH, MOST, reaches_no_memory, reads_unseen, renamed, runs_text
 
 
 class TooMuchError(BaseException):
@@ -88,7 +90,7 @@ class Walk(abc.ABC):
         """Guards what an object can reach. Nothing that it is raises."""
         if id(value) in self.watched:
             self.aliases.append((path, id(value)))
-        if atom(value):
+        if atom(value) or (id(value) in self.seen and not issubclass(type(value), types.ModuleType)):
             return
         if type(value) is not type:  # a base class may be in reach under its own name
             self._look_for_renamed(path, None, value)
@@ -105,19 +107,21 @@ class Walk(abc.ABC):
             self._stop(f"more than {MOST} objects are in reach", once=True)
             return
         self._first.setdefault(id(value), (path, value))
-        self._guarded(path, lambda: self.read(path, value, depth))
+        try:
+            self.read(path, value, depth)
+        except Exception as problem:  # an object may be anything
+            self._is_unseen(path, problem)
 
     def _look_for_renamed(self, path: str, container: Any, value: Any) -> None:
+        if reaches_no_memory(value):
+            return
         what = renamed(container, value)
         if what is not None:
             self.renamed[what] = path
         self.reads_unseen = self.reads_unseen or reads_unseen(value)
 
-    def _guarded(self, path: str, visit: Callable[[], None]) -> None:
-        try:
-            visit()
-        except Exception as problem:  # an object may be anything
-            self.unseen.append((path or "the function", type(problem).__name__))
+    def _is_unseen(self, path: str, problem: Exception) -> None:
+        self.unseen.append((path or "the function", type(problem).__name__))
 
     def _stop(self, why: str, once: bool = False) -> None:
         if why not in self.stopped if once else len(self.stopped) < 20:
@@ -148,6 +152,13 @@ class Walk(abc.ABC):
     def hold(self, value: Any) -> None:
         """Keeps an object while the walk lasts, so that its address stays its own."""
         self._hold.append(value)
+
+    def let_go(self, values: Iterable[Any]) -> None:
+        """Lets go of some objects once all is described."""
+        gone = set(map(id, values))
+        self._hold = [value for value in self._hold if id(value) not in gone]
+        self.seen -= gone
+        self._first.clear()
 
     def forget(self) -> None:
         """Lets go of everything."""
@@ -196,6 +207,8 @@ class Walk(abc.ABC):
         if text is None:
             if part is None:
                 text = self.described(subject, value)
+            elif kind in SAYS_SIZE:
+                text = size_in_words(kind, value)
             else:
                 inside = (f"{subject}({i})" for i in itertools.count())
                 text = expects(kind, value, key, lambda item: self.described(next(inside), item))
@@ -226,7 +239,7 @@ class Walk(abc.ABC):
     def described(self, subject: str, value: Any, text: str | None = None) -> str:
         """What a guard expects of a value, which of the objects found before it is, and what it is made of."""
         if value is ABSENT or plain(value):
-            return describe(value) if text is None else text
+            return describe_plain(value) if text is None else text
         text = describe_object(value) if text is None else text
         first, _ = self._first.setdefault(id(value), (subject, value))
         if first != subject:

@@ -1,0 +1,102 @@
+"""What a recording finds in reach of a step. The next recording takes it over while its guards hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from ctypes import byref, c_void_p
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _facts, _reach, _uses
+from ._native import check, lib, take_object
+from ._numbers import ARGUMENT
+
+if TYPE_CHECKING:
+    from ._step import Step
+
+_Named = list[tuple[str, Any]]
+
+
+class Survey:
+    """One walk over all that a step can reach, and the facts that it has found."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self.candidate: int | None = None
+        """The number of the recording, once it waits for another one."""
+        self.facts: list[_facts.Fact] = []
+        self.groups: set[str] = set()
+        """Process groups that are guarded."""
+        self._leaves: _Named = []
+        self.walk = _reach.Reach(
+            step.function,
+            step.ignore,
+            step.ran,
+            step.read_schedulers,
+            step.missed_by_schedulers,
+            step.unread,
+        )
+
+    def make(
+        self,
+        tensors: list[tuple[str, torch.Tensor]],
+        leaves: _Named,
+        containers: Iterable[Any],
+        refuse: Callable[[str, str, str], None],
+        guard: Callable[[int, str, str], None],
+    ) -> None:
+        """Follows everything. ``tensors``: the state's; ``leaves``: the arguments'; ``containers``: those in the
+        arguments; ``refuse``: refuses the recording; ``guard``: adds a guard that is text."""
+        walk, state, self._leaves = self.walk, self._step.state, leaves
+        walk.watched = _uses.watched(optimizer for _, optimizer in state.optimizers)
+        for path, named in (*tensors, *state.modules, *state.optimizers):
+            walk.name(path, named)
+        seen: set[int] = set()
+        for path, tensor in tensors:
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                walk.tensor(path, tensor)
+        for path, leaf in leaves:
+            guard(ARGUMENT, path, walk.argument_in_words(path, leaf))
+        for path, tensor in [*tensors, *leaves]:
+            if isinstance(tensor, torch.Tensor):
+                self._hooks(path, tensor, refuse)
+        names = {id(tensor): path.split(".", 1)[-1] for path, tensor in reversed(tensors)}
+        for path, module in state.modules:
+            walk.module(path, module)
+        for path, optimizer in state.optimizers:
+            walk.optimizer(path, optimizer, names)
+        walk.function(self._step.function)
+        for path, leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                walk.argument(path, leaf)
+            else:
+                walk.value(path, leaf, 0)
+        for container in containers:
+            walk.of_class(type(container), 0)
+        self.facts = walk.finish()
+
+    def _hooks(self, path: str, tensor: torch.Tensor, refuse: Callable[[str, str, str], None]) -> None:
+        """Guards what the hooks of a tensor, and of the node that adds up its gradient, can reach."""
+        slot = c_void_p()
+        check(lib.rote_tensor_hooks(tensor, byref(slot)))
+        for hook in take_object(slot):
+            if hook is not None:
+                self.walk.value(f"{path}.hooks", hook, 0)
+                continue
+            refuse(
+                "",
+                f"takes the gradient of {path} under a C++ hook, which a replay would not call",
+                "apply rote.capture to a model without the wrapper that registers the hook",
+            )
+
+    def wait(self) -> None:
+        """Waits for the next recording: keeps what a plan would hold too, and not the tensors of the call."""
+        self.walk.let_go(leaf for _, leaf in self._leaves if isinstance(leaf, torch.Tensor))
+        self._leaves = []
+
+    def forget(self) -> None:
+        """Lets go of everything."""
+        self.walk.forget()
+        self.facts, self._leaves = [], []

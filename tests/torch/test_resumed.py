@@ -1,0 +1,169 @@
+"""The second recording of a step takes over what the first one has found in reach, while all of it holds."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from oracle import ORACLE_ONLY, Calls, Capture, check_right
+from rote import _survey
+from torch import nn
+
+CALLS = 8
+
+
+class Settings:
+    scale = 1.0
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+        self.others: list[float] = []
+
+
+def surveys(script: Callable[[Capture], Calls]) -> tuple[int, Any]:
+    """How often all that is in reach was looked at, and the counters at the end. The script equals eager."""
+    made = _survey.Survey.make
+    with mock.patch.object(_survey.Survey, "make", autospec=True, side_effect=made) as make:
+        found = check_right(script)
+    return make.call_count, None if ORACLE_ONLY else found.stats[-1][0]
+
+
+def x_of(call: int) -> torch.Tensor:
+    return torch.arange(4.0) + call
+
+
+@pytest.mark.skipif(ORACLE_ONLY, reason="counts what is looked at")
+def test_what_is_in_reach_is_looked_at_once() -> None:
+    def script(capture: Capture) -> Calls:
+        settings, model = Settings(), nn.Linear(4, 4)
+        step = capture(lambda x: model(x).detach() * settings.scale, state=model)
+        for call in range(CALLS):
+            yield step(x_of(call))
+        return {}
+
+    looked, stats = surveys(script)
+    assert looked == 1
+    assert (stats.recordings, stats.replays) == (1, CALLS - 2)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_value_that_changes_between_recordings(at: int) -> None:
+    def script(capture: Capture) -> Calls:
+        settings = Settings()
+        step = capture(lambda x: x * settings.scale + len(settings.others))
+        for call in range(CALLS):
+            if call == at:
+                settings.scale = 3.0
+            yield step(x_of(call))
+        return {}
+
+    _, stats = surveys(script)
+    assert ORACLE_ONLY or stats.replays >= CALLS - 5
+
+
+def test_an_argument_with_other_attributes() -> None:
+    def script(capture: Capture) -> Calls:
+        step = capture(lambda x: x * x.scale)
+        for call in range(CALLS):
+            x = x_of(call)
+            x.scale = 1.0 + call // 2  # type: ignore[attr-defined]
+            yield step(x)
+        return {}
+
+    surveys(script)
+
+
+def test_an_argument_that_is_an_object() -> None:
+    def script(capture: Capture) -> Calls:
+        step = capture(lambda x, settings: x * settings.scale)
+        first, second = Settings(), Settings()
+        second.scale = 5.0
+        for call in range(2 * CALLS):
+            first.scale = 2.0 if call < CALLS else 7.0
+            yield step(x_of(call), second if call % 3 == 1 else first)
+        return {}
+
+    surveys(script)
+
+
+def test_another_branch_in_the_second_recording() -> None:
+    """A step that asks for data: guards hold, and the second recording goes the other way."""
+
+    def script(capture: Capture) -> Calls:
+        model = nn.Linear(4, 1)
+
+        def train(x: torch.Tensor) -> torch.Tensor:
+            if (x > 2).all():
+                return model(x).sum() * 2
+            return model(x).mean()
+
+        step = capture(lambda x: train(x).detach(), state=model)
+        for call in range(3 * CALLS):
+            yield step(x_of(call % 2 * 10))
+        return {}
+
+    _, stats = surveys(script)
+    assert ORACLE_ONLY or (stats.variants == 2 and stats.replays >= CALLS)
+
+
+def test_a_step_that_fails_between_recordings() -> None:
+    def script(capture: Capture) -> Calls:
+        settings = Settings()
+
+        def double(x: torch.Tensor) -> torch.Tensor:
+            if not isinstance(x, torch.Tensor):
+                raise TypeError("a batch is missing")
+            return x * settings.scale
+
+        step = capture(double)
+        for call in range(CALLS):
+            if call == 1:
+                with pytest.raises(TypeError):
+                    step(None)
+            yield step(x_of(call))
+        return {}
+
+    _, stats = surveys(script)
+    assert ORACLE_ONLY or stats.replays >= CALLS - 4
+
+
+def test_a_batch_is_not_kept() -> None:
+    """What waits for the second recording holds no tensors of the first call."""
+
+    def script(capture: Capture) -> Calls:
+        step = capture(lambda x: x * 2)
+        x = torch.arange(4.0)
+        held = weakref.ref(x)
+        yield step(x)
+        del x
+        gc.collect()
+        assert held() is None
+        yield step(x_of(1))
+        return {}
+
+    check_right(script)
+
+
+def test_hyperparameters_that_change_between_recordings() -> None:
+    def script(capture: Capture) -> Calls:
+        model = nn.Linear(4, 4)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def train(x: torch.Tensor) -> torch.Tensor:
+            opt.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        step = capture(train, state={"model": model, "opt": opt})
+        for call in range(2 * CALLS):
+            opt.param_groups[0]["lr"] = 0.1 / (1 + call // 2)
+            yield step(x_of(call))
+        return {"model": model, "opt": opt}
+
+    _, stats = surveys(script)
+    assert ORACLE_ONLY or stats.replays >= CALLS
