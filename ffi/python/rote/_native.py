@@ -67,13 +67,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_uint32, c_char_p, py_object, py_object, c_uint32, c_uint32],
     ),
     "rote_record_written": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_uint32), c_uint32]),
-    "rote_record_facts": (
-        c_int,
-        [
-            *(c_void_p, c_uint32, POINTER(c_uint32), POINTER(py_object), POINTER(py_object)),
-            *(POINTER(c_uint32), c_char_p, c_char_p),
-        ],
-    ),
+    # Objects by their addresses: ctypes would take long over each, and some classes answer anything to it.
+    "rote_record_facts": (c_int, [c_void_p, c_uint32, *[c_void_p] * 4, c_char_p, c_char_p]),
     "rote_record_guard": (c_int, [c_void_p, c_uint32, c_char_p, c_char_p]),
     "rote_record_generator": (c_int, [c_void_p, c_uint32, c_int]),
     "rote_record_resume": (c_int, [c_void_p, c_uint32, POINTER(c_int)]),
@@ -147,9 +142,11 @@ def c_text(words: str) -> bytes:
 
 def c_texts(words: Iterable[str]) -> bytes:
     """Texts as the library takes them, one C string after the other."""
-    return "\0".join([each.replace("\0", "\\x00") if "\0" in each else each for each in words]).encode(
-        errors="backslashreplace"
-    )
+    each = list(words)
+    joined = "\0".join(each)
+    if joined.count("\0") >= len(each):
+        joined = "\0".join(text.replace("\0", "\\x00") for text in each)
+    return joined.encode(errors="backslashreplace")
 
 
 def check(status: int) -> int:

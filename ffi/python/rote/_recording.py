@@ -6,11 +6,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import json
+import operator
 import sys
 import types
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Set
-from ctypes import byref, c_int, c_int64, py_object
+from ctypes import byref, c_int, c_int64
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +46,7 @@ from . import (
 )
 from ._calls import Calls, Codes
 from ._frames import is_users_own
+from ._identity import address
 from ._native import c_text, c_texts, check, error, ids, lib, record_no_grad
 from ._numbers import (
     ATTRIBUTE,
@@ -75,6 +79,7 @@ _KINDS = (torch.Tensor, DTensor, AsyncCollectiveTensor)
 _OWN = {DTensor: {"_local_tensor", "_spec"}, AsyncCollectiveTensor: {"elem", "completed"}}
 
 
+_parts_of_fact = operator.attrgetter("kind", "container", "key", "guard", "hyperparameter", "subject", "expected")
 _MOST_DEPTH = 64  # what contains itself is a leaf in the end
 
 
@@ -692,24 +697,19 @@ class Recording:
     def _facts(self, facts: list[_facts.Fact]) -> None:
         if not facts:
             return
-        count = len(facts)
-        # Each in an object of its own: the class of a container may answer anything to ctypes.
-        containers = (py_object * count)(*[py_object(fact.container) for fact in facts])
-        keys = (py_object * count)()  # null where there is none
-        for i, fact in enumerate(facts):
-            if fact.key is not None or fact.kind == DICT_ITEM:
-                keys[i] = py_object(fact.key)
-        texts = [text for fact in facts for text in (fact.subject, fact.expected)]
+        kinds, containers, keys, guards, rates, subjects, expected = zip(*map(_parts_of_fact, facts), strict=True)
+        # A dict may have the key None.
+        addresses = [
+            0 if key is None and kind != DICT_ITEM else address(key) for kind, key in zip(kinds, keys, strict=True)
+        ]
+        arrays = array("I", kinds), array("Q", map(address, containers)), array("Q", addresses), array("I", guards)
         check(
             lib.rote_record_facts(
                 self._session,
-                count,
-                ids([fact.kind for fact in facts]),
-                containers,
-                keys,
-                ids([fact.guard for fact in facts]),
-                bytes(fact.hyperparameter for fact in facts),
-                c_texts(texts),
+                len(facts),
+                *(each.buffer_info()[0] for each in arrays),
+                bytes(rates),
+                c_texts(itertools.chain.from_iterable(zip(subjects, expected, strict=True))),
             )
         )
 
