@@ -578,3 +578,11 @@ pub struct Parts<F: Frontend> {
     /// Names of the leaves of the arguments.
     pub leaves: Vec<String>,
 }
+
+impl<F: Frontend> Parts<F> {
+    /// Whether the call that was handled last looks as this one, and all facts hold.
+    pub(crate) fn hold(&mut self, frontend: &F) -> Result<bool, ReplayError> {
+        Ok(frontend.difference(&self.call)?.is_none()
+            && self.facts.difference(frontend, &[])?.is_none())
+    }
+}

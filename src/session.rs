@@ -169,6 +169,8 @@ pub struct Session<F: Frontend> {
     frontend: F,
     variants: Vec<Variant<F>>,
     candidates: Vec<Candidate<F>>,
+    /// What is guarded of a call that was not recorded, and its number.
+    survey: Option<(u32, Parts<F>)>,
     state: State<F>,
     stats: Stats,
     refused: Vec<RefusedCall<F>>,
@@ -259,6 +261,7 @@ impl<F: Frontend> Session<F> {
             frontend,
             variants: Vec::new(),
             candidates: Vec::new(),
+            survey: None,
             state: State::Open,
             stats: Stats::default(),
             refused: Vec::new(),

@@ -803,14 +803,23 @@ int rote_record_generator(struct RoteSession *session,
                           uint32_t device_kind,
                           int32_t device_index);
 
-// Records under the guards of a candidate, which `rote_record_finish` has numbered, if all of them hold for the call.
+// Ends a recording whose step has run unseen, after `rote_record_ready`: what was named and guarded is kept for the next
+// recording. `*number` is its number, for `rote_record_resume`, or `UINT32_MAX` where the step is refused.
+//
+// Requires:
+// `session` must be this library's.
+int rote_record_survey(struct RoteSession *session,
+                       uint32_t *number);
+
+// Records under the guards of a candidate, which `rote_record_finish` has numbered, or of a survey, which
+// `rote_record_survey` has numbered, if all of them hold for the call.
 // `*resumed` says whether that is so. Then the caller gives leaves, names and specs, but no facts and guards that the
-// candidate's recording was given.
+// other recording was given.
 //
 // Requires:
 // `session` must be this library's.
 int rote_record_resume(struct RoteSession *session,
-                       uint32_t candidate,
+                       uint32_t number,
                        int *resumed);
 
 // Whether nothing can confirm the recording that is about to run, but a later one: no candidate, no variant and no

@@ -86,21 +86,40 @@ impl<F: Frontend> Session<F> {
         Ok(())
     }
 
-    /// Records under the guards of a candidate ([`Session::newest_candidate`]), if all of them hold: the same values of hyperparameters too. Nothing
-    /// has to be guarded again then. Whether that is so.
-    pub fn resume(&mut self, candidate: u32) -> Result<bool, SessionError> {
+    /// Ends a recording whose step has run unseen: what it names and guards is kept for the next recording. Comes back:
+    /// its number, for [`Session::resume`]; `None` where the step is refused.
+    pub fn survey(&mut self) -> Result<Option<u32>, SessionError> {
+        let active = self.state.take().ok_or(SessionError::NoRecording)?;
+        if active.recording.refusal().is_some() || !active.ready {
+            return Ok(None);
+        }
+        let number = self.next_candidate();
+        self.survey = Some((number, active.recording.into_parts()));
+        Ok(Some(number))
+    }
+
+    /// Records under the guards of a candidate ([`Session::newest_candidate`]) or a survey ([`Session::survey`]), if all
+    /// of them hold: the same values of hyperparameters too. Nothing has to be guarded again then. Whether that is so.
+    pub fn resume(&mut self, number: u32) -> Result<bool, SessionError> {
+        let survey = self.survey.take();
         let State::Recording(active) = &mut self.state else {
             return Err(SessionError::NoRecording);
         };
-        let found = (self.candidates.iter()).position(|known| known.id == candidate);
-        let Some(i) = found.filter(|_| active.resumed.is_none() && !active.ready) else {
+        if active.resumed.is_some() || active.ready {
             return Ok(false);
-        };
+        }
+        if let Some((_, mut parts)) = survey.filter(|(known, _)| *known == number) {
+            let holds = parts.hold(&self.frontend)?;
+            if holds {
+                active.recording.take_over(&self.frontend, &mut parts);
+            }
+            return Ok(holds);
+        }
+        let found = (self.candidates.iter()).position(|known| known.id == number);
+        let Some(i) = found else { return Ok(false) };
         let known = &mut self.candidates[i];
-        let differs = self.frontend.difference(&known.parts.call)?.is_some()
-            || known.parts.facts.difference(&self.frontend, &[])?.is_some()
-            || known.places.difference(&self.frontend)?.is_some();
-        if differs {
+        if !known.parts.hold(&self.frontend)? || known.places.difference(&self.frontend)?.is_some()
+        {
             return Ok(false);
         }
         let mut known = self.candidates.remove(i);
@@ -139,6 +158,7 @@ impl<F: Frontend> Session<F> {
         let State::Recording(active) = &mut self.state else {
             return Ok(());
         };
+        self.survey = None;
         active.recording.facts.settle(&self.frontend)?;
         active.ready = true;
         let state = active
@@ -557,9 +577,13 @@ impl<F: Frontend> Session<F> {
 
     /// Keeps a recording until a second one confirms it.
     fn wait(&mut self, recording: Recording, parts: Parts<F>) {
-        let id = self.next_candidate;
-        self.next_candidate += 1;
+        let id = self.next_candidate();
         (self.candidates).push(Candidate::new(id, recording, parts));
+    }
+
+    fn next_candidate(&mut self) -> u32 {
+        self.next_candidate += 1;
+        self.next_candidate - 1
     }
 
     /// The number of the newest candidate.

@@ -167,3 +167,63 @@ def test_hyperparameters_that_change_between_recordings() -> None:
 
     _, stats = surveys(script)
     assert ORACLE_ONLY or stats.replays >= CALLS
+
+
+class Plain:
+    scale = 2.0
+
+    def __init__(self) -> None:
+        self.inner = Settings()
+
+
+def by_reference() -> tuple[Callable[[], float], Callable[[], object]]:
+    held = [Plain()]
+    reference = weakref.ref(held[0])
+    return lambda: 2.0 if reference() is not None else 3.0, held.clear
+
+
+def by_value() -> tuple[Callable[[], float], Callable[[], object]]:
+    held = {"a": Plain(), "b": Plain()}
+    values = weakref.WeakValueDictionary(held)
+    return lambda: float(len(values)), lambda: held.pop("a")
+
+
+def by_set() -> tuple[Callable[[], float], Callable[[], object]]:
+    held = [Plain(), Plain()]
+    values = weakref.WeakSet(held)
+    return lambda: sum(each.inner.scale for each in values), held.pop
+
+
+def by_module() -> tuple[Callable[[], float], Callable[[], object]]:
+    held = [nn.Linear(2, 2)]
+    reference = weakref.ref(held[0])
+    return lambda: 2.0 if reference() is not None else 3.0, held.clear
+
+
+def by_finalizer() -> tuple[Callable[[], float], Callable[[], object]]:
+    """What goes counts."""
+    held, gone = [Plain()], [1.0]
+    weakref.finalize(held[0], gone.append, 2.0)
+    reference = weakref.ref(held[0])
+    return lambda: sum(gone) * (1.0 if reference() is None else 2.0), held.clear
+
+
+@pytest.mark.parametrize("build", [by_reference, by_value, by_set, by_module, by_finalizer])
+@pytest.mark.parametrize("at", range(1, 4))
+@pytest.mark.parametrize("called", [False, True])
+def test_what_waits_holds_nothing_that_may_go(build: Any, at: int, called: bool, monkeypatch: Any) -> None:
+    """``called``: code is followed as it runs, where much is in reach."""
+    if called and not ORACLE_ONLY:
+        monkeypatch.setattr("rote._policy.MOST_FUNCTIONS", 0)
+
+    def script(capture: Capture) -> Calls:
+        read, change = build()
+        step = capture(lambda x: x * read())
+        for call in range(CALLS):
+            if call == at:
+                change()
+                gc.collect()
+            yield step(x_of(call))
+        return {}
+
+    check_right(script)

@@ -162,9 +162,14 @@ def returned(value: Any, depth: int = 0) -> Any:
 def _make(
     tape: Tape, kind: int, plain: float, a: int = 0, b: int = 0, path: str = "", of_tensor: bool = False
 ) -> TracedFloat:
+    return _made(tape, _index(tape, kind, float(plain), a, b, path), plain, of_tensor)
+
+
+def _index(tape: Tape, kind: int, value: float, a: int = 0, b: int = 0, path: str = "") -> int:
+    """The number of a float that is followed from now on."""
     index = c_uint32()
-    check(lib.rote_record_float(tape.session, kind, a, b, float(plain), c_text(path), byref(index)))
-    return _made(tape, index.value, plain, of_tensor)
+    check(lib.rote_record_float(tape.session, kind, a, b, value, c_text(path) if path else b"", byref(index)))
+    return index.value
 
 
 def _made(tape: Tape, index: int, plain: float, of_tensor: bool) -> TracedFloat:
@@ -217,14 +222,14 @@ def check_not_zero(traced: TracedFloat) -> None:
     """A replay begins only if a float is not 0."""
     tape = traced._tape
     if tape.session is not None:
-        zero = _make(tape, FLOAT_CONST, 0.0)._index
+        zero = _index(tape, FLOAT_CONST, 0.0)
         check(lib.rote_record_compared(tape.session, COMPARE_EQUAL, traced._index, zero, False))
 
 
 def _operand(tape: Tape, value: Any) -> int | None:
     if isinstance(value, TracedFloat):
         return value._index if value._tape is tape else None
-    return _make(tape, FLOAT_CONST, float(value))._index
+    return _index(tape, FLOAT_CONST, float(value))
 
 
 def _derive(self: TracedFloat, kind: int, value: Any, a: Any, b: Any, by: types.FrameType) -> Any:

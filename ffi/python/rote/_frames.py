@@ -102,18 +102,24 @@ def handler_since(end: types.CodeType, handlers: Handlers) -> str | None:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not end:
         code = frame.f_code
-        handles = (
-            code.co_name in _CALLED_BY_C
-            or address(code) in handlers.called_by_c
-            or any(
-                start <= frame.f_lasti < stop and (catches or handlers.lenient)
-                for start, stop, catches in _regions(code)
-            )
-        )
-        if handles and not code.co_filename.startswith((TORCH, _ROTE)) and not _resumes_generator(frame):
+        if not _is_of_torch(code) and _handles(frame, handlers) and not _resumes_generator(frame):
             return f"{code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+@by_identity
+def _is_of_torch(code: types.CodeType) -> bool:
+    """Whether code is PyTorch's or Rote's."""
+    return code.co_filename.startswith((TORCH, _ROTE))
+
+
+def _handles(frame: types.FrameType, handlers: Handlers) -> bool:
+    code = frame.f_code
+    if code.co_name in _CALLED_BY_C or address(code) in handlers.called_by_c:
+        return True
+    at = frame.f_lasti
+    return any(start <= at < stop and (catches or handlers.lenient) for start, stop, catches in _regions(code))
 
 
 def _resumes_generator(frame: types.FrameType) -> bool:

@@ -43,7 +43,8 @@ class Meshes:
 
     def _asked(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def ask(mesh: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._in_step() or not _are_plain((*args, *kwargs.values())):
+            has_data = (args or kwargs) and not _are_plain((*args, *kwargs.values()))
+            if has_data or not self._in_step():
                 return original(mesh, *args, **kwargs)
             with self._unseen():
                 return original(mesh, *args, **kwargs)

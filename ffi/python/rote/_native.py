@@ -71,6 +71,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_facts": (c_int, [c_void_p, c_uint32, *[c_void_p] * 4, c_char_p, c_char_p]),
     "rote_record_guard": (c_int, [c_void_p, c_uint32, c_char_p, c_char_p]),
     "rote_record_generator": (c_int, [c_void_p, c_uint32, c_int]),
+    "rote_record_survey": (c_int, [c_void_p, POINTER(c_uint32)]),
     "rote_record_resume": (c_int, [c_void_p, c_uint32, POINTER(c_int)]),
     "rote_record_ready": (c_int, [c_void_p]),
     "rote_record_is_first": (c_int, [c_void_p, POINTER(c_int)]),

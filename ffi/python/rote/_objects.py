@@ -536,7 +536,7 @@ class Objects(Walk):
             return
         own = _look.own(found)
         kind = type(found)
-        if issubclass(kind, (torch.Tensor, nn.Module, type, types.ModuleType, *FUNCTIONS)) or own is None:
+        if issubclass(kind, (type, types.ModuleType, *FUNCTIONS)) or own is None:
             self.value(f"{path}()", found, depth + 1)
             return
         self.visit(found)

@@ -161,6 +161,7 @@ class Reach(Objects):
                     self._hooks(f"torch.{name}", hooks, 1)
         self._follow()
         self._follow_unfound()
+        firmly = len(self._hold)
         while self._weak:  # what is held strongly too has been seen by now
             for path, value, depth in self._weak:
                 try:
@@ -169,6 +170,7 @@ class Reach(Objects):
                     self._is_unseen(path, problem)
             self._weak.clear()
             self._follow()
+        self.held_weakly = self._hold[firmly:]
         self._classes.finish()
         if self._reads_environment:
             self._environment()

@@ -130,12 +130,12 @@ def unseen_item(tensor: torch.Tensor) -> Any:
 
 def within_kernel() -> bool:
     """Whether the caller is a kernel in Python of an op that is recorded: what it does, a replay does too."""
-    return torch._C._dispatch_tls_local_exclude_set().has(_OBSERVED_KEY)
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(_OBSERVED_KEY)
 
 
 def in_step() -> bool:
     """Whether the caller is the step that is recorded, and neither another thread nor a kernel."""
-    return torch._C._dispatch_tls_local_include_set().has(_OBSERVED_KEY) and not within_kernel()
+    return torch._C._dispatch_tls_is_dispatch_key_included(_OBSERVED_KEY) and not within_kernel()
 
 
 # References to a collective's result once its thread has let go of it: four, or five where the

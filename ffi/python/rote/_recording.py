@@ -13,7 +13,7 @@ import sys
 import types
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Set
-from ctypes import byref, c_int, c_int64
+from ctypes import byref, c_int, c_int64, c_uint32
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -294,10 +294,10 @@ class Recording:
 
     def _resume(self) -> bool:
         """Whether all that the recording before has guarded still holds, and nothing has to be guarded again."""
-        if self._survey.candidate is None:
+        if self._survey.number is None:
             return False
         resumed = c_int()
-        check(lib.rote_record_resume(self._session, self._survey.candidate, byref(resumed)))
+        check(lib.rote_record_resume(self._session, self._survey.number, byref(resumed)))
         if not resumed.value:
             self._survey.forget()
             self._survey = _survey.Survey(self._step)
@@ -777,16 +777,18 @@ class Recording:
 
     def waits(self, outcome: dict[str, Any]) -> _survey.Survey | None:
         """What the next recording takes over if this one waits for it."""
-        self._survey.candidate = outcome.get("candidate")
-        if self._survey.candidate is None:
-            return None
-        self._survey.wait()
-        return self._survey
+        return self._survey.wait(outcome.get("candidate"))
+
+    def as_survey(self) -> _survey.Survey | None:
+        """Ends the recording of a step that has run already; what the next one takes over."""
+        number = c_uint32()
+        check(lib.rote_record_survey(self._session, byref(number)))
+        return self._survey.wait(None if number.value == NO_INDEX else number.value)
 
     def forget(self) -> None:
         """Lets go of what was seen: nothing but weak references may hold it, and cycles here are collected late."""
         self._watch.forget()
-        if self._survey.candidate is None:
+        if self._survey.number is None:
             self._survey.forget()
         self.unread.forget()
         self.schedulers.forget()

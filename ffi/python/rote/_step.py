@@ -25,12 +25,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from . import _bridge, _difference, _ranks, _results, _state, _unread, _verify
+from . import _bridge, _difference, _ranks, _results, _state, _survey, _unread, _verify
 from ._calls import Calls, Codes
 from ._native import c_text, check, drop_object, error, lib, object_in, take_object
 from ._numbers import EAGER, REPLAYED
 from ._recording import Recording, flatten
-from ._survey import Survey
 from ._walk import TooMuchError
 
 # Replays of a plan before the one that runs as all later ones do: one without an
@@ -163,7 +162,8 @@ class Step:
         self._failures = 0  # in a row, of Rote's own
         self.ran: Codes | None = None  # the code that calls ran, where there is too much in reach to follow all
         self._others = 0  # recordings in a row in which other code ran
-        self._survey: Survey | None = None  # what the last recording has found, if it waits for another one
+        self._sees_first = True  # no call has been handled yet
+        self._survey: _survey.Survey | None = None  # what the last recording has found, if it waits for another one
         self._off = False  # for good: every call runs eagerly
         self.kept_tensors = False  # the last recording left tensors that outlived it
         self.read_schedulers: list[Any] = []  # whose numbers the step has read
@@ -398,6 +398,10 @@ class Step:
         session = self.session
         recording: Recording | None = None
         trusted: _Trusted | None = None
+        if self._sees_first:
+            self._sees_first = False
+            if self.ran is None and _survey.much_code(self.state.modules):
+                return self._seen(args, kwargs)
         try:
             check(lib.rote_record_begin(session))
             self._look_for_state()
@@ -408,7 +412,7 @@ class Step:
                 trusted = self._trusted(recording)
         except TooMuchError:
             self._abort(recording)
-            return self._seen(args, kwargs)
+            return self._seen(args, kwargs, must=True)
         except _Untrusted as problem:
             self._abort(recording)
             self._trust = False
@@ -451,14 +455,35 @@ class Step:
             self._refused(outcome["reason"])
         return result
 
-    def _seen(self, args: Any, kwargs: Any) -> Any:
-        """Runs a call eagerly and notes which code runs."""
+    def _seen(self, args: Any, kwargs: Any, must: bool = False) -> Any:
+        """Runs a call eagerly and notes which code runs, then looks at what that has in reach. ``must``: no other way
+        is left to follow the step."""
         calls = Calls()
         try:
             with calls:
-                return self._run(args, kwargs)
+                result = self._run(args, kwargs)
         finally:
-            self._note(calls)
+            if must or calls.codes is not None:
+                self._note(calls)
+        if self.ran is not None:
+            self._look_around(args, kwargs)
+        return result
+
+    def _look_around(self, args: Any, kwargs: Any) -> None:
+        """Looks at what is in reach after a call, for the recording of the next one."""
+        recording: Recording | None = None
+        try:
+            check(lib.rote_record_begin(self.session))
+            self._look_for_state()
+            recording = Recording(self, args, kwargs)
+            recording.prepare()
+            self._survey = recording.as_survey()
+            recording.close()
+            recording.forget()
+        except BaseException as problem:  # the next call meets it again, and says so
+            self._abort(recording)
+            if not isinstance(problem, Exception):
+                raise
 
     @property
     def knows_code(self) -> bool:

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import sys
+import sysconfig
 from collections.abc import Callable, Iterable
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from . import _facts, _reach, _uses
+from . import _facts, _look, _reach, _uses
+from ._frames import TORCH
 from ._native import check, lib, take_object
 from ._numbers import ARGUMENT
 
 if TYPE_CHECKING:
     from ._step import Step
 
+_PACKAGES = tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib"))
 _Named = list[tuple[str, Any]]
+
+
+def much_code(modules: list[tuple[str, nn.Module]]) -> bool:
+    """Whether modules are of an installed package other than PyTorch: then there is most often too much code in reach
+    to follow it before a call has shown which of it runs."""
+    kinds = {type(inner) for _, module in modules for inner in module.modules()}
+    return any(_is_of_package(kind) for kind in kinds)
+
+
+def _is_of_package(kind: type) -> bool:
+    file = getattr(sys.modules.get(_look.module_of(kind)), "__file__", None)
+    return isinstance(file, str) and file.startswith(_PACKAGES) and not file.startswith(TORCH)
 
 
 class Survey:
@@ -23,8 +40,8 @@ class Survey:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self.candidate: int | None = None
-        """The number of the recording, once it waits for another one."""
+        self.number: int | None = None
+        """The library's, once it waits for a recording."""
         self.facts: list[_facts.Fact] = []
         self.groups: set[str] = set()
         """Process groups that are guarded."""
@@ -91,10 +108,15 @@ class Survey:
                 "apply rote.capture to a model without the wrapper that registers the hook",
             )
 
-    def wait(self) -> None:
-        """Waits for the next recording: keeps what a plan would hold too, and not the tensors of the call."""
+    def wait(self, number: int | None) -> Survey | None:
+        """Waits for the next recording: keeps what a plan would hold too, and not the tensors of the call. ``number``:
+        the library's; none where the next recording has to look for itself."""
+        self.number = number
+        if number is None:
+            return None
         self.walk.let_go(leaf for _, leaf in self._leaves if isinstance(leaf, torch.Tensor))
         self._leaves = []
+        return self
 
     def forget(self) -> None:
         """Lets go of everything."""

@@ -48,6 +48,7 @@ class Walk(abc.ABC):
         self.seen: set[int] = set()
         self._once: set[Any] = set()
         self._hold: list[Any] = []
+        self.held_weakly: list[Any] = []  # of these, what only weak references lead to
         self._later: collections.deque[Callable[[], None]] = collections.deque()
         self._first: dict[int, tuple[str, Any]] = {}  # where objects were found first
         self._reads_environment = False
@@ -154,15 +155,18 @@ class Walk(abc.ABC):
         self._hold.append(value)
 
     def let_go(self, values: Iterable[Any]) -> None:
-        """Lets go of some objects once all is described."""
-        gone = set(map(id, values))
+        """Lets go, once all is described, of some objects, and of those that nothing but weak references leads to."""
+        given = set(map(id, values))
+        gone = given.union(map(id, self.held_weakly))
         self._hold = [value for value in self._hold if id(value) not in gone]
-        self.seen -= gone
+        self.seen -= given
+        self.held_weakly = []
         self._first.clear()
 
     def forget(self) -> None:
         """Lets go of everything."""
         self._hold.clear()
+        self.held_weakly = []
         self._first.clear()
         self.facts = []
 
