@@ -803,33 +803,6 @@ int rote_record_generator(struct RoteSession *session,
                           uint32_t device_kind,
                           int32_t device_index);
 
-// Ends a recording whose step has run unseen, after `rote_record_ready`: what was named and guarded is kept for the next
-// recording. `*number` is its number, for `rote_record_resume`, or `UINT32_MAX` where the step is refused.
-//
-// Requires:
-// `session` must be this library's.
-int rote_record_survey(struct RoteSession *session,
-                       uint32_t *number);
-
-// Records under the guards of a candidate, which `rote_record_finish` has numbered, or of a survey, which
-// `rote_record_survey` has numbered, if all of them hold for the call.
-// `*resumed` says whether that is so. Then the caller gives leaves, names and specs, but no facts and guards that the
-// other recording was given.
-//
-// Requires:
-// `session` must be this library's.
-int rote_record_resume(struct RoteSession *session,
-                       uint32_t number,
-                       int *resumed);
-
-// Whether nothing can confirm the recording that is about to run, but a later one: no candidate, no variant and no
-// stored plan. To be called after `rote_record_ready`.
-//
-// Requires:
-// `session` must be this library's.
-int rote_record_is_first(struct RoteSession *session,
-                         int *first);
-
 // Says that all names and facts are known and the step is about to run.
 //
 // Requires:

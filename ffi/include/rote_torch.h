@@ -259,6 +259,33 @@ int rote_record_reach(RoteSession *session,
                       const char *place,
                       uint64_t storage);
 
+// Ends a recording whose step has run unseen, after `rote_record_ready`: what was named and guarded is kept for the next
+// recording. `*number` is its number, for `rote_record_resume`, or `ROTE_NO_INDEX` where the step is refused.
+//
+// Requires:
+// `session` must be this library's.
+int rote_record_survey(RoteSession *session,
+                       uint32_t *number);
+
+// Records under the guards of a candidate, which `rote_record_finish` has numbered, or of a survey, which
+// `rote_record_survey` has numbered, if all of them hold for the call.
+// `*resumed` says whether that is so. Then the caller gives leaves, names and specs, but no facts and guards that the
+// other recording was given.
+//
+// Requires:
+// `session` must be this library's.
+int rote_record_resume(RoteSession *session,
+                       uint32_t number,
+                       int *resumed);
+
+// Whether nothing can confirm the recording that is about to run, but a later one: no candidate, no variant and no
+// stored plan. To be called after `rote_record_ready`.
+//
+// Requires:
+// `session` must be this library's.
+int rote_record_is_first(RoteSession *session,
+                         int *first);
+
 // Adds facts that are checked at every call. `reads[i]` is the number of a kind of fact (`FactKind` in
 // backends/aten/src/fact.rs). It says which part of `containers[i]` is read. `keys[i]` is null for kinds without a
 // key. `kinds[i]` is a kind of guard (`ROTE_GUARD_HOST`, ...). If `hyperparameters[i]` is not 0, the value may become a

@@ -143,66 +143,6 @@ pub unsafe extern "C" fn rote_record_generator(
     })
 }
 
-/// Ends a recording whose step has run unseen, after `rote_record_ready`: what was named and guarded is kept for the next
-/// recording. `*number` is its number, for `rote_record_resume`, or `UINT32_MAX` where the step is refused.
-///
-/// # Safety
-/// `session` must be this library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_survey(session: *mut RoteSession, number: *mut u32) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for the place.
-        let number = unsafe { out(number, "number")? };
-        with_session!(session, |session| {
-            number.set(session.survey()?.unwrap_or(u32::MAX));
-        });
-        Ok(ROTE_OK)
-    })
-}
-
-/// Records under the guards of a candidate, which `rote_record_finish` has numbered, or of a survey, which
-/// `rote_record_survey` has numbered, if all of them hold for the call.
-/// `*resumed` says whether that is so. Then the caller gives leaves, names and specs, but no facts and guards that the
-/// other recording was given.
-///
-/// # Safety
-/// `session` must be this library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_resume(
-    session: *mut RoteSession,
-    number: u32,
-    resumed: *mut c_int,
-) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for the place.
-        let resumed = unsafe { out(resumed, "resumed")? };
-        with_session!(session, |session| {
-            resumed.set(c_int::from(session.resume(number)?));
-        });
-        Ok(ROTE_OK)
-    })
-}
-
-/// Whether nothing can confirm the recording that is about to run, but a later one: no candidate, no variant and no
-/// stored plan. To be called after `rote_record_ready`.
-///
-/// # Safety
-/// `session` must be this library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_is_first(
-    session: *mut RoteSession,
-    first: *mut c_int,
-) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for the place.
-        let first = unsafe { out(first, "first")? };
-        with_session!(session, |session| {
-            first.set(c_int::from(session.is_first()));
-        });
-        Ok(ROTE_OK)
-    })
-}
-
 /// Says that all names and facts are known and the step is about to run.
 ///
 /// # Safety

@@ -122,6 +122,65 @@ pub unsafe extern "C" fn rote_record_reach(
     }
 }
 
+/// Ends a recording whose step has run unseen, after `rote_record_ready`: what was named and guarded is kept for the next
+/// recording. `*number` is its number, for `rote_record_resume`, or `ROTE_NO_INDEX` where the step is refused.
+///
+/// # Safety
+/// `session` must be this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_survey(session: *mut RoteSession, number: *mut u32) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the place.
+        let number = unsafe { out(number, "number")? };
+        // SAFETY: the caller vouches for the session.
+        let session = unsafe { torch(session)? };
+        number.set(session.survey()?.unwrap_or(ROTE_NO_INDEX));
+        Ok(ROTE_OK)
+    })
+}
+
+/// Records under the guards of a candidate, which `rote_record_finish` has numbered, or of a survey, which
+/// `rote_record_survey` has numbered, if all of them hold for the call.
+/// `*resumed` says whether that is so. Then the caller gives leaves, names and specs, but no facts and guards that the
+/// other recording was given.
+///
+/// # Safety
+/// `session` must be this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_resume(
+    session: *mut RoteSession,
+    number: u32,
+    resumed: *mut c_int,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the place.
+        let resumed = unsafe { out(resumed, "resumed")? };
+        // SAFETY: the caller vouches for the session.
+        let session = unsafe { torch(session)? };
+        resumed.set(c_int::from(session.resume(number)?));
+        Ok(ROTE_OK)
+    })
+}
+
+/// Whether nothing can confirm the recording that is about to run, but a later one: no candidate, no variant and no
+/// stored plan. To be called after `rote_record_ready`.
+///
+/// # Safety
+/// `session` must be this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_is_first(
+    session: *mut RoteSession,
+    first: *mut c_int,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the place.
+        let first = unsafe { out(first, "first")? };
+        // SAFETY: the caller vouches for the session.
+        first.set(c_int::from(unsafe { torch(session)? }.is_first()));
+        Ok(ROTE_OK)
+    })
+}
+
 /// Adds facts that are checked at every call. `reads[i]` is the number of a kind of fact (`FactKind` in
 /// backends/aten/src/fact.rs). It says which part of `containers[i]` is read. `keys[i]` is null for kinds without a
 /// key. `kinds[i]` is a kind of guard (`ROTE_GUARD_HOST`, ...). If `hyperparameters[i]` is not 0, the value may become a

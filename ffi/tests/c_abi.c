@@ -87,6 +87,9 @@ static void nulls(void) {
     CHECK(rote_session_notice(NULL) == NULL);
 
     FAILS(rote_record_begin(NULL), no_session);
+    FAILS(rote_record_resume(NULL, 0, &bound), no_session);
+    FAILS(rote_record_survey(NULL, &index), no_session);
+    FAILS(rote_record_is_first(NULL, &bound), no_session);
     FAILS(rote_record_leaf(NULL, NULL, NULL), no_session);
     FAILS(rote_record_spec(NULL, NULL, NULL), no_session);
     FAILS(rote_record_tensor(NULL, 0, NULL, NULL, NULL, ROTE_NO_INDEX, ROTE_NO_INDEX), no_session);
@@ -118,6 +121,7 @@ static void nulls(void) {
 // number that stands for nothing.
 static void nulls_in_a_session(const char *bridge, const char *store) {
     uint32_t index = 0;
+    int bound = 0;
     void *results = NULL;
     int object = 0;
 
@@ -135,6 +139,8 @@ static void nulls_in_a_session(const char *bridge, const char *store) {
     FAILS(rote_session_replay_last(session, &index, NULL), "`results` is null");
     GIVES_NULL(rote_session_variant(session, 7), "no such variant");
     FAILS(rote_record_leaf(session, "x", NULL), "no recording is in progress");
+    FAILS(rote_record_resume(session, 0, &bound), "no recording");
+    FAILS(rote_record_survey(session, &index), "no recording");
 
     CHECK(rote_record_begin(session) == ROTE_OK);
     const char *spec = "cpu|2|tp|0,1|S(0)|8,4|4,1";

@@ -22,7 +22,7 @@ use crate::variant::{Confirmed, Variant};
 /// What a recording may be like.
 enum Known<F: Frontend> {
     /// The candidate whose guards it has taken over.
-    Resumed(Candidate<F>),
+    Resumed(Box<Candidate<F>>),
     /// Variants and candidates by their places. `first`: there are none, and no stored plans.
     Alike {
         variants: Vec<usize>,
@@ -335,7 +335,7 @@ impl<F: Frontend> Session<F> {
         let (call, asked) = (recording.call.clone(), recording.last_op().asks());
         // The step has run: whatever goes wrong from here on is no error of its.
         let known = match resumed {
-            Some(candidate) => Known::Resumed(candidate),
+            Some(candidate) => Known::Resumed(Box::new(candidate)),
             None => Known::Alike {
                 variants,
                 candidates,
@@ -429,11 +429,11 @@ impl<F: Frontend> Session<F> {
                 first,
             } => (variants, candidates, first),
             Known::Resumed(candidate) if candidate.recording.decides_as(&recording) => {
-                return self.confirm(candidate, &key, recording, parts);
+                return self.confirm(*candidate, &key, recording, parts);
             }
             Known::Resumed(mut candidate) => {
                 candidate.parts.facts = parts.facts; // the next call's may be another recording of its branch
-                self.candidates.push(candidate);
+                self.candidates.push(*candidate);
                 let why = "the step went another way than in the recording whose guards hold";
                 return Ok(Outcome::Dropped(why.to_owned()));
             }
