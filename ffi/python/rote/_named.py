@@ -53,7 +53,8 @@ class Named:
         self._noted: dict[int, Names] = {}  # by their addresses
         self._asserting: list[tuple[types.FunctionType, int]] = []
         self._borrowed: set[int] = set()
-        self._uncalled: list[tuple[types.FunctionType, int]] = []  # functions that the step has not called
+        # Functions that the step has not called, how many hops away, and the attributes that lead to them.
+        self._uncalled: list[tuple[types.FunctionType, int, Attribute | None]] = []
         self.attributes: set[str] = set()  # that the code seen so far names
         self.said: set[str] = set()  # these and globals
         self.texts: set[str] = set()  # constants of this code
@@ -127,7 +128,7 @@ class Named:
             if own.keys() - {"__wrapped__"}:
                 walk.value(label, own, depth + 1)
             walk.add(FUNCTION, function, True, HOST, label, function)
-            self._uncalled.append((function, depth))
+            self._uncalled.append((function, depth, walk.origin))
             return
         self._closure(function, depth)  # even of a library's function, it may be the user's
         if own.keys() - {"__wrapped__"}:
@@ -154,9 +155,12 @@ class Named:
         if not self._uncalled or not asks(Asked.FUNCTIONS, self.said):
             return False
         uncalled, self._uncalled = self._uncalled, []
-        for function, depth in uncalled:
+        before = self._walk.origin
+        for function, depth, origin in uncalled:
+            self._walk.origin = origin
             self._closure(function, depth)
             self._defaults(function, depth)
+        self._walk.origin = before
         return True
 
     def _closure(self, function: types.FunctionType, depth: int) -> None:
