@@ -118,6 +118,7 @@ bench: setup
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --package rote-ffi --features faults -- -D warnings
 	cargo test --package rote-ffi
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

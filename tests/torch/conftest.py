@@ -1,4 +1,4 @@
-"""Tests marked `ranks(n)` run their whole body on n gloo processes at once.
+"""Tests marked `ranks(n)` run their whole body on n gloo processes at once; `faults=True`: with plans made wrong.
 
     pytest tests/torch                  everything
     pytest tests/torch -k dropout       some cases
@@ -21,7 +21,7 @@ LONGEST = ("random_programs", "propagation", "validation", "sharing_sweep", "sta
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ranks(world, timeout=120): run the body on every rank")
+    config.addinivalue_line("markers", "ranks(world, timeout=120, faults=False): run the body on every rank")
     config.stash[POOLS] = Pools()
 
 
