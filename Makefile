@@ -43,6 +43,8 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # hold besides, with any passes.
 KEPT := tests/torch/test_equality.py tests/torch/test_aliasing.py
 HELD := tests/torch/test_guards.py tests/torch/test_refusals.py tests/torch/test_soundness.py
+# The same of every place where a step may keep a value.
+PLACES := tests/torch/test_state_sweep.py::test_each_place_holder_read_and_sort_of_values_once
 # Sweeps of which `make test` runs a part.
 SWEPT := $(addprefix tests/torch/test_,$(addsuffix .py, \
 	arguments \
@@ -80,7 +82,7 @@ test: setup
 test-passes: setup
 	for passes in none all $$($(TARGET)/release/rote passes --names); do \
 	  echo "ROTE_PASSES=$$passes"; \
-	  ROTE_PASSES=$$passes $(PYTEST) -q $(KEPT) $(HELD) || exit 1; \
+	  ROTE_PASSES=$$passes $(PYTEST) -q $(KEPT) $(HELD) $(PLACES) || exit 1; \
 	done
 
 test-all: test test-passes test-wild
@@ -103,7 +105,7 @@ target/wild/.stamp: requirements-wild.txt requirements-wild-alone.txt requiremen
 
 # Each version in a virtual environment of its own, below target/versions.
 test-versions: setup
-	ROTE_PASSES=default scripts/test_versions.sh $(PYTHON) $(KEPT) $(HELD) tests/torch/test_plans.py tests/torch/test_modes_inside.py
+	ROTE_PASSES=default scripts/test_versions.sh $(PYTHON) $(KEPT) $(HELD) $(PLACES) tests/torch/test_plans.py tests/torch/test_modes_inside.py
 
 bench: setup
 	$(BIN)/python benches/overhead.py --out target/bench $(BENCH)

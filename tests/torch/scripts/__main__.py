@@ -10,7 +10,8 @@ from checker import Report, parser, plainest
 from rote import _policy
 
 from scripts.corpus import CORPUS, STORED
-from scripts.generate import Script, from_name, generate
+from scripts.generate import Script, each, from_name, generate
+from scripts.places import REFUSED, REFUSED_AS_CALLED, UNSEEN_AS_CALLED
 from scripts.shrink import plainer
 from scripts.twins import Outcome, check
 
@@ -18,6 +19,7 @@ from scripts.twins import Outcome, check
 def main() -> int:
     known = parser(__doc__, "scripts")
     known.add_argument("--name", action="append", default=[], help="check the script of this name; may be repeated")
+    known.add_argument("--each", action="store_true", help="check each place, holder, read and sort of values once")
     known.add_argument("--corpus", action="store_true", help="check those that were wrong once")
     known.add_argument("--stored", action="store_true", help="change before a stored plan is trusted")
     known.add_argument("--called", action="store_true", help="follow code that runs only, as where much is in reach")
@@ -27,7 +29,10 @@ def main() -> int:
         _policy.MOST_FUNCTIONS = 0
     names = (STORED if options.stored else CORPUS) if options.corpus else options.name
     seeds = range(options.seed, options.seed + options.scripts, options.every)
-    scripts = [(None, from_name(name)) for name in names] if names else [(seed, generate(seed)) for seed in seeds]
+    left_out = UNSEEN_AS_CALLED.values() if options.called else ()
+    given = [from_name(name) for name in names]
+    given += [script for script in each() if script.name not in left_out] if options.each else []
+    scripts = [(None, script) for script in given] or [(seed, generate(seed)) for seed in seeds]
     if options.source:
         for _, script in scripts:
             print(script.source(main=True))
@@ -47,10 +52,18 @@ def main() -> int:
             if not options.whole:
                 script, outcome = plainest(script, outcome, plainer, partial(_wrong, stored=options.stored))
             report.failed(f"seed {seed}, {script.name}: {outcome.wrong}\n{script.source(main=True)}")
+        elif options.each and not outcome.raised and kind != expected(script, options.called):
+            report.failed(f"{script.name} is {kind}: {outcome.refusal}")
         elif outcome.refusal:
             report.refused(outcome.refusal)
         report.progress(number + 1, len(scripts))
     return report.end(options.json)
+
+
+def expected(script: Script, called: bool) -> str:
+    """What becomes of a script of `--each` that does not raise."""
+    refused = script.place in (REFUSED_AS_CALLED if called else REFUSED) or script.read == "exec"
+    return "refused" if refused else "replayed before and after"
 
 
 def _wrong(script: Script, stored: bool) -> Outcome | None:
