@@ -50,7 +50,7 @@ def no_group() -> Iterator[None]:
     assert not torch.distributed.is_initialized(), "this file leaves a default process group"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def pools(request: pytest.FixtureRequest) -> Iterator[Pools]:
     """For tests that direct several pools, or the same one across restarts."""
     yield request.config.stash[POOLS]
