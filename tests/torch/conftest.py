@@ -17,7 +17,16 @@ from ranks import CaseFailed, CaseSkipped, Pools
 
 POOLS = pytest.StashKey[Pools]()
 #: Files that take minutes, the longest first. They begin first, so that none is left alone at the end.
-LONGEST = ("random_programs", "propagation", "validation", "sharing_sweep", "state_sweep", "op_sweep", "equality")
+LONGEST = (
+    "random_programs",
+    "equality",
+    "validation",
+    "state_sweep",
+    "divergence",
+    "op_sweep",
+    "numbers",
+    "sharing_sweep",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,11 +22,20 @@ REFUSED = {
     *("text_executed", "eval_attribute", "eval_renamed", "function_of_code"),
 }
 
-# The same where only the code that runs is followed; and what is not seen there, though it should be.
+# The same where only the code that runs is followed.
 REFUSED_AS_CALLED = {*REFUSED, "custom_op"}
-UNSEEN_AS_CALLED = {
-    "the globals of a function that does not run": "globals_of_a_function/cell/direct/set/number/after/plain",
-    "the same by a getter": "getter_of_a_functions_globals/cell/direct/set/number/after/plain",
+
+# What is not seen where only the code that runs is followed, or before a stored plan is trusted, though it should be.
+UNSEEN = {
+    "--called": {
+        "the globals of a function that does not run": "globals_of_a_function/cell/direct/set/number/after/plain",
+        "the same by a getter": "getter_of_a_functions_globals/cell/direct/set/number/after/plain",
+    },
+    "--stored": {
+        "a name that the class of tensors gets": "all_tensors/cell/direct/set/number/after/plain",
+        "a private name that a class of PyTorch gets": "torch_class_private/cell/direct/set/number/after/plain",
+        "the class of a gradient": "gradient_class/cell/direct/set/number/after/plain",
+    },
 }
 
 # What docs/guards.md says is out of sight, as names of scripts in which nobody sees it.
