@@ -38,10 +38,13 @@ export OMP_NUM_THREADS ?= 1
 # Files of tests side by side, the longest first (conftest.py); a file's tests share processes.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# What eager and a replay leave must be equal, bit for bit; and what must hold
-# besides, with any passes.
+# What eager and a replay leave must be equal, bit for bit, with the passes of
+# ROTE_PASSES, or else without passes, with the usual and with all; and what must
+# hold besides, with any passes.
 KEPT := tests/torch/test_equality.py tests/torch/test_aliasing.py
 HELD := tests/torch/test_guards.py tests/torch/test_refusals.py tests/torch/test_soundness.py
+# The same of every place where a step may keep a value.
+PLACES := tests/torch/test_state_sweep.py::test_each_place_holder_read_and_sort_of_values_once
 # Sweeps of which `make test` runs a part.
 SWEPT := $(addprefix tests/torch/test_,$(addsuffix .py, \
 	arguments \
@@ -68,21 +71,18 @@ demo: setup
 # What to run before each commit: lints, types, Rust, what replays keep, what is guarded and refused.
 check: lint
 	cargo test --workspace --exclude rote-ffi
-	$(PYTEST) -q $(KEPT) $(HELD)
+	ROTE_PASSES=default $(PYTEST) -q $(KEPT) $(HELD)
 
 test: setup
 	cargo test --workspace
 	$(PYTEST) tests/torch
-	for passes in none all; do \
-	  ROTE_PASSES=$$passes $(PYTEST) -q $(KEPT) || exit 1; \
-	done
 
 # Every pass that keeps bits by itself, over all that holds whatever the passes
 # are: about an hour.
 test-passes: setup
 	for passes in none all $$($(TARGET)/release/rote passes --names); do \
 	  echo "ROTE_PASSES=$$passes"; \
-	  ROTE_PASSES=$$passes $(PYTEST) -q $(KEPT) $(HELD) || exit 1; \
+	  ROTE_PASSES=$$passes $(PYTEST) -q $(KEPT) $(HELD) $(PLACES) || exit 1; \
 	done
 
 test-all: test test-passes test-wild
@@ -105,7 +105,7 @@ target/wild/.stamp: requirements-wild.txt requirements-wild-alone.txt requiremen
 
 # Each version in a virtual environment of its own, below target/versions.
 test-versions: setup
-	scripts/test_versions.sh $(PYTHON) $(KEPT) $(HELD) tests/torch/test_plans.py tests/torch/test_modes_inside.py
+	ROTE_PASSES=default scripts/test_versions.sh $(PYTHON) $(KEPT) $(HELD) $(PLACES) tests/torch/test_plans.py tests/torch/test_modes_inside.py
 
 bench: setup
 	$(BIN)/python benches/overhead.py --out target/bench $(BENCH)
@@ -118,6 +118,7 @@ bench: setup
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --package rote-ffi --features faults -- -D warnings
 	cargo test --package rote-ffi
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

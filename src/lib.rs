@@ -7,6 +7,7 @@
 //! | [`variant`] | a plan, bound, with the facts under which it may run |
 //! | `bound` | a plan through its passes, bound to the tensors of a variant |
 //! | [`facts`] | facts that guards check, and their names |
+//! | `faults` | what tests make wrong in a plan |
 //! | [`explain`] | the work that replays erase, as text for people |
 //! | [`optimized`] | the effect of passes on a plan, as text and JSON |
 //! | [`opinion`] | the second opinion on a plan, as text and JSON |
@@ -22,6 +23,8 @@
 mod bound;
 pub mod explain;
 pub mod facts;
+#[cfg(feature = "faults")]
+pub mod faults;
 pub mod opinion;
 pub mod optimized;
 mod places;
@@ -60,9 +63,6 @@ pub enum SessionError {
     /// A variant that the session does not have.
     #[error("there is no such variant")]
     NoVariant,
-    /// An instruction that a plan does not have.
-    #[error("there is no such instruction")]
-    NoInstruction,
     /// A recording whose names and facts are not all known yet.
     #[error("the recording is not ready: its names and facts come first")]
     NotReady,

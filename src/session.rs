@@ -294,6 +294,12 @@ impl<F: Frontend> Session<F> {
         &self.stats
     }
 
+    /// The passes that run over a plan.
+    #[cfg(feature = "faults")]
+    pub(crate) fn passes(&self) -> Selection {
+        self.config.passes
+    }
+
     /// The variants that can be replayed.
     pub fn variants(&self) -> &[Variant<F>] {
         &self.variants

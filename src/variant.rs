@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use hashbrown::{HashMap, HashSet};
-use rote_passes::{Program, Report, Selection, optimize};
+use rote_passes::{Report, Selection, optimize};
 use rote_plans::binding::ArchivedScalar;
 use rote_plans::sequence::Members;
 use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, PlanStore, Sequence, StrId};
@@ -62,7 +62,6 @@ pub struct Variant<F: Frontend> {
     late: Option<Offer>,
     /// The tensors that the plan binds.
     named: Vec<Named<TensorOf<F>>>,
-    chosen_passes: Selection,
     /// Whether the last replay kept the recorded collectives, which passes had altered.
     kept: bool,
     /// Whether the last replay failed and has left nothing: the call can run eagerly.
@@ -112,7 +111,7 @@ impl<F: Frontend> Chosen<F> {
         recorded: &Plan,
         parts: &Parts<F>,
         terms: &Terms,
-    ) -> Result<(Self, Selection), SessionError> {
+    ) -> Result<Self, SessionError> {
         let passes = terms.passes;
         let mut fewer = [passes.keeping_collectives(), Selection::NONE].into_iter();
         let mut passes = match has_checks(recorded) {
@@ -132,7 +131,7 @@ impl<F: Frontend> Chosen<F> {
                     tracing::warn!(target: "rote::replay", "plan {key} is bound without {left}: {why}");
                     passes = other;
                 }
-                (bound, _) => return Ok((bound?, passes)),
+                (bound, _) => return bound,
             }
         }
     }
@@ -301,7 +300,7 @@ impl<F: Frontend> Variant<F> {
         } = confirmed;
         let recorded = file.to_plan();
         let places = Places::of::<F>(&recorded, &parts.named);
-        let (chosen, passes) = Chosen::bind_some(frontend, key, &recorded, &parts, terms)?;
+        let chosen = Chosen::bind_some(frontend, key, &recorded, &parts, terms)?;
         Ok(Variant {
             id,
             key: key.to_owned(),
@@ -325,7 +324,6 @@ impl<F: Frontend> Variant<F> {
             altered: chosen.altered,
             late: chosen.late,
             named: bound_ones(parts.named, file.plan()),
-            chosen_passes: passes,
             kept: false,
             file,
         })
@@ -424,15 +422,17 @@ impl<F: Frontend> Variant<F> {
     }
 
     /// Puts another plan in the place of the recorded one, and changes its program as
-    /// a pass would. For tests of what finds such faults.
-    pub fn spoil(
+    /// a pass would.
+    #[cfg(feature = "faults")]
+    pub(crate) fn spoil(
         &mut self,
         frontend: &F,
         plan: Plan,
-        change: &mut dyn FnMut(&mut Program),
+        passes: Selection,
+        change: &mut dyn FnMut(&mut rote_passes::Program),
     ) -> Result<(), SessionError> {
         self.file = PlanFile::from_plan(&plan)?;
-        let (mut program, _) = optimize(plan, self.chosen_passes, frontend.ops());
+        let (mut program, _) = optimize(plan, passes, frontend.ops());
         change(&mut program);
         self.chosen = BoundVariant::bind(frontend, program, &self.named, &self.facts)?;
         Ok(())

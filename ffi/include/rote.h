@@ -705,19 +705,6 @@ int rote_session_stop(struct RoteSession *session,
 const char *rote_session_program(struct RoteSession *session,
                                  uint32_t variant);
 
-// Plants a fault at an instruction of a variant's recorded plan. This tests the search for such faults.
-// `fault` is `number`, `swap`, `drop`, `offset`, `reduce`, `stale` or the name of another op. If `bound` is
-// not 0, the fault is planted in the program that passes have made of the plan. Returns 0, or 1 if the
-// instruction cannot have this fault.
-//
-// Requires:
-// `session` must be this library's, `fault` a C string.
-int rote_session_plant(struct RoteSession *session,
-                       uint32_t variant,
-                       uint32_t instr,
-                       int bound,
-                       const char *fault);
-
 // Removes a variant that has not been replayed yet. To be called if the caller cannot give back its results.
 //
 // Requires:

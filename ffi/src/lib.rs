@@ -17,10 +17,13 @@
 //! | [`framework`] | sessions of a framework of function pointers: no Python |
 //! | [`recorder`] | recording ops of any program, without Python |
 //! | `spec` | specs as text |
+//! | `faults` | plans made wrong, for tests |
 //! | [`plan`] | opening and describing plan files |
 //! | [`validate`] | the truth table of sharding rules |
 
 pub mod bridge;
+#[cfg(feature = "faults")]
+pub mod faults;
 pub mod framework;
 pub mod log;
 pub mod plan;

@@ -10,7 +10,6 @@ use std::thread::ThreadId;
 
 use rote::passes::Selection;
 use rote::plans::{ArchivedPlan, Fingerprint, NONE, describe};
-use rote::shown::Fault;
 use rote::{Config, Session, SessionError};
 use rote_aten::Aten;
 use rote_callbacks::{Callbacks, DlManagedTensor};
@@ -345,31 +344,6 @@ pub unsafe extern "C" fn rote_session_program(
             rote::shown::program(variant)
         });
         Ok(Some(program.to_string()))
-    })
-}
-
-/// Plants a fault at an instruction of a variant's recorded plan. This tests the search for such faults.
-/// `fault` is `number`, `swap`, `drop`, `offset`, `reduce`, `stale` or the name of another op. If `bound` is
-/// not 0, the fault is planted in the program that passes have made of the plan. Returns 0, or 1 if the
-/// instruction cannot have this fault.
-///
-/// # Safety
-/// `session` must be this library's, `fault` a C string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_session_plant(
-    session: *mut RoteSession,
-    variant: u32,
-    instr: u32,
-    bound: c_int,
-    fault: *const c_char,
-) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for the text.
-        let fault = Fault::parse(unsafe { text(fault)? });
-        let (instr, bound) = (instr as usize, bound != 0);
-        let done = with_session!(session, |session| fault
-            .plant(session, variant, instr, bound)?);
-        Ok(c_int::from(!done))
     })
 }
 

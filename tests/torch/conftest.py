@@ -1,4 +1,4 @@
-"""Tests marked `ranks(n)` run their whole body on n gloo processes at once.
+"""Tests marked `ranks(n)` run their whole body on n gloo processes at once; `faults=True`: with plans made wrong.
 
     pytest tests/torch                  everything
     pytest tests/torch -k dropout       some cases
@@ -17,11 +17,20 @@ from ranks import CaseFailed, CaseSkipped, Pools
 
 POOLS = pytest.StashKey[Pools]()
 #: Files that take minutes, the longest first. They begin first, so that none is left alone at the end.
-LONGEST = ("random_programs", "propagation", "validation", "sharing_sweep", "state_sweep", "op_sweep", "equality")
+LONGEST = (
+    "random_programs",
+    "equality",
+    "validation",
+    "state_sweep",
+    "divergence",
+    "op_sweep",
+    "numbers",
+    "sharing_sweep",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ranks(world, timeout=120): run the body on every rank")
+    config.addinivalue_line("markers", "ranks(world, timeout=120, faults=False): run the body on every rank")
     config.stash[POOLS] = Pools()
 
 
@@ -50,7 +59,7 @@ def no_group() -> Iterator[None]:
     assert not torch.distributed.is_initialized(), "this file leaves a default process group"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def pools(request: pytest.FixtureRequest) -> Iterator[Pools]:
     """For tests that direct several pools, or the same one across restarts."""
     yield request.config.stash[POOLS]

@@ -26,6 +26,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 ORACLE_ONLY = os.environ.get("ROTE_TEST_ORACLE_ONLY") == "1"
+#: Passes that keep every bit, for tests that hold whatever the passes are. `ROTE_PASSES` chooses others.
+PASSES = [os.environ["ROTE_PASSES"]] if "ROTE_PASSES" in os.environ else ["default", "none", "all"]
 REQUIREMENTS = Path(__file__).parents[2] / "requirements.txt"
 TESTED = next(line[7:] for line in REQUIREMENTS.read_text().splitlines() if line.startswith("torch=="))
 
@@ -92,11 +94,26 @@ def run_eager(script: Script) -> Run:
 
 def check_equal(script: Script, *, replays: int = 20, **options: Any) -> list[Any]:
     """The promise of a captured step: equal to eager, and really replayed."""
+    return check_replayed(run_eager(script), script, replays, options)
 
+
+def check_equal_with_each(script: Script, *, replays: int = 20) -> None:
+    """The same promise, whatever the passes are."""
+    expected = run_eager(script)
+    for passes in PASSES:
+        try:
+            check_replayed(expected, script, replays, {"passes": passes})
+        except Exception as error:
+            error.add_note(f"passes: {passes}")
+            raise
+
+
+def check_replayed(expected: Run, script: Script, replays: int, options: dict[str, Any]) -> list[Any]:
     def capture(fn: Callable[..., Any], *, state: Any = None, **more: Any) -> Any:
         return rote_capture(fn, state=state, **{"strict": True, **options, **more})
 
-    found = check_right(script, capture)
+    found = run(script, capture)
+    check_same(expected, found)
     assert len(found.outputs) >= replays
     for step in found.steps:
         if not ORACLE_ONLY:
@@ -108,11 +125,16 @@ def check_equal(script: Script, *, replays: int = 20, **options: Any) -> list[An
 def check_right(script: Script, capture: Capture = rote_capture) -> Run:
     """The promise of any captured step, replayed or not: equal to eager."""
     expected, found = run_eager(script), run(script, capture)
+    check_same(expected, found)
+    return found
+
+
+def check_same(expected: Run, found: Run) -> None:
+    """Fails where a run is not what eager is."""
     assert len(expected.outputs) == len(found.outputs)
     for call, (want, got) in enumerate(zip(expected.outputs, found.outputs, strict=True)):
         compare(want, got, f"call {call}: ")
     compare(expected.end, found.end, "at the end: ")
-    return found
 
 
 def compare(expected: Facts, found: Facts, where: str = "") -> None:

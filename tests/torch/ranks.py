@@ -9,12 +9,15 @@ the next case starts in fresh processes.
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import importlib
+import json
 import multiprocessing
 import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -49,7 +52,7 @@ class CaseSkipped(Exception):
 
 
 class Pool:
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, faults: bool = False) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         self.world = world
@@ -63,7 +66,7 @@ class Pool:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=serve,
-                args=(rank, world, self.store.port, theirs, str(self.log(rank))),
+                args=(rank, world, self.store.port, theirs, str(self.log(rank)), faulty_library() if faults else None),
                 daemon=True,
             )
             process.start()
@@ -137,10 +140,10 @@ class Pool:
 
 
 class Pools:
-    """The pools of one test session, one per world size."""
+    """The pools of one test session, one per world size; others have the library in which plans can be made wrong."""
 
     def __init__(self) -> None:
-        self.pools: dict[int, Pool] = {}
+        self.pools: dict[tuple[int, bool], Pool] = {}
 
     def run(
         self,
@@ -148,40 +151,53 @@ class Pools:
         case: Callable[..., Any],
         kwargs: dict[str, Any] | None = None,
         timeout: float = 120,
+        faults: bool = False,
     ) -> list[Any]:
         """Runs `case(**kwargs)` on every rank of this world size's pool; once more if PyTorch's eager died in it."""
         try:
-            return self.run_once(world, case, kwargs or {}, timeout)
+            return self.run_once(world, case, kwargs or {}, timeout, faults)
         except EagerDied as died:
             warnings.warn(f"{case.__qualname__} runs again: eager PyTorch died in it\n{died}", stacklevel=2)
-            return self.run_once(world, case, kwargs or {}, timeout)
+            return self.run_once(world, case, kwargs or {}, timeout, faults)
 
-    def run_once(self, world: int, case: Callable[..., Any], kwargs: dict[str, Any], timeout: float) -> list[Any]:
-        pool = self.pools.get(world)
-        if pool is None:
-            pool = self.pools[world] = Pool(world)
+    def run_once(
+        self, world: int, case: Callable[..., Any], kwargs: dict[str, Any], timeout: float, faults: bool
+    ) -> list[Any]:
+        pool = self.pool(world, faults)
         try:
             return pool.run(case, kwargs, timeout)
         finally:
             if pool.broken:
-                self.restart(world)
+                self.restart(world, faults)
+
+    def pool(self, world: int, faults: bool = False) -> Pool:
+        if (world, faults) not in self.pools:
+            self.pools[world, faults] = Pool(world, faults)
+        return self.pools[world, faults]
 
     def kill_during(self, world: int, case: Callable[..., Any], kwargs: dict[str, Any], after: float) -> None:
         """Starts a case and sends its processes SIGKILL `after` seconds later."""
-        pool = self.pools.get(world) or Pool(world)
-        self.pools[world] = pool
-        pool.send(case, kwargs)
+        self.pool(world).send(case, kwargs)
         time.sleep(after)
         self.restart(world)
 
-    def restart(self, world: int) -> None:
+    def restart(self, world: int, faults: bool = False) -> None:
         """The next case of this world size runs in new processes."""
-        if pool := self.pools.pop(world, None):
+        if pool := self.pools.pop((world, faults), None):
             pool.close()
 
     def close(self) -> None:
-        for world in list(self.pools):
-            self.restart(world)
+        for key in list(self.pools):
+            self.restart(*key)
+
+
+@functools.cache
+def faulty_library() -> str:
+    """The library, built so that plans can be made wrong in it: the shipped one has no code for that."""
+    line = "cargo build --package rote-ffi --lib --features faults --message-format json-render-diagnostics"
+    done = subprocess.run(line.split(), cwd=Path(__file__).parents[2], check=True, stdout=subprocess.PIPE, text=True)
+    made = (name for message in done.stdout.splitlines() for name in json.loads(message).get("filenames", ()))
+    return str(next(name for name in made if name.endswith("librote.so")))
 
 
 def in_eager(log: Path) -> Path:
@@ -205,7 +221,7 @@ def eager_side() -> Iterator[None]:
 _log = ""  # of this process, if it is a rank
 
 
-def serve(rank: int, world: int, port: int, connection: Connection, log: str) -> None:
+def serve(rank: int, world: int, port: int, connection: Connection, log: str, library: str | None) -> None:
     """The life of one rank."""
     import torch
     import torch.distributed as dist
@@ -224,6 +240,8 @@ def serve(rank: int, world: int, port: int, connection: Connection, log: str) ->
         LOCAL_RANK=str(rank),
         GLOO_SOCKET_IFNAME="lo",
     )
+    if library:
+        os.environ["ROTE_LIBRARY"] = library
     # A rank ends by SIGKILL: what it leaves in temporary directories goes with the pool's.
     tempfile.tempdir = os.path.dirname(log)
     torch.set_num_threads(1)

@@ -1,13 +1,14 @@
 """Returned tensors are fresh, inputs are written only where eager writes them,
 and whatever eager makes alias still does."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from models import as_dtensor, inputs, mesh, mlp
-from oracle import Calls, Capture, Script, check_equal, facts, local_of, overlaps
+from oracle import Calls, Capture, check_equal_with_each, facts, local_of, overlaps
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 
@@ -15,8 +16,7 @@ STEPS = 14
 REPLAYS = 8
 
 
-def check(script: Script) -> None:
-    check_equal(script, replays=REPLAYS)
+check = functools.partial(check_equal_with_each, replays=REPLAYS)
 
 
 def trained(capture: Capture, returns: Callable[[nn.Module, Tensor, Tensor], Any]) -> Any:
@@ -203,7 +203,7 @@ def test_gradient_objects_across_accumulation(set_to_none: bool) -> None:
                 model.zero_grad(set_to_none=set_to_none)
         return model
 
-    check_equal(script)
+    check_equal_with_each(script)
 
 
 @pytest.mark.ranks(2)

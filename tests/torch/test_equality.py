@@ -27,7 +27,8 @@ from models import (
     replicated,
     token_batches,
 )
-from oracle import Calls, Capture, check_equal
+from oracle import Calls, Capture
+from oracle import check_equal_with_each as check_equal
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import loss_parallel

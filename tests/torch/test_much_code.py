@@ -15,11 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from hidden import Hidden, check_seen, run_hidden
+from hidden import Hidden, run_hidden
 from oracle import ORACLE_ONLY, Calls, Capture, check_right
 from rote import _policy
-from test_corners import GUARDED, anew
-from test_reach import SEEN
 
 MODULES = _policy.MOST_FUNCTIONS + 100
 
@@ -28,18 +26,6 @@ MODULES = _policy.MOST_FUNCTIONS + 100
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """All code in reach is too much."""
     monkeypatch.setattr(_policy, "MOST_FUNCTIONS", 0)
-
-
-@pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("build", SEEN, ids=lambda build: build.__name__)
-def test_hidden_number_is_seen(build: Callable[[], Hidden]) -> None:
-    check_seen(build)
-
-
-@pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("build", GUARDED, ids=lambda build: build.__name__)
-def test_so_is_one_in_a_corner(build: Callable[[], Hidden]) -> None:
-    check_seen(anew(build))
 
 
 # -- a package that is too large ----------------------------------------------

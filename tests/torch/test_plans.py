@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,19 +98,32 @@ def record(pools: Pools, store: Path, world: int = 2, **how: Any) -> None:
         assert plan_files(store), list(store.rglob("*"))
 
 
+@pytest.fixture(scope="module")
+def first_run(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plans of a first run, whose processes have ended."""
+    store = tmp_path_factory.mktemp("first_run")
+    record(pools, store)
+    return store
+
+
+@pytest.fixture
+def store(first_run: Path, tmp_path: Path) -> Path:
+    """A copy of these plans."""
+    return Path(shutil.copytree(first_run, tmp_path / "store"))
+
+
 def plan_files(store: Path) -> list[Path]:
     return sorted(store.glob("*/rank*.rote"))
 
 
-def test_found_again_by_a_new_process(pools: Pools, tmp_path: Path) -> None:
-    record(pools, tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in plan_files(tmp_path)}
-    for report in pools.run(2, train, {"store": tmp_path}):
+def test_found_again_by_a_new_process(pools: Pools, store: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in plan_files(store)}
+    for report in pools.run(2, train, {"store": store}):
         if not ORACLE_ONLY:
             assert report["stats"]["recordings"] == 0, report
             assert report["stats"]["replays"] == CALLS - 1, report
             assert not problems(report), report
-    assert before == {path: path.stat().st_mtime_ns for path in plan_files(tmp_path)}
+    assert before == {path: path.stat().st_mtime_ns for path in plan_files(store)}
 
 
 def train_without_mesh(store: Path, fake: bool) -> Report:
@@ -138,17 +152,15 @@ def test_found_by_a_process_that_used_fake_tensors(pools: Pools, tmp_path: Path)
     assert ORACLE_ONLY or recordings == [1, 0]
 
 
-def test_trusted_plans_replay_from_the_first_call(pools: Pools, tmp_path: Path) -> None:
-    record(pools, tmp_path)
-    for report in pools.run(2, train, {"store": tmp_path, "trust_plans": True}):
+def test_trusted_plans_replay_from_the_first_call(pools: Pools, store: Path) -> None:
+    for report in pools.run(2, train, {"store": store, "trust_plans": True}):
         if not ORACLE_ONLY:
             assert report["stats"]["recordings"] == 0, report
             assert report["stats"]["replays"] == CALLS, report
 
 
-def test_a_changed_script_is_recorded_again(pools: Pools, tmp_path: Path) -> None:
-    record(pools, tmp_path)
-    for report in pools.run(2, train, {"store": tmp_path, "scale": 3.0}):
+def test_a_changed_script_is_recorded_again(pools: Pools, store: Path) -> None:
+    for report in pools.run(2, train, {"store": store, "scale": 3.0}):
         if not ORACLE_ONLY:
             assert report["stats"]["recordings"] >= 1, report
             assert report["stats"]["replays"] >= CALLS - 5, report
@@ -187,34 +199,37 @@ def longer(data: bytes) -> bytes:
 DAMAGES = [truncate, flip_bit, flip_header_bit, foreign, empty, other_format, longer]
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=[damage.__name__ for damage in DAMAGES])
-def test_a_damaged_file_is_recorded_again(pools: Pools, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def train_with_each(stores: list[Path]) -> list[Report]:
+    return [train(store) for store in stores]
+
+
+def test_damaged_files_are_recorded_again(pools: Pools, first_run: Path, tmp_path: Path) -> None:
     """Only rank 0's files are damaged; rank 1 finds its own whole, and neither hangs."""
-    record(pools, tmp_path)
-    for path in tmp_path.glob("*/rank0.rote"):
-        path.write_bytes(damage(path.read_bytes()))
-    files = len(list(tmp_path.glob("*/rank0.rote")))
-    reports = pools.run(2, train, {"store": tmp_path})
-    if ORACLE_ONLY:
-        return
-    lines = problems(reports[0])
-    assert len(lines) == files, lines
-    assert all("rank0.rote" in line and "\n" not in line for line in lines), lines
-    assert reports[0]["stats"]["recordings"] >= 1, reports[0]
-    assert not problems(reports[1]), reports[1]
-    for report in reports:
-        assert report["stats"]["replays"] >= CALLS - 6, report
+    stores = [Path(shutil.copytree(first_run, tmp_path / damage.__name__)) for damage in DAMAGES]
+    for damage, store in zip(DAMAGES, stores, strict=True):
+        for path in store.glob("*/rank0.rote"):
+            path.write_bytes(damage(path.read_bytes()))
+    files = len(list(first_run.glob("*/rank0.rote")))
+    for *reports, store in zip(*pools.run(2, train_with_each, {"stores": stores}), stores, strict=True):
+        if ORACLE_ONLY:
+            continue
+        lines = problems(reports[0])
+        assert len(lines) == files, (store, lines)
+        assert all("rank0.rote" in line and "\n" not in line for line in lines), (store, lines)
+        assert reports[0]["stats"]["recordings"] >= 1, (store, reports[0])
+        assert not problems(reports[1]), (store, reports[1])
+        for report in reports:
+            assert report["stats"]["replays"] >= CALLS - 6, (store, report)
     pools.restart(2)
-    for report in pools.run(2, train, {"store": tmp_path}):
-        assert not problems(report), "the new recording replaced the damaged file"
+    for report in itertools.chain(*pools.run(2, train_with_each, {"stores": stores})):
+        assert ORACLE_ONLY or not problems(report), "the new recording replaced the damaged file"
 
 
-def test_a_directory_in_place_of_a_file(pools: Pools, tmp_path: Path) -> None:
-    record(pools, tmp_path)
-    for path in plan_files(tmp_path):
+def test_a_directory_in_place_of_a_file(pools: Pools, store: Path) -> None:
+    for path in plan_files(store):
         path.unlink()
         path.mkdir()
-    for report in pools.run(2, train, {"store": tmp_path}):
+    for report in pools.run(2, train, {"store": store}):
         if not ORACLE_ONLY:
             assert problems(report), report
 
@@ -230,9 +245,8 @@ def refused_plan(reports: list[Report], *patterns: str) -> None:
         assert report["stats"]["replays"] >= CALLS - 6, report
 
 
-def test_plan_for_another_world_size(pools: Pools, tmp_path: Path) -> None:
-    record(pools, tmp_path, world=2)
-    reports = pools.run(1, train, {"store": tmp_path})
+def test_plan_for_another_world_size(pools: Pools, store: Path) -> None:
+    reports = pools.run(1, train, {"store": store})
     refused_plan(reports, "world size", r"\b2\b", r"\b1\b")
 
 
@@ -242,19 +256,17 @@ def test_plan_for_another_mesh(pools: Pools, tmp_path: Path) -> None:
     refused_plan(reports, "mesh", "4", "2")
 
 
-def test_plan_for_another_rank(pools: Pools, tmp_path: Path) -> None:
-    record(pools, tmp_path)
-    for path in tmp_path.glob("*/rank0.rote"):
+def test_plan_for_another_rank(pools: Pools, store: Path) -> None:
+    for path in store.glob("*/rank0.rote"):
         other, aside = path.with_name("rank1.rote"), path.with_name("aside")
         shutil.move(path, aside)
         shutil.move(other, path)
         shutil.move(aside, other)
-    refused_plan(pools.run(2, train, {"store": tmp_path}), "rank", r"\b0\b", r"\b1\b")
+    refused_plan(pools.run(2, train, {"store": store}), "rank", r"\b0\b", r"\b1\b")
 
 
-def test_plan_for_another_model(pools: Pools, tmp_path: Path) -> None:
-    record(pools, tmp_path, width=8)
-    reports = pools.run(2, train, {"store": tmp_path, "width": 12})
+def test_plan_for_another_model(pools: Pools, store: Path) -> None:
+    reports = pools.run(2, train, {"store": store, "width": 12})
     refused_plan(reports, "model", r"\b8\b", r"\b12\b")
 
 

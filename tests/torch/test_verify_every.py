@@ -4,7 +4,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable
-from ctypes import c_int
+from ctypes import c_char_p, c_int, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,8 @@ def planted(captured: Any, op: str, fault: str, bound: bool, nth: int) -> int:
     variant = step.variant.value
     program = json.loads(lib.rote_session_program(step.session, variant))
     places = [i for i, row in enumerate(program) if op in row["text"]]
-    status = lib.rote_session_plant(step.session, variant, places[nth], c_int(bound), fault.encode())
+    lib.rote_session_plant.argtypes = [c_void_p, c_uint32, c_uint32, c_int, c_char_p]
+    status = lib.rote_session_plant(step.session, variant, places[nth], bound, fault.encode())
     assert status == 0, (op, fault, places)
     return places[nth]
 
@@ -108,6 +109,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.ranks(1, faults=True)
 @pytest.mark.parametrize("passes", ["default", "none"])
 @pytest.mark.parametrize(("op", "fault", "nth", "bound"), FAULTS)
 def test_planted_faults_are_named(op: str, fault: str, nth: int, bound: bool, passes: str) -> None:
@@ -147,7 +149,7 @@ def test_without_a_fault_all_is_equal_and_counted() -> None:
     assert not run.stats[-1][0].refusals
 
 
-@pytest.mark.ranks(2, timeout=90)
+@pytest.mark.ranks(2, timeout=90, faults=True)
 @pytest.mark.parametrize("passes", ["default", "+buckets,+sums"])
 def test_ranks_stop_together(passes: str, tmp_path: Path) -> None:
     """The plan of one rank goes wrong: all ranks go on eagerly, and this one reports."""

@@ -38,7 +38,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_session_agree_in": (c_int, [c_void_p, c_char_p, POINTER(c_int)]),
     "rote_session_show": (c_int, [c_void_p, c_uint32, py_object, py_object, c_int, ShowCallback, c_void_p]),
     "rote_session_program": (c_char_p, [c_void_p, c_uint32]),
-    "rote_session_plant": (c_int, [c_void_p, c_uint32, c_uint32, c_int, c_char_p]),
     "rote_record_executed": (c_int, [c_void_p, POINTER(c_uint32)]),
     "rote_record_compare": (c_char_p, [c_void_p, c_uint32, c_char_p]),
     "rote_session_left": (c_char_p, [c_void_p, POINTER(c_void_p)]),

@@ -5,6 +5,7 @@ import random
 import re
 import string
 import textwrap
+from collections.abc import Iterable, Iterator
 
 from .changes import CALLS, VALUES, WHEN
 from .holders import HOLDERS
@@ -21,9 +22,10 @@ STEPS = {
     "no_grad": "with torch.no_grad():\n    return x * s + w",
 }
 _IMPORTS = """
-abc array builtins collections concurrent.futures contextlib contextvars copy ctypes dataclasses datetime decimal enum
-fractions functools gc hashlib heapq inspect io ipaddress itertools json logging math multiprocessing operator os
-pathlib queue random re string struct sys threading types typing uuid warnings weakref torch
+abc array asyncio builtins collections concurrent.futures contextlib contextvars copy copyreg ctypes dataclasses
+datetime decimal enum fractions functools gc hashlib heapq importlib inspect io ipaddress itertools json logging math
+multiprocessing operator os pathlib queue random re string struct sys threading types typing uuid warnings weakref
+torch
 """.split()  # noqa: SIM905
 _PREAMBLE = {
     **DEFINED,
@@ -55,6 +57,8 @@ if __name__ == "__main__":  # with "eager", what eager gives
 """
 # Of these, names that are kept in data are out of sight.
 _PYTHON_MODULES = ("python_module", "module_getattr", "torch_attribute", "library_named_module")
+# What nobody sees there.
+_UNSEEN = {name.split("/")[0] for name in OUT_OF_SIGHT.values() if "/direct/" in name}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,11 +202,43 @@ def fits(script: Script) -> bool:
     return script.how in hows(script.place) and (asked or script.values in VALUES[place.takes])
 
 
-def generate(seed: int) -> Script:
+def each() -> Iterator[Script]:
+    """Each place with each way to change it, each holder, each read and each sort of values, as plain as can be."""
+    found = [Script(place, "cell", _read(how), how, "", "after", "plain") for place in PLACES for how in hows(place)]
+    found += [
+        Script(place, holder, "direct", "set", "", "after", "plain")
+        for place in ("itself", "object", "list", "tensor")
+        for holder in HOLDERS
+    ]
+    places = {"value": ["itself"], "attribute": ["object", "python_module"], "item": ["dict"], "entries": ["list"]}
+    found += [
+        Script(place, "global" if read.where == "global" else "cell", name, how, "", "after", "plain")
+        for name, read in READS.items()
+        for place in places.get(read.of, ())
+        for how in ("set", "appear")
+    ]
+    found += [
+        Script(place, "cell", "direct", "set", values, "after", "plain")
+        for place in ("itself", "complex", "numpy_scalar", "numpy_float32", "numpy_complex")
+        for values in VALUES[PLACES[place].takes]
+    ]
+    for script in dict.fromkeys(found):
+        values = script.values or next(iter(VALUES[PLACES[script.place].takes]))
+        script = dataclasses.replace(script, values=values)
+        if fits(script) and script.place not in _UNSEEN:
+            yield script
+
+
+def _read(how: str) -> str:
+    return "try" if how in ("delete", "appear") else "direct"
+
+
+def generate(seed: int, without: Iterable[str] = ()) -> Script:
+    """A random one, at other places than these."""
+    left_out = {*_UNSEEN, *without}
     chance = random.Random(seed)
-    unseen = {name.split("/")[0] for name in OUT_OF_SIGHT.values() if "/direct/" in name}
     while True:
-        name = chance.choice([name for name in PLACES if name not in unseen])
+        name = chance.choice([name for name in PLACES if name not in left_out])
         place = PLACES[name]
         reads = [read for read, each in READS.items() if each.of == "value"]
         special = [read for read, each in READS.items() if each.of not in ("value", "thing")]

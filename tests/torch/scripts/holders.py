@@ -79,9 +79,7 @@ HOLDERS: dict[str, Holder] = {
         "@dataclasses.dataclass\nclass Box:\n    held: object\n",
     ),
     "weak_reference": Holder(
-        "box = types.SimpleNamespace(held=$F)\nStrong.held = box\nweak = weakref.ref(Strong.held)",
-        "weak().held", "box.held", "box",
-        "class Strong:\n    held = None\n",
+        "box = Strong()\nbox.held = $F\nweak = weakref.ref(box)", "weak().held", "box.held", "box", "class Strong:\n    pass\n",
     ),
     "context_variable": Holder("variable = contextvars.ContextVar('variable')\nvariable.set([$F])",
                                "variable.get()[0]", "variable.get()[0]", "variable"),

@@ -83,7 +83,7 @@ READS: dict[str, Read] = {
         "s = recursive(3, lambda: $E)",
         define="def recursive(n, read):\n    return read() if n == 0 else recursive(n - 1, read)\n",
     ),
-    "eval": Read("s = eval('$E')", where="global"),
+    "eval": Read("s = eval('$E') if x is not None else 'no code'", where="global"),
     "exec": Read("space = {}\nexec('s = $E', globals(), space)\ns = space['s']", where="global"),
     "globals": Read("s = globals()['held'] and $E", where="global"),
     # -- attributes -----------------------------------------------------------------

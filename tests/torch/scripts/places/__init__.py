@@ -1,6 +1,6 @@
 """Where a value is kept, by kinds."""
 
-from . import arrays, containers, functions, numbers, objects, process, tensors
+from . import arrays, containers, functions, lookups, numbers, objects, process, tensors
 from .place import Place
 
 PLACES: dict[str, Place] = {
@@ -11,6 +11,31 @@ PLACES: dict[str, Place] = {
     **arrays.PLACES,
     **functions.PLACES,
     **process.PLACES,
+    **lookups.PLACES,
+}
+
+# Where a plan would freeze the value, and no guard could see that: the step is not recorded.
+REFUSED = {
+    *("eval", "eval_code", "text_run", "count", "iterator", "generator", "cycle", "repeat", "zip"),
+    *("random", "numpy_random", "random_state", "random_module", "lock", "context", "asyncio_future", "finalizer"),
+    *("state_dict", "generator_seed"),
+    *("text_executed", "eval_attribute", "eval_renamed", "function_of_code"),
+}
+
+# The same where only the code that runs is followed.
+REFUSED_AS_CALLED = {*REFUSED, "custom_op"}
+
+# What is not seen where only the code that runs is followed, or before a stored plan is trusted, though it should be.
+UNSEEN = {
+    "--called": {
+        "the globals of a function that does not run": "globals_of_a_function/cell/direct/set/number/after/plain",
+        "the same by a getter": "getter_of_a_functions_globals/cell/direct/set/number/after/plain",
+    },
+    "--stored": {
+        "a name that the class of tensors gets": "all_tensors/cell/direct/set/number/after/plain",
+        "a private name that a class of PyTorch gets": "torch_class_private/cell/direct/set/number/after/plain",
+        "the class of a gradient": "gradient_class/cell/direct/set/number/after/plain",
+    },
 }
 
 # What docs/guards.md says is out of sight, as names of scripts in which nobody sees it.

@@ -40,4 +40,11 @@ PLACES: dict[str, Place] = {
     "numpy_printing": Place("None", "float(np.get_printoptions()['precision'])",
                             "np.set_printoptions(precision=int($V) + 4)", takes="integer", alone=True,
                             undo="np.set_printoptions(precision=8)"),
+    "numpy_complex": Place("np.complex64($V)", "$H.real", "$H = np.complex64($V)", takes="number"),
+    "numpy_long": Place("np.full(1_000_000, float($V))", "float($H[900_000])", "$H[900_000] = $V", takes="number"),
+    "numpy_date": Place("np.array(['2020-01-02'], dtype='M8[D]')", "float($H[0].astype(int) % 7)",
+                        "$H[0] = np.datetime64('2020-01-03')", takes="none"),
+    "numpy_function": Place("behind([$V])", "float($H[0](1.0))", "$H[1][0] = $V",
+                            "def behind(cell):\n    return np.frompyfunc(lambda x: x * cell[0], 1, 1), cell\n",
+                            takes="number"),
 }  # fmt: skip

@@ -66,4 +66,13 @@ PLACES: dict[str, Place] = {
                        takes="number"),
     "queue": Place("queued($V)", "$H.queue[0]", "$H.queue[0] = $V",
                    "def queued(value):\n    made = queue.Queue()\n    made.put(value)\n    return made\n"),
+    "object_key": Place("{key: $V}", "$H[key]", "$H[key] = $V", class_("Plain") + "\n\nkey = Plain()\n"),
+    "none_key": Place("{None: $V}", "$H[None]", "$H[None] = $V"),
+    "object_in_a_slice": Place("slice(types.SimpleNamespace(scale=$V), None)", "$H.start.scale", "$H.start.scale = $V"),
+    "odd_deque": Place("Window([$V])", "$H[0]", "$H[0] = $V",
+                       "class Window(collections.deque):\n    def __len__(self):\n        raise RuntimeError('has no length')\n\n"
+                       "    def __iter__(self):\n        raise RuntimeError('has no items')\n"),
+    "huge_list": Place("[$V] * 100_000", "$H[90_000]", "$H[90_000] = $V"),
+    "huge_dict": Place("dict.fromkeys(range(100_000), $V)", "$H[90_000]", "$H[90_000] = $V"),
+    "huge_array": Place("array.array('d', [$V]) * 100_000", "$H[70_000]", "$H[70_000] = $V", takes="number"),
 }  # fmt: skip

@@ -101,4 +101,34 @@ PLACES: dict[str, Place] = {
     "null_context": Place("contextlib.nullcontext($V)", "entered($H)", "$H.enter_result = $V",
                           "def entered(held):\n    with held as value:\n        return value\n"),
     "exit_stack": Place("contextlib.ExitStack()", "9.0 + len($H._exit_callbacks)", "$H.callback(float)", takes="none"),
+    "deep_calls": Place("deep([$V])", "$H()", "$H.cell[0] = $V",
+                        "def calling(function):\n    return lambda: function()\n\n\ndef deep(cell):\n    made = lambda: cell[0]\n"
+                        "    for i in range(20):\n        made = functools.partial(lambda inner: inner(), calling(made))\n"
+                        "    made.cell = cell\n    return made\n"),
+    "unset_cell": Place("unset()", "$H[0]()", "$H[1]($V)",
+                        "def unset():\n    def read():\n        try:\n            return value\n        except NameError:\n"
+                        "            return 9.0\n\n    def write(new):\n        nonlocal value\n        value = new\n\n"
+                        "    if False:\n        value = 0\n    return read, write\n"),
+    "globals_of_a_function": Place("execute({}, $V)", "$H.__globals__['scale']", "$H.__globals__['scale'] = $V",
+                                   "def execute(names, value):\n    names['scale'] = value\n    exec('def read(): return 1', names)\n"
+                                   "    return names['read']\n"),
+    "builtins_of_a_function": Place("built({**builtins.__dict__, 'scale': $V})", "$H()", "$H.__builtins__['scale'] = $V",
+                                    "def built(own):\n    return types.FunctionType((lambda: scale).__code__, {'__builtins__': own})\n"),
+    "variable_method": Place("variable($V).get", "$H()", "$H.__self__.set($V)",
+                             "def variable(value):\n    made = contextvars.ContextVar('made')\n    made.set(value)\n    return made\n"),
+    "class_getitem": Place("Table", "$H[0]", "globals()['rote_scale'] = $V",
+                           "rote_scale = $V0\n\n\nclass Table:\n    @classmethod\n    def __class_getitem__(cls, index):\n"
+                           "        return rote_scale\n"),
+    "init_subclass": Place("Base", "type('Child', ($H,), {}).made", "globals()['rote_scale'] = $V",
+                           "rote_scale = $V0\n\n\nclass Base:\n    def __init_subclass__(cls):\n        cls.made = rote_scale\n"),
+    "partial_special_method": Place("Sized()", "float(len($H))", "cell[0] = int($V)",
+                                    "cell = [int($V0)]\n\n\nclass Sized:\n"
+                                    "    __len__ = functools.partialmethod(lambda self, cell: cell[0], cell)\n", takes="integer"),
+    "text_executed": Place("['found.append(%r)' % $V]", "executed($H)", "$H[0] = 'found.append(%r)' % $V",
+                           "def executed(texts):\n    found = []\n    exec(texts[0], {'found': found})\n    return found[0]\n",
+                           takes="number"),
+    "eval_attribute": Place("['rote_scale']", "builtins.eval($H[0])", "globals()['rote_scale'] = $V", "rote_scale = $V0\n"),
+    "eval_renamed": Place("[eval, 'rote_scale']", "$H[0]($H[1])", "globals()['rote_scale'] = $V", "rote_scale = $V0\n"),
+    "function_of_code": Place("[(lambda: rote_scale).__code__]", "types.FunctionType($H[0], globals())()",
+                              "globals()['rote_scale'] = $V", "rote_scale = $V0\n"),
 }  # fmt: skip

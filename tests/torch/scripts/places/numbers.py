@@ -23,7 +23,7 @@ PLACES: dict[str, Place] = {
                              "decimal.getcontext().prec = 3 + int($V)", takes="integer", alone=True,
                              undo="decimal.getcontext().prec = 28"),
     "range": Place("range(int($V))", "len($H)", "$H = range(int($V))", takes="integer", entries="$H"),
-    "slice": Place("slice(int($V), 9)", "$H.start", "$H = slice(int($V), 9)", takes="integer"),
+    "slice_of_integers": Place("slice(int($V), 9)", "$H.start", "$H = slice(int($V), 9)", takes="integer"),
     "date": Place("datetime.timedelta(seconds=$V)", "$H.total_seconds()", "$H = datetime.timedelta(seconds=$V)",
                   takes="positive"),
     "path": Place("pathlib.PurePath(str($V))", "float($H.name)", "$H = pathlib.PurePath(str($V))", takes="number"),

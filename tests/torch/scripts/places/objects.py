@@ -148,4 +148,31 @@ PLACES: dict[str, Place] = {
         item=("$H.__dict__", '"scale"'), delete="del $H.__dict__['scale']",
         patches={"dict": "$H.__dict__ = {'scale': $V}", "update": "vars($H).update(scale=$V)"},
     ),
+    "private_slot": Place(
+        "Owner($V)", "$H.read()", "$H._Owner__scale = $V",
+        "class Owner:\n    __slots__ = ('__scale',)\n\n    def __init__(self, value):\n        self.__scale = value\n\n"
+        "    def read(self):\n        return self.__scale\n",
+    ),
+    "inner_class": Place("type('Config', (), {'Inner': type('Inner', (), {'scale': $V})})", "$H.Inner.scale", "$H.Inner.scale = $V"),
+    "attribute_order": Place("types.SimpleNamespace(a=$V, b=5.0)", "next(iter(vars($H).values()))",
+                             "(delattr($H, 'a'), setattr($H, 'a', $V))"),
+    "dict_attribute": attribute_of("Table", class_("Table", "dict")),
+    "module_getattr_appears": Place("types.ModuleType('rote_test_answers')", "getattr($H, 'scale', 9.0)",
+                                    "$H.__getattr__ = lambda name: $V"),
+    "module_inner": Place(
+        "with_inner(types.ModuleType('rote_test_inner'), $V)", "operator.attrgetter('inner.scale')($H)", "$H.inner.scale = $V",
+        "def with_inner(module, value):\n    module.inner = types.SimpleNamespace(scale=value)\n    return module\n",
+    ),
+    "tried_by_the_caller": Place(
+        "types.ModuleType('rote_test_tried')", "tried($H)", "$H.scale = $V",
+        "def inner(module):\n    return module.scale\n\n\ndef tried(module):\n    with contextlib.suppress(AttributeError):\n"
+        "        return inner(module)\n    return 9.0\n",
+    ),
+    "type_hints": Place("Noted", "9.0 + len(typing.get_type_hints($H))", "$H.__annotations__['b'] = float",
+                        "class Noted:\n    a: float = 0.0\n", takes="none"),
+    "how_copies_are_made": Place(
+        "Plain()", "2.0 if type(copy.copy($H)) is Plain else 3.0", "copyreg.pickle(Plain, made_otherwise)",
+        "class Plain:\n    pass\n\n\ndef made_otherwise(_):\n    return collections.OrderedDict, ()\n", takes="none",
+        undo="copyreg.dispatch_table.pop(Plain, None)",
+    ),
 }  # fmt: skip

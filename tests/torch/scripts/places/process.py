@@ -34,7 +34,8 @@ PLACES: dict[str, Place] = {
     "weak_set": Place(
         "Behind($V)", "sum(each.scale for each in $H.weak)", "$H.strong.scale = $V",
         "class Plain:\n    pass\n\n\nclass Behind:\n    def __init__(self, value):\n        self.strong = with_scale(Plain(), value)\n"
-        "        self.weak = weakref.WeakSet([self.strong])\n", patches={"clear": "$H.weak.clear()"}, takes="number",
+        "        self.weak = weakref.WeakSet([self.strong])\n", patches={"clear": "$H.weak.clear()", "add": "$H.other = with_scale(Plain(), $V); $H.weak.add($H.other)"},
+        takes="number",
     ),
     "weak_method": Place(
         "Behind($V)", "$H.weak()()", "$H.strong.scale = $V",
@@ -138,4 +139,52 @@ PLACES: dict[str, Place] = {
     "file": Place("None", "float(pathlib.Path(path()).read_text())", "pathlib.Path(path()).write_text(repr($V))",
                   "def path():\n    return f'/tmp/rote-script-{os.getpid()}'\n\n\npathlib.Path(path()).write_text(repr($V0))\n",
                   takes="none", alone=True, undo="os.unlink(path())"),
+    "builtin_attribute": Place("None", "builtins.rote_script", "builtins.rote_script = $V", "builtins.rote_script = $V0\n",
+                               alone=True, undo="vars(builtins).pop('rote_script', None)"),
+    "builtin_by_another_name": Place("None", "(__builtins__ if type(__builtins__) is dict else vars(__builtins__))['rote_script']",
+                                     "builtins.rote_script = $V",
+                                     "builtins.rote_script = $V0\n", alone=True, undo="vars(builtins).pop('rote_script', None)"),
+    "own_module": Place("None", "sys.modules[__name__].rote_scale", "globals()['rote_scale'] = $V", "rote_scale = $V0\n", alone=True),
+    "late_global": Place("None", "late()", "globals()['rote_scale'] = $V",
+                         "def late():\n    try:\n        return rote_scale\n    except NameError:\n        return 9.0\n", alone=True),
+    "imported_module": Place("None", "importing()", "sys.modules['rote_script'].scale = $V",
+                             "sys.modules['rote_script'] = types.ModuleType('rote_script')\nsys.modules['rote_script'].scale = $V0\n\n\n"
+                             "def importing():\n    import rote_script\n    return rote_script.scale\n", alone=True,
+                             undo="sys.modules.pop('rote_script', None)",
+                             patches={"replace": "sys.modules['rote_script'] = types.SimpleNamespace(scale=$V)"}),
+    "imported_by_text": Place("None", "importlib.import_module('rote_script').scale", "sys.modules['rote_script'].scale = $V",
+                              "sys.modules['rote_script'] = types.ModuleType('rote_script')\nsys.modules['rote_script'].scale = $V0\n",
+                              alone=True, undo="sys.modules.pop('rote_script', None)"),
+    "environment_by_name": Place("None", "float(getenv('ROTE_SCRIPT', '0'))", "os.environ['ROTE_SCRIPT'] = repr($V)",
+                                 "from os import getenv\n\nos.environ['ROTE_SCRIPT'] = repr($V0)\n", takes="number", alone=True,
+                                 undo="os.environ.pop('ROTE_SCRIPT', None)"),
+    "torch_name_that_appears": Place("None", "getattr(torch, 'rote_script', 9.0)", "torch.rote_script = $V", alone=True,
+                                     undo="vars(torch).pop('rote_script', None)"),
+    "torch_list": Place("None", "nn.rote_script[0]", "nn.rote_script[0] = $V", "nn.rote_script = [$V0]\n", alone=True,
+                        undo="vars(nn).pop('rote_script', None)"),
+    "torch_class_private": Place("nn.Linear(1, 1)", "$H._rote_script", "nn.Linear._rote_script = $V",
+                                 "nn.Linear._rote_script = $V0\n", undo="del nn.Linear._rote_script"),
+    "torch_swaps_parameters": Place("None", "2.0 if torch.__future__.get_swap_module_params_on_conversion() else 3.0",
+                                    "torch.__future__.set_swap_module_params_on_conversion(True)", takes="none", alone=True,
+                                    undo="torch.__future__.set_swap_module_params_on_conversion(False)"),
+    "weak_to_a_list": Place("weakref.ref(kept())", "2.0 if $H() is not None else 3.0", "keep.clear()",
+                            "keep = []\n\n\nclass Plain:\n    pass\n\n\ndef kept():\n    keep.append(Plain())\n    return keep[0]\n",
+                            takes="none"),
+    "future_result": Place("finished({'scale': $V})", "$H.result()['scale']", "$H.result()['scale'] = $V",
+                           "def finished(result):\n    made = concurrent.futures.Future()\n    made.set_result(result)\n"
+                           "    return made\n"),
+    "future_error": Place("failed(ValueError($V))", "$H.exception().args[0]", "$H.exception().args = ($V,)",
+                          "def failed(error):\n    made = concurrent.futures.Future()\n    made.set_exception(error)\n"
+                          "    return made\n"),
+    "random_module": Place("None", "1.0 + random.getstate()[1][-1] / 624", "random.random()", "random.seed(3)\n",
+                           takes="none", alone=True),
+    "context": Place("entered($V)", "$H[0].run($H[1].get)", "$H[0].run($H[1].set, $V)",
+                     "def entered(value):\n    made = contextvars.ContextVar('made', default=value)\n"
+                     "    return contextvars.copy_context(), made\n"),
+    "asyncio_future": Place("future()", "3.0 if $H.done() else 2.0", "$H.set_result(1.0)",
+                            "def future():\n    loop = asyncio.new_event_loop()\n    made = loop.create_future()\n    loop.close()\n"
+                            "    return made\n", takes="none"),
+    "finalizer": Place("finalizer($V)", "$H.peek()[2][0][0]", "cell[0] = $V",
+                       class_("Plain") + "\n\ncell = []\nowner = Plain()\n\n\ndef finalizer(value):\n    cell.append(value)\n"
+                       "    made = weakref.finalize(owner, len, cell)\n    made.atexit = False\n    return made\n"),
 }  # fmt: skip

@@ -11,7 +11,7 @@ PLACES: dict[str, Place] = {
     "tensor_class": Place(
         "torch.ones(1).as_subclass(Marked)", "$H.scale", "Marked.scale = $V",
         "class Marked(torch.Tensor):\n    scale = $V0\n", delete="del Marked.scale", attribute=("$H", "scale"),
-        patches={"own": "$H.scale = $V"},
+        patches={"own": "$H.scale = $V", "type": "$H.__class__ = type('Other', (torch.Tensor,), {'scale': $V})"},
     ),
     "tensor_slot": attribute_of(
         "Marked", class_("Marked", "torch.Tensor", '__slots__ = ("scale",)'), make="torch.ones(1).as_subclass(Marked)"
@@ -105,6 +105,8 @@ PLACES: dict[str, Place] = {
         "    module.register_forward_hook(lambda module, args, output: output * cell[0])\n    return module\n",
         patches={"remove": "$H._forward_hooks.clear()",
                  "add": "$H.register_forward_hook(lambda module, args, output: $V)",
+                 "exchange": "$H._forward_hooks[next(iter($H._forward_hooks))] = lambda module, args, output: $V",
+                 "dict": "$H._forward_hooks = collections.OrderedDict({7: lambda module, args, output: $V})",
                  "pre": "$H.register_forward_pre_hook(lambda module, args: (2.5,))"},
         takes="number",
     ),
@@ -162,5 +164,39 @@ PLACES: dict[str, Place] = {
         "def distributed(value):\n    from torch.distributed.tensor import distribute_tensor\n"
         "    made = distribute_tensor(torch.ones(4), mesh())\n    made._local_tensor.scale = value\n    return made\n",
         delete="del $H._local_tensor.scale",
+    ),
+    "all_tensors": Place("torch.ones(1)", "getattr($H, 'rote_script', 9.0)", "torch.Tensor.rote_script = $V",
+                         undo="torch.Tensor.rote_script = 0.0; del torch.Tensor.rote_script"),
+    "gradient_class": Place("with_gradient()", "3.0 if isinstance($H.grad, nn.Parameter) else 2.0",
+                            "$H.grad = nn.Parameter(torch.ones(4), requires_grad=False)",
+                            "def with_gradient():\n    made = nn.Parameter(torch.ones(4))\n    made.grad = torch.ones(4)\n"
+                            "    return made\n", takes="none"),
+    "gradient_identity": Place("with_gradient()", "3.0 if $H.grad is other else 2.0", "$H.grad = other",
+                               "other = torch.ones(4)\n\n\ndef with_gradient():\n    made = nn.Parameter(torch.ones(4))\n"
+                               "    made.grad = torch.ones(4)\n    return made\n", takes="none"),
+    "gradient_key": Place("with_gradient()", "known.get($H.grad, 2.0)", "$H.grad = other",
+                          "other = torch.ones(4)\nknown = {other: 3.0}\n\n\ndef with_gradient():\n"
+                          "    made = nn.Parameter(torch.ones(4))\n    made.grad = torch.ones(4)\n    return made\n", takes="none"),
+    "torch_dispatch": Place(
+        "Wrapper", "$H(torch.zeros(1)).exp().inner.sum()", "globals()['rote_scale'] = $V",
+        "rote_scale = $V0\n\n\nclass Wrapper(torch.Tensor):\n    @staticmethod\n    def __new__(cls, inner):\n"
+        "        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)\n"
+        "        made.inner = inner\n        return made\n\n    @classmethod\n"
+        "    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):\n"
+        "        return cls(func(args[0].inner) * rote_scale)\n", takes="none",
+    ),
+    "torch_function": Place(
+        "Duck()", "torch.sin($H)", "globals()['rote_scale'] = $V",
+        "rote_scale = $V0\n\n\ndef helper():\n    return rote_scale\n\n\nclass Base:\n    @classmethod\n    def __torch_function__(cls, func, types, args=(), kwargs=None, plus=0):\n"
+        "        return helper() + plus\n\n\nclass Duck(Base):\n    @classmethod\n"
+        "    def __torch_function__(cls, func, types, args=(), kwargs=None):\n"
+        "        return super().__torch_function__(func, types, args, kwargs)\n", takes="number",
+        patches={"method": "Duck.__torch_function__ = classmethod(lambda cls, *args: $V)",
+                 "default": "vars(Base)['__torch_function__'].__func__.__defaults__ = ((), None, $V)"},
+    ),
+    "pytree_node": Place(
+        "Node()", "pytree.tree_leaves($H)[0]", "globals()['rote_scale'] = $V",
+        "from torch.utils import _pytree as pytree\n\nrote_scale = $V0\n\n\nclass Node:\n    pass\n\n\n"
+        "pytree.register_pytree_node(Node, lambda node: ([rote_scale], None), lambda leaves, context: Node())\n",
     ),
 }  # fmt: skip
