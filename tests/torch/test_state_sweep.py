@@ -12,7 +12,7 @@ import os
 import pytest
 from extent import EVERYTHING, SEED
 from generated import command, in_batches
-from scripts.places import OUT_OF_SIGHT, UNSEEN
+from scripts.places import OUT_OF_SIGHT
 
 SCRIPTS = int(os.environ.get("ROTE_TEST_SCRIPTS", "5000" if EVERYTHING else "300"))
 #: Scripts of one process.
@@ -50,13 +50,6 @@ def test_each_place_holder_read_and_sort_of_values_once(how: str) -> None:
     found = command("scripts", "--each", *filter(None, [how]))
     assert not found["failures"], "\n\n".join(found["failures"])
     assert found["counts"]["scripts"] > 1000, found["counts"]
-
-
-@pytest.mark.xfail(strict=True, reason="a guard is missing")
-@pytest.mark.parametrize(("how", "name"), [(how, name) for how, each in UNSEEN.items() for name in each.values()])
-def test_what_should_be_seen_is(how: str, name: str) -> None:
-    found = command("scripts", how, "--name", name)
-    assert not found["failures"], found["failures"]
 
 
 @pytest.mark.parametrize("how", ["", "--stored", "--called"])

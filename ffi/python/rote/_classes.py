@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.utils import _pytree
 
 from . import _look
+from ._facts import all_of, describe, plain
 from ._libraries import is_library_class
 from ._named import Named
 from ._numbers import BASES, CLASS, DICT_ITEM, HOST, SIZE
@@ -90,7 +92,16 @@ class Classes:
                 switches = {
                     key for names in own for key, item in names.items() if type(item) is bool and type(key) is str
                 }
-                self._walk.add(CLASS, kind, private | switches, HOST, _look.name(kind), kind, "")
+                self._walk.add(CLASS, kind, private | switches, HOST, _look.name(kind), kind, self._set_in(own))
+
+    def _set_in(self, own: Sequence[Mapping[str, Any]]) -> str:
+        """What code in reach names that is set in a class of a library, for another process: there, methods are the
+        same, and values may be others. ``own``: the attributes of the class and its bases."""
+        named = self._named.attributes | self._named.texts
+        found = (
+            f"{key} = {describe(names[key])}" for names in own for key in named & names.keys() if plain(names[key])
+        )
+        return all_of(sorted(found))
 
     def said(self, asked: set[str]) -> None:
         """Guards what classes say of themselves, where code asks for it by these names."""

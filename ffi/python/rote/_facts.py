@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from . import _code, _look
@@ -286,7 +287,11 @@ def look(tensor: torch.Tensor) -> str:
 
 def look_of_gradient(tensor: torch.Tensor) -> str:
     """How the gradient of a leaf looks."""
-    return "no gradient" if tensor.grad is None else f"a gradient {short_text(tensor.grad)}"
+    grad = tensor.grad
+    if grad is None:
+        return "no gradient"
+    kind = "" if type(grad) in (torch.Tensor, DTensor) else f" {_look.name(type(grad))}"
+    return f"a gradient{kind} {short_text(grad)}"
 
 
 def _content(value: Any) -> str:

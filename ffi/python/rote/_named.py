@@ -129,6 +129,7 @@ class Named:
                 walk.value(label, own, depth + 1)
             walk.add(FUNCTION, function, True, HOST, label, function)
             self._uncalled.append((function, depth, walk.origin))
+            self._owners.setdefault(id(function.__globals__), (function, self._place_of(function), depth))
             return
         self._closure(function, depth)  # even of a library's function, it may be the user's
         if own.keys() - {"__wrapped__"}:
@@ -197,7 +198,7 @@ class Named:
     def _names(self, function: types.FunctionType, depth: int, whole: bool) -> None:
         own = function.__globals__
         names = self.note(function.__code__, whole)
-        place = "" if own is self._globals else f"{function.__module__}."
+        place = self._place_of(function)
         for name in names.imports:
             self._imported(name, own, names, depth)
         found = names.globals
@@ -211,6 +212,9 @@ class Named:
         self._owners.setdefault(id(own), (function, place, depth))
         for name in found:
             self._global(function, place, name, depth)
+
+    def _place_of(self, function: types.FunctionType) -> str:
+        return "" if function.__globals__ is self._globals else f"{function.__module__}."
 
     def _global(self, function: types.FunctionType, place: str, name: str, depth: int) -> None:
         walk, own = self._walk, function.__globals__

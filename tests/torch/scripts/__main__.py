@@ -1,6 +1,5 @@
 """Checks random scripts: `python -m tests.torch.scripts --help`."""
 
-import argparse
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from rote import _policy
 
 from scripts.corpus import CORPUS, STORED
 from scripts.generate import Script, each, from_name, generate
-from scripts.places import REFUSED, REFUSED_AS_CALLED, UNSEEN
+from scripts.places import REFUSED, REFUSED_AS_CALLED
 from scripts.shrink import plainer
 from scripts.twins import Outcome, check
 
@@ -30,9 +29,8 @@ def main() -> int:
         _policy.MOST_FUNCTIONS = 0
     names = (STORED if options.stored else CORPUS) if options.corpus else options.name
     seeds = range(options.seed, options.seed + options.scripts, options.every)
-    seen = [script for script in each() if script.place not in unseen(options)] if options.each else []
-    scripts = [(None, script) for script in [*map(from_name, names), *seen]]
-    scripts = scripts or [(seed, generate(seed, unseen(options))) for seed in seeds]
+    scripts = [(None, script) for script in [*map(from_name, names), *(each() if options.each else ())]]
+    scripts = scripts or [(seed, generate(seed)) for seed in seeds]
     if options.source:
         for _, script in scripts:
             print(script.source(main=True))
@@ -58,12 +56,6 @@ def main() -> int:
             report.refused(outcome.refusal)
         report.progress(number + 1, len(scripts))
     return report.end(options.json)
-
-
-def unseen(options: argparse.Namespace) -> set[str]:
-    """Places of which the check is known to fail."""
-    flags = [flag for flag in UNSEEN if getattr(options, flag[2:])]
-    return {name.split("/")[0] for flag in flags for name in UNSEEN[flag].values()}
 
 
 def expected(script: Script, called: bool) -> str:

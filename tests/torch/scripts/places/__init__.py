@@ -25,19 +25,6 @@ REFUSED = {
 # The same where only the code that runs is followed.
 REFUSED_AS_CALLED = {*REFUSED, "custom_op"}
 
-# What is not seen where only the code that runs is followed, or before a stored plan is trusted, though it should be.
-UNSEEN = {
-    "--called": {
-        "the globals of a function that does not run": "globals_of_a_function/cell/direct/set/number/after/plain",
-        "the same by a getter": "getter_of_a_functions_globals/cell/direct/set/number/after/plain",
-    },
-    "--stored": {
-        "a name that the class of tensors gets": "all_tensors/cell/direct/set/number/after/plain",
-        "a private name that a class of PyTorch gets": "torch_class_private/cell/direct/set/number/after/plain",
-        "the class of a gradient": "gradient_class/cell/direct/set/number/after/plain",
-    },
-}
-
 # What docs/guards.md says is out of sight, as names of scripts in which nobody sees it.
 OUT_OF_SIGHT = {
     "a file": "file/cell/direct/set/number/after/plain",
