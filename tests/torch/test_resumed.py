@@ -227,3 +227,29 @@ def test_what_waits_holds_nothing_that_may_go(build: Any, at: int, called: bool,
         return {}
 
     check_right(script)
+
+
+def test_a_step_that_takes_its_batch_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library knows the arguments of the first call by their addresses."""
+    if not ORACLE_ONLY:
+        monkeypatch.setattr("rote._policy.MOST_FUNCTIONS", 0)
+
+    def apart(batch: dict[str, Any]) -> torch.Tensor:
+        labels = batch.pop("labels")
+        found = batch["x"] * 2 + labels
+        del labels
+        batch.clear()
+        gc.collect()
+        rubbish.append([bytes([255] * size) for size in range(500)])
+        return found
+
+    rubbish: list[Any] = []
+
+    def script(capture: Capture) -> Calls:
+        for _ in range(20):
+            step = capture(apart)
+            for call in range(3):
+                yield step({"x": x_of(call), "labels": x_of(2), "text": "a" * call, "more": [Plain()]})
+        return {}
+
+    check_right(script)

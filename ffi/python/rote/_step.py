@@ -7,6 +7,7 @@ import functools
 import gc
 import json
 import logging
+import operator
 import os
 import re
 import shutil
@@ -51,6 +52,15 @@ def _warn(text: str, level: int) -> None:
         warnings.warn(text, stacklevel=level + 1)
     except Warning:
         logging.getLogger("rote").warning("%s", text)
+
+
+def _leaves(args: Any, kwargs: Any) -> list[Any]:
+    """The leaves of the arguments of a call."""
+    found: list[tuple[str, Any]] = []
+    with contextlib.suppress(Exception):  # of objects that may be anything
+        flatten("args", args, found)
+        flatten("kwargs", kwargs, found)
+    return [leaf for _, leaf in found]
 
 
 class _Running(threading.local):
@@ -459,13 +469,15 @@ class Step:
         """Runs a call eagerly and notes which code runs, then looks at what that has in reach. ``must``: no other way
         is left to follow the step."""
         calls = Calls()
+        given = _leaves(args, kwargs)  # which the library knows by address, and the step may drop
         try:
             with calls:
                 result = self._run(args, kwargs)
         finally:
             if must or calls.codes is not None:
                 self._note(calls)
-        if self.ran is not None:
+        left = _leaves(args, kwargs)
+        if self.ran is not None and len(left) == len(given) and all(map(operator.is_, left, given)):
             self._look_around(args, kwargs)
         return result
 
