@@ -1,8 +1,10 @@
 """The second recording of a step takes over what the first one has found in reach, while all of it holds."""
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -44,6 +46,7 @@ def test_what_is_in_reach_is_looked_at_once() -> None:
             yield step(x_of(call))
         return {}
 
+    check_right(script)  # which imports what the first recording of a process does
     looked, stats = surveys(script)
     assert looked == 1
     assert (stats.recordings, stats.replays) == (1, CALLS - 2)
@@ -250,6 +253,100 @@ def test_a_step_that_takes_its_batch_apart(monkeypatch: pytest.MonkeyPatch) -> N
             step = capture(apart)
             for call in range(3):
                 yield step({"x": x_of(call), "labels": x_of(2), "text": "a" * call, "more": [Plain()]})
+        return {}
+
+    check_right(script)
+
+
+HALVES = 2
+
+
+def test_a_step_that_calls_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library knows the call that was made last, which is not the first one."""
+    if not ORACLE_ONLY:
+        monkeypatch.setattr("rote._policy.MOST_FUNCTIONS", 0)
+
+    def script(capture: Capture) -> Calls:
+        model = nn.Linear(4, 4)
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            if len(x) > HALVES:
+                return torch.cat([step(x[:HALVES]), step(x[HALVES:])])
+            return model(x).detach()
+
+        step = capture(forward, state=model)
+        for call in range(CALLS):
+            yield step(torch.ones(2 * HALVES, 4) * call)
+        return {}
+
+    check_right(script)
+
+
+def test_a_captured_function_in_another_one_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not ORACLE_ONLY:
+        monkeypatch.setattr("rote._policy.MOST_FUNCTIONS", 0)
+
+    def script(capture: Capture) -> Calls:
+        model = nn.Linear(4, 4)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def passes(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        inner = capture(passes, state=model)
+
+        def train(x: torch.Tensor) -> torch.Tensor:
+            opt.zero_grad()
+            loss = inner(x)
+            opt.step()
+            return loss
+
+        step = capture(train, state={"model": model, "opt": opt})
+        for call in range(CALLS):
+            yield step(torch.ones(2, 4) * call)
+        return {"model": model, "opt": opt}
+
+    check_right(script)
+
+
+HOW_IMPORTED = {
+    "module": "import late_settings\n    return x * late_settings.SCALE",
+    "attribute": "from late_settings import CONF\n    return x * CONF.scale",
+    "by text": "import importlib\n    return x * importlib.import_module('late_settings').SCALE",
+    "where it is not there": "import sys\n    if 'late_settings' not in sys.modules:\n        import late_settings\n"
+    "    return x * sys.modules['late_settings'].SCALE",
+    "of a package": "import late_package.settings\n    return x * late_package.settings.SCALE",
+}
+
+
+@pytest.mark.parametrize("how", HOW_IMPORTED)
+@pytest.mark.parametrize("at", range(1, 5))
+@pytest.mark.parametrize("called", [False, True])
+def test_a_module_that_the_first_call_imports(
+    how: str, at: int, called: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if called and not ORACLE_ONLY:
+        monkeypatch.setattr("rote._policy.MOST_FUNCTIONS", 0)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "late_package").mkdir()
+    (tmp_path / "late_package" / "__init__.py").touch()
+    name = "late_package.settings" if how == "of a package" else "late_settings"
+    for file in ("late_settings.py", "late_package/settings.py"):
+        (tmp_path / file).write_text("SCALE = 3.0\nclass Conf:\n    scale = 3.0\nCONF = Conf()\n")
+
+    def script(capture: Capture) -> Calls:
+        for gone in ("late_settings", "late_package", "late_package.settings"):
+            sys.modules.pop(gone, None)
+        names: dict[str, Any] = {}
+        source = f"def step(x):\n    {HOW_IMPORTED[how]}\n"
+        exec(compile(source, str(tmp_path / "late_step.py"), "exec"), names)
+        step = capture(names["step"])
+        for call in range(CALLS):
+            if call == at:
+                sys.modules[name].SCALE = sys.modules[name].CONF.scale = 9.0  # type: ignore[attr-defined]
+            yield step(x_of(call))
         return {}
 
     check_right(script)

@@ -59,6 +59,9 @@ def _generated(codes: Codes) -> Codes:
 class Calls:
     """What Python runs while a ``with`` block lasts, on all threads; code of libraries apart."""
 
+    running = False
+    """Whether such a block is under way."""
+
     def __init__(self) -> None:
         self.codes: Codes | None = None
         """The code; None where not all of it was seen: another profiler listened."""
@@ -72,13 +75,14 @@ class Calls:
         begun = c_int()
         self._begun = lib.rote_calls_begin(byref(begun)) == 0 and bool(begun.value)
         if self._begun:
+            Calls.running = True
             threading.setprofile(self._joins)
         return self
 
     def __exit__(self, *_: object) -> None:
         if not self._begun:
             return
-        self._begun = False
+        self._begun = Calls.running = False
         threading.setprofile(None)
         slot = c_void_p()
         codes = take_object(slot) if lib.rote_calls_end(byref(slot)) == 0 else None

@@ -297,7 +297,8 @@ class Recording:
         if self._survey.number is None:
             return False
         resumed = c_int()
-        check(lib.rote_record_resume(self._session, self._survey.number, byref(resumed)))
+        if self._survey.is_up_to_date():
+            check(lib.rote_record_resume(self._session, self._survey.number, byref(resumed)))
         if not resumed.value:
             self._survey.forget()
             self._survey = _survey.Survey(self._step)

@@ -172,6 +172,7 @@ class Step:
         self._failures = 0  # in a row, of Rote's own
         self.ran: Codes | None = None  # the code that calls ran, where there is too much in reach to follow all
         self._others = 0  # recordings in a row in which other code ran
+        self._nested_calls = 0  # made within captured functions
         self._sees_first = True  # no call has been handled yet
         self._survey: _survey.Survey | None = None  # what the last recording has found, if it waits for another one
         self._off = False  # for good: every call runs eagerly
@@ -219,6 +220,8 @@ class Step:
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         call = lib.rote_session_call_within if self._agrees and _within() else lib.rote_session_call
+        if _running.depth:
+            self._nested_calls += 1
         _running.depth += 1
         try:
             status = call(self.session, args, kwargs, byref(self.variant), byref(self._slot))
@@ -391,7 +394,7 @@ class Step:
     # -- recording ----------------------------------------------------------------
 
     def _recorded(self, args: Any, kwargs: Any) -> Any:
-        if not _recording.acquire(blocking=False):  # by another thread: what is observed is the process's
+        if Calls.running or not _recording.acquire(blocking=False):  # by another thread: it observes the process
             return self._run(args, kwargs)
         collects = gc.isenabled()
         gc.disable()  # a recording allocates enough to set off collections, which take as long as many steps
@@ -470,6 +473,7 @@ class Step:
         is left to follow the step."""
         calls = Calls()
         given = _leaves(args, kwargs)  # which the library knows by address, and the step may drop
+        nested = self._nested_calls
         try:
             with calls:
                 result = self._run(args, kwargs)
@@ -477,7 +481,8 @@ class Step:
             if must or calls.codes is not None:
                 self._note(calls)
         left = _leaves(args, kwargs)
-        if self.ran is not None and len(left) == len(given) and all(map(operator.is_, left, given)):
+        is_last = self._nested_calls == nested  # of the calls that the library knows
+        if is_last and self.ran is not None and len(left) == len(given) and all(map(operator.is_, left, given)):
             self._look_around(args, kwargs)
         return result
 

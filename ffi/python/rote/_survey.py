@@ -46,6 +46,7 @@ class Survey:
         self.groups: set[str] = set()
         """Process groups that are guarded."""
         self._leaves: _Named = []
+        self._modules: list[str] = []  # that were imported
         self.walk = _reach.Reach(
             step.function,
             step.ignore,
@@ -66,6 +67,7 @@ class Survey:
         """Follows everything. ``tensors``: the state's; ``leaves``: the arguments'; ``containers``: those in the
         arguments; ``refuse``: refuses the recording; ``guard``: adds a guard that is text."""
         walk, state, self._leaves = self.walk, self._step.state, leaves
+        self._modules = list(sys.modules)
         walk.watched = _uses.watched(optimizer for _, optimizer in state.optimizers)
         for path, named in (*tensors, *state.modules, *state.optimizers):
             walk.name(path, named)
@@ -117,6 +119,10 @@ class Survey:
         self.walk.let_go(leaf for _, leaf in self._leaves if isinstance(leaf, torch.Tensor))
         self._leaves = []
         return self
+
+    def is_up_to_date(self) -> bool:
+        """Whether no Python module was imported since: code may name it, and none of it is guarded."""
+        return self._modules == list(sys.modules)
 
     def forget(self) -> None:
         """Lets go of everything."""
