@@ -6,29 +6,32 @@
 //! lazily, as an optimizer's first step does. It refuses a recording that it cannot
 //! prove right. [`State`] has a table of a session's states and its answers to calls.
 
+mod agreement;
 mod attempts;
-mod confirm;
+mod candidates;
+mod judge;
+mod notices;
+mod record;
+mod variants;
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::path::PathBuf;
-use std::rc::Rc;
 
 use rote_passes::Selection;
 use rote_plans::Fingerprint;
-use rote_plans::sequence::Members;
-use rote_replay::agreement::{self, Decision, Ranks};
-use rote_replay::{CallFacts, Frontend, Left, TensorOf, first_difference};
+use rote_replay::{Frontend, Left, TensorOf};
 use rote_tracer::Refusal;
-use rote_tracer::compare::Recording;
 
 use crate::SessionError;
-use crate::places::Places;
-use crate::recording::{ActiveRecording, GuardText, Parts};
 use crate::stats::Stats;
 use crate::stored::StoredPlans;
 use crate::variant::{Terms, Variant};
 
-use attempts::Attempts;
+use agreement::Agreement;
+use judge::Judge;
+use notices::Notices;
+use record::Active;
+use variants::{Found, IDLE_CALLS, Variants};
 
 /// What a session is made of.
 #[derive(Clone, Debug)]
@@ -56,44 +59,12 @@ pub enum Next<R> {
     Eager,
 }
 
-/// For how many calls a variant must be unused before it makes room for another.
-const IDLE_CALLS: u64 = 256;
-
-/// How many replays of a variant may end in a row since the step would get another answer about data.
-const MAX_UNANSWERED: u32 = 32;
-
-/// How many recordings in a row none may confirm, at least, and how many kinds of
-/// calls may be refused: the first steps of a run are like no others.
-const MIN_ATTEMPTS: usize = 4;
-
-/// What guards say of a call.
-#[derive(Debug)]
-enum Found {
-    /// This variant's guards hold.
-    Variant(usize),
-    /// No variant's do.
-    None(Miss),
-    /// Calls made while something is recorded, or under something that sees
-    /// each op, are not looked at.
-    Unseen,
-}
-
 /// What became of a replay.
 #[derive(Debug)]
 enum Replayed<R> {
     Done(Next<R>),
     /// Nothing: the step would get another answer about data than the plan is for, as the text says.
     Answered(String),
-}
-
-/// Why no variant is replayed.
-#[derive(Debug, Default)]
-struct Miss {
-    /// Of the nearest variant, the guard that missed.
-    subject: Option<String>,
-    /// Whether one variant may follow from another recording: nothing but
-    /// hyperparameters has changed, on which only arithmetic was seen.
-    near: bool,
 }
 
 /// What became of a recording.
@@ -111,78 +82,21 @@ pub enum Outcome {
     Refused(Refusal),
 }
 
-#[derive(Debug)]
-struct Candidate<F: Frontend> {
-    id: u32,
-    recording: Recording,
-    parts: Parts<F>,
-    places: Places,
-}
-
-impl<F: Frontend> Candidate<F> {
-    fn new(id: u32, recording: Recording, parts: Parts<F>) -> Self {
-        Candidate {
-            id,
-            places: Places::of::<F>(&recording.plan, &parts.named),
-            recording,
-            parts,
-        }
-    }
-}
-
-/// A recording in progress, with what it was found to resemble.
-#[derive(Debug)]
-struct Active<F: Frontend> {
-    recording: ActiveRecording<F>,
-    /// Variants whose guards differ in hyperparameters only.
-    variants: Vec<usize>,
-    /// Candidates under the same guards.
-    candidates: Vec<usize>,
-    /// The candidate whose guards the recording has taken over.
-    resumed: Option<Candidate<F>>,
-    missed: Option<String>,
-    /// Whether all names and facts are known.
-    ready: bool,
-    /// Whether no other recording and no stored plan can confirm it.
-    first: bool,
-}
-
-/// A call whose recording was refused.
-#[derive(Debug)]
-struct RefusedCall<F: Frontend> {
-    call: Rc<CallFacts<F::Held>>,
-    /// From which call on another one like it may be recorded: the step has asked for data, and may do something else
-    /// for another answer.
-    again: Option<u64>,
-    /// For how many calls none is recorded, the next time.
-    pause: u64,
-}
-
-/// For how many calls none is recorded after the first refusal of a step that has asked for data.
-const REFUSED_PAUSE: u64 = 8;
-
 /// One captured function.
 #[derive(Debug)]
 pub struct Session<F: Frontend> {
     config: Config,
-    stored: StoredPlans,
     frontend: F,
-    variants: Vec<Variant<F>>,
-    candidates: Vec<Candidate<F>>,
-    /// What is guarded of a call that was not recorded, and its number.
-    survey: Option<(u32, Parts<F>)>,
-    state: State<F>,
-    stats: Stats,
-    refused: Vec<RefusedCall<F>>,
-    attempts: Attempts,
+    variants: Variants<F>,
+    judge: Judge<F>,
     agreement: Agreement,
     notices: Notices,
+    state: State<F>,
+    stats: Stats,
     /// The guard on which the call that is handled missed.
     missed: Option<String>,
     /// Whether a stored plan was bound for the last call, which was not replayed yet.
     just_trusted: bool,
-    next_id: u32,
-    next_candidate: u32,
     failure: Failure<F>,
 }
 
@@ -218,30 +132,6 @@ impl<F: Frontend> State<F> {
     }
 }
 
-/// The ranks with which calls are agreed.
-#[derive(Debug)]
-struct Agreement {
-    /// The process group whose ranks agree about every call.
-    ranks: Option<CString>,
-    /// Whether the ranks are to agree about checks too.
-    checks: bool,
-    /// How many default process groups had no name that the framework knows.
-    unregistered: u64,
-    /// Why the ranks' collectives did not fit, once said.
-    unfit: Option<String>,
-}
-
-/// What users are told, each once.
-#[derive(Debug, Default)]
-struct Notices {
-    /// What is to be told next.
-    next: Option<String>,
-    /// Whether it was said that nothing more is recorded.
-    full: bool,
-    /// Whether it was said that guards could not be checked.
-    unguarded: bool,
-}
-
 /// What the last replay has left, if it failed.
 #[derive(Debug)]
 struct Failure<F: Frontend> {
@@ -254,29 +144,17 @@ struct Failure<F: Frontend> {
 impl<F: Frontend> Session<F> {
     /// A session with nothing recorded, for calls of a framework.
     pub fn new(config: Config, frontend: F) -> Result<Self, SessionError> {
-        let stored = StoredPlans::open(&config)?;
         Ok(Session {
+            variants: Variants::new(&config),
+            judge: Judge::new(&config)?,
+            agreement: Agreement::default(),
+            notices: Notices::new(&config.function),
             config,
-            stored,
             frontend,
-            variants: Vec::new(),
-            candidates: Vec::new(),
-            survey: None,
             state: State::Open,
             stats: Stats::default(),
-            refused: Vec::new(),
-            attempts: Attempts::new(),
-            agreement: Agreement {
-                ranks: None,
-                checks: false,
-                unregistered: 0,
-                unfit: None,
-            },
-            notices: Notices::default(),
             missed: None,
             just_trusted: false,
-            next_id: 0,
-            next_candidate: 0,
             failure: Failure {
                 left: None,
                 exception: None,
@@ -302,17 +180,21 @@ impl<F: Frontend> Session<F> {
 
     /// The variants that can be replayed.
     pub fn variants(&self) -> &[Variant<F>] {
-        &self.variants
+        &self.variants.all
     }
 
     /// The variant with this number.
     pub fn variant(&self, id: u32) -> Option<&Variant<F>> {
-        self.variants.iter().find(|variant| variant.id == id)
+        self.variants().iter().find(|variant| variant.id == id)
     }
 
     /// The same, to change it, and the framework.
     pub(crate) fn variant_mut(&mut self, id: u32) -> Option<(&F, &mut Variant<F>)> {
-        let variant = self.variants.iter_mut().find(|variant| variant.id == id);
+        let variant = self
+            .variants
+            .all
+            .iter_mut()
+            .find(|variant| variant.id == id);
         variant.map(|variant| (&self.frontend, variant))
     }
 
@@ -325,22 +207,12 @@ impl<F: Frontend> Session<F> {
         world_size: u32,
         rank: u32,
     ) -> Result<(), SessionError> {
-        let number = match group {
-            None => 0,
-            Some(name) => match self.frontend.group(name)? {
-                Some(group) => group.number() + 1,
-                None => {
-                    self.agreement.unregistered += 1;
-                    u64::MAX - self.agreement.unregistered // never the same again
-                }
-            },
-        };
+        let number = self.agreement.enter(&self.frontend, group)?;
         self.frontend.enter_world(number);
-        self.agreement.ranks = None;
         let own = &mut self.config.fingerprint;
         if (own.world_size, own.rank) != (world_size, rank) {
             (own.world_size, own.rank) = (world_size, rank);
-            self.stored = StoredPlans::open(&self.config)?;
+            self.judge.stored = StoredPlans::open(&self.config)?;
         }
         Ok(())
     }
@@ -356,37 +228,15 @@ impl<F: Frontend> Session<F> {
     /// call: whether that is so. Every rank must then make the same calls in the same
     /// order.
     pub fn agree_in(&mut self, group: &CStr) -> Result<bool, SessionError> {
-        let checks = self.agreement.checks;
-        if !self.config.passes.alters_collectives() && !checks {
-            return Ok(false);
-        }
-        let Some(found) = self.frontend.group(group)? else {
-            return Ok(false);
-        };
-        if let Some(why) = found.why_silent() {
-            self.config.passes = self.config.passes.keeping_collectives();
-            let off = match checks {
-                true => "the ranks do not agree about calls",
-                false => "passes that alter collectives stay off",
-            };
-            self.notices.next = Some(format!("{}: {off}: {why}", self.config.function));
-            return Ok(false);
-        }
-        self.agreement.ranks = Some(group.to_owned());
-        Ok(true)
+        let (frontend, config) = (&self.frontend, &mut self.config);
+        Ok((self.agreement).join(frontend, group, config, &mut self.notices)?)
     }
 
     /// How plans are bound.
     fn terms(&self) -> Terms {
-        let own = &self.config.fingerprint;
-        let ranks = self.agreement.ranks.as_ref();
-        let ranks = ranks.filter(|_| self.agreement.checks);
         Terms {
             passes: self.config.passes,
-            ranks: ranks.map(|group| Members {
-                name: group.to_string_lossy().into_owned(),
-                ranks: (0..own.world_size).collect(),
-            }),
+            ranks: (self.agreement).of_checks(self.config.fingerprint.world_size),
         }
     }
 
@@ -404,11 +254,6 @@ impl<F: Frontend> Session<F> {
     ) -> Result<(&F, &mut Variant<F>), SessionError> {
         self.frontend.collect(args)?;
         self.variant_mut(id).ok_or(SessionError::NoVariant)
-    }
-
-    /// The recording in progress, which ends.
-    pub(crate) fn take_recording(&mut self) -> Option<ActiveRecording<F>> {
-        self.state.take().map(|active| active.recording)
     }
 
     /// Whether all calls run eagerly from now on.
@@ -449,16 +294,15 @@ impl<F: Frontend> Session<F> {
         let mut unanswered: Vec<(u32, String)> = Vec::new();
         let missed = loop {
             match found {
-                Found::Unseen => return Ok(Next::Eager),
+                Found::Unchecked => return Ok(Next::Eager),
                 Found::Variant(i) => {
-                    self.variants[..=i].rotate_right(1); // most recently used first
-                    self.variants[0].last_used = self.stats.calls;
-                    let (id, late) = (self.variants[0].id, self.variants[0].is_late());
+                    let variant = self.variants.use_at(i, self.stats.calls);
+                    let (id, late) = (variant.id, variant.is_late());
                     match self.replay(agreed)? {
                         Replayed::Done(next) => return Ok(next),
                         Replayed::Answered(subject) => unanswered.push((id, subject)),
                     }
-                    let other = self.look(&unanswered);
+                    let other = self.variants.find(&self.frontend, &unanswered);
                     // The check has ended the replay of every rank.
                     agreed = late && self.agree(other.as_ref().ok())?;
                     found = self.guarded(other);
@@ -466,143 +310,70 @@ impl<F: Frontend> Session<F> {
                 Found::None(missed) => break missed,
             }
         };
-        let mut refused = false;
-        for earlier in &self.refused {
-            let waits = earlier.again.is_none_or(|again| self.stats.calls < again);
-            refused = refused || waits && self.frontend.difference(&earlier.call)?.is_none();
-        }
+        let attempts = &self.judge.attempts;
+        let refused = attempts.are_refused(&self.frontend, self.stats.calls)?;
         if let Some(subject) = missed.subject {
-            self.stats.fallbacks += 1;
-            *self.stats.guard_misses.entry(subject.clone()).or_insert(0) += 1;
+            self.stats.miss(&subject);
             self.missed = Some(subject);
         }
-        if refused || self.refused.len() >= self.most_attempts() {
-            self.log_eager_miss();
-            return Ok(Next::Eager);
+        let full = match refused || missed.near {
+            true => None,
+            false => self.no_room(),
+        };
+        if let Some(why) = &full {
+            self.notices.tell_full(why);
         }
-        let no_room = if missed.near { None } else { self.no_room() };
-        if let Some(why) = no_room {
-            if !std::mem::replace(&mut self.notices.full, true) {
-                self.notices.next = Some(format!("{}: {why}", self.config.function));
-            }
+        if refused || full.is_some() {
             self.log_eager_miss();
             return Ok(Next::Eager);
         }
         Ok(Next::Record)
     }
 
-    /// Looks for a variant whose guards hold.
+    /// Looks for a variant whose guards hold for a call.
     fn find(&mut self, args: F::Args) -> Result<Found, SessionError> {
-        if matches!(self.state, State::Recording(_)) {
-            return Ok(Found::Unseen); // what is recorded stays the last call
+        if self.is_recording() {
+            return Ok(Found::Unchecked); // what is recorded stays the last call
         }
         self.frontend.collect(args)?;
         if self.frontend.is_watched() {
-            return Ok(Found::Unseen);
+            return Ok(Found::Unchecked);
         }
-        self.look(&[])
+        self.variants.find(&self.frontend, &[])
     }
 
     /// No replay without guards. What the step makes of the call, it says itself.
     fn guarded(&mut self, found: Result<Found, SessionError>) -> Found {
         found.unwrap_or_else(|error| {
-            if !std::mem::replace(&mut self.notices.unguarded, true) {
-                self.notices.next = Some(format!(
-                    "{}: the guards of a call could not be checked, so such calls run eagerly: {error}",
-                    self.config.function
-                ));
-            }
-            Found::Unseen
+            self.notices.tell_unguarded(error);
+            Found::Unchecked
         })
-    }
-
-    /// Looks for a variant whose guards hold for the call that was collected. Not among those `unanswered`: the step
-    /// would get another answer about data, as the text says.
-    fn look(&mut self, unanswered: &[(u32, String)]) -> Result<Found, SessionError> {
-        let mut best: Option<(usize, String)> = None;
-        let mut near = false;
-        for (i, variant) in self.variants.iter_mut().enumerate() {
-            if let Some((_, subject)) = unanswered.iter().find(|(id, _)| *id == variant.id) {
-                best = Some((usize::MAX, subject.clone()));
-                continue;
-            }
-            let (progress, subject) = match self.frontend.difference(&variant.call)? {
-                Some(word) => {
-                    let fact = variant.call.places.get(word);
-                    let fact = fact.or_else(|| self.frontend.places().get(word));
-                    (word, self.frontend.word(word, fact, &variant.leaves))
-                }
-                None => match variant.missed(&self.frontend)? {
-                    Some(subject) => {
-                        near = near || variant.is_near_but_for(&self.frontend, &subject)?;
-                        (usize::MAX, subject)
-                    }
-                    None => return Ok(Found::Variant(i)),
-                },
-            };
-            if best.as_ref().is_none_or(|(most, _)| progress > *most) {
-                best = Some((progress, subject));
-            }
-        }
-        Ok(Found::None(Miss {
-            subject: best.map(|(_, subject)| subject),
-            near,
-        }))
     }
 
     /// Agrees with the other ranks about a call: whether all replay it with
     /// altered collectives.
     fn agree(&mut self, found: Option<&Found>) -> Result<bool, SessionError> {
-        let Some(name) = &self.agreement.ranks else {
-            return Ok(false);
-        };
-        let Some(group) = self.frontend.group(name)? else {
-            return Ok(false); // left by all ranks
-        };
         let offer = match found {
-            Some(Found::Variant(i)) => self.variants[*i].offer(),
+            Some(Found::Variant(i)) => self.variants.all[*i].offer(),
             _ => None,
         };
-        let decided = (self.frontend).unlocked(|| agreement::decide(&group, offer));
-        let (decision, exchanged) = decided.and_then(|decided| decided).map_err(|error| {
-            SessionError::Agreement(format!(
-                "{}: the ranks could not agree about a call (while passes alter collectives, every rank of the job must \
-                 make each call): {error}",
-                self.config.function
-            ))
-        })?;
-        self.stats.exchanges += u64::from(exchanged);
-        if let Decision::Unfit(why) = &decision {
-            if self.agreement.unfit.is_none() {
-                self.notices.next = Some(format!(
-                    "{}: the passes altered collectives, and the collectives of the ranks do not fit together; such calls \
-                     keep the collectives of eager: {why}",
-                    self.config.function
-                ));
-            }
-            self.agreement.unfit = Some(why.to_string());
-        }
-        Ok(decision == Decision::Altered)
+        let (stats, notices) = (&mut self.stats, &mut self.notices);
+        (self.agreement).decide(&self.frontend, offer, stats, notices)
     }
 
     /// Replays the call with the first variant.
     fn replay(&mut self, agreed: bool) -> Result<Replayed<F::Results>, SessionError> {
-        let Some(variant) = self.variants.first_mut() else {
+        let Some(variant) = self.variants.all.first_mut() else {
             return Ok(Replayed::Done(Next::Eager));
         };
-        let late = variant.is_late();
+        let (id, late) = (variant.id, variant.is_late());
+        let altered = variant.needs_agreement();
         if late && !agreed {
-            self.stats.fallbacks += 1;
-            *(self.stats.guard_misses)
-                .entry("other ranks".to_owned())
-                .or_insert(0) += 1;
+            self.stats.miss("other ranks");
             return Ok(Replayed::Done(Next::Eager));
         }
         if late {
-            let group = match &self.agreement.ranks {
-                Some(name) => self.frontend.group(name)?,
-                None => None,
-            };
+            let group = self.agreement.group(&self.frontend)?;
             self.frontend.compare_checks(group.as_ref())?;
         }
         let results = variant.replay(&self.frontend, agreed);
@@ -610,11 +381,9 @@ impl<F: Frontend> Session<F> {
             self.frontend.compare_checks(None)?;
         }
         let left = std::mem::take(&mut variant.left);
-        self.failure.left = (!left.is_empty()).then_some((variant.id, left));
+        self.failure.left = (!left.is_empty()).then_some((id, left));
         let (undone, answered) = (variant.undone, variant.answered.take());
-        if variant.lost || variant.unanswered >= MAX_UNANSWERED {
-            self.variants.remove(0);
-        }
+        self.variants.give_up_spent();
         if let Some(subject) = answered {
             return Ok(Replayed::Answered(subject));
         }
@@ -628,25 +397,22 @@ impl<F: Frontend> Session<F> {
             self.failure.exception = exception;
             error
         })?;
-        let Some(variant) = self.variants.first() else {
-            return Ok(Replayed::Done(Next::Eager));
-        };
         self.stats.replays += 1;
-        if variant.needs_agreement() {
+        if altered {
             *(if agreed {
                 &mut self.stats.altered
             } else {
                 &mut self.stats.kept
             }) += 1;
         }
-        Ok(Replayed::Done(Next::Replayed(variant.id, results)))
+        Ok(Replayed::Done(Next::Replayed(id, results)))
     }
 
     /// Replays the call that was handled last with the newest variant, or gives the variant
     /// up, if the step would read other values than it is for. Other ranks were told that
     /// the call is not replayed: collectives are as recorded.
     pub fn replay_last(&mut self) -> Result<Next<F::Results>, SessionError> {
-        let id = self.variants.first().map(|variant| variant.id);
+        let id = self.variants().first().map(|variant| variant.id);
         let next = match self.replay(false)? {
             Replayed::Done(next) => next,
             Replayed::Answered(_) => Next::Eager,
@@ -665,7 +431,7 @@ impl<F: Frontend> Session<F> {
 
     /// Gives up a variant whose results the framework cannot give back.
     pub fn give_up(&mut self, id: u32) {
-        self.variants.retain(|variant| variant.id != id);
+        self.variants.all.retain(|variant| variant.id != id);
     }
 
     /// Why the collectives that passes have left did not fit those of other
@@ -674,61 +440,17 @@ impl<F: Frontend> Session<F> {
         self.agreement.unfit.as_deref()
     }
 
-    /// How many recordings in a row none may confirm, and how many kinds of calls
-    /// may be refused.
-    fn most_attempts(&self) -> usize {
-        self.config.max_variants.max(MIN_ATTEMPTS)
-    }
-
     /// Why nothing more is recorded, if so.
     fn no_room(&mut self) -> Option<String> {
-        let (most, calls) = (self.config.max_variants, self.stats.calls);
-        let used_lately = |variant: &Variant<F>| calls - variant.last_used < IDLE_CALLS;
-        if self.variants.len() >= most && self.variants.iter().all(used_lately) {
-            return Some(format!(
-                "{most} variants are recorded, which is the limit (max_variants), and all are in use: calls that match \
-                 no variant run eagerly, until a variant was not used for {IDLE_CALLS} calls; the last miss was on {}",
-                self.missed.as_deref().unwrap_or("?")
-            ));
+        let (most, call) = (self.config.max_variants, self.stats.calls);
+        if !self.variants.are_full(call) {
+            return self.judge.pause(&self.frontend, call);
         }
-        if self.attempts.is_paused(calls) {
-            return Some(String::new()); // which was said when it began
-        }
-        let most = self.most_attempts();
-        let (attempts, pause) = self.attempts.pause(calls, most)?;
-        let changing = self.changing();
         Some(format!(
-            "{attempts} recordings in a row were made under different guards, so no recording was confirmed by a second \
-             one (max_variants): the next {pause} calls that match no plan run eagerly, then Rote records again; the \
-             value that changes is {}",
-            changing.as_deref().unwrap_or("a host value")
+            "{most} variants are recorded, which is the limit (max_variants), and all are in use: calls that match no \
+             variant run eagerly, until a variant was not used for {IDLE_CALLS} calls; the last miss was on {}",
+            self.missed.as_deref().unwrap_or("?")
         ))
-    }
-
-    /// What differs between the last two recordings.
-    fn changing(&self) -> Option<String> {
-        let mut latest = self
-            .candidates
-            .iter()
-            .rev()
-            .map(|candidate| &candidate.parts);
-        let (last, before) = (latest.next()?, latest.next()?);
-        if let Some(word) = first_difference(&before.call.words, &last.call.words) {
-            let place = last.call.places.get(word);
-            return Some(self.frontend.word(word, place, &last.leaves));
-        }
-        let differs = |guard: &&GuardText| {
-            let same = |other: &GuardText| {
-                other.subject == guard.subject && other.expected == guard.expected
-            };
-            !before.guards.iter().any(same)
-        };
-        let changed = last.guards.iter().find(differs)?;
-        let was = guard_on(&before.guards, &changed.subject);
-        Some(match was {
-            Some(was) => format!("{}: {was}, then {}", changed.subject, changed.expected),
-            None => changed.subject.clone(),
-        })
     }
 
     /// What the last replay has left of each gradient of a variant's plan, if it failed;
@@ -749,25 +471,12 @@ impl<F: Frontend> Session<F> {
 
     fn log_eager_miss(&self) {
         if let Some(subject) = &self.missed {
-            let expected = self
-                .variants
-                .first()
-                .and_then(|variant| guard_on(&variant.guards, subject));
             tracing::info!(
                 target: "rote::guards",
                 "{}: {subject}: expected {}, found another value; the call runs eagerly",
                 self.config.function,
-                expected.as_deref().unwrap_or("absent")
+                self.variants.expected(subject)
             );
         }
     }
-}
-
-/// What the guard on a subject, or on what it is a part of, expects.
-fn guard_on(guards: &[GuardText], subject: &str) -> Option<String> {
-    let stem = subject.rsplit_once('.').map_or(subject, |(stem, _)| stem);
-    let find = |name: &str| guards.iter().find(|guard| guard.subject == name);
-    find(subject)
-        .or_else(|| find(stem))
-        .map(|guard| guard.expected.clone())
 }

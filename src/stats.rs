@@ -26,3 +26,11 @@ pub struct Stats {
     /// Why recordings were refused.
     pub refusals: Vec<String>,
 }
+
+impl Stats {
+    /// A call that could have been replayed runs eagerly, since a guard missed.
+    pub(crate) fn miss(&mut self, subject: &str) {
+        self.fallbacks += 1;
+        *self.guard_misses.entry_ref(subject).or_insert(0) += 1;
+    }
+}

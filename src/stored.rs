@@ -3,13 +3,15 @@
 use rote_plans::{
     Arg, Fingerprint, Guard, GuardKind, Plan, PlanError, PlanFile, PlanStore, Scalar,
 };
+use rote_replay::{Frontend, ReplayError};
 use rote_tracer::compare::{Recording, Source, compare};
+use rote_tracer::recorder::checks_come_first;
 use rote_tracer::scalars::{AS_WRITTEN, TracedFloats, evaluate};
 
 use crate::facts::NamedFacts;
-use crate::recording::{GuardText, Parts};
+use crate::places::Places;
+use crate::recording::{ActiveRecording, GuardText, Parts};
 use crate::session::Config;
-use rote_replay::Frontend;
 
 /// The plan store, as one captured function of one process sees it.
 #[derive(Debug)]
@@ -31,9 +33,14 @@ impl StoredPlans {
         })
     }
 
-    /// The store itself.
-    pub fn store(&self) -> &PlanStore {
-        &self.store
+    /// Writes a plan and opens what was written.
+    pub fn keep(&self, key: &str, plan: &Plan) -> Result<PlanFile, PlanError> {
+        let written = self.store.write(key, plan).and_then(PlanFile::open);
+        written.or_else(|error| {
+            // The plan itself is good: replay it from memory.
+            tracing::warn!(target: "rote::record", "plan {key} could not be stored: {error}");
+            PlanFile::from_plan(plan)
+        })
     }
 
     /// Whether there is no plan of this rank.
@@ -79,7 +86,7 @@ impl StoredPlans {
     }
 
     /// A stored plan under these guards, whatever answers about data its step got, and its key: none of those `known`.
-    pub fn find_any(&self, guard_key: &str, known: &[&str]) -> Option<(String, PlanFile)> {
+    fn find_any(&self, guard_key: &str, known: &[&str]) -> Option<(String, PlanFile)> {
         let keys = self.store.keys().unwrap_or_default();
         let of_guards = |key: &String| {
             let rest = key.strip_prefix(guard_key);
@@ -88,6 +95,52 @@ impl StoredPlans {
         let mut fitting =
             (keys.into_iter()).filter(|key| of_guards(key) && !known.contains(&key.as_str()));
         fitting.find_map(|key| self.find(&key).map(|file| (key, file)))
+    }
+
+    /// A stored plan that applies to the call that is about to be recorded, under no key among those `known`, and its
+    /// key. A plan that lets a hyperparameter vary applies if the recording follows that by now.
+    pub fn find_trusted<F: Frontend>(
+        &self,
+        frontend: &F,
+        recording: &ActiveRecording<F>,
+        known: &[&str],
+    ) -> Result<Option<(String, PlanFile)>, ReplayError> {
+        let guards = recording.guard_texts();
+        let found = self.find_any(&guard_key(&self.function, &guards), known);
+        let Some((key, file)) = found else {
+            return Ok(None);
+        };
+        let plan = file.to_plan();
+        // What rebuilds views, only a recording holds; and all ranks replay late checks, or none.
+        if has_rebuilt_views(&plan.result) || !checks_come_first(&plan) {
+            return Ok(None);
+        }
+        let free = free_of(&plan);
+        let pinned = free.iter().find(|path| !recording.is_loose(path));
+        let problem = guards_differ(&plan, &guards)
+            .or_else(|| {
+                pinned.map(|path| {
+                    format!("it lets {path} vary, but the script does more than arithmetic with it")
+                })
+            })
+            .or_else(|| {
+                let in_tensor = |path: &str| recording.number_in(frontend, path);
+                numbers_now(&plan, &recording.facts, in_tensor).err()
+            });
+        let function = &self.function;
+        if let Some(problem) = problem {
+            tracing::warn!(target: "rote::replay", "{function}: stored plan {key}: {problem}");
+            return Ok(None);
+        }
+        let places = Places::of::<F>(&plan, &recording.named);
+        if let Some(subject) = places.difference(frontend)? {
+            tracing::info!(
+                target: "rote::replay",
+                "{function}: stored plan {key}: it was recorded with another {subject}"
+            );
+            return Ok(None);
+        }
+        Ok(Some((key, file)))
     }
 
     /// Says why stored plans of this function are not for a call. Each may be for a
@@ -117,6 +170,13 @@ impl StoredPlans {
             }
         }
     }
+}
+
+/// Whether a plan returns views that take more than strides to make from their bases.
+fn has_rebuilt_views(result: &str) -> bool {
+    let result: serde_json::Value = serde_json::from_str(result).unwrap_or_default();
+    let views = result["views"].as_array();
+    views.is_some_and(|views| views.iter().any(|view| !view["tuple"][3].is_null()))
 }
 
 /// The name under which plans with these guards are stored: 128 bits of XXH3

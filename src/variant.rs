@@ -6,7 +6,7 @@ use hashbrown::{HashMap, HashSet};
 use rote_passes::{Report, Selection, optimize};
 use rote_plans::binding::ArchivedScalar;
 use rote_plans::sequence::Members;
-use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, PlanStore, Sequence, StrId};
+use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, Sequence, StrId};
 use rote_replay::agreement::Offer;
 use rote_replay::{CallFacts, Frontend, Left, ReplayError, TensorOf};
 use rote_tracer::compare::{Recording, Source};
@@ -183,6 +183,10 @@ impl<F: Frontend> Chosen<F> {
 /// A recording that a second one, or a stored plan, has confirmed.
 #[derive(Debug)]
 pub struct Confirmed<F: Frontend> {
+    /// The name under which its plan is stored.
+    pub key: String,
+    /// Its plan file, mapped.
+    pub file: PlanFile,
     /// The recording, every number as it was.
     pub recording: Recording,
     /// Where numbers that hyperparameters may explain come from.
@@ -257,42 +261,16 @@ fn bound_ones<T>(mut named: Vec<Named<T>>, plan: &ArchivedPlan) -> Vec<Named<T>>
 }
 
 impl<F: Frontend> Variant<F> {
-    /// Writes a plan to the store, opens what was written and binds it.
-    pub fn keep(
-        frontend: &F,
-        id: u32,
-        store: &PlanStore,
-        key: &str,
-        confirmed: Confirmed<F>,
-        terms: &Terms,
-    ) -> Result<Self, SessionError> {
-        let plan = final_plan(
-            &confirmed.recording,
-            &confirmed.sources,
-            &confirmed.parts.guards,
-            &confirmed.free,
-        );
-        let file = match store.write(key, &plan).and_then(PlanFile::open) {
-            Ok(file) => file,
-            Err(error) => {
-                // The plan itself is good: replay it from memory.
-                tracing::warn!(target: "rote::record", "plan {key} could not be stored: {error}");
-                PlanFile::from_plan(&plan)?
-            }
-        };
-        Self::bind(frontend, id, file, key, confirmed, terms)
-    }
-
     /// Binds an open plan file. Where the framework has not all that passes have made of its ops, fewer passes run.
     pub fn bind(
         frontend: &F,
         id: u32,
-        file: PlanFile,
-        key: &str,
         confirmed: Confirmed<F>,
         terms: &Terms,
     ) -> Result<Self, SessionError> {
         let Confirmed {
+            key,
+            file,
             recording,
             sources,
             free,
@@ -300,10 +278,10 @@ impl<F: Frontend> Variant<F> {
         } = confirmed;
         let recorded = file.to_plan();
         let places = Places::of::<F>(&recorded, &parts.named);
-        let chosen = Chosen::bind_some(frontend, key, &recorded, &parts, terms)?;
+        let chosen = Chosen::bind_some(frontend, &key, &recorded, &parts, terms)?;
         Ok(Variant {
             id,
-            key: key.to_owned(),
+            key,
             call: parts.call,
             leaves: parts.leaves,
             places,

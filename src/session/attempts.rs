@@ -1,10 +1,22 @@
 //! Recordings that made no plan, and whether another recording is worth its cost.
 
+use std::rc::Rc;
+
 use hashbrown::HashMap;
+use rote_replay::{CallFacts, Frontend, ReplayError};
+
+use super::variants::IDLE_CALLS;
+
+/// How many recordings in a row none may confirm, at least, and how many kinds of
+/// calls may be refused: the first steps of a run are like no others.
+const MIN_ATTEMPTS: usize = 4;
+
+/// For how many calls none is recorded after the first refusal of a step that has asked for data.
+const REFUSED_PAUSE: u64 = 8;
 
 /// For how many calls nothing is recorded at first, after too many recordings that none confirmed. What these cost is
 /// then a small part of the calls between.
-const FIRST_PAUSE: u64 = super::IDLE_CALLS;
+const FIRST_PAUSE: u64 = IDLE_CALLS;
 
 /// How many recordings in a row may differ from the one before.
 const MAX_DIFFERING: u32 = 3;
@@ -14,7 +26,10 @@ const MAX_DROPS: u32 = 4;
 
 /// What a session's recordings came to since one of them was confirmed.
 #[derive(Debug)]
-pub(super) struct Attempts {
+pub(super) struct Attempts<F: Frontend> {
+    /// How many recordings in a row none may confirm, and how many kinds of calls may be refused.
+    most: usize,
+    refused: Vec<RefusedCall<F>>,
     /// Recordings since the last one that was confirmed.
     unconfirmed: usize,
     /// Up to which call nothing is recorded, after too many of these.
@@ -31,9 +46,22 @@ pub(super) struct Attempts {
     unsteady: HashMap<String, u32>,
 }
 
-impl Attempts {
-    pub(super) fn new() -> Self {
+/// A call whose recording was refused.
+#[derive(Debug)]
+struct RefusedCall<F: Frontend> {
+    call: Rc<CallFacts<F::Held>>,
+    /// From which call on another one like it may be recorded: the step has asked for data, and may do something else
+    /// for another answer.
+    again: Option<u64>,
+    /// For how many calls none is recorded, the next time.
+    pause: u64,
+}
+
+impl<F: Frontend> Attempts<F> {
+    pub(super) fn new(max_variants: usize) -> Self {
         Attempts {
+            most: max_variants.max(MIN_ATTEMPTS),
+            refused: Vec::new(),
             unconfirmed: 0,
             paused_until: 0,
             pause: FIRST_PAUSE,
@@ -97,15 +125,53 @@ impl Attempts {
         call < self.paused_until
     }
 
-    /// Begins a pause at a call if `most` recordings were not confirmed. Comes back: how many there were, and for how
+    /// Begins a pause at a call if too many recordings were not confirmed. Comes back: how many there were, and for how
     /// many calls nothing is recorded.
-    pub(super) fn pause(&mut self, call: u64, most: usize) -> Option<(usize, u64)> {
-        if self.unconfirmed < most {
+    pub(super) fn pause(&mut self, call: u64) -> Option<(usize, u64)> {
+        if self.unconfirmed < self.most {
             return None;
         }
         let (attempts, pause) = (std::mem::take(&mut self.unconfirmed), self.pause);
         self.paused_until = call + pause;
         self.pause = pause.saturating_mul(2);
         Some((attempts, pause))
+    }
+    /// Whether the call that is handled, of this number, is not to be recorded since calls like it were refused.
+    pub(super) fn are_refused(&self, frontend: &F, call: u64) -> Result<bool, ReplayError> {
+        let mut refused = self.refused.len() >= self.most;
+        for earlier in &self.refused {
+            let waits = earlier.again.is_none_or(|again| call < again);
+            refused = refused || waits && frontend.difference(&earlier.call)?.is_none();
+        }
+        Ok(refused)
+    }
+
+    /// The recording of a call was refused: calls like it are not recorded for some time if the step has `asked` for
+    /// data, else never again.
+    pub(super) fn refuse(
+        &mut self,
+        frontend: &F,
+        call: Rc<CallFacts<F::Held>>,
+        asked: bool,
+        now: u64,
+    ) -> Result<(), ReplayError> {
+        let mut known = None;
+        for (i, earlier) in self.refused.iter().enumerate() {
+            if frontend.difference(&earlier.call)?.is_none() {
+                known = Some(i);
+            }
+        }
+        let i = known.unwrap_or(self.refused.len());
+        if known.is_none() {
+            self.refused.push(RefusedCall {
+                call,
+                again: None,
+                pause: REFUSED_PAUSE,
+            });
+        }
+        let refused = &mut self.refused[i];
+        refused.again = asked.then(|| now + refused.pause);
+        refused.pause = refused.pause.saturating_mul(2);
+        Ok(())
     }
 }

@@ -1,0 +1,145 @@
+//! Candidates: recordings that wait for an equal one, which makes a plan of them.
+
+use rote_plans::GuardKind;
+use rote_replay::{Frontend, first_difference};
+use rote_tracer::compare::Recording;
+
+use super::record::{Active, Known};
+use super::variants::guard_on;
+use crate::SessionError;
+use crate::places::Places;
+use crate::recording::{GuardText, Parts};
+
+#[derive(Debug)]
+pub(super) struct Candidate<F: Frontend> {
+    pub(super) id: u32,
+    pub(super) recording: Recording,
+    pub(super) parts: Parts<F>,
+    places: Places,
+}
+
+/// The name of a host value, and its text.
+type HostValue = (String, String);
+
+/// The candidates of a session, oldest first.
+#[derive(Debug)]
+pub(super) struct Candidates<F: Frontend> {
+    pub(super) all: Vec<Candidate<F>>,
+    /// What is guarded of a call that was not recorded, and its number.
+    pub(super) survey: Option<(u32, Parts<F>)>,
+    next_id: u32,
+}
+
+impl<F: Frontend> Candidates<F> {
+    pub(super) fn new() -> Self {
+        Candidates {
+            all: Vec::new(),
+            survey: None,
+            next_id: 0,
+        }
+    }
+
+    fn next_id(&mut self) -> u32 {
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
+    /// Adds a recording.
+    pub(super) fn add(&mut self, recording: Recording, parts: Parts<F>) {
+        let id = self.next_id();
+        let places = Places::of::<F>(&recording.plan, &parts.named);
+        self.all.push(Candidate {
+            id,
+            recording,
+            parts,
+            places,
+        });
+    }
+
+    /// Keeps what is guarded of a call that was not recorded: its number.
+    pub(super) fn keep_survey(&mut self, parts: Parts<F>) -> u32 {
+        let id = self.next_id();
+        self.survey = Some((id, parts));
+        id
+    }
+
+    /// Has a recording take over the guards of the candidate or survey of this number, if all of them hold: whether
+    /// they do. The candidate waits no longer.
+    pub(super) fn resume(
+        &mut self,
+        number: u32,
+        frontend: &F,
+        active: &mut Active<F>,
+    ) -> Result<bool, SessionError> {
+        let survey = self.survey.take();
+        if let Some((_, mut parts)) = survey.filter(|(known, _)| *known == number) {
+            let holds = parts.hold(frontend)?;
+            if holds {
+                active.recording.take_over(frontend, &mut parts);
+            }
+            return Ok(holds);
+        }
+        let Some(i) = self.all.iter().position(|known| known.id == number) else {
+            return Ok(false);
+        };
+        let known = &mut self.all[i];
+        if !known.parts.hold(frontend)? || known.places.difference(frontend)?.is_some() {
+            return Ok(false);
+        }
+        let mut known = self.all.remove(i);
+        active.recording.take_over(frontend, &mut known.parts);
+        active.known = Known::Resumed(Box::new(known));
+        Ok(true)
+    }
+
+    /// Where the candidates are that were recorded under the guards of the call, but for `hyperparameters` that only
+    /// arithmetic was seen on. And of a candidate whose guard on a host value missed: that value, and what it was.
+    pub(super) fn near(
+        &mut self,
+        frontend: &F,
+        hyperparameters: &[String],
+    ) -> Result<(Vec<usize>, Option<HostValue>), SessionError> {
+        let (mut near, mut unsteady) = (Vec::new(), None);
+        for (i, candidate) in self.all.iter_mut().enumerate() {
+            if frontend.difference(&candidate.parts.call)?.is_some() {
+                continue;
+            }
+            let mut loose = hyperparameters.to_vec();
+            loose.retain(|path| candidate.recording.floats.is_loose(path));
+            let facts = &mut candidate.parts.facts;
+            match facts.difference(frontend, &loose)? {
+                None if candidate.places.difference(frontend)?.is_some() => {}
+                None => near.push(i),
+                Some(subject) => {
+                    let entry = facts.entries.iter().find(|entry| entry.subject == subject);
+                    if let Some(entry) = entry.filter(|entry| entry.kind == GuardKind::Host) {
+                        unsteady = Some((subject, entry.text.clone()));
+                    }
+                }
+            }
+        }
+        Ok((near, unsteady))
+    }
+
+    /// What differs between the last two recordings.
+    pub(super) fn changing(&self, frontend: &F) -> Option<String> {
+        let mut latest = self.all.iter().rev().map(|candidate| &candidate.parts);
+        let (last, before) = (latest.next()?, latest.next()?);
+        if let Some(word) = first_difference(&before.call.words, &last.call.words) {
+            let place = last.call.places.get(word);
+            return Some(frontend.word(word, place, &last.leaves));
+        }
+        let differs = |guard: &&GuardText| {
+            let same = |other: &GuardText| {
+                other.subject == guard.subject && other.expected == guard.expected
+            };
+            !before.guards.iter().any(same)
+        };
+        let changed = last.guards.iter().find(differs)?;
+        let was = guard_on(&before.guards, &changed.subject);
+        Some(match was {
+            Some(was) => format!("{}: {was}, then {}", changed.subject, changed.expected),
+            None => changed.subject.clone(),
+        })
+    }
+}

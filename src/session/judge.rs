@@ -1,0 +1,378 @@
+//! Judges the recording of a call: whether it is dropped, refused, kept as a candidate,
+//! or makes a variant.
+
+use rote_replay::{Frontend, ReplayError};
+use rote_tracer::Refusal;
+use rote_tracer::compare::{Recording, Source, compare};
+
+use super::attempts::Attempts;
+use super::candidates::{Candidate, Candidates};
+use super::record::{Active, Known};
+use super::variants::Variants;
+use super::{Config, Outcome};
+use crate::SessionError;
+use crate::recording::{ActiveRecording, Parts};
+use crate::stored::{StoredPlans, guard_key, plan_key, same_as_stored, sources_of};
+use crate::variant::{Confirmed, Variant, final_plan};
+
+/// What recordings are compared with, and what became of earlier ones.
+#[derive(Debug)]
+pub(super) struct Judge<F: Frontend> {
+    pub(super) stored: StoredPlans,
+    pub(super) candidates: Candidates<F>,
+    pub(super) attempts: Attempts<F>,
+    function: String,
+    /// How many candidates are kept at most.
+    most: usize,
+}
+
+/// A recording that is to become a variant.
+#[derive(Debug)]
+pub(super) struct Accepted<F: Frontend> {
+    pub(super) confirmed: Confirmed<F>,
+    /// The variant that makes way for it.
+    pub(super) replaces: Option<usize>,
+    /// Whether its plan was in the store.
+    pub(super) stored: bool,
+}
+
+// The step has run: whatever goes wrong from here on is no error of its.
+impl From<SessionError> for Outcome {
+    fn from(error: SessionError) -> Self {
+        Outcome::Refused(match error {
+            SessionError::Refused(refusal) => refusal,
+            error => Refusal::step(
+                format!("was recorded, but no plan could be made of the recording: {error}"),
+                "report this as a bug, with the step; the step stays eager",
+            ),
+        })
+    }
+}
+
+impl From<ReplayError> for Outcome {
+    fn from(error: ReplayError) -> Self {
+        SessionError::from(error).into()
+    }
+}
+
+impl<F: Frontend> Judge<F> {
+    pub(super) fn new(config: &Config) -> Result<Self, SessionError> {
+        Ok(Judge {
+            stored: StoredPlans::open(config)?,
+            candidates: Candidates::new(),
+            attempts: Attempts::new(config.max_variants),
+            function: config.function.clone(),
+            most: config.max_variants,
+        })
+    }
+
+    /// Why nothing is recorded at a call, if too many recordings were not confirmed.
+    pub(super) fn pause(&mut self, frontend: &F, call: u64) -> Option<String> {
+        if self.attempts.is_paused(call) {
+            return Some(String::new()); // users know since it began
+        }
+        let (attempts, pause) = self.attempts.pause(call)?;
+        let changing = self.candidates.changing(frontend);
+        Some(format!(
+            "{attempts} recordings in a row were made under different guards, so no recording was confirmed by a second \
+             one (max_variants): the next {pause} calls that match no plan run eagerly, then Rote records again; the \
+             value that changes is {}",
+            changing.as_deref().unwrap_or("a host value")
+        ))
+    }
+
+    /// Finds what may confirm a recording that is about to run. Refuses the recording if nothing can, and a host value is
+    /// another one each time.
+    pub(super) fn compare_guards(
+        &mut self,
+        frontend: &F,
+        variants: &mut Variants<F>,
+        active: &mut Active<F>,
+    ) -> Result<(), SessionError> {
+        self.candidates.survey = None;
+        if let Known::Resumed(_) = active.known {
+            self.attempts.is_steady();
+            return Ok(());
+        }
+        let hyperparameters = active.recording.facts.hyperparameters();
+        let variants = variants.near(frontend, &hyperparameters)?;
+        let (candidates, unsteady) = self.candidates.near(frontend, &hyperparameters)?;
+        let alone = variants.is_empty() && candidates.is_empty();
+        match unsteady {
+            _ if !alone => self.attempts.is_steady(),
+            Some((subject, was)) if self.attempts.is_unsteady(&subject) => {
+                let what = format!("{subject} (once {was})");
+                active.recording.refuse(changes_every_call(&what, false));
+            }
+            _ => {}
+        }
+        active.known = Known::Alike {
+            variants,
+            candidates,
+            first: alone && self.stored.is_empty(),
+        };
+        Ok(())
+    }
+
+    /// What becomes of a recording: whether it can be kept, then whether another one confirms it.
+    pub(super) fn judge(
+        &mut self,
+        frontend: &F,
+        variants: &Variants<F>,
+        active: Active<F>,
+        result: &str,
+    ) -> Result<Accepted<F>, Outcome> {
+        let Active {
+            mut recording,
+            known,
+            ..
+        } = active;
+        self.stored.scan();
+        recording.check_generators(frontend, "")?;
+        recording.refuse_race(F::WAITS);
+        recording.facts.settle_added(frontend)?;
+        let changes = recording.facts.changes(frontend)?;
+        let unchanged = self.unchanged(&recording, &changes);
+        if let Some(refusal) = recording.refusal() {
+            // A first call may make state, and do once what it never does again.
+            return Err(match unchanged {
+                Err(Outcome::Dropped(why)) => Outcome::Dropped(format!("{why}, and {refusal}")),
+                _ => Outcome::Refused(refusal.clone()),
+            });
+        }
+        unchanged?;
+        self.leaves_nothing(&recording)?;
+        let (recording, parts) = recording.into_recording(result);
+        let key = plan_key(&guard_key(&self.function, &parts.guards), &recording);
+        let (near, candidates, first) = match known {
+            Known::Alike {
+                variants,
+                candidates,
+                first,
+            } => (variants, candidates, first),
+            Known::Resumed(candidate) if candidate.recording.decides_as(&recording) => {
+                return self.confirm(&candidate, key, recording, parts);
+            }
+            Known::Resumed(mut candidate) => {
+                candidate.parts.facts = parts.facts; // the next call's may be another recording of its branch
+                self.candidates.all.push(*candidate);
+                let why = "the step went another way than in the recording whose guards hold";
+                return Err(Outcome::Dropped(why.to_owned()));
+            }
+        };
+        let variant = |i: usize| &variants.all[i];
+        // Another branch makes another variant: by answers about data, or by numbers that are computed before a replay.
+        // So do other numbers in tensors, or where nothing is known of what the variant computes.
+        let same_branch = |&&i: &&usize| !recording.is_other_than(&variant(i).recording);
+        if let Some(&i) = near.iter().find(same_branch) {
+            return self.generalize(i, variant(i), key, recording, parts);
+        }
+        let known = &self.candidates.all;
+        let same_branch = |&&i: &&usize| known[i].recording.decides_as(&recording);
+        if let Some(&i) = candidates.iter().find(same_branch) {
+            let candidate = self.candidates.all.remove(i);
+            return self.confirm(&candidate, key, recording, parts);
+        }
+        let others = near.iter().map(|&i| &variant(i).recording);
+        let mut others = others.chain(candidates.iter().map(|&i| &known[i].recording));
+        match others.find_map(|other| recording.changing_number(other)) {
+            Some(refusal) if self.attempts.differs() => Err(Outcome::Refused(refusal)),
+            _ => self.adopt(variants, key, recording, parts, first),
+        }
+    }
+
+    /// A step that changes what is guarded: the recording is dropped once, since the change may be the last one.
+    fn unchanged(
+        &mut self,
+        recording: &ActiveRecording<F>,
+        changes: &[String],
+    ) -> Result<(), Outcome> {
+        let subject = |change: &String| change.split(" (").next().unwrap_or_default().to_owned();
+        let again = self.attempts.changed(changes.iter().map(subject).collect());
+        match again {
+            _ if changes.is_empty() => Ok(()),
+            Some(again) => {
+                let what = &changes[again];
+                let hyperparameters = recording.facts.hyperparameters();
+                let is_hyper = hyperparameters.contains(&subject(what));
+                Err(Outcome::Refused(changes_every_call(what, is_hyper)))
+            }
+            None => {
+                let changes = changes.join(", ");
+                Err(Outcome::Dropped(format!("the step changed {changes}")))
+            }
+        }
+    }
+
+    /// A step that makes tensors which outlive the call and are no result: the recording is dropped, since the first
+    /// steps make state; too often in a row it is refused.
+    fn leaves_nothing(&self, recording: &ActiveRecording<F>) -> Result<(), Outcome> {
+        let survivors = recording.survivors();
+        if survivors.is_empty() {
+            return Ok(());
+        }
+        let some: Vec<&str> = survivors.iter().take(3).map(String::as_str).collect();
+        let what = format!(
+            "{} tensors that outlive the call, among them {}",
+            survivors.len(),
+            some.join("; ")
+        );
+        if !self.attempts.is_last_drop() {
+            return Err(Outcome::Dropped(format!("the step made {what}")));
+        }
+        Err(Outcome::Refused(Refusal::step(
+            format!("keeps {what}, at every call"),
+            if recording.unwaited() > 0 {
+                "wait for every collective inside the captured function (in PyTorch wait_tensor(), or .wait()); return \
+                 the other tensors, or write them in place to tensors of the state (state= in Python)"
+            } else {
+                "return these tensors, or write them in place to tensors of the state (state= in Python)"
+            },
+        )))
+    }
+
+    /// A recording under the guards of a candidate: an equal one makes a variant, another one takes its place.
+    fn confirm(
+        &mut self,
+        candidate: &Candidate<F>,
+        key: String,
+        recording: Recording,
+        parts: Parts<F>,
+    ) -> Result<Accepted<F>, Outcome> {
+        let known = &candidate.recording;
+        match compare(known, &known.sources(), &recording) {
+            Ok(sources) => {
+                let free = recording.floats.free(&known.floats);
+                self.keep(key, recording, sources, free, parts, None)
+            }
+            Err(refusal) => {
+                self.candidates.add(recording, parts);
+                Err(self.differs(refusal))
+            }
+        }
+    }
+
+    /// A recording that nothing in this process confirms: the stored plan may, if it is the same; else it waits for a
+    /// second one.
+    fn adopt(
+        &mut self,
+        variants: &Variants<F>,
+        key: String,
+        recording: Recording,
+        parts: Parts<F>,
+        first: bool,
+    ) -> Result<Accepted<F>, Outcome> {
+        let ours = variants.all.iter().any(|variant| variant.key == key);
+        let find = !first && !ours;
+        let function = &self.function;
+        if let Some(file) = find.then(|| self.stored.find(&key)).flatten() {
+            let plan = file.to_plan();
+            match same_as_stored(&plan, &recording, &parts) {
+                Ok(free) => {
+                    tracing::info!(target: "rote::record", "{function}: stored plan {key} is the same");
+                    return Ok(Accepted {
+                        confirmed: Confirmed {
+                            sources: sources_of(&plan, &recording),
+                            key,
+                            file,
+                            recording,
+                            free,
+                            parts,
+                        },
+                        replaces: None,
+                        stored: true,
+                    });
+                }
+                Err(difference) => tracing::warn!(
+                    target: "rote::record",
+                    "{function}: stored plan {key} differs from the recording: {difference}; recording a new plan"
+                ),
+            }
+        } else if variants.all.is_empty() && self.candidates.all.is_empty() {
+            self.stored.explain_strangers(&parts.guards);
+        }
+        if self.candidates.all.len() >= self.most {
+            self.candidates.all.remove(0);
+        }
+        self.attempts.wait();
+        self.candidates.add(recording, parts);
+        Err(Outcome::Candidate)
+    }
+
+    /// Two recordings under the same guards differ. Once it may be chance:
+    /// autograd clones a gradient that a collective's thread still holds, and
+    /// steals it otherwise.
+    fn differs(&mut self, refusal: Refusal) -> Outcome {
+        if self.attempts.differs() {
+            return Outcome::Refused(refusal);
+        }
+        Outcome::Dropped(refusal.to_string())
+    }
+
+    /// A variant missed because hyperparameters changed: bind the numbers that
+    /// follow them.
+    fn generalize(
+        &mut self,
+        i: usize,
+        old: &Variant<F>,
+        key: String,
+        recording: Recording,
+        parts: Parts<F>,
+    ) -> Result<Accepted<F>, Outcome> {
+        let sources = match compare(&old.recording, &old.sources, &recording) {
+            Ok(sources) => sources,
+            Err(refusal) => return Err(self.differs(refusal)),
+        };
+        let mut free = old.free.clone();
+        for path in recording.floats.free(&old.recording.floats) {
+            if !free.contains(&path) {
+                free.push(path);
+            }
+        }
+        free.retain(|path| recording.floats.is_loose(path));
+        self.keep(key, recording, sources, free, parts, Some(i))
+    }
+
+    /// Writes the plan of a recording to the store.
+    fn keep(
+        &self,
+        key: String,
+        recording: Recording,
+        sources: Vec<Source>,
+        free: Vec<String>,
+        parts: Parts<F>,
+        replaces: Option<usize>,
+    ) -> Result<Accepted<F>, Outcome> {
+        let plan = final_plan(&recording, &sources, &parts.guards, &free);
+        let file = self.stored.keep(&key, &plan).map_err(SessionError::from)?;
+        Ok(Accepted {
+            confirmed: Confirmed {
+                key,
+                file,
+                recording,
+                sources,
+                free,
+                parts,
+            },
+            replaces,
+            stored: false,
+        })
+    }
+}
+
+fn changes_every_call(what: &str, hyperparameter: bool) -> Refusal {
+    let remedy = if hyperparameter {
+        "set it before the captured function is called (in Python, host= takes a function for that); the step of a learning rate scheduler may stay inside, if \
+         nothing there reads the rate"
+    } else {
+        "make the value a tensor, or pass it as an argument if it has few values; if it does not matter, leave it \
+         unguarded (ignore= in Python)"
+    };
+    Refusal::step(
+        format!(
+            "changes the host value {what} at every call: a replay changes no host value, and each new value misses its \
+             guard"
+        ),
+        remedy,
+    )
+}

@@ -1,0 +1,46 @@
+//! What users are told, each once.
+
+use std::fmt::Display;
+
+#[derive(Debug)]
+pub(super) struct Notices {
+    /// The captured function.
+    pub(super) function: String,
+    /// The next warning.
+    pub(super) next: Option<String>,
+    /// Whether users know that nothing more is recorded.
+    full: bool,
+    /// Whether users know that guards could not be checked.
+    unguarded: bool,
+}
+
+impl Notices {
+    pub(super) fn new(function: &str) -> Self {
+        Notices {
+            function: function.to_owned(),
+            next: None,
+            full: false,
+            unguarded: false,
+        }
+    }
+
+    pub(super) fn tell(&mut self, text: impl Display) {
+        self.next = Some(format!("{}: {text}", self.function));
+    }
+
+    /// Nothing more is recorded.
+    pub(super) fn tell_full(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.full, true) {
+            self.tell(why);
+        }
+    }
+
+    /// The guards of a call could not be checked.
+    pub(super) fn tell_unguarded(&mut self, error: impl Display) {
+        if !std::mem::replace(&mut self.unguarded, true) {
+            self.tell(format_args!(
+                "the guards of a call could not be checked, so such calls run eagerly: {error}"
+            ));
+        }
+    }
+}
