@@ -1,34 +1,26 @@
 //! A plan through its passes, bound to the tensors and numbers of a variant.
 
+mod scalars;
+mod tensors;
+
 use rote_passes::{Done, Program};
-use rote_plans::{BindingKind, Scalar, Schedule};
-use rote_replay::{Bound, BoundPlan, Counted, Frontend, Left, Program as _, ReplayError, TensorOf};
-use rote_tracer::scalars::{evaluate, read_behind};
+use rote_plans::Schedule;
+use rote_replay::{BoundPlan, Frontend, Left, Program as _, ReplayError, TensorOf};
 
 use crate::SessionError;
 use crate::facts::NamedFacts;
-use crate::recording::{Named, state_tensor};
+use crate::recording::Parts;
+
+use scalars::BoundScalars;
+use tensors::BoundTensors;
+pub(crate) use tensors::no_leaf;
 
 /// A program that can run on the arguments of a call.
 #[derive(Debug)]
 pub(crate) struct BoundVariant<F: Frontend> {
     bound: BoundPlan<F::Program>,
-    args: Vec<ArgBinding>,
-    grads: Vec<(u32, TensorOf<F>)>,
-    scalars: Vec<Scalar>,
-    scalar_words: Vec<usize>,
-    /// What each of them is read from; empty where it is computed.
-    scalar_paths: Vec<String>,
-    /// The tensor that each of them is read from, if it is one.
-    scalar_tensors: Vec<Option<TensorOf<F>>>,
-    /// The scalars' values, as computed last.
-    numbers_now: Vec<f64>,
-    /// Whether they were computed for the call that is handled now.
-    computed: bool,
-    /// Slots and tensors of the state.
-    state: Vec<(u32, TensorOf<F>)>,
-    /// Tensors whose version counters a replay raises.
-    counted: Vec<Writes<TensorOf<F>>>,
+    tensors: BoundTensors<F>,
+    scalars: BoundScalars<F>,
     /// The plan after its passes, and how it runs.
     program: Program,
     /// What a replay that failed has left of each gradient.
@@ -57,32 +49,13 @@ struct Unplaced {
     allocated: Option<Vec<u64>>,
 }
 
-/// A tensor that a step writes, and how often.
-#[derive(Debug)]
-struct Writes<T> {
-    /// The slot of the binding that has its memory.
-    slot: Option<u32>,
-    /// The tensor, or its owner; of an argument its leaf.
-    tensor: Result<T, u32>,
-    grad: bool,
-    times: [u32; 2],
-}
-
-#[derive(Clone, Copy, Debug)]
-struct ArgBinding {
-    slot: u32,
-    leaf: u32,
-    grad: bool,
-}
-
 impl<F: Frontend> BoundVariant<F> {
     /// Binds a program to named tensors, and its scalars to the facts that
     /// follow them.
     pub(crate) fn bind(
         frontend: &F,
         mut program: Program,
-        named: &[Named<TensorOf<F>>],
-        facts: &NamedFacts<F>,
+        parts: &Parts<F>,
     ) -> Result<Self, SessionError> {
         let arena = !program.schedule.offsets.is_empty();
         let unplaced = arena.then(|| Unplaced {
@@ -92,107 +65,10 @@ impl<F: Frontend> BoundVariant<F> {
         let plan = &program.plan;
         plan.check()?;
         let bound = BoundPlan::bind(frontend.program(plan)?, plan, &program.schedule)?;
-        let mut taken = vec![false; named.len()];
-        let mut args = Vec::new();
-        let mut grads = Vec::new();
-        let mut state = Vec::new();
-        let mut slots = vec![None; named.len()];
-        let mut counts = vec![[0; 2]; named.len()];
-        let mut counted = Vec::new();
-        for (binding, &(kind, slot)) in plan.bindings.iter().zip(bound.bindings()) {
-            let path = plan.str(binding.path);
-            let Some(at) = named.iter().position(|n| n.kind == kind && n.path == path) else {
-                return Err(ReplayError::Bind(format!(
-                    "the plan binds {path}, which this process does not have"
-                ))
-                .into());
-            };
-            let named = &named[at];
-            slots[at] = Some(slot);
-            counts[at] = binding.counted;
-            match (kind, named.leaf) {
-                (BindingKind::Arg, Some(leaf)) => args.push(ArgBinding {
-                    slot,
-                    leaf,
-                    grad: false,
-                }),
-                (BindingKind::Grad, Some(leaf)) => args.push(ArgBinding {
-                    slot,
-                    leaf,
-                    grad: true,
-                }),
-                (_, _) => {
-                    let held = named.tensor.as_ref();
-                    let Some(tensor) = held.filter(|_| !std::mem::replace(&mut taken[at], true))
-                    else {
-                        return Err(ReplayError::Bind(format!("{path} is bound twice")).into());
-                    };
-                    let tensor = F::borrow(tensor);
-                    if kind == BindingKind::Grad {
-                        grads.push((slot, frontend.hold(tensor)));
-                    } else {
-                        frontend.bind(bound.program(), slot, tensor, Bound::Memory)?;
-                        state.push((slot, frontend.hold(tensor)));
-                    }
-                }
-            }
-        }
-        for (tensor, stored) in named.iter().zip(counts) {
-            let times = tensor.written.unwrap_or(stored);
-            if times == [0, 0] {
-                continue;
-            }
-            let memory = slots
-                .iter()
-                .zip(named)
-                .find_map(|(slot, other)| slot.filter(|_| other.storage == tensor.storage));
-            counted.push(Writes {
-                slot: memory,
-                tensor: match (tensor.leaf, &tensor.tensor) {
-                    (Some(leaf), _) => Err(leaf),
-                    (None, Some(held)) => Ok(frontend.hold(F::borrow(held))),
-                    (None, None) => continue,
-                },
-                grad: tensor.kind == BindingKind::Grad,
-                times,
-            });
-        }
-        let scalars = bound.scalars().to_vec();
-        let mut scalar_words = vec![usize::MAX; scalars.len()];
-        let mut scalar_paths = vec![String::new(); scalars.len()];
-        let mut scalar_tensors: Vec<_> = scalars.iter().map(|_| None).collect();
-        let not_here = |path: &str| {
-            ReplayError::Bind(format!(
-                "the plan reads {path}, which this process does not have"
-            ))
-        };
-        for (i, scalar) in scalars.iter().enumerate() {
-            if let Scalar::Read { path } = scalar {
-                let path = plan.str(*path);
-                path.clone_into(&mut scalar_paths[i]);
-                scalar_words[i] = facts.float_word(path).ok_or_else(|| not_here(path))?;
-            }
-            if let Scalar::Tensor { path } = scalar {
-                let path = plan.str(*path);
-                path.clone_into(&mut scalar_paths[i]);
-                let tensor = state_tensor(named, path)
-                    .filter(|held| frontend.number(F::borrow(held)).is_some())
-                    .ok_or_else(|| not_here(path))?;
-                scalar_tensors[i] = Some(frontend.hold(F::borrow(tensor)));
-            }
-        }
         Ok(BoundVariant {
+            tensors: BoundTensors::bind(frontend, plan, &bound, &parts.named)?,
+            scalars: BoundScalars::bind(frontend, plan, bound.scalars(), parts)?,
             bound,
-            args,
-            grads,
-            scalars,
-            numbers_now: Vec::with_capacity(scalar_words.len()),
-            computed: false,
-            scalar_words,
-            scalar_paths,
-            scalar_tensors,
-            state,
-            counted,
             program,
             left: Vec::new(),
             failed: false,
@@ -207,32 +83,10 @@ impl<F: Frontend> BoundVariant<F> {
         })
     }
 
-    /// Computes the scalars from the hyperparameters and tensors of now, for the replay that
-    /// follows. Comes back: a hyperparameter or a tensor under which the plan does not apply, if
-    /// Python would raise, the sources of a number do not agree, or a comparison has another
-    /// outcome.
+    /// Computes the numbers of the replay that follows. Comes back: a hyperparameter or a tensor
+    /// under which the plan does not apply, if there is one.
     pub(crate) fn compute(&mut self, frontend: &F, facts: &NamedFacts<F>) -> Option<String> {
-        self.computed = true;
-        if self.scalars.is_empty() {
-            return None;
-        }
-        let mut missing = None;
-        let done = evaluate(&self.scalars, &mut self.numbers_now, |i| {
-            let found = match &self.scalar_tensors[i] {
-                Some(tensor) => frontend.number(F::borrow(tensor)),
-                None => facts.float_at(self.scalar_words[i]).ok(),
-            };
-            found.unwrap_or_else(|| {
-                missing.get_or_insert(i); // no float any more
-                f64::NAN
-            })
-        });
-        let unfit = missing.or_else(|| {
-            let scalar = done.err()?;
-            Some(read_behind(&self.scalars, scalar).unwrap_or(scalar))
-        })?;
-        self.computed = false;
-        Some(self.scalar_paths[unfit].clone())
+        self.scalars.compute(frontend, facts)
     }
 
     /// Replays the plan on the arguments that the frontend has collected. `together`: all ranks
@@ -271,10 +125,8 @@ impl<F: Frontend> BoundVariant<F> {
         self.left = match &results {
             Err(ReplayError::Step { step, .. }) if !self.undone && !self.lost() => {
                 let slots = self.bound.written_before(&self.program.plan, *step);
-                self.count(frontend, Some(&slots))?;
-                for (slot, tensor) in &self.state {
-                    frontend.leave_shape(self.bound.program(), *slot, F::borrow(tensor))?;
-                }
+                self.tensors.count(frontend, Some(&slots))?;
+                self.tensors.leave_shapes(frontend, &self.bound)?;
                 (self.bound.left(&self.program.plan, *step)).unwrap_or_default()
             }
             _ => Vec::new(),
@@ -336,32 +188,8 @@ impl<F: Frontend> BoundVariant<F> {
         });
         self.failed = run.is_err();
         let cleared = self.bound.clear();
-        run.and_then(|()| self.count(frontend, None)).and(cleared)
-    }
-
-    /// Raises version counters as the step does: of all that it writes, or of what lies in
-    /// the memory of some bindings, at most so many times.
-    fn count(&self, frontend: &F, only: Option<&[(u32, usize)]>) -> Result<(), ReplayError> {
-        let written = self.counted.iter().filter_map(|counted| {
-            let times = match only {
-                Some(written) => {
-                    let own = written.iter().find(|(slot, _)| Some(*slot) == counted.slot);
-                    let (_, most) = own?;
-                    counted.times.map(|times| times.min(*most as u32))
-                }
-                None => counted.times,
-            };
-            let tensor = match &counted.tensor {
-                Ok(tensor) => F::borrow(tensor),
-                Err(leaf) => frontend.leaf(*leaf)?,
-            };
-            Some(Counted {
-                tensor,
-                grad: counted.grad,
-                times,
-            })
-        });
-        frontend.count(written)
+        run.and_then(|()| self.tensors.count(frontend, None))
+            .and(cleared)
     }
 
     fn replayed(&mut self, frontend: &F, facts: &NamedFacts<F>) -> Result<F::Results, ReplayError> {
@@ -373,48 +201,24 @@ impl<F: Frontend> BoundVariant<F> {
             None => self.bound.run(),
         };
         run?;
-        self.count(frontend, None)?;
+        self.tensors.count(frontend, None)?;
         frontend.results(&self.bound)
     }
 
     /// Binds the numbers and tensors of a call.
     fn prepare(&mut self, frontend: &F, facts: &NamedFacts<F>) -> Result<(), ReplayError> {
-        let computed = std::mem::take(&mut self.computed);
-        let unfit = if computed {
-            None
-        } else {
-            self.compute(frontend, facts)
-        };
-        if let Some(path) = unfit {
-            return Err(ReplayError::Bind(format!(
-                "the plan does not apply to {path} as it is now"
-            )));
+        let numbers = self.scalars.values(frontend, facts)?;
+        if !numbers.is_empty() {
+            self.bound.set_numbers(numbers)?;
         }
-        self.computed = false;
-        if !self.scalars.is_empty() {
-            self.bound.set_numbers(&self.numbers_now)?;
-        }
-        for arg in &self.args {
-            let what = match arg.grad {
-                true => Bound::Grad,
-                false => Bound::Tensor,
-            };
-            let leaf = frontend.leaf(arg.leaf).ok_or_else(|| no_leaf(arg.leaf))?;
-            frontend.bind(self.bound.program(), arg.slot, leaf, what)?;
-        }
-        for (slot, owner) in &self.grads {
-            frontend.bind(self.bound.program(), *slot, F::borrow(owner), Bound::Grad)?;
-        }
-        Ok(())
+        self.tensors.bind_call(frontend, &self.bound)
     }
 
     /// The program bound anew to the tensors of the state.
     fn bound_anew(&self, frontend: &F) -> Result<BoundPlan<F::Program>, ReplayError> {
         let Program { plan, schedule, .. } = &self.program;
         let bound = BoundPlan::bind(frontend.program(plan)?, plan, schedule)?;
-        for (slot, tensor) in &self.state {
-            frontend.bind(bound.program(), *slot, F::borrow(tensor), Bound::Memory)?;
-        }
+        self.tensors.bind_state(frontend, &bound)?;
         Ok(bound)
     }
 
@@ -446,10 +250,6 @@ impl<F: Frontend> BoundVariant<F> {
             }
         }
     }
-}
-
-pub(crate) fn no_leaf(leaf: u32) -> ReplayError {
-    ReplayError::Bind(format!("the call has no leaf {leaf}"))
 }
 
 fn without_arena(why: &str) -> Done {

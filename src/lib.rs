@@ -13,7 +13,7 @@
 //! | [`opinion`] | the second opinion on a plan, as text and JSON |
 //! | `second_opinion` | DTensor's redistributions against those of the cheapest strategies |
 //! | [`shown`] | replays that show every result, to find a wrong instruction |
-//! | `places` | where arguments must lie in their storages |
+//! | [`places`] | where arguments must lie in their storages |
 //! | [`stored`] | stored plans: their names, and whether a stored plan applies |
 //! | [`stats`] | counters |
 //! | [`validation`] | questions to the truth table, as JSON |
@@ -27,7 +27,7 @@ pub mod facts;
 pub mod faults;
 pub mod opinion;
 pub mod optimized;
-mod places;
+pub mod places;
 pub mod recording;
 mod second_opinion;
 pub mod session;

@@ -12,6 +12,7 @@ use rote_tracer::scalars::{Origin, TracedFloats, UnknownFloat};
 use rote_tracer::{OpEvent, Recorder, Refusal, SpecEvent};
 
 use crate::facts::NamedFacts;
+use crate::places::Places;
 
 /// A tensor that the plan may bind.
 #[derive(Debug)]
@@ -531,6 +532,7 @@ impl<F: Frontend> ActiveRecording<F> {
     pub fn into_recording(self, result: &str) -> (Recording, Parts<F>) {
         let guards = self.guard_texts();
         let (plan, sources) = self.recorder.finish(result);
+        let places = Places::of::<F>(&plan, &self.named);
         (
             Recording {
                 plan,
@@ -543,6 +545,7 @@ impl<F: Frontend> ActiveRecording<F> {
                 guards,
                 call: self.call,
                 leaves: self.leaves,
+                places,
             },
         )
     }
@@ -577,12 +580,26 @@ pub struct Parts<F: Frontend> {
     pub call: Rc<CallFacts<F::Held>>,
     /// Names of the leaves of the arguments.
     pub leaves: Vec<String>,
+    /// Where arguments must lie in their storages.
+    pub places: Places,
 }
 
 impl<F: Frontend> Parts<F> {
     /// Whether the call that was handled last looks as this one, and all facts hold.
     pub(crate) fn hold(&mut self, frontend: &F) -> Result<bool, ReplayError> {
-        Ok(frontend.difference(&self.call)?.is_none()
-            && self.facts.difference(frontend, &[])?.is_none())
+        Ok(frontend.difference(&self.call)?.is_none() && self.difference(frontend, &[])?.is_none())
+    }
+
+    /// The first fact that does not hold for a call whose words do; `free`
+    /// hyperparameters may change.
+    pub(crate) fn difference(
+        &mut self,
+        frontend: &F,
+        free: &[String],
+    ) -> Result<Option<String>, ReplayError> {
+        Ok(match self.facts.difference(frontend, free)? {
+            None => self.places.difference(frontend)?.map(str::to_owned),
+            found => found,
+        })
     }
 }

@@ -39,7 +39,9 @@ impl<F: Frontend> Session<F> {
         let mut plan = variant.file.to_plan();
         let mut numbers = Vec::new();
         let done = evaluate(&plan.scalars, &mut numbers, |i| match plan.scalars[i] {
-            Scalar::Read { path } => (variant.facts.float(plan.str(path))).unwrap_or(f64::NAN),
+            Scalar::Read { path } => {
+                (variant.parts.facts.float(plan.str(path))).unwrap_or(f64::NAN)
+            }
             Scalar::Tensor { path } => {
                 (recording.floats.in_tensor(plan.str(path))).unwrap_or(f64::NAN)
             }

@@ -1,20 +1,17 @@
 //! A variant: a plan, bound, with the facts under which it may run.
 
-use std::rc::Rc;
-
 use hashbrown::{HashMap, HashSet};
 use rote_passes::{Report, Selection, optimize};
 use rote_plans::binding::ArchivedScalar;
 use rote_plans::sequence::Members;
 use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, Sequence, StrId};
 use rote_replay::agreement::Offer;
-use rote_replay::{CallFacts, Frontend, Left, ReplayError, TensorOf};
+use rote_replay::{Frontend, Left, ReplayError, TensorOf};
 use rote_tracer::compare::{Recording, Source};
 use rote_tracer::recorder::{checks_can_agree, checks_come_first, has_checks};
 
 use crate::SessionError;
 use crate::bound::BoundVariant;
-use crate::facts::NamedFacts;
 use crate::places::Places;
 use crate::recording::{GuardText, Named, Parts};
 
@@ -27,22 +24,14 @@ pub struct Variant<F: Frontend> {
     pub file: PlanFile,
     /// The name under which it is stored.
     pub key: String,
-    /// The facts of the call.
-    pub call: Rc<CallFacts<F::Held>>,
-    /// Names of the leaves of the arguments.
-    pub leaves: Vec<String>,
-    /// Where arguments must lie in their storages.
-    pub places: Places,
-    /// Facts about objects that outlive calls.
-    pub facts: NamedFacts<F>,
+    /// What must hold of a call, and the tensors that the plan binds.
+    pub parts: Parts<F>,
     /// Hyperparameters that may change.
     pub free: Vec<String>,
     /// The recording it comes from, every number as it was.
     pub recording: Recording,
     /// Where numbers that hyperparameters may explain come from.
     pub sources: Vec<Source>,
-    /// Guards as text.
-    pub guards: Vec<GuardText>,
     /// How often it was replayed.
     pub replays: u64,
     /// The number of the last call that it was used for, or made by.
@@ -60,8 +49,6 @@ pub struct Variant<F: Frontend> {
     altered: Option<Altered<F>>,
     /// What the ranks are told if a check comes after a collective.
     late: Option<Offer>,
-    /// The tensors that the plan binds.
-    named: Vec<Named<TensorOf<F>>>,
     /// Whether the last replay kept the recorded collectives, which passes had altered.
     kept: bool,
     /// Whether the last replay failed and has left nothing: the call can run eagerly.
@@ -160,7 +147,7 @@ impl<F: Frontend> Chosen<F> {
         };
         let sequence = (passes.alters_collectives())
             .then(|| Sequence::of(recorded, &program.plan, &program.carries, None));
-        let bound = BoundVariant::bind(frontend, program, &parts.named, &parts.facts)?;
+        let bound = BoundVariant::bind(frontend, program, parts)?;
         let altered = match sequence {
             Some(sequence) => Some(Altered {
                 offer: Offer::new(&sequence)?,
@@ -274,22 +261,19 @@ impl<F: Frontend> Variant<F> {
             recording,
             sources,
             free,
-            parts,
+            mut parts,
         } = confirmed;
         let recorded = file.to_plan();
-        let places = Places::of::<F>(&recorded, &parts.named);
+        parts.places = Places::of::<F>(&recorded, &parts.named);
         let chosen = Chosen::bind_some(frontend, &key, &recorded, &parts, terms)?;
+        parts.named = bound_ones(parts.named, file.plan());
         Ok(Variant {
             id,
             key,
-            call: parts.call,
-            leaves: parts.leaves,
-            places,
-            facts: parts.facts,
+            parts,
             free,
             recording,
             sources,
-            guards: parts.guards,
             replays: 0,
             last_used: 0,
             lost: false,
@@ -301,7 +285,6 @@ impl<F: Frontend> Variant<F> {
             chosen: chosen.bound,
             altered: chosen.altered,
             late: chosen.late,
-            named: bound_ones(parts.named, file.plan()),
             kept: false,
             file,
         })
@@ -316,7 +299,7 @@ impl<F: Frontend> Variant<F> {
             .cloned()
             .collect();
         let known = !floats.is_empty() || self.free.is_empty(); // of a trusted plan, they are not
-        Ok(known && self.difference(frontend, &loose)?.is_none())
+        Ok(known && self.parts.difference(frontend, &loose)?.is_none())
     }
 
     /// Whether another recording may make this variant apply, though
@@ -326,14 +309,8 @@ impl<F: Frontend> Variant<F> {
         if !self.recording.floats.is_loose(subject) {
             return Ok(false);
         }
-        let all = self.facts.hyperparameters();
+        let all = self.parts.facts.hyperparameters();
         self.is_near(frontend, &all)
-    }
-
-    /// Computes the numbers of a replay from the hyperparameters of now. Comes
-    /// back: a hyperparameter under which the plan does not apply, if any.
-    fn unfit(&mut self, frontend: &F) -> Option<String> {
-        self.chosen.compute(frontend, &self.facts)
     }
 
     /// What the ranks are told of the collectives that a replay would issue;
@@ -348,27 +325,11 @@ impl<F: Frontend> Variant<F> {
         self.late.is_some()
     }
 
-    /// The first fact that does not hold for a call whose words do; `free`
-    /// hyperparameters may change.
-    fn difference(
-        &mut self,
-        frontend: &F,
-        free: &[String],
-    ) -> Result<Option<String>, SessionError> {
-        Ok(match self.facts.difference(frontend, free)? {
-            None => self.places.difference(frontend)?.map(str::to_owned),
-            found => found,
-        })
-    }
-
     /// The first fact that does not hold for a call whose words do. If there is none,
     /// the numbers of its replay are computed.
     pub fn missed(&mut self, frontend: &F) -> Result<Option<String>, SessionError> {
-        let free = std::mem::take(&mut self.free);
-        let missed = self.difference(frontend, &free);
-        self.free = free;
-        Ok(match missed? {
-            None => self.unfit(frontend),
+        Ok(match self.parts.difference(frontend, &self.free)? {
+            None => self.chosen.compute(frontend, &self.parts.facts),
             found => found,
         })
     }
@@ -390,13 +351,13 @@ impl<F: Frontend> Variant<F> {
     ) -> Result<(), SessionError> {
         if recorded {
             let (program, _) = optimize(self.file.to_plan(), Selection::NONE, frontend.ops());
-            let mut bound = BoundVariant::bind(frontend, program, &self.named, &self.facts)?;
-            return Ok(bound.show(frontend, &self.facts, seen)?);
+            let mut bound = BoundVariant::bind(frontend, program, &self.parts)?;
+            return Ok(bound.show(frontend, &self.parts.facts, seen)?);
         }
         let kept = self.altered.as_mut().filter(|_| self.kept);
         let bound = kept.and_then(|altered| altered.kept.as_mut());
         let bound = bound.unwrap_or(&mut self.chosen);
-        Ok(bound.show(frontend, &self.facts, seen)?)
+        Ok(bound.show(frontend, &self.parts.facts, seen)?)
     }
 
     /// Puts another plan in the place of the recorded one, and changes its program as
@@ -412,7 +373,7 @@ impl<F: Frontend> Variant<F> {
         self.file = PlanFile::from_plan(&plan)?;
         let (mut program, _) = optimize(plan, passes, frontend.ops());
         change(&mut program);
-        self.chosen = BoundVariant::bind(frontend, program, &self.named, &self.facts)?;
+        self.chosen = BoundVariant::bind(frontend, program, &self.parts)?;
         Ok(())
     }
 
@@ -433,7 +394,7 @@ impl<F: Frontend> Variant<F> {
                     None => {
                         let (program, _) =
                             optimize(self.file.to_plan(), altered.passes, frontend.ops());
-                        BoundVariant::bind(frontend, program, &self.named, &self.facts)
+                        BoundVariant::bind(frontend, program, &self.parts)
                             .map_err(|error| (error, None))?
                     }
                 };
@@ -441,7 +402,7 @@ impl<F: Frontend> Variant<F> {
             }
             _ => &mut self.chosen,
         };
-        let run = bound.replay(frontend, &self.facts, self.late.is_some());
+        let run = bound.replay(frontend, &self.parts.facts, self.late.is_some());
         let run = run.map_err(|error| (error.into(), bound.exception(frontend)));
         self.lost |= run.is_err() && (bound.lost() || bound.differs());
         self.left = bound.take_left();

@@ -318,6 +318,7 @@ fn the_second_recording_takes_over_the_guards_of_the_first() {
     let variant = step.session.variant(0).expect("it is kept");
     let guarded = |kind| {
         let of_kind = variant
+            .parts
             .guards
             .iter()
             .filter(move |guard| guard.kind == kind);

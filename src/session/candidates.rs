@@ -7,7 +7,6 @@ use rote_tracer::compare::Recording;
 use super::record::{Active, Known};
 use super::variants::guard_on;
 use crate::SessionError;
-use crate::places::Places;
 use crate::recording::{GuardText, Parts};
 
 #[derive(Debug)]
@@ -15,7 +14,6 @@ pub(super) struct Candidate<F: Frontend> {
     pub(super) id: u32,
     pub(super) recording: Recording,
     pub(super) parts: Parts<F>,
-    places: Places,
 }
 
 /// The name of a host value, and its text.
@@ -47,12 +45,10 @@ impl<F: Frontend> Candidates<F> {
     /// Adds a recording.
     pub(super) fn add(&mut self, recording: Recording, parts: Parts<F>) {
         let id = self.next_id();
-        let places = Places::of::<F>(&recording.plan, &parts.named);
         self.all.push(Candidate {
             id,
             recording,
             parts,
-            places,
         });
     }
 
@@ -83,7 +79,7 @@ impl<F: Frontend> Candidates<F> {
             return Ok(false);
         };
         let known = &mut self.all[i];
-        if !known.parts.hold(frontend)? || known.places.difference(frontend)?.is_some() {
+        if !known.parts.hold(frontend)? {
             return Ok(false);
         }
         let mut known = self.all.remove(i);
@@ -106,12 +102,11 @@ impl<F: Frontend> Candidates<F> {
             }
             let mut loose = hyperparameters.to_vec();
             loose.retain(|path| candidate.recording.floats.is_loose(path));
-            let facts = &mut candidate.parts.facts;
-            match facts.difference(frontend, &loose)? {
-                None if candidate.places.difference(frontend)?.is_some() => {}
+            match candidate.parts.difference(frontend, &loose)? {
                 None => near.push(i),
                 Some(subject) => {
-                    let entry = facts.entries.iter().find(|entry| entry.subject == subject);
+                    let entries = &candidate.parts.facts.entries;
+                    let entry = entries.iter().find(|entry| entry.subject == subject);
                     if let Some(entry) = entry.filter(|entry| entry.kind == GuardKind::Host) {
                         unsteady = Some((subject, entry.text.clone()));
                     }

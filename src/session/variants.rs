@@ -69,11 +69,11 @@ impl<F: Frontend> Variants<F> {
                 best = Some((usize::MAX, subject.clone()));
                 continue;
             }
-            let (progress, subject) = match frontend.difference(&variant.call)? {
+            let (progress, subject) = match frontend.difference(&variant.parts.call)? {
                 Some(word) => {
-                    let fact = variant.call.places.get(word);
+                    let fact = variant.parts.call.places.get(word);
                     let fact = fact.or_else(|| frontend.places().get(word));
-                    (word, frontend.word(word, fact, &variant.leaves))
+                    (word, frontend.word(word, fact, &variant.parts.leaves))
                 }
                 None => match variant.missed(frontend)? {
                     Some(subject) => {
@@ -101,7 +101,7 @@ impl<F: Frontend> Variants<F> {
     ) -> Result<Vec<usize>, SessionError> {
         let mut near = Vec::new();
         for (i, variant) in self.all.iter_mut().enumerate() {
-            if frontend.difference(&variant.call)?.is_none()
+            if frontend.difference(&variant.parts.call)?.is_none()
                 && variant.is_near(frontend, hyperparameters)?
             {
                 near.push(i);
@@ -128,7 +128,7 @@ impl<F: Frontend> Variants<F> {
     /// What the variant that was used last expects of a subject, as text.
     pub(super) fn expected(&self, subject: &str) -> String {
         let variant = self.all.first();
-        let guard = variant.and_then(|variant| guard_on(&variant.guards, subject));
+        let guard = variant.and_then(|variant| guard_on(&variant.parts.guards, subject));
         guard.unwrap_or_else(|| "absent".to_owned())
     }
 
