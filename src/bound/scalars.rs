@@ -9,7 +9,7 @@ use crate::recording::{Parts, state_tensor};
 
 /// The scalars of a plan, each bound to what it is read from.
 #[derive(Debug)]
-pub(super) struct BoundScalars<F: Frontend> {
+pub struct BoundScalars<F: Frontend> {
     scalars: Vec<Scalar>,
     /// What each of them is read from; none where it is computed.
     reads: Vec<Option<Read<F>>>,
@@ -34,7 +34,7 @@ enum ReadFrom<F: Frontend> {
 }
 
 impl<F: Frontend> BoundScalars<F> {
-    pub(super) fn bind(
+    pub fn bind(
         frontend: &F,
         plan: &Plan,
         scalars: &[Scalar],
@@ -72,7 +72,7 @@ impl<F: Frontend> BoundScalars<F> {
     /// follows. Comes back: a hyperparameter or a tensor under which the plan does not apply, if
     /// Python would raise, the sources of a number do not agree, or a comparison has another
     /// outcome.
-    pub(super) fn compute(&mut self, frontend: &F, facts: &NamedFacts<F>) -> Option<String> {
+    pub fn compute(&mut self, frontend: &F, facts: &NamedFacts<F>) -> Option<String> {
         self.computed = true;
         let mut missing = None;
         let done = evaluate(&self.scalars, &mut self.values, |i| {
@@ -96,11 +96,7 @@ impl<F: Frontend> BoundScalars<F> {
     }
 
     /// The values for a replay, computed now if they were not for this call.
-    pub(super) fn values(
-        &mut self,
-        frontend: &F,
-        facts: &NamedFacts<F>,
-    ) -> Result<&[f64], ReplayError> {
+    pub fn values(&mut self, frontend: &F, facts: &NamedFacts<F>) -> Result<&[f64], ReplayError> {
         if !self.computed {
             if let Some(path) = self.compute(frontend, facts) {
                 return Err(ReplayError::Bind(format!(

@@ -7,7 +7,7 @@ use crate::recording::Named;
 
 /// The tensors that a plan binds, and those that its step writes as autograd counts it.
 #[derive(Debug)]
-pub(super) struct BoundTensors<F: Frontend> {
+pub struct BoundTensors<F: Frontend> {
     args: Vec<ArgBinding>,
     /// Slots and owners of gradients.
     grads: Vec<(u32, TensorOf<F>)>,
@@ -36,7 +36,7 @@ struct ArgBinding {
 }
 
 impl<F: Frontend> BoundTensors<F> {
-    pub(super) fn bind(
+    pub fn bind(
         frontend: &F,
         plan: &Plan,
         bound: &BoundPlan<F::Program>,
@@ -101,7 +101,7 @@ impl<F: Frontend> BoundTensors<F> {
     }
 
     /// Puts the tensors of the state into the slots of a program.
-    pub(super) fn bind_state(
+    pub fn bind_state(
         &self,
         frontend: &F,
         bound: &BoundPlan<F::Program>,
@@ -112,7 +112,7 @@ impl<F: Frontend> BoundTensors<F> {
     }
 
     /// Puts the tensors of a call into the slots of a program, and the gradients that it finds.
-    pub(super) fn bind_call(
+    pub fn bind_call(
         &self,
         frontend: &F,
         bound: &BoundPlan<F::Program>,
@@ -127,7 +127,7 @@ impl<F: Frontend> BoundTensors<F> {
     }
 
     /// Gives the tensors of the state the sizes and strides that a run which failed has left.
-    pub(super) fn leave_shapes(
+    pub fn leave_shapes(
         &self,
         frontend: &F,
         bound: &BoundPlan<F::Program>,
@@ -139,11 +139,7 @@ impl<F: Frontend> BoundTensors<F> {
 
     /// Raises version counters as the step does: of all that it writes, or of what lies in
     /// the memory of some bindings, at most so many times.
-    pub(super) fn count(
-        &self,
-        frontend: &F,
-        only: Option<&[(u32, usize)]>,
-    ) -> Result<(), ReplayError> {
+    pub fn count(&self, frontend: &F, only: Option<&[(u32, usize)]>) -> Result<(), ReplayError> {
         let written = self.counted.iter().filter_map(|counted| {
             let times = match only {
                 Some(written) => {

@@ -12,20 +12,20 @@ use crate::SessionError;
 use crate::stats::Stats;
 
 #[derive(Debug, Default)]
-pub(super) struct Agreement {
+pub struct Agreement {
     /// The process group whose ranks agree about every call.
     ranks: Option<CString>,
     /// Whether the ranks are to agree about checks too.
-    pub(super) checks: bool,
+    pub checks: bool,
     /// How many default process groups had no name that the framework knows.
     unregistered: u64,
     /// Why the ranks' collectives did not fit, once said.
-    pub(super) unfit: Option<String>,
+    pub unfit: Option<String>,
 }
 
 impl Agreement {
     /// The default process group is another one, or there is none: a number for it. Its ranks have not agreed to agree.
-    pub(super) fn enter<F: Frontend>(
+    pub fn enter<F: Frontend>(
         &mut self,
         frontend: &F,
         group: Option<&CStr>,
@@ -45,7 +45,7 @@ impl Agreement {
     }
 
     /// All ranks are of this process group: whether they agree about every call from now on.
-    pub(super) fn join<F: Frontend>(
+    pub fn join<F: Frontend>(
         &mut self,
         frontend: &F,
         group: &CStr,
@@ -72,7 +72,7 @@ impl Agreement {
     }
 
     /// The process group whose ranks agree, if they do and this process has not left it.
-    pub(super) fn group<F: Frontend>(&self, frontend: &F) -> Result<Option<F::Group>, ReplayError> {
+    pub fn group<F: Frontend>(&self, frontend: &F) -> Result<Option<F::Group>, ReplayError> {
         match &self.ranks {
             Some(name) => frontend.group(name),
             None => Ok(None),
@@ -80,7 +80,7 @@ impl Agreement {
     }
 
     /// The ranks that agree about checks, if they do.
-    pub(super) fn of_checks(&self, world_size: u32) -> Option<Members> {
+    pub fn of_checks(&self, world_size: u32) -> Option<Members> {
         let group = self.ranks.as_ref().filter(|_| self.checks)?;
         Some(Members {
             name: group.to_string_lossy().into_owned(),
@@ -90,7 +90,7 @@ impl Agreement {
 
     /// Agrees with the other ranks about a call: whether all replay it with altered collectives. `offer`: what this
     /// rank would issue, if it replays.
-    pub(super) fn decide<F: Frontend>(
+    pub fn decide<F: Frontend>(
         &mut self,
         frontend: &F,
         offer: Option<&Offer>,

@@ -26,7 +26,7 @@ const MAX_DROPS: u32 = 4;
 
 /// What a session's recordings came to since one of them was confirmed.
 #[derive(Debug)]
-pub(super) struct Attempts<F: Frontend> {
+pub struct Attempts<F: Frontend> {
     /// How many recordings in a row none may confirm, and how many kinds of calls may be refused.
     most: usize,
     refused: Vec<RefusedCall<F>>,
@@ -58,7 +58,7 @@ struct RefusedCall<F: Frontend> {
 }
 
 impl<F: Frontend> Attempts<F> {
-    pub(super) fn new(max_variants: usize) -> Self {
+    pub fn new(max_variants: usize) -> Self {
         Attempts {
             most: max_variants.max(MIN_ATTEMPTS),
             refused: Vec::new(),
@@ -73,34 +73,34 @@ impl<F: Frontend> Attempts<F> {
     }
 
     /// A recording waits for a second one.
-    pub(super) fn wait(&mut self) {
+    pub fn wait(&mut self) {
         self.unconfirmed += 1;
     }
 
     /// A recording was confirmed.
-    pub(super) fn confirm(&mut self) {
+    pub fn confirm(&mut self) {
         self.unconfirmed = 0;
         self.differing = 0;
     }
 
     /// A recording has ended: whether it was dropped.
-    pub(super) fn end(&mut self, dropped: bool) {
+    pub fn end(&mut self, dropped: bool) {
         self.drops = if dropped { self.drops + 1 } else { 0 };
     }
 
     /// Whether one more recording that is dropped is too many in a row.
-    pub(super) fn is_last_drop(&self) -> bool {
+    pub fn is_last_drop(&self) -> bool {
         self.drops + 1 >= MAX_DROPS
     }
 
     /// A recording differs from the one before: whether that is too often in a row.
-    pub(super) fn differs(&mut self) -> bool {
+    pub fn differs(&mut self) -> bool {
         self.differing += 1;
         self.differing >= MAX_DIFFERING
     }
 
     /// What a step has changed of what is guarded. Comes back: which of it the step before has changed too, if any.
-    pub(super) fn changed(&mut self, subjects: Vec<String>) -> Option<usize> {
+    pub fn changed(&mut self, subjects: Vec<String>) -> Option<usize> {
         let again = subjects
             .iter()
             .position(|subject| self.changes.contains(subject));
@@ -109,25 +109,25 @@ impl<F: Frontend> Attempts<F> {
     }
 
     /// A host value differs from what the only fitting candidate has: whether it has done so before.
-    pub(super) fn is_unsteady(&mut self, subject: &str) -> bool {
+    pub fn is_unsteady(&mut self, subject: &str) -> bool {
         let times = self.unsteady.entry_ref(subject).or_insert(0);
         *times += 1;
         *times >= 2
     }
 
     /// The host values of a recording are those of an earlier one, or do not count.
-    pub(super) fn is_steady(&mut self) {
+    pub fn is_steady(&mut self) {
         self.unsteady.clear();
     }
 
     /// Whether nothing is recorded at a call, since too many recordings were not confirmed.
-    pub(super) fn is_paused(&self, call: u64) -> bool {
+    pub fn is_paused(&self, call: u64) -> bool {
         call < self.paused_until
     }
 
     /// Begins a pause at a call if too many recordings were not confirmed. Comes back: how many there were, and for how
     /// many calls nothing is recorded.
-    pub(super) fn pause(&mut self, call: u64) -> Option<(usize, u64)> {
+    pub fn pause(&mut self, call: u64) -> Option<(usize, u64)> {
         if self.unconfirmed < self.most {
             return None;
         }
@@ -137,7 +137,7 @@ impl<F: Frontend> Attempts<F> {
         Some((attempts, pause))
     }
     /// Whether the call that is handled, of this number, is not to be recorded since calls like it were refused.
-    pub(super) fn are_refused(&self, frontend: &F, call: u64) -> Result<bool, ReplayError> {
+    pub fn are_refused(&self, frontend: &F, call: u64) -> Result<bool, ReplayError> {
         let mut refused = self.refused.len() >= self.most;
         for earlier in &self.refused {
             let waits = earlier.again.is_none_or(|again| call < again);
@@ -148,7 +148,7 @@ impl<F: Frontend> Attempts<F> {
 
     /// The recording of a call was refused: calls like it are not recorded for some time if the step has `asked` for
     /// data, else never again.
-    pub(super) fn refuse(
+    pub fn refuse(
         &mut self,
         frontend: &F,
         call: Rc<CallFacts<F::Held>>,

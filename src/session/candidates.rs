@@ -10,10 +10,10 @@ use crate::SessionError;
 use crate::recording::{GuardText, Parts};
 
 #[derive(Debug)]
-pub(super) struct Candidate<F: Frontend> {
-    pub(super) id: u32,
-    pub(super) recording: Recording,
-    pub(super) parts: Parts<F>,
+pub struct Candidate<F: Frontend> {
+    pub id: u32,
+    pub recording: Recording,
+    pub parts: Parts<F>,
 }
 
 /// The name of a host value, and its text.
@@ -21,15 +21,15 @@ type HostValue = (String, String);
 
 /// The candidates of a session, oldest first.
 #[derive(Debug)]
-pub(super) struct Candidates<F: Frontend> {
-    pub(super) all: Vec<Candidate<F>>,
+pub struct Candidates<F: Frontend> {
+    pub all: Vec<Candidate<F>>,
     /// What is guarded of a call that was not recorded, and its number.
-    pub(super) survey: Option<(u32, Parts<F>)>,
+    pub survey: Option<(u32, Parts<F>)>,
     next_id: u32,
 }
 
 impl<F: Frontend> Candidates<F> {
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Candidates {
             all: Vec::new(),
             survey: None,
@@ -43,7 +43,7 @@ impl<F: Frontend> Candidates<F> {
     }
 
     /// Adds a recording.
-    pub(super) fn add(&mut self, recording: Recording, parts: Parts<F>) {
+    pub fn add(&mut self, recording: Recording, parts: Parts<F>) {
         let id = self.next_id();
         self.all.push(Candidate {
             id,
@@ -53,7 +53,7 @@ impl<F: Frontend> Candidates<F> {
     }
 
     /// Keeps what is guarded of a call that was not recorded: its number.
-    pub(super) fn keep_survey(&mut self, parts: Parts<F>) -> u32 {
+    pub fn keep_survey(&mut self, parts: Parts<F>) -> u32 {
         let id = self.next_id();
         self.survey = Some((id, parts));
         id
@@ -61,7 +61,7 @@ impl<F: Frontend> Candidates<F> {
 
     /// Has a recording take over the guards of the candidate or survey of this number, if all of them hold: whether
     /// they do. The candidate waits no longer.
-    pub(super) fn resume(
+    pub fn resume(
         &mut self,
         number: u32,
         frontend: &F,
@@ -90,7 +90,7 @@ impl<F: Frontend> Candidates<F> {
 
     /// Where the candidates are that were recorded under the guards of the call, but for `hyperparameters` that only
     /// arithmetic was seen on. And of a candidate whose guard on a host value missed: that value, and what it was.
-    pub(super) fn near(
+    pub fn near(
         &mut self,
         frontend: &F,
         hyperparameters: &[String],
@@ -117,7 +117,7 @@ impl<F: Frontend> Candidates<F> {
     }
 
     /// What differs between the last two recordings.
-    pub(super) fn changing(&self, frontend: &F) -> Option<String> {
+    pub fn changing(&self, frontend: &F) -> Option<String> {
         let mut latest = self.all.iter().rev().map(|candidate| &candidate.parts);
         let (last, before) = (latest.next()?, latest.next()?);
         if let Some(word) = first_difference(&before.call.words, &last.call.words) {

@@ -17,10 +17,10 @@ use crate::variant::{Confirmed, Variant, final_plan};
 
 /// What recordings are compared with, and what became of earlier ones.
 #[derive(Debug)]
-pub(super) struct Judge<F: Frontend> {
-    pub(super) stored: StoredPlans,
-    pub(super) candidates: Candidates<F>,
-    pub(super) attempts: Attempts<F>,
+pub struct Judge<F: Frontend> {
+    pub stored: StoredPlans,
+    pub candidates: Candidates<F>,
+    pub attempts: Attempts<F>,
     function: String,
     /// How many candidates are kept at most.
     most: usize,
@@ -28,12 +28,12 @@ pub(super) struct Judge<F: Frontend> {
 
 /// A recording that is to become a variant.
 #[derive(Debug)]
-pub(super) struct Accepted<F: Frontend> {
-    pub(super) confirmed: Confirmed<F>,
+pub struct Accepted<F: Frontend> {
+    pub confirmed: Confirmed<F>,
     /// The variant that makes way for it.
-    pub(super) replaces: Option<usize>,
+    pub replaces: Option<usize>,
     /// Whether its plan was in the store.
-    pub(super) stored: bool,
+    pub stored: bool,
 }
 
 // The step has run: whatever goes wrong from here on is no error of its.
@@ -56,7 +56,7 @@ impl From<ReplayError> for Outcome {
 }
 
 impl<F: Frontend> Judge<F> {
-    pub(super) fn new(config: &Config) -> Result<Self, SessionError> {
+    pub fn new(config: &Config) -> Result<Self, SessionError> {
         Ok(Judge {
             stored: StoredPlans::open(config)?,
             candidates: Candidates::new(),
@@ -67,7 +67,7 @@ impl<F: Frontend> Judge<F> {
     }
 
     /// Why nothing is recorded at a call, if too many recordings were not confirmed.
-    pub(super) fn pause(&mut self, frontend: &F, call: u64) -> Option<String> {
+    pub fn pause(&mut self, frontend: &F, call: u64) -> Option<String> {
         if self.attempts.is_paused(call) {
             return Some(String::new()); // users know since it began
         }
@@ -83,7 +83,7 @@ impl<F: Frontend> Judge<F> {
 
     /// Finds what may confirm a recording that is about to run. Refuses the recording if nothing can, and a host value is
     /// another one each time.
-    pub(super) fn compare_guards(
+    pub fn compare_guards(
         &mut self,
         frontend: &F,
         variants: &mut Variants<F>,
@@ -115,7 +115,7 @@ impl<F: Frontend> Judge<F> {
     }
 
     /// What becomes of a recording: whether it can be kept, then whether another one confirms it.
-    pub(super) fn judge(
+    pub fn judge(
         &mut self,
         frontend: &F,
         variants: &Variants<F>,

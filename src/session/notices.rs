@@ -3,11 +3,11 @@
 use std::fmt::Display;
 
 #[derive(Debug)]
-pub(super) struct Notices {
+pub struct Notices {
     /// The captured function.
-    pub(super) function: String,
+    pub function: String,
     /// The next warning.
-    pub(super) next: Option<String>,
+    pub next: Option<String>,
     /// Whether users know that nothing more is recorded.
     full: bool,
     /// Whether users know that guards could not be checked.
@@ -15,7 +15,7 @@ pub(super) struct Notices {
 }
 
 impl Notices {
-    pub(super) fn new(function: &str) -> Self {
+    pub fn new(function: &str) -> Self {
         Notices {
             function: function.to_owned(),
             next: None,
@@ -24,19 +24,19 @@ impl Notices {
         }
     }
 
-    pub(super) fn tell(&mut self, text: impl Display) {
+    pub fn tell(&mut self, text: impl Display) {
         self.next = Some(format!("{}: {text}", self.function));
     }
 
     /// Nothing more is recorded.
-    pub(super) fn tell_full(&mut self, why: &str) {
+    pub fn tell_full(&mut self, why: &str) {
         if !std::mem::replace(&mut self.full, true) {
             self.tell(why);
         }
     }
 
     /// The guards of a call could not be checked.
-    pub(super) fn tell_unguarded(&mut self, error: impl Display) {
+    pub fn tell_unguarded(&mut self, error: impl Display) {
         if !std::mem::replace(&mut self.unguarded, true) {
             self.tell(format_args!(
                 "the guards of a call could not be checked, so such calls run eagerly: {error}"

@@ -18,9 +18,9 @@ use crate::variant::Confirmed;
 
 /// A recording in progress.
 #[derive(Debug)]
-pub(super) struct Active<F: Frontend> {
-    pub(super) recording: ActiveRecording<F>,
-    pub(super) known: Known<F>,
+pub struct Active<F: Frontend> {
+    pub recording: ActiveRecording<F>,
+    pub known: Known<F>,
     /// The guard on which the call missed.
     missed: Option<String>,
     /// Whether all names and facts are known.
@@ -29,7 +29,7 @@ pub(super) struct Active<F: Frontend> {
 
 /// What may confirm a recording.
 #[derive(Debug)]
-pub(super) enum Known<F: Frontend> {
+pub enum Known<F: Frontend> {
     /// The candidate whose guards the recording has taken over.
     Resumed(Box<Candidate<F>>),
     /// Variants whose guards differ in hyperparameters only, and candidates under the same guards, by their places.

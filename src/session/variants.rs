@@ -8,14 +8,14 @@ use crate::recording::GuardText;
 use crate::variant::{Confirmed, Terms, Variant};
 
 /// For how many calls a variant must be unused before it makes room for another.
-pub(super) const IDLE_CALLS: u64 = 256;
+pub const IDLE_CALLS: u64 = 256;
 
 /// How many replays of a variant may end in a row since the step would get another answer about data.
 const MAX_UNANSWERED: u32 = 32;
 
 /// What guards say of a call.
 #[derive(Debug)]
-pub(super) enum Found {
+pub enum Found {
     /// This variant's guards hold.
     Variant(usize),
     /// No variant's do.
@@ -26,19 +26,19 @@ pub(super) enum Found {
 
 /// Why no variant is replayed.
 #[derive(Debug, Default)]
-pub(super) struct Miss {
+pub struct Miss {
     /// Of the nearest variant, the guard that missed.
-    pub(super) subject: Option<String>,
+    pub subject: Option<String>,
     /// Whether one variant may follow from another recording: nothing but
     /// hyperparameters has changed, on which only arithmetic was seen.
-    pub(super) near: bool,
+    pub near: bool,
 }
 
 /// The plans that can be replayed.
 #[derive(Debug)]
-pub(super) struct Variants<F: Frontend> {
+pub struct Variants<F: Frontend> {
     /// Most recently used first.
-    pub(super) all: Vec<Variant<F>>,
+    pub all: Vec<Variant<F>>,
     next_id: u32,
     /// How many are kept at most.
     most: usize,
@@ -46,7 +46,7 @@ pub(super) struct Variants<F: Frontend> {
 }
 
 impl<F: Frontend> Variants<F> {
-    pub(super) fn new(config: &Config) -> Self {
+    pub fn new(config: &Config) -> Self {
         Variants {
             all: Vec::new(),
             next_id: 0,
@@ -57,7 +57,7 @@ impl<F: Frontend> Variants<F> {
 
     /// Looks for a variant whose guards hold for the call that was collected. Not among those `unanswered`: the step
     /// would get another answer about data, as the text says.
-    pub(super) fn find(
+    pub fn find(
         &mut self,
         frontend: &F,
         unanswered: &[(u32, String)],
@@ -94,7 +94,7 @@ impl<F: Frontend> Variants<F> {
     }
 
     /// Where the variants are that apply to the call but for `hyperparameters` that only arithmetic was seen on.
-    pub(super) fn near(
+    pub fn near(
         &mut self,
         frontend: &F,
         hyperparameters: &[String],
@@ -111,14 +111,14 @@ impl<F: Frontend> Variants<F> {
     }
 
     /// A variant is used for a call: it is the first to be tried at the next one.
-    pub(super) fn use_at(&mut self, i: usize, call: u64) -> &Variant<F> {
+    pub fn use_at(&mut self, i: usize, call: u64) -> &Variant<F> {
         self.all[..=i].rotate_right(1);
         self.all[0].last_used = call;
         &self.all[0]
     }
 
     /// Gives up the variant that was used last if no replay of it is worth another try.
-    pub(super) fn give_up_spent(&mut self) {
+    pub fn give_up_spent(&mut self) {
         let spent = |variant: &Variant<F>| variant.lost || variant.unanswered >= MAX_UNANSWERED;
         if self.all.first().is_some_and(spent) {
             self.all.remove(0);
@@ -126,21 +126,21 @@ impl<F: Frontend> Variants<F> {
     }
 
     /// What the variant that was used last expects of a subject, as text.
-    pub(super) fn expected(&self, subject: &str) -> String {
+    pub fn expected(&self, subject: &str) -> String {
         let variant = self.all.first();
         let guard = variant.and_then(|variant| guard_on(&variant.parts.guards, subject));
         guard.unwrap_or_else(|| "absent".to_owned())
     }
 
     /// Whether there is no room for another one: all are in use.
-    pub(super) fn are_full(&self, call: u64) -> bool {
+    pub fn are_full(&self, call: u64) -> bool {
         let used_lately = |variant: &Variant<F>| call - variant.last_used < IDLE_CALLS;
         self.all.len() >= self.most && self.all.iter().all(used_lately)
     }
 
     /// Binds a recording that was confirmed: its variant is the first to be tried, in place of the one at `replaces`.
     /// If there are too many, the one that was not used for the longest time goes.
-    pub(super) fn add(
+    pub fn add(
         &mut self,
         frontend: &F,
         confirmed: Confirmed<F>,
@@ -174,7 +174,7 @@ impl<F: Frontend> Variants<F> {
 }
 
 /// What the guard on a subject, or on what it is a part of, expects.
-pub(super) fn guard_on(guards: &[GuardText], subject: &str) -> Option<String> {
+pub fn guard_on(guards: &[GuardText], subject: &str) -> Option<String> {
     let stem = subject.rsplit_once('.').map_or(subject, |(stem, _)| stem);
     let find = |name: &str| guards.iter().find(|guard| guard.subject == name);
     find(subject)

@@ -64,96 +64,113 @@ def names_without_messages(code: types.CodeType) -> Names:
 
 
 def _names(code: types.CodeType, whole: bool) -> Names:
-    found: list[str] = []
-    attributes: set[str] = set()
-    pairs: set[tuple[str, str]] = set()
-    imports: list[str] = []
-    strings: list[str] = []
-    catches = matches = hashes = computes = False
-    runs: set[str] = set()
-    pending = [code]
-    as_code = False
-    done = 0
-    while pending or as_code:
-        if not pending:  # what eval and exec are given
-            as_code = False
-            for text in strings[done:]:
+    found = _Found(whole)
+    pending, done = [code], 0
+    while pending:
+        while pending:
+            pending += found.add(pending.pop())
+        if found.mentions(_RUNNING):  # what eval and exec are given
+            for text in found.strings[done:]:
                 try:
                     pending.append(compile(text, "<text>", "exec"))
                 except (SyntaxError, ValueError, RecursionError, MemoryError):
                     continue
-            done = len(strings)
-            continue
-        current = pending.pop()
-        runs.update(_running(current))
-        enters = constant = asking = False
-        owner = ""
-        left_out = frozenset() if whole else _assertions.failing(current)
-        constants: list[object] = list(current.co_consts) if not left_out else []
-        computes |= not _GETTING.isdisjoint(current.co_varnames + current.co_cellvars + current.co_freevars)
-        for offset, opname, argument in _bytecode.instructions(current):
-            if offset in left_out:
-                continue
-            if left_out and opname in _bytecode.OF_CONSTANTS:
-                constants.append(argument)
-            hashes |= opname == "BUILD_SET" or (constant and opname != "CONTAINS_OP")
+            done = len(found.strings)
+    return found.names()
+
+
+class _Found:
+    """What some code names, nested code apart. ``whole``: with what only the message of an ``AssertionError`` needs."""
+
+    def __init__(self, whole: bool) -> None:
+        self.strings: list[str] = []
+        self._whole = whole
+        self._globals: list[str] = []
+        self._attributes: set[str] = set()
+        self._pairs: set[tuple[str, str]] = set()
+        self._imports: list[str] = []
+        self._runs: set[str] = set()
+        self._catches = self._matches = self._hashes = self._computes = False
+
+    def mentions(self, names: frozenset[str]) -> bool:
+        """Whether one of these is a global or an attribute in the code."""
+        return not (names.isdisjoint(self._attributes) and names.isdisjoint(self._globals))
+
+    def add(self, code: types.CodeType) -> list[types.CodeType]:
+        """Adds the names and constants of code. Gives the code that is nested in it."""
+        self._runs.update(_running(code))
+        self._computes |= not _GETTING.isdisjoint(code.co_varnames + code.co_cellvars + code.co_freevars)
+        left_out = frozenset() if self._whole else _assertions.failing(code)
+        steps = [(name, argument) for at, name, argument in _bytecode.instructions(code) if at not in left_out]
+        self._add_names(steps)
+        self._add_uses(steps)
+        of_constants = _bytecode.OF_CONSTANTS
+        stack = [argument for name, argument in steps if name in of_constants] if left_out else list(code.co_consts)
+        nested = []
+        while stack:
+            const = stack.pop()
+            if isinstance(const, types.CodeType):
+                nested.append(const)
+            elif isinstance(const, str):
+                self.strings.append(const)
+            elif isinstance(const, tuple | frozenset):
+                stack.extend(const)
+        return nested
+
+    def _add_names(self, steps: list[tuple[str, Any]]) -> None:
+        owner, enters = "", False
+        for opname, argument in steps:
+            owner, before = (argument if opname == "LOAD_GLOBAL" else ""), owner
+            if opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"):
+                self._globals.append(argument)
+            elif opname in ("STORE_ATTR", "DELETE_ATTR"):
+                self._attributes.add(argument)
+            elif opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "LOAD_SUPER_ATTR"):
+                self._attributes.add(argument)
+                if before:
+                    self._pairs.add((before, argument))
+            elif opname == "IMPORT_NAME":
+                self._imports.append(argument)
+            elif opname == "MATCH_CLASS":
+                self._matches = True
+                self._attributes.add("__match_args__")
+            elif opname == "CHECK_EXC_MATCH":
+                self._catches = True
+            elif opname == "PUSH_EXC_INFO":
+                enters = True
+            elif enters and opname != "NOP":  # an except that names no exception catches all
+                self._catches |= opname == "POP_TOP"
+                enters = False
+
+    def _add_uses(self, steps: list[tuple[str, Any]]) -> None:
+        constant = asking = False
+        for opname, argument in steps:
+            self._hashes |= opname == "BUILD_SET" or (constant and opname != "CONTAINS_OP")
             constant = type(argument) is frozenset
             if opname.startswith("CALL"):  # no text before it
-                computes |= asking
+                self._computes |= asking
                 asking = False
             elif opname == "LOAD_CONST" and type(argument) is str:
                 asking = False
             elif type(argument) is str and argument in _GETTING:
                 asking = True
-            owner, before = (argument if opname == "LOAD_GLOBAL" else ""), owner
-            if opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"):
-                found.append(argument)
-            elif opname in ("STORE_ATTR", "DELETE_ATTR"):
-                attributes.add(argument)
-            elif opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "LOAD_SUPER_ATTR"):
-                attributes.add(argument)
-                if before:
-                    pairs.add((before, argument))
-            elif opname == "IMPORT_NAME":
-                imports.append(argument)
-            elif opname == "MATCH_CLASS":
-                matches = True
-                attributes.add("__match_args__")
-            elif opname == "CHECK_EXC_MATCH":
-                catches = True
-            elif opname == "PUSH_EXC_INFO":
-                enters = True
-            elif enters and opname != "NOP":  # an except that names no exception catches all
-                catches = catches or opname == "POP_TOP"
-                enters = False
-        stack = constants
-        while stack:
-            const = stack.pop()
-            if isinstance(const, types.CodeType):
-                pending.append(const)
-            elif isinstance(const, str):
-                strings.append(const)
-            elif isinstance(const, tuple | frozenset):
-                stack.extend(const)
-        said = attributes.union(found)
-        as_code = bool(said & _RUNNING) and len(strings) > done
-    said = attributes.union(found)
-    texts = {part for text in strings for part in _identifiers(text)}
-    if said & _IMPORTING:
-        imports.extend(text for text in strings if _identifiers(text))
-    return Names(
-        tuple(dict.fromkeys(found)),
-        frozenset(attributes | texts),
-        frozenset(pairs),
-        tuple(dict.fromkeys(imports)),
-        frozenset(texts),
-        matches or bool(said & _ASKING),
-        catches or "suppress" in said,
-        bool(said & {"vars", "__dict__", "dir", "__dir__", "getmembers"}),
-        computes,
-        hashes or bool(said & {"set", "frozenset", "hash", "__hash__"}),
-        frozenset(runs),
-    )
+
+    def names(self) -> Names:
+        texts = {part for text in self.strings for part in _identifiers(text)}
+        texts_of_modules = (text for text in self.strings if _identifiers(text)) if self.mentions(_IMPORTING) else ()
+        return Names(
+            globals=tuple(dict.fromkeys(self._globals)),
+            attributes=frozenset(self._attributes | texts),
+            pairs=frozenset(self._pairs),
+            imports=tuple(dict.fromkeys((*self._imports, *texts_of_modules))),
+            texts=frozenset(texts),
+            asks=self._matches or self.mentions(_ASKING),
+            catches=self._catches or self.mentions(frozenset({"suppress"})),
+            sees_own=self.mentions(frozenset({"vars", "__dict__", "dir", "__dir__", "getmembers"})),
+            computes=self._computes,
+            hashes=self._hashes or self.mentions(frozenset({"set", "frozenset", "hash", "__hash__"})),
+            runs=frozenset(self._runs),
+        )
 
 
 def builtins_of(function: types.FunctionType) -> dict[str, Any]:

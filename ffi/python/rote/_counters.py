@@ -19,7 +19,7 @@ from torch import nn
 from . import _code, _facts, _look
 from ._libraries import is_library_class
 from ._numbers import ATTRIBUTE, CELL, DICT_ITEM, HOST
-from ._uses import node_of
+from ._sources import node_of
 
 _LARGE = 1 << 53  # what a plan's JSON holds exactly
 # With these, code gets at attributes that it does not name.

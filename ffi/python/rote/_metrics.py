@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ._record import unseen
 from ._returns import source_of
-from ._uses import node_of
+from ._sources import node_of
 
 # Begin and end of an expression in the source: lines, and columns.
 _Position = tuple[int | None, int | None, int | None, int | None]

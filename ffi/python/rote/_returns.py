@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from ._frames import TORCH
 from ._identity import by_identity
-from ._uses import node_of
+from ._sources import node_of
 
 # Functions of PyTorch that call the captured function and return what it returns, such as `torch.no_grad()`.
 _PASSING = f"{TORCH}utils/_contextlib.py"

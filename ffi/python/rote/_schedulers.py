@@ -27,7 +27,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from . import _look, _metrics, _uses
+from . import _arithmetic, _look, _metrics
 from ._libraries import is_library_class, is_library_function
 from ._reads import Reads, is_plain
 
@@ -215,7 +215,7 @@ class Schedulers:
             return False
         frame: types.FrameType | None = sys._getframe(2)
         while frame is not None and not frame.f_code.co_filename.startswith(_HERE):
-            if not _uses.TOUCHING.isdisjoint(frame.f_code.co_names):
+            if not _arithmetic.TOUCHING.isdisjoint(frame.f_code.co_names):
                 return False
             frame = frame.f_back
         return True

@@ -1,0 +1,54 @@
+"""The source of the code that runs."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import types
+from collections.abc import Iterator
+
+from ._identity import by_identity
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+def nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Code, and all code in it."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from nested(const)
+
+
+class _Source:
+    """What a file says, and the code that it is compiled to."""
+
+    def __init__(self, filename: str) -> None:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+        self.codes = set(nested(compile(tree, filename, "exec", dont_inherit=True)))
+        self._nodes: dict[tuple[str, int], list[Function]] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, Function):
+                decorators = getattr(node, "decorator_list", ())
+                line = min([node.lineno, *(each.lineno for each in decorators)])
+                self._nodes.setdefault((getattr(node, "name", "<lambda>"), line), []).append(node)
+
+    def node_of(self, code: types.CodeType) -> Function | None:
+        found = self._nodes.get((code.co_name, code.co_firstlineno), [])
+        return found[0] if len(found) == 1 and code in self.codes else None
+
+
+@functools.lru_cache(maxsize=256)
+def _source(filename: str) -> _Source | None:
+    try:
+        return _Source(filename)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+
+
+@by_identity
+def node_of(code: types.CodeType) -> Function | None:
+    """The source of a function, when that is what runs."""
+    source = _source(code.co_filename)
+    return None if source is None else source.node_of(code)
