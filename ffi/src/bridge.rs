@@ -22,7 +22,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("fact.h", include_str!("../torch/fact.h")),
     ("facts.h", include_str!("../torch/facts.h")),
     ("hooks.h", include_str!("../torch/hooks.h")),
-    ("looks.h", include_str!("../torch/looks.h")),
+    ("metadata.h", include_str!("../torch/metadata.h")),
     ("memory.h", include_str!("../torch/memory.h")),
     ("modes.h", include_str!("../torch/modes.h")),
     ("late_numbers.h", include_str!("../torch/late_numbers.h")),

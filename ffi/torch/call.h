@@ -9,7 +9,7 @@
 
 #include "describe.h"
 #include "hooks.h"
-#include "looks.h"
+#include "metadata.h"
 #include "modes.h"
 #include "values.h"
 #include "views.h"

@@ -7,7 +7,7 @@
 
 #include "describe.h"
 #include "hooks.h"
-#include "looks.h"
+#include "metadata.h"
 #include "objects.h"
 #include "ranks.h"
 #include "values.h"
@@ -25,7 +25,7 @@ struct FactEntry {
   mutable uint64_t number;   // and the number of its placements; of a class, of its attributes; an entry's address
   mutable uint64_t version;  // of a class, or of an object's own dict, when it was looked at last
   Py_hash_t hash;            // of the key of an entry of a dict
-  mutable std::unique_ptr<LastLook> looks;  // of a tensor of the state
+  mutable std::unique_ptr<LastMetadata> metadata;  // of a tensor of the state
 };
 
 // A number for the placements of a DTensor; quick for a spec seen before.
@@ -128,7 +128,7 @@ inline py::object object_of(const FactEntry& fact) {
     }
     case kTensorMeta:
       return py::make_tuple(py::reinterpret_borrow<py::object>(own_dict(fact.container) ? own_dict(fact.container) : Py_None), hooks_of(fact.container));
-    case kLook:
+    case kMetadata:
       return THPVariable_Check(fact.container) ? py::object(hooks_of(fact.container)) : py::none();
     case kOwn:
       return py::reinterpret_borrow<py::object>(own_dict(fact.container));
@@ -152,7 +152,7 @@ inline py::object object_of(const FactEntry& fact) {
   }
 }
 
-// How a tensor that is no state looks, or a generator.
+// The metadata of a tensor that is no state, or a generator.
 inline uint64_t look_of(const FactEntry& fact) {
   if (THPGenerator_Check(fact.container))
     return reinterpret_cast<THPGenerator*>(fact.container)->cdata.current_seed();
@@ -257,14 +257,14 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
       bool plain = reinterpret_cast<PyObject*>(Py_TYPE(inner)) != classes.async_collective_tensor;
       at::Tensor waited = plain ? at::Tensor() : settled_tensor(inner, false);
       const at::Tensor& local = plain ? THPVariable_Unpack(inner) : waited;
-      if (!fact.looks) fact.looks = std::make_unique<LastLook>();
-      fact.looks->look(outer, local, distributed);
-      out[0] = fact.looks->storage;
-      out[1] = fact.looks->data;
-      out[2] = fact.looks->meta;
+      if (!fact.metadata) fact.metadata = std::make_unique<LastMetadata>();
+      fact.metadata->read(outer, local, distributed);
+      out[0] = fact.metadata->storage;
+      out[1] = fact.metadata->data;
+      out[2] = fact.metadata->meta;
       out[3] = grad_flags(outer);
       if (outer.is_view()) out[3] = mix(out[3], address(root_of(outer).unsafeGetTensorImpl()));
-      out[4] = distributed ? mix(placements_of(fact, fact.container), fact.looks->wrapper) : 0;
+      out[4] = distributed ? mix(placements_of(fact, fact.container), fact.metadata->wrapper) : 0;
       out[5] = mix(address(Py_TYPE(fact.container)), own_attributes(fact.container, false));
       if (distributed) out[5] += own_attributes(inner, true);
       return;
@@ -299,7 +299,7 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
     case kWeak:
       out[0] = address(referent(fact.container).ptr());
       return;
-    case kLook:
+    case kMetadata:
       out[0] = look_of(fact);
       return;
     case kReferents:

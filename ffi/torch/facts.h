@@ -47,7 +47,7 @@ class FactTable {
     if (kind == kGradMemory) grad_memory_ = words_;
     if (kind == kReachMemory) reach_memory_ = words_;
     if (kind == kBuffer) buffers_.push_back(static_cast<uint32_t>(facts_.size() - 1));
-    if (kind == kLook && THPVariable_Check(container)) looks_.push_back(static_cast<uint32_t>(facts_.size() - 1));
+    if (kind == kMetadata && THPVariable_Check(container)) looks_.push_back(static_cast<uint32_t>(facts_.size() - 1));
     words_ += n;
     return n;
   }
@@ -143,7 +143,7 @@ class FactTable {
   // How many objects ahead the reader asks for memory: there are too many for the caches.
   static constexpr size_t kAhead = 12;
 
-  // Whether there is a gradient, and how it looks when the plan reads it.
+  // Whether there is a gradient, and its metadata when the plan reads it.
   void read_gradient(const FactEntry& fact, bool foreign, uint64_t* out) const {
     const at::Tensor& outer = THPVariable_Unpack(fact.container);
     const at::Tensor& grad = outer.grad();

@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "describe.h"
-#include "looks.h"
+#include "metadata.h"
 #include "views.h"
 
 namespace rote {
@@ -69,7 +69,7 @@ inline uint64_t grad_flags(const at::Tensor& tensor) {
   return mix(kind, flags);
 }
 
-// How a gradient looks, and its own part in autograd. `wrapped`: its Python object.
+// The metadata of a gradient, and its own part in autograd. `wrapped`: its Python object.
 inline uint64_t grad_word(const at::Tensor& grad, PyObject* wrapped) {
   uint64_t flags = mix(grad_flags(grad), grad.grad_fn() != nullptr);
   if (grad.is_leaf() && grad.grad().defined())  // a gradient of its own: always this one

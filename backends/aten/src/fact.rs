@@ -48,8 +48,8 @@ numbered! {
         Weak,
         /// What an object of the interpreter's own classes points to; where an iterator stands, if the key is True.
         Referents,
-        /// How a tensor looks that is no state, and its gradient; the seed of a generator.
-        Look,
+        /// The metadata of a tensor that is no state, and of its gradient; the seed of a generator.
+        Metadata,
         /// The memory that gradients share with the state, with arguments and with each other.
         GradMemory,
         /// The memory that tensors which are no state, their gradients, and buffers share with these.

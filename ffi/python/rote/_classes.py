@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils import _pytree
 
-from . import _look
+from . import _introspect
 from ._facts import all_of, describe, plain
 from ._libraries import is_library_class
 from ._named import Named
@@ -31,8 +31,8 @@ class Classes:
 
     def of(self, kind: type, depth: int) -> None:
         """The attributes of a class, and what its methods name."""
-        for base in _look.mro(kind):
-            if not _look.can_change(base):
+        for base in _introspect.mro(kind):
+            if not _introspect.can_change(base):
                 continue
             self._walk.handlers.of_class(base)
             if is_library_class(base):
@@ -42,9 +42,9 @@ class Classes:
                 self._of_the_user(base, depth)
 
     def _of_the_user(self, base: type, depth: int) -> None:
-        walk, label = self._walk, _look.name(base)
+        walk, label = self._walk, _introspect.name(base)
         walk.add(BASES, base, None, HOST, label, base)
-        own = next((inner for inner in gc.get_referents(_look.class_dict(base)) if isinstance(inner, dict)), None)
+        own = next((inner for inner in gc.get_referents(_introspect.class_dict(base)) if isinstance(inner, dict)), None)
         if own is None:
             return
         walk.add(SIZE, own, None, HOST, label, own, "")
@@ -74,7 +74,7 @@ class Classes:
             return
         self._seen.add(id(kind))
         self._library.append(kind)
-        for base in _look.mro(kind)[1:]:
+        for base in _introspect.mro(kind)[1:]:
             self._covered.add(id(base))
 
     def finish(self) -> None:
@@ -82,7 +82,7 @@ class Classes:
         known."""
         private = frozenset(name for name in self._named.attributes if name.startswith("_"))
         for kind in self._library:
-            own = [_look.class_dict(base) for base in _look.mro(kind)]
+            own = [_introspect.class_dict(base) for base in _introspect.mro(kind)]
             called = called_methods(kind, self._named.attributes)
             for key in sorted(called & set().union(*own)):
                 method = next(names[key] for names in own if key in names)
@@ -92,7 +92,7 @@ class Classes:
                 switches = {
                     key for names in own for key, item in names.items() if type(item) is bool and type(key) is str
                 }
-                self._walk.add(CLASS, kind, private | switches, HOST, _look.name(kind), kind, self._set_in(own))
+                self._walk.add(CLASS, kind, private | switches, HOST, _introspect.name(kind), kind, self._set_in(own))
 
     def _set_in(self, own: Sequence[Mapping[str, Any]]) -> str:
         """What code in reach names that is set in a class of a library, for another process: there, methods are the
@@ -119,5 +119,5 @@ def _is_said(key: str, item: Any) -> bool:
         return False
     kind = type(item)
     return kind is types.GetSetDescriptorType or not any(
-        "__get__" in _look.class_dict(base) for base in _look.mro(kind)
+        "__get__" in _introspect.class_dict(base) for base in _introspect.mro(kind)
     )

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from . import _look
+from . import _introspect
 from ._identity import address, by_identity
 
 _MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT: the interpreter keeps the dict before the object
@@ -67,9 +67,9 @@ class Layout:
         elif base is list:
             list.extend(made, entries)
         if attributes:
-            own = _look.own(made)
+            own = _introspect.own(made)
             if own is None:
-                raise TypeError(f"a {_look.name(self.kind)} takes no attributes")
+                raise TypeError(f"a {_introspect.name(self.kind)} takes no attributes")
             own.update(attributes)
         for name, member in self.slots:
             if name in slots:
@@ -80,17 +80,17 @@ class Layout:
 @by_identity
 def layout_of(kind: type) -> Layout | None:
     """How the objects of a class are made, if that is all there is to them; None of Python's own containers."""
-    base = next(each for each in _look.mro(kind) if each in _BASES)
+    base = next(each for each in _introspect.mro(kind) if each in _BASES)
     if issubclass(kind, _NO_CONTAINERS) or (kind in _BASES and kind not in (_BASES[0], types.SimpleNamespace)):
         return None
     if kind is torch.Size or _is_sequence_of_torch(kind):
         return Layout(kind, tuple, (), True)
     if not _holds_others(kind, base):
         return None
-    own = set(_look.mro(base))
-    slots = tuple((name, member) for name, member, of in _look.members(kind) if of not in own)
+    own = set(_introspect.mro(base))
+    slots = tuple((name, member) for name, member, of in _introspect.members(kind) if of not in own)
     expected = base.__basicsize__ + _POINTER * len(slots)
-    managed = bool(_look.flags(kind) & _MANAGED_DICT)
+    managed = bool(_introspect.flags(kind) & _MANAGED_DICT)
     expected += _POINTER * (kind.__dictoffset__ != 0 and base.__dictoffset__ == 0 and not managed)
     expected += _POINTER * (kind.__weakrefoffset__ > 0 and base.__weakrefoffset__ == 0)
     if kind.__basicsize__ != expected or len({name for name, _ in slots}) < len(slots):
@@ -102,7 +102,7 @@ def _holds_others(kind: type, base: type) -> bool:
     """Whether the objects of a class are there to hold others."""
     return (
         base is not object
-        or "__dataclass_fields__" in {key for each in _look.mro(kind) for key in _look.class_dict(each)}
+        or "__dataclass_fields__" in {key for each in _introspect.mro(kind) for key in _introspect.class_dict(each)}
         or issubclass(kind, collections.UserDict | collections.UserList)
         or kind in torch.utils._pytree.SUPPORTED_NODES
     )
@@ -110,19 +110,23 @@ def _holds_others(kind: type, base: type) -> bool:
 
 def _is_sequence_of_torch(kind: type) -> bool:
     """Whether a class is one of those that ops of PyTorch return several tensors in."""
-    return _look.module_of(kind) == "torch.return_types" and getattr(torch.return_types, kind.__name__, None) is kind
+    return (
+        _introspect.module_of(kind) == "torch.return_types" and getattr(torch.return_types, kind.__name__, None) is kind
+    )
 
 
 def attributes_of(value: Any) -> dict[Any, Any]:
     """The attributes that an object has of its own."""
-    return _look.own(value) or {}
+    return _introspect.own(value) or {}
 
 
 def named(module: str, name: str) -> Any:
     """What goes by a name in a Python module that is there; None."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = (_look.class_dict(found) if issubclass(type(found), type) else _look.own(found) or {}).get(part)
+        found = (_introspect.class_dict(found) if issubclass(type(found), type) else _introspect.own(found) or {}).get(
+            part
+        )
     return found
 
 
@@ -252,7 +256,7 @@ def all_of(value: Any) -> dict[int, Any]:
         if inner is None or address(each) in found:
             continue
         found[address(each)] = each
-        own = _look.own(each)
+        own = _introspect.own(each)
         if own is not None:
             found[address(own)] = own
         pending += inner

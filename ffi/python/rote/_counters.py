@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from . import _code, _facts, _look
+from . import _code, _facts, _introspect
 from ._libraries import is_library_class
 from ._numbers import ATTRIBUTE, CELL, DICT_ITEM, HOST
 from ._sources import node_of
@@ -172,8 +172,8 @@ def _is_set_plainly(owner: Any, name: str) -> bool:
     sets: Any = kind.__setattr__
     if sets is not object.__setattr__ and sets is not nn.Module.__setattr__:
         return False
-    for base in _look.mro(kind):
-        own = _look.class_dict(base)
+    for base in _introspect.mro(kind):
+        own = _introspect.class_dict(base)
         if hasattr(type(own.get(name)), "__set__"):
             return False
         if base is not object and is_library_class(base):
@@ -209,8 +209,8 @@ def _functions_in(values: list[Any], depth: int = 3) -> Iterator[types.FunctionT
             yield from _functions_in(list(value), depth - 1)
         elif depth and isinstance(value, dict):
             yield from _functions_in(list(value.values()), depth - 1)
-        elif not is_library_class(type(value)) and _look.can_change(type(value)):
-            yield from (each for base in _look.mro(type(value)) for each in _look.class_dict(base).values()
+        elif not is_library_class(type(value)) and _introspect.can_change(type(value)):
+            yield from (each for base in _introspect.mro(type(value)) for each in _introspect.class_dict(base).values()
                         if type(each) is types.FunctionType)  # fmt: skip
 
 

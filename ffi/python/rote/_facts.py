@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-from . import _code, _look
+from . import _code, _introspect
 from ._libraries import is_library_class
 from ._numbers import (
     BASES,
@@ -34,7 +34,7 @@ from ._numbers import (
     ENTRY_SIZE,
     FUNCTION,
     ITEMS,
-    LOOK,
+    METADATA,
     OWN,
     REFERENTS,
     SIZE,
@@ -47,7 +47,7 @@ from ._specs import mesh_text, short_text
 ABSENT: Any = object()
 PARTS = {
     SIZE: "len", ITEMS: "entries", FUNCTION: "code", BUFFER: "bytes", TYPE_OF: "type", OWN: "len", ENTRY_SIZE: "len",
-    ENTRY_COUNT: "len", BASES: "bases", CLASS: "class", WEAK: "alive", REFERENTS: "parts", LOOK: "look",
+    ENTRY_COUNT: "len", BASES: "bases", CLASS: "class", WEAK: "alive", REFERENTS: "parts", METADATA: "metadata",
     WITHIN: "contents",
 }  # fmt: skip
 
@@ -128,7 +128,7 @@ def ends(value: slice) -> tuple[Any, Any, Any]:
 def plain(value: Any) -> bool:
     """Whether a value can be told by its text, here and in another process."""
     kind = type(value)
-    if id(kind) in _ATOM_IDS or issubclass(kind, enum.Enum) or _look.numpy_scalar(kind):
+    if id(kind) in _ATOM_IDS or issubclass(kind, enum.Enum) or _introspect.numpy_scalar(kind):
         return True
     if kind is tuple or kind is torch.Size or kind is slice:
         return all(map(plain, ends(value) if kind is slice else value))
@@ -147,7 +147,7 @@ def text_of(value: Any) -> str:
     if kind is slice:
         return f"slice{text_of(ends(value))}"
     if issubclass(kind, enum.Enum):
-        own = _look.own(value) or {}
+        own = _introspect.own(value) or {}
         return f"{kind.__qualname__}.{own.get('_name_')}"
     base = next((base for base in _CONTENT if issubclass(kind, base)), None)
     inner = base.__repr__(value) if base is not None else value.tobytes().hex()
@@ -170,24 +170,24 @@ def describe_object(value: Any) -> str:
     if kind is types.FunctionType:
         return str(value.__qualname__)
     if issubclass(kind, type | types.ModuleType):
-        return _look.name(value)
+        return _introspect.name(value)
     if kind in NAMED:
         return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__module__") else value.__qualname__
     if kind is types.CodeType:
         return _code.digest(value)
     if kind.__name__ in ("OpOverload", "OpOverloadPacket"):
-        return f"{_look.name(kind)} {value}"
+        return f"{_introspect.name(kind)} {value}"
     if issubclass(kind, collections.deque):
-        return f"a {_look.name(kind)} of at most {_most_of(value)}"
+        return f"a {_introspect.name(kind)} of at most {_most_of(value)}"
     if issubclass(kind, frozenset):
-        return shortened(f"{_look.name(kind)}({', '.join(sorted(map(describe, frozenset.__iter__(value))))})")
-    return shortened(in_full(value) or f"a {_look.name(kind)}")
+        return shortened(f"{_introspect.name(kind)}({', '.join(sorted(map(describe, frozenset.__iter__(value))))})")
+    return shortened(in_full(value) or f"a {_introspect.name(kind)}")
 
 
 def in_full(value: Any) -> str | None:
     """All that an object of C code holds, as text; None where nothing says it."""
     kind = type(value)
-    name = _look.name(kind)
+    name = _introspect.name(kind)
     if kind in _SAID_BY_REPR or (is_library_class(kind) and issubclass(kind, Placement)):
         return f"{name} {value!r}"
     if kind in _OF_A_ZONE and (value.tzinfo is None or type(value.tzinfo) is datetime.timezone):
@@ -199,14 +199,14 @@ def in_full(value: Any) -> str | None:
     if kind is dist.ProcessGroup:
         ranks = dist.distributed_c10d._world.pg_group_ranks.get(value)
         return None if ranks is None else f"a ProcessGroup {value.group_name} of {sorted(ranks)}"
-    if kind.__name__ in ("ufunc", "_ArrayFunctionDispatcher") and _look.module_of(kind).startswith("numpy"):
+    if kind.__name__ in ("ufunc", "_ArrayFunctionDispatcher") and _introspect.module_of(kind).startswith("numpy"):
         known = any(vars(each).get(value.__name__) is value for each in map(sys.modules.get, _NUMPY) if each)
         return f"{name} {value.__name__}" if known else None
-    if _look.module_of(kind) == "numpy.dtypes":
+    if _introspect.module_of(kind) == "numpy.dtypes":
         return f"{name} {value!r}" if value.metadata is None else None
-    if type(kind).__name__ == "pybind11_type" and "__entries" in _look.class_dict(kind):
+    if type(kind).__name__ == "pybind11_type" and "__entries" in _introspect.class_dict(kind):
         return f"{name} {int(value)}"
-    if _look.module_of(kind) == "_abc" or issubclass(kind, _HANDLES) or kind in _FILES:
+    if _introspect.module_of(kind) == "_abc" or issubclass(kind, _HANDLES) or kind in _FILES:
         return f"a {name}"
     return None
 
@@ -246,9 +246,9 @@ def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
     """What a fact about an object itself expects, where other processes can tell; otherwise nothing.
     ``tell`` says what is expected of an object in it."""
     if kind == TYPE_OF:
-        return _look.name(type(value))
-    if kind == LOOK and issubclass(type(value), torch.Tensor):
-        return look(value)
+        return _introspect.name(type(value))
+    if kind == METADATA and issubclass(type(value), torch.Tensor):
+        return metadata(value)
     if kind in SAYS_SIZE:
         return size_in_words(kind, value)
     if kind == FUNCTION:
@@ -259,9 +259,9 @@ def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
     if kind == BUFFER:
         return _content(value)
     if kind == BASES:
-        return ", ".join(_look.name(base) for base in _look.mro(value))
+        return ", ".join(_introspect.name(base) for base in _introspect.mro(value))
     if kind == ITEMS:
-        found = list(_look.entries(value))
+        found = list(_introspect.entries(value))
         if issubclass(type(value), set):
             return all_of(sorted(map(tell, found)))
         if issubclass(type(value), dict) and key:
@@ -277,20 +277,20 @@ SAYS_SIZE = frozenset({SIZE, ENTRY_SIZE, ENTRY_COUNT, OWN})
 
 def size_in_words(kind: int, value: Any) -> str:
     """What a fact about a number of entries expects."""
-    return str(len(_look.own(value) or ()) if kind == OWN else _look.size(value))
+    return str(len(_introspect.own(value) or ()) if kind == OWN else _introspect.size(value))
 
 
-def look(tensor: torch.Tensor) -> str:
-    """How a tensor looks."""
-    return f"{short_text(tensor)}, {look_of_gradient(tensor)}" if tensor.is_leaf else short_text(tensor)
+def metadata(tensor: torch.Tensor) -> str:
+    """The metadata of a tensor, as text."""
+    return f"{short_text(tensor)}, {metadata_of_gradient(tensor)}" if tensor.is_leaf else short_text(tensor)
 
 
-def look_of_gradient(tensor: torch.Tensor) -> str:
-    """How the gradient of a leaf looks."""
+def metadata_of_gradient(tensor: torch.Tensor) -> str:
+    """The metadata of the gradient of a leaf, as text."""
     grad = tensor.grad
     if grad is None:
         return "no gradient"
-    kind = "" if type(grad) in (torch.Tensor, DTensor) else f" {_look.name(type(grad))}"
+    kind = "" if type(grad) in (torch.Tensor, DTensor) else f" {_introspect.name(type(grad))}"
     return f"a gradient{kind} {short_text(grad)}"
 
 

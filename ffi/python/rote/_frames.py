@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import _look
+from . import _introspect
 from ._identity import address, by_identity
 from ._libraries import is_file_of_python
 from ._native import c_text
@@ -70,7 +70,7 @@ class Handlers:
 
     def of_class(self, kind: type) -> None:
         """Takes note of what a class itself has of it."""
-        names = _look.class_dict(kind)
+        names = _introspect.class_dict(kind)
         if kind in _OF_GENERATORS:
             return  # the generator decides, whose function is in reach
         if kind in _STACKS:

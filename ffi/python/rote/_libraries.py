@@ -6,7 +6,7 @@ import functools
 import sys
 import types
 
-from . import _look
+from . import _introspect
 
 _ROOTS = ("torch", "numpy", "rote", "typing", "builtins")
 _NAMES_OF_STDLIB = frozenset(sys.stdlib_module_names)
@@ -23,7 +23,7 @@ def _library(module: str) -> bool:
 def _is_of_python(root: str) -> bool:
     """Whether a Python module is the standard library's, not one of a script's that has its name."""
     module = sys.modules.get(root)
-    file = None if module is None else (_look.own(module) or {}).get("__file__")
+    file = None if module is None else (_introspect.own(module) or {}).get("__file__")
     return root != "__main__" and module is not None and (type(file) is not str or is_file_of_python(file))
 
 
@@ -43,20 +43,20 @@ def is_library_function(function: types.FunctionType) -> bool:
     ``functools.wraps`` has made it say."""
     own = function.__globals__
     name = own.get("__name__")
-    return type(name) is str and _library(name) and _look.own(sys.modules.get(name)) is own
+    return type(name) is str and _library(name) and _introspect.own(sys.modules.get(name)) is own
 
 
 def is_library_class(kind: type) -> bool:
     """Whether a class is a library's: it says so, and has functions of the module that it names, or of libraries
     only. Text that runs without a name of its own makes classes that say ``builtins``."""
-    name = _look.module_of(kind)
+    name = _introspect.module_of(kind)
     if not _library(name):
         return False
     if id(kind) not in _known:
         if not _is_found(kind, name):
             return False
-        functions = [each for each in _look.class_dict(kind).values() if type(each) is types.FunctionType]
-        own = _look.own(sys.modules.get(name))
+        functions = [each for each in _introspect.class_dict(kind).values() if type(each) is types.FunctionType]
+        own = _introspect.own(sys.modules.get(name))
         if not any(each.__globals__ is own for each in functions) and not all(map(is_made_by_library, functions)):
             return False
         _known[id(kind)] = kind
@@ -66,11 +66,15 @@ def is_library_class(kind: type) -> bool:
 def _is_found(kind: type, module: str) -> bool:
     """Whether a class of Python's standard library is where it says. `make_dataclass` and `types.new_class` make some
     for scripts that say `types`."""
-    if module.split(".")[0] not in _NAMES_OF_STDLIB or not _look.can_change(kind) or "<" in _look.name(kind):
+    if (
+        module.split(".")[0] not in _NAMES_OF_STDLIB
+        or not _introspect.can_change(kind)
+        or "<" in _introspect.name(kind)
+    ):
         return True
     found: object = sys.modules.get(module)
-    for part in _look.name(kind).split("."):
-        found = (_look.class_dict(found) if isinstance(found, type) else _look.own(found) or {}).get(part)
+    for part in _introspect.name(kind).split("."):
+        found = (_introspect.class_dict(found) if isinstance(found, type) else _introspect.own(found) or {}).get(part)
     return found is kind
 
 

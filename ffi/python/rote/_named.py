@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import _code, _look, _policy
+from . import _code, _introspect, _policy
 from ._code import Names
 from ._facts import ABSENT, NAMED, Attribute, plain
 from ._libraries import is_library_class, is_library_function, is_library_module
@@ -115,7 +115,7 @@ class Named:
 
     def _function(self, path: str, function: types.FunctionType, depth: int) -> None:
         walk = self._walk
-        own = _look.of_function(function)
+        own = _introspect.of_function(function)
         label = path or function.__qualname__
         wrapped = own.get("__wrapped__")
         if wrapped is not None:
@@ -302,7 +302,7 @@ class Named:
                 inner = vars(item)
                 for key in sorted(key for owner, key in names.pairs if owner == name and key in inner):
                     if type(inner[key]) in _FUNCTIONS and self._entry(id(inner), key):
-                        self._walk.add(DICT_ITEM, inner, key, HOST, f"{_look.name(item)}.{key}", inner[key])
+                        self._walk.add(DICT_ITEM, inner, key, HOST, f"{_introspect.name(item)}.{key}", inner[key])
 
     def _entry(self, owner: int, key: str) -> bool:
         if (owner, key) in self._entries:
@@ -343,7 +343,7 @@ class Named:
     def _child(self, name: str) -> None:
         """Guards what a package has under the name of a module in it, which an import looks up first."""
         package, _, child = name.rpartition(".")
-        own = _look.own(sys.modules.get(package))
+        own = _introspect.own(sys.modules.get(package))
         if package and own is not None and self._entry(id(own), child):
             self._walk.add(DICT_ITEM, own, child, HOST, name, own.get(child, ABSENT))
 
@@ -351,7 +351,7 @@ class Named:
         """Guards what code names in a Python module, once all code is known."""
         if depth <= DEPTH and id(module) not in self._modules:
             self._walk.hold(module)
-            self._modules[id(module)] = (module, _look.name(module), depth, None)
+            self._modules[id(module)] = (module, _introspect.name(module), depth, None)
 
     def of_object(self, path: str, value: Any, depth: int) -> None:
         """Guards of an object of a library's what code names of it, once all code is known."""
@@ -372,7 +372,7 @@ class Named:
         walk, before_these = self._walk, self._walk.origin
         for module, name, depth, origin in list(self._modules.values()):
             walk.origin = origin
-            own = _look.own(module)
+            own = _introspect.own(module)
             if own is not None:
                 self._module(module, name, own, depth)
         walk.origin = before_these
@@ -438,7 +438,7 @@ class Named:
             return known[1]
         asked = set(named)
         called = {*self.attributes, *UNNAMED_METHODS, *named}
-        classes = [_look.class_dict(each) for each in _look.mro(kind)]
+        classes = [_introspect.class_dict(each) for each in _introspect.mro(kind)]
         while called:
             name = called.pop()
             method = next((own[name] for own in classes if name in own), None)
@@ -477,7 +477,7 @@ class Named:
             walk.op(subject, item, depth)
         elif plain(item) or kind in NAMED:
             return
-        elif _look.own(item) and is_library_class(kind) and not is_looked_into(kind):
+        elif _introspect.own(item) and is_library_class(kind) and not is_looked_into(kind):
             self.of_object(subject, item, depth)
         else:
             walk.soon(subject, item, depth + 1)

@@ -25,10 +25,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from . import _containers, _look, _memory, _schedulers, _unread, _within
+from . import _containers, _introspect, _memory, _schedulers, _unread, _within
 from ._calls import Codes
 from ._classes import Classes
-from ._facts import ABSENT, FUNCTIONS, Attribute, all_of, atom, describe, ends, in_full, look, plain
+from ._facts import ABSENT, FUNCTIONS, Attribute, all_of, atom, describe, ends, in_full, metadata, plain
 from ._libraries import is_library_class
 from ._named import Named
 from ._numbers import (
@@ -41,8 +41,8 @@ from ._numbers import (
     HOST,
     ITEMS,
     LIST_ITEM,
-    LOOK,
     MEMBER,
+    METADATA,
     OWN,
     REFERENTS,
     SIZE,
@@ -191,7 +191,7 @@ class Objects(Walk):
             return
         if self.add(OWN, tensor, None, HOST, path, tensor):
             self.add(TYPE_OF, tensor, None, HOST, path, tensor)
-            self.add(LOOK, tensor, None, HOST, path, tensor, look(tensor) + self.memory(path, tensor))
+            self.add(METADATA, tensor, None, HOST, path, tensor, metadata(tensor) + self.memory(path, tensor))
             self._hooks_of(path, tensor, depth)
             self._entries_of_own(path, tensor, depth)
             self._tensor_class(path, tensor, depth)
@@ -200,13 +200,13 @@ class Objects(Walk):
     def _inside(self, path: str, tensor: torch.Tensor, depth: int) -> None:
         """The attributes of a gradient, and of what is inside a DTensor; one without any is not held."""
         grad = tensor.grad if tensor.is_leaf else None
-        if grad is not None and _look.own(grad):
+        if grad is not None and _introspect.own(grad):
             self.value(f"{path}.grad", grad, depth)
-        if isinstance(tensor, DTensor) and _look.own(tensor._local_tensor):
+        if isinstance(tensor, DTensor) and _introspect.own(tensor._local_tensor):
             self.value(f"{path}._local_tensor", tensor._local_tensor, depth)
 
     def _entries_of_own(self, path: str, tensor: torch.Tensor, depth: int) -> None:
-        own = _look.own(tensor)
+        own = _introspect.own(tensor)
         for key, item in list((own or {}).items()):
             if type(key) is str and self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item):
                 self.value(f"{path}.{key}", item, depth + 1)
@@ -216,7 +216,7 @@ class Objects(Walk):
         if is_library_class(kind):
             self._classes.of_library(kind)
             return
-        for name, member, base in _look.members(kind):
+        for name, member, base in _introspect.members(kind):
             if is_library_class(base):
                 continue
             if argument:
@@ -316,22 +316,22 @@ class Objects(Walk):
         self.attributes(path, value, depth)
 
     def _items(self, path: str, value: Any, depth: int) -> None:
-        size = _look.size(value)
+        size = _introspect.size(value)
         if issubclass(type(value), set | frozenset) and size > 1:
-            self._named.hashes |= not all(hashes_alike(type(item)) for item in _look.entries(value))
+            self._named.hashes |= not all(hashes_alike(type(item)) for item in _introspect.entries(value))
         if not issubclass(type(value), tuple | frozenset):
             if not self.add(SIZE, value, None, HOST, path, value):
                 return
             if size:
                 self.add(ITEMS, value, None, HOST, path, value)
-        self._inner(path, value, enumerate(_look.entries(value)), size, depth)
+        self._inner(path, value, enumerate(_introspect.entries(value)), size, depth)
 
     def _dict(self, path: str, value: dict[Any, Any], depth: int) -> None:
         self._items_of_dict(path, value, depth)
         self.attributes(path, value, depth)
 
     def _items_of_dict(self, path: str, value: dict[Any, Any], depth: int) -> None:
-        size = _look.size(value)
+        size = _introspect.size(value)
         if not self.add(SIZE, value, None, HOST, path, value):
             return
         if size > LARGE:
@@ -353,7 +353,7 @@ class Objects(Walk):
         self.attributes(path, value, depth)
 
     def _items_of_list(self, path: str, value: list[Any], depth: int) -> None:
-        size = _look.size(value)
+        size = _introspect.size(value)
         if not self.add(SIZE, value, None, HOST, path, value):
             return
         if size > LARGE:
@@ -398,7 +398,7 @@ class Objects(Walk):
     # -- modules, ops and captured functions ----------------------------------
 
     def _module(self, path: str, module: nn.Module, depth: int) -> None:
-        own = _look.own(module)
+        own = _introspect.own(module)
         if own is None:
             return
         self.holders[id(own)] = module
@@ -429,7 +429,7 @@ class Objects(Walk):
 
     def _script(self, path: str, module: Any) -> None:
         """The attributes of a compiled module, which C++ keeps."""
-        concrete = _look.own(module).get("_concrete_type")  # type: ignore[union-attr]
+        concrete = _introspect.own(module).get("_concrete_type")  # type: ignore[union-attr]
         for name in concrete.get_attributes() if concrete is not None else ():
             item = getattr(module, name)
             if issubclass(type(item), torch.Tensor | nn.Module):
@@ -466,7 +466,7 @@ class Objects(Walk):
                 self.value(f"{path}.{name}", own[name], depth)
 
     def _captured(self, path: str, value: Any, depth: int) -> None:
-        step = _look.class_dict(type(value))["_step"].__get__(value)
+        step = _introspect.class_dict(type(value))["_step"].__get__(value)
         self.value(path, step.function, depth)  # called within the step, as any function
 
     def _scheduler(self, path: str, value: torch.optim.lr_scheduler.LRScheduler, depth: int) -> None:
@@ -479,7 +479,7 @@ class Objects(Walk):
             if self._missed:
                 self.add(TYPE_OF, value, None, HOST, path, value)
                 self._classes.of(type(value), depth)
-            own = _look.own(value) or {}
+            own = _introspect.own(value) or {}
             for name in sorted(self._missed - own.keys()):
                 self.add(DICT_ITEM, own, name, HOST, f"{path}.{name}", ABSENT)
 
@@ -526,7 +526,7 @@ class Objects(Walk):
 
     def _weakly(self, path: str, reference: Any, depth: int) -> None:
         """What a weak reference refers to, without holding it."""
-        found = _look.referent(reference)
+        found = _introspect.referent(reference)
         text = "gone" if found is None else f"alive, {self.described(f'{path}()', found)}"
         if not self.add(WEAK, reference, None, HOST, path, found, text):
             return
@@ -534,7 +534,7 @@ class Objects(Walk):
             return
         if id(found) in self.seen:
             return
-        own = _look.own(found)
+        own = _introspect.own(found)
         kind = type(found)
         if issubclass(kind, (type, types.ModuleType, *FUNCTIONS)) or own is None:
             self.value(f"{path}()", found, depth + 1)
@@ -546,7 +546,7 @@ class Objects(Walk):
     # -- all other objects ----------------------------------------------------
 
     def _any_object(self, path: str, value: Any, depth: int) -> None:
-        if any("__next__" in _look.class_dict(base) for base in _look.mro(type(value))):
+        if any("__next__" in _introspect.class_dict(base) for base in _introspect.mro(type(value))):
             self.iterators.append(value)
         self._untold(path, value)
         self._object(path, value, depth)
@@ -556,10 +556,10 @@ class Objects(Walk):
         if is_opaque(kind):
             if has_settings(kind):
                 self._settings(path, value, depth)
-            if _look.own(value) is not None:
+            if _introspect.own(value) is not None:
                 self._named.of_object(path, value, depth)
             return
-        own = _look.own(value)
+        own = _introspect.own(value)
         if own is not None:
             if not skip and not self.add(OWN, value, None, HOST, path, value):
                 return
@@ -587,7 +587,7 @@ class Objects(Walk):
                 self.origin = before
                 return
         try:
-            own = _look.own(holder)
+            own = _introspect.own(holder)
             if is_renewed(kind, key, item):
                 self.add(ENTRY_COUNT, own, key, HOST, subject, item)
             elif self.add(DICT_ITEM, own, key, HOST, subject, item):
@@ -598,7 +598,7 @@ class Objects(Walk):
     def _slots_of(self, kind: type) -> list[tuple[str, Any, type]]:
         known = self._slots.get(id(kind))
         if known is None:
-            known = self._slots[id(kind)] = (kind, list(_look.members(kind)))
+            known = self._slots[id(kind)] = (kind, list(_introspect.members(kind)))
         return known[1]
 
     def _leaves(self, kind: type) -> bool:
@@ -611,12 +611,16 @@ class Objects(Walk):
     def attributes(self, path: str, value: Any, depth: int) -> None:
         if type(value) is collections.OrderedDict:
             self.add(OWN, value, None, HOST, f"{path}.__dict__", value)
-        elif _look.own(value) is not None or _look.can_change(type(value)) or type(value) is collections.defaultdict:
+        elif (
+            _introspect.own(value) is not None
+            or _introspect.can_change(type(value))
+            or type(value) is collections.defaultdict
+        ):
             self._object(path, value, depth)
 
     def _settings(self, path: str, value: Any, depth: int) -> None:
         """What is set in an object of the system's, such as a logger, an event or a future: the rest is its own."""
-        own = _look.own(value) or {}
+        own = _introspect.own(value) or {}
         if not self.add(OWN, value, None, HOST, path, value):  # what is not set may be asked for too
             return
         for key, item in list(own.items()):
@@ -642,7 +646,7 @@ class Objects(Walk):
         kind = type(value)
         hides = self._hiding.get(id(kind))
         if hides is None:
-            hides = self._hiding[id(kind)] = _look.hides(kind)
+            hides = self._hiding[id(kind)] = _introspect.hides(kind)
         if hides and in_full(value) is None:
             self.untold.append(path)
 
@@ -657,7 +661,7 @@ class Objects(Walk):
 
 def _constant(array: Any) -> bool:
     """Whether nobody can write to an array of NumPy, unless by saying so first."""
-    while _look.numpy_array(type(array)):
+    while _introspect.numpy_array(type(array)):
         if array.flags.writeable:
             return False
         array = array.base

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from . import _look
+from . import _introspect
 from ._code import Names
 from ._facts import FUNCTIONS, fixed, plain
 from ._libraries import is_library_class
@@ -101,19 +101,19 @@ def _inherits(*kinds: type) -> _Test:
 
 
 def _called(*names: str, module: str | None = None) -> _Test:
-    return lambda kind: kind.__name__ in names and (module is None or _look.module_of(kind) == module)
+    return lambda kind: kind.__name__ in names and (module is None or _introspect.module_of(kind) == module)
 
 
 def _from(*modules: str) -> _Test:
-    return lambda kind: _look.module_of(kind) in modules
+    return lambda kind: _introspect.module_of(kind) in modules
 
 
 def _from_below(prefix: str) -> _Test:
-    return lambda kind: _look.module_of(kind).startswith(prefix)
+    return lambda kind: _introspect.module_of(kind).startswith(prefix)
 
 
 def _fixed_from(*modules: str) -> _Test:
-    return lambda kind: _look.module_of(kind) in modules and not _look.can_change(kind)
+    return lambda kind: _introspect.module_of(kind) in modules and not _introspect.can_change(kind)
 
 
 # The last is what all classes of ctypes have in common.
@@ -137,7 +137,7 @@ _WAYS: tuple[tuple[_Test, Way | Refused], ...] = (
     (_inherits(contextvars.Context), _ONLY_C_CODE),
     (_from("_asyncio"), _ONLY_C_CODE),
     (_is(weakref.finalize), Refused("what a finalizer holds", frozenset({"peek", "alive", "detach"}))),
-    (_look.numpy_array, Way.ARRAY),
+    (_introspect.numpy_array, Way.ARRAY),
     (_called("ufunc", module="numpy"), Way.UFUNC),
     (_called("flatiter", "nditer", module="numpy"), Refused("an iterator over a NumPy array")),
     (_inherits(*_BUFFERS), Way.BUFFER),
@@ -165,7 +165,7 @@ def way_of(kind: type) -> Way | Refused:
 def never_changes(value: Any) -> bool:
     """Whether a value is all that there is to it, though its class is none of atoms."""
     kind = type(value)
-    return (kind in (tuple, slice) and fixed(value)) or _look.numpy_scalar(kind)
+    return (kind in (tuple, slice) and fixed(value)) or _introspect.numpy_scalar(kind)
 
 
 # -- functions and values that are told by themselves -------------------------
@@ -294,14 +294,14 @@ def _closed(module: str) -> bool:
 
 def is_opaque(kind: type) -> bool:
     """Whether objects of a class are not looked into."""
-    if not _closed(_look.module_of(kind)) or not is_library_class(kind):
+    if not _closed(_introspect.module_of(kind)) or not is_library_class(kind):
         return issubclass(kind, torch.utils.data.DataLoader)  # those of accelerate hold the data as PyTorch's do
-    return not issubclass(kind, torch.optim.Optimizer) and not _look.numpy_array(kind)
+    return not issubclass(kind, torch.optim.Optimizer) and not _introspect.numpy_array(kind)
 
 
 def has_settings(kind: type) -> bool:
     """Whether what is set in objects of a class that are not looked into is looked at."""
-    return _look.module_of(kind) in _SET
+    return _introspect.module_of(kind) in _SET
 
 
 def is_renewed(kind: type, key: str, item: Any) -> bool:
@@ -323,7 +323,7 @@ def is_setting(key: str, item: Any) -> bool:
 
 def is_looked_into(kind: type) -> bool:
     """Whether of an object of a library's class all is guarded, not only what code names."""
-    return issubclass(kind, _LOOKED_INTO) or _look.numpy_array(kind) or has_settings(kind)
+    return issubclass(kind, _LOOKED_INTO) or _introspect.numpy_array(kind) or has_settings(kind)
 
 
 def is_asked_by_methods(kind: type) -> bool:
@@ -417,7 +417,7 @@ UNNAMED_METHODS = ("__len__", "__getitem__", "__contains__", "__bool__", "__call
 
 def called_methods(kind: type, named: Collection[str]) -> frozenset[str]:
     """Names under which methods of a library's class may be called. ``named``: the attributes that code names."""
-    if _look.module_of(kind).startswith("torch.distributed."):
+    if _introspect.module_of(kind).startswith("torch.distributed."):
         return _METHODS
     return _METHODS.union(name for name in named if not name.startswith("__"))
 

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _calls, _look, _unread
+from . import _calls, _introspect, _unread
 from ._calls import Codes
-from ._facts import ABSENT, FUNCTIONS, Fact, look, look_of_gradient
+from ._facts import ABSENT, FUNCTIONS, Fact, metadata, metadata_of_gradient
 from ._numbers import (
     ATTRIBUTE,
     DICT_ITEM,
@@ -32,7 +32,7 @@ from ._numbers import (
     HOST,
     ITEMS,
     LIST_ITEM,
-    LOOK,
+    METADATA,
     OWN,
     REFERENTS,
     SIZE,
@@ -75,7 +75,7 @@ class Reach(Objects):
 
     def optimizer(self, path: str, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> None:
         """Guards an optimizer: hyperparameters, parameters and state."""
-        own = _look.own(optimizer) or {}
+        own = _introspect.own(optimizer) or {}
         self.add(OWN, optimizer, None, STATE, path, optimizer)
         for key in ("param_groups", "state"):  # loading a state dict replaces both
             self.add(ENTRY_SIZE, own, key, STATE, f"{path}.{key}", own.get(key))
@@ -127,14 +127,14 @@ class Reach(Objects):
         self._hooks_of(path, tensor, 0)
         # One that requires no gradient may have one from before; that there is none is part of its meta.
         if tensor.is_leaf and (tensor.requires_grad or grad is not None):
-            text = look_of_gradient(tensor) + shared
+            text = metadata_of_gradient(tensor) + shared
             self.facts.append(Fact(GRAD_META, tensor, grad is not None, STATE, f"{path}.grad", text))
         self._inside(path, tensor, 0)
 
     def argument(self, path: str, tensor: torch.Tensor) -> None:
         """Guards what the attributes of an argument hold; which they are, each call says itself."""
         self.visit(tensor)
-        for key, item in (_look.own(tensor) or {}).items():
+        for key, item in (_introspect.own(tensor) or {}).items():
             self.value(f"{path}.{key}", item, 1)
         self._tensor_class(path, tensor, 0, argument=True)
         self._inside(path, tensor, 0)
@@ -143,9 +143,9 @@ class Reach(Objects):
         """What an argument is; of a tensor, what its attributes are too, and where it lies in memory."""
         if not issubclass(type(value), torch.Tensor):
             return self.described(path, value)
-        own = (_look.own(value) or {}).items()
+        own = (_introspect.own(value) or {}).items()
         attributes = (f", .{key} = {self.described(f'{path}.{key}', item)}" for key, item in own)
-        return self.described(path, value, look(value)) + "".join(attributes) + self.memory(path, value)
+        return self.described(path, value, metadata(value)) + "".join(attributes) + self.memory(path, value)
 
     def function(self, function: Any) -> None:
         """Guards what a function can reach."""
@@ -188,7 +188,7 @@ class Reach(Objects):
             self._follow()
         if asks(Asked.SEEDS, self._named.said):
             for path, generator in self._generators:
-                self.add(LOOK, generator, None, HOST, path, generator)
+                self.add(METADATA, generator, None, HOST, path, generator)
         for path, what, asking in self._asked_only:
             if not asking.isdisjoint(self._named.attributes):
                 self.unseen.append((path, what))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import _look
+from . import _introspect
 
 _Reader = Callable[[Any, str], Any]
 
@@ -13,7 +13,7 @@ _Reader = Callable[[Any, str], Any]
 def is_plain(one: Any) -> bool:
     """Whether Python's own code finds the attributes of an object."""
     kind = type(one)
-    found = (name for each in _look.mro(kind) for name in _look.class_dict(each))
+    found = (name for each in _introspect.mro(kind) for name in _introspect.class_dict(each))
     reads: Any = kind.__getattribute__
     return reads is object.__getattribute__ and "__getattr__" not in found
 

@@ -29,8 +29,8 @@ from ._arguments import notation
 from ._by_hand import ByHand
 from ._frames import TORCH, Handlers, handler_since, is_users_own, user_line
 from ._identity import address
-from ._looks import Looks
 from ._meshes import Meshes
+from ._metadata_reads import MetadataReads
 from ._native import c_text, check, error, lib, observe_no_more, take_object
 from ._numbers import MAY_RAISE, MAY_RAISE_LATE, NO_INDEX, REFUSED
 from ._specs import spec_text
@@ -345,7 +345,7 @@ class Watch:
         self.follows_nothing()
         self.number: float | None = None  # of which PyTorch makes a tensor now
         self.literal = False  # whether PyTorch makes a tensor of numbers now, which is all that it has in its memory
-        self.looks = Looks(session, self.refuse, _is_step)
+        self.metadata_reads = MetadataReads(session, self.refuse, _is_step)
 
     def handler(self) -> str | None:
         """Where the step handles errors of what it calls now, if it does."""
@@ -360,7 +360,7 @@ class Watch:
 
     def patches(self, stack: ExitStack) -> None:
         """Enters every patch."""
-        self.looks.patches(stack, _patched)
+        self.metadata_reads.patches(stack, _patched)
         for patches in self.more:
             patches(stack, _patched)
         for name in _HOST_READS:

@@ -29,8 +29,8 @@ from . import (
     _counters,
     _facts,
     _floats,
+    _introspect,
     _late_numbers,
-    _look,
     _memory,
     _metrics,
     _reads,
@@ -137,7 +137,7 @@ def flatten(
         if parts is not None:
             inner = each(zip(parts.paths, parts.values, strict=True))
             said = ", ".join(f"{end}: {text}" for end, text in zip(parts.paths, inner, strict=True))
-            return f"{_look.module_of(kind)}.{_look.name(kind)}({said})"
+            return f"{_introspect.module_of(kind)}.{_introspect.name(kind)}({said})"
     leaves.append((path, value))
     return "tensor" if isinstance(value, torch.Tensor) else "*"
 
@@ -486,8 +486,8 @@ class Recording:
             if _containers.is_reached(value):
                 self._watch.refuse(
                     "",
-                    f"takes a {_look.name(type(value))} that the captured function can reach elsewhere too: the step "
-                    "may ask whether the argument is that very object",
+                    f"takes a {_introspect.name(type(value))} that the captured function can reach elsewhere too: the "
+                    "step may ask whether the argument is that very object",
                     "pass a copy of the object, or do not keep it where the captured function finds it",
                 )
                 return

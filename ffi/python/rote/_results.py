@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from . import _containers, _look, _metrics
+from . import _containers, _introspect, _metrics
 from ._libraries import is_library_class
 from ._native import check, lib
 from ._returns import Read
@@ -87,13 +87,13 @@ def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outl
             return {"object": [{"c": _SAID[kind]}, {"c": str(value).removeprefix("torch.")}]}
         layout = _containers.layout_of(kind)
         if kind not in (list, dict) and layout is None:
-            raise Unsupported(f"a {_look.name(kind)}")
+            raise Unsupported(f"a {_introspect.name(kind)}")
         if id(value) in outlives:
-            raise Unsupported(f"a {_look.name(kind)} that is older than the step")
+            raise Unsupported(f"a {_introspect.name(kind)} that is older than the step")
         if id(value) in given:
             number = given[id(value)]
             if number is None:
-                raise Unsupported(f"a {_look.name(kind)} that contains itself")
+                raise Unsupported(f"a {_introspect.name(kind)} that contains itself")
             return {"object": [{"c": number}]}
         given[id(value)] = None
         if kind is list:
@@ -110,12 +110,12 @@ def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outl
 
     def key_of(key: Any) -> Any:
         if not _is_key(key):
-            raise Unsupported(f"a dict with a {_look.name(type(key))} for a key")
+            raise Unsupported(f"a dict with a {_introspect.name(type(key))} for a key")
         return node(key)
 
     def container(value: Any, layout: _containers.Layout) -> Any:
         kind = layout.kind
-        module, name = _look.module_of(kind), _look.name(kind)
+        module, name = _introspect.module_of(kind), _introspect.name(kind)
         if id(kind) not in outlives and not (is_library_class(kind) and _containers.named(module, name) is kind):
             raise Unsupported(f"a {name}, a class that the step has not in reach before it runs")
         if classes.setdefault((module, name), kind) is not kind:
@@ -163,7 +163,7 @@ def _is_key(key: Any) -> bool:
 
 def _check_made(value: Any, layout: _containers.Layout) -> None:
     """Raises :class:`Unsupported` where an object like this one cannot be made of its parts."""
-    name = _look.name(layout.kind)
+    name = _introspect.name(layout.kind)
     try:
         entries, own, slots = layout.entries(value), _containers.attributes_of(value), dict(layout.filled(value))
         made = layout.make(entries, own, slots)
@@ -315,7 +315,7 @@ def classes_in(structure: Any, known: set[int]) -> Classes:
         said = [*own.get("dict", [({}, {})]), *slots.get("dict", [({}, {})])]
         wrong = kind not in content or any(type(key.get("c")) is not str for key, _ in said)
         if wrong or not {key["c"] for key, _ in slots["dict"]} <= names:
-            raise Unsupported(f"a {_look.name(layout.kind)} of other parts than its class has")
+            raise Unsupported(f"a {_introspect.name(layout.kind)} of other parts than its class has")
         for part in (content, own, slots):
             look(part)
             complete -= "dict" in part

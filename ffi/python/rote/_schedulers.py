@@ -27,7 +27,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from . import _arithmetic, _look, _metrics
+from . import _arithmetic, _introspect, _metrics
 from ._libraries import is_library_class, is_library_function
 from ._reads import Reads, is_plain
 
@@ -41,7 +41,7 @@ _ZERO_GRAD = inspect.unwrap(Optimizer.zero_grad).__code__  # goes through the gr
 
 def is_followed(scheduler: LRScheduler) -> bool:
     """Whether all that code reads of a scheduler and its optimizer can be seen, and ``step`` is PyTorch's."""
-    own = _look.own(scheduler)
+    own = _introspect.own(scheduler)
     step = getattr(type(scheduler), "step", None)
     if own is None or "step" in own or type(step) is not types.FunctionType or not is_library_function(step):
         return False
@@ -51,8 +51,12 @@ def is_followed(scheduler: LRScheduler) -> bool:
 def _has(scheduler: LRScheduler, name: str) -> bool:
     """Whether a scheduler has an attribute of this name; of one whose class may change, nobody knows."""
     kind = type(scheduler)
-    own = _look.own(scheduler) or {}
-    return not is_library_class(kind) or name in own or any(name in _look.class_dict(each) for each in _look.mro(kind))
+    own = _introspect.own(scheduler) or {}
+    return (
+        not is_library_class(kind)
+        or name in own
+        or any(name in _introspect.class_dict(each) for each in _introspect.mro(kind))
+    )
 
 
 @dataclass

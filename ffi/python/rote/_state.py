@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _look
+from . import _introspect
 from ._facts import FUNCTIONS, atom
 from ._policy import DEPTH, LARGE, MODULE_PARTS, MOST, holds_hooks, is_opaque
 
@@ -86,7 +86,7 @@ def _attributes(path: str, module: nn.Module) -> Iterator[tuple[str, torch.Tenso
     with a graph is none of the state: it is left from a call."""
     pending = [
         (f"{path}.{name}", value)
-        for name, value in reversed((_look.own(module) or {}).items())
+        for name, value in reversed((_introspect.own(module) or {}).items())
         if name not in MODULE_PARTS and not holds_hooks(str(name))
     ]
     above: set[int] = set()
@@ -95,7 +95,9 @@ def _attributes(path: str, module: nn.Module) -> Iterator[tuple[str, torch.Tenso
         if issubclass(type(value), torch.Tensor):
             if value.grad_fn is None:
                 yield where, value
-        elif id(value) not in above and issubclass(type(value), dict | list | tuple) and _look.size(value) <= LARGE:
+        elif (
+            id(value) not in above and issubclass(type(value), dict | list | tuple) and _introspect.size(value) <= LARGE
+        ):
             above.add(id(value))
             pending += reversed([(f"{where}[{_text(key)}]", item) for key, item in _items(value)])
 
@@ -103,12 +105,12 @@ def _attributes(path: str, module: nn.Module) -> Iterator[tuple[str, torch.Tenso
 def _items(container: Any) -> list[tuple[Any, Any]]:
     """The entries of a container with their keys or places, by no code of its class."""
     if issubclass(type(container), dict):
-        return [(key, dict.__getitem__(container, key)) for key in _look.entries(container)]
-    return list(enumerate(_look.entries(container)))
+        return [(key, dict.__getitem__(container, key)) for key in _introspect.entries(container)]
+    return list(enumerate(_introspect.entries(container)))
 
 
 def _text(key: Any) -> str:
-    return repr(key) if type(key) in (str, int, float, bool, type(None)) else f"a {_look.name(type(key))}"
+    return repr(key) if type(key) in (str, int, float, bool, type(None)) else f"a {_introspect.name(type(key))}"
 
 
 def collect(state: Any) -> State:
@@ -171,7 +173,7 @@ class _Search:
             if not left and not any(value is known for known in self._of(kind)):
                 self._part(path, value)
         elif issubclass(kind, dict | list | tuple):
-            if _look.size(value) <= LARGE:
+            if _introspect.size(value) <= LARGE:
                 self._seen[id(value)] = value
                 for key, item in _items(value):
                     self._held(f"{path}[{_text(key)}]", item, depth + 1)
@@ -209,7 +211,7 @@ class _Search:
 def _is_optimizer(value: Any) -> bool:
     """Whether an object is an optimizer with groups of its own. One that hands all on to another optimizer, as that of
     `accelerate` does, is an object that holds the other."""
-    own = _look.own(value) or {}
+    own = _introspect.own(value) or {}
     return issubclass(type(value), torch.optim.Optimizer) and "param_groups" in own and "state" in own
 
 
@@ -218,15 +220,15 @@ def _has_attributes(value: Any) -> bool:
     kind = type(value)
     if atom(value) or issubclass(kind, (*FUNCTIONS, type, types.ModuleType)) or is_opaque(kind):
         return False
-    return _look.own(value) is not None or any(True for _ in _look.members(kind))
+    return _introspect.own(value) is not None or any(True for _ in _introspect.members(kind))
 
 
 def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
     """The attributes and the filled slots of an object, by no code of its class."""
-    for name, item in list((_look.own(value) or {}).items()):
+    for name, item in list((_introspect.own(value) or {}).items()):
         if type(name) is str:
             yield name, item
-    for name, member, _ in _look.members(type(value)):
+    for name, member, _ in _introspect.members(type(value)):
         try:
             item = member.__get__(value)
         except AttributeError:
@@ -245,7 +247,7 @@ def _holds_state(value: Any) -> bool:
 
 def _is_fused(module: nn.Module) -> bool:
     """Whether a module is compiled by inductor."""
-    callback = getattr((_look.own(module) or {}).get("dynamo_ctx"), "callback", None)
+    callback = getattr((_introspect.own(module) or {}).get("dynamo_ctx"), "callback", None)
     while callback is not None:
         if getattr(callback, "compiler_name", None) == "inductor":
             return True

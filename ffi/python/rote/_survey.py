@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import _facts, _look, _reach, _uses
+from . import _facts, _introspect, _reach, _uses
 from ._frames import TORCH
 from ._native import check, lib, take_object
 from ._numbers import ARGUMENT
@@ -31,7 +31,7 @@ def much_code(modules: list[tuple[str, nn.Module]]) -> bool:
 
 
 def _is_of_package(kind: type) -> bool:
-    file = getattr(sys.modules.get(_look.module_of(kind)), "__file__", None)
+    file = getattr(sys.modules.get(_introspect.module_of(kind)), "__file__", None)
     return isinstance(file, str) and file.startswith(_PACKAGES) and not file.startswith(TORCH)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from . import _code, _facts, _look
+from . import _code, _facts, _introspect
 from ._numbers import DICT_ITEM
 from ._reads import Reads
 from ._uses import reads_no_other
@@ -39,13 +39,13 @@ _OF_MODULES = frozenset({nn.Module.__getattr__.__code__, nn.Module.__setattr__._
 
 def may_be_left(kind: type) -> bool:
     """Whether all reads of attributes of a class's objects can be seen, which no code but Python's reads."""
-    bases = [base for base in _look.mro(kind) if base is not object]
+    bases = [base for base in _introspect.mro(kind) if base is not object]
     meta: Any = type(kind)
     reads: Any = kind.__getattribute__
     return (
         reads is object.__getattribute__
-        and all(map(_look.can_change, bases))
-        and not _look.hides(kind)
+        and all(map(_introspect.can_change, bases))
+        and not _introspect.hides(kind)
         and kind.__weakrefoffset__ > 0
         and meta.__setattr__ is type.__setattr__
         and meta.__delattr__ is type.__delattr__
@@ -195,7 +195,7 @@ def _are_seen(attributes: list[_facts.Attribute], functions: list[types.Function
 
 
 def _value(attribute: _facts.Attribute) -> Any:
-    return (_look.own(attribute.holder) or {}).get(attribute.key, _facts.ABSENT)
+    return (_introspect.own(attribute.holder) or {}).get(attribute.key, _facts.ABSENT)
 
 
 def _text(fact: _facts.Fact) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import _look
+from . import _introspect
 from ._facts import fixed, plain
 from ._policy import MOST, Way, is_opaque, way_of
 
@@ -40,7 +40,7 @@ class _TooMuchError(Exception):
 
 def never_changes(value: Any) -> bool:
     """Whether an entry holds nothing that may change."""
-    return fixed(value) or _look.numpy_scalar(type(value))
+    return fixed(value) or _introspect.numpy_scalar(type(value))
 
 
 def look(container: Any) -> Within | None:
@@ -67,13 +67,13 @@ def _look_into(container: Any, with_objects: bool) -> Within:
                 continue
             seen.add(id(item))
             left.append(iter(inside))
-            if not issubclass(type(item), _IMMUTABLE) or _look.own(item) is not None:
+            if not issubclass(type(item), _IMMUTABLE) or _introspect.own(item) is not None:
                 within.holders.append(item)
     return within
 
 
 def _entries(container: Any) -> Iterator[Any]:
-    for entry in _look.entries(container):
+    for entry in _introspect.entries(container):
         yield entry
         if issubclass(type(container), dict):
             yield dict.__getitem__(container, entry)
@@ -86,20 +86,22 @@ def _inside(item: Any, within: Within, with_objects: bool) -> list[Any] | None:
         return None
     container = issubclass(kind, _CONTAINERS)
     if not container and not (
-        with_objects and (_is_attributes(kind) or (plain(item) and not any(_look.members(kind))))
+        with_objects and (_is_attributes(kind) or (plain(item) and not any(_introspect.members(kind))))
     ):
         within.whole = False
         return None
-    if any(_look.members(kind)):
+    if any(_introspect.members(kind)):
         within.whole = False
-    if _look.can_change(kind):
+    if _introspect.can_change(kind):
         within.objects.setdefault(kind, []).append(item)
-    own = _look.own(item)
+    own = _introspect.own(item)
     return [*(_entries(item) if container else ()), *(() if own is None else _entries(own))]
 
 
 def _is_attributes(kind: type) -> bool:
     """Whether the objects of a class are nothing but attributes."""
-    if way_of(kind) is not Way.OBJECT or is_opaque(kind) or _look.hides(kind) or any(_look.members(kind)):
+    if way_of(kind) is not Way.OBJECT or is_opaque(kind) or _introspect.hides(kind) or any(_introspect.members(kind)):
         return False
-    return kind.__dictoffset__ != 0 and not any("__next__" in _look.class_dict(base) for base in _look.mro(kind))
+    return kind.__dictoffset__ != 0 and not any(
+        "__next__" in _introspect.class_dict(base) for base in _introspect.mro(kind)
+    )

@@ -1,4 +1,4 @@
-// How tensors look, and where in their storages they lie, as words.
+// The metadata of tensors, and where in their storages they lie, as words.
 #pragma once
 #include <cstring>
 #include <typeinfo>
@@ -8,7 +8,7 @@
 
 namespace rote {
 
-// A number for how a tensor looks and where in its storage it lies.
+// A number for the metadata of a tensor and where in its storage it lies.
 inline uint64_t meta_word(const at::Tensor& tensor) {
   uint64_t hash = mix(static_cast<uint64_t>(tensor.scalar_type()), static_cast<uint64_t>(tensor.device().type()));
   hash = mix(hash, static_cast<uint8_t>(tensor.device().index()));
@@ -60,14 +60,14 @@ class Record {
   bool known_ = false;
 };
 
-// How a tensor of the state, or what a DTensor holds, looked last: its words are found again while nothing has changed.
-class LastLook {
+// The metadata of a tensor of the state, or of what a DTensor holds, as read last: its words are found again while nothing has changed.
+class LastMetadata {
  public:
   uint64_t storage = 0, data = 0, meta = 0;  // of the local tensor
   uint64_t wrapper = 0;                      // of the DTensor itself
 
-  // Looks at both anew if one may have changed.
-  void look(const at::Tensor& outer, const at::Tensor& local, bool distributed) {
+  // Reads both anew if one may have changed.
+  void read(const at::Tensor& outer, const at::Tensor& local, bool distributed) {
     if (outer_.holds(outer) && local_.holds(local) && bytes_at_ == bytes_at(local) && size_ == size_of(local)) return;
     outer_.take(outer);
     local_.take(local);

@@ -35,7 +35,7 @@ _STORAGE_ACCESS = {
 Patch = Callable[[Any, str, Any], AbstractContextManager[None]]
 
 
-class Looks:
+class MetadataReads:
     """Watches what one recorded step reads of tensors, storages and generators."""
 
     def __init__(
