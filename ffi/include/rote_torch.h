@@ -287,7 +287,7 @@ int rote_record_is_first(RoteSession *session,
                          int *first);
 
 // Adds facts that are checked at every call. `reads[i]` is the number of a kind of fact (`FactKind` in
-// backends/aten/src/fact.rs). It says which part of `containers[i]` is read. `keys[i]` is null for kinds without a
+// backends/aten/src/fact_kind.rs). It says which part of `containers[i]` is read. `keys[i]` is null for kinds without a
 // key. `kinds[i]` is a kind of guard (`ROTE_GUARD_HOST`, ...). If `hyperparameters[i]` is not 0, the value may become a
 // scalar binding. `texts` holds two C strings for each fact, one after the other: its subject, and the present value
 // in a text that holds in another process too. If the latter is empty, the fact is not in the plan file.

@@ -176,7 +176,7 @@ fn comparisons() -> Numbers {
 }
 
 fn fact_kinds() -> Numbers {
-    Numbers::of_enum("backends/aten/src/fact.rs", "FactKind")
+    Numbers::of_enum("backends/aten/src/fact_kind.rs", "FactKind")
 }
 
 /// Numbers that C is told of beside those of the modules.

@@ -71,7 +71,7 @@ enum OpFlags : uint32_t {
   kGrad = 16,  // its kernel ran with gradients enabled. Some kernels then compute in another way
 };
 
-// Properties of a leaf of the arguments (`call.h`).
+// Properties of a leaf of the arguments (`arguments.h`).
 enum Field : uint32_t {
   kFieldStructure = 0,  // the nested structure of the arguments
   kFieldType = 1,  // the class of the leaf

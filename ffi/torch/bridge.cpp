@@ -4,13 +4,13 @@
 // reason in rote_bridge_error(); no exception leaves this file.
 
 #include "abi.h"
-#include "call.h"
-#include "calls.h"
+#include "arguments.h"
+#include "profile_hook.h"
 #include "checks.h"
 #include "describe.h"
 #include "eager.h"
 #include "exceptions.h"
-#include "facts.h"
+#include "fact_table.h"
 #include "late_numbers.h"
 #include "numbers.h"
 #include "observe.h"
@@ -194,15 +194,15 @@ EXPORT PyObject* rote_bridge_hooks(PyObject* tensor) {
 }
 
 // Begins to note which code Python runs: 1, or 0 where a profiler of somebody else's listens.
-EXPORT int rote_bridge_calls_begin() { return Calls::get().begin() ? 1 : 0; }
+EXPORT int rote_bridge_calls_begin() { return ProfileHook::get().begin() ? 1 : 0; }
 
 // Has a thread that was started since then listen too.
-EXPORT void rote_bridge_calls_join() { Calls::get().join(); }
+EXPORT void rote_bridge_calls_join() { ProfileHook::get().join(); }
 
 // A new list of the code that ran since then, or None where not all of it was seen; null on failure.
 EXPORT PyObject* rote_bridge_calls_end() {
   PyObject* found = nullptr;
-  guarded([&] { found = Calls::get().end().release().ptr(); });
+  guarded([&] { found = ProfileHook::get().end().release().ptr(); });
   return found;
 }
 

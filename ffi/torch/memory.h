@@ -7,7 +7,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "call.h"
+#include "arguments.h"
 #include "describe.h"
 #include "objects.h"
 #include "views.h"

@@ -11,7 +11,7 @@ use rote_replay::{BoundPlan, ReplayError};
 
 use crate::bridge::{Borrowed, Bridge, Object};
 use crate::describe::Recording;
-use crate::facts::FactTable;
+use crate::fact_table::FactTable;
 use crate::program::{self, AtenProgram};
 use crate::ranks::{self, Group, without_gil};
 use crate::sys;

@@ -6,8 +6,8 @@
 //! | [`bridge`] | the loaded bridge, and safe owners of Python objects |
 //! | [`frontend`] | PyTorch as a session sees it: calls and their tensors |
 //! | [`words`] | the names of the words of a call |
-//! | [`facts`] | facts about Python objects that outlive calls |
-//! | [`fact`] | the kinds of these facts |
+//! | [`fact_table`] | facts about Python objects that outlive calls |
+//! | [`fact_kind`] | the kinds of these facts |
 //! | [`describe`] | descriptions of ops and tensors for a recording |
 //! | [`program`] | a bound plan's ops and slots on the bridge's side |
 //! | [`ranks`] | exchanges of bytes among the ranks of a process group |
@@ -15,8 +15,8 @@
 
 pub mod bridge;
 pub mod describe;
-pub mod fact;
-pub mod facts;
+pub mod fact_kind;
+pub mod fact_table;
 pub mod frontend;
 pub mod kernels;
 pub mod program;
@@ -27,8 +27,8 @@ pub mod words;
 
 pub use bridge::{Borrowed, Bridge, Object};
 pub use describe::Recording;
-pub use fact::FactKind;
-pub use facts::FactTable;
+pub use fact_kind::FactKind;
+pub use fact_table::FactTable;
 pub use frontend::{Args, Aten};
 pub use program::AtenProgram;
 pub use ranks::Group;

@@ -57,7 +57,7 @@ impl Mode {
 
 numbered! {
     "property of a leaf";
-    /// Properties of a leaf of the arguments (`call.h`).
+    /// Properties of a leaf of the arguments (`arguments.h`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[repr(u32)]
     pub enum Field {

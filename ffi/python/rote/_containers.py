@@ -134,7 +134,7 @@ def named(module: str, name: str) -> Any:
 
 
 class Parts(NamedTuple):
-    """What an argument of another class is made of, one after the other. The bridge reads it too (call.h)."""
+    """What an argument of another class is made of, one after the other. The bridge reads it too (arguments.h)."""
 
     names: tuple[Any, ...]  # which object it is, where that may matter; how many parts of each kind; keys and names
     values: tuple[Any, ...]

@@ -42,7 +42,7 @@ HOST = 3
 MODE = 4
 WORLD = 5
 
-# What a fact looks at: an object, and a key where the kind has one (backends/aten/src/fact.rs).
+# What a fact looks at: an object, and a key where the kind has one (backends/aten/src/fact_kind.rs).
 DICT_ITEM = 0
 LIST_ITEM = 1
 CELL = 2

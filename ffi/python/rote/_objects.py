@@ -26,8 +26,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from . import _containers, _introspect, _memory, _schedulers, _unread, _within
-from ._calls import Codes
 from ._classes import Classes
+from ._executed_code import Codes
 from ._facts import ABSENT, FUNCTIONS, Attribute, all_of, atom, describe, ends, in_full, metadata, plain
 from ._libraries import is_library_class
 from ._named import Named

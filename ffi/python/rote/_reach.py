@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _calls, _introspect, _unread
-from ._calls import Codes
+from . import _executed_code, _introspect, _unread
+from ._executed_code import Codes
 from ._facts import ABSENT, FUNCTIONS, Fact, metadata, metadata_of_gradient
 from ._numbers import (
     ATTRIBUTE,
@@ -202,12 +202,12 @@ class Reach(Objects):
         """Follows functions that the step runs and that no name has led to."""
         asked: set[int] = set()
         while self.ran is not None:
-            missing = _calls.missing(self.ran, self.functions)
+            missing = _executed_code.missing(self.ran, self.functions)
             unfound = {address: code for address, code in missing.items() if address not in asked}
             if not unfound:
                 return
             asked |= unfound.keys()
-            for function in _calls.functions_of(unfound):
+            for function in _executed_code.functions_of(unfound):
                 self.soon(f"{function.__module__}.{function.__qualname__}", function, 1)
             self._follow()
 

@@ -23,10 +23,10 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from . import (
-    _calls,
     _code,
     _containers,
     _counters,
+    _executed_code,
     _facts,
     _floats,
     _introspect,
@@ -44,7 +44,7 @@ from . import (
     _uses,
     _views,
 )
-from ._calls import Calls, Codes
+from ._executed_code import Codes, ExecutedCode
 from ._frames import is_users_own
 from ._identity import address
 from ._native import c_text, c_texts, check, error, ids, lib, record_no_grad
@@ -116,7 +116,7 @@ def _is_named_tuple(value: Any) -> bool:
 def flatten(
     path: str, value: Any, leaves: list[tuple[str, Any]], depth: int = 0, containers: list[Any] | None = None
 ) -> str:
-    """Leaves in the order of the bridge (call.h), and the structure as text. ``containers`` takes what was opened."""
+    """Leaves in the order of the bridge (arguments.h), and the structure as text. ``containers`` takes opened ones."""
     kind = type(value)
 
     def each(ends_and_items: Iterable[tuple[str, Any]]) -> list[str]:
@@ -239,7 +239,7 @@ class Recording:
         self._grad_specs: list[tuple[str, Any, bool]] = []
         self.unread = _unread.Watched([], [], [])
         self._watched: list[torch.optim.Optimizer] = []  # whose dicts the step must not read
-        self.calls = Calls()
+        self.executed = ExecutedCode()
         self._survey = known or _survey.Survey(step)
         self._sees_code = step.ran is not None  # notes which code the step runs
         self._reads = _reads.Reads()
@@ -732,7 +732,7 @@ class Recording:
                 self._reads.watch(optimizer, self._reads_optimizer)
             self.unread.watch(self._reads)
             self.schedulers.watch()
-            with self.calls if self._sees_code else contextlib.nullcontext():
+            with self.executed if self._sees_code else contextlib.nullcontext():
                 self._result = self._with_reads(_record.run(self._session, self._watch, call, seen))
             self.unread.check()
             if self.schedulers.lost_metric():
@@ -749,8 +749,8 @@ class Recording:
         """Code that the call has run and that the walk before it has not followed; None where not all was seen."""
         if not self._sees_code:
             return {}
-        codes = self.calls.codes
-        return None if codes is None else _calls.missing(codes, self._survey.walk.functions)
+        codes = self.executed.codes
+        return None if codes is None else _executed_code.missing(codes, self._survey.walk.functions)
 
     def refuse_code(self, codes: Codes) -> None:
         """Refuses a step that runs other code in each call."""

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from . import _bridge, _difference, _ranks, _results, _state, _survey, _unread, _verify
-from ._calls import Calls, Codes
+from ._executed_code import Codes, ExecutedCode
 from ._native import c_text, check, drop_object, error, lib, object_in, take_object
 from ._numbers import EAGER, REPLAYED
 from ._recording import Recording, flatten
@@ -394,7 +394,7 @@ class Step:
     # -- recording ----------------------------------------------------------------
 
     def _recorded(self, args: Any, kwargs: Any) -> Any:
-        if Calls.running or not _recording.acquire(blocking=False):  # by another thread: it observes the process
+        if ExecutedCode.running or not _recording.acquire(blocking=False):  # by another thread: it observes the process
             return self._run(args, kwargs)
         collects = gc.isenabled()
         gc.disable()  # a recording allocates enough to set off collections, which take as long as many steps
@@ -471,15 +471,15 @@ class Step:
     def _seen(self, args: Any, kwargs: Any, must: bool = False) -> Any:
         """Runs a call eagerly and notes which code runs, then looks at what that has in reach. ``must``: no other way
         is left to follow the step."""
-        calls = Calls()
+        executed = ExecutedCode()
         given = _leaves(args, kwargs)  # which the library knows by address, and the step may drop
         nested = self._nested_calls
         try:
-            with calls:
+            with executed:
                 result = self._run(args, kwargs)
         finally:
-            if must or calls.codes is not None:
-                self._note(calls)
+            if must or executed.codes is not None:
+                self._note(executed)
         left = _leaves(args, kwargs)
         is_last = self._nested_calls == nested  # of the calls that the library knows
         if is_last and self.ran is not None and len(left) == len(given) and all(map(operator.is_, left, given)):
@@ -507,11 +507,11 @@ class Step:
         """Whether calls were seen to run the same code since it is noted which code they run."""
         return bool(self.ran) and self._others == 0
 
-    def _note(self, calls: Calls, codes: Codes | None = None) -> None:
-        if calls.codes is not None:
-            self.ran = (self.ran or {}) | (calls.codes if codes is None else codes)
+    def _note(self, executed: ExecutedCode, codes: Codes | None = None) -> None:
+        if executed.codes is not None:
+            self.ran = (self.ran or {}) | (executed.codes if codes is None else codes)
             return
-        if calls.interrupted and self._others < _MOST_OTHERS:  # a thread of C++ may just have come or gone
+        if executed.interrupted and self._others < _MOST_OTHERS:  # a thread of C++ may just have come or gone
             return
         self._refused(
             "the step reaches too much code to follow all of it, and another profiler of Python is active "
@@ -546,7 +546,7 @@ class Step:
             self._others = 0
             return True
         self._others += 1
-        self._note(recording.calls, left)
+        self._note(recording.executed, left)
         if self._others >= _MOST_OTHERS:
             recording.refuse_code(left or {})
             return True

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ._calls import Codes
+from ._executed_code import Codes
 from ._facts import (
     ABSENT,
     FUNCTIONS,

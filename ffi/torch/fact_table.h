@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "call.h"
+#include "arguments.h"
 #include "describe.h"
 #include "fact.h"
 #include "memory.h"

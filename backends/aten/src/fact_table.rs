@@ -6,7 +6,7 @@ use rote_replay::ReplayError;
 use rote_replay::frontend::Facts;
 
 use crate::bridge::Bridge;
-use crate::fact::FactKind;
+use crate::fact_kind::FactKind;
 use crate::frontend::Aten;
 use crate::sys;
 

@@ -7,11 +7,11 @@
 namespace rote {
 
 // One at a time, with the GIL held.
-class Calls {
+class ProfileHook {
  public:
-  static Calls& get() {
-    static Calls* calls = new Calls();  // outlives Python
-    return *calls;
+  static ProfileHook& get() {
+    static ProfileHook* hook = new ProfileHook();  // outlives Python
+    return *hook;
   }
 
   // False, and nothing is done, where a profiler of somebody else's listens.

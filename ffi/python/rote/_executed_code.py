@@ -56,7 +56,7 @@ def _generated(codes: Codes) -> Codes:
     return _of_libraries
 
 
-class Calls:
+class ExecutedCode:
     """What Python runs while a ``with`` block lasts, on all threads; code of libraries apart."""
 
     running = False
@@ -69,20 +69,20 @@ class Calls:
         """Whether a thread came in between that was not seen."""
         self._begun = False
 
-    def __enter__(self) -> Calls:
+    def __enter__(self) -> ExecutedCode:
         if threading.getprofile() is not None:
             return self
         begun = c_int()
         self._begun = lib.rote_calls_begin(byref(begun)) == 0 and bool(begun.value)
         if self._begun:
-            Calls.running = True
+            ExecutedCode.running = True
             threading.setprofile(self._joins)
         return self
 
     def __exit__(self, *_: object) -> None:
         if not self._begun:
             return
-        self._begun = Calls.running = False
+        self._begun = ExecutedCode.running = False
         threading.setprofile(None)
         slot = c_void_p()
         codes = take_object(slot) if lib.rote_calls_end(byref(slot)) == 0 else None
