@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use rote_plans::{Anchor, BindingKind, Comparison, Device, Fingerprint, GuardKind, RngAction};
 use rote_replay::frontend::Describe;
 use rote_replay::{CallFacts, Frontend, Place, ReplayError, TensorOf};
-use rote_tracer::compare::Recording;
+use rote_tracer::compare::Trace;
 use rote_tracer::contents::Contents;
 use rote_tracer::scalars::{Origin, TracedFloats, UnknownFloat};
 use rote_tracer::{OpEvent, Recorder, Refusal, SpecEvent};
@@ -529,12 +529,12 @@ impl<F: Frontend> ActiveRecording<F> {
     }
 
     /// Ends the recording. `result` is the structure of the result as JSON.
-    pub fn into_recording(self, result: &str) -> (Recording, Parts<F>) {
+    pub fn into_trace(self, result: &str) -> (Trace, Parts<F>) {
         let guards = self.guard_texts();
         let (plan, sources) = self.recorder.finish(result);
         let places = Places::of::<F>(&plan, &self.named);
         (
-            Recording {
+            Trace {
                 plan,
                 sources,
                 floats: self.floats,
@@ -552,7 +552,7 @@ impl<F: Frontend> ActiveRecording<F> {
 
     /// What a stored plan needs to be bound without a recording.
     pub fn into_parts(self) -> Parts<F> {
-        self.into_recording("").1
+        self.into_trace("").1
     }
 }
 

@@ -35,16 +35,14 @@ impl<F: Frontend> Session<F> {
     ) -> Result<Option<(usize, String, String)>, SessionError> {
         let recording = self.take_recording().ok_or(SessionError::NoRecording)?;
         let variant = self.variant(id).ok_or(SessionError::NoVariant)?;
-        let (recording, _) = recording.into_recording(result);
+        let (trace, _) = recording.into_trace(result);
         let mut plan = variant.file.to_plan();
         let mut numbers = Vec::new();
         let done = evaluate(&plan.scalars, &mut numbers, |i| match plan.scalars[i] {
             Scalar::Read { path } => {
                 (variant.parts.facts.float(plan.str(path))).unwrap_or(f64::NAN)
             }
-            Scalar::Tensor { path } => {
-                (recording.floats.in_tensor(plan.str(path))).unwrap_or(f64::NAN)
-            }
+            Scalar::Tensor { path } => (trace.floats.in_tensor(plan.str(path))).unwrap_or(f64::NAN),
             _ => f64::NAN,
         });
         if done.is_err() {
@@ -55,7 +53,7 @@ impl<F: Frontend> Session<F> {
                 *arg = Arg::Float(numbers[scalar as usize]);
             }
         }
-        Ok(first_difference(&plan, &recording.plan))
+        Ok(first_difference(&plan, &trace.plan))
     }
 }
 
@@ -64,7 +62,7 @@ impl<F: Frontend> Session<F> {
 pub fn program<F: Frontend>(variant: &Variant<F>) -> Value {
     let plan = variant.file.to_plan();
     let root = |value: ValueId| plan.values[value as usize].root;
-    let sources = &variant.recording.sources;
+    let sources = &variant.trace.sources;
     let rows = plan.instrs.iter().enumerate().map(|(at, instr)| {
         let mut reads = Vec::new();
         for_each_value(&plan, instr, |value| reads.push(root(value)));

@@ -4,7 +4,7 @@ use rote_plans::{
     Arg, Fingerprint, Guard, GuardKind, Plan, PlanError, PlanFile, PlanStore, Scalar,
 };
 use rote_replay::{Frontend, ReplayError};
-use rote_tracer::compare::{Recording, Source, compare};
+use rote_tracer::compare::{Source, Trace, compare};
 use rote_tracer::recorder::checks_come_first;
 use rote_tracer::scalars::{AS_WRITTEN, TracedFloats, evaluate};
 
@@ -194,11 +194,8 @@ pub fn guard_key(function: &str, guards: &[GuardText]) -> String {
 
 /// The name under which a recording is stored: that of its guards, with a part for the answers about data that the
 /// step got, if it asked.
-pub fn plan_key(guard_key: &str, recording: &Recording) -> String {
-    let answers: Vec<String> = recording
-        .answers()
-        .map(|answer| answer.to_string())
-        .collect();
+pub fn plan_key(guard_key: &str, trace: &Trace) -> String {
+    let answers: Vec<String> = trace.answers().map(|answer| answer.to_string()).collect();
     if answers.is_empty() {
         return guard_key.to_owned();
     }
@@ -295,19 +292,19 @@ pub fn numbers_now<F: Frontend>(
 /// from today's hyperparameters. Gives the hyperparameters it reads.
 pub fn same_as_stored<F: Frontend>(
     stored: &Plan,
-    recording: &Recording,
+    trace: &Trace,
     parts: &Parts<F>,
 ) -> Result<Vec<String>, String> {
     if let Some(problem) = guards_differ(stored, &parts.guards) {
         return Err(problem);
     }
     let free = free_of(stored);
-    if let Some(path) = free.iter().find(|path| !recording.floats.is_loose(path)) {
+    if let Some(path) = free.iter().find(|path| !trace.floats.is_loose(path)) {
         return Err(format!(
             "it lets {path} vary, but the script now does more than arithmetic with it"
         ));
     }
-    let before = |path: &str| recording.floats.in_tensor(path);
+    let before = |path: &str| trace.floats.in_tensor(path);
     let values = numbers_now(stored, &parts.facts, before)?;
     let mut plan = stored.clone();
     for arg in &mut plan.args {
@@ -315,26 +312,26 @@ pub fn same_as_stored<F: Frontend>(
             *arg = Arg::Float(values[scalar as usize]);
         }
     }
-    let stored_recording = Recording {
+    let stored_trace = Trace {
         sources: vec![String::new(); plan.instrs.len()],
         plan,
         floats: TracedFloats::default(),
     };
-    compare(&stored_recording, &[], recording).map_err(|refusal| refusal.reason)?;
+    compare(&stored_trace, &[], trace).map_err(|refusal| refusal.reason)?;
     Ok(free)
 }
 
 /// Where the numbers of a stored plan come from, in terms of a new recording
 /// that equals it. What the plan computes has been seen to vary, but for what it
 /// holds to a constant.
-pub fn sources_of(stored: &Plan, recording: &Recording) -> Vec<Source> {
+pub fn sources_of(stored: &Plan, trace: &Trace) -> Vec<Source> {
     let computed = |arg: u32| match stored.args.get(arg as usize) {
         Some(Arg::Scalar(scalar)) => {
             !matches!(stored.scalars.get(*scalar as usize), Some(Scalar::Same(..)))
         }
         _ => false,
     };
-    let mut sources = recording.sources();
+    let mut sources = trace.sources();
     sources.retain(|source| source.float != AS_WRITTEN || !computed(source.arg));
     sources
 }

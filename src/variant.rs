@@ -7,7 +7,7 @@ use rote_plans::sequence::Members;
 use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, Sequence, StrId};
 use rote_replay::agreement::Offer;
 use rote_replay::{Frontend, Left, ReplayError, TensorOf};
-use rote_tracer::compare::{Recording, Source};
+use rote_tracer::compare::{Source, Trace};
 use rote_tracer::recorder::{checks_can_agree, checks_come_first, has_checks};
 
 use crate::SessionError;
@@ -29,7 +29,7 @@ pub struct Variant<F: Frontend> {
     /// Hyperparameters that may change.
     pub free: Vec<String>,
     /// The recording it comes from, every number as it was.
-    pub recording: Recording,
+    pub trace: Trace,
     /// Where numbers that hyperparameters may explain come from.
     pub sources: Vec<Source>,
     /// How often it was replayed.
@@ -175,7 +175,7 @@ pub struct Confirmed<F: Frontend> {
     /// Its plan file, mapped.
     pub file: PlanFile,
     /// The recording, every number as it was.
-    pub recording: Recording,
+    pub trace: Trace,
     /// Where numbers that hyperparameters may explain come from.
     pub sources: Vec<Source>,
     /// Hyperparameters that may change.
@@ -186,12 +186,12 @@ pub struct Confirmed<F: Frontend> {
 
 /// The plan of a recording with its bound numbers and guards filled in.
 pub fn final_plan(
-    recording: &Recording,
+    trace: &Trace,
     sources: &[Source],
     guards: &[GuardText],
     free: &[String],
 ) -> rote_plans::Plan {
-    let mut plan = recording.plan.clone();
+    let mut plan = trace.plan.clone();
     let mut strings = std::mem::take(&mut plan.strings);
     let mut ids: HashMap<String, StrId> = (0..)
         .zip(&strings)
@@ -211,7 +211,7 @@ pub fn final_plan(
             numbers.push((value, of.iter().map(|source| source.float).collect()));
         }
     }
-    let (scalars, at) = recording.floats.scalars(&numbers, free, &mut intern);
+    let (scalars, at) = trace.floats.scalars(&numbers, free, &mut intern);
     for (arg, scalar) in args.into_iter().zip(at) {
         if let Some(scalar) = scalar {
             plan.args[arg] = Arg::Scalar(scalar);
@@ -258,7 +258,7 @@ impl<F: Frontend> Variant<F> {
         let Confirmed {
             key,
             file,
-            recording,
+            trace,
             sources,
             free,
             mut parts,
@@ -272,7 +272,7 @@ impl<F: Frontend> Variant<F> {
             key,
             parts,
             free,
-            recording,
+            trace,
             sources,
             replays: 0,
             last_used: 0,
@@ -294,7 +294,7 @@ impl<F: Frontend> Variant<F> {
     /// `all` that only arithmetic was seen on: another recording tells what follows from
     /// them.
     pub fn is_near(&mut self, frontend: &F, all: &[String]) -> Result<bool, SessionError> {
-        let floats = &self.recording.floats;
+        let floats = &self.trace.floats;
         let loose: Vec<String> = (all.iter().filter(|path| floats.is_loose(path)))
             .cloned()
             .collect();
@@ -306,7 +306,7 @@ impl<F: Frontend> Variant<F> {
     /// the guard on `subject` missed: nothing else has changed, but for
     /// hyperparameters on which only arithmetic was seen.
     pub fn is_near_but_for(&mut self, frontend: &F, subject: &str) -> Result<bool, SessionError> {
-        if !self.recording.floats.is_loose(subject) {
+        if !self.trace.floats.is_loose(subject) {
             return Ok(false);
         }
         let all = self.parts.facts.hyperparameters();
@@ -410,7 +410,7 @@ impl<F: Frontend> Variant<F> {
         self.undone = bound.undone() && !(needs_agreement && agreed);
         let answered = bound.answered();
         self.answered = answered.map(|check| {
-            let answer = self.recording.answers().nth(check);
+            let answer = self.trace.answers().nth(check);
             match answer.filter(|answer| !answer.source.is_empty()) {
                 Some(answer) => format!("the value read at {} (was {answer})", answer.source),
                 None => "a value that the step reads on the host".to_owned(),

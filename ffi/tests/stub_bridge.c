@@ -21,8 +21,8 @@ void *rote_bridge_call_leaf(void) {
     __attribute__((weak)) void *rote_bridge_##name(void) { return 0; }
 
 STUB(init)
-STUB(recording_new)
-STUB(recording_free)
+STUB(describer_new)
+STUB(describer_free)
 STUB(program_draws)
 STUB(program_undo)
 STUB(describe_op)

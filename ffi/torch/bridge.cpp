@@ -90,21 +90,21 @@ EXPORT int rote_bridge_init(PyObject* dtensor, PyObject* async_collective_tensor
 
 // --- recording ---------------------------------------------------------------
 
-EXPORT Recording* rote_bridge_recording_new() { return new Recording(); }
-EXPORT void rote_bridge_recording_free(Recording* recording) { delete recording; }
+EXPORT Describer* rote_bridge_describer_new() { return new Describer(); }
+EXPORT void rote_bridge_describer_free(Describer* describer) { delete describer; }
 
-EXPORT int rote_bridge_describe_op(Recording* recording, PyObject* func, PyObject* args, PyObject* kwargs,
+EXPORT int rote_bridge_describe_op(Describer* describer, PyObject* func, PyObject* args, PyObject* kwargs,
                                    PyObject* result, const Op** out) {
-  return guarded([&] { *out = recording->describe(func, args, kwargs, result); });
+  return guarded([&] { *out = describer->describe(func, args, kwargs, result); });
 }
 
-EXPORT int rote_bridge_describe_observed(Recording* recording, const Op** out) {
-  return guarded([&] { *out = recording->describe_observed(); });
+EXPORT int rote_bridge_describe_observed(Describer* describer, const Op** out) {
+  return guarded([&] { *out = describer->describe_observed(); });
 }
 
 // The number of the handle of a collective, once nobody but Python holds it; 0 if no described op returned it.
-EXPORT int rote_bridge_work(Recording* recording, PyObject* work, int64_t* number) {
-  return guarded([&] { *number = recording->number_of_work(work); });
+EXPORT int rote_bridge_work(Describer* describer, PyObject* work, int64_t* number) {
+  return guarded([&] { *number = describer->number_of_work(work); });
 }
 
 // Records the ops of this thread, and tells `listener`; null: no longer.
@@ -142,12 +142,12 @@ EXPORT const char* rote_bridge_others() {
   return last_text.c_str();
 }
 
-EXPORT int rote_bridge_describe_tensor(Recording* recording, PyObject* tensor, const Tensor** out) {
-  return guarded([&] { *out = recording->describe_tensor(tensor); });
+EXPORT int rote_bridge_describe_tensor(Describer* describer, PyObject* tensor, const Tensor** out) {
+  return guarded([&] { *out = describer->describe_tensor(tensor); });
 }
 
-EXPORT int rote_bridge_storage_alive(const Recording* recording, uint64_t storage) {
-  return recording->alive(storage) ? 1 : 0;
+EXPORT int rote_bridge_storage_alive(const Describer* describer, uint64_t storage) {
+  return describer->alive(storage) ? 1 : 0;
 }
 
 // The state of a device's default generator, for seeing draws that no recorded

@@ -111,11 +111,11 @@ inline at::Tensor settled_tensor(PyObject* object, bool distributed) {
 
 inline at::Tensor settled_tensor(PyObject* object) { return settled_tensor(object, is_dtensor(object)); }
 
-// One recording: the storages it has seen, held weakly so that no address is
+// Describes ops and tensors while a step is recorded: the storages it has seen, held weakly so that no address is
 // used twice while it lasts, and the scratch space of the op being described.
-class Recording {
+class Describer {
  public:
-  Recording() { others().forget(); }
+  Describer() { others().forget(); }
 
   const Op* describe(PyObject* func, PyObject* args, PyObject* kwargs, PyObject* result) {
     clear();

@@ -2,7 +2,7 @@
 
 use rote_plans::GuardKind;
 use rote_replay::{Frontend, first_difference};
-use rote_tracer::compare::Recording;
+use rote_tracer::compare::Trace;
 
 use super::record::{Active, Known};
 use super::variants::guard_on;
@@ -12,7 +12,7 @@ use crate::recording::{GuardText, Parts};
 #[derive(Debug)]
 pub struct Candidate<F: Frontend> {
     pub id: u32,
-    pub recording: Recording,
+    pub trace: Trace,
     pub parts: Parts<F>,
 }
 
@@ -43,13 +43,9 @@ impl<F: Frontend> Candidates<F> {
     }
 
     /// Adds a recording.
-    pub fn add(&mut self, recording: Recording, parts: Parts<F>) {
+    pub fn add(&mut self, trace: Trace, parts: Parts<F>) {
         let id = self.next_id();
-        self.all.push(Candidate {
-            id,
-            recording,
-            parts,
-        });
+        self.all.push(Candidate { id, trace, parts });
     }
 
     /// Keeps what is guarded of a call that was not recorded: its number.
@@ -101,7 +97,7 @@ impl<F: Frontend> Candidates<F> {
                 continue;
             }
             let mut loose = hyperparameters.to_vec();
-            loose.retain(|path| candidate.recording.floats.is_loose(path));
+            loose.retain(|path| candidate.trace.floats.is_loose(path));
             match candidate.parts.difference(frontend, &loose)? {
                 None => near.push(i),
                 Some(subject) => {

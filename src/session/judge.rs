@@ -3,7 +3,7 @@
 
 use rote_replay::{Frontend, ReplayError};
 use rote_tracer::Refusal;
-use rote_tracer::compare::{Recording, Source, compare};
+use rote_tracer::compare::{Source, Trace, compare};
 
 use super::attempts::Attempts;
 use super::candidates::{Candidate, Candidates};
@@ -142,16 +142,16 @@ impl<F: Frontend> Judge<F> {
         }
         unchanged?;
         self.leaves_nothing(&recording)?;
-        let (recording, parts) = recording.into_recording(result);
-        let key = plan_key(&guard_key(&self.function, &parts.guards), &recording);
+        let (trace, parts) = recording.into_trace(result);
+        let key = plan_key(&guard_key(&self.function, &parts.guards), &trace);
         let (near, candidates, first) = match known {
             Known::Alike {
                 variants,
                 candidates,
                 first,
             } => (variants, candidates, first),
-            Known::Resumed(candidate) if candidate.recording.decides_as(&recording) => {
-                return self.confirm(&candidate, key, recording, parts);
+            Known::Resumed(candidate) if candidate.trace.decides_as(&trace) => {
+                return self.confirm(&candidate, key, trace, parts);
             }
             Known::Resumed(mut candidate) => {
                 candidate.parts.facts = parts.facts; // the next call's may be another recording of its branch
@@ -163,21 +163,21 @@ impl<F: Frontend> Judge<F> {
         let variant = |i: usize| &variants.all[i];
         // Another branch makes another variant: by answers about data, or by numbers that are computed before a replay.
         // So do other numbers in tensors, or where nothing is known of what the variant computes.
-        let same_branch = |&&i: &&usize| !recording.is_other_than(&variant(i).recording);
+        let same_branch = |&&i: &&usize| !trace.is_other_than(&variant(i).trace);
         if let Some(&i) = near.iter().find(same_branch) {
-            return self.generalize(i, variant(i), key, recording, parts);
+            return self.generalize(i, variant(i), key, trace, parts);
         }
         let known = &self.candidates.all;
-        let same_branch = |&&i: &&usize| known[i].recording.decides_as(&recording);
+        let same_branch = |&&i: &&usize| known[i].trace.decides_as(&trace);
         if let Some(&i) = candidates.iter().find(same_branch) {
             let candidate = self.candidates.all.remove(i);
-            return self.confirm(&candidate, key, recording, parts);
+            return self.confirm(&candidate, key, trace, parts);
         }
-        let others = near.iter().map(|&i| &variant(i).recording);
-        let mut others = others.chain(candidates.iter().map(|&i| &known[i].recording));
-        match others.find_map(|other| recording.changing_number(other)) {
+        let others = near.iter().map(|&i| &variant(i).trace);
+        let mut others = others.chain(candidates.iter().map(|&i| &known[i].trace));
+        match others.find_map(|other| trace.changing_number(other)) {
             Some(refusal) if self.attempts.differs() => Err(Outcome::Refused(refusal)),
-            _ => self.adopt(variants, key, recording, parts, first),
+            _ => self.adopt(variants, key, trace, parts, first),
         }
     }
 
@@ -236,17 +236,17 @@ impl<F: Frontend> Judge<F> {
         &mut self,
         candidate: &Candidate<F>,
         key: String,
-        recording: Recording,
+        trace: Trace,
         parts: Parts<F>,
     ) -> Result<Accepted<F>, Outcome> {
-        let known = &candidate.recording;
-        match compare(known, &known.sources(), &recording) {
+        let known = &candidate.trace;
+        match compare(known, &known.sources(), &trace) {
             Ok(sources) => {
-                let free = recording.floats.free(&known.floats);
-                self.keep(key, recording, sources, free, parts, None)
+                let free = trace.floats.free(&known.floats);
+                self.keep(key, trace, sources, free, parts, None)
             }
             Err(refusal) => {
-                self.candidates.add(recording, parts);
+                self.candidates.add(trace, parts);
                 Err(self.differs(refusal))
             }
         }
@@ -258,7 +258,7 @@ impl<F: Frontend> Judge<F> {
         &mut self,
         variants: &Variants<F>,
         key: String,
-        recording: Recording,
+        trace: Trace,
         parts: Parts<F>,
         first: bool,
     ) -> Result<Accepted<F>, Outcome> {
@@ -267,15 +267,15 @@ impl<F: Frontend> Judge<F> {
         let function = &self.function;
         if let Some(file) = find.then(|| self.stored.find(&key)).flatten() {
             let plan = file.to_plan();
-            match same_as_stored(&plan, &recording, &parts) {
+            match same_as_stored(&plan, &trace, &parts) {
                 Ok(free) => {
                     tracing::info!(target: "rote::record", "{function}: stored plan {key} is the same");
                     return Ok(Accepted {
                         confirmed: Confirmed {
-                            sources: sources_of(&plan, &recording),
+                            sources: sources_of(&plan, &trace),
                             key,
                             file,
-                            recording,
+                            trace,
                             free,
                             parts,
                         },
@@ -295,7 +295,7 @@ impl<F: Frontend> Judge<F> {
             self.candidates.all.remove(0);
         }
         self.attempts.wait();
-        self.candidates.add(recording, parts);
+        self.candidates.add(trace, parts);
         Err(Outcome::Candidate)
     }
 
@@ -316,40 +316,40 @@ impl<F: Frontend> Judge<F> {
         i: usize,
         old: &Variant<F>,
         key: String,
-        recording: Recording,
+        trace: Trace,
         parts: Parts<F>,
     ) -> Result<Accepted<F>, Outcome> {
-        let sources = match compare(&old.recording, &old.sources, &recording) {
+        let sources = match compare(&old.trace, &old.sources, &trace) {
             Ok(sources) => sources,
             Err(refusal) => return Err(self.differs(refusal)),
         };
         let mut free = old.free.clone();
-        for path in recording.floats.free(&old.recording.floats) {
+        for path in trace.floats.free(&old.trace.floats) {
             if !free.contains(&path) {
                 free.push(path);
             }
         }
-        free.retain(|path| recording.floats.is_loose(path));
-        self.keep(key, recording, sources, free, parts, Some(i))
+        free.retain(|path| trace.floats.is_loose(path));
+        self.keep(key, trace, sources, free, parts, Some(i))
     }
 
     /// Writes the plan of a recording to the store.
     fn keep(
         &self,
         key: String,
-        recording: Recording,
+        trace: Trace,
         sources: Vec<Source>,
         free: Vec<String>,
         parts: Parts<F>,
         replaces: Option<usize>,
     ) -> Result<Accepted<F>, Outcome> {
-        let plan = final_plan(&recording, &sources, &parts.guards, &free);
+        let plan = final_plan(&trace, &sources, &parts.guards, &free);
         let file = self.stored.keep(&key, &plan).map_err(SessionError::from)?;
         Ok(Accepted {
             confirmed: Confirmed {
                 key,
                 file,
-                recording,
+                trace,
                 sources,
                 free,
                 parts,

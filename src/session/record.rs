@@ -5,7 +5,7 @@ use std::rc::Rc;
 use rote_plans::{BindingKind, GuardKind};
 use rote_replay::Frontend;
 use rote_tracer::Refusal;
-use rote_tracer::compare::Recording;
+use rote_tracer::compare::Trace;
 use rote_tracer::scalars::TracedFloats;
 
 use super::candidates::Candidate;
@@ -233,7 +233,7 @@ impl<F: Frontend> Session<F> {
             key,
             file,
             free: free_of(&plan),
-            recording: Recording {
+            trace: Trace {
                 plan,
                 sources: Vec::new(),
                 floats: TracedFloats::default(),

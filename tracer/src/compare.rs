@@ -13,9 +13,9 @@ use rote_plans::{
 use crate::refusal::Refusal;
 use crate::scalars::{AS_WRITTEN, TracedFloats};
 
-/// One run of a step, recorded.
+/// What a recording has made of one run of a step.
 #[derive(Clone, Debug)]
-pub struct Recording {
+pub struct Trace {
     /// The plan, with every number as it was in this run.
     pub plan: Plan,
     /// The user's source line of each instruction; empty for a plan from a file.
@@ -29,7 +29,7 @@ pub struct Recording {
 pub struct Source {
     /// Index into the plan's argument pool.
     pub arg: u32,
-    /// Index into the recording's traced floats, or [`AS_WRITTEN`].
+    /// Index into its traced floats, or [`AS_WRITTEN`].
     pub float: u32,
 }
 
@@ -63,7 +63,7 @@ impl std::fmt::Display for Answer<'_> {
     }
 }
 
-impl Recording {
+impl Trace {
     /// The answers about data that the step got, in order.
     pub fn answers(&self) -> impl Iterator<Item = Answer<'_>> {
         let plan = &self.plan;
@@ -91,7 +91,7 @@ impl Recording {
 
     /// If a number that the step read from a tensor was another one in another recording: why the step cannot be
     /// replayed if the number changes at every call. A boolean has two values, of which each makes a plan.
-    pub fn changing_number(&self, other: &Recording) -> Option<Refusal> {
+    pub fn changing_number(&self, other: &Trace) -> Option<Refusal> {
         let (ours, theirs) = (self.answers().zip(other.answers())).find(|(a, b)| a != b)?;
         if ours.dtype == DType::BOOL {
             return None;
@@ -111,7 +111,7 @@ impl Recording {
     /// Whether the step decided as in another recording: it got the same answers about data, and comparisons of followed
     /// floats had the same outcomes. Not where that follows floats and this one does not: of a plan from a file none is
     /// known.
-    pub fn decides_as(&self, other: &Recording) -> bool {
+    pub fn decides_as(&self, other: &Trace) -> bool {
         self.answers().eq(other.answers())
             && self.floats.is_empty() == other.floats.is_empty()
             && self.floats.decides_as(&other.floats)
@@ -119,7 +119,7 @@ impl Recording {
 
     /// Whether what is known of another recording says nothing of this one: the step decided otherwise by followed
     /// floats, or wrote numbers to tensors that came about otherwise.
-    pub fn is_other_than(&self, other: &Recording) -> bool {
+    pub fn is_other_than(&self, other: &Trace) -> bool {
         !other.decides_as(self)
             || (!other.floats.is_empty() && self.floats.is_unproven(&other.floats))
     }
@@ -149,7 +149,7 @@ impl Recording {
 /// known. Comes back: the sources that fit both, of numbers that a hyperparameter may
 /// explain. A number that differs and has no source, and anything else that
 /// differs, is a refusal that names the op.
-pub fn compare(a: &Recording, known: &[Source], b: &Recording) -> Result<Vec<Source>, Refusal> {
+pub fn compare(a: &Trace, known: &[Source], b: &Trace) -> Result<Vec<Source>, Refusal> {
     let same_args = same_bits(&a.plan.args, &b.plan.args);
     let aligned = a.floats.aligned(&b.floats);
     let fitting = |source: &Source| {
@@ -223,7 +223,7 @@ pub fn compare(a: &Recording, known: &[Source], b: &Recording) -> Result<Vec<Sou
 
 /// A number may come from a float that came about otherwise in the other recording: then none of the sources that
 /// fit both needs to be the one.
-fn strange(a: &Recording, b: &Recording, aligned: &[Option<u32>]) -> Option<Refusal> {
+fn strange(a: &Trace, b: &Trace, aligned: &[Option<u32>]) -> Option<Refusal> {
     let there: HashSet<u32> = aligned.iter().flatten().copied().collect();
     let alone = |floats: &TracedFloats, is_aligned: &dyn Fn(u32) -> bool| -> HashSet<u64> {
         let alone = |list: &Vec<u32>| list.iter().any(|&float| !is_aligned(float));
@@ -282,7 +282,7 @@ pub fn first_difference(a: &Plan, b: &Plan) -> Option<(usize, String, String)> {
         .find(|(_, x, y)| x != y)
 }
 
-fn differs(a: &Recording, instr: usize, x: &Instr, left: &str, right: &str) -> Refusal {
+fn differs(a: &Trace, instr: usize, x: &Instr, left: &str, right: &str) -> Refusal {
     let op = match x {
         Instr::Local { op, .. } => a.plan.str(*op).to_owned(),
         Instr::Collective(c) => format!("{:?}", c.kind),
@@ -503,7 +503,7 @@ mod tests {
     use crate::scalars::Origin;
 
     /// A step that multiplies its argument by a number.
-    fn scaled(by: f64, floats: TracedFloats) -> Recording {
+    fn scaled(by: f64, floats: TracedFloats) -> Trace {
         let (x, y) = (tensor(1, &[4]), tensor(2, &[4]));
         let mut mul = op("aten::mul", &[&x], &[&y]);
         mul.args.push(read(ArgEvent::Float(by)));
@@ -515,11 +515,11 @@ mod tests {
         args: &[&Tensor],
         outputs: &[&Tensor],
         floats: TracedFloats,
-    ) -> Recording {
+    ) -> Trace {
         let mut recorder = recorder(args);
         record(&mut recorder, ops);
         let (plan, sources) = finish(recorder, outputs);
-        Recording {
+        Trace {
             plan,
             sources,
             floats,
@@ -536,7 +536,7 @@ mod tests {
         floats
     }
 
-    fn compare(a: &Recording, b: &Recording) -> Result<Vec<Source>, Refusal> {
+    fn compare(a: &Trace, b: &Trace) -> Result<Vec<Source>, Refusal> {
         super::compare(a, &a.sources(), b)
     }
 
@@ -689,7 +689,7 @@ mod tests {
                 .expect("known");
             let (plan, sources) = finish(recorder, &[]);
             let floats = TracedFloats::default();
-            Recording {
+            Trace {
                 plan,
                 sources,
                 floats,
@@ -714,7 +714,7 @@ mod tests {
             );
             let (plan, sources) = finish(recorder, &[]);
             let floats = TracedFloats::default();
-            Recording {
+            Trace {
                 plan,
                 sources,
                 floats,

@@ -14,14 +14,14 @@ use crate::sys;
 /// Describes ops and tensors while a step is recorded, and keeps the addresses
 /// of storages unique.
 #[derive(Debug)]
-pub struct Recording(*mut c_void);
+pub struct Describer(*mut c_void);
 
-impl Recording {
-    /// A new recording.
+impl Describer {
+    /// Describes a new recording.
     #[allow(clippy::new_without_default, reason = "it needs a loaded bridge")]
     pub fn new() -> Self {
         // SAFETY: makes an object that `drop` frees.
-        Recording(unsafe { (Bridge::get().functions().recording_new)() })
+        Describer(unsafe { (Bridge::get().functions().describer_new)() })
     }
 
     /// Describes an op that has run.
@@ -70,7 +70,7 @@ impl Recording {
     }
 }
 
-impl Describe<Aten> for Recording {
+impl Describe<Aten> for Describer {
     fn tensor<'a, 'r: 'a>(
         &'a mut self,
         tensor: Borrowed<'r>,
@@ -94,9 +94,9 @@ impl Describe<Aten> for Recording {
     }
 }
 
-impl Drop for Recording {
+impl Drop for Describer {
     fn drop(&mut self) {
         // SAFETY: made by `new`, freed once.
-        unsafe { (Bridge::get().functions().recording_free)(self.0) };
+        unsafe { (Bridge::get().functions().describer_free)(self.0) };
     }
 }

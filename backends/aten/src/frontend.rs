@@ -10,7 +10,7 @@ use rote_replay::frontend::{Bound, CallFacts, Counted, Frontend, Place, WordPlac
 use rote_replay::{BoundPlan, ReplayError};
 
 use crate::bridge::{Borrowed, Bridge, Object};
-use crate::describe::Recording;
+use crate::describe::Describer;
 use crate::fact_table::FactTable;
 use crate::program::{self, AtenProgram};
 use crate::ranks::{self, Group, without_gil};
@@ -91,7 +91,7 @@ impl Frontend for Aten {
     type Ref<'a> = Borrowed<'a>;
     type Held = Held;
     type Facts = FactTable;
-    type Describer = Recording;
+    type Describer = Describer;
     type Program = AtenProgram;
     /// A Python list.
     type Results = Object;
@@ -218,8 +218,8 @@ impl Frontend for Aten {
         FactTable::new()
     }
 
-    fn describer(&self) -> Recording {
-        Recording::new()
+    fn describer(&self) -> Describer {
+        Describer::new()
     }
 
     fn ops(&self) -> &dyn Ops {

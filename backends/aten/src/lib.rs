@@ -26,7 +26,7 @@ pub mod sys;
 pub mod words;
 
 pub use bridge::{Borrowed, Bridge, Object};
-pub use describe::Recording;
+pub use describe::Describer;
 pub use fact_kind::FactKind;
 pub use fact_table::FactTable;
 pub use frontend::{Args, Aten};

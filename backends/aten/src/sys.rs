@@ -85,8 +85,8 @@ functions! {
     abi: fn() -> u32;
     error: fn() -> *const c_char;
     init: fn(Object, Object) -> c_int;
-    recording_new: fn() -> *mut c_void;
-    recording_free: fn(*mut c_void);
+    describer_new: fn() -> *mut c_void;
+    describer_free: fn(*mut c_void);
     describe_op: fn(*mut c_void, Object, Object, Object, Object, *mut *const Op) -> c_int;
     describe_observed: fn(*mut c_void, *mut *const Op) -> c_int;
     work: fn(*mut c_void, Object, *mut i64) -> c_int;

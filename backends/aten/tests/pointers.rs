@@ -6,7 +6,7 @@
 use rote_aten::kernels;
 use rote_aten::ranks::without_gil;
 use rote_aten::{
-    Args, Aten, BoundPlan, Bridge, FactKind, FactTable, Group, Object, Recording, program,
+    Args, Aten, BoundPlan, Bridge, Describer, FactKind, FactTable, Group, Object, program,
 };
 use rote_plans::schedule::{DYNAMIC, Into};
 use rote_plans::{BindingKind, DType, Device, Plan, Schedule};
@@ -228,23 +228,23 @@ fn facts_of_calls_are_copied_and_compared() {
 }
 
 #[test]
-fn what_a_recording_describes_lives_until_its_next_call() {
+fn what_a_describer_tells_lives_until_its_next_call() {
     Bridge::link();
-    let mut recording = Recording::new();
+    let mut describer = Describer::new();
     let any = held();
     for _ in 0..3 {
         // SAFETY: live objects, at which this bridge does not look.
-        let op = unsafe { recording.op([any.as_ptr(); 4], "train.py:1") }.expect("is described");
+        let op = unsafe { describer.op([any.as_ptr(); 4], "train.py:1") }.expect("is described");
         let ArgEvent::Tensor(tensor) = &op.args[0].value else {
             panic!("{op:?}");
         };
         assert!(tensor.sizes.iter().all(|size| *size == 2));
-        let op = recording.observed_op("").expect("is described");
+        let op = describer.observed_op("").expect("is described");
         assert!(!op.name.is_empty());
-        let tensor = recording.tensor(any.borrow()).expect("is described");
+        let tensor = describer.tensor(any.borrow()).expect("is described");
         assert_eq!((tensor.storage, tensor.sizes[0]), (1, 2));
     }
-    assert!(recording.is_alive(1) && !recording.is_alive(2));
+    assert!(describer.is_alive(1) && !describer.is_alive(2));
 }
 
 #[test]

@@ -550,58 +550,58 @@ impl Described {
     }
 }
 
-unsafe fn again<'a>(recording: *mut c_void) -> &'a Described {
-    let described = unsafe { &mut *recording.cast::<Described>() };
+unsafe fn again<'a>(describer: *mut c_void) -> &'a Described {
+    let described = unsafe { &mut *describer.cast::<Described>() };
     assert!(!described.name.is_empty() && described.args.len() == 1);
     *described = Described::new(described.sizes.len() + 1);
     described
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn rote_bridge_recording_new() -> *mut c_void {
+extern "C" fn rote_bridge_describer_new() -> *mut c_void {
     Box::into_raw(Box::new(Described::new(0))).cast()
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rote_bridge_recording_free(recording: *mut c_void) {
-    drop(unsafe { Box::from_raw(recording.cast::<Described>()) });
+unsafe extern "C" fn rote_bridge_describer_free(describer: *mut c_void) {
+    drop(unsafe { Box::from_raw(describer.cast::<Described>()) });
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rote_bridge_describe_op(
-    recording: *mut c_void,
+    describer: *mut c_void,
     _: *mut c_void,
     _: *mut c_void,
     _: *mut c_void,
     _: *mut c_void,
     op: *mut *const Op,
 ) -> c_int {
-    unsafe { *op = again(recording).op.as_ptr() };
+    unsafe { *op = again(describer).op.as_ptr() };
     0
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rote_bridge_describe_observed(
-    recording: *mut c_void,
+    describer: *mut c_void,
     op: *mut *const Op,
 ) -> c_int {
-    unsafe { *op = again(recording).op.as_ptr() };
+    unsafe { *op = again(describer).op.as_ptr() };
     0
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rote_bridge_describe_tensor(
-    recording: *mut c_void,
+    describer: *mut c_void,
     _: *mut c_void,
     tensor: *mut *const Tensor,
 ) -> c_int {
-    unsafe { *tensor = again(recording).tensors.as_ptr() };
+    unsafe { *tensor = again(describer).tensors.as_ptr() };
     0
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rote_bridge_storage_alive(recording: *const c_void, storage: u64) -> c_int {
-    let tensors = unsafe { &(*recording.cast::<Described>()).tensors };
+unsafe extern "C" fn rote_bridge_storage_alive(describer: *const c_void, storage: u64) -> c_int {
+    let tensors = unsafe { &(*describer.cast::<Described>()).tensors };
     tensors.iter().any(|t| t.storage == storage).into()
 }
 
