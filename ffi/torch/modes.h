@@ -1,4 +1,4 @@
-// PyTorch's global settings as words, one for each mode.
+// The settings of PyTorch, and what surrounds a call, as words: one for each mode.
 #pragma once
 #include <type_traits>
 #include <vector>
