@@ -4,7 +4,7 @@ use rote_plans::GuardKind;
 use rote_replay::{Frontend, first_difference};
 use rote_tracer::compare::Trace;
 
-use super::record::{Active, Known};
+use super::record::Active;
 use super::variants::guard_on;
 use crate::SessionError;
 use crate::recording::{GuardText, Parts};
@@ -80,7 +80,7 @@ impl<F: Frontend> Candidates<F> {
         }
         let mut known = self.all.remove(i);
         active.recording.take_over(frontend, &mut known.parts);
-        active.known = Known::Resumed(Box::new(known));
+        active.resumed = Some(known);
         Ok(true)
     }
 

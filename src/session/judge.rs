@@ -3,11 +3,11 @@
 
 use rote_replay::{Frontend, ReplayError};
 use rote_tracer::Refusal;
-use rote_tracer::compare::{Source, Trace, compare};
+use rote_tracer::compare::{Trace, compare};
 
 use super::attempts::Attempts;
 use super::candidates::{Candidate, Candidates};
-use super::record::{Active, Known};
+use super::record::{Active, Alike};
 use super::variants::Variants;
 use super::{Config, Outcome};
 use crate::SessionError;
@@ -34,6 +34,13 @@ pub struct Accepted<F: Frontend> {
     pub replaces: Option<usize>,
     /// Whether its plan was in the store.
     pub stored: bool,
+}
+
+/// A recording that a new one may be equal to.
+enum Like<'a, F: Frontend> {
+    Candidate(&'a Candidate<F>),
+    /// And where it is among the variants. It missed because hyperparameters changed.
+    Variant(usize, &'a Variant<F>),
 }
 
 // The step has run: whatever goes wrong from here on is no error of its.
@@ -90,7 +97,7 @@ impl<F: Frontend> Judge<F> {
         active: &mut Active<F>,
     ) -> Result<(), SessionError> {
         self.candidates.survey = None;
-        if let Known::Resumed(_) = active.known {
+        if active.resumed.is_some() {
             self.attempts.is_steady();
             return Ok(());
         }
@@ -106,7 +113,7 @@ impl<F: Frontend> Judge<F> {
             }
             _ => {}
         }
-        active.known = Known::Alike {
+        active.alike = Alike {
             variants,
             candidates,
             first: alone && self.stored.is_empty(),
@@ -122,11 +129,7 @@ impl<F: Frontend> Judge<F> {
         active: Active<F>,
         result: &str,
     ) -> Result<Accepted<F>, Outcome> {
-        let Active {
-            mut recording,
-            known,
-            ..
-        } = active;
+        let mut recording = active.recording;
         self.stored.scan();
         recording.check_generators(frontend, "")?;
         recording.refuse_race(F::WAITS);
@@ -144,40 +147,34 @@ impl<F: Frontend> Judge<F> {
         self.leaves_nothing(&recording)?;
         let (trace, parts) = recording.into_trace(result);
         let key = plan_key(&guard_key(&self.function, &parts.guards), &trace);
-        let (near, candidates, first) = match known {
-            Known::Alike {
-                variants,
-                candidates,
-                first,
-            } => (variants, candidates, first),
-            Known::Resumed(candidate) if candidate.trace.decides_as(&trace) => {
-                return self.confirm(&candidate, key, trace, parts);
+        if let Some(mut candidate) = active.resumed {
+            if candidate.trace.decides_as(&trace) {
+                return self.confirm(Like::Candidate(&candidate), key, trace, parts);
             }
-            Known::Resumed(mut candidate) => {
-                candidate.parts.facts = parts.facts; // the next call's may be another recording of its branch
-                self.candidates.all.push(*candidate);
-                let why = "the step went another way than in the recording whose guards hold";
-                return Err(Outcome::Dropped(why.to_owned()));
-            }
-        };
+            candidate.parts.facts = parts.facts; // the next call's may be another recording of its branch
+            self.candidates.all.push(candidate);
+            let why = "the step went another way than in the recording whose guards hold";
+            return Err(Outcome::Dropped(why.to_owned()));
+        }
+        let alike = active.alike;
         let variant = |i: usize| &variants.all[i];
         // Another branch makes another variant: by answers about data, or by numbers that are computed before a replay.
         // So do other numbers in tensors, or where nothing is known of what the variant computes.
         let same_branch = |&&i: &&usize| !trace.is_other_than(&variant(i).trace);
-        if let Some(&i) = near.iter().find(same_branch) {
-            return self.generalize(i, variant(i), key, trace, parts);
+        if let Some(&i) = alike.variants.iter().find(same_branch) {
+            return self.confirm(Like::Variant(i, variant(i)), key, trace, parts);
         }
         let known = &self.candidates.all;
         let same_branch = |&&i: &&usize| known[i].trace.decides_as(&trace);
-        if let Some(&i) = candidates.iter().find(same_branch) {
+        if let Some(&i) = alike.candidates.iter().find(same_branch) {
             let candidate = self.candidates.all.remove(i);
-            return self.confirm(&candidate, key, trace, parts);
+            return self.confirm(Like::Candidate(&candidate), key, trace, parts);
         }
-        let others = near.iter().map(|&i| &variant(i).trace);
-        let mut others = others.chain(candidates.iter().map(|&i| &known[i].trace));
+        let others = alike.variants.iter().map(|&i| &variant(i).trace);
+        let mut others = others.chain(alike.candidates.iter().map(|&i| &known[i].trace));
         match others.find_map(|other| trace.changing_number(other)) {
             Some(refusal) if self.attempts.differs() => Err(Outcome::Refused(refusal)),
-            _ => self.adopt(variants, key, trace, parts, first),
+            _ => self.adopt(variants, key, trace, parts, alike.first),
         }
     }
 
@@ -231,25 +228,52 @@ impl<F: Frontend> Judge<F> {
         )))
     }
 
-    /// A recording under the guards of a candidate: an equal one makes a variant, another one takes its place.
+    /// Compares a recording with a known one under its guards, hyperparameters apart: an equal one makes a variant.
     fn confirm(
         &mut self,
-        candidate: &Candidate<F>,
+        known: Like<'_, F>,
         key: String,
         trace: Trace,
         parts: Parts<F>,
     ) -> Result<Accepted<F>, Outcome> {
-        let known = &candidate.trace;
-        match compare(known, &known.sources(), &trace) {
-            Ok(sources) => {
-                let free = trace.floats.free(&known.floats);
-                self.keep(key, trace, sources, free, parts, None)
-            }
+        let (known, sources, mut free, replaces) = match known {
+            Like::Candidate(known) => (&known.trace, known.trace.sources(), Vec::new(), None),
+            Like::Variant(i, old) => (&old.trace, old.sources.clone(), old.free.clone(), Some(i)),
+        };
+        let sources = match compare(known, &sources, &trace) {
+            Ok(sources) => sources,
             Err(refusal) => {
-                self.candidates.add(trace, parts);
-                Err(self.differs(refusal))
+                if replaces.is_none() {
+                    self.candidates.add(trace, parts); // in place of the other one
+                }
+                // Once it may be chance: autograd clones a gradient that a collective's thread still holds, and steals
+                // it otherwise.
+                return Err(match self.attempts.differs() {
+                    true => Outcome::Refused(refusal),
+                    false => Outcome::Dropped(refusal.to_string()),
+                });
+            }
+        };
+        for path in trace.floats.free(&known.floats) {
+            if !free.contains(&path) {
+                free.push(path);
             }
         }
+        free.retain(|path| trace.floats.is_loose(path));
+        let plan = final_plan(&trace, &sources, &parts.guards, &free);
+        let file = self.stored.keep(&key, &plan).map_err(SessionError::from)?;
+        Ok(Accepted {
+            confirmed: Confirmed {
+                key,
+                file,
+                trace,
+                sources,
+                free,
+                parts,
+            },
+            replaces,
+            stored: false,
+        })
     }
 
     /// A recording that nothing in this process confirms: the stored plan may, if it is the same; else it waits for a
@@ -297,66 +321,6 @@ impl<F: Frontend> Judge<F> {
         self.attempts.wait();
         self.candidates.add(trace, parts);
         Err(Outcome::Candidate)
-    }
-
-    /// Two recordings under the same guards differ. Once it may be chance:
-    /// autograd clones a gradient that a collective's thread still holds, and
-    /// steals it otherwise.
-    fn differs(&mut self, refusal: Refusal) -> Outcome {
-        if self.attempts.differs() {
-            return Outcome::Refused(refusal);
-        }
-        Outcome::Dropped(refusal.to_string())
-    }
-
-    /// A variant missed because hyperparameters changed: bind the numbers that
-    /// follow them.
-    fn generalize(
-        &mut self,
-        i: usize,
-        old: &Variant<F>,
-        key: String,
-        trace: Trace,
-        parts: Parts<F>,
-    ) -> Result<Accepted<F>, Outcome> {
-        let sources = match compare(&old.trace, &old.sources, &trace) {
-            Ok(sources) => sources,
-            Err(refusal) => return Err(self.differs(refusal)),
-        };
-        let mut free = old.free.clone();
-        for path in trace.floats.free(&old.trace.floats) {
-            if !free.contains(&path) {
-                free.push(path);
-            }
-        }
-        free.retain(|path| trace.floats.is_loose(path));
-        self.keep(key, trace, sources, free, parts, Some(i))
-    }
-
-    /// Writes the plan of a recording to the store.
-    fn keep(
-        &self,
-        key: String,
-        trace: Trace,
-        sources: Vec<Source>,
-        free: Vec<String>,
-        parts: Parts<F>,
-        replaces: Option<usize>,
-    ) -> Result<Accepted<F>, Outcome> {
-        let plan = final_plan(&trace, &sources, &parts.guards, &free);
-        let file = self.stored.keep(&key, &plan).map_err(SessionError::from)?;
-        Ok(Accepted {
-            confirmed: Confirmed {
-                key,
-                file,
-                trace,
-                sources,
-                free,
-                parts,
-            },
-            replaces,
-            stored: false,
-        })
     }
 }
 

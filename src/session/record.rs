@@ -20,41 +20,27 @@ use crate::variant::Confirmed;
 #[derive(Debug)]
 pub struct Active<F: Frontend> {
     pub recording: ActiveRecording<F>,
-    pub known: Known<F>,
+    /// The candidate whose guards it has taken over.
+    pub resumed: Option<Candidate<F>>,
+    pub alike: Alike,
     /// The guard on which the call missed.
     missed: Option<String>,
     /// Whether all names and facts are known.
     ready: bool,
 }
 
-/// What may confirm a recording.
-#[derive(Debug)]
-pub enum Known<F: Frontend> {
-    /// The candidate whose guards the recording has taken over.
-    Resumed(Box<Candidate<F>>),
-    /// Variants whose guards differ in hyperparameters only, and candidates under the same guards, by their places.
-    /// `first`: there are none, and no stored plans.
-    Alike {
-        variants: Vec<usize>,
-        candidates: Vec<usize>,
-        first: bool,
-    },
+/// What may confirm a recording that has resumed none, by the places among variants and candidates.
+#[derive(Debug, Default)]
+pub struct Alike {
+    /// Those whose guards differ in hyperparameters only.
+    pub variants: Vec<usize>,
+    /// Those under the same guards.
+    pub candidates: Vec<usize>,
+    /// Whether there are none, and no stored plans.
+    pub first: bool,
 }
 
 impl<F: Frontend> Active<F> {
-    fn new(recording: ActiveRecording<F>, missed: Option<String>) -> Self {
-        Active {
-            recording,
-            known: Known::Alike {
-                variants: Vec::new(),
-                candidates: Vec::new(),
-                first: false,
-            },
-            missed,
-            ready: false,
-        }
-    }
-
     /// All names and facts are known: holds what they see.
     fn settle(&mut self, frontend: &mut F) -> Result<(), SessionError> {
         let recording = &mut self.recording;
@@ -99,8 +85,13 @@ impl<F: Frontend> Session<F> {
         for (name, value) in self.frontend.surroundings() {
             recording.guard(GuardKind::Mode, name, &value);
         }
-        let active = Active::new(recording, self.missed.take());
-        self.state = State::Recording(Box::new(active));
+        self.state = State::Recording(Box::new(Active {
+            recording,
+            resumed: None,
+            alike: Alike::default(),
+            missed: self.missed.take(),
+            ready: false,
+        }));
         let (_, recording) = self.active().ok_or(SessionError::NoRecording)?;
         Ok(recording)
     }
@@ -139,7 +130,7 @@ impl<F: Frontend> Session<F> {
         let State::Recording(active) = &mut self.state else {
             return Err(SessionError::NoRecording);
         };
-        if active.ready || matches!(active.known, Known::Resumed(_)) {
+        if active.ready || active.resumed.is_some() {
             self.judge.candidates.survey = None;
             return Ok(false);
         }
@@ -157,10 +148,7 @@ impl<F: Frontend> Session<F> {
 
     /// Whether nothing can confirm the recording that is about to run, but a later one: it will be a candidate at best.
     pub fn is_first(&self) -> bool {
-        let State::Recording(active) = &self.state else {
-            return false;
-        };
-        matches!(active.known, Known::Alike { first: true, .. })
+        matches!(&self.state, State::Recording(active) if active.alike.first)
     }
 
     /// The recording in progress, and the framework that it is of.
@@ -182,9 +170,9 @@ impl<F: Frontend> Session<F> {
         let Some(active) = self.state.take() else {
             return;
         };
-        if let Known::Resumed(mut candidate) = active.known {
+        if let Some(mut candidate) = active.resumed {
             candidate.parts.facts = active.recording.facts;
-            self.judge.candidates.all.push(*candidate);
+            self.judge.candidates.all.push(candidate);
         }
     }
 
