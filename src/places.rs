@@ -68,11 +68,6 @@ impl Places {
             let outside = place
                 .reach
                 .is_some_and(|(from, to)| start + from < 0 || start + to > i128::from(found.bytes));
-            let found = Anchor {
-                start: found.start,
-                bytes: found.bytes,
-                base: found.base,
-            };
             if outside || place.anchor.is_some_and(|anchor| anchor != found) {
                 return Ok(Some(&place.subject));
             }

@@ -3,9 +3,9 @@
 use std::rc::Rc;
 
 use hashbrown::HashMap;
-use rote_plans::{Anchor, BindingKind, Comparison, Device, Fingerprint, GuardKind, RngAction};
+use rote_plans::{BindingKind, Comparison, Device, Fingerprint, GuardKind, RngAction};
 use rote_replay::frontend::Describe;
-use rote_replay::{CallFacts, Frontend, Place, ReplayError, TensorOf};
+use rote_replay::{CallFacts, Frontend, ReplayError, TensorOf};
 use rote_tracer::compare::Trace;
 use rote_tracer::contents::Contents;
 use rote_tracer::scalars::{Origin, TracedFloats, UnknownFloat};
@@ -189,10 +189,7 @@ impl<F: Frontend> ActiveRecording<F> {
         let spec = self.spec_at(spec)?;
         let event = self.describer.tensor(local)?;
         let place = match (kind, leaf) {
-            (BindingKind::Arg, Some(_)) if !event.opaque => {
-                let Place { start, bytes, base } = frontend.place(bound, true)?;
-                Some(Anchor { start, bytes, base })
-            }
+            (BindingKind::Arg, Some(_)) if !event.opaque => Some(frontend.place(bound, true)?),
             _ => None,
         };
         (self.recorder).name_tensor(kind, path, &event, spec.as_ref(), place);

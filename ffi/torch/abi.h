@@ -144,14 +144,14 @@ enum FactKind : uint32_t {
 constexpr uint32_t kFactKinds = 27;
 
 // Where a tensor lies in its storage.
-struct Place {
+struct Anchor {
   int64_t start;  // the byte at which its data starts
   uint64_t bytes;  // bytes of the storage
-  uint64_t base;  // a number for what it is a view of, if that was asked for
+  uint64_t base;  // a number for what it is a view of, and whether it is an inference tensor
 };
 
 // What a word of a call is about.
-struct WordPlace {
+struct WordSubject {
   uint32_t leaf;  // which leaf of the arguments
   uint32_t field;  // which property of it, as the frontend numbers them
 };

@@ -97,7 +97,7 @@ inline OtherContainers other_containers;
 class Call {
  public:
   std::vector<uint64_t> words;
-  std::vector<WordPlace> facts;
+  std::vector<WordSubject> facts;
   std::vector<PyObject*> leaves;  // borrowed: the caller holds the arguments
 
   // The storages and tensors of the captured state, to see arguments that alias it.

@@ -221,7 +221,7 @@ EXPORT int rote_bridge_held_difference(const Held* held, const Call* call, int64
 }
 
 EXPORT int rote_bridge_call_collect(Call* call, PyObject* args, PyObject* kwargs, const uint64_t** words,
-                                    const WordPlace** facts, uint32_t* n) {
+                                    const WordSubject** facts, uint32_t* n) {
   return guarded([&] {
     call->collect(args, kwargs);
     *words = call->words.data();
@@ -236,7 +236,7 @@ EXPORT PyObject* rote_bridge_call_leaf(Call* call, uint32_t leaf) {
 }
 
 // Where a tensor lies in its storage; looked at closely, what it is a view of too.
-EXPORT int rote_bridge_tensor_place(PyObject* tensor, int closely, Place* out) {
+EXPORT int rote_bridge_tensor_place(PyObject* tensor, int closely, Anchor* out) {
   return guarded([&] { *out = place_of(tensor, closely != 0); });
 }
 

@@ -90,9 +90,9 @@ class LastMetadata {
 };
 
 // Where a tensor lies in its storage; looked at closely, what it is a view of too.
-inline Place place_of(PyObject* object, bool closely) {
+inline Anchor place_of(PyObject* object, bool closely) {
   const at::Tensor local = local_tensor(object);
-  Place place{0, 0, 0};
+  Anchor place{0, 0, 0};
   if (!local.has_storage() || local.layout() != at::kStrided) return place;
   place.start = local.storage_offset() * static_cast<int64_t>(local.element_size());
   place.bytes = local.storage().nbytes();

@@ -48,7 +48,8 @@ pub struct Binding {
 }
 
 /// Where a tensor lies in its storage.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[rkyv(derive(Clone, Copy, Debug, PartialEq, Eq))]
 pub struct Anchor {
     /// The byte at which its data starts.

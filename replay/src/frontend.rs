@@ -18,7 +18,7 @@ use std::ffi::CStr;
 use std::fmt::Debug;
 
 use rote_plans::schedule::Ops;
-use rote_plans::{Device, Plan};
+use rote_plans::{Anchor, Device, Plan};
 use rote_tracer::TensorEvent;
 
 use crate::agreement::Ranks;
@@ -30,14 +30,14 @@ use crate::guard::first_difference;
 /// What a word of a call is about.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WordPlace {
+pub struct WordSubject {
     /// Which leaf of the arguments.
     pub leaf: u32,
     /// Which property of it, as the frontend numbers them.
     pub field: u32,
 }
 
-impl WordPlace {
+impl WordSubject {
     /// What its word is called: the leaf's name with that of the field, which is empty where the leaf itself is meant.
     pub fn name(&self, fields: &[&str], leaves: &[String]) -> String {
         let leaf = (leaves.get(self.leaf as usize)).map_or("args", String::as_str);
@@ -46,18 +46,6 @@ impl WordPlace {
             field => format!("{leaf}.{field}"),
         }
     }
-}
-
-/// Where a tensor lies in its storage.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
-    /// The byte at which its data starts.
-    pub start: i64,
-    /// Bytes of the storage.
-    pub bytes: u64,
-    /// A number for what it is a view of, if that was asked for.
-    pub base: u64,
 }
 
 /// What of a tensor is bound to a slot.
@@ -89,7 +77,7 @@ pub struct CallFacts<H> {
     /// The facts.
     pub words: Vec<u64>,
     /// What each of them is about.
-    pub places: Vec<WordPlace>,
+    pub subjects: Vec<WordSubject>,
     /// What the words stand for, where they name it by an address: held, so that nothing else gets the address.
     pub held: H,
 }
@@ -133,7 +121,7 @@ pub trait Frontend: Debug + Sized {
     /// The words of the last call.
     fn words(&self) -> &[u64];
     /// What each word of the last call is about.
-    fn places(&self) -> &[WordPlace];
+    fn subjects(&self) -> &[WordSubject];
     /// The facts of the last call, held.
     fn last(&self) -> Result<CallFacts<Self::Held>, ReplayError>;
     /// Of a call with the words of an earlier one: the first word that stands for another value.
@@ -141,7 +129,7 @@ pub trait Frontend: Debug + Sized {
     /// A leaf of the last call, if there is one of this number.
     fn leaf(&self, leaf: u32) -> Option<Self::Ref<'_>>;
     /// Where a tensor lies in its storage. `closely`: with a number for what it is a view of.
-    fn place(&self, tensor: Self::Ref<'_>, closely: bool) -> Result<Place, ReplayError>;
+    fn place(&self, tensor: Self::Ref<'_>, closely: bool) -> Result<Anchor, ReplayError>;
     /// Adds storages of the state with their tensors, to tell arguments that share their memory.
     fn add_state<'a>(
         &mut self,
@@ -153,7 +141,7 @@ pub trait Frontend: Debug + Sized {
         false
     }
     /// What a word is called, in a call with leaves of these names.
-    fn word(&self, index: usize, place: Option<&WordPlace>, leaves: &[String]) -> String;
+    fn word(&self, index: usize, subject: Option<&WordSubject>, leaves: &[String]) -> String;
     /// What surrounds the last call and no other guard tells as text: names and values that mean the same in
     /// another process.
     fn surroundings(&self) -> Vec<(&'static str, String)> {

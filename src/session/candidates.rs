@@ -117,8 +117,8 @@ impl<F: Frontend> Candidates<F> {
         let mut latest = self.all.iter().rev().map(|candidate| &candidate.parts);
         let (last, before) = (latest.next()?, latest.next()?);
         if let Some(word) = first_difference(&before.call.words, &last.call.words) {
-            let place = last.call.places.get(word);
-            return Some(frontend.word(word, place, &last.leaves));
+            let subject = last.call.subjects.get(word);
+            return Some(frontend.word(word, subject, &last.leaves));
         }
         let differs = |guard: &&GuardText| {
             let same = |other: &GuardText| {

@@ -71,9 +71,9 @@ impl<F: Frontend> Variants<F> {
             }
             let (progress, subject) = match frontend.difference(&variant.parts.call)? {
                 Some(word) => {
-                    let fact = variant.parts.call.places.get(word);
-                    let fact = fact.or_else(|| frontend.places().get(word));
-                    (word, frontend.word(word, fact, &variant.parts.leaves))
+                    let about = variant.parts.call.subjects.get(word);
+                    let about = about.or_else(|| frontend.subjects().get(word));
+                    (word, frontend.word(word, about, &variant.parts.leaves))
                 }
                 None => match variant.missed(frontend)? {
                     Some(subject) => {

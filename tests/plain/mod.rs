@@ -18,8 +18,8 @@ use std::ffi::CStr;
 use std::rc::{Rc, Weak};
 
 use rote::plans::schedule::Ops;
-use rote::plans::{DType, Device, Marks, Plan};
-use rote::replay::frontend::{Bound, CallFacts, Describe, Frontend, Place, WordPlace};
+use rote::plans::{Anchor, DType, Device, Marks, Plan};
+use rote::replay::frontend::{Bound, CallFacts, Describe, Frontend, WordSubject};
 use rote::replay::{Backend, BoundPlan, ReplayError};
 use rote::tracer::TensorEvent;
 
@@ -78,7 +78,7 @@ pub fn storage(tensor: &Tensor) -> u64 {
     Rc::as_ptr(&tensor.memory).cast::<Cell<f32>>().addr() as u64
 }
 
-/// What words are about, by [`WordPlace::field`].
+/// What words are about, by [`WordSubject::field`].
 const FIELDS: [&str; 6] = [".kind", ".shape", ".stride", ".sharing", "", ".length"];
 
 /// The framework, as one session sees it.
@@ -94,7 +94,7 @@ pub struct Plain {
     arguments: Rc<[Argument]>,
     state: Vec<u64>,
     words: Vec<u64>,
-    places: Vec<WordPlace>,
+    subjects: Vec<WordSubject>,
     world: u64,
 }
 
@@ -108,7 +108,7 @@ impl Plain {
             arguments: Rc::new([]),
             state: Vec::new(),
             words: Vec::new(),
-            places: Vec::new(),
+            subjects: Vec::new(),
             world: 0,
         }
     }
@@ -129,9 +129,9 @@ impl Plain {
         let leaf = leaf as u32;
         let before = self.words.len();
         self.words.extend(words);
-        let place = WordPlace { leaf, field };
+        let subject = WordSubject { leaf, field };
         let added = self.words.len() - before;
-        self.places.extend(std::iter::repeat_n(place, added));
+        self.subjects.extend(std::iter::repeat_n(subject, added));
     }
 
     fn texts(&self) -> Vec<Rc<str>> {
@@ -165,7 +165,7 @@ impl Frontend for Plain {
 
     fn recollect(&mut self) -> Result<(), ReplayError> {
         self.words.clear();
-        self.places.clear();
+        self.subjects.clear();
         let arguments = self.arguments.clone();
         self.add(usize::MAX, 0, [arguments.len() as u64]);
         self.add(usize::MAX, 1, [self.world]);
@@ -196,22 +196,22 @@ impl Frontend for Plain {
         &self.words
     }
 
-    fn places(&self) -> &[WordPlace] {
-        &self.places
+    fn subjects(&self) -> &[WordSubject] {
+        &self.subjects
     }
 
     fn last(&self) -> Result<CallFacts<Vec<Rc<str>>>, ReplayError> {
         Ok(CallFacts {
             words: self.words.clone(),
-            places: self.places.clone(),
+            subjects: self.subjects.clone(),
             held: self.texts(),
         })
     }
 
     fn held_difference(&self, earlier: &Vec<Rc<str>>) -> Result<Option<usize>, ReplayError> {
         let differs = self.texts().iter().zip(earlier).position(|(a, b)| a != b);
-        let lengths = self.places.iter().enumerate();
-        let mut lengths = lengths.filter(|(_, place)| place.field == 5);
+        let lengths = self.subjects.iter().enumerate();
+        let mut lengths = lengths.filter(|(_, subject)| subject.field == 5);
         Ok(differs.and_then(|text| Some(lengths.nth(text)?.0)))
     }
 
@@ -219,9 +219,9 @@ impl Frontend for Plain {
         self.arguments.get(leaf as usize).map(Argument::leaf)
     }
 
-    fn place(&self, tensor: Leaf<'_>, _closely: bool) -> Result<Place, ReplayError> {
+    fn place(&self, tensor: Leaf<'_>, _closely: bool) -> Result<Anchor, ReplayError> {
         let tensor = tensor.tensor()?;
-        Ok(Place {
+        Ok(Anchor {
             start: tensor.offset * 4,
             bytes: tensor.memory.len() as u64 * 4,
             base: 0,
@@ -244,10 +244,10 @@ impl Frontend for Plain {
         self.watched.get()
     }
 
-    fn word(&self, index: usize, place: Option<&WordPlace>, leaves: &[String]) -> String {
-        let named = place.and_then(|place| {
-            let field = FIELDS[place.field as usize];
-            Some(format!("{}{field}", leaves.get(place.leaf as usize)?))
+    fn word(&self, index: usize, subject: Option<&WordSubject>, leaves: &[String]) -> String {
+        let named = subject.and_then(|subject| {
+            let field = FIELDS[subject.field as usize];
+            Some(format!("{}{field}", leaves.get(subject.leaf as usize)?))
         });
         let whole = ["the number of arguments", "the process group"];
         named.unwrap_or_else(|| whole[index.min(1)].to_owned())

@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_int, c_void};
 
 use rote_aten_ops::AtenOps;
 use rote_plans::schedule::Ops;
-use rote_plans::{Device, Plan};
-use rote_replay::frontend::{Bound, CallFacts, Counted, Frontend, Place, WordPlace};
+use rote_plans::{Anchor, Device, Plan};
+use rote_replay::frontend::{Bound, CallFacts, Counted, Frontend, WordSubject};
 use rote_replay::{BoundPlan, ReplayError};
 
 use crate::bridge::{Borrowed, Bridge, Object};
@@ -40,7 +40,7 @@ impl Args {
 pub struct Aten {
     call: *mut c_void,
     words: Vec<u64>,
-    places: Vec<WordPlace>,
+    subjects: Vec<WordSubject>,
     arguments: Option<Args>,
     written: RefCell<Written>,
 }
@@ -65,7 +65,7 @@ impl Aten {
         Aten {
             call,
             words: Vec::new(),
-            places: Vec::new(),
+            subjects: Vec::new(),
             arguments: None,
             written: RefCell::default(),
         }
@@ -102,7 +102,7 @@ impl Frontend for Aten {
     fn collect(&mut self, args: Args) -> Result<(), ReplayError> {
         self.arguments = Some(args);
         let bridge = Bridge::get();
-        let (mut words, mut places, mut n) = (std::ptr::null(), std::ptr::null(), 0);
+        let (mut words, mut subjects, mut n) = (std::ptr::null(), std::ptr::null(), 0);
         // SAFETY: live objects, by `Args::new`.
         bridge.check(unsafe {
             (bridge.functions().call_collect)(
@@ -110,22 +110,22 @@ impl Frontend for Aten {
                 args.args,
                 args.kwargs,
                 &mut words,
-                &mut places,
+                &mut subjects,
                 &mut n,
             )
         })?;
         // SAFETY: on success the arrays have `n` entries and live until the
         // next call; there is always at least the structure word.
-        let (words, places) = unsafe {
+        let (words, subjects) = unsafe {
             (
                 std::slice::from_raw_parts(words, n as usize),
-                std::slice::from_raw_parts(places, n as usize),
+                std::slice::from_raw_parts(subjects, n as usize),
             )
         };
         self.words.clear();
         self.words.extend_from_slice(words);
-        self.places.clear();
-        self.places.extend_from_slice(places);
+        self.subjects.clear();
+        self.subjects.extend_from_slice(subjects);
         Ok(())
     }
 
@@ -140,8 +140,8 @@ impl Frontend for Aten {
         &self.words
     }
 
-    fn places(&self) -> &[WordPlace] {
-        &self.places
+    fn subjects(&self) -> &[WordSubject] {
+        &self.subjects
     }
 
     fn last(&self) -> Result<CallFacts<Held>, ReplayError> {
@@ -154,7 +154,7 @@ impl Frontend for Aten {
         }
         Ok(CallFacts {
             words: self.words.clone(),
-            places: self.places.clone(),
+            subjects: self.subjects.clone(),
             held: Held(held),
         })
     }
@@ -177,9 +177,9 @@ impl Frontend for Aten {
         (!object.is_null()).then(|| unsafe { Borrowed::new(object) })
     }
 
-    fn place(&self, tensor: Borrowed<'_>, closely: bool) -> Result<Place, ReplayError> {
+    fn place(&self, tensor: Borrowed<'_>, closely: bool) -> Result<Anchor, ReplayError> {
         let bridge = Bridge::get();
-        let mut found = Place::default();
+        let mut found = Anchor::default();
         // SAFETY: a live tensor.
         bridge.check(unsafe {
             (bridge.functions().tensor_place)(tensor.as_ptr(), c_int::from(closely), &mut found)
@@ -206,8 +206,8 @@ impl Frontend for Aten {
         self.words.get(words::Mode::Around.word()) != Some(&0)
     }
 
-    fn word(&self, index: usize, place: Option<&WordPlace>, leaves: &[String]) -> String {
-        words::name(index, place, leaves)
+    fn word(&self, index: usize, subject: Option<&WordSubject>, leaves: &[String]) -> String {
+        words::name(index, subject, leaves)
     }
 
     fn surroundings(&self) -> Vec<(&'static str, String)> {

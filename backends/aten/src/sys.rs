@@ -8,7 +8,8 @@ pub use rote_events::op::{
     Tensor, WRAPPED_NUMBER, ZERO_TENSOR, tag,
 };
 
-pub use rote_replay::{Place, WordPlace};
+pub use rote_plans::Anchor;
+pub use rote_replay::WordSubject;
 
 /// Both sides must say the same number.
 pub const ABI_VERSION: u32 = 18;
@@ -109,9 +110,9 @@ functions! {
     calls_end: fn() -> Object;
     held_free: fn(*mut c_void);
     held_difference: fn(*const c_void, *const c_void, *mut i64) -> c_int;
-    call_collect: fn(*mut c_void, Object, Object, *mut *const u64, *mut *const WordPlace, *mut u32) -> c_int;
+    call_collect: fn(*mut c_void, Object, Object, *mut *const u64, *mut *const WordSubject, *mut u32) -> c_int;
     call_leaf: fn(*mut c_void, u32) -> Object;
-    tensor_place: fn(Object, c_int, *mut Place) -> c_int;
+    tensor_place: fn(Object, c_int, *mut Anchor) -> c_int;
     number_in: fn(Object, *mut f64) -> c_int;
     table_new: fn() -> *mut c_void;
     table_free: fn(*mut c_void);

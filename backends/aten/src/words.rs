@@ -1,7 +1,7 @@
 //! The names of the words of a call.
 
 use rote_plans::numbered;
-use rote_replay::WordPlace;
+use rote_replay::WordSubject;
 
 numbered! {
     "mode";
@@ -99,17 +99,17 @@ numbered! {
 }
 
 /// What the word at `index` of a call's facts is called.
-pub fn name(index: usize, place: Option<&WordPlace>, leaves: &[String]) -> String {
+pub fn name(index: usize, subject: Option<&WordSubject>, leaves: &[String]) -> String {
     if index == 0 {
         return "args structure".to_owned();
     }
     if let Some(mode) = Mode::TEXTS.get(index - 1) {
         return (*mode).to_owned();
     }
-    let Some(place) = place else {
+    let Some(subject) = subject else {
         return "args structure".to_owned();
     };
-    place.name(Field::TEXTS, leaves)
+    subject.name(Field::TEXTS, leaves)
 }
 
 /// The names and values of the modes among a call's words that mean the same in every process.

@@ -202,7 +202,7 @@ fn facts_of_calls_are_copied_and_compared() {
     call.recollect().expect("is collected");
     assert_eq!(call.difference(&first).expect("is known"), Some(0));
     assert_eq!((first.words.len(), call.words().len()), (1, 2));
-    assert_eq!(call.places().len(), 2);
+    assert_eq!(call.subjects().len(), 2);
     let leaf = call.leaf(0).expect("a leaf");
     assert_eq!(call.place(leaf, true).expect("is known").bytes, 64);
     assert!(call.leaf(1).is_none());

@@ -12,9 +12,9 @@ use std::thread::ThreadId;
 
 use hashbrown::HashMap;
 use rote_plans::schedule::Ops;
-use rote_plans::{Device, GuardKind, Plan};
+use rote_plans::{Anchor, Device, GuardKind, Plan};
 use rote_replay::agreement::Ranks;
-use rote_replay::frontend::{self, Bound, CallFacts, Describe, Frontend, Place, WordPlace};
+use rote_replay::frontend::{self, Bound, CallFacts, Describe, Frontend, WordSubject};
 use rote_replay::{Backend, BoundPlan, ReplayError};
 use rote_tracer::TensorEvent;
 
@@ -88,7 +88,7 @@ pub struct Callbacks {
     values: Rc<RefCell<Values>>,
     leaves: Vec<Option<Tensor>>,
     words: Vec<u64>,
-    places: Vec<WordPlace>,
+    subjects: Vec<WordSubject>,
     /// The storages of the last call.
     storages: Storages,
     /// Storages of the state, numbered.
@@ -124,7 +124,7 @@ impl Callbacks {
             values: Rc::default(),
             leaves: Vec::new(),
             words: Vec::new(),
-            places: Vec::new(),
+            subjects: Vec::new(),
             storages: Storages::default(),
             state: HashMap::new(),
             problem: None,
@@ -242,7 +242,7 @@ impl Callbacks {
 
     fn say(&mut self, leaf: usize, field: u32, word: u64) {
         self.words.push(word);
-        self.places.push(WordPlace {
+        self.subjects.push(WordSubject {
             leaf: leaf as u32,
             field,
         });
@@ -362,11 +362,11 @@ impl Callbacks {
             values.numbers.extend_from_slice(numbers);
         }
         self.words.clear();
-        self.places.clear();
+        self.subjects.clear();
         self.leaves.clear();
         self.storages.clear();
         self.words.push(leaves.len() as u64);
-        self.places.push(WordPlace {
+        self.subjects.push(WordSubject {
             leaf: u32::MAX,
             field: KIND,
         });
@@ -434,8 +434,8 @@ impl Frontend for Callbacks {
         &self.words
     }
 
-    fn places(&self) -> &[WordPlace] {
-        &self.places
+    fn subjects(&self) -> &[WordSubject] {
+        &self.subjects
     }
 
     fn last(&self) -> Result<CallFacts<()>, ReplayError> {
@@ -444,7 +444,7 @@ impl Frontend for Callbacks {
         }
         Ok(CallFacts {
             words: self.words.clone(),
-            places: self.places.clone(),
+            subjects: self.subjects.clone(),
             held: (),
         })
     }
@@ -457,8 +457,8 @@ impl Frontend for Callbacks {
         self.leaves.get(leaf as usize)?.as_ref()
     }
 
-    fn place(&self, tensor: &Tensor, _closely: bool) -> Result<Place, ReplayError> {
-        Ok(Place {
+    fn place(&self, tensor: &Tensor, _closely: bool) -> Result<Anchor, ReplayError> {
+        Ok(Anchor {
             start: tensor.0.start,
             bytes: tensor.0.storage_bytes,
             base: 0,
@@ -476,11 +476,11 @@ impl Frontend for Callbacks {
         Ok(())
     }
 
-    fn word(&self, _index: usize, place: Option<&WordPlace>, leaves: &[String]) -> String {
-        let Some(place) = place.filter(|place| place.leaf != u32::MAX) else {
+    fn word(&self, _index: usize, subject: Option<&WordSubject>, leaves: &[String]) -> String {
+        let Some(subject) = subject.filter(|subject| subject.leaf != u32::MAX) else {
             return "number of arguments".to_owned();
         };
-        place.name(&FIELDS, leaves)
+        subject.name(&FIELDS, leaves)
     }
 
     fn facts(&self) -> Facts {

@@ -12,7 +12,8 @@ use std::ptr;
 use std::slice;
 
 use rote_aten::sys::{Arg, Op, Payload, Tensor, tag};
-use rote_replay::{Place, WordPlace as Fact};
+use rote_plans::Anchor;
+use rote_replay::WordSubject as Fact;
 
 type Body = unsafe extern "C" fn(*mut c_void) -> c_int;
 
@@ -694,9 +695,9 @@ unsafe extern "C" fn rote_bridge_held_difference(
 unsafe extern "C" fn rote_bridge_tensor_place(
     _: *mut c_void,
     _: c_int,
-    place: *mut Place,
+    place: *mut Anchor,
 ) -> c_int {
-    let found = Place {
+    let found = Anchor {
         start: 8,
         bytes: 64,
         base: 0,
