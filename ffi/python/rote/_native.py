@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_uint32, c_uint64, c_void_p, py_object
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_uint32, c_char_p, py_object, py_object, c_uint32, c_uint32],
     ),
     "rote_record_written": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_uint32), c_uint32]),
-    # Objects by their addresses: ctypes would take long over each, and some classes answer anything to it.
-    "rote_record_facts": (c_int, [c_void_p, c_uint32, *[c_void_p] * 4, c_char_p, c_char_p]),
+    "rote_record_facts": (
+        c_int,
+        [
+            *(c_void_p, c_uint32, POINTER(c_uint32), POINTER(c_void_p), POINTER(c_void_p), POINTER(c_uint32)),
+            *(c_char_p, c_char_p),
+        ],
+    ),
     "rote_record_guard": (c_int, [c_void_p, c_uint32, c_char_p, c_char_p]),
     "rote_record_generator": (c_int, [c_void_p, c_uint32, c_int]),
     "rote_record_survey": (c_int, [c_void_p, POINTER(c_uint32)]),
@@ -178,7 +184,14 @@ def take_object(slot: c_void_p) -> Any:
     return value
 
 
-def ids(numbers: list[int]) -> Any:
+def addresses(objects: Iterable[int]) -> Any:
+    """An array of objects for the library, by their addresses: ctypes would take long over each, and some classes
+    answer anything to it. 0: none."""
+    found = array("Q", objects)
+    return (c_void_p * len(found)).from_buffer(found)
+
+
+def ids(numbers: Sequence[int]) -> Any:
     """An array of ids for the library."""
     return (c_uint32 * len(numbers))(*numbers)
 

@@ -11,7 +11,6 @@ import json
 import operator
 import sys
 import types
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Set
 from ctypes import byref, c_int, c_int64, c_uint32
 from typing import TYPE_CHECKING, Any
@@ -47,7 +46,7 @@ from . import (
 from ._executed_code import Codes, ExecutedCode
 from ._frames import is_users_own
 from ._identity import address
-from ._native import c_text, c_texts, check, error, ids, lib, record_no_grad
+from ._native import addresses, c_text, c_texts, check, error, ids, lib, record_no_grad
 from ._numbers import (
     ATTRIBUTE,
     BINDING_ARG,
@@ -700,15 +699,17 @@ class Recording:
             return
         kinds, containers, keys, guards, rates, subjects, expected = zip(*map(_parts_of_fact, facts), strict=True)
         # A dict may have the key None.
-        addresses = [
+        of_keys = (
             0 if key is None and kind != DICT_ITEM else address(key) for kind, key in zip(kinds, keys, strict=True)
-        ]
-        arrays = array("I", kinds), array("Q", map(address, containers)), array("Q", addresses), array("I", guards)
+        )
         check(
             lib.rote_record_facts(
                 self._session,
                 len(facts),
-                *(each.buffer_info()[0] for each in arrays),
+                ids(kinds),
+                addresses(map(address, containers)),
+                addresses(of_keys),
+                ids(guards),
                 bytes(rates),
                 c_texts(itertools.chain.from_iterable(zip(subjects, expected, strict=True))),
             )
