@@ -268,7 +268,7 @@ int rote_record_survey(RoteSession *session,
                        uint32_t *number);
 
 // Records under the guards of a candidate, which `rote_record_finish` has numbered, or of a survey, which
-// `rote_record_survey` has numbered, if all of them hold for the call.
+// `rote_record_survey` has numbered, if all of them hold for the call. Not of a candidate whose step has asked for data.
 // `*resumed` says whether that is so. Then the caller gives leaves, names and specs, but no facts and guards that the
 // other recording was given.
 //

@@ -136,6 +136,7 @@ impl<F: Frontend> Attempts<F> {
         self.pause = pause.saturating_mul(2);
         Some((attempts, pause))
     }
+
     /// Whether the call that is handled, of this number, is not to be recorded since calls like it were refused.
     pub fn are_refused(&self, frontend: &F, call: u64) -> Result<bool, ReplayError> {
         let mut refused = self.refused.len() >= self.most;

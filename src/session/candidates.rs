@@ -55,8 +55,8 @@ impl<F: Frontend> Candidates<F> {
         id
     }
 
-    /// Has a recording take over the guards of the candidate or survey of this number, if all of them hold: whether
-    /// they do. The candidate waits no longer.
+    /// Has a recording take over the guards of the candidate or survey of this number, if all of them hold
+    /// and the candidate's step has asked for no data: whether that is so. The candidate waits no longer.
     pub fn resume(
         &mut self,
         number: u32,
@@ -75,7 +75,8 @@ impl<F: Frontend> Candidates<F> {
             return Ok(false);
         };
         let known = &mut self.all[i];
-        if !known.parts.hold(frontend)? {
+        // Under the same guards, a step that asks for data may go another way, and both need guards then.
+        if known.trace.answers().next().is_some() || !known.parts.hold(frontend)? {
             return Ok(false);
         }
         let mut known = self.all.remove(i);

@@ -125,7 +125,8 @@ impl<F: Frontend> Session<F> {
     }
 
     /// Records under the guards of a candidate ([`Session::newest_candidate`]) or a survey ([`Session::survey`]), if all
-    /// of them hold: the same values of hyperparameters too. Nothing has to be guarded again then. Whether that is so.
+    /// of them hold: the same values of hyperparameters too. Not of a candidate whose step has asked for data. Nothing has
+    /// to be guarded again then. Whether that is so.
     pub fn resume(&mut self, number: u32) -> Result<bool, SessionError> {
         let State::Recording(active) = &mut self.state else {
             return Err(SessionError::NoRecording);
