@@ -249,8 +249,6 @@ def expects(kind: int, value: Any, key: Any, tell: Callable[[Any], str]) -> str:
         return _introspect.name(type(value))
     if kind == METADATA and issubclass(type(value), torch.Tensor):
         return metadata(value)
-    if kind in SAYS_SIZE:
-        return size_in_words(kind, value)
     if kind == FUNCTION:
         named = (value.__kwdefaults__ or {}).items()
         defaults = [*(value.__defaults__ or ()), *(part for item in named for part in item)]

@@ -167,7 +167,7 @@ class Reach(Objects):
                 try:
                     self._weakly(path, value, depth)
                 except Exception as problem:  # an object may be anything
-                    self._is_unseen(path, problem)
+                    self._note_unseen(path, problem)
             self._weak.clear()
             self._follow()
         self.held_weakly = self._hold[firmly:]

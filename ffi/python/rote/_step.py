@@ -7,7 +7,6 @@ import functools
 import gc
 import json
 import logging
-import operator
 import os
 import re
 import shutil
@@ -54,13 +53,13 @@ def _warn(text: str, level: int) -> None:
         logging.getLogger("rote").warning("%s", text)
 
 
-def _leaves(args: Any, kwargs: Any) -> list[Any]:
-    """The leaves of the arguments of a call."""
+def _leaves(args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+    """The leaves of the arguments of a call, by their paths."""
     found: list[tuple[str, Any]] = []
     with contextlib.suppress(Exception):  # of objects that may be anything
         flatten("args", args, found)
         flatten("kwargs", kwargs, found)
-    return [leaf for _, leaf in found]
+    return found
 
 
 class _Running(threading.local):
@@ -295,10 +294,7 @@ class Step:
 
     @staticmethod
     def _argument(path: str, args: Any, kwargs: Any) -> Any:
-        leaves: list[tuple[str, Any]] = []
-        flatten("args", args, leaves)
-        flatten("kwargs", kwargs, leaves)
-        return dict(leaves)[path]
+        return dict(_leaves(args, kwargs))[path]
 
     # -- what people look at ----------------------------------------------------
 
@@ -480,9 +476,10 @@ class Step:
         finally:
             if must or executed.codes is not None:
                 self._note(executed)
-        left = _leaves(args, kwargs)
+        places = [(path, id(leaf)) for path, leaf in given]
+        is_whole = places == [(path, id(leaf)) for path, leaf in _leaves(args, kwargs)]
         is_last = self._nested_calls == nested  # of the calls that the library knows
-        if is_last and self.ran is not None and len(left) == len(given) and all(map(operator.is_, left, given)):
+        if is_whole and is_last and self.ran is not None:
             self._look_around(args, kwargs)
         return result
 

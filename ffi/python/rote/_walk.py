@@ -111,7 +111,7 @@ class Walk(abc.ABC):
         try:
             self.read(path, value, depth)
         except Exception as problem:  # an object may be anything
-            self._is_unseen(path, problem)
+            self._note_unseen(path, problem)
 
     def _look_for_renamed(self, path: str, container: Any, value: Any) -> None:
         if reaches_no_memory(value):
@@ -121,7 +121,7 @@ class Walk(abc.ABC):
             self.renamed[what] = path
         self.reads_unseen = self.reads_unseen or reads_unseen(value)
 
-    def _is_unseen(self, path: str, problem: Exception) -> None:
+    def _note_unseen(self, path: str, problem: Exception) -> None:
         self.unseen.append((path or "the function", type(problem).__name__))
 
     def _stop(self, why: str, once: bool = False) -> None:
