@@ -979,7 +979,8 @@ int rote_record_abort(struct RoteSession *session);
 
 // Ends the recording. `result` is the structure of the result as JSON (docs/plan-format.md). Returns JSON, or
 // null on failure. `outcome` is `dropped`, `candidate`, `kept`, `adopted` or `refused`. `variant`, `reason` or
-// `candidate` (its number, for `rote_record_resume`) belongs to the outcome. `variants` are the numbers of all variants that can still be replayed.
+// `candidate` (its number, for `rote_record_resume`) belongs to the outcome. `variants` are the numbers of all
+// variants that can still be replayed.
 //
 // Requires:
 // `session` must be this library's, `result` a C string.

@@ -47,7 +47,7 @@ class FactTable {
     if (kind == kGradMemory) grad_memory_ = words_;
     if (kind == kReachMemory) reach_memory_ = words_;
     if (kind == kBuffer) buffers_.push_back(static_cast<uint32_t>(facts_.size() - 1));
-    if (kind == kMetadata && THPVariable_Check(container)) looks_.push_back(static_cast<uint32_t>(facts_.size() - 1));
+    if (kind == kMetadata && THPVariable_Check(container)) metadata_.push_back(static_cast<uint32_t>(facts_.size() - 1));
     words_ += n;
     return n;
   }
@@ -164,7 +164,7 @@ class FactTable {
     for (uint32_t leaf = 0; leaf < call.leaves.size(); ++leaf)
       if (THPVariable_Check(call.leaves[leaf]))
         memory_.add_gradient_of(1ull << 40 | leaf, THPVariable_Unpack(call.leaves[leaf]), false);
-    for (uint32_t i : looks_) {
+    for (uint32_t i : metadata_) {
       const at::Tensor& tensor = THPVariable_Unpack(facts_[i].container);
       memory_.add_in_reach(facts_[i].start, tensor);
       memory_.add_gradient_of(facts_[i].start, tensor, true);
@@ -218,7 +218,7 @@ class FactTable {
   std::unordered_map<PyObject*, size_t> dict_of_;
   size_t words_ = 0;
   std::vector<uint32_t> gradients_;  // facts about gradients,
-  std::vector<uint32_t> looks_;      // about tensors that are no state,
+  std::vector<uint32_t> metadata_;   // about tensors that are no state,
   std::vector<uint32_t> buffers_;    // and about buffers
   std::optional<size_t> grad_memory_, reach_memory_;  // the words about their memory
   mutable SharedMemory memory_;
