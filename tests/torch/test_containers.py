@@ -1018,3 +1018,32 @@ def test_an_optimizer_that_wraps_another(how: str) -> None:
         return model, opt.inner
 
     check_equal(script, replays=20)
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+@pytest.mark.parametrize("within", [False, True])
+def test_a_class_that_is_registered_as_a_node_between_calls(at: int, within: bool) -> None:
+    """``within``: the step makes the container. Each run registers a class of its own."""
+
+    def script(capture: Capture) -> Calls:
+        @dataclasses.dataclass
+        class Batch:
+            x: Tensor
+            y: Tensor
+
+        def halved(batch: Any) -> Tensor:
+            if within:
+                batch = Batch(batch, batch + 1)
+            halves: Any = pytree.tree_map_only(Tensor, lambda tensor: tensor * 0.5, batch)
+            return halves.x + halves.y
+
+        step = capture(halved)
+        for call in range(9):
+            if call == at:
+                pytree.register_pytree_node(Batch, lambda b: ([b.x, b.y], None), lambda items, _: Batch(*items))
+            x = torch.arange(4.0) + call
+            yield step(x if within else Batch(x, x + 1))
+        pytree._deregister_pytree_node(Batch)
+        return {}
+
+    check_right(script)

@@ -140,3 +140,35 @@ def test_every_thread_replays() -> None:
         thread.start()
         thread.join()
     assert step.stats.replays >= CALLS - 3 and not step.stats.guard_misses, step.stats
+
+
+def test_optimizers_that_read_numbers_are_recorded_in_two_threads() -> None:
+    """What one thread reads on the host is no read of the step that another one records."""
+
+    def make() -> Any:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return rote_capture(step, state={"model": model, "optimizer": optimizer})
+
+    def train(step: Any) -> None:
+        for _ in range(100):
+            step(x)
+
+    x = torch.rand(4, 3)  # numbers that one thread draws, another one would not record
+    steps = [make() for _ in range(3)]
+    threads = [threading.Thread(target=train, args=(step,)) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for step in steps:
+        train(step)
+        assert step.stats.replays >= 50 and not step.stats.refusals, step.stats

@@ -10,8 +10,8 @@ from typing import Any
 from torch.utils import _pytree
 
 from . import _introspect
-from ._facts import all_of, describe, plain
-from ._libraries import is_library_class
+from ._facts import ABSENT, all_of, describe, plain
+from ._libraries import is_library_class, is_made_by_library
 from ._named import Named
 from ._numbers import BASES, CLASS, DICT_ITEM, HOST, SIZE
 from ._policy import called_methods
@@ -48,9 +48,9 @@ class Classes:
         if own is None:
             return
         walk.add(SIZE, own, None, HOST, label, own, "")
-        node = _pytree.SUPPORTED_NODES.get(base)
-        if node is not None:
-            walk.add(DICT_ITEM, _pytree.SUPPORTED_NODES, base, HOST, f"pytree of {label}", node)
+        node = _pytree.SUPPORTED_NODES.get(base, ABSENT)
+        walk.add(DICT_ITEM, _pytree.SUPPORTED_NODES, base, HOST, f"pytree of {label}", node)
+        if node is not ABSENT:
             for function in (node.flatten_fn, node.unflatten_fn):
                 walk.soon(f"pytree of {label}", function, depth + 1)
         self._own.append((label, own))
@@ -86,8 +86,12 @@ class Classes:
             called = called_methods(kind, self._named.attributes)
             for key in sorted(called & set().union(*own)):
                 method = next(names[key] for names in own if key in names)
-                if type(method) is types.FunctionType:
+                if type(method) is not types.FunctionType:
+                    continue
+                if is_made_by_library(method):
                     self._named.borrow(method)
+                else:  # a script has put it there
+                    self._walk.soon(f"{_introspect.name(kind)}.{key}", method, 1)
             if id(kind) not in self._covered:
                 switches = {
                     key for names in own for key, item in names.items() if type(item) is bool and type(key) is str

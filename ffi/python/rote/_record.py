@@ -531,7 +531,7 @@ class Watch:
         is_own = original is torch._C.TensorBase.item  # and not one that the script has put there
 
         def item(tensor: torch.Tensor) -> Any:
-            if within_kernel() or not is_own:
+            if not is_own or not in_step():
                 return original(tensor)
             frame = sys._getframe(1)
             if (followed := self.number_in(tensor, frame)) is not None:

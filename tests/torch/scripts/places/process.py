@@ -90,6 +90,10 @@ PLACES: dict[str, Place] = {
     "torch_attribute": Place("None", "torch.rote_script", "torch.rote_script = $V", "torch.rote_script = $V0\n", alone=True,
                              undo="vars(torch).pop('rote_script', None)", delete="del torch.rote_script",
                              attribute=("torch", "rote_script")),
+    "method_put_on_tensors": Place("None", "torch.ones(4).mean()", "globals()['rote_scale'] = $V",
+                                   "rote_scale = $V0\n\n\ndef scaled(tensor):\n    return torch.sum(tensor) / 4 * rote_scale\n\n\n"
+                                   "torch.Tensor.mean = scaled\n",
+                                   takes="number", alone=True, undo="del torch.Tensor.mean"),
     "torch_class": attribute_of("nn.Linear", make="nn.Linear(1, 1)", patches={"class": "nn.Module.scale = $V"},
                                 undo="nn.Module.scale = 0.0; del nn.Module.scale"),
     "torch_dtype": Place("None", "torch.get_default_dtype().itemsize", "torch.set_default_dtype(torch.float64)",
