@@ -66,6 +66,15 @@ RoteSession *rote_session_new(const char *function,
                               uint32_t max_variants,
                               const char *passes);
 
+// Puts a new Python object in `*owner` that owns the session: when Python lets go of it, the session is freed. Python's
+// garbage collector sees through it what the session holds, so that a captured function can go with an object that
+// holds the function and is in its reach.
+//
+// Requires:
+// To be called once. `rote_session_free` must not be called afterwards. The place must be valid, and the GIL held.
+int rote_session_owner(RoteSession *session,
+                       void **owner);
+
 // Lets the step read values on the host after collectives. The ranks of the group that `rote_session_agree_in` is
 // told next then agree about every call, and about these values.
 //

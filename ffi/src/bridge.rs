@@ -32,6 +32,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("others.h", include_str!("../torch/others.h")),
     ("program.h", include_str!("../torch/program.h")),
     ("ranges.h", include_str!("../torch/ranges.h")),
+    ("references.h", include_str!("../torch/references.h")),
     ("ranks.h", include_str!("../torch/ranks.h")),
     ("unboxed.h", include_str!("../torch/unboxed.h")),
     ("values.h", include_str!("../torch/values.h")),

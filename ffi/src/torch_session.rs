@@ -10,7 +10,7 @@ use rote_aten::{Args, Aten, Borrowed, Bridge, Group, Object};
 
 use crate::session::{
     IN_USE, ROTE_EAGER, ROTE_RECORD, ROTE_REPLAYED, RoteSession, Sessions, config, made, process,
-    running, torch,
+    rote_session_free, running, torch,
 };
 use crate::status::{
     Answer, Out, ROTE_ERROR, ROTE_OK, give_text, guarded, object, out, set_error, set_exception,
@@ -80,6 +80,33 @@ pub unsafe extern "C" fn rote_session_new(
         Ok(ROTE_OK)
     });
     out
+}
+
+/// Puts a new Python object in `*owner` that owns the session: when Python lets go of it, the session is freed. Python's
+/// garbage collector sees through it what the session holds, so that a captured function can go with an object that
+/// holds the function and is in its reach.
+///
+/// # Safety
+/// To be called once. `rote_session_free` must not be called afterwards. The place must be valid, and the GIL held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_session_owner(
+    session: *mut RoteSession,
+    owner: *mut *mut c_void,
+) -> c_int {
+    /// # Safety
+    /// As [`rote_session_free`].
+    unsafe extern "C" fn free(session: *mut c_void) -> c_int {
+        // SAFETY: the caller vouches for the session.
+        unsafe { rote_session_free(session.cast()) }
+    }
+    guarded(|| {
+        // SAFETY: the caller vouches for pointer and place.
+        unsafe {
+            let frontend = torch(session)?.frontend_mut();
+            out(owner, "owner")?.set(frontend.owner(session.cast(), free)?.into_ptr());
+        }
+        Ok(ROTE_OK)
+    })
 }
 
 /// Where a replay's results go.

@@ -11,6 +11,7 @@
 #include "hooks.h"
 #include "metadata.h"
 #include "modes.h"
+#include "references.h"
 #include "values.h"
 #include "views.h"
 
@@ -99,6 +100,7 @@ class Call {
   std::vector<uint64_t> words;
   std::vector<WordSubject> facts;
   std::vector<PyObject*> leaves;  // borrowed: the caller holds the arguments
+  const Holders holders = std::make_shared<Holders::element_type>();  // of the session
 
   // The storages and tensors of the captured state, to see arguments that alias it.
   // Numbers stay: what is said again after others were added has the number that it had.
@@ -408,13 +410,22 @@ class Call {
   uint64_t structure_ = 0;
 };
 
-class Held {
+class Held : public Holder {
  public:
   // Holds what the words of the last collected call stand for.
-  explicit Held(Call& call) {
+  explicit Held(Call& call) : holders_(call.holders) {
     call.read(&kept_);
     for (const Call::Value& value : call.values_)
       values_.push_back({py::reinterpret_borrow<py::object>(value.value), value.by});
+    holders_->insert(this);
+  }
+
+  ~Held() override { holders_->erase(this); }
+
+  int traverse(visitproc visit, void* arg) const override {
+    for (const py::object& object : kept_) Py_VISIT(object.ptr());
+    for (const Value& value : values_) Py_VISIT(value.value.ptr());
+    return 0;
   }
 
   // The first word of a call with equal words that stands for another value; -1 when there is none.
@@ -436,6 +447,7 @@ class Held {
     py::object value;
     Call::By by;
   };
+  Holders holders_;
   std::vector<py::object> kept_;
   std::vector<Value> values_;
 };

@@ -206,6 +206,14 @@ EXPORT PyObject* rote_bridge_calls_end() {
   return found;
 }
 
+// A new object that owns a session, to be made once: `free` frees the session when the object goes. Through it, Python's
+// garbage collector sees what the session holds. Null on failure.
+EXPORT PyObject* rote_bridge_call_owner(Call* call, void* session, int (*free)(void*)) {
+  PyObject* made = nullptr;
+  guarded([&] { made = Owner::make(call->holders, session, free); });
+  return made;
+}
+
 // What the words of the last collected call stand for; null on failure.
 EXPORT Held* rote_bridge_call_hold(Call* call) {
   Held* held = nullptr;
@@ -245,7 +253,7 @@ EXPORT int rote_bridge_number_in(PyObject* tensor, double* number) {
   return THPVariable_Check(tensor) && number_in(THPVariable_Unpack(tensor), number) ? 1 : 0;
 }
 
-EXPORT FactTable* rote_bridge_table_new() { return new FactTable(); }
+EXPORT FactTable* rote_bridge_table_new(Call* call) { return new FactTable(call->holders); }
 EXPORT void rote_bridge_table_free(FactTable* table) { delete table; }
 
 EXPORT int rote_bridge_table_add(FactTable* table, uint32_t kind, PyObject* container, PyObject* key, uint32_t* width) {

@@ -12,21 +12,35 @@
 #include "fact.h"
 #include "memory.h"
 #include "objects.h"
+#include "references.h"
 #include "values.h"
 
 namespace rote {
 
 // Facts about Python objects that outlive calls: entries of dicts and lists,
 // cells, attributes, sizes, and the tensors of the state.
-class FactTable {
+class FactTable : public Holder {
  public:
-  ~FactTable() {
+  explicit FactTable(Holders holders) : holders_(std::move(holders)) { holders_->insert(this); }
+
+  ~FactTable() override {
+    holders_->erase(this);
     for (FactEntry& fact : facts_) {
       Py_XDECREF(fact.container);
       Py_XDECREF(fact.key);
       Py_XDECREF(fact.held);
       Py_XDECREF(fact.spec);
     }
+  }
+
+  int traverse(visitproc visit, void* arg) const override {
+    for (const FactEntry& fact : facts_) {
+      Py_VISIT(fact.container);
+      Py_VISIT(fact.key);
+      Py_VISIT(fact.held);
+      Py_VISIT(fact.spec);
+    }
+    return 0;
   }
 
   // Returns how many words the fact adds.
@@ -212,6 +226,7 @@ class FactTable {
     return *(it - 1);
   }
 
+  Holders holders_;
   std::vector<FactEntry> facts_;
   std::vector<Always> always_;
   std::vector<OfDict> dicts_;

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import re
@@ -237,3 +238,54 @@ def test_a_recording_lets_go_of_what_it_saw(how: str) -> None:
         assert weight._use_count() == 1  # not counting Python's own
     finally:
         gc.enable()
+
+
+class Trainer:
+    """What owns a model, an optimizer and a captured step, each of which leads to it."""
+
+    def __init__(self, how: str) -> None:
+        self.model = nn.Linear(8, 8)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        state: Any = [self.model, self.optimizer]
+        if how == "method":
+            self.step = rote_capture(self.step, state=state)  # type: ignore[method-assign]
+        elif how == "closure":
+            self.step = rote_capture(lambda x: Trainer.step(self, x), state=state)  # type: ignore[assignment,method-assign]
+        else:
+            self.step = rote_capture(functools.partial(Trainer.step, self), state=state)  # type: ignore[assignment,method-assign]
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.model(x).square().sum()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 8])
+@pytest.mark.parametrize("how", ["method", "closure", "partial"])
+def test_a_captured_function_goes_with_the_object_that_holds_it(how: str, calls: int) -> None:
+    trainer = Trainer(how)
+    for _ in range(calls):
+        trainer.step(torch.ones(3, 8))
+    assert (trainer.step.stats.replays > 0) is (calls == 8)  # type: ignore[attr-defined]
+    gone = [weakref.ref(each) for each in (trainer, trainer.model, trainer.optimizer, trainer.model.weight)]
+    del trainer
+    gc.collect()
+    assert [each() for each in gone] == [None] * len(gone)
+
+
+def test_a_finalizer_may_call_the_captured_function() -> None:
+    found: list[float] = []
+
+    class Last(Trainer):
+        def __del__(self) -> None:
+            found.append(float(self.step(torch.ones(3, 8))))
+
+    twin, trainer = Trainer("method"), Last("method")
+    twin.model.load_state_dict(trainer.model.state_dict())
+    for _ in range(8):
+        assert torch.equal(trainer.step(torch.ones(3, 8)), Trainer.step(twin, torch.ones(3, 8)))
+    del trainer
+    gc.collect()
+    assert found == [float(Trainer.step(twin, torch.ones(3, 8)))]

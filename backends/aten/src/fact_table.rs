@@ -20,11 +20,10 @@ pub struct FactTable {
 }
 
 impl FactTable {
-    /// An empty table.
-    #[allow(clippy::new_without_default, reason = "it needs a loaded bridge")]
-    pub fn new() -> Self {
+    /// An empty table of the session whose calls `call` collects.
+    pub(crate) fn new(call: *mut c_void) -> Self {
         // SAFETY: makes an object that `drop` frees.
-        let table = unsafe { (Bridge::get().functions().table_new)() };
+        let table = unsafe { (Bridge::get().functions().table_new)(call) };
         FactTable {
             table,
             seen: Vec::new(),

@@ -71,6 +71,23 @@ impl Aten {
         }
     }
 
+    /// A new Python object that owns the session: when it goes, it calls `free` with `session`. Through it, Python's
+    /// garbage collector sees what the session holds.
+    ///
+    /// # Safety
+    /// To be called once for each session; nothing else may free it. The GIL must be held.
+    pub unsafe fn owner(
+        &self,
+        session: *mut c_void,
+        free: unsafe extern "C" fn(*mut c_void) -> c_int,
+    ) -> Result<Object, ReplayError> {
+        let bridge = Bridge::get();
+        // SAFETY: a collector of ours; the caller vouches for the session.
+        let object = unsafe { (bridge.functions().call_owner)(self.call, session, free) };
+        // SAFETY: a new reference, where it is not null.
+        unsafe { Object::new(object) }.ok_or_else(|| ReplayError::Bridge(bridge.message()))
+    }
+
     pub(crate) fn call(&self) -> *const c_void {
         self.call
     }
@@ -215,7 +232,7 @@ impl Frontend for Aten {
     }
 
     fn facts(&self) -> FactTable {
-        FactTable::new()
+        FactTable::new(self.call)
     }
 
     fn describer(&self) -> Describer {

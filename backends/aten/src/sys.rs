@@ -12,7 +12,7 @@ pub use rote_plans::Anchor;
 pub use rote_replay::WordSubject;
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 18;
+pub const ABI_VERSION: u32 = 19;
 
 /// How the results of an op get to where they lie already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +103,7 @@ functions! {
     call_free: fn(*mut c_void);
     call_state: fn(*mut c_void, *const u64, *const u64, u32) -> c_int;
     call_world: fn(*mut c_void, u64);
+    call_owner: fn(*mut c_void, *mut c_void, unsafe extern "C" fn(*mut c_void) -> c_int) -> Object;
     call_hold: fn(*mut c_void) -> *mut c_void;
     hooks: fn(Object) -> Object;
     calls_begin: fn() -> c_int;
@@ -114,7 +115,7 @@ functions! {
     call_leaf: fn(*mut c_void, u32) -> Object;
     tensor_place: fn(Object, c_int, *mut Anchor) -> c_int;
     number_in: fn(Object, *mut f64) -> c_int;
-    table_new: fn() -> *mut c_void;
+    table_new: fn(*mut c_void) -> *mut c_void;
     table_free: fn(*mut c_void);
     table_add: fn(*mut c_void, u32, Object, Object, *mut u32) -> c_int;
     table_read: fn(*const c_void, *const c_void, *mut u64, c_int) -> c_int;

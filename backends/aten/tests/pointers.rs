@@ -207,15 +207,14 @@ fn facts_of_calls_are_copied_and_compared() {
     assert_eq!(call.place(leaf, true).expect("is known").bytes, 64);
     assert!(call.leaf(1).is_none());
 
-    let mut table = FactTable::new();
-    let mut words = Vec::new();
+    let mut table = call.facts();
     for kind in FactKind::ALL {
         // SAFETY: as above.
         unsafe { table.add(*kind, args.as_ptr(), std::ptr::null_mut()) }.expect("is added");
-        table.read(&call, &mut words).expect("is read");
-        assert!(!words.is_empty());
+        table.read(&call).expect("is read");
+        assert!(!table.words().is_empty());
     }
-    assert!(words.iter().all(|word| *word == 3));
+    assert!(table.words().iter().all(|word| *word == 3));
     table.hold().expect("is held");
     assert!(table.same(0));
     assert_eq!(table.text(0, true), "what it sees");

@@ -25,7 +25,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_bridge_source_text": (c_char_p, [c_uint32]),
     "rote_load_bridge": (c_int, [c_char_p, py_object, py_object]),
     "rote_session_new": (c_void_p, [c_char_p, c_char_p, c_uint32, c_uint32, c_char_p, c_uint32, c_char_p]),
-    "rote_session_free": (c_int, [c_void_p]),
+    "rote_session_owner": (c_int, [c_void_p, POINTER(c_void_p)]),
     "rote_session_call": (
         c_int,
         [c_void_p, py_object, py_object, POINTER(c_uint32), POINTER(c_void_p)],

@@ -191,6 +191,7 @@ class Step:
             self._temporary = None
         self.plans = str(plans)
         self.session: Any = None
+        self._owner: Any = None  # frees the session when it goes
         self._group: weakref.ref[Any] | None = None  # the default process group at the last call
         self._agrees = False  # with the other ranks, about every call
         self._lock = threading.RLock()
@@ -367,8 +368,9 @@ class Step:
         )
         if session is None:
             raise RuntimeError(f"rote: {error()}")
-        self.session = session
-        weakref.finalize(self, lib.rote_session_free, session).atexit = False
+        owner = c_void_p()
+        check(lib.rote_session_owner(session, byref(owner)))
+        self.session, self._owner = session, take_object(owner)
         self._enter_world()
 
     def _enter_world(self) -> None:

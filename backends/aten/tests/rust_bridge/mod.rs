@@ -667,6 +667,16 @@ extern "C" fn rote_bridge_call_leaf(call: *mut c_void, leaf: u32) -> *mut c_void
     }
 }
 
+/// No collector of garbage here asks what a session holds.
+#[unsafe(no_mangle)]
+extern "C" fn rote_bridge_call_owner(
+    _: *mut c_void,
+    _: *mut c_void,
+    _: unsafe extern "C" fn(*mut c_void) -> c_int,
+) -> *mut c_void {
+    ptr::null_mut()
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rote_bridge_call_hold(call: *mut c_void) -> *mut c_void {
     let words = unsafe { (*call.cast::<Collected>()).words.clone() };
@@ -712,7 +722,7 @@ unsafe extern "C" fn rote_bridge_number_in(_: *mut c_void, _: *mut f64) -> c_int
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn rote_bridge_table_new() -> *mut c_void {
+extern "C" fn rote_bridge_table_new(_: *mut c_void) -> *mut c_void {
     Box::into_raw(Box::new(0_u32)).cast()
 }
 
