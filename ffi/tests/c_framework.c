@@ -4,12 +4,11 @@
 //
 // PLANS: a directory for plans. The step is `y = relu(x); w += y; return relu(w)` on four numbers.
 
-#define _POSIX_C_SOURCE 200809L
-#include <pthread.h>
-#include <rote.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+// Tensors and kernels are those of the example.
+
+#define main train_mlp
+#include "../../examples/train_mlp.c"
+#undef main
 
 static int failures = 0;
 static char log_text[4096];
@@ -39,7 +38,7 @@ static void keep_log(int level, const char *target, const char *message) {
     strncat(log_text, "\n", sizeof log_text - strlen(log_text) - 1);
 }
 
-// ---- A framework of three ops on four numbers ----
+// ---- The framework of the example, which does wrong where a test says so ----
 
 enum { N = 4 };
 enum { RIGHT, SHAPE, DTYPE, NOTHING, FAILS_WITH_TEXT, FAILS_SILENTLY, CALLS_BACK, NO_MEMORY };
@@ -47,27 +46,10 @@ static int kernel_does = RIGHT; // what the next kernels do
 static int adds_badly = RIGHT;  // the same of `add_`
 static int lacks_mul = 0;       // what `has_op` says of `mul.Tensor`
 static int binds = 1, reenters_in_bind = 0, numbers_fail = 0;
+static Rank alone = {.storages = 1 << 20}; // no number that a test uses
 static RoteSession *current = NULL;
-static int tensors_alive = 0, ops_alive = 0, blocks_alive = 0;
+static int ops_alive = 0, blocks_alive = 0;
 static char reentry[256];
-
-static void delete(RoteDlManagedTensor *tensor) {
-    tensors_alive--;
-    free(tensor->dl_tensor.data);
-    free(tensor->dl_tensor.shape);
-    free(tensor);
-}
-
-static RoteDlManagedTensor *new_tensor(int64_t n) {
-    RoteDlManagedTensor *tensor = calloc(1, sizeof *tensor);
-    int64_t *dims = malloc(2 * sizeof *dims);
-    dims[0] = n, dims[1] = 1;
-    tensor->dl_tensor = (RoteDlTensor){.data = calloc((size_t)n, sizeof(float)), .device = {1, 0}, .ndim = 1,
-                                       .dtype = {2, 32, 1}, .shape = dims, .strides = dims + 1};
-    tensor->deleter = delete;
-    tensors_alive++;
-    return tensor;
-}
 
 // A call of the session from one of the functions that it calls.
 static void reenter(void) {
@@ -75,14 +57,12 @@ static void reenter(void) {
     strncat(reentry, rote_last_error(), sizeof reentry - strlen(reentry) - 1);
 }
 
-static int has_op(void *context, const char *name, const char *overload, int into) {
-    (void)context, (void)into;
-    return !(lacks_mul && strcmp(name, "aten::mul") == 0 && strcmp(overload, "Tensor") == 0);
+static int may_have_op(void *context, const char *name, const char *overload, int into) {
+    return !(lacks_mul && find(name, overload) == MUL) && has_op(context, name, overload, into);
 }
 
-static int bind_op(void *context, const char *name, const char *overload, const RoteArg *args, uint32_t n,
-                   uint32_t outs, int into, uint64_t *op) {
-    (void)context, (void)overload, (void)outs;
+static int may_bind_op(void *context, const char *name, const char *overload, const RoteArg *args, uint32_t n,
+                       uint32_t outs, int into, uint64_t *op) {
     if (reenters_in_bind) {
         reenter();
     }
@@ -95,75 +75,47 @@ static int bind_op(void *context, const char *name, const char *overload, const 
     if (into) {
         return ROTE_NO_INTO;
     }
-    double *number = malloc(2 * sizeof *number);
-    number[0] = strcmp(name, "aten::add_") == 0;
-    number[1] = n > 1 && args[n - 1].tag == ROTE_ARG_FLOAT ? args[n - 1].payload.f : 1;
     ops_alive++;
-    *op = (uint64_t)(uintptr_t)number;
-    return 0;
+    return bind_op(context, name, overload, args, n, outs, into, op);
 }
 
-static int run_op(void *context, uint64_t op, const RoteDlTensor *const *tensors, const RoteDlTensor *const *into,
-                  RoteDlManagedTensor **made) {
-    (void)context, (void)into;
-    const double *number = (const double *)(uintptr_t)op;
-    const float *in = tensors[0]->data;
-    const int does = number[0] != 0 ? adds_badly : kernel_does;
+static int may_run_op(void *context, uint64_t op, Inputs tensors, Inputs into, RoteDlManagedTensor **made) {
+    const int64_t usual[] = {1, N}, wide[] = {1, N + 1};
+    const int does = ((const Bound *)(uintptr_t)op)->kernel == &kernels[ADD_] ? adds_badly : kernel_does;
     switch (does) {
-    case SHAPE: made[0] = new_tensor(N + 1); return 0;
+    case SHAPE: made[0] = &tensor_new(context, 2, wide)->shared; return 0;
     case NOTHING: return 0;
-    case FAILS_WITH_TEXT: made[0] = new_tensor(N); return 3;
+    case FAILS_WITH_TEXT: made[0] = &tensor_new(context, 2, usual)->shared; return 3;
     case FAILS_SILENTLY: return 4;
     case CALLS_BACK: reenter(); break;
     default: break;
     }
-    if (number[0] != 0) {
-        for (int i = 0; i < N; i++) {
-            ((float *)tensors[0]->data)[i] += (float)number[1] * ((const float *)tensors[1]->data)[i];
-        }
-        return 0;
-    }
-    made[0] = new_tensor(N);
-    for (int i = 0; i < N; i++) {
-        ((float *)made[0]->dl_tensor.data)[i] = (in[i] > 0 ? in[i] : 0) * (float)number[1];
-    }
+    const int status = run_op(context, op, tensors, into, made);
     if (does == DTYPE) {
         made[0]->dl_tensor.dtype = (RoteDlType){0, 32, 1};
     } else if (does == NO_MEMORY) {
-        free(made[0]->dl_tensor.data);
         made[0]->dl_tensor.data = NULL;
     }
-    return 0;
+    return status;
 }
 
-static int set_number(void *context, uint64_t op, uint32_t arg, int64_t element, double value) {
-    (void)context, (void)arg, (void)element;
-    ((double *)(uintptr_t)op)[1] = value;
-    return numbers_fail;
+static int may_set_number(void *context, uint64_t op, uint32_t arg, int64_t element, double value) {
+    return set_number(context, op, arg, element, value) + numbers_fail;
 }
 
-static void forget_op(void *context, uint64_t op) {
-    (void)context;
+static void count_forgotten(void *context, uint64_t op) {
     ops_alive--;
-    free((void *)(uintptr_t)op);
+    forget_op(context, op);
 }
 
-static int allocate(void *context, uint64_t bytes, uint32_t kind, int32_t index, void **place) {
-    (void)context, (void)kind, (void)index;
-    *place = aligned_alloc(64, (bytes + 63) / 64 * 64);
+static int count_allocated(void *context, uint64_t bytes, uint32_t kind, int32_t index, void **place) {
     blocks_alive++;
-    return 0;
+    return allocate(context, bytes, kind, index, place);
 }
 
-static void release(void *context, void *place) {
-    (void)context;
+static void count_released(void *context, void *place) {
     blocks_alive--;
-    free(place);
-}
-
-static int is_alive(void *context, uint64_t storage) {
-    (void)context, (void)storage;
-    return 0;
+    release(context, place);
 }
 
 static int generator(void *context, uint32_t kind, int32_t index, uint64_t *state) {
@@ -172,53 +124,36 @@ static int generator(void *context, uint32_t kind, int32_t index, uint64_t *stat
     return 0;
 }
 
-static int bind_collective(void *context, const RoteCollective *described, uint64_t *collective) {
-    (void)context, (void)described, (void)collective;
-    return 1;
-}
-
-static int gather(void *context, const char *group, const uint8_t *ours, uint64_t n, uint8_t *all) {
-    (void)context, (void)group;
-    memcpy(all, ours, n);
-    return 0;
-}
-
-static const char *error(void *context) {
+static const char *may_say(void *context) {
     (void)context;
-    if (kernel_does == FAILS_WITH_TEXT || adds_badly == FAILS_WITH_TEXT) {
-        return "the kernel is out of cheese";
-    }
-    return NULL;
+    return kernel_does == FAILS_WITH_TEXT || adds_badly == FAILS_WITH_TEXT ? "the kernel is out of cheese" : NULL;
 }
 
 static RoteFramework framework(void) {
-    return (RoteFramework){.size = sizeof(RoteFramework), .has_op = has_op, .bind_op = bind_op, .run_op = run_op,
-                           .set_number = set_number, .forget_op = forget_op, .allocate = allocate,
-                           .release = release, .is_alive = is_alive, .error = error};
+    return (RoteFramework){.size = sizeof(RoteFramework), .context = &alone, .has_op = may_have_op,
+                           .bind_op = may_bind_op, .run_op = may_run_op, .set_number = may_set_number,
+                           .forget_op = count_forgotten, .allocate = count_allocated, .release = count_released,
+                           .is_alive = is_alive, .error = may_say};
 }
 
 // ---- The step ----
 
 static uint64_t storages = 100;
 static float x_data[N + 4], w_data[N];
-static int64_t sizes[] = {N}, strides[] = {1};
+static int64_t sizes[] = {1, N}, strides[] = {N, 1};
 
 static RoteDlTensor dl(float *data) {
-    return (RoteDlTensor){.data = data, .device = {1, 0}, .ndim = 1, .dtype = {2, 32, 1}, .shape = sizes,
+    return (RoteDlTensor){.data = data, .device = {1, 0}, .ndim = 2, .dtype = {2, 32, 1}, .shape = sizes,
                           .strides = strides};
 }
 
 static RoteTensor told(uint64_t storage) {
     return (RoteTensor){.storage = storage, .sizes = sizes, .strides = strides, .storage_bytes = N * sizeof(float),
-                        .ndim = 1, .dtype = 6, .device_index = -1};
+                        .ndim = 2, .dtype = 6, .device_index = -1};
 }
 
-static RoteArg tensor(const RoteTensor *tensor) {
-    return (RoteArg){.tag = ROTE_ARG_TENSOR, .len = 1, .payload.tensors = tensor};
-}
-
-static int ran(const char *name, const char *overload, RoteArg *args, uint32_t n, const RoteTensor *out) {
-    const RoteArg result = tensor(out);
+static int op_ran(const char *name, const char *overload, RoteArg *args, uint32_t n, const RoteTensor *out) {
+    const RoteArg result = tensor_arg(out);
     const RoteOp op = {.name = name, .overload = overload, .args = args, .nargs = n, .outs = &result, .nouts = 1};
     return rote_record_ran(current, &op, "c_framework.c:step");
 }
@@ -249,30 +184,41 @@ static int has(const char *text, const char *part) {
 }
 
 // Records a call as the step would tell of it; what came of it.
-static const char *record(void) {
+static const char *record_step(void) {
     const RoteTensor x = told(1), w = told(2), y = told(++storages), z = told(++storages);
-    RoteArg relu[] = {tensor(&x)}, add[] = {tensor(&w), tensor(&y), {.tag = ROTE_ARG_FLOAT}}, last[] = {tensor(&w)};
+    RoteArg relu[] = {tensor_arg(&x)}, add[] = {tensor_arg(&w), tensor_arg(&y), {.tag = ROTE_ARG_FLOAT}}, last[] = {tensor_arg(&w)};
     add[0].written = 1, add[2].payload.f = lr;
     uint32_t followed;
     CHECK(rote_record_call(current) == ROTE_OK);
     CHECK(rote_record_float(current, ROTE_FLOAT_READ, 0, 0, lr, "lr", &followed) == ROTE_OK);
     CHECK(rote_record_ready(current) == ROTE_OK);
-    CHECK(ran("aten::relu", "", relu, 1, &y) == ROTE_OK);
-    CHECK(ran("aten::add_", "Tensor", add, 3, &w) == ROTE_OK);
-    CHECK(ran("aten::relu", "", last, 1, &z) == ROTE_OK);
+    CHECK(op_ran("aten::relu", "", relu, 1, &y) == ROTE_OK);
+    CHECK(op_ran("aten::add_", "Tensor", add, 3, &w) == ROTE_OK);
+    CHECK(op_ran("aten::relu", "", last, 1, &z) == ROTE_OK);
     CHECK(rote_record_returned(current, "z", &z, ROTE_NO_INDEX) == ROTE_OK);
     return rote_record_finish(current, "{\"t\": 0}");
 }
 
-static void recorded_twice(void) {
+static void asks_to_record(void) {
     RoteCall made = call();
     RoteResults results;
+    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+}
+
+// Begins a session and a recording.
+static void begin(const char *plans) {
+    session(plans);
+    asks_to_record();
+    CHECK(rote_record_call(current) == ROTE_OK);
+}
+
+static void recorded_twice(void) {
     lr = 1;
-    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
-    CHECK(has(record(), "candidate"));
+    asks_to_record();
+    CHECK(has(record_step(), "candidate"));
     lr = 2;
-    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
-    CHECK(has(record(), "kept"));
+    asks_to_record();
+    CHECK(has(record_step(), "kept"));
 }
 
 static void replays(void) {
@@ -380,7 +326,7 @@ static void handles(const char *plans) {
         FAILS(rote_session_step(current, &made, &results), message);                  \
         FAILS(rote_record_call(current), "no call is handled");                       \
         made = call();                                                                \
-        sizes[0] = N;                                                                 \
+        sizes[0] = 1;                                                                 \
         CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);            \
         CHECK(rote_session_free(current) == ROTE_OK);                                 \
     } while (0)
@@ -404,53 +350,47 @@ static void leaves_and_facts(const char *plans) {
 }
 
 static void recordings(const char *plans) {
-    session(plans);
+    begin(plans);
     RoteCall made = call();
     RoteResults results;
     uint32_t index;
     RoteTensor x = told(1), beyond = told(3), y = told(++storages), stranger = told(77);
-    RoteArg args[] = {tensor(&x)};
+    RoteArg args[] = {tensor_arg(&x)};
     beyond.offset = 1;
-    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
-    CHECK(rote_record_call(current) == ROTE_OK);
     FAILS(rote_record_float(current, 2, 5, 0, -1, NULL, &index), "float 5 is not followed");
     int bound;
     FAILS(rote_record_trust(current, &index, &bound), "not ready");
-    FAILS(ran("aten::relu", "", args, 1, &y), "not ready");
+    FAILS(op_ran("aten::relu", "", args, 1, &y), "not ready");
     FAILS(rote_record_returned(current, "z", &x, ROTE_NO_INDEX), "not ready");
     CHECK(rote_record_ready(current) == ROTE_OK);
-    FAILS(ran("", "", args, 1, &y), "no name");
+    FAILS(op_ran("", "", args, 1, &y), "no name");
     FAILS(rote_record_returned(current, "z", &x, 7), "no spec has the number 7");
     FAILS(rote_record_gradient(current, "nobody", &x, ROTE_NO_INDEX), "no leaf has the name nobody");
     GIVES_NULL(rote_record_finish(current, "{t: 0"), "is not JSON");
-    FAILS(ran("aten::relu", "", args, 1, &beyond), "bytes 4 to 20 of a storage of 16");
+    FAILS(op_ran("aten::relu", "", args, 1, &beyond), "bytes 4 to 20 of a storage of 16");
     args[0].payload.tensors = NULL;
-    FAILS(ran("aten::relu", "", args, 1, &y), "argument 0 is null");
+    FAILS(op_ran("aten::relu", "", args, 1, &y), "argument 0 is null");
     // A plan without an op that was told wrongly would be another step.
-    args[0] = tensor(&x);
-    CHECK(ran("aten::relu", "", args, 1, &y) == ROTE_REFUSED);
+    args[0] = tensor_arg(&x);
+    CHECK(op_ran("aten::relu", "", args, 1, &y) == ROTE_REFUSED);
     CHECK(said("reported an op wrongly") && said("no name") && said("remedy"));
     CHECK(rote_record_abort(current) == ROTE_OK);
     CHECK(rote_session_free(current) == ROTE_OK);
 
     // So would one without a write.
-    session(plans);
-    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
-    CHECK(rote_record_call(current) == ROTE_OK);
+    begin(plans);
     CHECK(rote_record_ready(current) == ROTE_OK);
-    FAILS(ran("aten::relu_", "", args, 1, &x), "aten::relu_ writes its first argument");
+    FAILS(op_ran("aten::relu_", "", args, 1, &x), "aten::relu_ writes its first argument");
     x.ndim = UINT32_MAX;
-    FAILS(ran("aten::relu", "", args, 1, &y), "dims, expected 0 to 64");
+    FAILS(op_ran("aten::relu", "", args, 1, &y), "dims, expected 0 to 64");
     x = told(1);
     CHECK(has(rote_record_finish(current, "{\"t\": 0}"), "refused"));
     CHECK(rote_session_free(current) == ROTE_OK);
 
-    session(plans);
-    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
-    CHECK(rote_record_call(current) == ROTE_OK);
+    begin(plans);
     CHECK(rote_record_ready(current) == ROTE_OK);
-    args[0] = tensor(&stranger);
-    CHECK(ran("aten::relu", "", args, 1, &y) == ROTE_REFUSED);
+    args[0] = tensor_arg(&stranger);
+    CHECK(op_ran("aten::relu", "", args, 1, &y) == ROTE_REFUSED);
     CHECK(said("aten::relu") && said("argument 0") && said("remedy"));
     FAILS(rote_record_returned(current, "z", NULL, ROTE_NO_INDEX), "the tensor z is null");
     CHECK(has(rote_record_finish(current, "{\"t\": 0}"), "refused"));
@@ -458,15 +398,13 @@ static void recordings(const char *plans) {
     CHECK(rote_session_free(current) == ROTE_OK);
 
     // An op of ATen that writes where no argument lies would be left out.
-    session(plans);
+    begin(plans);
     const RoteTensor z = told(++storages);
-    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
-    CHECK(rote_record_call(current) == ROTE_OK);
     FAILS(rote_record_float(current, ROTE_FLOAT_READ, 0, 0, lr + 1, "lr", &(uint32_t){0}), "in this call, not");
     CHECK(rote_record_ready(current) == ROTE_OK);
-    args[0] = tensor(&x);
-    CHECK(ran("aten::relu", "", args, 1, &z) == ROTE_OK);
-    CHECK(ran("aten::relu", "", args, 1, &z) == ROTE_REFUSED);
+    args[0] = tensor_arg(&x);
+    CHECK(op_ran("aten::relu", "", args, 1, &z) == ROTE_OK);
+    CHECK(op_ran("aten::relu", "", args, 1, &z) == ROTE_REFUSED);
     CHECK(said("in memory that is none of its arguments'") && said("remedy"));
     CHECK(has(rote_record_finish(current, "{\"t\": 0}"), "refused"));
     FAILS(rote_session_step_again(current, &results), "has bound no plan for the last call");
@@ -485,7 +423,7 @@ static void recordings(const char *plans) {
     leaves[1].spec = "S(0)";
     CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
     FAILS(rote_record_call(current), "is not a spec");
-    FAILS(ran("aten::relu", "", args, 1, &y), "no recording");
+    FAILS(op_ran("aten::relu", "", args, 1, &y), "no recording");
     CHECK(rote_session_free(current) == ROTE_OK);
 }
 
@@ -516,12 +454,12 @@ static void recordings(const char *plans) {
         replays();                                                             \
     } while (0)
 
-static void kernels(const char *plans) {
+static void wrong_kernels(const char *plans) {
     session(plans);
     recorded_twice();
     replays();
     replays();
-    UNDONE(SHAPE, "aten::relu: result 0 is f32 [5] with strides [1] on cpu, the plan has f32 [4] with strides [1] on cpu");
+    UNDONE(SHAPE, "aten::relu: result 0 is f32 [1, 5] with strides [5, 1] on cpu, the plan has f32 [1, 4] with strides [4, 1] on cpu");
     UNDONE(DTYPE, "aten::relu: result 0 is i32");
     UNDONE(NOTHING, "aten::relu: result 0 is null");
     UNDONE(FAILS_WITH_TEXT, "aten::relu: the kernel is out of cheese");
@@ -554,18 +492,16 @@ static void kernels(const char *plans) {
 }
 
 static void binding(const char *plans) {
-    RoteCall made = call();
-    RoteResults results;
     char elsewhere[4096];
     snprintf(elsewhere, sizeof elsewhere, "%s/binding", plans);
     session(elsewhere);
     lr = 1;
-    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
-    CHECK(has(record(), "candidate"));
+    asks_to_record();
+    CHECK(has(record_step(), "candidate"));
     lr = 2;
-    CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
+    asks_to_record();
     binds = 0, reenters_in_bind = 1;
-    const char *outcome = record();
+    const char *outcome = record_step();
     CHECK(has(outcome, "refused") && has(outcome, "aten::relu") && has(outcome, "returned 7"));
     binds = 1, reenters_in_bind = 0;
     CHECK(has(reentry, "-1the session is in use"));
@@ -583,11 +519,11 @@ static void passes(const char *plans, int says_so) {
     session(own);
     for (int i = 0; i < 2; i++) {
         const RoteTensor x = told(1), y = told(++storages);
-        RoteArg args[] = {tensor(&x), {.tag = ROTE_ARG_FLOAT, .payload.f = 3}};
+        RoteArg args[] = {tensor_arg(&x), {.tag = ROTE_ARG_FLOAT, .payload.f = 3}};
         CHECK(rote_session_step(current, &made, &results) == ROTE_RECORD);
         CHECK(rote_record_call(current) == ROTE_OK);
         CHECK(rote_record_ready(current) == ROTE_OK);
-        CHECK(ran("aten::mul", "Scalar", args, 2, &y) == ROTE_OK);
+        CHECK(op_ran("aten::mul", "Scalar", args, 2, &y) == ROTE_OK);
         CHECK(rote_record_returned(current, "y", &y, ROTE_NO_INDEX) == ROTE_OK);
         distract();
         CHECK(has(rote_record_finish(current, "{\"t\": 0}"), i == 0 ? "candidate" : "kept"));
@@ -658,12 +594,12 @@ int main(int argc, char **argv) {
     handles(argv[1]);
     leaves_and_facts(argv[1]);
     recordings(argv[1]);
-    kernels(argv[1]);
+    wrong_kernels(argv[1]);
     binding(argv[1]);
     passes(argv[1], 0);
     passes(argv[1], 1);
     guards(argv[1]);
-    CHECK(tensors_alive == 0);
+    CHECK(alone.held == NULL);
     CHECK(ops_alive == 0);
     CHECK(blocks_alive == 0);
     return failures != 0;

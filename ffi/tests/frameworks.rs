@@ -1,5 +1,6 @@
 //! Frameworks in C: `examples/train_mlp.c` records a step, replays it and opens stored plans; a framework that does
-//! wrong, or is called wrongly, is told so. Both are clean under AddressSanitizer.
+//! wrong, or is called wrongly, is told so: that one is the framework of the example, with faults put in. Both are clean
+//! under AddressSanitizer.
 
 use std::fs;
 use std::io::Write as _;
