@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -257,6 +257,19 @@ class ConvNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
         return self.head(F.relu(self.second(x)).flatten(1))
+
+
+def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
+    """The plainest step that trains."""
+
+    def train_step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return train_step
 
 
 def replicated(model: nn.Module, on: DeviceMesh) -> nn.Module:

@@ -4,7 +4,8 @@ A script is a generator. It takes `capture`, builds what it needs, yields the
 result of every call of its step and returns the state that the step touches.
 It is run twice from the same seed, first with an eager `capture` that hands
 the function back, then with `rote.capture`. Everything yielded, the state at
-the end and the RNG state after every call must be equal bit for bit.
+the end and the RNG state after every call must be equal bit for bit. Most
+scripts only call one step again and again: `over` is their generator.
 
 `ROTE_TEST_ORACLE_ONLY=1` runs both sides eager and skips what only Rote can
 promise (statistics, messages). A case that fails then is wrong itself.
@@ -15,7 +16,7 @@ import copy
 import dataclasses
 import os
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,6 +52,30 @@ def rote_capture(fn: Callable[..., Any], *, state: Any = None, **options: Any) -
     import rote
 
     return rote.capture(fn, state=state, **options)
+
+
+def over(
+    capture: Capture,
+    step: Callable[..., Any],
+    calls: Iterable[Any],
+    *,
+    state: Any = None,
+    before: Mapping[int, Callable[[], object]] = types.MappingProxyType({}),
+    seen: Callable[[], Any] | None = None,
+    end: Callable[[], Any] | None = None,
+    **options: Any,
+) -> Calls:
+    """Calls a captured step once with each of ``calls``: one argument, or a tuple of arguments.
+
+    ``before`` holds what happens before a call, by its number. ``seen`` gives what is compared after each call,
+    beside the result, and ``end`` what is compared at the end, if that is not the state."""
+    captured = capture(step, state=state, **options)
+    for call, arguments in enumerate(calls):
+        before.get(call, int)()
+        if type(arguments) is not tuple:
+            arguments = (arguments,)
+        yield captured(*arguments) if seen is None else (captured(*arguments), seen())
+    return state if end is None else end()
 
 
 @dataclasses.dataclass

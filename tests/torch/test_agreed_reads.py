@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from models import mesh
-from oracle import ORACLE_ONLY, Calls, Capture, Run, check_right, rote_capture
+from oracle import ORACLE_ONLY, Calls, Capture, Run, check_right, over, rote_capture
 from test_refusals import check_refused
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -174,10 +174,7 @@ def test_collectives_in_a_branch() -> None:
             dist.all_gather_into_tensor(out, x)
             return out if out.sum() > 0 else -out
 
-        step = capture(metric)
-        for call in range(CALLS):
-            yield step(numbers(call, scale=60.0 if is_odd(call) else 1.0))
-        return {}
+        return over(capture, metric, ((numbers(call, scale=60.0 if is_odd(call) else 1.0),) for call in range(CALLS)))
 
     check(script, replays=6)
 
@@ -328,10 +325,7 @@ def test_the_remedy() -> None:
             dist.all_reduce(y)
             return y if y.sum() > 0 else -y
 
-        step = capture(metric)
-        for call in range(6):
-            yield step(numbers(call))
-        return {}
+        return over(capture, metric, ((numbers(call),) for call in range(6)))
 
     check_refused(script, "a collective .* was sent", remedy="agree=True")
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from oracle import ORACLE_ONLY, Calls, Capture, Run, check_right, rote_capture
+from oracle import ORACLE_ONLY, Calls, Capture, Run, check_right, over, rote_capture
 from ranks import Pools
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -58,9 +58,7 @@ def sums(scales: list[float], step: Callable[..., Any] = three_sums, **options: 
         def call(x: Tensor, scale: float) -> Any:
             return step(x, scale)
 
-        captured = capture(named(call), **options)
-        for i, scale in enumerate(scales):
-            yield captured(numbers(i), scale)
+        return over(capture, named(call), ((numbers(i), scale) for i, scale in enumerate(scales)), **options)
 
     return check_right(script, with_buckets)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from models import as_dtensor, inputs, mesh, mlp
-from oracle import Calls, Capture, check_equal_with_each, facts, local_of, overlaps
+from oracle import Calls, Capture, check_equal_with_each, facts, local_of, over, overlaps
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
 
@@ -241,10 +241,12 @@ def test_offset_and_alignment_of_inputs_do_not_matter() -> None:
 
     def script(capture: Capture) -> Calls:
         whole = torch.randn(400, generator=torch.Generator().manual_seed(3))
-        step = capture(lambda x: (x.view(4, 8) @ x.view(8, 4)).exp().sum(0))
-        for i in range(STEPS):
-            yield step(whole[i * 7 : i * 7 + 32])
-        return {"whole": whole}
+        return over(
+            capture,
+            lambda x: (x.view(4, 8) @ x.view(8, 4)).exp().sum(0),
+            ((whole[i * 7 : i * 7 + 32],) for i in range(STEPS)),
+            end=lambda: {"whole": whole},
+        )
 
     check(script)
 
@@ -275,10 +277,9 @@ def test_state_tensor_given_as_argument() -> None:
             into.add_(x)
             return table * 2
 
-        captured = capture(step, state={"table": table})
-        for x in inputs(STEPS, 4):
-            yield captured(x, table), facts(table)
-        return {"table": table}
+        return over(
+            capture, step, ((x, table) for x in inputs(STEPS, 4)), state={"table": table}, seen=lambda: facts(table)
+        )
 
     check(script)
 
@@ -286,9 +287,6 @@ def test_state_tensor_given_as_argument() -> None:
 @pytest.mark.ranks(1)
 def test_strides_of_outputs_follow_eager() -> None:
     def script(capture: Capture) -> Calls:
-        step = capture(lambda x: (x.t() + 1, x.t().contiguous(), x[:, ::2].exp(), x.mean()))
-        for x in inputs(STEPS, 4, 8):
-            yield step(x)
-        return None
+        return over(capture, lambda x: (x.t() + 1, x.t().contiguous(), x[:, ::2].exp(), x.mean()), inputs(STEPS, 4, 8))
 
     check(script)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over
 from test_refusals import check_refused
 from torch import Tensor, nn
 
@@ -115,13 +115,7 @@ def check_in_a_group_made_anew(collective: Callable[[Tensor, Any], Tensor]) -> N
 def check_stays_refused(body: Callable[[Tensor], Tensor], words: str, remedy: str) -> None:
     """Right and refused at every call, with these words."""
 
-    def script(capture: Capture) -> Calls:
-        step = capture(lambda x: body(x))
-        for call in range(6):
-            yield step(drawn(call))
-        return {}
-
-    check_refused(script, words, remedy=remedy)
+    check_refused(lambda capture: over(capture, lambda x: body(x), map(drawn, range(6))), words, remedy=remedy)
 
 
 @pytest.mark.ranks(2)
@@ -137,10 +131,7 @@ def test_metric(name: str, dtype: torch.dtype, is_async: bool) -> None:
             y = x * 2
             return COLLECTIVES[name](y, is_async) + 1
 
-        step = capture(metric)
-        for call in range(CALLS):
-            yield step(drawn(call, dtype))
-        return {}
+        return over(capture, metric, (drawn(call, dtype) for call in range(CALLS)))
 
     check_equal(script, replays=REPLAYS)
 
@@ -150,10 +141,7 @@ def test_metric(name: str, dtype: torch.dtype, is_async: bool) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 def test_reductions(op: str, dtype: torch.dtype) -> None:
     def script(capture: Capture) -> Calls:
-        step = capture(lambda x: all_reduce(x + 1, False, op) * 2)
-        for call in range(CALLS):
-            yield step(drawn(call, dtype))
-        return {}
+        return over(capture, lambda x: all_reduce(x + 1, False, op) * 2, (drawn(call, dtype) for call in range(CALLS)))
 
     check_equal(script, replays=REPLAYS)
 
@@ -183,10 +171,9 @@ def test_gradients(name: str, is_async: bool, passes: str) -> None:
             return logged / dist.get_world_size()
 
         options = {"passes": passes} if passes else {}
-        step = capture(train, state={"model": model, "optimizer": optimizer}, **options)
-        for call in range(CALLS + 2):
-            yield step(drawn(call))
-        return {"model": model, "optimizer": optimizer}
+        return over(
+            capture, train, map(drawn, range(CALLS + 2)), state={"model": model, "optimizer": optimizer}, **options
+        )
 
     check_equal(script, replays=REPLAYS)
 
@@ -214,10 +201,7 @@ def test_gradients_started_in_hooks(kept: bool) -> None:
             optimizer.step()
             return loss.detach()
 
-        step = capture(train, state={"model": model, "optimizer": optimizer})
-        for call in range(CALLS + 2):
-            yield step(drawn(call))
-        return {"model": model, "optimizer": optimizer}
+        return over(capture, train, map(drawn, range(CALLS + 2)), state={"model": model, "optimizer": optimizer})
 
     check_equal(script, replays=REPLAYS)
 
@@ -241,10 +225,7 @@ def test_compute_between_start_and_wait() -> None:
             total.add_(a)
             return other + a.sum() + gathered.sum()
 
-        step = capture(body, state=[total])
-        for call in range(CALLS):
-            yield step(drawn(call))
-        return [total]
+        return over(capture, body, map(drawn, range(CALLS)), state=[total])
 
     check_equal(script, replays=REPLAYS)
 
@@ -303,10 +284,7 @@ def test_subgroups() -> None:
             dist.all_reduce(out)
             return out
 
-        step = capture(body)
-        for call in range(CALLS):
-            yield step(drawn(call))
-        return {}
+        return over(capture, body, map(drawn, range(CALLS)))
 
     check_equal(script, replays=REPLAYS)
 
@@ -375,10 +353,7 @@ def test_complex_numbers() -> None:
             dist.all_reduce(y)
             return y * 2
 
-        step = capture(body)
-        for call in range(CALLS):
-            yield step(drawn(call))
-        return {}
+        return over(capture, body, map(drawn, range(CALLS)))
 
     check_equal(script, replays=REPLAYS)
 
@@ -397,10 +372,7 @@ def test_verified(options: dict[str, Any]) -> None:
             dist.all_reduce(total)
             return out
 
-        step = capture(body, state=[total], **options)
-        for call in range(14):
-            yield step(drawn(call))
-        return [total]
+        return over(capture, body, map(drawn, range(14)), state=[total], **options)
 
     found = check_right(script)
     if not ORACLE_ONLY:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over
 from test_collectives_by_hand import (
     CALLS,
     DTYPES,
@@ -105,10 +105,7 @@ def test_metric(name: str, dtype: torch.dtype, is_async: bool) -> None:
             y = x * 2
             return COLLECTIVES[name](y, is_async, None) + 1
 
-        step = capture(metric)
-        for call in range(CALLS):
-            yield step(drawn(call, dtype))
-        return {}
+        return over(capture, metric, (drawn(call, dtype) for call in range(CALLS)))
 
     check_equal(script, replays=REPLAYS)
 
@@ -124,10 +121,7 @@ def test_reductions(op: str, dtype: torch.dtype) -> None:
             dist.reduce_scatter(out, [x, x + 1], op=OPS[op])
             return out + y if dist.get_rank() == 0 else out
 
-        step = capture(body)
-        for call in range(CALLS):
-            yield step(drawn(call, dtype))
-        return {}
+        return over(capture, body, (drawn(call, dtype) for call in range(CALLS)))
 
     check_equal(script, replays=REPLAYS)
 
@@ -148,10 +142,7 @@ def test_subgroups(is_async: bool) -> None:
                     total = total + collective(x + 1, is_async, group).sum()
             return total
 
-        step = capture(body)
-        for call in range(CALLS):
-            yield step(drawn(call))
-        return {}
+        return over(capture, body, map(drawn, range(CALLS)))
 
     check_equal(script, replays=REPLAYS)
 
@@ -182,10 +173,7 @@ def test_among_others(passes: str) -> None:
             dist.all_gather(outs, b)
             return other + outs[0].sum() + outs[1].sum()
 
-        step = capture(body, state=[total], **({"passes": passes} if passes else {}))
-        for call in range(2 * CALLS):
-            yield step(drawn(call))
-        return [total]
+        return over(capture, body, map(drawn, range(2 * CALLS)), state=[total], **{"passes": passes} if passes else {})
 
     check_equal(script, replays=REPLAYS)
 
@@ -234,10 +222,7 @@ def test_ranks_of_other_shapes() -> None:
             dist.all_gather(outs, outs[0] * part)
             return torch.cat(outs[dist.get_rank() :])
 
-        step = capture(body)
-        for call in range(3 * CALLS):
-            yield step(drawn(call), 1 + call % 3)
-        return {}
+        return over(capture, body, ((drawn(call), 1 + call % 3) for call in range(3 * CALLS)))
 
     found = check_right(script)
     if not ORACLE_ONLY:
@@ -304,10 +289,7 @@ def test_verified(options: dict[str, Any]) -> None:
             dist.broadcast(total, src=1)
             return out
 
-        step = capture(body, state=[total], **options)
-        for call in range(14):
-            yield step(drawn(call))
-        return [total]
+        return over(capture, body, map(drawn, range(14)), state=[total], **options)
 
     found = check_right(script)
     if not ORACLE_ONLY:
@@ -450,10 +432,9 @@ COALESCED: dict[str, Callable[..., Tensor]] = {"summed": summed, "gathered": gat
 @pytest.mark.parametrize("name", COALESCED)
 def test_coalesced(name: str, dtype: torch.dtype, is_async: bool) -> None:
     def script(capture: Capture) -> Calls:
-        step = capture(lambda x: COALESCED[name](x * 2, is_async, None) + 1)
-        for call in range(CALLS):
-            yield step(drawn(call, dtype))
-        return {}
+        return over(
+            capture, lambda x: COALESCED[name](x * 2, is_async, None) + 1, (drawn(call, dtype) for call in range(CALLS))
+        )
 
     check_equal(script, replays=REPLAYS)
 
@@ -470,9 +451,6 @@ def test_coalesced_in_subgroups() -> None:
                     total = total + collective(x + 1, True, group).sum()
             return total
 
-        step = capture(body)
-        for call in range(CALLS):
-            yield step(drawn(call))
-        return {}
+        return over(capture, body, map(drawn, range(CALLS)))
 
     check_equal(script, replays=REPLAYS)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
 from models import Sizes, as_dtensor, inputs, llama, mlp, token_batches
-from oracle import Calls, Capture, check_equal, check_right
+from oracle import Calls, Capture, check_equal, check_right, over
 from test_equality import STEPS, MakeOptimizer, fused_adamw, sgd, train
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -142,10 +142,7 @@ def test_collectives() -> None:
                 weight.grad = None
             return loss.detach()
 
-        step = capture(train_step, state={"weight": weight})
-        for x in inputs(STEPS, 8, 8):
-            yield step(x.to(DEVICE))
-        return {"weight": weight}
+        return over(capture, train_step, ((x.to(DEVICE),) for x in inputs(STEPS, 8, 8)), state={"weight": weight})
 
     check_equal(script)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from models import inputs, mesh, mlp
-from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, rote_capture
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over, rote_capture
 from torch import Tensor, nn
 from torch.optim import adam
 
@@ -122,10 +122,7 @@ def test_on_sharded_parameters(name: str) -> None:
         model = mlp(mesh(2))
         optimizer = OPTIMIZERS[name](model.parameters())
         state = {"model": model, "optimizer": optimizer}
-        step = capture(training(model, optimizer), state=state)
-        for x in inputs(30, 4, 8):
-            yield step(x)
-        return state
+        return over(capture, training(model, optimizer), inputs(30, 4, 8), state=state)
 
     check_equal(script)
 
@@ -297,10 +294,7 @@ def test_a_loop_of_ones_own_that_reads_a_counter() -> None:
                     parameter.grad = None
             return loss.detach()
 
-        step = capture(train_step, state={"model": model, "counter": counter})
-        for x in inputs(8, 4, 8):
-            yield step(x)
-        return {"model": model, "counter": counter}
+        return over(capture, train_step, inputs(8, 4, 8), state={"model": model, "counter": counter})
 
     found = check_right(script)
     if not ORACLE_ONLY:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import ORACLE_ONLY, Calls, Capture, check_right, rote_capture
+from models import training
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, over, rote_capture
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.skipif(ORACLE_ONLY, reason="eager has no plans")
@@ -23,15 +24,7 @@ def trained(capture: Capture, between: Callable[[int], None], **options: Any) ->
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def train_step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    step = capture(train_step, state={"model": model, "optimizer": optimizer}, **options)
+    step = capture(training(model, optimizer), state={"model": model, "optimizer": optimizer}, **options)
     for i in range(12):
         between(i)
         yield step(torch.ones(2 + i // 6, 4))
@@ -222,10 +215,13 @@ def test_parameters_of_one_name_in_two_modules() -> None:
             optimizer.zero_grad()
             return loss.detach()
 
-        step = capture(train_step, state={"a": a, "b": b, "o": optimizer}, strict=True)
-        for _ in range(8):
-            yield step(torch.ones(2, 4))
-        return {"a": a, "b": b, "o": optimizer}
+        return over(
+            capture,
+            train_step,
+            (torch.ones(2, 4) for _ in range(8)),
+            state={"a": a, "b": b, "o": optimizer},
+            strict=True,
+        )
 
     assert check_right(script).steps[0].stats.replays >= 4
 

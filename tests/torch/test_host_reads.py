@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from models import inputs, mesh, mlp
-from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, rote_capture
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over, rote_capture
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -276,10 +276,7 @@ def test_a_number_that_changes(kind: str) -> None:
             optimizer.step()
             return loss.detach(), value
 
-        step = capture(train_step, state=state)
-        for x in inputs(80, 4, 8):
-            yield step(x)
-        return state
+        return over(capture, train_step, inputs(80, 4, 8), state=state)
 
     check_right(script)
 
@@ -298,10 +295,7 @@ def test_a_read_after_a_write() -> None:
             total.add_(drift(x))
             return x * 2 if total > 2.0 else x
 
-        captured = capture(step, state=[total])
-        for x in inputs(40, 4, 8):
-            yield captured(x)
-        return total
+        return over(capture, step, inputs(40, 4, 8), state=[total])
 
     found = check_right(script)
     if not ORACLE_ONLY:
@@ -326,10 +320,7 @@ def test_a_read_of_what_is_written_later() -> None:
                 total.zero_()
             return x * 2 if many else x
 
-        captured = capture(step, state=[total, other])
-        for x in inputs(60, 4, 8):
-            yield captured(x)
-        return [total, other]
+        return over(capture, step, inputs(60, 4, 8), state=[total, other])
 
     check_equal(script)
 
@@ -435,14 +426,14 @@ def test_beside_eager_the_host_counts_once(options: dict[str, Any]) -> None:
             scheduler.step()
             return loss.detach()
 
-        step = capture(function, state={"model": model, "optimizer": optimizer}, **options)
-        for call in range(24):
-            yield (
-                step(torch.ones(2, 8) * (-1 if call in (6, 9, 10, 14, 15, 19) else 1)),
-                counted.calls,
-                scheduler.last_epoch,
-            )
-        return model, optimizer
+        return over(
+            capture,
+            function,
+            (torch.ones(2, 8) * (-1 if call in (6, 9, 10, 14, 15, 19) else 1) for call in range(24)),
+            state={"model": model, "optimizer": optimizer},
+            **options,
+            seen=lambda: (counted.calls, scheduler.last_epoch),
+        )
 
     found = check_right(script)
     assert ORACLE_ONLY or found.steps[0].stats.verified >= 3

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from models import Mlp, inputs, mesh, mlp
-from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, facts, rote_capture, same
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, facts, over, rote_capture, same
 from ranks import CaseSkipped
 from torch import Tensor, nn
 
@@ -85,10 +85,7 @@ def test_ways_to_name_state(how: str) -> None:
             "nested": {"training": {"model": model, "rest": [optimizer, {"scale": scale}]}},
             "tensors": [dict(model.named_parameters()), optimizer, scale],
         }[how]
-        step = capture(train_step, state=state)
-        for x in inputs(CALLS, 4, 8):
-            yield step(x)
-        return {"model": model, "optimizer": optimizer, "scale": scale}
+        return over(capture, train_step, inputs(CALLS, 4, 8), state=state)
 
     check_equal(script, replays=6)
 
@@ -162,10 +159,11 @@ def test_many_captures_come_and_go() -> None:
 @pytest.mark.ranks(1)
 def test_empty_and_scalar_tensors() -> None:
     def script(capture: Capture) -> Calls:
-        step = capture(lambda x, y: (x.sum(0), x.reshape(-1) * 2, y + 1, y.expand(3)))
-        for i in range(CALLS):
-            yield step(torch.empty(0, 4), torch.tensor(float(i)))
-        return None
+        return over(
+            capture,
+            lambda x, y: (x.sum(0), x.reshape(-1) * 2, y + 1, y.expand(3)),
+            ((torch.empty(0, 4), torch.tensor(float(i))) for i in range(CALLS)),
+        )
 
     check_equal(script, replays=6)
 
@@ -174,10 +172,11 @@ def test_empty_and_scalar_tensors() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_dtypes(dtype: torch.dtype) -> None:
     def script(capture: Capture) -> Calls:
-        step = capture(lambda x: (x.to(torch.float32) * 2, x.clone(), (x != 0).sum()))
-        for x in inputs(CALLS, 4):
-            yield step((x * 3).abs().to(dtype))
-        return None
+        return over(
+            capture,
+            lambda x: (x.to(torch.float32) * 2, x.clone(), (x != 0).sum()),
+            (((x * 3).abs().to(dtype),) for x in inputs(CALLS, 4)),
+        )
 
     check_equal(script, replays=6)
 
@@ -199,13 +198,7 @@ def every_kind_of_op(x: Tensor) -> Any:
 
 @pytest.mark.ranks(1)
 def test_kinds_of_ops() -> None:
-    def script(capture: Capture) -> Calls:
-        step = capture(every_kind_of_op)
-        for x in inputs(CALLS, 4, 4):
-            yield step(x)
-        return None
-
-    check_equal(script, replays=6)
+    check_equal(lambda capture: over(capture, every_kind_of_op, inputs(CALLS, 4, 4)), replays=6)
 
 
 @pytest.mark.ranks(1)
@@ -290,10 +283,7 @@ def callables() -> dict[str, Callable[[Tensor], Tensor]]:
 def test_kinds_of_callables(kind: str) -> None:
     def script(capture: Capture) -> Calls:
         fn = callables()[kind]
-        step = capture(fn if kind != "partial" else lambda x: x * 4.0)
-        for x in inputs(CALLS, 4):
-            yield step(x)
-        return None
+        return over(capture, fn if kind != "partial" else lambda x: x * 4.0, inputs(CALLS, 4))
 
     check_equal(script, replays=6)
 
@@ -563,10 +553,7 @@ def test_compiled_modules_inside(backend: str, refused: bool) -> None:
             opt.step()
             return loss.detach()
 
-        captured = capture(step, state=[net, opt])
-        for _ in range(26):
-            yield captured(torch.randn(3, 4))
-        return net, opt
+        return over(capture, step, (torch.randn(3, 4) for _ in range(26)), state=[net, opt])
 
     found = check_right(script)
     if not ORACLE_ONLY:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right
+from models import training
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over
 from torch import Tensor, nn
 from torch.optim import _adafactor
 
@@ -129,18 +130,12 @@ def test_other_types(dtype: torch.dtype, foreach: bool) -> None:
     def script(capture: Capture) -> Calls:
         net = Net().to(dtype)
         optimizer = torch.optim.Adafactor(net.parameters(), foreach=foreach)
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = net(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        captured = capture(step, state={"net": net, "optimizer": optimizer})
-        for _ in range(30):
-            yield captured(torch.randn(5, 6, dtype=dtype))
-        return net, optimizer
+        return over(
+            capture,
+            training(net, optimizer),
+            (torch.randn(5, 6, dtype=dtype) for _ in range(30)),
+            state={"net": net, "optimizer": optimizer},
+        )
 
     check_equal(script, replays=20)
 
@@ -211,17 +206,11 @@ def test_an_optimizer_of_ones_own_that_is_derived() -> None:
 
         net = Net()
         optimizer = Own(net.parameters())
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = net(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        captured = capture(step, state={"net": net, "optimizer": optimizer})
-        for _ in range(20):
-            yield captured(torch.randn(5, 6))
-        return net, optimizer
+        return over(
+            capture,
+            training(net, optimizer),
+            (torch.randn(5, 6) for _ in range(20)),
+            state={"net": net, "optimizer": optimizer},
+        )
 
     check_right(script)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over
 from torch import Tensor
 
 WAYS = ("tensor", "as_tensor", "asarray")
@@ -39,12 +39,7 @@ def fits(data: Any, dtype: torch.dtype | None) -> bool:
 
 
 def each_call(step: Callable[[Tensor], Any], calls: int = 8) -> Callable[[Capture], Calls]:
-    def script(capture: Capture) -> Calls:
-        captured = capture(step)
-        for i in range(calls):
-            yield captured(torch.full((2, 2), float(i)))
-
-    return script
+    return lambda capture: over(capture, step, (torch.full((2, 2), float(i)) for i in range(calls)))
 
 
 @pytest.mark.ranks(1)
@@ -108,9 +103,7 @@ def test_a_function_that_the_script_has_replaced() -> None:
         def step(x: Tensor) -> Tensor:
             return x + torch.tensor([1.0, 2.0]).add_(1)
 
-        captured = capture(step)
-        for i in range(8):
-            yield captured(torch.full((2, 2), float(i)))
+        return over(capture, step, (torch.full((2, 2), float(i)) for i in range(8)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "tensor", lambda data, **options: torch.from_numpy(shared))
@@ -140,10 +133,7 @@ def test_what_is_still_refused(what: str) -> None:
                 return x + torch.tensor([x[0, 0].item(), 1.0])
             return x.view(-1)[:1] + torch.tensor([1.0] * 65)
 
-        captured = capture(step)
-        for i in range(8):
-            yield captured(torch.full((2, 2), float(i)))
-        return torch.tensor(array)
+        return over(capture, step, (torch.full((2, 2), float(i)) for i in range(8)), end=lambda: torch.tensor(array))
 
     found = check_right(script)
     assert ORACLE_ONLY or found.steps[0].stats.replays == 0, found.steps[0].stats

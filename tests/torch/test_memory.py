@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from models import inputs, mesh, mlp, replicated
+from models import inputs, mesh, mlp, replicated, training
 from oracle import ORACLE_ONLY, rote_capture
 from ranks import CaseSkipped
 from torch import Tensor, nn
@@ -70,15 +70,7 @@ def grown(calls: Callable[[], None]) -> int:
 def test_memory_is_flat() -> None:
     model = mlp(mesh(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def train_step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    step = rote_capture(train_step, state={"model": model, "optimizer": optimizer})
+    step = rote_capture(training(model, optimizer), state={"model": model, "optimizer": optimizer})
     xs = list(inputs(10, 4, 8))
 
     def calls(count: int) -> None:

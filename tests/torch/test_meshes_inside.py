@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over
 from test_collectives_by_hand import CALLS, REPLAYS, drawn
 from test_refusals import check_refused
 from torch import Tensor, nn
@@ -80,10 +80,7 @@ BODIES: list[Callable[[Tensor, DeviceMesh], Tensor]] = [
 def test_asked_of_a_mesh(body: Callable[[Tensor, DeviceMesh], Tensor]) -> None:
     def script(capture: Capture) -> Calls:
         mesh = mesh_of("two dims")
-        step = capture(lambda x: body(x, mesh))
-        for call in range(CALLS):
-            yield step(drawn(call))
-        return {}
+        return over(capture, lambda x: body(x, mesh), map(drawn, range(CALLS)))
 
     check_equal(script, replays=REPLAYS)
 
@@ -117,10 +114,7 @@ def test_names_are_guarded() -> None:
             dist.all_reduce(y, group=mesh[name].get_group())
             return y
 
-        step = capture(body)
-        for call in range(3 * CALLS):
-            yield step(drawn(call), ["dp", "tp"][call // 3 % 2])
-        return {}
+        return over(capture, body, ((drawn(call), ["dp", "tp"][call // 3 % 2]) for call in range(3 * CALLS)))
 
     found = check_right(script)
     if not ORACLE_ONLY:
@@ -138,10 +132,7 @@ def test_equal_meshes() -> None:
         def body(x: Tensor) -> Tensor:
             return (DTensor.from_local(x, a, [Shard(0)]) + DTensor.from_local(x + 1, b, [Shard(0)])).full_tensor()
 
-        step = capture(body)
-        for call in range(CALLS):
-            yield step(drawn(call))
-        return {}
+        return over(capture, body, map(drawn, range(CALLS)))
 
     check_equal(script, replays=REPLAYS)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import ORACLE_ONLY, Calls, Capture, check_right
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, over
 from torch import Tensor
 from torch import initial_seed as seed_of_torch
 
@@ -116,10 +116,7 @@ def test_what_the_step_makes_may_be_looked_at() -> None:
             y = (x * 2)[1:]
             return y * (y.storage_offset() + y._version + y.untyped_storage().nbytes())
 
-        captured = capture(step, strict=True)
-        for i in range(10):
-            yield captured(torch.arange(4.0) + i)
-        return None
+        return over(capture, step, (torch.arange(4.0) + i for i in range(10)), strict=True)
 
     found = check_right(script)
     if not ORACLE_ONLY:

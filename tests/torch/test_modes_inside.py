@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import ORACLE_ONLY, Calls, Capture, check_right
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, over
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
@@ -189,10 +189,7 @@ def stats_of(fn: Step) -> Any:
 
     def script(capture: Capture) -> Calls:
         state = {"memory": torch.linspace(0.0, 1.0, 4), "weight": nn.Parameter(torch.ones(4))}
-        captured = capture(lambda x: fn(state, x), state=state)
-        for _ in range(CALLS):
-            yield captured(torch.rand(4))
-        return state
+        return over(capture, lambda x: fn(state, x), (torch.rand(4) for _ in range(CALLS)), state=state)
 
     return check_right(script).stats[-1][0]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from models import inputs, mesh, mlp
-from oracle import ORACLE_ONLY, Calls, Capture, check_right, rote_capture, run
+from models import inputs, mesh, mlp, training
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, over, rote_capture, run
 from ranks import Pools
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -70,10 +70,7 @@ def train(store: Path, width: int = 8, scale: float = 1.0, dims: tuple[int, ...]
         changed_step.__qualname__ = train_step.__qualname__
         changed_step.__name__ = train_step.__name__
         step = train_step if scale == 1.0 else changed_step
-        captured = capture(step, state=state, plans=store, **options)
-        for x in inputs(CALLS, 4, width):
-            yield captured(x)
-        return state
+        return over(capture, step, inputs(CALLS, 4, width), state=state, plans=store, **options)
 
     with logged() as records:
         found = check_right(script)
@@ -132,13 +129,7 @@ def train_without_mesh(store: Path, fake: bool) -> Report:
         with FakeTensorMode():
             torch.zeros(1)
 
-    def script(capture: Capture) -> Calls:
-        step = capture(lambda x: x * 2, plans=store)
-        for x in inputs(CALLS, 4, 8):
-            yield step(x)
-        return None
-
-    found = check_right(script)
+    found = check_right(lambda capture: over(capture, lambda x: x * 2, inputs(CALLS, 4, 8), plans=store))
     return {} if ORACLE_ONLY else {"stats": dataclasses.asdict(found.steps[0].stats)}
 
 
@@ -319,10 +310,7 @@ def test_verify_passes_on_a_right_plan(tmp_path: Path) -> None:
             return loss.detach()
 
         state = {"model": model, "optimizer": optimizer}
-        step = capture(train_step, state=state, verify=4, plans=tmp_path)
-        for x in inputs(16, 4, 8):
-            yield step(x)
-        return state
+        return over(capture, train_step, inputs(16, 4, 8), state=state, verify=4, plans=tmp_path)
 
     found = check_right(script)
     if not ORACLE_ONLY:
@@ -362,15 +350,7 @@ def test_explain_says_what_was_erased_and_who_communicates() -> None:
     def script(capture: Capture) -> Calls:
         model = mlp(mesh(2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def train_step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        step = capture(train_step, state={"model": model, "optimizer": optimizer})
+        step = capture(training(model, optimizer), state={"model": model, "optimizer": optimizer})
         for x in inputs(CALLS, 4, 8):
             yield step(x)
         for x in inputs(CALLS, 3, 8):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over
 from test_collectives_by_hand import (
     CALLS,
     DTYPES,
@@ -100,10 +100,7 @@ EXCHANGES: dict[str, Exchange] = {
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_exchange(name: str, dtype: torch.dtype) -> None:
     def script(capture: Capture) -> Calls:
-        step = capture(lambda x: EXCHANGES[name](x * 2, None) + 1)
-        for call in range(CALLS):
-            yield step(drawn(call, dtype))
-        return {}
+        return over(capture, lambda x: EXCHANGES[name](x * 2, None) + 1, (drawn(call, dtype) for call in range(CALLS)))
 
     check_equal(script, replays=REPLAYS)
 
@@ -128,10 +125,7 @@ def test_subgroups() -> None:
             dist.all_reduce(got, group=own)
             return got + total
 
-        step = capture(body)
-        for call in range(CALLS):
-            yield step(drawn(call))
-        return {}
+        return over(capture, body, map(drawn, range(CALLS)))
 
     check_equal(script, replays=REPLAYS)
 
@@ -161,10 +155,7 @@ def test_among_collectives(passes: str) -> None:
             got.zero_()
             return other + a.sum() + at_once(total, None).sum()
 
-        step = capture(body, state=[total], **({"passes": passes} if passes else {}))
-        for call in range(2 * CALLS):
-            yield step(drawn(call))
-        return [total]
+        return over(capture, body, map(drawn, range(2 * CALLS)), state=[total], **{"passes": passes} if passes else {})
 
     check_equal(script, replays=REPLAYS)
 
@@ -219,10 +210,13 @@ def test_pipeline(passes: str, ahead: bool) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         state = {"model": model, "optimizer": optimizer}
         options = {"passes": passes} if passes else {}
-        step = capture(lambda x: train_stage(model, optimizer, x, 2, ahead), state=state, **options)
-        for call in range(CALLS + 2):
-            yield step(drawn(call))
-        return state
+        return over(
+            capture,
+            lambda x: train_stage(model, optimizer, x, 2, ahead),
+            map(drawn, range(CALLS + 2)),
+            state=state,
+            **options,
+        )
 
     check_equal(script, replays=REPLAYS)
 
@@ -242,10 +236,7 @@ def test_ranks_of_other_shapes() -> None:
                 work.wait()
             return torch.stack([each.sum() for each in got])
 
-        step = capture(body)
-        for call in range(3 * CALLS):
-            yield step(drawn(call), 1 + call % 3)
-        return {}
+        return over(capture, body, ((drawn(call), 1 + call % 3) for call in range(3 * CALLS)))
 
     found = check_right(script)
     if not ORACLE_ONLY:
@@ -266,10 +257,7 @@ def test_one_rank_sends_and_the_other_receives_in_other_variants() -> None:
                 dist.recv(y, source)
             return y
 
-        step = capture(body)
-        for call in range(3 * CALLS):
-            yield step(drawn(call), call // 2 % 2)
-        return {}
+        return over(capture, body, ((drawn(call), call // 2 % 2) for call in range(3 * CALLS)))
 
     found = check_right(script)
     if not ORACLE_ONLY:
@@ -309,10 +297,7 @@ def test_a_rank_that_sends_nothing() -> None:
             two.wait()
             return a + b + got
 
-        step = capture(body, passes="+buckets,+sums,+overlap")
-        for call in range(2 * CALLS):
-            yield step(drawn(call))
-        return {}
+        return over(capture, body, map(drawn, range(2 * CALLS)), passes="+buckets,+sums,+overlap")
 
     found = check_right(script)
     if not ORACLE_ONLY:
@@ -329,10 +314,7 @@ def test_verified(options: dict[str, Any]) -> None:
             total.add_(blocking(x, None))
             return batched(total, None)
 
-        step = capture(body, state=[total], **options)
-        for call in range(14):
-            yield step(drawn(call))
-        return [total]
+        return over(capture, body, map(drawn, range(14)), state=[total], **options)
 
     found = check_right(script)
     if not ORACLE_ONLY:

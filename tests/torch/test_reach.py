@@ -15,7 +15,7 @@ import pytest
 import rote
 import torch
 from hidden import AFTER, BEFORE, Hidden, check_seen
-from oracle import ORACLE_ONLY, Calls, Capture, check_right, rote_capture
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, over, rote_capture
 from torch import Tensor, nn
 
 setting = types.SimpleNamespace
@@ -62,10 +62,7 @@ def read_from_a_slice() -> Callable[[], float]:
 def test_iterator_that_the_step_advances_is_refused(build: Callable[[], Callable[[], float]]) -> None:
     def script(capture: Capture) -> Calls:
         read = build()
-        step = capture(lambda x: x * read())
-        for _ in range(BEFORE + AFTER):
-            yield step(torch.ones(4))
-        return {}
+        return over(capture, lambda x: x * read(), (torch.ones(4) for _ in range(BEFORE + AFTER)))
 
     found = check_right(script)
     if not ORACLE_ONLY:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from models import Mlp, inputs, mesh, mlp
-from oracle import ORACLE_ONLY, Calls, Capture, check_right, eager, rote_capture, run
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, eager, over, rote_capture, run
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
@@ -77,7 +77,7 @@ def small_training(capture: Capture, loss_of: Callable[[nn.Module, Tensor], Tens
     state = {"model": model, "optimizer": optimizer}
     step = capture(train_step, state=state, **options)
     for x in inputs(CALLS, 4, 8):
-        yield step(x)
+        yield step(x)  # in this file, which messages name
     return state
 
 
@@ -132,10 +132,7 @@ class Counting:
 def counting(capture: Capture, **options: Any) -> Calls:
     trainer = Counting()
     state = {"model": trainer.model, "optimizer": trainer.optimizer}
-    step = capture(trainer.step, state=state, **options)
-    for x in inputs(CALLS, 4, 8):
-        yield step(x)
-    return state
+    return over(capture, trainer.step, inputs(CALLS, 4, 8), state=state, **options)
 
 
 @pytest.mark.ranks(2)
@@ -224,9 +221,7 @@ def test_memory_of_a_constant_written_outside_the_dispatcher() -> None:
             ctypes.memmove(mask.data_ptr(), x.data_ptr(), 16)
             return x * mask
 
-        captured = capture(step)
-        for x in inputs(CALLS, 4):
-            yield captured(x)
+        return over(capture, step, inputs(CALLS, 4))
 
     check_right(script)
 
@@ -261,10 +256,13 @@ def test_optimizer_left_out_of_state() -> None:
             optimizer.step()
             return loss.detach()
 
-        step = capture(train_step, state={"model": model})
-        for x in inputs(CALLS, 4, 8):
-            yield step(x)
-        return {"model": model, "optimizer": optimizer}
+        return over(
+            capture,
+            train_step,
+            inputs(CALLS, 4, 8),
+            state={"model": model},
+            end=lambda: {"model": model, "optimizer": optimizer},
+        )
 
     check_refused(script, r"8, ?8", r"test_refusals\.py:\d+", remedy="state=")
 
@@ -297,10 +295,7 @@ def test_ddp() -> None:
             return loss.detach()
 
         state = {"model": model, "optimizer": optimizer}
-        step = capture(train_step, state=state)
-        for x in inputs(CALLS, 4, 8):
-            yield step(x + torch.distributed.get_rank())
-        return state
+        return over(capture, train_step, (x + torch.distributed.get_rank() for x in inputs(CALLS, 4, 8)), state=state)
 
     check_refused(script, "DistributedDataParallel", remedy="DTensor|parallelize|not supported")
 
@@ -323,10 +318,7 @@ def test_fsdp2() -> None:
             return loss.detach()
 
         state = {"model": model, "optimizer": optimizer}
-        step = capture(train_step, state=state)
-        for x in inputs(CALLS, 4, 8):
-            yield step(x + torch.distributed.get_rank())
-        return state
+        return over(capture, train_step, (x + torch.distributed.get_rank() for x in inputs(CALLS, 4, 8)), state=state)
 
     check_refused(script, "FSDP|fully_shard", remedy="DTensor|parallelize|not supported")
 
@@ -469,10 +461,7 @@ def test_is_right_or_refused(source: Callable[[Tensor], Tensor]) -> None:
         random.seed(1)
         np.random.seed(1)
         GENERATOR.manual_seed(1)
-        step = capture(source)
-        for x in inputs(CALLS, 4):
-            yield step(x)
-        return {"generator": GENERATOR.get_state()}
+        return over(capture, source, inputs(CALLS, 4), end=lambda: {"generator": GENERATOR.get_state()})
 
     check_right(script)
 
@@ -565,9 +554,6 @@ def test_what_leaves_no_op(body: Callable[[Tensor, Tensor], Tensor], words: str,
         def step(x: Tensor) -> Tensor:
             return body(x, state["weight"])
 
-        captured = capture(step, state=state)
-        for x in inputs(6, 3):
-            yield captured(x)
-        return state
+        return over(capture, step, inputs(6, 3), state=state)
 
     check_refused(script, words, remedy=remedy)

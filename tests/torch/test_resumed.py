@@ -10,7 +10,8 @@ from unittest import mock
 
 import pytest
 import torch
-from oracle import ORACLE_ONLY, Calls, Capture, check_right
+from models import training
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, over
 from rote import _survey
 from torch import nn
 
@@ -41,10 +42,9 @@ def x_of(call: int) -> torch.Tensor:
 def test_what_is_in_reach_is_looked_at_once() -> None:
     def script(capture: Capture) -> Calls:
         settings, model = Settings(), nn.Linear(4, 4)
-        step = capture(lambda x: model(x).detach() * settings.scale, state=model)
-        for call in range(CALLS):
-            yield step(x_of(call))
-        return {}
+        return over(
+            capture, lambda x: model(x).detach() * settings.scale, ((x_of(call),) for call in range(CALLS)), state=model
+        )
 
     check_right(script)  # which imports what the first recording of a process does
     looked, stats = surveys(script)
@@ -103,10 +103,9 @@ def test_another_branch_in_the_second_recording() -> None:
                 return model(x).sum() * 2
             return model(x).mean()
 
-        step = capture(lambda x: train(x).detach(), state=model)
-        for call in range(3 * CALLS):
-            yield step(x_of(call % 2 * 10))
-        return {}
+        return over(
+            capture, lambda x: train(x).detach(), ((x_of(call % 2 * 10),) for call in range(3 * CALLS)), state=model
+        )
 
     _, stats = surveys(script)
     assert ORACLE_ONLY or (stats.variants == 2 and stats.replays >= CALLS)
@@ -154,15 +153,7 @@ def test_hyperparameters_that_change_between_recordings() -> None:
     def script(capture: Capture) -> Calls:
         model = nn.Linear(4, 4)
         opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-        def train(x: torch.Tensor) -> torch.Tensor:
-            opt.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            opt.step()
-            return loss.detach()
-
-        step = capture(train, state={"model": model, "opt": opt})
+        step = capture(training(model, opt), state={"model": model, "opt": opt})
         for call in range(2 * CALLS):
             opt.param_groups[0]["lr"] = 0.1 / (1 + call // 2)
             yield step(x_of(call))
@@ -303,10 +294,9 @@ def test_a_captured_function_in_another_one_is_not_refused(monkeypatch: pytest.M
             opt.step()
             return loss
 
-        step = capture(train, state={"model": model, "opt": opt})
-        for call in range(CALLS):
-            yield step(torch.ones(2, 4) * call)
-        return {"model": model, "opt": opt}
+        return over(
+            capture, train, (torch.ones(2, 4) * call for call in range(CALLS)), state={"model": model, "opt": opt}
+        )
 
     check_right(script)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from hidden import AFTER, BEFORE
-from oracle import ORACLE_ONLY, Calls, Capture, check_right, rote_capture
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, over, rote_capture
 from torch import Tensor, nn
 
 SCALE = 2.0
@@ -213,10 +213,7 @@ def numpys_generator() -> Callable[[], float]:
 def test_what_moves_unseen_is_refused(build: Callable[[], Callable[[], float]]) -> None:
     def script(capture: Capture) -> Calls:
         read = build()
-        step = capture(lambda x: x * read())
-        for _ in range(12):
-            yield step(torch.ones(4))
-        return {}
+        return over(capture, lambda x: x * read(), (torch.ones(4) for _ in range(12)))
 
     found = check_right(script)
     if not ORACLE_ONLY:
@@ -233,10 +230,7 @@ def test_first_parameter_may_be_asked_for() -> None:
         def step(x: Tensor) -> Tensor:
             return model(x.to(next(model.parameters()).dtype)).detach()
 
-        captured = capture(step, state=model)
-        for _ in range(6):
-            yield captured(torch.ones(2, 4))
-        return {"model": model}
+        return over(capture, step, (torch.ones(2, 4) for _ in range(6)), state=model)
 
     found = check_right(script)
     if not ORACLE_ONLY:
@@ -341,10 +335,11 @@ def test_identity_of_an_argument_is_not_asked_for() -> None:
     def script(capture: Capture) -> Calls:
         known = torch.ones(4)
         numbers = {id(known)}
-        step = capture(lambda x: x * (3.0 if id(x) in numbers else 2.0))
-        for call in range(12):
-            yield step(known if call == 8 else torch.ones(4))
-        return {}
+        return over(
+            capture,
+            lambda x: x * (3.0 if id(x) in numbers else 2.0),
+            ((known if call == 8 else torch.ones(4),) for call in range(12)),
+        )
 
     check_right(script)
 
@@ -374,10 +369,13 @@ def test_gradients_keep_their_class() -> None:
             weight.grad = nn.Parameter(x * 2, requires_grad=False)
             return x * 3
 
-        captured = capture(step, state=[weight])
-        for call in range(8):
-            yield captured(torch.ones(4) + call), type(weight.grad).__name__, weight.grad
-        return {}
+        return over(
+            capture,
+            step,
+            (torch.ones(4) + call for call in range(8)),
+            state=[weight],
+            seen=lambda: (type(weight.grad).__name__, weight.grad),
+        )
 
     check_right(script)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import ORACLE_ONLY, Calls, Capture, check_right
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, over
 from test_surroundings import SETTINGS, setting
 from torch import Tensor, nn
 
@@ -57,10 +57,7 @@ def test_settings(name: str, does: Callable[[Tensor], Tensor]) -> None:
             with INSIDE[name]():
                 return before, does(x)
 
-        captured = capture(step)
-        for call in range(CALLS):
-            yield captured(torch.ones(2, 3, 8) + call)
-        return {}
+        return over(capture, step, (torch.ones(2, 3, 8) + call for call in range(CALLS)))
 
     found = check_right(script)
     if not ORACLE_ONLY:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from oracle import ORACLE_ONLY, Calls, Capture, check_right
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, over
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -56,13 +56,7 @@ def total(given: Any) -> Tensor:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", ARGUMENTS)
 def test_argument(kind: str) -> None:
-    def script(capture: Capture) -> Calls:
-        step = capture(total)
-        for call in range(CALLS):
-            yield step(ARGUMENTS[kind](drawn(call)))
-        return {}
-
-    run = check_right(script)
+    run = check_right(lambda capture: over(capture, total, ((ARGUMENTS[kind](drawn(call)),) for call in range(CALLS))))
     assert ORACLE_ONLY or run.stats[-1][0].replays >= CALLS - 4, run.stats[-1][0]
 
 
