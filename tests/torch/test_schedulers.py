@@ -1,7 +1,7 @@
 """Learning rate schedulers inside a step, and in its reach."""
 
 import contextlib
-import itertools
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +57,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 def numbers(scheduler: Any) -> Any:
     """What a scheduler and those inside it know, but for the optimizer and functions."""
     inner = [numbers(each) for each in getattr(scheduler, "_schedulers", [])]
-    plain = {key: value for key, value in vars(scheduler).items() if isinstance(value, int | float | list)}
+    plain = {key: value for key, value in vars(scheduler).items() if isinstance(value, int | float | str | list)}
     plain.pop("_schedulers", None)
     plain.pop("lr_lambdas", None)
     return {**plain, "inner": inner}
@@ -68,25 +68,33 @@ def training(
     body: Callable[..., Any],
     *,
     optimizer: str = "AdamW",
-    outside: bool = False,
     calls: int = CALLS,
+    more: Callable[[int], tuple[Any, ...]] = lambda call: (),
+    before: Callable[[int, Any], object] = lambda call, scheduler: None,
+    after: Callable[[Any, Any], object] = lambda scheduler, result: None,
+    raises: type[Exception] | tuple[()] = (),
     **options: Any,
 ) -> Script:
-    """``body(model, optimizer, scheduler, x, y)`` is the step."""
+    """``body(model, optimizer, scheduler, x, y, *more)`` is the step.
+
+    ``before`` and ``after`` are what the script does around a call, and ``raises`` is the error that it handles."""
 
     def script(capture: Capture) -> Any:
         net = model()
         opt = OPTIMIZERS[optimizer](net.parameters())
         scheduler = make(opt)
 
-        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
-            return body(net, opt, scheduler, x, y)
+        def step(x: torch.Tensor, y: torch.Tensor, *more: Any) -> Any:
+            return body(net, opt, scheduler, x, y, *more)
 
         captured = capture(step, state={"model": net, "opt": opt}, **options)
-        for _ in range(calls):
-            result = captured(*batch())
-            if outside:
-                scheduler.step()
+        for call in range(calls):
+            before(call, scheduler)
+            try:
+                result = captured(*batch(), *more(call))
+            except raises as error:
+                result = str(error)
+            after(scheduler, result)
             yield result, numbers(scheduler), [group["lr"] for group in opt.param_groups]
         return net, opt, numbers(scheduler)
 
@@ -130,7 +138,7 @@ def test_inside(name: str, body: Any, optimizer: str) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_in_reach_and_stepped_outside(name: str) -> None:
-    check_equal(training(SCHEDULERS[name], unused, outside=True), replays=20)
+    check_equal(training(SCHEDULERS[name], unused, after=lambda scheduler, _: scheduler.step()), replays=20)
 
 
 def returns_rate(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
@@ -238,7 +246,8 @@ def test_a_method_taken_before() -> None:
     check_right(script)
 
 
-def test_of_a_trainer_with_branches() -> None:
+@pytest.mark.parametrize("has_metric", [False, True])
+def test_of_a_trainer_with_branches(has_metric: bool) -> None:
     """Accumulation: the scheduler is called in every third call."""
 
     def script(capture: Capture) -> Any:
@@ -246,21 +255,27 @@ def test_of_a_trainer_with_branches() -> None:
             def __init__(self) -> None:
                 self.model = model()
                 self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-                self.scheduler = schedulers.CosineAnnealingLR(self.optimizer, 40)
+                self.scheduler = (plateau if has_metric else SCHEDULERS["CosineAnnealingLR"])(self.optimizer)
+                self.steps = 0
 
-            def training_step(self, x: torch.Tensor, y: torch.Tensor, last: bool) -> torch.Tensor:
+            def training_step(self, x: torch.Tensor, y: torch.Tensor, last: bool) -> Any:
                 loss = F.mse_loss(self.model(x), y)
                 loss.backward()
+                if has_metric:
+                    self.steps += 1
                 if last:
                     self.optimizer.step()
-                    self.scheduler.step()
+                    if has_metric:
+                        self.scheduler.step(float(loss.detach()))
+                    else:
+                        self.scheduler.step()
                     self.optimizer.zero_grad()
-                return loss.detach()
+                return loss.item() if has_metric else loss.detach()
 
         trainer = Trainer()
         step = capture(trainer.training_step, state={"model": trainer.model, "opt": trainer.optimizer})
         for i in range(60):
-            yield step(*batch(), i % 3 == 2), numbers(trainer.scheduler)
+            yield step(*batch(), i % 3 == 2), numbers(trainer.scheduler), trainer.steps
         return trainer.model, trainer.optimizer
 
     check_equal(script, replays=40)
@@ -316,85 +331,45 @@ def test_a_scheduler_changes_between_calls(replaced: str) -> None:
 
 
 def test_the_function_of_a_scheduler_may_do_anything() -> None:
-    def script(capture: Capture) -> Any:
-        net = model()
-        opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    def make(optimizer: torch.optim.Optimizer) -> Any:
         seen: list[int] = []
 
         def rate(epoch: int) -> float:
             seen.append(epoch)
             return 0.1 + float(torch.tensor(0.01 * epoch).sin())
 
-        scheduler = schedulers.LambdaLR(opt, rate)
+        made = schedulers.LambdaLR(optimizer, rate)
+        made.seen = seen  # type: ignore[attr-defined]
+        return made
 
-        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
-            opt.zero_grad()
-            loss = update(net, opt, x, y)
-            scheduler.step()
-            return loss
-
-        captured = capture(step, state={"model": net, "opt": opt})
-        for _ in range(CALLS):
-            yield captured(*batch()), list(seen)
-        return net, opt
-
-    check_equal(script, replays=20)
+    check_equal(training(make, last), replays=20)
 
 
 def test_a_function_that_raises() -> None:
-    def script(capture: Capture) -> Any:
-        net = model()
-        opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    def rate(epoch: int) -> float:
+        if epoch in (2, 9, 21):
+            raise KeyError(epoch)
+        return 1 / epoch if epoch else 1.0
 
-        def rate(epoch: int) -> float:
-            if epoch in (2, 9, 21):
-                raise KeyError(epoch)
-            return 1 / epoch if epoch else 1.0
+    check_right(training(lambda optimizer: schedulers.LambdaLR(optimizer, rate), last, raises=KeyError))
 
-        scheduler = schedulers.LambdaLR(opt, rate)
 
-        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
-            opt.zero_grad()
-            loss = update(net, opt, x, y)
+@pytest.mark.parametrize("has_metric", [False, True])
+def test_a_step_that_raises_after_the_call(has_metric: bool) -> None:
+    def body(net: Any, opt: Any, scheduler: Any, x: Any, y: Any, fails: bool) -> Any:
+        opt.zero_grad()
+        loss = update(net, opt, x, y)
+        if has_metric:
+            scheduler.step(loss.item())
+        else:
             scheduler.step()
-            return loss
+        if fails:
+            raise ValueError("after the call")
+        return loss
 
-        captured = capture(step, state={"model": net, "opt": opt})
-        for _ in range(CALLS):
-            try:
-                result: Any = captured(*batch())
-            except KeyError as error:
-                result = str(error)
-            yield result, numbers(scheduler)
-        return net, opt
-
-    check_right(script)
-
-
-def test_a_step_that_raises_after_the_call() -> None:
-    def script(capture: Capture) -> Any:
-        net = model()
-        opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
-        scheduler = schedulers.ExponentialLR(opt, 0.9)
-
-        def step(x: torch.Tensor, y: torch.Tensor, fails: bool) -> Any:
-            opt.zero_grad()
-            loss = update(net, opt, x, y)
-            scheduler.step()
-            if fails:
-                raise ValueError("after the call")
-            return loss
-
-        captured = capture(step, state={"model": net, "opt": opt})
-        for i in range(CALLS):
-            try:
-                result: Any = captured(*batch(), i in (0, 1, 2, 10, 11))
-            except ValueError as error:
-                result = str(error)
-            yield result, numbers(scheduler)
-        return net, opt
-
-    check_right(script)
+    make, optimizer = (plateau, "SGD") if has_metric else (SCHEDULERS["ExponentialLR"], "AdamW")
+    fails = (0, 1, 2, 10, 11)
+    check_right(training(make, body, optimizer=optimizer, more=lambda call: (call in fails,), raises=ValueError))
 
 
 class _Noisy(schedulers.LRScheduler):
@@ -419,23 +394,7 @@ def test_schedulers_of_the_users_own() -> None:
 
 
 def test_plateau_is_right() -> None:
-    def body(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
-        loss = update(net, opt, x, y)
-        opt.zero_grad()
-        return loss
-
-    def script(capture: Capture) -> Any:
-        net = model()
-        opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
-        scheduler = schedulers.ReduceLROnPlateau(opt, patience=1)
-        captured = capture(lambda x, y: body(net, opt, scheduler, x, y), state={"model": net, "opt": opt})
-        for _ in range(CALLS):
-            loss = captured(*batch())
-            scheduler.step(loss)
-            yield loss, opt.param_groups[0]["lr"]
-        return net, opt
-
-    check_equal(script, replays=20)
+    check_equal(training(plateau, unused, after=lambda scheduler, loss: scheduler.step(loss)), replays=20)
 
 
 def test_verified_calls_step_a_scheduler_once() -> None:
@@ -443,11 +402,13 @@ def test_verified_calls_step_a_scheduler_once() -> None:
 
 
 def test_stored_plans(tmp_path: Any) -> None:
-    store = str(tmp_path / "plans")
-    script = training(SCHEDULERS["CosineAnnealingLR"], last, plans=store)
-    check_equal(script, replays=20)
-    check_equal(script, replays=20)
-    found = check_right(training(SCHEDULERS["CosineAnnealingLR"], last, plans=store, trust_plans=True))
+    check_stored(training, SCHEDULERS["CosineAnnealingLR"], last, plans=str(tmp_path / "plans"))
+
+
+def check_stored(script: Callable[..., Script], *what: Any, plans: str) -> None:
+    check_equal(script(*what, plans=plans), replays=20)
+    check_equal(script(*what, plans=plans), replays=20)
+    found = check_right(script(*what, plans=plans, trust_plans=True))
     if not ORACLE_ONLY:
         assert found.steps[0].stats.replays >= 25
 
@@ -457,21 +418,14 @@ def test_a_recording_leaves_classes_as_they_were() -> None:
     opt = torch.optim.AdamW(net.parameters())
     scheduler = schedulers.ExponentialLR(opt, 0.9)
 
-    @rote_capture_of(net, opt)
     def step(x: torch.Tensor, y: torch.Tensor) -> Any:
-        loss = update(net, opt, x, y)
-        scheduler.step()
-        opt.zero_grad()
-        return loss
+        return before_zero_grad(net, opt, scheduler, x, y)
 
-    for _ in itertools.repeat(None, 6):
-        step(*batch())
+    captured = rote_capture(step, state={"model": net, "opt": opt})
+    for _ in range(6):
+        captured(*batch())
         assert type(scheduler) is schedulers.ExponentialLR
         assert type(opt) is torch.optim.AdamW
-
-
-def rote_capture_of(net: nn.Module, opt: torch.optim.Optimizer) -> Callable[[Any], Any]:
-    return lambda function: rote_capture(function, state={"model": net, "opt": opt})
 
 
 def test_a_new_scheduler_in_each_call_is_not_recorded_for_ever() -> None:
@@ -514,20 +468,11 @@ def test_asks_for_what_is_there() -> None:
 
 
 def test_asks_for_what_comes_later() -> None:
-    def script(capture: Capture) -> Any:
-        net = model()
-        opt = OPTIMIZERS["SGD"](net.parameters())
-        scheduler = SCHEDULERS["StepLR"](opt)
-        captured = capture(
-            lambda x, y: asks_for_what_is_not_there(net, opt, scheduler, x, y), state={"net": net, "opt": opt}
-        )
-        for i in range(CALLS):
-            if i == 20:
-                scheduler.total_steps = 3
-            yield captured(*batch())
-        return net, opt, numbers(scheduler)
+    def before(call: int, scheduler: Any) -> None:
+        if call == 20:
+            scheduler.total_steps = 3
 
-    found = check_right(script)
+    found = check_right(training(SCHEDULERS["StepLR"], asks_for_what_is_not_there, optimizer="SGD", before=before))
     if not ORACLE_ONLY:
         assert found.steps[0].stats.replays >= 14, found.steps[0].stats
 
@@ -547,72 +492,18 @@ def suppresses(scheduler: Any) -> None:
 @pytest.mark.parametrize("ends", [tries, suppresses])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_errors_that_the_step_handles(ends: Callable[[Any], None]) -> None:
-    def script(capture: Capture) -> Any:
-        model = nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+    def body(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+        opt.zero_grad()
+        loss = update(net, opt, x, y)
+        ends(scheduler)
+        return loss
 
-        def step(x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            ends(scheduler)
-            return loss.detach()
-
-        captured = capture(step, state={"model": model, "optimizer": optimizer})
-        for _ in range(14):
-            yield captured(torch.randn(3, 4)), scheduler.last_epoch
-        return model, optimizer
-
-    check_right(script)
-
-
-Metric = Callable[[torch.Tensor], Any]
+    make = functools.partial(schedulers.OneCycleLR, max_lr=0.1, total_steps=9)
+    check_right(training(make, body, optimizer="SGD", calls=14))
 
 
 def plateau(optimizer: torch.optim.Optimizer, **options: Any) -> Any:
     return schedulers.ReduceLROnPlateau(optimizer, **{"patience": 1, "factor": 0.7, "threshold": 0.05, **options})
-
-
-def tensor(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(loss)
-
-
-def detached(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(loss.detach())
-
-
-def by_name(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(metrics=loss.detach()[None, None])
-
-
-def item(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(loss.item())
-
-
-def item_by_name(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(metrics=loss.detach().item())
-
-
-def as_float(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(float(loss.detach()))
-
-
-def whole_number(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step((loss.detach() * 100).long())
-
-
-def whole_item(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step((loss.detach() * 100).long().item())
-
-
-def half(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(loss.detach().to(torch.bfloat16))
-
-
-def truth(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(loss.detach() > 1)
 
 
 def written_later(loss: torch.Tensor, scheduler: Any) -> None:
@@ -630,10 +521,6 @@ def item_written_later(loss: torch.Tensor, scheduler: Any) -> None:
 def twice(loss: torch.Tensor, scheduler: Any) -> None:
     scheduler.step(loss.detach())
     scheduler.step(loss.item() if loss is None else loss.detach() * 2)
-
-
-def constant(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(0.25)
 
 
 def not_a_number(loss: torch.Tensor, scheduler: Any) -> None:
@@ -654,80 +541,64 @@ def in_a_loop(loss: torch.Tensor, scheduler: Any) -> None:
         scheduler.step((loss.detach() * factor).item())
 
 
-HANDED_OUT = [tensor, detached, by_name, item, item_by_name, as_float, whole_number, whole_item, half, truth]
-HANDED_OUT += [written_later, item_written_later, twice, constant, not_a_number, special_tensors, in_a_loop]
+# What a step calls a scheduler with that takes a metric.
+Metric = Callable[[torch.Tensor, Any], object]
+HANDED_OUT: dict[str, Metric] = {
+    "tensor": lambda loss, scheduler: scheduler.step(loss),
+    "detached": lambda loss, scheduler: scheduler.step(loss.detach()),
+    "by name": lambda loss, scheduler: scheduler.step(metrics=loss.detach()[None, None]),
+    "item": lambda loss, scheduler: scheduler.step(loss.item()),
+    "item by name": lambda loss, scheduler: scheduler.step(metrics=loss.detach().item()),
+    "float": lambda loss, scheduler: scheduler.step(float(loss.detach())),
+    "whole number": lambda loss, scheduler: scheduler.step((loss.detach() * 100).long()),
+    "whole item": lambda loss, scheduler: scheduler.step((loss.detach() * 100).long().item()),
+    "half": lambda loss, scheduler: scheduler.step(loss.detach().to(torch.bfloat16)),
+    "truth": lambda loss, scheduler: scheduler.step(loss.detach() > 1),
+    "written later": written_later,
+    "item written later": item_written_later,
+    "twice": twice,
+    "constant": lambda loss, scheduler: scheduler.step(0.25),
+    "not a number": not_a_number,
+    "special tensors": special_tensors,
+    "in a loop": in_a_loop,
+}
 
 
-def with_metric(call: Callable[[torch.Tensor, Any], None], **options: Any) -> Script:
+def with_metric(call: Metric, **options: Any) -> Script:
     """A step that ends with a call of a scheduler that takes a metric."""
 
-    def script(capture: Capture) -> Any:
-        net = model()
-        opt = OPTIMIZERS["AdamW"](net.parameters())
-        scheduler = plateau(opt)
+    def body(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+        opt.zero_grad()
+        loss = F.mse_loss(net(x), y)
+        loss.backward()
+        opt.step()
+        call(loss, scheduler)
+        return loss.detach()
 
-        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
-            opt.zero_grad()
-            loss = F.mse_loss(net(x), y)
-            loss.backward()
-            opt.step()
-            call(loss, scheduler)
-            return loss.detach()
-
-        captured = capture(step, state={"model": net, "opt": opt}, **options)
-        for _ in range(CALLS):
-            yield captured(*batch()), vars(scheduler) | {"optimizer": None}, opt.param_groups[0]["lr"]
-        return net, opt
-
-    return script
+    return training(plateau, body, **options)
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor")
-@pytest.mark.parametrize("call", HANDED_OUT)
-def test_a_metric(call: Any) -> None:
-    check_equal(with_metric(call), replays=20)
+@pytest.mark.parametrize("name", HANDED_OUT)
+def test_a_metric(name: str) -> None:
+    check_equal(with_metric(HANDED_OUT[name]), replays=20)
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor")
-@pytest.mark.parametrize("call", [detached, item, constant])
+@pytest.mark.parametrize("name", ["detached", "item", "constant"])
 @pytest.mark.parametrize("options", [{"verify": 5}, {"verify_every": 4}, {"passes": "none"}])
-def test_a_metric_with_options(call: Any, options: Any) -> None:
-    check_equal(with_metric(call, **options), replays=20 if "passes" in options else 15)
+def test_a_metric_with_options(name: str, options: Any) -> None:
+    check_equal(with_metric(HANDED_OUT[name], **options), replays=20 if "passes" in options else 15)
 
 
-@pytest.mark.parametrize("call", [detached, item, not_a_number])
-def test_a_metric_of_a_stored_plan(call: Any, tmp_path: Any) -> None:
-    store = str(tmp_path / "plans")
-    check_equal(with_metric(call, plans=store), replays=20)
-    check_equal(with_metric(call, plans=store), replays=20)
-    found = check_right(with_metric(call, plans=store, trust_plans=True))
-    if not ORACLE_ONLY:
-        assert found.steps[0].stats.replays >= 25
+@pytest.mark.parametrize("name", ["detached", "item", "not a number"])
+def test_a_metric_of_a_stored_plan(name: str, tmp_path: Any) -> None:
+    check_stored(with_metric, HANDED_OUT[name], plans=str(tmp_path / "plans"))
 
 
 def shown(loss: torch.Tensor, scheduler: Any) -> None:
     value = loss.item()
     scheduler.step(value)
-
-
-def divided(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(loss.item() / 3)
-
-
-def rounded(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(round(loss.item(), 2))
-
-
-def of_numpy(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(loss.detach().numpy())
-
-
-def with_epoch(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(loss.detach(), scheduler.last_epoch + 1)
-
-
-def with_epoch_by_name(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(loss.detach(), epoch=7)
 
 
 def tried(loss: torch.Tensor, scheduler: Any) -> None:
@@ -755,10 +626,6 @@ def read_again(loss: torch.Tensor, scheduler: Any) -> None:
 def number_without_a_call(loss: torch.Tensor, scheduler: Any) -> None:
     advance = scheduler.step
     advance(loss.item())
-
-
-def of_the_best(loss: torch.Tensor, scheduler: Any) -> None:
-    scheduler.step(min(loss.item(), 2.0))
 
 
 def kept(loss: torch.Tensor, scheduler: Any) -> None:
@@ -791,27 +658,42 @@ def fails_between(loss: torch.Tensor, scheduler: Any) -> None:
             each.step(what.item())
 
 
-NOT_HANDED_OUT = [shown, divided, rounded, of_numpy, with_epoch, with_epoch_by_name, tried, suppressed]
-NOT_HANDED_OUT += [by_another_function, read_again, number_without_a_call, of_the_best, kept, of_other_objects]
-NOT_HANDED_OUT += [fails_between]
+NOT_HANDED_OUT: dict[str, Metric] = {
+    "shown": shown,
+    "divided": lambda loss, scheduler: scheduler.step(loss.item() / 3),
+    "rounded": lambda loss, scheduler: scheduler.step(round(loss.item(), 2)),
+    "of NumPy": lambda loss, scheduler: scheduler.step(loss.detach().numpy()),
+    "with epoch": lambda loss, scheduler: scheduler.step(loss.detach(), scheduler.last_epoch + 1),
+    "with epoch by name": lambda loss, scheduler: scheduler.step(loss.detach(), epoch=7),
+    "tried": tried,
+    "suppressed": suppressed,
+    "by another function": by_another_function,
+    "read again": read_again,
+    "number without a call": number_without_a_call,
+    "of the best": lambda loss, scheduler: scheduler.step(min(loss.item(), 2.0)),
+    "kept": kept,
+    "of other objects": of_other_objects,
+    "fails between": fails_between,
+}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("call", NOT_HANDED_OUT)
-def test_a_metric_that_is_not_followed_is_right(call: Any) -> None:
-    check_right(with_metric(call))
+@pytest.mark.parametrize("name", NOT_HANDED_OUT)
+def test_a_metric_that_is_not_followed_is_right(name: str) -> None:
+    check_right(with_metric(NOT_HANDED_OUT[name]))
 
 
 @pytest.mark.parametrize("name", ["StepLR", "CosineAnnealingLR"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_number_for_a_scheduler_without_a_metric_is_right(name: str) -> None:
-    def body(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
-        opt.zero_grad()
-        loss = update(net, opt, x, y)
-        scheduler.step((loss * 3).long().item())
-        return loss
+    check_right(training(SCHEDULERS[name], stepped_by_item))
 
-    check_right(training(SCHEDULERS[name], body))
+
+def stepped_by_item(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+    opt.zero_grad()
+    loss = update(net, opt, x, y)
+    scheduler.step((loss * 3).long().item())
+    return loss
 
 
 def test_a_metric_that_is_bad_at_times() -> None:
@@ -843,23 +725,8 @@ def test_a_metric_that_is_bad_at_times() -> None:
 
 
 def test_a_metric_of_another_type_in_some_calls() -> None:
-    def script(capture: Capture) -> Any:
-        net = model()
-        opt = OPTIMIZERS["AdamW"](net.parameters())
-        scheduler = plateau(opt)
-
-        def step(x: torch.Tensor, y: torch.Tensor, metric: Any) -> Any:
-            opt.zero_grad()
-            loss = update(net, opt, x, y)
-            scheduler.step(metric)
-            return loss
-
-        captured = capture(step, state={"model": net, "opt": opt})
-        given: list[Any] = [0.5, torch.tensor(0.5), torch.tensor([2.0]), 3, torch.tensor(4, dtype=torch.int64)]
-        for i in range(60):
-            yield captured(*batch(), given[i // 4 % len(given)]), scheduler.best, opt.param_groups[0]["lr"]
-        return net, opt
-
+    given: list[Any] = [0.5, torch.tensor(0.5), torch.tensor([2.0]), 3, torch.tensor(4, dtype=torch.int64)]
+    script = training(plateau, stepped, calls=60, more=lambda call: (given[call // 4 % len(given)],))
     check_equal(script, replays=30)
 
 
@@ -886,58 +753,27 @@ def test_metrics_of_several_schedulers() -> None:
     check_equal(script, replays=20)
 
 
-def test_a_metric_in_some_calls() -> None:
-    """A trainer whose scheduler gets the number of every third call, in inference of the others."""
-
-    def script(capture: Capture) -> Any:
-        class Trainer:
-            def __init__(self) -> None:
-                self.model = model()
-                self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-                self.scheduler = plateau(self.optimizer)
-                self.steps = 0
-
-            def training_step(self, x: torch.Tensor, y: torch.Tensor, last: bool) -> float:
-                loss = F.mse_loss(self.model(x), y)
-                loss.backward()
-                self.steps += 1
-                if last:
-                    self.optimizer.step()
-                    self.scheduler.step(float(loss.detach()))
-                    self.optimizer.zero_grad()
-                return loss.item()
-
-        trainer = Trainer()
-        step = capture(trainer.training_step, state={"model": trainer.model, "opt": trainer.optimizer})
-        for i in range(60):
-            yield step(*batch(), i % 3 == 2), numbers(trainer.scheduler), trainer.steps
-        return trainer.model, trainer.optimizer
-
-    check_equal(script, replays=40)
-
-
 def test_a_scheduler_of_another_kind_behind_a_stored_plan(tmp_path: Any) -> None:
+    def body(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+        return stepped(net, opt, scheduler, x, y, 3)
+
     store = str(tmp_path / "plans")
-
-    def script(make: Make, **options: Any) -> Script:
-        return training(make, lambda net, opt, scheduler, x, y: _stepped(net, opt, scheduler, x, y), plans=store)
-
-    check_equal(script(plateau), replays=20)
+    check_equal(training(plateau, body, plans=store), replays=20)
     for trust in (False, True):
         with pytest.warns(UserWarning):
-            check_right(script(SCHEDULERS["StepLR"], trust_plans=trust))
+            check_right(training(SCHEDULERS["StepLR"], body, plans=store, trust_plans=trust))
 
 
-def _stepped(net: Any, opt: Any, scheduler: Any, x: Any, y: Any) -> Any:
+def stepped(net: Any, opt: Any, scheduler: Any, x: Any, y: Any, metric: Any) -> Any:
     opt.zero_grad()
     loss = update(net, opt, x, y)
-    scheduler.step(3)
+    scheduler.step(metric)
     return loss
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("call", [detached, item, as_float])
-def test_a_metric_on_a_mesh(call: Any) -> None:
+@pytest.mark.parametrize("name", ["detached", "item", "float"])
+def test_a_metric_on_a_mesh(name: str) -> None:
     def script(capture: Capture) -> Any:
         on = mesh(2)
         net = mlp(on)
@@ -949,7 +785,7 @@ def test_a_metric_on_a_mesh(call: Any) -> None:
             loss = net(x).square().mean()
             loss.backward()
             opt.step()
-            call(DTensor.from_local(loss.detach(), on, [Replicate()], run_check=False), scheduler)
+            HANDED_OUT[name](DTensor.from_local(loss.detach(), on, [Replicate()], run_check=False), scheduler)
             return loss.detach()
 
         captured = capture(step, state={"model": net, "opt": opt})
@@ -980,32 +816,6 @@ def test_a_metric_of_an_evaluation(context: Any) -> None:
         return net, opt
 
     check_equal(script, replays=20)
-
-
-def test_a_step_that_raises_after_the_metric() -> None:
-    def script(capture: Capture) -> Any:
-        net = model()
-        opt = OPTIMIZERS["SGD"](net.parameters())
-        scheduler = plateau(opt)
-
-        def step(x: torch.Tensor, y: torch.Tensor, fails: bool) -> Any:
-            opt.zero_grad()
-            loss = update(net, opt, x, y)
-            scheduler.step(loss.item())
-            if fails:
-                raise ValueError("after the call")
-            return loss
-
-        captured = capture(step, state={"model": net, "opt": opt})
-        for i in range(CALLS):
-            try:
-                result: Any = captured(*batch(), i in (0, 1, 2, 10, 11))
-            except ValueError as error:
-                result = str(error)
-            yield result, scheduler.best, scheduler.num_bad_epochs
-        return net, opt
-
-    check_right(script)
 
 
 def test_a_plateau_of_ones_own() -> None:
