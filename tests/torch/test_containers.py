@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from models import inputs, mesh, mlp
-from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, rote_capture
+from oracle import ORACLE_ONLY, Calls, Capture, Script, check_equal, check_right, over, rote_capture
 from torch import Tensor
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.utils import _pytree as pytree
@@ -123,13 +123,8 @@ KINDS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def over(step: Callable[..., Any], calls: int = 8, **options: Any) -> Callable[[Capture], Calls]:
-    def script(capture: Capture) -> Calls:
-        captured = capture(step, **options)
-        for x in inputs(calls, 4):
-            yield captured(x)
-
-    return script
+def of_inputs(step: Callable[..., Any], calls: int = 8, **options: Any) -> Script:
+    return lambda capture: over(capture, step, inputs(calls, 4), **options)
 
 
 # -- results ------------------------------------------------------------------
@@ -144,7 +139,7 @@ def test_results(name: str) -> None:
         loss = x.mean()
         return make(loss, {"n": 3, "same": loss, "of": [make(x * 2, None)]})
 
-    check_equal(over(step), replays=5)
+    check_equal(of_inputs(step), replays=5)
 
 
 @pytest.mark.ranks(1)
@@ -178,7 +173,7 @@ def test_results_of_ops_and_settings() -> None:
         found = torch.max(x[:, None] * x, 1)
         return found, type(found).__name__, x.shape, x.dtype, [x.device], torch.Size((1, 2))
 
-    check_equal(over(step), replays=5)
+    check_equal(of_inputs(step), replays=5)
 
 
 @pytest.mark.ranks(1)
@@ -208,7 +203,7 @@ def test_classes_of_one_function() -> None:
     def step(x: Tensor) -> Any:
         return Local(x + 1)
 
-    check_equal(over(step), replays=5)
+    check_equal(of_inputs(step), replays=5)
 
 
 @pytest.mark.ranks(1)
@@ -232,17 +227,17 @@ class Hidden(collections.defaultdict):  # type: ignore[type-arg]
     pass
 
 
-def contains_itself(x: Tensor) -> Any:
-    made = Data(x)
-    made.extra = [made]
-    return made
+class Plain:
+    pass
 
 
 OLDER = Data(1.0)
 
 
-def made_inside(x: Tensor) -> Any:
-    return dataclasses.make_dataclass("Inside", ["loss"])(x)
+def contains_itself(x: Tensor) -> Any:
+    made = Data(x)
+    made.extra = [made]
+    return made
 
 
 def made_now(x: Tensor) -> Any:
@@ -252,42 +247,27 @@ def made_now(x: Tensor) -> Any:
     return Now(x)
 
 
-def not_made(x: Tensor) -> Any:
-    return {"loss": Hidden(list, a=x)}
-
-
-def of_another_object(x: Tensor) -> Any:
-    return Data(x, Plain())
-
-
-class Plain:
-    pass
-
-
-def as_a_key(x: Tensor) -> Any:
-    return {Frozen(1): x}
-
-
-def older(x: Tensor) -> Any:
-    return OLDER, x
+# A step, and why its result is refused.
+REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "contains itself": (contains_itself, "a Data that contains itself"),
+    "made inside": (
+        lambda x: dataclasses.make_dataclass("Inside", ["loss"])(x),
+        "a class that the step has not in reach",
+    ),
+    "made now": (made_now, "a class that the step has not in reach"),
+    "not made": (lambda x: {"loss": Hidden(list, a=x)}, "returns a type"),
+    "of another object": (lambda x: Data(x, Plain()), "returns a Plain"),
+    "as a key": (lambda x: {Frozen(1): x}, "a dict with a Frozen for a key"),
+    "older": (lambda x: (OLDER, x), "a Data that is older than the step"),
+}
 
 
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
-@pytest.mark.parametrize(
-    ("step", "why"),
-    [
-        (contains_itself, "a Data that contains itself"),
-        (made_inside, "a class that the step has not in reach"),
-        (made_now, "a class that the step has not in reach"),
-        (not_made, "returns a type"),
-        (of_another_object, "returns a Plain"),
-        (as_a_key, "a dict with a Frozen for a key"),
-        (older, "a Data that is older than the step"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_results_that_are_refused(step: Callable[..., Any], why: str) -> None:
+@pytest.mark.parametrize("name", REFUSED)
+def test_results_that_are_refused(name: str) -> None:
+    step, why = REFUSED[name]
+
     def script(capture: Capture) -> Calls:
         captured = capture(step)
         for x in inputs(6, 4):
@@ -349,7 +329,7 @@ def test_verified(name: str) -> None:
     def step(x: Tensor) -> Any:
         return make(x + 1, [x * 2, 1.5])
 
-    check_equal(over(step, verify=2), replays=5)
+    check_equal(of_inputs(step, verify=2), replays=5)
 
 
 # -- arguments ----------------------------------------------------------------
@@ -363,7 +343,7 @@ def both(batch: Any) -> tuple[Any, Any]:
 
 
 def of_batches(
-    make: Callable[[int, Tensor], Any], change: Callable[[Any], None] | None = None, calls: int = 12
+    make: Callable[[int, Tensor], Any], change: Callable[[Any], object] | None = None, calls: int = 12
 ) -> Callable[[Capture], Calls]:
     """Calls a step with a batch; ``change`` is made by the step."""
 
@@ -447,50 +427,29 @@ def test_arguments_that_change(name: str) -> None:
             keys = list(batch) if isinstance(batch, dict) else []
             return found, str(more), str(same), str(keys)
 
-        captured = capture(step)
-        for i, x in enumerate(inputs(36, 4)):
-            yield captured(CHANGES[name](i, x))
+        return over(capture, step, (CHANGES[name](i, x) for i, x in enumerate(inputs(36, 4))))
 
     found = check_right(script)
     assert ORACLE_ONLY or found.steps[0].stats.replays > 15, found.steps[0].stats
 
 
-def pop(batch: Any) -> None:
-    batch.data.pop("more")
-
-
-def set_attribute(batch: Any) -> None:
+def write_attribute(batch: Any) -> None:
     batch.loss = batch.loss + 1
-
-
-def add_attribute(batch: Any) -> None:
-    batch.added = 1
-
-
-def replace_list(batch: Any) -> None:
-    batch.extra["of"] = list(batch.extra["of"])
 
 
 def write_slot(batch: Any) -> None:
     batch.extra = None
 
 
-def add_entry(batch: Any) -> None:
-    dict.__setitem__(batch, "new", 1)
-
-
-def change_class(batch: Any) -> None:
-    batch.__class__ = Derived
-
-
-MUTATIONS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], None]]] = {
-    "popped": (lambda x: OfUserDict(loss=x, extra={"by": 1.0}, more=x), pop),
-    "set": (lambda x: Data(x, {"by": 1.0}), set_attribute),
-    "added": (lambda x: Data(x, {"by": 1.0}), add_attribute),
-    "replaced": (lambda x: Data(x, {"by": 1.0, "of": [x]}), replace_list),
+# An argument, and how the step changes it.
+MUTATIONS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], object]]] = {
+    "popped": (lambda x: OfUserDict(loss=x, extra={"by": 1.0}, more=x), lambda batch: batch.data.pop("more")),
+    "set": (lambda x: Data(x, {"by": 1.0}), write_attribute),
+    "added": (lambda x: Data(x, {"by": 1.0}), lambda batch: setattr(batch, "added", 1)),
+    "replaced": (lambda x: Data(x, {"by": 1.0, "of": [x]}), lambda batch: batch.extra.update(of=[*batch.extra["of"]])),
     "slot": (lambda x: Slots(x, {"by": 1.0}), write_slot),
-    "entry": (lambda x: OfDict(loss=x, extra={"by": 1.0}), add_entry),
-    "class": (lambda x: Data(x, {"by": 1.0}), change_class),
+    "entry": (lambda x: OfDict(loss=x, extra={"by": 1.0}), lambda batch: dict.__setitem__(batch, "new", 1)),
+    "class": (lambda x: Data(x, {"by": 1.0}), lambda batch: setattr(batch, "__class__", Derived)),
 }
 
 
@@ -619,9 +578,7 @@ class Odd(dict):  # type: ignore[type-arg]
 @pytest.mark.filterwarnings("ignore:rote")
 def test_no_code_of_the_class_runs() -> None:
     def script(capture: Capture) -> Calls:
-        captured = capture(lambda odd: dict.__getitem__(odd, "x") + 1)
-        for x in inputs(8, 4):
-            yield captured(Odd(x=x))
+        return over(capture, lambda odd: dict.__getitem__(odd, "x") + 1, ((Odd(x=x),) for x in inputs(8, 4)))
 
     check_equal(script, replays=5)
 
@@ -906,9 +863,7 @@ def test_objects_in_state_whose_tensors_the_step_swaps() -> None:
             run.a, run.b = run.b, run.a
             return run.a * 2
 
-        captured = capture(step, state=run)
-        for x in inputs(24, 4):
-            yield captured(x), run.a.clone(), run.b.clone()
+        return over(capture, step, inputs(24, 4), state=run, seen=lambda: (run.a.clone(), run.b.clone()))
 
     check_right(script)
 
@@ -966,7 +921,7 @@ def test_a_refusal_names_the_place_of_a_tensor(where: str) -> None:
         "view": (lambda x: x * view, "closure['view']"),
         "slot": (lambda x: x * slots.loss, "closure['slots'].loss"),
     }[where]
-    found = check_right(over(step))
+    found = check_right(of_inputs(step))
     if not ORACLE_ONLY:
         refusals = str(found.steps[0].stats.refusals)
         assert f"no recorded op made it; it lies in the memory of {place}; remedy" in refusals.replace('\\"', '"'), (
