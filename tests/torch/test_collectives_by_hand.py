@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over
+from oracle import ORACLE_ONLY, Calls, Capture, Script, check_equal, check_right, over
 from test_refusals import check_refused
 from torch import Tensor, nn
 
@@ -75,16 +75,21 @@ def drawn(call: int, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] 
     return numbers.abs().to(dtype) if dtype == torch.uint8 else numbers.to(dtype)
 
 
+def check_drawn(body: Callable[[Tensor], Any], dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    """Equal to eager on random tensors, and replayed."""
+    check_equal(
+        lambda capture: over(capture, body, (drawn(call, dtype) for call in range(CALLS)), **options), replays=REPLAYS
+    )
+
+
 def check_beside_a_miss(body: Callable[[Tensor, float], Tensor], alone: int, passes: str) -> None:
     """Equal to eager where one rank misses a guard in some calls, and the other goes on to replay."""
     body.__qualname__ = f"{body.__qualname__} of {alone} {passes}"
+    misses = range(8, 12) if dist.get_rank() == alone else ()
 
     def script(capture: Capture) -> Calls:
-        step = capture(body, **({"passes": passes} if passes else {}))
-        for call in range(22):
-            scale = 3.0 + call if dist.get_rank() == alone and 7 < call < 12 else 2.0
-            yield step(drawn(call), scale)
-        return {}
+        calls = ((drawn(call), 3.0 + call if call in misses else 2.0) for call in range(22))
+        return over(capture, body, calls, **({"passes": passes} if passes else {}))
 
     found = check_right(script)
     if not ORACLE_ONLY:
@@ -106,16 +111,49 @@ def check_in_a_group_made_anew(collective: Callable[[Tensor, Any], Tensor]) -> N
             yield step(drawn(call))
         return {}
 
+    check_replayed_variants(script, 3 * REPLAYS)
+
+
+def check_replayed_variants(script: Script, replays: int, variants: int | None = None) -> None:
+    """Equal to eager, never refused, and replayed so often."""
     found = check_right(script)
     if not ORACLE_ONLY:
         stats = found.steps[0].stats
-        assert not stats.refusals and stats.replays >= 3 * REPLAYS, stats
+        assert not stats.refusals and stats.replays >= replays, stats
+        assert variants in (None, stats.variants), stats
+
+
+def check_verified(body: Callable[[Tensor, Tensor], Tensor], options: dict[str, Any]) -> None:
+    """Equal to eager, and verified, with a total in the state."""
+
+    def script(capture: Capture) -> Calls:
+        total = torch.zeros(4, 6)
+        return over(capture, lambda x: body(x, total), map(drawn, range(14)), state=[total], **options)
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        assert found.steps[0].stats.verified >= 3, found.steps[0].stats
 
 
 def check_stays_refused(body: Callable[[Tensor], Tensor], words: str, remedy: str) -> None:
     """Right and refused at every call, with these words."""
-
     check_refused(lambda capture: over(capture, lambda x: body(x), map(drawn, range(6))), words, remedy=remedy)
+
+
+def check_waited_outside(body: Callable[[Tensor, list[Any]], Any], handles: int) -> None:
+    """Refused where the step only keeps its handles, for the script to wait for."""
+
+    def script(capture: Capture) -> Calls:
+        kept: list[Any] = []
+        step = capture(lambda x: body(x, kept), ignore=["kept"])
+        for call in range(6):
+            result = step(drawn(call))
+            for work in kept:
+                work.wait()
+            yield result
+        return {}
+
+    check_refused(script, f"does not wait for {handles} of the collectives", remedy="wait for each")
 
 
 @pytest.mark.ranks(2)
@@ -125,25 +163,19 @@ def check_stays_refused(body: Callable[[Tensor], Tensor], words: str, remedy: st
 def test_metric(name: str, dtype: torch.dtype, is_async: bool) -> None:
     """In a step without gradients."""
 
-    def script(capture: Capture) -> Calls:
-        @torch.no_grad()
-        def metric(x: Tensor) -> Tensor:
-            y = x * 2
-            return COLLECTIVES[name](y, is_async) + 1
+    @torch.no_grad()
+    def metric(x: Tensor) -> Tensor:
+        y = x * 2
+        return COLLECTIVES[name](y, is_async) + 1
 
-        return over(capture, metric, (drawn(call, dtype) for call in range(CALLS)))
-
-    check_equal(script, replays=REPLAYS)
+    check_drawn(metric, dtype)
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 def test_reductions(op: str, dtype: torch.dtype) -> None:
-    def script(capture: Capture) -> Calls:
-        return over(capture, lambda x: all_reduce(x + 1, False, op) * 2, (drawn(call, dtype) for call in range(CALLS)))
-
-    check_equal(script, replays=REPLAYS)
+    check_drawn(lambda x: all_reduce(x + 1, False, op) * 2, dtype)
 
 
 @pytest.mark.ranks(2)
@@ -171,9 +203,7 @@ def test_gradients(name: str, is_async: bool, passes: str) -> None:
             return logged / dist.get_world_size()
 
         options = {"passes": passes} if passes else {}
-        return over(
-            capture, train, map(drawn, range(CALLS + 2)), state={"model": model, "optimizer": optimizer}, **options
-        )
+        return over(capture, train, map(drawn, range(CALLS + 2)), state=[model, optimizer], **options)
 
     check_equal(script, replays=REPLAYS)
 
@@ -268,25 +298,22 @@ def group_of(*ranks: int) -> Any:
 
 @pytest.mark.ranks(4)
 def test_subgroups() -> None:
-    def script(capture: Capture) -> Calls:
-        groups = [group_of(0, 1), group_of(3, 2)]
-        own = groups[0 if dist.get_rank() < 2 else 1]
-        source = dist.get_global_rank(own, 1)
+    groups = [group_of(0, 1), group_of(3, 2)]
+    own = groups[0 if dist.get_rank() < 2 else 1]
+    source = dist.get_global_rank(own, 1)
 
-        def body(x: Tensor) -> Tensor:
-            y = x * 2
-            dist.all_reduce(y, group=own)
-            for group in groups:
-                dist.all_reduce(y, group=group)  # nothing on ranks that are in no such group
-            dist.broadcast(y, src=source, group=own)
-            out = y.new_empty(8, 6)
-            dist.all_gather_into_tensor(out, y + dist.get_rank(), group=own)
-            dist.all_reduce(out)
-            return out
+    def body(x: Tensor) -> Tensor:
+        y = x * 2
+        dist.all_reduce(y, group=own)
+        for group in groups:
+            dist.all_reduce(y, group=group)  # nothing on ranks that are in no such group
+        dist.broadcast(y, src=source, group=own)
+        out = y.new_empty(8, 6)
+        dist.all_gather_into_tensor(out, y + dist.get_rank(), group=own)
+        dist.all_reduce(out)
+        return out
 
-        return over(capture, body, map(drawn, range(CALLS)))
-
-    check_equal(script, replays=REPLAYS)
+    check_drawn(body)
 
 
 @pytest.mark.ranks(2)
@@ -339,44 +366,31 @@ def test_other_groups_reductions_and_sources_are_misses() -> None:
             yield step(drawn(call))
         return {}
 
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        stats = found.steps[0].stats
-        assert not stats.refusals and stats.variants == 4 and stats.replays >= 18, stats
+    check_replayed_variants(script, 18, variants=4)
 
 
 @pytest.mark.ranks(2)
 def test_complex_numbers() -> None:
-    def script(capture: Capture) -> Calls:
-        def body(x: Tensor) -> Tensor:
-            y = torch.complex(x, -x)
-            dist.all_reduce(y)
-            return y * 2
+    def body(x: Tensor) -> Tensor:
+        y = torch.complex(x, -x)
+        dist.all_reduce(y)
+        return y * 2
 
-        return over(capture, body, map(drawn, range(CALLS)))
-
-    check_equal(script, replays=REPLAYS)
+    check_drawn(body)
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("options", [{"verify": 3}, {"verify_every": 2}], ids=["verify", "verify every"])
 def test_verified(options: dict[str, Any]) -> None:
-    def script(capture: Capture) -> Calls:
-        total = torch.zeros(4, 6)
+    def body(x: Tensor, total: Tensor) -> Tensor:
+        y, out = x * 2, x.new_empty(8, 6)
+        dist.all_reduce(y)
+        dist.all_gather_into_tensor(out, y, async_op=True).wait()
+        total.add_(y)
+        dist.all_reduce(total)
+        return out
 
-        def body(x: Tensor) -> Tensor:
-            y, out = x * 2, x.new_empty(8, 6)
-            dist.all_reduce(y)
-            dist.all_gather_into_tensor(out, y, async_op=True).wait()
-            total.add_(y)
-            dist.all_reduce(total)
-            return out
-
-        return over(capture, body, map(drawn, range(14)), state=[total], **options)
-
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        assert found.steps[0].stats.verified >= 3, found.steps[0].stats
+    check_verified(body, options)
 
 
 @pytest.mark.ranks(2)
@@ -486,18 +500,9 @@ def test_started_outside() -> None:
 
 @pytest.mark.ranks(2)
 def test_never_waited_for() -> None:
-    def script(capture: Capture) -> Calls:
-        kept: list[Any] = []
+    def body(x: Tensor, kept: list[Any]) -> Tensor:
+        y = x * 2
+        kept[:] = [dist.all_reduce(y, async_op=True)]
+        return x + 1
 
-        def body(x: Tensor) -> Tensor:
-            y = x * 2
-            kept[:] = [dist.all_reduce(y, async_op=True)]
-            return x + 1
-
-        step = capture(body, ignore=["kept"])
-        for call in range(6):
-            yield step(drawn(call))
-            kept[0].wait()
-        return {}
-
-    check_refused(script, "does not wait for 1 of the collectives", remedy="wait for each")
+    check_waited_outside(body, 1)

@@ -17,13 +17,16 @@ from test_collectives_by_hand import (
     OPS,
     REPLAYS,
     check_beside_a_miss,
+    check_drawn,
     check_in_a_group_made_anew,
+    check_replayed_variants,
     check_stays_refused,
+    check_verified,
+    check_waited_outside,
     drawn,
     ended,
     group_of,
 )
-from test_refusals import check_refused
 from torch import Tensor, nn
 
 Collective = Callable[[Tensor, bool, Any], Tensor]
@@ -99,52 +102,45 @@ COLLECTIVES: dict[str, Collective] = {
 def test_metric(name: str, dtype: torch.dtype, is_async: bool) -> None:
     """In a step without gradients."""
 
-    def script(capture: Capture) -> Calls:
-        @torch.no_grad()
-        def metric(x: Tensor) -> Tensor:
-            y = x * 2
-            return COLLECTIVES[name](y, is_async, None) + 1
+    @torch.no_grad()
+    def metric(x: Tensor) -> Tensor:
+        y = x * 2
+        return COLLECTIVES[name](y, is_async, None) + 1
 
-        return over(capture, metric, (drawn(call, dtype) for call in range(CALLS)))
-
-    check_equal(script, replays=REPLAYS)
+    check_drawn(metric, dtype)
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=lambda dtype: str(dtype)[6:])
 def test_reductions(op: str, dtype: torch.dtype) -> None:
-    def script(capture: Capture) -> Calls:
-        def body(x: Tensor) -> Tensor:
-            y, out = x * 2, torch.empty_like(x)
-            dist.reduce(y, dst=0, op=OPS[op])
-            dist.reduce_scatter(out, [x, x + 1], op=OPS[op])
-            return out + y if dist.get_rank() == 0 else out
+    def body(x: Tensor) -> Tensor:
+        y, out = x * 2, torch.empty_like(x)
+        dist.reduce(y, dst=0, op=OPS[op])
+        dist.reduce_scatter(out, [x, x + 1], op=OPS[op])
+        return out + y if dist.get_rank() == 0 else out
 
-        return over(capture, body, (drawn(call, dtype) for call in range(CALLS)))
-
-    check_equal(script, replays=REPLAYS)
+    check_drawn(body, dtype)
 
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_subgroups(is_async: bool) -> None:
+    check_in_subgroups(COLLECTIVES, is_async)
+
+
+def check_in_subgroups(collectives: dict[str, Any], is_async: bool) -> None:
     """All of them on the world, and on two pairs of ranks, of which one is in another order."""
+    own = [group_of(0, 1), group_of(3, 2)][dist.get_rank() // 2]
 
-    def script(capture: Capture) -> Calls:
-        groups = [group_of(0, 1), group_of(3, 2)]
-        own = groups[0 if dist.get_rank() < 2 else 1]
+    def body(x: Tensor) -> Tensor:
+        total = x.sum()
+        for group in (None, own, None):
+            for collective in collectives.values():
+                total = total + collective(x + 1, is_async, group).sum()
+        return total
 
-        def body(x: Tensor) -> Tensor:
-            total = x.sum()
-            for group in (None, own, None):
-                for collective in COLLECTIVES.values():
-                    total = total + collective(x + 1, is_async, group).sum()
-            return total
-
-        return over(capture, body, map(drawn, range(CALLS)))
-
-    check_equal(script, replays=REPLAYS)
+    check_drawn(body)
 
 
 @pytest.mark.ranks(2)
@@ -224,10 +220,7 @@ def test_ranks_of_other_shapes() -> None:
 
         return over(capture, body, ((drawn(call), 1 + call % 3) for call in range(3 * CALLS)))
 
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        stats = found.steps[0].stats
-        assert not stats.refusals and stats.replays >= 3 * REPLAYS, stats
+    check_replayed_variants(script, 3 * REPLAYS)
 
 
 @pytest.mark.ranks(2)
@@ -271,29 +264,19 @@ def test_other_groups_and_roots_are_misses() -> None:
             yield step(drawn(call))
         return {}
 
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        stats = found.steps[0].stats
-        assert not stats.refusals and stats.variants == 3 and stats.replays >= 13, stats
+    check_replayed_variants(script, 13, variants=3)
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("options", [{"verify": 3}, {"verify_every": 2}], ids=["verify", "verify every"])
 def test_verified(options: dict[str, Any]) -> None:
-    def script(capture: Capture) -> Calls:
-        total = torch.zeros(4, 6)
+    def body(x: Tensor, total: Tensor) -> Tensor:
+        out = all_gather(x, True, None)
+        dist.reduce(total.add_(x), dst=dist.get_world_size() - 1)
+        dist.broadcast(total, src=1)
+        return out
 
-        def body(x: Tensor) -> Tensor:
-            out = all_gather(x, True, None)
-            dist.reduce(total.add_(x), dst=dist.get_world_size() - 1)
-            dist.broadcast(total, src=1)
-            return out
-
-        return over(capture, body, map(drawn, range(14)), state=[total], **options)
-
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        assert found.steps[0].stats.verified >= 3, found.steps[0].stats
+    check_verified(body, options)
 
 
 @pytest.mark.ranks(2)
@@ -373,22 +356,12 @@ def test_refused(body: Callable[[Tensor], Tensor], words: str, remedy: str) -> N
 
 @pytest.mark.ranks(2)
 def test_never_waited_for() -> None:
-    def script(capture: Capture) -> Calls:
-        kept: list[Any] = []
+    def body(x: Tensor, kept: list[Any]) -> list[Tensor]:
+        outs = [torch.zeros_like(x), torch.zeros_like(x)]
+        kept[:] = [dist.all_gather(outs, x, async_op=True)]
+        return outs
 
-        def body(x: Tensor) -> list[Tensor]:
-            outs = [torch.zeros_like(x), torch.zeros_like(x)]
-            kept[:] = [dist.all_gather(outs, x, async_op=True)]
-            return outs
-
-        step = capture(body, ignore=["kept"])
-        for call in range(6):
-            outs = step(drawn(call))
-            kept[0].wait()
-            yield outs
-        return {}
-
-    check_refused(script, "does not wait for 1 of the collectives", remedy="wait for each")
+    check_waited_outside(body, 1)
 
 
 def summed(t: Tensor, is_async: bool, group: Any, device: Any = None) -> Tensor:
@@ -431,26 +404,9 @@ COALESCED: dict[str, Callable[..., Tensor]] = {"summed": summed, "gathered": gat
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("name", COALESCED)
 def test_coalesced(name: str, dtype: torch.dtype, is_async: bool) -> None:
-    def script(capture: Capture) -> Calls:
-        return over(
-            capture, lambda x: COALESCED[name](x * 2, is_async, None) + 1, (drawn(call, dtype) for call in range(CALLS))
-        )
-
-    check_equal(script, replays=REPLAYS)
+    check_drawn(lambda x: COALESCED[name](x * 2, is_async, None) + 1, dtype)
 
 
 @pytest.mark.ranks(4, timeout=60)
 def test_coalesced_in_subgroups() -> None:
-    def script(capture: Capture) -> Calls:
-        own = [group_of(0, 1), group_of(3, 2)][dist.get_rank() // 2]
-
-        def body(x: Tensor) -> Tensor:
-            total = x.sum()
-            for group in (None, own):
-                for collective in COALESCED.values():
-                    total = total + collective(x + 1, True, group).sum()
-            return total
-
-        return over(capture, body, map(drawn, range(CALLS)))
-
-    check_equal(script, replays=REPLAYS)
+    check_in_subgroups(COALESCED, True)

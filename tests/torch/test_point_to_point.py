@@ -16,11 +16,14 @@ from test_collectives_by_hand import (
     DTYPES,
     REPLAYS,
     check_beside_a_miss,
+    check_drawn,
+    check_replayed_variants,
     check_stays_refused,
+    check_verified,
+    check_waited_outside,
     drawn,
     group_of,
 )
-from test_refusals import check_refused
 from torch import Tensor, nn
 
 Exchange = Callable[[Tensor, Any], Tensor]
@@ -99,35 +102,28 @@ EXCHANGES: dict[str, Exchange] = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_exchange(name: str, dtype: torch.dtype) -> None:
-    def script(capture: Capture) -> Calls:
-        return over(capture, lambda x: EXCHANGES[name](x * 2, None) + 1, (drawn(call, dtype) for call in range(CALLS)))
-
-    check_equal(script, replays=REPLAYS)
+    check_drawn(lambda x: EXCHANGES[name](x * 2, None) + 1, dtype)
 
 
 @pytest.mark.ranks(4)
 def test_subgroups() -> None:
     """In pairs of ranks, and from rank to rank around the world."""
+    own = [group_of(0, 1), group_of(3, 2)][dist.get_rank() // 2]
 
-    def script(capture: Capture) -> Calls:
-        own = [group_of(0, 1), group_of(3, 2)][dist.get_rank() // 2]
+    def body(x: Tensor) -> Tensor:
+        total = x.sum()
+        for exchange in EXCHANGES.values():
+            total = total + exchange(x + 1, own).sum()
+        got = torch.empty_like(x)
+        world, rank = dist.get_world_size(), dist.get_rank()
+        sent = dist.isend(x * rank, (rank + 1) % world)
+        dist.recv(got, (rank - 1) % world)
+        assert sent is not None
+        sent.wait()
+        dist.all_reduce(got, group=own)
+        return got + total
 
-        def body(x: Tensor) -> Tensor:
-            total = x.sum()
-            for exchange in EXCHANGES.values():
-                total = total + exchange(x + 1, own).sum()
-            got = torch.empty_like(x)
-            world, rank = dist.get_world_size(), dist.get_rank()
-            sent = dist.isend(x * rank, (rank + 1) % world)
-            dist.recv(got, (rank - 1) % world)
-            assert sent is not None
-            sent.wait()
-            dist.all_reduce(got, group=own)
-            return got + total
-
-        return over(capture, body, map(drawn, range(CALLS)))
-
-    check_equal(script, replays=REPLAYS)
+    check_drawn(body)
 
 
 @pytest.mark.ranks(2, timeout=60)
@@ -238,10 +234,7 @@ def test_ranks_of_other_shapes() -> None:
 
         return over(capture, body, ((drawn(call), 1 + call % 3) for call in range(3 * CALLS)))
 
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        stats = found.steps[0].stats
-        assert not stats.refusals and stats.replays >= 3 * REPLAYS, stats
+    check_replayed_variants(script, 3 * REPLAYS)
 
 
 @pytest.mark.ranks(2, timeout=60)
@@ -259,10 +252,7 @@ def test_one_rank_sends_and_the_other_receives_in_other_variants() -> None:
 
         return over(capture, body, ((drawn(call), call // 2 % 2) for call in range(3 * CALLS)))
 
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        stats = found.steps[0].stats
-        assert not stats.refusals and stats.variants == 2 and stats.replays >= 3 * REPLAYS, stats
+    check_replayed_variants(script, 3 * REPLAYS, variants=2)
 
 
 @pytest.mark.ranks(2, timeout=60)
@@ -307,18 +297,11 @@ def test_a_rank_that_sends_nothing() -> None:
 @pytest.mark.ranks(2, timeout=60)
 @pytest.mark.parametrize("options", [{"verify": 3}, {"verify_every": 2}], ids=["verify", "verify every"])
 def test_verified(options: dict[str, Any]) -> None:
-    def script(capture: Capture) -> Calls:
-        total = torch.zeros(4, 6)
+    def body(x: Tensor, total: Tensor) -> Tensor:
+        total.add_(blocking(x, None))
+        return batched(total, None)
 
-        def body(x: Tensor) -> Tensor:
-            total.add_(blocking(x, None))
-            return batched(total, None)
-
-        return over(capture, body, map(drawn, range(14)), state=[total], **options)
-
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        assert found.steps[0].stats.verified >= 3, found.steps[0].stats
+    check_verified(body, options)
 
 
 @pytest.mark.ranks(2, timeout=60)
@@ -397,20 +380,9 @@ def test_refused(body: Callable[[Tensor], Tensor], words: str, remedy: str) -> N
 def test_never_waited_for() -> None:
     """The step hands back what it sends and receives, with the handles."""
 
-    def script(capture: Capture) -> Calls:
-        kept: list[Any] = []
+    def body(x: Tensor, kept: list[Any]) -> tuple[Tensor, Tensor]:
+        y, got = x * 2, torch.zeros_like(x)
+        kept[:] = [dist.isend(y, peer(None)), dist.irecv(got, peer(None))]
+        return y, got
 
-        def body(x: Tensor) -> tuple[Tensor, Tensor]:
-            y, got = x * 2, torch.zeros_like(x)
-            kept[:] = [dist.isend(y, peer(None)), dist.irecv(got, peer(None))]
-            return y, got
-
-        step = capture(body, ignore=["kept"])
-        for call in range(6):
-            both = step(drawn(call))
-            for work in kept:
-                work.wait()
-            yield both
-        return {}
-
-    check_refused(script, "does not wait for 2 of the collectives", remedy="wait for each")
+    check_waited_outside(body, 2)
