@@ -1,7 +1,8 @@
 """Steps that read data on the host and decide by it: a replay goes on only where it finds what the recording found."""
 
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ TRUE, FALSE = torch.ones(8, dtype=torch.bool), torch.arange(8) != 3
 def small(dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 8), nn.Dropout(dropout), nn.Tanh(), nn.Linear(8, 8))
+
+
+def spoiled(calls: int, bad: Callable[[int], bool] | tuple[int, ...], value: float = math.nan) -> Iterator[Tensor]:
+    """Inputs of which some hold a number that is not finite."""
+    for i, x in enumerate(inputs(calls, 4, 8)):
+        if bad(i) if callable(bad) else i in bad:
+            x[0, 0] = value
+        yield x
 
 
 def number(dtype: torch.dtype) -> Callable[[Tensor], bool]:
@@ -82,11 +91,9 @@ def test_a_question_about_an_argument(question: str) -> None:
             optimizer.step()
             return loss.detach()
 
-        step = capture(train_step, state=state)
         draw = random.Random(0)
-        for i, x in enumerate(inputs(50, 4, 8)):
-            yield step(x, TRUE if i < 5 or draw.random() < 0.6 else FALSE)
-        return state
+        calls = ((x, TRUE if i < 5 or draw.random() < 0.6 else FALSE) for i, x in enumerate(inputs(50, 4, 8)))
+        return over(capture, train_step, calls, state=state)
 
     check_equal(script)
 
@@ -126,14 +133,8 @@ def test_an_update_that_is_left_out(kind: str, dropout: float) -> None:
         model = small(dropout)
         optimizer = torch.optim.AdamW(model.parameters())
         state = {"model": model, "optimizer": optimizer}
-        step = capture(train(model, optimizer, SKIPS[kind]), state=state)
-        for i, x in enumerate(inputs(60, 4, 8)):
-            if i in (0, 9, 10, 23, 31, 32, 33, 40):
-                x[0, 0] = float("nan")
-            if i % 7 == 3:
-                x *= 30
-            yield step(x)
-        return state
+        calls = (x * (30 if i % 7 == 3 else 1) for i, x in enumerate(spoiled(60, (0, 9, 10, 23, 31, 32, 33, 40))))
+        return over(capture, train(model, optimizer, SKIPS[kind]), calls, state=state)
 
     check_equal(script)
 
@@ -153,9 +154,7 @@ def test_a_norm_that_must_be_finite() -> None:
             return total
 
         step = capture(train_step, state=state)
-        for i, x in enumerate(inputs(40, 4, 8)):
-            if i in (12, 20, 21):
-                x[0, 0] = float("inf")
+        for x in spoiled(40, (12, 20, 21), math.inf):
             try:
                 yield step(x)
             except RuntimeError as error:
@@ -196,14 +195,14 @@ def test_a_gradient_scaler(make: Callable[[Any], torch.optim.Optimizer], clips: 
             scaler.update()
             return loss.detach()
 
-        step = capture(train_step, state=state)
-        for i, x in enumerate(inputs(40, 4, 8)):
-            if i in (12, 20, 21):
-                x[0, 0] = float("inf")
-            if i == 30:
-                scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0})
-            yield step(x)
-        return [model, optimizer, scaler.state_dict()]
+        return over(
+            capture,
+            train_step,
+            spoiled(40, (12, 20, 21), math.inf),
+            state=state,
+            before={30: lambda: scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0})},
+            end=lambda: [model, optimizer, scaler.state_dict()],
+        )
 
     check_equal(script)
 
@@ -232,9 +231,7 @@ def test_a_gradient_scaler_that_is_used_otherwise() -> None:
 
         for named in (state, {**state, "scaler": scaler}):
             step = capture(train_step, state=named)
-            for i, x in enumerate(inputs(40, 4, 8)):
-                if i in (12, 20, 21):
-                    x[0, 0] = float("inf")
+            for i, x in enumerate(spoiled(40, (12, 20, 21), math.inf)):
                 yield step(x, i % 8 != 7)
                 if i % 8 == 7:
                     scaler.update()
@@ -348,9 +345,7 @@ def test_a_branch_that_changes_the_host(where: str) -> None:
             return x * 2
 
         captured = capture(step)
-        for i, x in enumerate(inputs(120, 4, 8)):
-            if i < 5 or i % 11 == 0:
-                x[0, 0] = float("nan")
+        for x in spoiled(120, lambda i: i < 5 or i % 11 == 0):
             yield captured(x), skipped[0], kept["skipped"]
 
     found = check_right(script)
@@ -372,11 +367,7 @@ def test_an_error_that_the_step_handles() -> None:
                 return x.nan_to_num()
             return x * 2
 
-        captured = capture(step)
-        for i, x in enumerate(inputs(40, 4, 8)):
-            if i % 3 == 1:
-                x[0, 0] = float("nan")
-            yield captured(x)
+        return over(capture, step, spoiled(40, lambda i: i % 3 == 1))
 
     check_equal(script)
 
@@ -390,11 +381,9 @@ def test_a_read_in_a_hook() -> None:
         for parameter in model.parameters():
             parameter.register_hook(lambda grad: grad.clamp(-0.01, 0.01) if grad.abs().max() > 0.02 else grad)
         state = {"model": model, "optimizer": optimizer}
-        step = capture(train(model, optimizer, lambda model, loss: True), state=state)
         draw = random.Random(0)
-        for x in inputs(60, 4, 8):
-            yield step(x * draw.choice([0.3, 1.0, 3.0]))
-        return state
+        calls = (x * draw.choice([0.3, 1.0, 3.0]) for x in inputs(60, 4, 8))
+        return over(capture, train(model, optimizer, lambda model, loss: True), calls, state=state)
 
     found = check_right(script)
     assert ORACLE_ONLY or found.steps[0].stats.replays >= 10, found.steps[0].stats
@@ -472,9 +461,7 @@ def test_plans_of_two_branches_in_one_store(trust: bool, tmp_path: Path) -> None
         function = train(model, optimizer, lambda model, loss: bool(loss.isfinite()))
         for _ in range(3):
             step = capture(function, state=state, plans=tmp_path, trust_plans=trust)
-            for i, x in enumerate(inputs(20, 4, 8)):
-                if i % 4 == 2:
-                    x[0, 0] = float("nan")
+            for x in spoiled(20, lambda i: i % 4 == 2):
                 yield step(x)
         return state
 
@@ -510,11 +497,9 @@ def test_a_read_after_a_collective(kind: str) -> None:
             optimizer.step()
             return loss.detach()
 
-        step = capture(train_step, state=state)
         draw = random.Random(dist.get_rank() if kind == "own" else 0)
-        for i, x in enumerate(inputs(50, 4, 8)):
-            yield step(x, TRUE if i < 5 or draw.random() < 0.6 else FALSE)
-        return state
+        calls = ((x, TRUE if i < 5 or draw.random() < 0.6 else FALSE) for i, x in enumerate(inputs(50, 4, 8)))
+        return over(capture, train_step, calls, state=state)
 
     found = check_right(script)
     if not ORACLE_ONLY:
@@ -565,11 +550,9 @@ class Program:
 def test_random_programs(seed: int) -> None:
     def script(capture: Capture) -> Calls:
         program = Program(seed)
-        step = capture(program.__call__, state=[program.state])
-        for i, x in enumerate(inputs(40, 2, 3)):
-            scale = 1.0 if i < 6 else (-1.0) ** (i // 3)
-            yield step(x[0] * scale, x[1])
-        return program.state
+        scales = (1.0 if i < 6 else (-1.0) ** (i // 3) for i in range(40))
+        calls = ((x[0] * scale, x[1]) for x, scale in zip(inputs(40, 2, 3), scales, strict=True))
+        return over(capture, program.__call__, calls, state=[program.state])
 
     check_right(script)
 
@@ -580,12 +563,8 @@ def test_verified_calls() -> None:
         model = small(0.2)
         optimizer = torch.optim.AdamW(model.parameters())
         state = {"model": model, "optimizer": optimizer}
-        step = capture(train(model, optimizer, SKIPS["finite loss"]), state=state, verify_every=3)
-        for i, x in enumerate(inputs(60, 4, 8)):
-            if i > 5 and i % 5 == 0:
-                x[0, 0] = float("nan")
-            yield step(x)
-        return state
+        calls = spoiled(60, lambda i: i > 5 and i % 5 == 0)
+        return over(capture, train(model, optimizer, SKIPS["finite loss"]), calls, state=state, verify_every=3)
 
     found = check_right(script, lambda fn, **options: rote_capture(fn, **{"strict": True, **options}))
     if not ORACLE_ONLY:
