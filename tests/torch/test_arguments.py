@@ -209,6 +209,16 @@ def kind(a: Make, b: Make, change: Change = None, back: Change = None) -> Kind:
     return a, b, change, back
 
 
+def scaled_attribute(make: Make) -> Kind:
+    """The attribute of a value of some class."""
+    a, b = (lambda scale=scale: attribute(make(), scale) for scale in (2.0, 3.0))
+    return kind(a, b, assign("scale", 4.0), assign("scale", 2.0))
+
+
+def attribute_value(make: Callable[[Any], Any]) -> Kind:
+    return kind(lambda: make(1.0), lambda: make(2.0), assign("value", 5.0), assign("value", 1.0))
+
+
 def put(key: Any, value: Any) -> Callable[[Any], Any]:
     return lambda target: target.__setitem__(key, value)
 
@@ -250,24 +260,9 @@ KINDS: dict[str, Kind] = {
     "str": kind(lambda: text("ab", "c"), lambda: text("ab", "d")),
     "bytes": kind(lambda: text("ab", "c").encode(), lambda: text("ab", "d").encode()),
     "str_subclass": kind(lambda: Text("abc"), lambda: Text("abd")),
-    "str_attribute": kind(
-        lambda: attribute(Text("abc"), 2.0),
-        lambda: attribute(Text("abc"), 3.0),
-        assign("scale", 4.0),
-        assign("scale", 2.0),
-    ),
-    "str_slot": kind(
-        lambda: attribute(SlottedText("abc"), 2.0),
-        lambda: attribute(SlottedText("abc"), 3.0),
-        assign("scale", 4.0),
-        assign("scale", 2.0),
-    ),
-    "float_attribute": kind(
-        lambda: attribute(Number(1.5), 2.0),
-        lambda: attribute(Number(1.5), 3.0),
-        assign("scale", 4.0),
-        assign("scale", 2.0),
-    ),
+    "str_attribute": scaled_attribute(lambda: Text("abc")),
+    "str_slot": scaled_attribute(lambda: SlottedText("abc")),
+    "float_attribute": scaled_attribute(lambda: Number(1.5)),
     "float_subclass_zero": kind(lambda: Number(0.0), lambda: Number(-0.0)),
     "int_attribute": kind(
         lambda: attribute(Count(5), [2.0]),
@@ -331,12 +326,7 @@ KINDS: dict[str, Kind] = {
         lambda v: assign("value", 1.0)(v.a),
     ),
     "namedtuple_with_methods": kind(lambda: WithMethods(1.0, 2.0), lambda: WithMethods(1.0, 3.0)),
-    "tuple_attribute": kind(
-        lambda: attribute(Row((1.0, 2.0)), 2.0),
-        lambda: attribute(Row((1.0, 2.0)), 3.0),
-        assign("scale", 4.0),
-        assign("scale", 2.0),
-    ),
+    "tuple_attribute": scaled_attribute(lambda: Row((1.0, 2.0))),
     "tuple_subclass": kind(lambda: Row((1.0, 2.0)), lambda: Row((1.0, 3.0))),
     "tuple_of_many": kind(lambda: tuple(range(3000)), lambda: tuple(range(1, 3001))),
     "frozenset": kind(lambda: frozenset([1.0, 2.0]), lambda: frozenset([1.0, 3.0])),
@@ -400,16 +390,11 @@ KINDS: dict[str, Kind] = {
     "chain_map": kind(
         lambda: collections.ChainMap({"a": 1.0}), lambda: collections.ChainMap({"a": 2.0}), put("a", 5.0), put("a", 1.0)
     ),
-    "namespace": kind(
-        lambda: types.SimpleNamespace(value=1.0),
-        lambda: types.SimpleNamespace(value=2.0),
-        assign("value", 5.0),
-        assign("value", 1.0),
-    ),
+    "namespace": attribute_value(lambda value: types.SimpleNamespace(value=value)),
     # objects
-    "object": kind(lambda: Object(1.0), lambda: Object(2.0), assign("value", 5.0), assign("value", 1.0)),
-    "slots": kind(lambda: Slots(1.0), lambda: Slots(2.0), assign("value", 5.0), assign("value", 1.0)),
-    "dataclass": kind(lambda: Config(1.0), lambda: Config(2.0), assign("value", 5.0), assign("value", 1.0)),
+    "object": attribute_value(Object),
+    "slots": attribute_value(Slots),
+    "dataclass": attribute_value(Config),
     "frozen_dataclass": kind(lambda: Frozen(1.0), lambda: Frozen(2.0)),
     "enum": kind(lambda: Color.RED, lambda: Color.BLUE),
     "int_enum": kind(lambda: Level.LOW, lambda: Level.HIGH),
@@ -428,12 +413,7 @@ KINDS: dict[str, Kind] = {
     "memory_format": kind(lambda: torch.contiguous_format, lambda: torch.channels_last),
     "tensor": kind(lambda: torch.ones(2), lambda: torch.ones(2, 2)),
     "tensor_subclass": kind(lambda: torch.ones(2).as_subclass(Marked), lambda: torch.ones(2)),
-    "tensor_attribute": kind(
-        lambda: attribute(torch.ones(2), 2.0),
-        lambda: attribute(torch.ones(2), 3.0),
-        assign("scale", 4.0),
-        assign("scale", 2.0),
-    ),
+    "tensor_attribute": scaled_attribute(lambda: torch.ones(2)),
     "tensor_attribute_absent": kind(
         lambda: torch.ones(2),
         lambda: attribute(torch.ones(2), 3.0),
@@ -446,18 +426,8 @@ KINDS: dict[str, Kind] = {
         lambda v: v.scale.append(1.0),
         lambda v: v.scale.pop(),
     ),
-    "parameter_attribute": kind(
-        lambda: attribute(nn.Parameter(torch.ones(2)), 2.0),
-        lambda: attribute(nn.Parameter(torch.ones(2)), 3.0),
-        assign("scale", 4.0),
-        assign("scale", 2.0),
-    ),
-    "subclass_attribute": kind(
-        lambda: attribute(torch.ones(2).as_subclass(Marked), 2.0),
-        lambda: attribute(torch.ones(2).as_subclass(Marked), 3.0),
-        assign("scale", 4.0),
-        assign("scale", 2.0),
-    ),
+    "parameter_attribute": scaled_attribute(lambda: nn.Parameter(torch.ones(2))),
+    "subclass_attribute": scaled_attribute(lambda: torch.ones(2).as_subclass(Marked)),
     "namedtuple_of_tensors": kind(lambda: Pair(torch.ones(2), 2.0), lambda: Pair(torch.ones(2), 3.0)),
     "return_type": kind(lambda: torch.ones(2, 2).max(0), lambda: torch.ones(2, 2).min(0)),
     "tuple_subclass_of_tensors": kind(lambda: Row((torch.ones(2), 2.0)), lambda: Row((torch.ones(2), 3.0))),

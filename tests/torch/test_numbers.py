@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import inputs
+from models import inputs, training
 from oracle import ORACLE_ONLY, Calls, Capture, check_right
 from torch import Tensor, nn
 
@@ -31,30 +31,33 @@ from torch import Tensor, nn
 RATES = [0.1001] * 5 + [0.1002, 0.1003, 0.1004, 0.1005, 0.2, 0.3, 0.7, 0.7, 0.3, 1.5, 1.5, 1.5, 1e-3, 1e-3, 1e-3, 0.3]
 
 
-def following(step_of: Callable[[Any], Callable[[Tensor], Any]], optimizer_of: Any = None, rates: Any = None) -> Any:
-    """A script that changes `lr` before each call."""
+Run = collections.namedtuple("Run", "model optimizer")
+
+
+def following(
+    step_of: Callable[[Any], Callable[[Tensor], Any]],
+    optimizer_of: Any = None,
+    rates: Any = None,
+    raises: type[Exception] | tuple[()] = (),
+) -> Any:
+    """A script that changes `lr` before each call. ``raises`` is the error that it handles."""
 
     def script(capture: Capture) -> Calls:
         torch.manual_seed(0)
         model = nn.Linear(4, 4)
         optimizer = (optimizer_of or (lambda p: torch.optim.SGD(p, lr=0.1)))(model.parameters())
-        run = types_of(model, optimizer)
-        step = capture(step_of(run), state={"model": model, "optimizer": optimizer})
+        step = capture(step_of(Run(model, optimizer)), state={"model": model, "optimizer": optimizer})
         x = next(iter(inputs(1, 2, 4)))
         for rate in rates or RATES:
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            yield step(x)
+            try:
+                yield step(x)
+            except raises as error:
+                yield type(error).__name__, str(error)
         return {"model": model, "optimizer": optimizer}
 
     return script
-
-
-Run = collections.namedtuple("Run", "model optimizer")
-
-
-def types_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Run:
-    return Run(model, optimizer)
 
 
 def rounded(value: float) -> float:
@@ -123,26 +126,13 @@ def test_what_escapes_is_never_stale(how: str, through: str) -> None:
     read = ESCAPES[how]
 
     def by_name(run: Run) -> Callable[[Tensor], Any]:
-        def step(x: Tensor) -> Tensor:
-            return x * read(run.optimizer.param_groups[0]["lr"])
-
-        return step
+        return lambda x: x * read(run.optimizer.param_groups[0]["lr"])
 
     def by_alias(run: Run) -> Callable[[Tensor], Any]:
         group = run.optimizer.param_groups[0]
+        return lambda x: x * read(group["lr"])
 
-        def step(x: Tensor) -> Tensor:
-            return x * read(group["lr"])
-
-        return step
-
-    def by_argument(run: Run) -> Callable[[Tensor], Any]:
-        return lambda x: x
-
-    if through == "argument":
-        check_right(by_an_argument(read))
-    else:
-        check_right(following(by_name if through == "name" else by_alias))
+    check_right({"name": following(by_name), "alias": following(by_alias), "argument": by_an_argument(read)}[through])
 
 
 def by_an_argument(read: Callable[[Any], Any]) -> Any:
@@ -191,14 +181,7 @@ def by_hook(run: Run) -> Callable[[Tensor], Any]:
 
 
 def sgd_step(run: Run) -> Callable[[Tensor], Any]:
-    def step(x: Tensor) -> Tensor:
-        run.optimizer.zero_grad()
-        loss = run.model(x).square().mean()
-        loss.backward()
-        run.optimizer.step()
-        return loss.detach()
-
-    return step
+    return training(*run)
 
 
 class Weird(torch.Tensor):
@@ -380,7 +363,7 @@ def test_every_float_of_an_optimizer(name: str) -> None:
         model = nn.Linear(4, 4)
         optimizer = OPTIMIZERS[name](model.parameters())
         group = optimizer.param_groups[0]
-        step = capture(sgd_step(types_of(model, optimizer)), state={"model": model, "optimizer": optimizer})
+        step = capture(sgd_step(Run(model, optimizer)), state={"model": model, "optimizer": optimizer})
         x = next(iter(inputs(1, 2, 4)))
         for _ in range(4):
             yield step(x)
@@ -410,7 +393,7 @@ def test_two_groups_that_change_alike_and_then_apart() -> None:
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         groups = [{"params": layer.parameters()} for layer in model]
         optimizer = torch.optim.SGD(groups, lr=0.1)
-        step = capture(sgd_step(types_of(model, optimizer)), state={"model": model, "optimizer": optimizer})
+        step = capture(sgd_step(Run(model, optimizer)), state={"model": model, "optimizer": optimizer})
         x = next(iter(inputs(1, 2, 4)))
         rates = [(0.1 / (1 + i), 0.1 / (1 + i)) for i in range(8)] + [(0.1, 0.2 + i) for i in range(8)]
         for one, other in rates:
@@ -485,21 +468,8 @@ def far(run: Run) -> Callable[[Tensor], Any]:
 def test_where_eager_raises(step_of: Any, always: bool, kind: Any) -> None:
     """And where NumPy's floats warn and go on."""
     wrong = {"reciprocal": 0.0, "powers": 9.0, "roots": -0.5, "far": 500.0}[step_of.__name__]
-
-    def script(capture: Capture) -> Calls:
-        torch.manual_seed(0)
-        model = nn.Linear(4, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        step = capture(step_of(types_of(model, optimizer)), state={"model": model, "optimizer": optimizer})
-        for i in range(16):
-            optimizer.param_groups[0]["lr"] = kind(wrong if always or i in (3, 10, 11) else 0.5 / (1 + i))
-            try:
-                yield step(torch.ones(2))
-            except Exception as error:
-                yield type(error).__name__, str(error)
-        return {"model": model}
-
-    found = check_right(script)
+    rates = [kind(wrong if always or i in (3, 10, 11) else 0.5 / (1 + i)) for i in range(16)]
+    found = check_right(following(step_of, rates=rates, raises=Exception))
     if not (ORACLE_ONLY or always or kind is np.float64):
         assert found.stats[9][0].replays >= 4, found.stats[9]
         assert found.stats[-1][0].replays >= found.stats[9][0].replays + 3, "it goes on afterwards"
@@ -611,18 +581,6 @@ def test_a_rate_of_a_class_that_computes_otherwise(name: str, base: Any) -> None
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("other", [1, torch.tensor(0.5), "0.5", None, np.float64(0.25)], ids=repr)
 def test_a_rate_of_another_type(other: Any) -> None:
-    def script(capture: Capture) -> Calls:
-        torch.manual_seed(0)
-        model = nn.Linear(4, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        step = capture(sgd_step(types_of(model, optimizer)), state={"model": model, "optimizer": optimizer})
-        for i in range(14):
-            optimizer.param_groups[0]["lr"] = other if i in (8, 9) else 0.1 / (1 + i)
-            try:
-                yield step(torch.ones(2, 4))
-            except Exception as error:
-                yield type(error).__name__, str(error)
-        return {"model": model}
-
-    found = check_right(script)
+    rates = [other if i in (8, 9) else 0.1 / (1 + i) for i in range(14)]
+    found = check_right(following(sgd_step, rates=rates, raises=Exception))
     assert ORACLE_ONLY or found.steps[0].stats.replays >= 6, found.steps[0].stats
