@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from oracle import ORACLE_ONLY, Calls, Capture, Run, check_right
+from oracle import ORACLE_ONLY, Calls, Capture, Run, check_right, over
 
 BEFORE, AFTER = 6, 4
 Hidden = tuple[Callable[[], float], Callable[[], object]]  # how to read the number, how to change it
@@ -14,14 +14,7 @@ def run_hidden(build: Callable[[], Hidden]) -> Run:
 
     def script(capture: Capture) -> Calls:
         read, change = build()
-        step = capture(lambda x: x * read())
-        x = torch.arange(4.0) + 1
-        for _ in range(BEFORE):
-            yield step(x)
-        change()
-        for _ in range(AFTER):
-            yield step(x)
-        return {}
+        return over(capture, lambda x: x * read(), [torch.arange(4.0) + 1] * (BEFORE + AFTER), before={BEFORE: change})
 
     return check_right(script)
 

@@ -150,12 +150,9 @@ def test_attribute_of_a_compiled_module_is_seen() -> None:
 
     def script(capture: Capture) -> Calls:
         module: Any = torch.jit.script(Scaled())
-        step = capture(lambda x: module(x) * 1, state=module)
-        for call in range(BEFORE + AFTER):
-            if call == BEFORE:
-                module.scale = 3.0
-            yield step(torch.ones(4))
-        return {}
+        calls = (torch.ones(4) for _ in range(BEFORE + AFTER))
+        before = {BEFORE: lambda: setattr(module, "scale", 3.0)}
+        return over(capture, lambda x: module(x) * 1, calls, state=module, before=before)
 
     check_right(script)
 
@@ -319,14 +316,9 @@ def test_attribute_by_a_computed_name(held: Callable[[], Any]) -> None:
     def script(capture: Capture) -> Calls:
         kept, names = held(), ["scale"]
         kept.scale = 2.0
-        step = capture(lambda x: x * getattr(kept, names[0], 1.0))
-        for call in range(15):
-            if call == 5:
-                kept.scale = 3.0
-            elif call == 10:
-                del kept.scale
-            yield step(torch.ones(2))
-        return {}
+        before = {5: lambda: setattr(kept, "scale", 3.0), 10: lambda: delattr(kept, "scale")}
+        calls = (torch.ones(2) for _ in range(15))
+        return over(capture, lambda x: x * getattr(kept, names[0], 1.0), calls, before=before)
 
     run = check_right(script)
     assert ORACLE_ONLY or run.stats[-1][0].replays >= 6, run.stats[-1][0]

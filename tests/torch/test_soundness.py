@@ -67,66 +67,53 @@ def small_model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
 
 
-def check_patched(change: Callable[[nn.Sequential, list[Callable[[], object]]], object]) -> None:
+def forward_of_a_library_class(model: nn.Sequential) -> Any:
+    original = nn.Tanh.forward
+    nn.Tanh.forward = lambda self, x: x  # type: ignore[method-assign]
+    return lambda: setattr(nn.Tanh, "forward", original)
+
+
+def function_of_the_library(model: nn.Sequential) -> Any:
+    original = torch.nn.functional.relu
+    torch.nn.functional.relu = lambda x: original(x) + 1
+    return lambda: setattr(torch.nn.functional, "relu", original)
+
+
+def hook_on_all_modules(model: nn.Sequential) -> Any:
+    return nn.modules.module.register_module_forward_hook(lambda module, args, output: output * 2).remove
+
+
+def order_of_children(model: nn.Sequential) -> Any:
+    model._modules["0"] = model._modules.pop("0")
+    return lambda: None
+
+
+def hook_exchanged_for_another(model: nn.Sequential) -> Any:
+    model[0].handle.remove()
+    return model[0].register_forward_hook(lambda module, args, output: output * 3).remove
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        forward_of_a_library_class,
+        function_of_the_library,
+        hook_on_all_modules,
+        order_of_children,
+        hook_exchanged_for_another,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_patched(change: Callable[[nn.Sequential], Callable[[], object]]) -> None:
+    """``change`` returns what undoes it."""
+
     def script(capture: Capture) -> Calls:
-        undo: list[Callable[[], object]] = []
-        model = small_model()
-        step = capture(lambda x: torch.nn.functional.relu(model(x)).detach(), state=model)
-        for call in range(BEFORE + AFTER):
-            if call == BEFORE:
-                change(model, undo)
-            yield step(torch.ones(2, 4))
-        for action in undo:
-            action()
-        return {"model": model}
-
-    check_right(script)
-
-
-def test_forward_of_a_library_class_replaced() -> None:
-    def change(model: nn.Sequential, undo: list[Callable[[], object]]) -> None:
-        original = nn.Tanh.forward
-        undo.append(lambda: setattr(nn.Tanh, "forward", original))
-        nn.Tanh.forward = lambda self, x: x  # type: ignore[method-assign]
-
-    check_patched(change)
-
-
-def test_function_of_the_library_replaced() -> None:
-    def change(model: nn.Sequential, undo: list[Callable[[], object]]) -> None:
-        original = torch.nn.functional.relu
-        undo.append(lambda: setattr(torch.nn.functional, "relu", original))
-        torch.nn.functional.relu = lambda x: original(x) + 1
-
-    check_patched(change)
-
-
-def test_hook_on_all_modules() -> None:
-    def change(model: nn.Sequential, undo: list[Callable[[], object]]) -> None:
-        hook = nn.modules.module.register_module_forward_hook(lambda module, args, output: output * 2)
-        undo.append(hook.remove)
-
-    check_patched(change)
-
-
-def test_order_of_children() -> None:
-    def change(model: nn.Sequential, undo: list[Callable[[], object]]) -> None:
-        model._modules["0"] = model._modules.pop("0")
-
-    check_patched(change)
-
-
-def test_hook_exchanged_for_another() -> None:
-    def script(capture: Capture) -> Calls:
-        model = small_model()
-        handle = model[0].register_forward_hook(lambda module, args, output: output * 2)
-        step = capture(lambda x: model(x).detach(), state=model)
-        for call in range(BEFORE + AFTER):
-            if call == BEFORE:
-                handle.remove()
-                model[0].register_forward_hook(lambda module, args, output: output * 3)
-            yield step(torch.ones(2, 4))
-        return {"model": model}
+        model, undo = small_model(), []
+        model[0].handle = model[0].register_forward_hook(lambda module, args, output: output * 2)
+        calls = (torch.ones(2, 4) for _ in range(BEFORE + AFTER))
+        before = {BEFORE: lambda: undo.append(change(model))}
+        step = lambda x: torch.nn.functional.relu(model(x)).detach()  # noqa: E731
+        return over(capture, step, calls, state=model, before=before, end=lambda: (undo[0](), model)[1])
 
     check_right(script)
 
@@ -163,12 +150,9 @@ def test_what_modules_save_and_load_by(name: str) -> None:
             other.load_state_dict(model.state_dict(), strict=False)
             return x * len(model.state_dict()) * third.weight.detach()
 
-        captured = capture(step, state=[model, other, third])
-        for call in range(BEFORE + AFTER):
-            if call == BEFORE:
-                SAVING[name](other if "loading" in name else model)
-            yield captured(torch.ones(2, 4))
-        return {"model": model, "other": other}
+        before = {BEFORE: lambda: SAVING[name](other if "loading" in name else model)}
+        calls = (torch.ones(2, 4) for _ in range(BEFORE + AFTER))
+        return over(capture, step, calls, state=[model, other, third], before=before)
 
     found = check_right(script)
     assert ORACLE_ONLY or found.stats[BEFORE - 1][0].replays, found.stats[-1]
