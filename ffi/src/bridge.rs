@@ -10,35 +10,116 @@ use crate::status::{ROTE_OK, give_text, guarded, text};
 /// Sources of the bridge, `bridge.cpp` first. They are part of the library, so
 /// that library and bridge always fit.
 const SOURCES: &[(&str, &str)] = &[
-    ("bridge.cpp", include_str!("../torch/bridge.cpp")),
-    ("abi.h", include_str!("../torch/abi.h")),
-    ("arguments.h", include_str!("../torch/arguments.h")),
-    ("profile_hook.h", include_str!("../torch/profile_hook.h")),
-    ("describe.h", include_str!("../torch/describe.h")),
-    ("checks.h", include_str!("../torch/checks.h")),
-    ("eager.h", include_str!("../torch/eager.h")),
-    ("element_wise.h", include_str!("../torch/element_wise.h")),
-    ("exceptions.h", include_str!("../torch/exceptions.h")),
-    ("fact.h", include_str!("../torch/fact.h")),
-    ("fact_table.h", include_str!("../torch/fact_table.h")),
-    ("hooks.h", include_str!("../torch/hooks.h")),
-    ("metadata.h", include_str!("../torch/metadata.h")),
-    ("memory.h", include_str!("../torch/memory.h")),
-    ("modes.h", include_str!("../torch/modes.h")),
-    ("late_numbers.h", include_str!("../torch/late_numbers.h")),
-    ("numbers.h", include_str!("../torch/numbers.h")),
-    ("objects.h", include_str!("../torch/objects.h")),
-    ("observe.h", include_str!("../torch/observe.h")),
-    ("others.h", include_str!("../torch/others.h")),
-    ("program.h", include_str!("../torch/program.h")),
-    ("ranges.h", include_str!("../torch/ranges.h")),
-    ("references.h", include_str!("../torch/references.h")),
-    ("ranks.h", include_str!("../torch/ranks.h")),
-    ("unboxed.h", include_str!("../torch/unboxed.h")),
-    ("values.h", include_str!("../torch/values.h")),
-    ("views.h", include_str!("../torch/views.h")),
-    ("watch.h", include_str!("../torch/watch.h")),
-    ("works.h", include_str!("../torch/works.h")),
+    (
+        "bridge.cpp",
+        include_str!("../../backends/aten/bridge/bridge.cpp"),
+    ),
+    ("abi.h", include_str!("../../backends/aten/bridge/abi.h")),
+    (
+        "arguments.h",
+        include_str!("../../backends/aten/bridge/arguments.h"),
+    ),
+    (
+        "profile_hook.h",
+        include_str!("../../backends/aten/bridge/profile_hook.h"),
+    ),
+    (
+        "describe.h",
+        include_str!("../../backends/aten/bridge/describe.h"),
+    ),
+    (
+        "checks.h",
+        include_str!("../../backends/aten/bridge/checks.h"),
+    ),
+    (
+        "eager.h",
+        include_str!("../../backends/aten/bridge/eager.h"),
+    ),
+    (
+        "element_wise.h",
+        include_str!("../../backends/aten/bridge/element_wise.h"),
+    ),
+    (
+        "exceptions.h",
+        include_str!("../../backends/aten/bridge/exceptions.h"),
+    ),
+    ("fact.h", include_str!("../../backends/aten/bridge/fact.h")),
+    (
+        "fact_table.h",
+        include_str!("../../backends/aten/bridge/fact_table.h"),
+    ),
+    (
+        "hooks.h",
+        include_str!("../../backends/aten/bridge/hooks.h"),
+    ),
+    (
+        "metadata.h",
+        include_str!("../../backends/aten/bridge/metadata.h"),
+    ),
+    (
+        "memory.h",
+        include_str!("../../backends/aten/bridge/memory.h"),
+    ),
+    (
+        "modes.h",
+        include_str!("../../backends/aten/bridge/modes.h"),
+    ),
+    (
+        "late_numbers.h",
+        include_str!("../../backends/aten/bridge/late_numbers.h"),
+    ),
+    (
+        "numbers.h",
+        include_str!("../../backends/aten/bridge/numbers.h"),
+    ),
+    (
+        "objects.h",
+        include_str!("../../backends/aten/bridge/objects.h"),
+    ),
+    (
+        "observe.h",
+        include_str!("../../backends/aten/bridge/observe.h"),
+    ),
+    (
+        "others.h",
+        include_str!("../../backends/aten/bridge/others.h"),
+    ),
+    (
+        "program.h",
+        include_str!("../../backends/aten/bridge/program.h"),
+    ),
+    (
+        "ranges.h",
+        include_str!("../../backends/aten/bridge/ranges.h"),
+    ),
+    (
+        "references.h",
+        include_str!("../../backends/aten/bridge/references.h"),
+    ),
+    (
+        "ranks.h",
+        include_str!("../../backends/aten/bridge/ranks.h"),
+    ),
+    (
+        "unboxed.h",
+        include_str!("../../backends/aten/bridge/unboxed.h"),
+    ),
+    (
+        "values.h",
+        include_str!("../../backends/aten/bridge/values.h"),
+    ),
+    (
+        "views.h",
+        include_str!("../../backends/aten/bridge/views.h"),
+    ),
+    (
+        "watch.h",
+        include_str!("../../backends/aten/bridge/watch.h"),
+    ),
+    (
+        "works.h",
+        include_str!("../../backends/aten/bridge/works.h"),
+    ),
 ];
 
 /// Returns the number of source files of the bridge.

@@ -121,7 +121,7 @@ fn stub_bridge(directory: &Path) -> PathBuf {
     let bridge = directory.join("stub_bridge.so");
     compile("CC", "cc", "c11")
         .args(["-shared", "-fPIC"])
-        .arg(Path::new(CRATE).join("tests/stub_bridge.c"))
+        .arg(Path::new(CRATE).join("../backends/aten/tests/stub_bridge.c"))
         .arg("-o")
         .arg(&bridge)
         .succeeds();

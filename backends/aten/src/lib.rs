@@ -1,4 +1,4 @@
-//! PyTorch under Rote: its kernels, its process groups and its Python objects, through a bridge in C++ (`ffi/torch/`).
+//! PyTorch under Rote: its kernels, its process groups and its Python objects, through a bridge in C++ (`bridge/`).
 //!
 //! | module | subject |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! The bridge's C ABI. `ffi/torch/abi.h` is generated from here and from what is re-exported; `bridge.cpp` has the
+//! The bridge's C ABI. `bridge/abi.h` is generated from here and from what is re-exported; `bridge/bridge.cpp` has the
 //! functions.
 
 use std::ffi::{c_char, c_int, c_void};

@@ -1,5 +1,5 @@
-//! Ops as they run, in C structs. The bridge describes PyTorch's ops in them (`rote::Op` in `ffi/torch/abi.h`),
-//! and any program its own ops through `rote.h`.
+//! Ops as they run, in C structs. The bridge describes PyTorch's ops in them (`rote::Op` in
+//! `backends/aten/bridge/abi.h`), and any program its own ops through `rote.h`.
 
 use std::ffi::c_char;
 

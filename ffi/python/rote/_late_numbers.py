@@ -3,7 +3,7 @@
 A replay knows such a number only when its turn comes: it is the norm of a gradient, and parameters have been written
 before. So a number is followed as a tensor: one ``f64`` on the host. What the optimizer computes from the number by
 Python's arithmetic, ops compute from the tensor, with the same bits. An op that takes the number as an argument gives
-way to one that takes the tensor (ffi/torch/late_numbers.h).
+way to one that takes the tensor (backends/aten/bridge/late_numbers.h).
 
 Nothing else may get the number. A mode sees all that PyTorch is called with while the optimizer's function runs, and
 any other use of the number refuses the recording. The function names nothing beside PyTorch by which C code could

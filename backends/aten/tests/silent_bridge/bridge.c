@@ -1,5 +1,5 @@
 // A bridge whose kernels do nothing, for plans that bind and replay without
-// PyTorch: what is left of a replay is Rust. Linked with ffi/tests/stub_bridge.c,
+// PyTorch: what is left of a replay is Rust. Linked with tests/stub_bridge.c,
 // whose functions these replace.
 
 #include <stdint.h>

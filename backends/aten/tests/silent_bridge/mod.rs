@@ -14,7 +14,7 @@ pub fn load() {
     let status = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".to_owned()))
         .args(["-std=c11", "-O2", "-shared", "-fPIC"])
         .arg(Path::new(CRATE).join("tests/silent_bridge/bridge.c"))
-        .arg(Path::new(CRATE).join("../../ffi/tests/stub_bridge.c"))
+        .arg(Path::new(CRATE).join("tests/stub_bridge.c"))
         .arg("-o")
         .arg(&library)
         .status()
