@@ -28,8 +28,8 @@ PACKAGE := ffi/python/rote
 # Two stamps: the pinned packages, and the installed rote wheel.
 DEPS := .venv/.stamp-requirements
 ROTE := .venv/.stamp-rote
-SOURCES := pyproject.toml Cargo.toml Cargo.lock README.md $(wildcard backends/aten/bridge/*) \
-	$(shell find plans propagation validation passes tracer replay backends ffi src -name '*.rs' -o -name 'Cargo.toml' -o -name 'cbindgen.toml' -o -name '*.txt') \
+SOURCES := pyproject.toml Cargo.toml Cargo.lock README.md \
+	$(shell find plans propagation validation passes tracer replay backends ffi src -name '*.rs' -o -path '*/bridge/*' -o -name 'Cargo.toml' -o -name 'cbindgen.toml' -o -name '*.txt') \
 	$(shell find $(PACKAGE) -name '*.py' -o -name '*.pyi' -o -name 'py.typed')
 
 # One thread per process: the examples and tests run several on few cores.

@@ -2,6 +2,7 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`sources`] | the C++ sources of the bridge |
 //! | [`sys`] | the C ABI of the bridge |
 //! | [`bridge`] | the loaded bridge, and safe owners of Python objects |
 //! | [`frontend`] | PyTorch as a session sees it: calls and their tensors |
@@ -21,6 +22,7 @@ pub mod frontend;
 pub mod kernels;
 pub mod program;
 pub mod ranks;
+pub mod sources;
 #[allow(missing_docs)]
 pub mod sys;
 pub mod words;
