@@ -1,7 +1,7 @@
 // A bridge without PyTorch: every function of backends/aten/src/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
-unsigned rote_bridge_abi(void) { return 18; }
+unsigned rote_bridge_abi(void) { return 19; }
 const char *rote_bridge_error(void) { return "the stub fails"; }
 const char *rote_bridge_raising(void) { return ""; }
 const char *rote_bridge_others(void) { return ""; }
@@ -38,6 +38,7 @@ STUB(call_new)
 STUB(call_free)
 STUB(call_state)
 STUB(call_world)
+STUB(call_owner)
 STUB(hooks)
 STUB(calls_begin)
 STUB(calls_join)
