@@ -39,15 +39,13 @@ const char *rote_bridge_source_name(uint32_t index);
 // Returns the text of source file `index`, or null.
 const char *rote_bridge_source_text(uint32_t index);
 
-// Loads the bridge that was built at `path`. To be called once per process. `dtensor` and
-// `async_collective_tensor` are torch's classes of these names.
+// Loads the bridge that was built at `path`. To be called once per process, after Python has imported the bridge as
+// a module and called its `init`.
 //
 // Requires:
 // `path` must be a C string. It must name a bridge that was built from this library's sources against the
-// torch of this process. The objects must be classes. The GIL must be held.
-int rote_load_bridge(const char *path,
-                     void *dtensor,
-                     void *async_collective_tensor);
+// torch of this process.
+int rote_load_bridge(const char *path);
 
 // ---- Sessions of PyTorch: calls with Python objects ----
 //
@@ -105,20 +103,6 @@ int rote_session_show(RoteSession *session,
                       RoteShowCallback show,
                       void *context);
 
-// Gathers `n` bytes of every rank of a process group in `all`, in the order of ranks. If there is no such
-// group, or it has no backend for the CPU, the function does nothing and sets `*gathered` to 0. It waits with
-// the GIL released.
-//
-// Requires:
-// `group` must be a C string. `ours` must point at `n` bytes, and `all` at `n` bytes for each of `ranks`
-// ranks. The place must be valid, the bridge loaded, and the GIL held.
-int rote_gather(const char *group,
-                const uint8_t *ours,
-                uint32_t n,
-                uint32_t ranks,
-                uint8_t *all,
-                int *gathered);
-
 // Handles a call of the captured function. Returns `ROTE_REPLAYED`, `ROTE_RECORD` or `ROTE_EAGER`. With
 // `ROTE_REPLAYED`, `*variant` is set, and `*results` is a new list of the local outputs and then the local
 // gradients. A call that a kernel of a replay makes is `ROTE_EAGER`.
@@ -159,73 +143,6 @@ int rote_session_replay_last(RoteSession *session, uint32_t *variant, void **res
 // `session` must come from `rote_session_new`, the place be valid, and the GIL held.
 const char *rote_session_left(RoteSession *session,
                               void **tensors);
-
-// Marks a tensor object as eager returns it after a backward pass: it requires grad, and its graph is used up.
-//
-// Requires:
-// `tensor` must be a tensor object and the GIL held.
-int rote_mark_replayed(void *tensor);
-
-// Sets `*view` to a new tuple that describes a tensor as a view, as autograd knows it. Its entries are
-//
-// - a number for the tensor's version counter;
-// - whether other tensors have the same version counter;
-// - `how` the tensor is a view, as bits: 1, gradients go to its base; 2, tangents come from its base; 4, its
-//   memory was written after it was made; 8, it has a version counter of its own; 16, it was made in inference
-//   mode and has no version counter. The other bits say how it was made;
-// - its base, or `None`;
-// - whether it requires grad other than through its base;
-// - the function that makes it from its base again: `None` if strides are enough, `False` if there is no such
-//   function.
-//
-// Requires:
-// `tensor` must be a tensor object, the place valid, and the GIL held.
-int rote_view_of(void *tensor,
-                 void **view);
-
-// Sets `*made` to a tensor that shares the memory of `tensor`, and is an inference tensor.
-//
-// Requires:
-// `tensor` must be a tensor object, the place valid, and the GIL held.
-int rote_as_inference(void *tensor, void **made);
-
-// Makes a tensor object a view of `base` for autograd. The tensor must share the memory of `base`, and must
-// not be a view yet. If `how` is 0, it only gets the version counter of `base`. `how` and `rebuild` have the
-// form that `rote_view_of` gives them.
-//
-// Requires:
-// `tensor` and `base` must be tensor objects, `rebuild` an object, and the GIL held.
-int rote_make_view(void *tensor,
-                   void *base,
-                   uint32_t how,
-                   void *rebuild);
-
-// Begins to note which code Python runs, on all threads. Sets `*begun` to 0 if another profiler listens, else to 1.
-//
-// Requires:
-// The place must be valid, and the GIL held.
-int rote_calls_begin(int *begun);
-
-// Notes what the calling thread runs too. The thread was started after `rote_calls_begin`.
-//
-// Requires:
-// The GIL must be held.
-int rote_calls_join(void);
-
-// Ends what `rote_calls_begin` has begun. Sets `*codes` to a new list of the code objects that ran since then, or to
-// `None` if not all of them were seen.
-//
-// Requires:
-// The place must be valid, and the GIL held.
-int rote_calls_end(void **codes);
-
-// Sets `*hooks` to a new list of the Python functions that are hooks of the tensor's gradient accumulator.
-// `None` stands for a hook in C++.
-//
-// Requires:
-// `tensor` must be a tensor object, the place valid, and the GIL held.
-int rote_tensor_hooks(void *tensor,
-                      void **hooks);
 
 // ---- Recording a step of PyTorch, op by op ----
 //
@@ -323,8 +240,8 @@ int rote_record_op(RoteSession *session,
                    void *result,
                    const char *source);
 
-// Records the ops of this thread, and of threads that work for it, until the function is called with a null
-// `listener`. `listener` is a Python object. Of its attributes, `refused` says that nothing is to be recorded any
+// Records the ops of this thread, and of threads that work for it, until `observe_no_more` of the bridge's Python
+// module is called. `listener` is a Python object. Of its attributes, `refused` says that nothing is to be recorded any
 // more, and `detailed` that `ran` is to be told of every op, with its arguments and results. Its methods are
 //
 // - `ran(kind, tensor)`: an op has run, and `rote_record_observed` can record it: kind 1 (`wait_tensor`) or 2
@@ -332,39 +249,15 @@ int rote_record_op(RoteSession *session,
 // - `recorded(status)`: recording an op has returned another status than `ROTE_OK`;
 // - `failed(problem)`: recording an op went wrong, as the text says;
 // - `draws()`: an op that draws random numbers is about to run;
-// - `called(name)`: an op named by `rote_record_tell_of` is called;
+// - `called(name)`: an op is called that the bridge's `tell_of` has named;
 // - `set_otherwise(name)`: an op, or the end of the step, has met other settings than the step began with;
 // - `number_of(spec)`: returns the number of a spec, and keeps the spec;
 // - `is_users_own(code)`: returns whether code is the user's own, to which ops are ascribed.
 //
 // Requires:
-// `listener` must be null or live, `session` live until observation ends, and the GIL held.
+// `listener` must be live, `session` live until observation ends, and the GIL held.
 int rote_record_observe(RoteSession *session,
                         void *listener);
-
-// Reports calls of the composite op `name` to listeners.
-//
-// Requires:
-// `name` must be a C string.
-int rote_record_tell_of(const char *name);
-
-// Records the innermost call on DTensors that is in progress, unless that is recorded already. Sets `*args` to a new
-// tuple of its arguments the first time, then to `None`; to `None` too if there is no such call.
-//
-// Requires:
-// The place must be valid, and the GIL held.
-int rote_record_global_call(void **args);
-
-// Returns the first op that raised in the last observed step; empty if no op raised. If the step has ended
-// normally, it has handled the error.
-//
-// Requires:
-// The GIL must be held.
-const char *rote_record_raising(void);
-
-// Returns the op of another Python thread that wrote a tensor used by the last observed step, or read a tensor
-// made by it; empty if there was none.
-const char *rote_record_others(void);
 
 // Records the op that was just reported to the listener. Returns `ROTE_REFUSED` if the recording is refused.
 // Returns `ROTE_MAY_RAISE` if a replay of the op may raise for other data. Returns `ROTE_MAY_RAISE_LATE` if

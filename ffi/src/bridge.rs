@@ -1,6 +1,6 @@
 //! The bridge to PyTorch: its C++ sources, and loading what was built of them.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int};
 use std::path::Path;
 
 use rote_aten::Bridge;
@@ -30,24 +30,17 @@ pub extern "C" fn rote_bridge_source_text(index: u32) -> *const c_char {
         .map_or(std::ptr::null(), |source| give_text(source.1))
 }
 
-/// Loads the bridge that was built at `path`. To be called once per process. `dtensor` and
-/// `async_collective_tensor` are torch's classes of these names.
+/// Loads the bridge that was built at `path`. To be called once per process, after Python has imported the bridge as
+/// a module and called its `init`.
 ///
 /// # Safety
 /// `path` must be a C string. It must name a bridge that was built from this library's sources against the
-/// torch of this process. The objects must be classes. The GIL must be held.
+/// torch of this process.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_load_bridge(
-    path: *const c_char,
-    dtensor: *mut c_void,
-    async_collective_tensor: *mut c_void,
-) -> c_int {
+pub unsafe extern "C" fn rote_load_bridge(path: *const c_char) -> c_int {
     guarded(|| {
         // SAFETY: the caller vouches for all of it.
-        unsafe {
-            let path = Path::new(text(path)?);
-            Bridge::load(path, dtensor, async_collective_tensor)?;
-        }
+        unsafe { Bridge::load(Path::new(text(path)?))? };
         Ok(ROTE_OK)
     })
 }

@@ -121,12 +121,6 @@ impl<T: Copy> Out<T> {
         unsafe { self.0.write(value) };
     }
 
-    /// Writes to this and the places behind it, of which the caller has as many.
-    pub(crate) fn fill(&self, values: &[T]) {
-        // SAFETY: the caller of `out` vouched for as many places.
-        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.0.as_ptr(), values.len()) };
-    }
-
     /// Reads what the caller has put there.
     pub(crate) fn get(&self) -> T {
         // SAFETY: as in `set`.

@@ -1,6 +1,6 @@
 //! Recording a step of PyTorch, op by op.
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 
 use rote::facts::NewFact;
 use rote::plans::{BindingKind, GuardKind};
@@ -13,7 +13,7 @@ use crate::record::{
     rote_record_global_begin, rote_record_global_end,
 };
 use crate::session::{RoteSession, torch};
-use crate::status::{Answer, ROTE_OK, give_text, guarded, object, out, slice, text};
+use crate::status::{Answer, ROTE_OK, guarded, object, out, slice, text};
 use crate::torch_session::borrowed;
 
 /// Runs `body` on the recording in progress.
@@ -261,8 +261,8 @@ pub unsafe extern "C" fn rote_record_op(
     }
 }
 
-/// Records the ops of this thread, and of threads that work for it, until the function is called with a null
-/// `listener`. `listener` is a Python object. Of its attributes, `refused` says that nothing is to be recorded any
+/// Records the ops of this thread, and of threads that work for it, until `observe_no_more` of the bridge's Python
+/// module is called. `listener` is a Python object. Of its attributes, `refused` says that nothing is to be recorded any
 /// more, and `detailed` that `ran` is to be told of every op, with its arguments and results. Its methods are
 ///
 /// - `ran(kind, tensor)`: an op has run, and `rote_record_observed` can record it: kind 1 (`wait_tensor`) or 2
@@ -270,13 +270,13 @@ pub unsafe extern "C" fn rote_record_op(
 /// - `recorded(status)`: recording an op has returned another status than `ROTE_OK`;
 /// - `failed(problem)`: recording an op went wrong, as the text says;
 /// - `draws()`: an op that draws random numbers is about to run;
-/// - `called(name)`: an op named by `rote_record_tell_of` is called;
+/// - `called(name)`: an op is called that the bridge's `tell_of` has named;
 /// - `set_otherwise(name)`: an op, or the end of the step, has met other settings than the step began with;
 /// - `number_of(spec)`: returns the number of a spec, and keeps the spec;
 /// - `is_users_own(code)`: returns whether code is the user's own, to which ops are ascribed.
 ///
 /// # Safety
-/// `listener` must be null or live, `session` live until observation ends, and the GIL held.
+/// `listener` must be live, `session` live until observation ends, and the GIL held.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_observe(
     session: *mut RoteSession,
@@ -314,55 +314,9 @@ pub unsafe extern "C" fn rote_record_observe(
             global_end,
         };
         // SAFETY: the caller vouches for the object and the session.
-        unsafe { Bridge::get().observe(listener, &sink) }?;
+        unsafe { Bridge::get().observe(object(listener, "listener")?, &sink) }?;
         Ok(ROTE_OK)
     })
-}
-
-/// Reports calls of the composite op `name` to listeners.
-///
-/// # Safety
-/// `name` must be a C string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_tell_of(name: *const c_char) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for the text.
-        let name = CString::new(unsafe { text(name) }?).map_err(|e| e.to_string())?;
-        Bridge::get().observe_calls_of(&name)?;
-        Ok(ROTE_OK)
-    })
-}
-
-/// Records the innermost call on DTensors that is in progress, unless that is recorded already. Sets `*args` to a new
-/// tuple of its arguments the first time, then to `None`; to `None` too if there is no such call.
-///
-/// # Safety
-/// The place must be valid, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_global_call(args: *mut *mut c_void) -> c_int {
-    guarded(|| {
-        // SAFETY: the caller vouches for the place.
-        let args = unsafe { out(args, "args") }?;
-        args.set(Bridge::get().observe_global_call()?);
-        Ok(ROTE_OK)
-    })
-}
-
-/// Returns the first op that raised in the last observed step; empty if no op raised. If the step has ended
-/// normally, it has handled the error.
-///
-/// # Safety
-/// The GIL must be held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_record_raising() -> *const c_char {
-    give_text(&Bridge::get().raising())
-}
-
-/// Returns the op of another Python thread that wrote a tensor used by the last observed step, or read a tensor
-/// made by it; empty if there was none.
-#[unsafe(no_mangle)]
-pub extern "C" fn rote_record_others() -> *const c_char {
-    give_text(&Bridge::get().others())
 }
 
 /// Records the op that was just reported to the listener. Returns `ROTE_REFUSED` if the recording is refused.

@@ -1,12 +1,10 @@
 //! Sessions of PyTorch: calls with Python objects.
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 
 use rote::replay::Left;
-use rote::replay::agreement::Ranks;
 use rote::{Next, Session, SessionError};
-use rote_aten::ranks::without_gil;
-use rote_aten::{Args, Aten, Borrowed, Bridge, Group, Object};
+use rote_aten::{Args, Aten, Borrowed, Bridge, Object};
 
 use crate::session::{
     IN_USE, ROTE_EAGER, ROTE_RECORD, ROTE_REPLAYED, RoteSession, Sessions, config, made, process,
@@ -14,16 +12,8 @@ use crate::session::{
 };
 use crate::status::{
     Answer, Out, ROTE_ERROR, ROTE_OK, give_text, guarded, object, out, set_error, set_exception,
-    slice, text,
+    text,
 };
-
-/// The loaded bridge.
-fn bridge() -> Result<&'static Bridge, &'static str> {
-    match Bridge::is_loaded() {
-        true => Ok(Bridge::get()),
-        false => Err("the bridge is not loaded: call rote_load_bridge first"),
-    }
-}
 
 /// The arguments of a call.
 ///
@@ -63,7 +53,9 @@ pub unsafe extern "C" fn rote_session_new(
 ) -> *mut RoteSession {
     let mut out = std::ptr::null_mut();
     guarded(|| {
-        bridge()?;
+        if !Bridge::is_loaded() {
+            return Err("the bridge is not loaded: call rote_load_bridge first".into());
+        }
         // SAFETY: the caller vouches for the texts.
         let (function, framework, plans, passes) = unsafe {
             (
@@ -231,48 +223,6 @@ pub unsafe extern "C" fn rote_session_show(
     })
 }
 
-/// Gathers `n` bytes of every rank of a process group in `all`, in the order of ranks. If there is no such
-/// group, or it has no backend for the CPU, the function does nothing and sets `*gathered` to 0. It waits with
-/// the GIL released.
-///
-/// # Safety
-/// `group` must be a C string. `ours` must point at `n` bytes, and `all` at `n` bytes for each of `ranks`
-/// ranks. The place must be valid, the bridge loaded, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_gather(
-    group: *const c_char,
-    ours: *const u8,
-    n: u32,
-    ranks: u32,
-    all: *mut u8,
-    gathered: *mut c_int,
-) -> c_int {
-    guarded(|| {
-        bridge()?;
-        // SAFETY: the caller vouches for text, bytes and places.
-        let (group, ours, all, gathered) = unsafe {
-            let group = CString::new(text(group)?).map_err(|error| error.to_string())?;
-            (
-                group,
-                slice(ours, n)?,
-                out(all, "all")?,
-                out(gathered, "gathered")?,
-            )
-        };
-        gathered.set(0);
-        let Some(group) = Group::find(&group)?.filter(|group| group.cpu) else {
-            return Ok(ROTE_OK);
-        };
-        if group.ranks != ranks as usize {
-            return Err(format!("the group has {} ranks, not {ranks}", group.ranks).into());
-        }
-        let bytes = without_gil(|| group.gather(ours))??;
-        all.fill(&bytes);
-        gathered.set(1);
-        Ok(ROTE_OK)
-    })
-}
-
 /// Handles a call, and delivers what becomes of it.
 ///
 /// # Safety
@@ -397,157 +347,4 @@ pub unsafe extern "C" fn rote_session_left(
     tensors.set(list.into_ptr());
     let json = serde_json::json!({"variant": variant, "made": made, "nothing": nothing});
     give_text(&json.to_string())
-}
-
-/// Marks a tensor object as eager returns it after a backward pass: it requires grad, and its graph is used up.
-///
-/// # Safety
-/// `tensor` must be a tensor object and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_mark_replayed(tensor: *mut c_void) -> c_int {
-    guarded(|| {
-        let bridge = bridge()?;
-        // SAFETY: the caller vouches for the object.
-        let tensor = unsafe { Object::hold(object(tensor, "tensor")?) };
-        bridge.mark_replayed(&tensor)?;
-        Ok(ROTE_OK)
-    })
-}
-
-/// Sets `*view` to a new tuple that describes a tensor as a view, as autograd knows it. Its entries are
-///
-/// - a number for the tensor's version counter;
-/// - whether other tensors have the same version counter;
-/// - `how` the tensor is a view, as bits: 1, gradients go to its base; 2, tangents come from its base; 4, its
-///   memory was written after it was made; 8, it has a version counter of its own; 16, it was made in inference
-///   mode and has no version counter. The other bits say how it was made;
-/// - its base, or `None`;
-/// - whether it requires grad other than through its base;
-/// - the function that makes it from its base again: `None` if strides are enough, `False` if there is no such
-///   function.
-///
-/// # Safety
-/// `tensor` must be a tensor object, the place valid, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_view_of(tensor: *mut c_void, view: *mut *mut c_void) -> c_int {
-    guarded(|| {
-        let bridge = bridge()?;
-        // SAFETY: the caller vouches for object and place.
-        unsafe {
-            let view = out(view, "view")?;
-            let found = bridge.view_of(object(tensor, "tensor")?)?;
-            view.set(found.into_ptr());
-        }
-        Ok(ROTE_OK)
-    })
-}
-
-/// Sets `*made` to a tensor that shares the memory of `tensor`, and is an inference tensor.
-///
-/// # Safety
-/// `tensor` must be a tensor object, the place valid, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_as_inference(tensor: *mut c_void, made: *mut *mut c_void) -> c_int {
-    guarded(|| {
-        let bridge = bridge()?;
-        // SAFETY: the caller vouches for object and place.
-        unsafe {
-            let made = out(made, "made")?;
-            let found = bridge.as_inference(object(tensor, "tensor")?)?;
-            made.set(found.into_ptr());
-        }
-        Ok(ROTE_OK)
-    })
-}
-
-/// Makes a tensor object a view of `base` for autograd. The tensor must share the memory of `base`, and must
-/// not be a view yet. If `how` is 0, it only gets the version counter of `base`. `how` and `rebuild` have the
-/// form that `rote_view_of` gives them.
-///
-/// # Safety
-/// `tensor` and `base` must be tensor objects, `rebuild` an object, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_make_view(
-    tensor: *mut c_void,
-    base: *mut c_void,
-    how: u32,
-    rebuild: *mut c_void,
-) -> c_int {
-    guarded(|| {
-        let bridge = bridge()?;
-        // SAFETY: the caller vouches for the objects.
-        unsafe {
-            let (tensor, base) = (object(tensor, "tensor")?, object(base, "base")?);
-            bridge.make_view(tensor, base, how, object(rebuild, "rebuild")?)?;
-        }
-        Ok(ROTE_OK)
-    })
-}
-
-/// Begins to note which code Python runs, on all threads. Sets `*begun` to 0 if another profiler listens, else to 1.
-///
-/// # Safety
-/// The place must be valid, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_calls_begin(begun: *mut c_int) -> c_int {
-    guarded(|| {
-        let bridge = bridge()?;
-        // SAFETY: the caller vouches for the place, and holds the GIL.
-        unsafe {
-            let begun = out(begun, "begun")?;
-            begun.set(c_int::from(bridge.begin_calls()));
-        }
-        Ok(ROTE_OK)
-    })
-}
-
-/// Notes what the calling thread runs too. The thread was started after `rote_calls_begin`.
-///
-/// # Safety
-/// The GIL must be held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_calls_join() -> c_int {
-    guarded(|| {
-        let bridge = bridge()?;
-        // SAFETY: the caller holds the GIL.
-        unsafe { bridge.join_calls() };
-        Ok(ROTE_OK)
-    })
-}
-
-/// Ends what `rote_calls_begin` has begun. Sets `*codes` to a new list of the code objects that ran since then, or to
-/// `None` if not all of them were seen.
-///
-/// # Safety
-/// The place must be valid, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_calls_end(codes: *mut *mut c_void) -> c_int {
-    guarded(|| {
-        let bridge = bridge()?;
-        // SAFETY: the caller vouches for the place, and holds the GIL.
-        unsafe {
-            let codes = out(codes, "codes")?;
-            codes.set(bridge.end_calls()?.into_ptr());
-        }
-        Ok(ROTE_OK)
-    })
-}
-
-/// Sets `*hooks` to a new list of the Python functions that are hooks of the tensor's gradient accumulator.
-/// `None` stands for a hook in C++.
-///
-/// # Safety
-/// `tensor` must be a tensor object, the place valid, and the GIL held.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rote_tensor_hooks(tensor: *mut c_void, hooks: *mut *mut c_void) -> c_int {
-    guarded(|| {
-        let bridge = bridge()?;
-        // SAFETY: the caller vouches for object and place.
-        unsafe {
-            let hooks = out(hooks, "hooks")?;
-            let found = bridge.hooks(object(tensor, "tensor")?)?;
-            hooks.set(found.into_ptr());
-        }
-        Ok(ROTE_OK)
-    })
 }

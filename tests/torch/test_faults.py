@@ -101,10 +101,10 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bridge_that_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     from rote import _bridge
 
-    def load() -> None:
+    def no_bridge() -> None:
         raise RuntimeError("rote: no C++ compiler was found")
 
-    monkeypatch.setattr(_bridge, "load", load)
+    monkeypatch.setattr(_bridge, "bridge", no_bridge)
     step = rote_capture(lambda x: x * 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

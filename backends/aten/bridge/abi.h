@@ -6,7 +6,7 @@
 namespace rote {
 
 // Both sides must say the same number.
-constexpr uint32_t kAbiVersion = 19;
+constexpr uint32_t kAbiVersion = 20;
 
 // The tag of an argument: which member of its union is set.
 enum Tag : uint8_t {

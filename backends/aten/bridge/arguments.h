@@ -292,7 +292,7 @@ class Call {
     add(leaf, kFieldDevice, static_cast<uint64_t>(local.device().type()) << 8 |
                                 static_cast<uint8_t>(local.device().index()));
     add(leaf, kFieldRequiresGrad, grad_flags(outer));
-    if (kept_) kept_->push_back(hooks_of(object));
+    if (kept_) kept_->push_back(hooks_of(outer));
     add(leaf, kFieldGraph, outer.grad_fn() != nullptr);
     add(leaf, kFieldGrad, outer.is_leaf() ? grad_word(outer) : 0);
     if (distributed) {

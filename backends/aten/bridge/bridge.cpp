@@ -1,22 +1,21 @@
 // The bridge between Rote and PyTorch: a C ABI over the parts of libtorch and
-// of Python's C API that recording, guards and replay need. Compiled on first
-// use against the installed torch. Every function returns 0, or -1 with the
-// reason in rote_bridge_error(); no exception leaves this file.
+// of Python's C API that recording, guards and replay need, and a Python module
+// (module.h). Compiled on first use against the installed torch. A function
+// that can fail returns 0, or -1 with the reason in rote_bridge_error(), or
+// null; no exception leaves this file.
 
 #include "abi.h"
 #include "arguments.h"
-#include "profile_hook.h"
-#include "checks.h"
 #include "describe.h"
 #include "eager.h"
 #include "exceptions.h"
 #include "fact_table.h"
-#include "late_numbers.h"
+#include "module.h"
 #include "numbers.h"
 #include "observe.h"
 #include "program.h"
 #include "ranks.h"
-#include "views.h"
+#include "scope.h"
 #include "watch.h"
 
 using namespace rote;
@@ -56,37 +55,12 @@ int guarded(Program* program, Body&& body) {
   }
 }
 
-// What replay runs under: below autograd and autocast, without Python modes. A program
-// enables gradients for the ops that were recorded so.
-struct ReplayScope {
-  c10::impl::ExcludeDispatchKeyGuard autograd{c10::autograd_dispatch_keyset_with_ADInplaceOrView};
-  c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
-  c10::AutoGradMode grad{false};
-};
-
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT uint32_t rote_bridge_abi() { return kAbiVersion; }
 EXPORT const char* rote_bridge_error() { return last_error.c_str(); }
-
-EXPORT int rote_bridge_init(PyObject* dtensor, PyObject* async_collective_tensor) {
-  return guarded([&] {
-    Py_INCREF(dtensor);
-    Py_INCREF(async_collective_tensor);
-    classes.dtensor = dtensor;
-    classes.async_collective_tensor = async_collective_tensor;
-    classes.local_tensor_name = PyUnicode_InternFromString("_local_tensor");
-    classes.spec_name = PyUnicode_InternFromString("_spec");
-    classes.elem_name = PyUnicode_InternFromString("elem");
-    classes.local_tensor_offset = slot_offset(dtensor, classes.local_tensor_name);
-    classes.spec_offset = slot_offset(dtensor, classes.spec_name);
-    register_checks();
-    register_late_numbers();
-    register_wait();
-  });
-}
 
 // --- recording ---------------------------------------------------------------
 
@@ -107,39 +81,9 @@ EXPORT int rote_bridge_work(Describer* describer, PyObject* work, int64_t* numbe
   return guarded([&] { *number = describer->number_of_work(work); });
 }
 
-// Records the ops of this thread, and tells `listener`; null: no longer.
+// Records the ops of this thread, and tells `listener`, until `observe_no_more` in module.h.
 EXPORT int rote_bridge_observe(PyObject* listener, const Sink* sink) {
-  return guarded([&] {
-    if (listener) {
-      observe_from_now(listener, *sink);
-    } else {
-      observe_no_more();
-    }
-  });
-}
-
-// Records the innermost call on DTensors under way, if it is not recorded yet. `args`: a new reference to a tuple of its
-// arguments the first time, then to None.
-EXPORT int rote_bridge_observe_global_call(PyObject** args) {
-  return guarded([&] { *args = innermost_global_call().release().ptr(); });
-}
-
-// Has the listener told of calls of a composite op.
-EXPORT int rote_bridge_observe_calls_of(const char* name) {
-  return guarded([&] { tell_of(name); });
-}
-
-// The first op of the last observed step that raised; empty if none did.
-EXPORT const char* rote_bridge_raising() {
-  last_text = raising;
-  return last_text.c_str();
-}
-
-// The op of another thread of Python that wrote what the last recorded step used, or read what it made; empty if
-// there was none.
-EXPORT const char* rote_bridge_others() {
-  last_text = others().found();
-  return last_text.c_str();
+  return guarded([&] { observe_from_now(listener, *sink); });
 }
 
 EXPORT int rote_bridge_describe_tensor(Describer* describer, PyObject* tensor, const Tensor** out) {
@@ -158,8 +102,7 @@ EXPORT int rote_bridge_rng_digest(uint8_t device_kind, int8_t device_index, uint
     at::Generator generator = at::globalContext().defaultGenerator(device);
     at::Tensor state;
     {
-      c10::impl::ExcludeDispatchKeyGuard python(
-          c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+      NoPython plain;
       std::lock_guard<std::mutex> lock(generator.mutex());
       state = generator.get_state();
     }
@@ -185,26 +128,6 @@ EXPORT int rote_bridge_call_state(Call* call, const uint64_t* storages, const ui
 }
 
 EXPORT void rote_bridge_call_world(Call* call, uint64_t world) { call->set_world(world); }
-
-// A new list of the functions in the hooks of the node that adds up a leaf's gradient; None for one of C++.
-EXPORT PyObject* rote_bridge_hooks(PyObject* tensor) {
-  PyObject* found = nullptr;
-  guarded([&] { found = hooks_of(tensor).release().ptr(); });
-  return found;
-}
-
-// Begins to note which code Python runs: 1, or 0 where a profiler of somebody else's listens.
-EXPORT int rote_bridge_calls_begin() { return ProfileHook::get().begin() ? 1 : 0; }
-
-// Has a thread that was started since then listen too.
-EXPORT void rote_bridge_calls_join() { ProfileHook::get().join(); }
-
-// A new list of the code that ran since then, or None where not all of it was seen; null on failure.
-EXPORT PyObject* rote_bridge_calls_end() {
-  PyObject* found = nullptr;
-  guarded([&] { found = ProfileHook::get().end().release().ptr(); });
-  return found;
-}
 
 // A new object that owns a session, to be made once: `free` frees the session when the object goes. Through it, Python's
 // garbage collector sees what the session holds. Null on failure.
@@ -495,30 +418,6 @@ EXPORT int rote_bridge_with_gil(int (*body)(void*), void* context) {
   return end != 0 ? end : status;
 }
 
-// What a tensor is a view of, as view_of has it: a new tuple; null on failure.
-EXPORT PyObject* rote_bridge_view_of(PyObject* tensor) {
-  PyObject* out = nullptr;
-  guarded([&] { out = view_of(tensor).release().ptr(); });
-  return out;
-}
-
-// Makes a tensor a view of another, as view_of has described one.
-EXPORT int rote_bridge_make_view(PyObject* tensor, PyObject* base, uint32_t how, PyObject* rebuild) {
-  return guarded([&] { make_view(tensor, base, how, rebuild); });
-}
-
-// A tensor as one made in inference mode: a new reference; null on failure.
-EXPORT PyObject* rote_bridge_as_inference(PyObject* tensor) {
-  PyObject* out = nullptr;
-  guarded([&] { out = as_inference(tensor).release().ptr(); });
-  return out;
-}
-
-// Marks a returned tensor as eager would: it requires grad, its graph is gone.
-EXPORT int rote_bridge_mark_replayed(PyObject* tensor) {
-  return guarded([&] { set_replayed_history(THPVariable_Unpack(tensor)); });
-}
-
 // --- agreement of ranks --------------------------------------------------------
 
 // The process group registered under a name: its number, which no other group
@@ -538,9 +437,6 @@ EXPORT int rote_bridge_group(const char* name, uint64_t* number, uint32_t* ranks
 // Gathers `n` bytes of every rank of a group in `out`, in the order of ranks.
 EXPORT int rote_bridge_gather(const char* name, uint64_t number, const uint8_t* ours, uint64_t n, uint8_t* out) {
   return guarded([&] {
-    ReplayScope scope;
-    c10::impl::ExcludeDispatchKeyGuard python(
-        c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
     auto group = find_group(name);
     TORCH_CHECK(group && group_number(group) == number, "the process group ", name, " is gone");
     gather_bytes(*group, ours, n, out);
@@ -577,8 +473,7 @@ EXPORT int rote_bridge_call_op(const char* name, const char* overload, const Arg
   thread_local EagerCall call;
   return guarded([&] {
     ReplayScope scope;
-    c10::impl::ExcludeDispatchKeyGuard python(
-        c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+    NoPython plain;
     call.run(name, overload, args, nargs);
     *results = call.results().data();
     *count = static_cast<uint32_t>(call.results().size());

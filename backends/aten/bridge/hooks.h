@@ -45,9 +45,9 @@ inline void functions_in_hooks(const at::Tensor& tensor, Take&& take) {
 }
 
 // A list of these functions, None for a hook of C++.
-inline py::list hooks_of(PyObject* tensor) {
+inline py::list hooks_of(const at::Tensor& tensor) {
   py::list found;
-  functions_in_hooks(THPVariable_Unpack(tensor), [&](PyObject* function) {
+  functions_in_hooks(tensor, [&](PyObject* function) {
     found.append(py::reinterpret_borrow<py::object>(function ? function : Py_None));
   });
   return found;

@@ -320,7 +320,7 @@ inline ObservedOp observed_op(const c10::OperatorName& name) {
   return known.emplace(name, op).first->second;
 }
 
-inline void tell_of(const char* name) {
+inline void tell_of(const std::string& name) {
   std::lock_guard<std::mutex> lock(observed_ops.mutex);
   observed_ops.told.insert(name);
   observed_ops.known.clear();

@@ -9,6 +9,8 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "scope.h"
+
 namespace rote {
 
 // The process group registered under a name, or null.
@@ -41,6 +43,8 @@ inline uint64_t group_number(const c10::intrusive_ptr<c10d::ProcessGroup>& group
 // Puts `n` bytes in and gets those of every rank, one after the other, in
 // `out`. The tensors are our own: a collective that fails may still write.
 inline void gather_bytes(c10d::ProcessGroup& group, const uint8_t* ours, uint64_t n, uint8_t* out) {
+  ReplayScope scope;
+  NoPython plain;
   int64_t size = static_cast<int64_t>(n);
   at::Tensor input = at::empty({size}, at::kByte);
   at::Tensor output = at::empty({size * group.getSize()}, at::kByte);

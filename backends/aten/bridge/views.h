@@ -60,13 +60,13 @@ enum How : uint32_t {
   kForward = 2,   // tangents come from its base
   kStale = 4,     // its memory was written since it was made
   kCounts = 8,    // it has a version counter of its own
+                  // 16 is Python's: an inference tensor, which has no version counter
   kCreated = 32,  // times this: how it was made
 };
 
-// (version counter, whether another tensor has it too, how, base, whether it has a gradient function of its own or
-// requires grad by itself, what rebuilds it). Base is None where there is none.
-inline py::object view_of(PyObject* object) {
-  const at::Tensor& tensor = THPVariable_Unpack(object);
+// What autograd knows of a tensor as a view: (version counter, whether another tensor has it too, how, base, whether it
+// has a gradient function of its own or requires grad by itself, what rebuilds it). Base is None where there is none.
+inline py::tuple view_of(const at::Tensor& tensor) {
   const auto* meta = torch::autograd::impl::get_view_autograd_meta(tensor);
   const auto* own = torch::autograd::impl::get_autograd_meta(tensor);
   uint32_t how = 0;
@@ -89,12 +89,10 @@ inline py::object view_of(PyObject* object) {
                         rebuild);
 }
 
-// Makes a tensor a view of `base` as a view op does, or gives it the version counter of `base` alone.
-inline void make_view(PyObject* object, PyObject* of, uint32_t how, PyObject* rebuilt) {
+// Makes a tensor a view of `base` as a view op does, or, if `how` is 0, gives it the version counter of `base` alone. The
+// tensor shares the memory of `base`, and is no view yet.
+inline void make_view(const at::Tensor& tensor, const at::Tensor& base, uint32_t how, const py::object& rebuilt) {
   using namespace torch::autograd;
-  TORCH_CHECK(THPVariable_Check(object) && THPVariable_Check(of), "a view that is no tensor, or of none");
-  const at::Tensor& tensor = THPVariable_Unpack(object);
-  const at::Tensor& base = THPVariable_Unpack(of);
   auto has_memory = [](const at::Tensor& of) { return of.has_storage() && !of.key_set().has(c10::DispatchKey::Python); };
   const bool stored = has_memory(tensor) && has_memory(base);
   TORCH_CHECK(!stored || tensor.storage().is_alias_of(base.storage()), "a view of what has other memory");
@@ -102,7 +100,7 @@ inline void make_view(PyObject* object, PyObject* of, uint32_t how, PyObject* re
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (!(how & (kBackward | kForward))) return impl->set_version_counter(impl::version_counter(base));
   const auto* under = impl::get_view_autograd_meta(base);
-  const Rebuild* rebuild = Rebuild::in(rebuilt);
+  const Rebuild* rebuild = Rebuild::in(rebuilt.ptr());
   auto info = [&](const ViewInfo* through) {
     std::unique_ptr<ViewFunc> forth = rebuild ? rebuild->forth->clone_and_set() : nullptr;
     auto back = rebuild ? rebuild->back : std::function<at::Tensor(const at::Tensor&)>();
@@ -128,16 +126,14 @@ inline void make_view(PyObject* object, PyObject* of, uint32_t how, PyObject* re
 }
 
 // The same tensor as one that was made in inference mode.
-inline py::object as_inference(PyObject* object) {
-  TORCH_CHECK(THPVariable_Check(object), "what is no tensor cannot be one of inference");
-  const at::Tensor& tensor = THPVariable_Unpack(object);
-  if (tensor.is_inference() || !tensor.has_storage()) return py::reinterpret_borrow<py::object>(object);
+inline at::Tensor as_inference(const at::Tensor& tensor) {
+  if (tensor.is_inference() || !tensor.has_storage()) return tensor;
   c10::InferenceMode mode;
   auto keys = tensor.key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   auto out = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()), keys, tensor.dtype());
   c10::TensorImpl* impl = out.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(out)));
+  return out;
 }
 
 // The addresses of a storage. Two storages may lie in the same memory if one of them is of memory that PyTorch has not

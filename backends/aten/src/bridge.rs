@@ -121,17 +121,12 @@ pub struct Bridge {
 static BRIDGE: OnceLock<Bridge> = OnceLock::new();
 
 impl Bridge {
-    /// Loads the bridge, once per process, and tells it the classes it must
-    /// know.
+    /// Loads the bridge, once per process.
     ///
     /// # Safety
     /// `path` must be a bridge built from this version's sources against the
-    /// torch of this process; the objects must be classes; the GIL is held.
-    pub unsafe fn load(
-        path: &Path,
-        dtensor: sys::Object,
-        async_collective_tensor: sys::Object,
-    ) -> Result<(), ReplayError> {
+    /// torch of this process.
+    pub unsafe fn load(path: &Path) -> Result<(), ReplayError> {
         if BRIDGE.get().is_some() {
             return Ok(());
         }
@@ -160,8 +155,6 @@ impl Bridge {
             #[cfg(not(miri))]
             _library: library,
         };
-        // SAFETY: the caller vouches for the classes.
-        bridge.check(unsafe { (bridge.functions.init)(dtensor, async_collective_tensor) })?;
         let _ = BRIDGE.set(bridge);
         Ok(())
     }
@@ -217,10 +210,10 @@ impl Bridge {
     }
 
     /// Records the ops of this thread from now on, and tells `listener`, a Python object, of those that are not simply
-    /// recorded; null: no longer.
+    /// recorded, until Python calls the bridge's `observe_no_more`.
     ///
     /// # Safety
-    /// `listener` must be null or a live object, and the sink's session live until the bridge observes no longer.
+    /// `listener` must be a live object, and the sink's session live until the bridge observes no longer.
     pub unsafe fn observe(
         &self,
         listener: sys::Object,
@@ -228,123 +221,6 @@ impl Bridge {
     ) -> Result<(), ReplayError> {
         // SAFETY: the caller vouches for the object and the session. The sink is copied.
         self.check(unsafe { (self.functions.observe)(listener, sink) })
-    }
-
-    /// Records the innermost call on DTensors under way. Returns a new tuple of its arguments the first time,
-    /// then None.
-    pub fn observe_global_call(&self) -> Result<sys::Object, ReplayError> {
-        let mut args = std::ptr::null_mut();
-        // SAFETY: `args` outlives the call.
-        self.check(unsafe { (self.functions.observe_global_call)(&mut args) })?;
-        Ok(args)
-    }
-
-    /// Has the listener told of calls of the composite op `name`.
-    pub fn observe_calls_of(&self, name: &CStr) -> Result<(), ReplayError> {
-        // SAFETY: the text lives through the call, which copies it.
-        self.check(unsafe { (self.functions.observe_calls_of)(name.as_ptr()) })
-    }
-
-    /// The first op of the last observed step that raised; empty if none did.
-    pub fn raising(&self) -> String {
-        // SAFETY: the text lives until the bridge's next call.
-        let text = unsafe { CStr::from_ptr((self.functions.raising)()) };
-        text.to_string_lossy().into_owned()
-    }
-
-    /// The op of another thread of Python that wrote what the last recorded step used, or
-    /// read what it made; empty if there was none.
-    pub fn others(&self) -> String {
-        // SAFETY: the text lives until the bridge's next call.
-        let text = unsafe { CStr::from_ptr((self.functions.others)()) };
-        text.to_string_lossy().into_owned()
-    }
-
-    /// A list of the Python functions in the hooks of the autograd node that adds up a
-    /// tensor's gradient; `None` stands for a hook of C++.
-    ///
-    /// # Safety
-    /// `tensor` must be a live tensor object.
-    pub unsafe fn hooks(&self, tensor: sys::Object) -> Result<Object, ReplayError> {
-        // SAFETY: the caller vouches for the tensor; the result is a new reference.
-        let list = unsafe { (self.functions.hooks)(tensor) };
-        if list.is_null() {
-            return Err(ReplayError::Bridge(self.message()));
-        }
-        Ok(Object(list))
-    }
-
-    /// Begins to note which code Python runs, on all threads. False, and nothing is done, where another profiler
-    /// listens.
-    ///
-    /// # Safety
-    /// The GIL must be held.
-    pub unsafe fn begin_calls(&self) -> bool {
-        // SAFETY: the caller holds the GIL.
-        unsafe { (self.functions.calls_begin)() != 0 }
-    }
-
-    /// Notes what the calling thread runs too: it was started after [`Bridge::begin_calls`].
-    ///
-    /// # Safety
-    /// The GIL must be held.
-    pub unsafe fn join_calls(&self) {
-        // SAFETY: the caller holds the GIL.
-        unsafe { (self.functions.calls_join)() }
-    }
-
-    /// A list of the code that has run since then; `None` of Python where not all of it was seen.
-    ///
-    /// # Safety
-    /// The GIL must be held.
-    pub unsafe fn end_calls(&self) -> Result<Object, ReplayError> {
-        // SAFETY: the caller holds the GIL; the result is a new reference.
-        let codes = unsafe { (self.functions.calls_end)() };
-        if codes.is_null() {
-            return Err(ReplayError::Bridge(self.message()));
-        }
-        Ok(Object(codes))
-    }
-
-    /// What autograd knows of a tensor as a view: a tuple, for Python.
-    ///
-    /// # Safety
-    /// `tensor` must be a live tensor object.
-    pub unsafe fn view_of(&self, tensor: sys::Object) -> Result<Object, ReplayError> {
-        // SAFETY: the caller vouches for the tensor; the result is a new reference.
-        let view = unsafe { (self.functions.view_of)(tensor) };
-        if view.is_null() {
-            return Err(ReplayError::Bridge(self.message()));
-        }
-        Ok(Object(view))
-    }
-
-    /// A tensor as one that was made in inference mode.
-    ///
-    /// # Safety
-    /// `tensor` must be a live tensor object.
-    pub unsafe fn as_inference(&self, tensor: sys::Object) -> Result<Object, ReplayError> {
-        // SAFETY: the caller vouches for the tensor; the result is a new reference.
-        let made = unsafe { (self.functions.as_inference)(tensor) };
-        if made.is_null() {
-            return Err(ReplayError::Bridge(self.message()));
-        }
-        Ok(Object(made))
-    }
-
-    /// Makes a tensor a view of another. `how` and `rebuild`: of [`Bridge::view_of`].
-    ///
-    /// # Safety
-    /// `tensor` and `base` must be live tensor objects, `rebuild` a live object.
-    pub unsafe fn make_view(
-        &self,
-        tensor: sys::Object,
-        base: sys::Object,
-        how: u32,
-        rebuild: sys::Object,
-    ) -> Result<(), ReplayError> {
-        // SAFETY: the caller vouches for the objects.
-        self.check(unsafe { (self.functions.make_view)(tensor, base, how, rebuild) })
     }
 
     /// Says how often tensors were written, as autograd counts it.
@@ -371,11 +247,5 @@ impl Bridge {
                 n as u32,
             )
         })
-    }
-
-    /// Marks a returned tensor as one whose graph is used up.
-    pub fn mark_replayed(&self, tensor: &Object) -> Result<(), ReplayError> {
-        // SAFETY: a live object.
-        self.check(unsafe { (self.functions.mark_replayed)(tensor.as_ptr()) })
     }
 }

@@ -12,7 +12,7 @@ pub use rote_plans::Anchor;
 pub use rote_replay::WordSubject;
 
 /// Both sides must say the same number.
-pub const ABI_VERSION: u32 = 19;
+pub const ABI_VERSION: u32 = 20;
 
 /// How the results of an op get to where they lie already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,17 +85,12 @@ macro_rules! functions {
 functions! {
     abi: fn() -> u32;
     error: fn() -> *const c_char;
-    init: fn(Object, Object) -> c_int;
     describer_new: fn() -> *mut c_void;
     describer_free: fn(*mut c_void);
     describe_op: fn(*mut c_void, Object, Object, Object, Object, *mut *const Op) -> c_int;
     describe_observed: fn(*mut c_void, *mut *const Op) -> c_int;
     work: fn(*mut c_void, Object, *mut i64) -> c_int;
     observe: fn(Object, *const Sink) -> c_int;
-    observe_global_call: fn(*mut Object) -> c_int;
-    observe_calls_of: fn(*const c_char) -> c_int;
-    raising: fn() -> *const c_char;
-    others: fn() -> *const c_char;
     describe_tensor: fn(*mut c_void, Object, *mut *const Tensor) -> c_int;
     storage_alive: fn(*const c_void, u64) -> c_int;
     rng_digest: fn(u8, i8, *mut u64) -> c_int;
@@ -105,10 +100,6 @@ functions! {
     call_world: fn(*mut c_void, u64);
     call_owner: fn(*mut c_void, *mut c_void, unsafe extern "C" fn(*mut c_void) -> c_int) -> Object;
     call_hold: fn(*mut c_void) -> *mut c_void;
-    hooks: fn(Object) -> Object;
-    calls_begin: fn() -> c_int;
-    calls_join: fn();
-    calls_end: fn() -> Object;
     held_free: fn(*mut c_void);
     held_difference: fn(*const c_void, *const c_void, *mut i64) -> c_int;
     call_collect: fn(*mut c_void, Object, Object, *mut *const u64, *mut *const WordSubject, *mut u32) -> c_int;
@@ -145,10 +136,6 @@ functions! {
     program_output: fn(*mut c_void, u32, c_int) -> Object;
     program_shown: fn(*mut c_void, u32) -> Object;
     with_gil: fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
-    mark_replayed: fn(Object) -> c_int;
-    view_of: fn(Object) -> Object;
-    as_inference: fn(Object) -> Object;
-    make_view: fn(Object, Object, u32, Object) -> c_int;
     program_listened: fn(*mut c_void) -> c_int;
     range_begin: fn(*mut c_void, *const c_char) -> c_int;
     range_end: fn(*mut c_void) -> c_int;

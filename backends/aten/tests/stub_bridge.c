@@ -1,10 +1,8 @@
 // A bridge without PyTorch: every function of backends/aten/src/sys.rs, none of
 // which does anything. It lets sessions exist, to see what wrong calls do.
 
-unsigned rote_bridge_abi(void) { return 19; }
+unsigned rote_bridge_abi(void) { return 20; }
 const char *rote_bridge_error(void) { return "the stub fails"; }
-const char *rote_bridge_raising(void) { return ""; }
-const char *rote_bridge_others(void) { return ""; }
 const char *rote_bridge_table_text(void) { return ""; }
 
 void *rote_bridge_call_hold(void) {
@@ -20,7 +18,6 @@ void *rote_bridge_call_leaf(void) {
 #define STUB(name) \
     __attribute__((weak)) void *rote_bridge_##name(void) { return 0; }
 
-STUB(init)
 STUB(describer_new)
 STUB(describer_free)
 STUB(program_draws)
@@ -29,8 +26,6 @@ STUB(describe_op)
 STUB(describe_observed)
 STUB(work)
 STUB(observe)
-STUB(observe_global_call)
-STUB(observe_calls_of)
 STUB(describe_tensor)
 STUB(storage_alive)
 STUB(rng_digest)
@@ -39,10 +34,6 @@ STUB(call_free)
 STUB(call_state)
 STUB(call_world)
 STUB(call_owner)
-STUB(hooks)
-STUB(calls_begin)
-STUB(calls_join)
-STUB(calls_end)
 STUB(held_free)
 STUB(held_difference)
 STUB(call_collect)
@@ -75,10 +66,6 @@ STUB(written)
 STUB(program_output)
 STUB(program_shown)
 STUB(with_gil)
-STUB(mark_replayed)
-STUB(view_of)
-STUB(as_inference)
-STUB(make_view)
 STUB(program_listened)
 STUB(range_begin)
 STUB(range_end)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from ._native import check, lib
-
-_loaded = False
 
 
 def _sources() -> dict[str, str]:
@@ -116,10 +118,13 @@ def build() -> Path:
     return library
 
 
-def load() -> None:
-    """Builds the bridge if need be and loads it, once per process."""
-    global _loaded
-    if _loaded:
-        return
-    check(lib.rote_load_bridge(str(build()).encode(), DTensor, AsyncCollectiveTensor))
-    _loaded = True
+@functools.cache
+def bridge() -> Any:
+    """The bridge as a Python module (module.h), built if need be, and loaded by the library too."""
+    path = str(build())
+    loader = ExtensionFileLoader("rote.bridge", path)
+    module = module_from_spec(ModuleSpec("rote.bridge", loader, origin=path))
+    loader.exec_module(module)
+    module.init(DTensor, AsyncCollectiveTensor)
+    check(lib.rote_load_bridge(path.encode()))
+    return module

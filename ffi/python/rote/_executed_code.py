@@ -8,12 +8,11 @@ import sys
 import threading
 import types
 from collections.abc import Iterable
-from ctypes import byref, c_int, c_void_p
 from pathlib import Path
 from typing import Any
 
+from ._bridge import bridge
 from ._libraries import is_file_of_python, is_made_by_library
-from ._native import lib, take_object
 
 Codes = dict[int, types.CodeType]  # by their addresses: equal code of two functions may read other globals
 
@@ -72,8 +71,7 @@ class ExecutedCode:
     def __enter__(self) -> ExecutedCode:
         if threading.getprofile() is not None:
             return self
-        begun = c_int()
-        self._begun = lib.rote_calls_begin(byref(begun)) == 0 and bool(begun.value)
+        self._begun = bridge().calls_begin()
         if self._begun:
             ExecutedCode.running = True
             threading.setprofile(self._joins)
@@ -84,8 +82,7 @@ class ExecutedCode:
             return
         self._begun = ExecutedCode.running = False
         threading.setprofile(None)
-        slot = c_void_p()
-        codes = take_object(slot) if lib.rote_calls_end(byref(slot)) == 0 else None
+        codes = bridge().calls_end()
         self.interrupted = codes is None
         if codes is not None:
             found = {id(code): code for code in codes if not _is_of_library(code)}
@@ -96,7 +93,7 @@ class ExecutedCode:
         """At the first event of a thread that was started meanwhile."""
         sys.setprofile(None)
         if self._begun:
-            lib.rote_calls_join()
+            bridge().calls_join()
 
 
 def _with_inner(codes: Iterable[types.CodeType]) -> Codes:

@@ -23,7 +23,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_bridge_source_count": (c_uint32, []),
     "rote_bridge_source_name": (c_char_p, [c_uint32]),
     "rote_bridge_source_text": (c_char_p, [c_uint32]),
-    "rote_load_bridge": (c_int, [c_char_p, py_object, py_object]),
+    "rote_load_bridge": (c_int, [c_char_p]),
     "rote_session_new": (c_void_p, [c_char_p, c_char_p, c_uint32, c_uint32, c_char_p, c_uint32, c_char_p]),
     "rote_session_owner": (c_int, [c_void_p, POINTER(c_void_p)]),
     "rote_session_call": (
@@ -44,21 +44,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_session_left": (c_char_p, [c_void_p, POINTER(c_void_p)]),
     "rote_session_holds": (c_int, [c_void_p, py_object, py_object, POINTER(c_int)]),
     "rote_session_stop": (c_int, [c_void_p, c_char_p]),
-    "rote_gather": (c_int, [c_char_p, c_char_p, c_uint32, c_uint32, c_char_p, POINTER(c_int)]),
     "rote_session_replay_last": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_void_p)]),
     "rote_session_give_up": (c_int, [c_void_p, c_uint32]),
     "rote_session_stats": (c_char_p, [c_void_p]),
     "rote_session_notice": (c_char_p, [c_void_p]),
     "rote_session_explain": (c_char_p, [c_void_p]),
     "rote_session_variant": (c_char_p, [c_void_p, c_uint32]),
-    "rote_tensor_hooks": (c_int, [py_object, POINTER(c_void_p)]),
-    "rote_calls_begin": (c_int, [POINTER(c_int)]),
-    "rote_calls_join": (c_int, []),
-    "rote_calls_end": (c_int, [POINTER(c_void_p)]),
-    "rote_mark_replayed": (c_int, [py_object]),
-    "rote_view_of": (c_int, [py_object, POINTER(c_void_p)]),
-    "rote_as_inference": (c_int, [py_object, POINTER(c_void_p)]),
-    "rote_make_view": (c_int, [py_object, py_object, c_uint32, py_object]),
     "rote_record_begin": (c_int, [c_void_p]),
     "rote_record_leaf": (c_int, [c_void_p, c_char_p, py_object]),
     "rote_record_spec": (c_int, [c_void_p, c_char_p, POINTER(c_uint32)]),
@@ -83,15 +74,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_trust": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_int)]),
     "rote_record_op": (c_int, [c_void_p, py_object, py_object, py_object, py_object, c_char_p]),
     "rote_record_observe": (c_int, [c_void_p, py_object]),
-    "rote_record_tell_of": (c_int, [c_char_p]),
-    "rote_record_global_call": (c_int, [POINTER(c_void_p)]),
     "rote_record_observed": (c_int, [c_void_p, c_char_p]),
     "rote_record_waited": (c_int, [c_void_p, py_object, c_char_p]),
     "rote_record_handled": (c_int, [c_void_p, c_char_p]),
     "rote_record_grad_gone": (c_int, [c_void_p, c_char_p]),
-    "rote_record_raising": (c_char_p, []),
     "rote_record_reach": (c_int, [c_void_p, c_char_p, c_uint64]),
-    "rote_record_others": (c_char_p, []),
     "rote_record_anchor": (c_int, [c_void_p, py_object, POINTER(c_int)]),
     "rote_record_random": (c_int, [c_void_p, c_char_p]),
     "rote_record_rng": (c_int, [c_void_p, c_uint32, c_uint32, c_int, POINTER(c_uint32), c_char_p]),
@@ -130,8 +117,6 @@ def _load() -> ctypes.PyDLL:
 
 
 lib: Any = _load()
-# NULL: nobody is told any longer.
-observe_no_more: Any = ctypes.PYFUNCTYPE(c_int, c_void_p, c_void_p)(("rote_record_observe", lib))
 # `local` may be NULL, which py_object cannot say.
 record_no_grad: Any = ctypes.PYFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_uint32)(("rote_record_grad", lib))
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ctypes import byref, c_int, create_string_buffer
 from typing import Any
 
 import torch.distributed as dist
 
-from ._native import check, lib
+from ._bridge import bridge
 
 
 class _Exchanges:
@@ -32,9 +31,8 @@ def gather(byte: int) -> bytes:
     if ranks == 1:
         return bytes([byte])
     group = dist.distributed_c10d._get_default_group()
-    answers, gathered = create_string_buffer(ranks), c_int()
-    check(lib.rote_gather(group.group_name.encode(), bytes([byte]), 1, ranks, answers, byref(gathered)))
-    return answers.raw if gathered.value else _by_store(group, ranks, byte)
+    answers: bytes | None = bridge().gather(group.group_name, bytes([byte]))
+    return _by_store(group, ranks, byte) if answers is None else answers
 
 
 def _by_store(group: Any, ranks: int, byte: int) -> bytes:

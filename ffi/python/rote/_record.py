@@ -17,7 +17,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from ctypes import byref, c_uint32, c_void_p
+from ctypes import byref, c_uint32
 from typing import Any
 
 import torch
@@ -26,12 +26,13 @@ from torch.distributed.tensor import DTensor
 
 from . import _literals
 from ._arguments import notation
+from ._bridge import bridge
 from ._by_hand import ByHand
 from ._frames import TORCH, Handlers, handler_since, is_users_own, user_line
 from ._identity import address
 from ._meshes import Meshes
 from ._metadata_reads import MetadataReads
-from ._native import c_text, check, error, lib, observe_no_more, take_object
+from ._native import c_text, check, error, lib
 from ._numbers import MAY_RAISE, MAY_RAISE_LATE, NO_INDEX, REFUSED
 from ._specs import spec_text
 
@@ -431,9 +432,9 @@ class Watch:
 
     def check_raising(self) -> None:
         """Refuses when an op has raised, which the step has handled."""
-        if op := lib.rote_record_raising():
+        if op := bridge().raising():
             self.refuse(
-                op.decode(),
+                op,
                 "raised, and the step handled the error: whether it raises may depend on data",
                 "call the op outside the captured function, or use a form that does not raise (linalg.cholesky_ex); a "
                 "call in which no op raises is recorded",
@@ -441,9 +442,9 @@ class Watch:
 
     def check_others(self) -> None:
         """Refuses when another thread has used the tensors of the step."""
-        if op := lib.rote_record_others():
+        if op := bridge().others():
             self.refuse(
-                op.decode(),
+                op,
                 "runs in another thread on tensors of the step, which a recording does not see",
                 "run these ops in the step's own thread, and join other threads before the call",
             )
@@ -665,10 +666,8 @@ class Watch:
     def _redistribute(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def redistribute_local_tensor(local: Any, current: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                slot = c_void_p()
-                note(self._session, lib.rote_record_global_call(byref(slot)))
+                given = bridge().global_call()
                 begin, end = self.specs.of(current), self.specs.of(target)
-                given = take_object(slot)
                 if given is not None:
                     note(self._session, lib.rote_record_global_args(self._session, notation(given)))
                 note(self._session, lib.rote_record_redistribute_begin(self._session, begin, end, user_line()))
@@ -735,14 +734,14 @@ class Watch:
 def run(session: Any, watch: Watch, step: Callable[[], Any], seen: Seen | None = None) -> Any:
     """Runs the step under every observer."""
     for name in _IN_MEMORY:
-        check(lib.rote_record_tell_of(name.encode()))
+        bridge().tell_of(name)
     recorder = _Recorder(session, watch, seen)
     with ExitStack() as stack:
         watch.patches(stack)
         ByHand(recorder.waited, watch.refuse, in_step, unseen).patches(stack, _patched)
         Meshes(watch.refuse, in_step, unseen).patches(stack, _patched)
         check(lib.rote_record_observe(session, recorder))
-        stack.callback(observe_no_more, None, None)
+        stack.callback(bridge().observe_no_more)
         return step()
 
 

@@ -19,8 +19,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from . import _containers, _introspect, _metrics
+from ._bridge import bridge
 from ._libraries import is_library_class
-from ._native import check, lib
 from ._returns import Read
 from ._specs import local_of, mesh_text
 from ._views import Made, as_inference, make, of_inference
@@ -413,7 +413,7 @@ class Results:
             make(self._views, self._decoder(tensors, own_argument).made_of)
         for tensor, (_, requires_grad) in zip(tensors, self._outputs, strict=True):
             if requires_grad:
-                check(lib.rote_mark_replayed(tensor))
+                bridge().mark_replayed(tensor)
         if self._single:
             return tensors[0]
         return self._decoder(tensors, own_argument).made_of(self._structure)

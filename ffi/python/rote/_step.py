@@ -332,7 +332,7 @@ class Step:
     def _begin(self) -> None:
         """Opens the session. Where that cannot be done, the step runs eagerly."""
         try:
-            _bridge.load()
+            _bridge.bridge()
         except Exception as problem:
             self._off = True
             self._refused(str(problem).removeprefix("rote: "))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable
-from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from . import _facts, _introspect, _reach, _uses
+from ._bridge import bridge
 from ._frames import TORCH
-from ._native import check, lib, take_object
 from ._numbers import ARGUMENT
 
 if TYPE_CHECKING:
@@ -98,9 +97,7 @@ class Survey:
 
     def _hooks(self, path: str, tensor: torch.Tensor, refuse: Callable[[str, str, str], None]) -> None:
         """Guards what the hooks of a tensor, and of the node that adds up its gradient, can reach."""
-        slot = c_void_p()
-        check(lib.rote_tensor_hooks(tensor, byref(slot)))
-        for hook in take_object(slot):
+        for hook in bridge().hooks_of(tensor):
             if hook is not None:
                 self.walk.value(f"{path}.hooks", hook, 0)
                 continue

@@ -14,7 +14,7 @@ from ._native import ReportCallback, check, lib
 
 
 def _ask(request: dict[str, Any], tell: Callable[[str], None]) -> None:
-    _bridge.load()
+    _bridge.bridge()
     callback = ReportCallback(lambda _, line: tell(line.decode()))
     check(lib.rote_validate(json.dumps(request).encode(), callback, None))
 

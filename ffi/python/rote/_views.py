@@ -7,14 +7,13 @@ recording notes of which tensor each result is a view in eager. A replay makes i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from ._native import check, lib, take_object
+from ._bridge import bridge
 from ._specs import local_of
 
 _BACKWARD, _INFERENCE, _CREATED = 1, 16, 32
@@ -41,7 +40,7 @@ class View:
 
     counter: int  # the number of its version counter, 0 without one
     shared: bool  # whether another tensor has that
-    how: int  # as rote_view_of has it
+    how: int  # as view_of of the bridge has it (views.h)
     base: torch.Tensor | None
     own: bool  # whether it requires grad other than by its base
     rebuild: Any
@@ -59,9 +58,7 @@ class View:
 
 def view_of(tensor: torch.Tensor) -> View:
     """What a tensor is to autograd now."""
-    slot = c_void_p()
-    check(lib.rote_view_of(tensor, byref(slot)))
-    return View(*take_object(slot))
+    return View(*bridge().view_of(tensor))
 
 
 @dataclass
@@ -211,9 +208,7 @@ def of_inference(made: list[Made]) -> set[int]:
 
 def as_inference(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, as one of inference mode."""
-    slot = c_void_p()
-    check(lib.rote_as_inference(tensor, byref(slot)))
-    made: torch.Tensor = take_object(slot)
+    made: torch.Tensor = bridge().as_inference(tensor)
     return made
 
 
@@ -222,4 +217,4 @@ def make(made: list[Made], find: Callable[[Any], torch.Tensor]) -> None:
     for each in made:
         if each.how == _INFERENCE:
             continue
-        check(lib.rote_make_view(find(each.tensor), find(each.base), each.how, each.rebuild))
+        bridge().make_view(find(each.tensor), find(each.base), each.how, each.rebuild)

@@ -804,19 +804,6 @@ unsafe extern "C" fn rote_bridge_written(
 
 // -- code that runs ------------------------------------------------------------------
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn rote_bridge_calls_begin() -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn rote_bridge_calls_join() {}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn rote_bridge_calls_end() -> *mut c_void {
-    std::ptr::null_mut()
-}
-
 // -- ranks ------------------------------------------------------------------------
 
 #[unsafe(no_mangle)]

@@ -20,8 +20,6 @@ pub fn load() {
         .status()
         .expect("a C compiler runs");
     assert!(status.success(), "the silent bridge does not compile");
-    // SAFETY: the bridge was built from this version's sources and looks at no
-    // class, and there is no Python.
-    unsafe { Bridge::load(&library, std::ptr::null_mut(), std::ptr::null_mut()) }
-        .expect("the silent bridge loads");
+    // SAFETY: the bridge was built from this version's sources, and there is no Python.
+    unsafe { Bridge::load(&library) }.expect("the silent bridge loads");
 }

@@ -1,0 +1,87 @@
+// The Python module `rote.bridge`: what Python alone asks of the bridge. Its functions raise what PyTorch's own bindings
+// raise.
+#pragma once
+#include "checks.h"
+#include "hooks.h"
+#include "late_numbers.h"
+#include "observe.h"
+#include "profile_hook.h"
+#include "program.h"
+#include "ranks.h"
+#include "scope.h"
+#include "views.h"
+
+namespace rote {
+
+// Takes torch's classes of these names, and registers the bridge's own ops, once per process.
+inline void init(const py::object& dtensor, const py::object& async_collective_tensor) {
+  if (classes.dtensor) return;
+  classes.async_collective_tensor = async_collective_tensor.inc_ref().ptr();
+  classes.local_tensor_name = PyUnicode_InternFromString("_local_tensor");
+  classes.spec_name = PyUnicode_InternFromString("_spec");
+  classes.elem_name = PyUnicode_InternFromString("elem");
+  classes.local_tensor_offset = slot_offset(dtensor.ptr(), classes.local_tensor_name);
+  classes.spec_offset = slot_offset(dtensor.ptr(), classes.spec_name);
+  register_checks();
+  register_late_numbers();
+  register_wait();
+  classes.dtensor = dtensor.inc_ref().ptr();
+}
+
+// The bytes of every rank of a process group, one after the other in the order of ranks. None, and nothing is sent,
+// where there is no such group, or it has no backend for the CPU.
+inline py::object gather(const std::string& name, const std::string& ours) {
+  auto group = find_group(name.c_str());
+  if (!group || !has_cpu_backend(*group)) return py::none();
+  std::string all(ours.size() * group->getSize(), '\0');
+  {
+    py::gil_scoped_release no_gil;
+    gather_bytes(*group, reinterpret_cast<const uint8_t*>(ours.data()), ours.size(), reinterpret_cast<uint8_t*>(all.data()));
+  }
+  return py::bytes(all);
+}
+
+// What the listener raises at the end of a step must not hide what the step raises.
+inline void end_observation() {
+  try {
+    observe_no_more();
+  } catch (...) {
+  }
+}
+
+}  // namespace rote
+
+PYBIND11_MODULE(bridge, module) {
+  using namespace rote;
+  auto add = [&module](const char* name, auto function) { module.def(name, torch::wrap_pybind_function(function)); };
+
+  add("init", init);
+  add("gather", gather);
+
+  // Has the listener of `rote_record_observe` told of calls of a composite op.
+  add("tell_of", [](const std::string& op) { tell_of(op); });
+  add("observe_no_more", end_observation);
+  // Records the innermost call on DTensors under way, if it is not recorded yet. Returns a tuple of its arguments the
+  // first time, else None: also where there is no such call.
+  add("global_call", innermost_global_call);
+  // The first op of the last observed step that raised; empty if none did. If the step has ended normally, it has
+  // handled the error.
+  add("raising", [] { return raising; });
+  // The op of another Python thread that wrote a tensor used by the last observed step, or read one that it made; empty
+  // if there was none.
+  add("others", [] { return others().found(); });
+
+  add("view_of", view_of);
+  add("make_view", make_view);
+  add("as_inference", as_inference);
+  // Marks a tensor as eager returns it after a backward pass: it requires grad, and its graph is used up.
+  add("mark_replayed", set_replayed_history);
+  add("hooks_of", hooks_of);
+
+  // Begins to note which code Python runs, on all threads: False, and nothing is done, where another profiler listens.
+  add("calls_begin", [] { return ProfileHook::get().begin(); });
+  // Notes what the calling thread runs too, which was started since then.
+  add("calls_join", [] { ProfileHook::get().join(); });
+  // A list of the code objects that ran since then; None where not all of them were seen.
+  add("calls_end", [] { return ProfileHook::get().end(); });
+}
