@@ -1,15 +1,11 @@
 """What `docs/guards.md` says that no guard sees, where `test_state_sweep.py` does not show it: a replay differs from
 eager. One that is seen by now belongs into the tests of what is guarded."""
 
-import queue
 from collections.abc import Callable
 from typing import Any
-from xml.etree import ElementTree
 
-import numpy
 import pytest
 import torch
-from hidden import Hidden, run_hidden
 from models import as_dtensor, mesh
 from oracle import ORACLE_ONLY, Calls, Capture, check_right
 from torch import Tensor, nn
@@ -111,49 +107,6 @@ def local_tensor_beside_its_dtensor(capture: Capture) -> Calls:
         y, local = captured(as_dtensor(torch.ones(4), mesh(1), Shard(0)))
         yield y._local_tensor is local
     return {}
-
-
-def element_of_xml() -> Hidden:
-    held = ElementTree.fromstring("<a k='2.0'/>")
-    return lambda: float(held.get("k", "")), lambda: held.set("k", "3.0")
-
-
-def simple_queue() -> Hidden:
-    held: queue.SimpleQueue[int] = queue.SimpleQueue()
-    return lambda: 2.0 if held.empty() else 3.0, lambda: held.put(1)
-
-
-def size_of_a_storage() -> Hidden:
-    held = torch.ones(3).untyped_storage()
-    return lambda: float(held.nbytes()), lambda: held.resize_(8)
-
-
-def place_in_an_error() -> Hidden:
-    held = UnicodeDecodeError("utf8", b"abc", 1, 2, "no reason")
-    return lambda: float(held.start), lambda: setattr(held, "start", 2)
-
-
-def metadata_of_a_dtype() -> Hidden:
-    held = numpy.dtype("f4", metadata={"k": [2.0]})  # type: ignore[call-overload]
-    return lambda: held.metadata["k"][0], lambda: held.metadata["k"].__setitem__(0, 3.0)
-
-
-def name_of_a_class() -> Hidden:
-    class Told:
-        pass
-
-    return lambda: float(len(Told.__qualname__)), lambda: setattr(Told, "__qualname__", "Another")
-
-
-@pytest.mark.parametrize(
-    "build",
-    [name_of_a_class, element_of_xml, simple_queue, size_of_a_storage, place_in_an_error, metadata_of_a_dtype],
-    ids=lambda build: build.__name__,
-)
-@pytest.mark.skipif(ORACLE_ONLY, reason="compares two ways of running")
-def test_values_in_c_code_and_in_text_are_out_of_sight(build: Callable[[], Hidden]) -> None:
-    with pytest.raises(AssertionError, match="expected"):
-        run_hidden(build)
 
 
 @pytest.mark.ranks(1)

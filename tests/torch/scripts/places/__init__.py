@@ -43,4 +43,10 @@ OUT_OF_SIGHT = {
     "settings of NumPy": "numpy_printing/cell/direct/set/integer/after/plain",
     "errors of NumPy": "numpy_errstate/cell/direct/set/number/after/plain",
     "a limit of Python": "recursion_limit/cell/direct/set/number/after/plain",
+    "an element of XML": "xml_element/cell/direct/set/number/after/plain",
+    "a simple queue": "simple_queue/cell/direct/set/number/after/plain",
+    "the size of a storage": "storage_size/cell/direct/set/number/after/plain",
+    "a place in an error": "error_start/cell/direct/set/number/after/plain",
+    "metadata of a dtype": "dtype_metadata/cell/direct/set/number/after/plain",
+    "the name of a class": "class_name/cell/direct/set/number/after/plain",
 }

@@ -191,4 +191,11 @@ PLACES: dict[str, Place] = {
     "finalizer": Place("finalizer($V)", "$H.peek()[2][0][0]", "cell[0] = $V",
                        class_("Plain") + "\n\ncell = []\nowner = Plain()\n\n\ndef finalizer(value):\n    cell.append(value)\n"
                        "    made = weakref.finalize(owner, len, cell)\n    made.atexit = False\n    return made\n"),
+    "xml_element": Place("ElementTree.fromstring('<a k=\"%r\"/>' % $V)", "float($H.get('k'))", "$H.set('k', repr($V))",
+                         "from xml.etree import ElementTree\n", takes="number"),
+    "simple_queue": Place("queue.SimpleQueue()", "2.0 if $H.empty() else 3.0", "$H.put(1)", takes="none"),
+    "storage_size": Place("torch.ones(3).untyped_storage()", "float($H.nbytes())", "$H.resize_(8)", takes="none"),
+    "error_start": Place("UnicodeDecodeError('utf8', b'abc', 1, 2, 'no reason')", "float($H.start)", "$H.start = 2", takes="none"),
+    "dtype_metadata": Place("np.dtype('f4', metadata={'k': [$V]})", "$H.metadata['k'][0]", "$H.metadata['k'][0] = $V"),
+    "class_name": Place("Told", "float(len($H.__qualname__))", "$H.__qualname__ = 'Another'", class_("Told"), takes="none"),
 }  # fmt: skip
