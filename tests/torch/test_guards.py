@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from models import Mlp, as_dtensor, column_then_row, mesh, mlp
+from models import Mlp, as_dtensor, column_then_row, mesh, mlp, training
 from oracle import ORACLE_ONLY, Calls, Capture, check_right, over, rote_capture
 from torch import Tensor, nn
 from torch.distributed.tensor import Replicate, Shard
@@ -700,15 +700,7 @@ def test_change_from_outside_is_seen(change: Callable[[Outside], None]) -> None:
         model = column_then_row(Dropped(), mesh(2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         run = Outside(model, optimizer, Source())
-
-        def train_step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        step = capture(train_step, state={"model": model, "optimizer": optimizer})
+        step = capture(training(model, optimizer), state={"model": model, "optimizer": optimizer})
         for i in range(20):
             if i == 10:
                 change(run)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import Mlp, inputs, mesh, mlp
+from models import Mlp, inputs, mesh, mlp, training
 from oracle import ORACLE_ONLY, Calls, Capture, check_right, eager, over, rote_capture, run
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
@@ -281,46 +281,31 @@ def test_shape_that_depends_on_data() -> None:
     )
 
 
-@pytest.mark.ranks(2)
-def test_ddp() -> None:
-    def script(capture: Capture) -> Calls:
-        model = DistributedDataParallel(Mlp())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def train_step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        state = {"model": model, "optimizer": optimizer}
-        return over(capture, train_step, (x + torch.distributed.get_rank() for x in inputs(CALLS, 4, 8)), state=state)
-
-    check_refused(script, "DistributedDataParallel", remedy="DTensor|parallelize|not supported")
+def data_parallel() -> nn.Module:
+    return DistributedDataParallel(Mlp())
 
 
-@pytest.mark.ranks(2)
-def test_fsdp2() -> None:
+def fully_sharded() -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
+    model = Mlp()
+    for part in (model.up, model.down, model):
+        fully_shard(part, mesh=mesh(2))
+    return model
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("make", "word"), [(data_parallel, "DistributedDataParallel"), (fully_sharded, "FSDP|fully_shard")]
+)
+def test_modules_that_shard_in_their_own_way(make: Callable[[], nn.Module], word: str) -> None:
     def script(capture: Capture) -> Calls:
-        model = Mlp()
-        for part in (model.up, model.down, model):
-            fully_shard(part, mesh=mesh(2))
+        model = make()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        calls = (x + torch.distributed.get_rank() for x in inputs(CALLS, 4, 8))
+        return over(capture, training(model, optimizer), calls, state={"model": model, "optimizer": optimizer})
 
-        def train_step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        state = {"model": model, "optimizer": optimizer}
-        return over(capture, train_step, (x + torch.distributed.get_rank() for x in inputs(CALLS, 4, 8)), state=state)
-
-    check_refused(script, "FSDP|fully_shard", remedy="DTensor|parallelize|not supported")
+    check_refused(script, word, remedy="DTensor|parallelize|not supported")
 
 
 @pytest.mark.ranks(2)
@@ -343,23 +328,7 @@ def test_graph_that_outlives_the_step() -> None:
 # Sources of change that leave no plain value in reach: right by whatever means.
 
 
-def python_random(x: Tensor) -> Tensor:
-    return x * random.random()
-
-
-def numpy_random(x: Tensor) -> Tensor:
-    return x * float(np.random.random())
-
-
-def clock(x: Tensor) -> Tensor:
-    return x + (0.0 if time.time() > 0 else 1.0)
-
-
 GENERATOR = torch.Generator()
-
-
-def own_generator(x: Tensor) -> Tensor:
-    return x + torch.randn(4, generator=GENERATOR)
 
 
 def reseeding(x: Tensor) -> Tensor:
@@ -381,87 +350,43 @@ def saved_and_restored_rng(x: Tensor) -> Tensor:
     return x + first - torch.randn(4)
 
 
-def host_round_trip(x: Tensor) -> Tensor:
-    return x + torch.tensor(x.tolist())
-
-
-def numpy_round_trip(x: Tensor) -> Tensor:
-    return x + torch.from_numpy(x.numpy() * 2)
-
-
-def item_comes_back(x: Tensor) -> Tensor:
-    return x * x.sum().item()
-
-
 def unused_item(x: Tensor) -> Tensor:
     x.sum().item()
     return x * 2
 
 
-def python_branch(x: Tensor) -> Tensor:
-    return x * 2 if x.sum() > 0 else x * 3
-
-
-def branch_on_tolist(x: Tensor) -> Tensor:
-    """`tolist` of a CPU tensor reads memory and dispatches no op."""
-    return x * 2 if x.tolist()[0] > 0 else x * 3
-
-
-def branch_on_numpy(x: Tensor) -> Tensor:
-    return x * 2 if x.numpy()[0] > 0 else x * 3
-
-
-def branch_on_equal(x: Tensor) -> Tensor:
-    return x * 2 if torch.equal(x.sign(), x.sign().abs()) else x * 3
-
-
-def branch_on_allclose(x: Tensor) -> Tensor:
-    return x * 2 if torch.allclose(x.sign(), x.sign().abs()) else x * 3
-
-
-def branch_on_any(x: Tensor) -> Tensor:
-    return x * 2 if (x < 0).any() else x * 3
-
-
-def repeated_random_shape(x: Tensor) -> Tensor:
-    return x.repeat(random.randint(1, 3)).sum()
-
-
-def unique_values(x: Tensor) -> Tensor:
-    return x.round().unique().sum()
-
-
-SOURCES = [
-    python_random,
-    numpy_random,
-    clock,
-    own_generator,
-    reseeding,
-    forked_rng,
-    saved_and_restored_rng,
-    host_round_trip,
-    numpy_round_trip,
-    item_comes_back,
-    unused_item,
-    python_branch,
-    branch_on_tolist,
-    branch_on_numpy,
-    branch_on_equal,
-    branch_on_allclose,
-    branch_on_any,
-    repeated_random_shape,
-    unique_values,
-]
+SOURCES: dict[str, Callable[[Tensor], Tensor]] = {
+    "python_random": lambda x: x * random.random(),
+    "numpy_random": lambda x: x * float(np.random.random()),
+    "clock": lambda x: x + (0.0 if time.time() > 0 else 1.0),
+    "own_generator": lambda x: x + torch.randn(4, generator=GENERATOR),
+    "reseeding": reseeding,
+    "forked_rng": forked_rng,
+    "saved_and_restored_rng": saved_and_restored_rng,
+    "host_round_trip": lambda x: x + torch.tensor(x.tolist()),
+    "numpy_round_trip": lambda x: x + torch.from_numpy(x.numpy() * 2),
+    "item_comes_back": lambda x: x * x.sum().item(),
+    "unused_item": unused_item,
+    "python_branch": lambda x: x * 2 if x.sum() > 0 else x * 3,
+    # `tolist` of a CPU tensor reads memory and dispatches no op.
+    "branch_on_tolist": lambda x: x * 2 if x.tolist()[0] > 0 else x * 3,
+    "branch_on_numpy": lambda x: x * 2 if x.numpy()[0] > 0 else x * 3,
+    "branch_on_equal": lambda x: x * 2 if torch.equal(x.sign(), x.sign().abs()) else x * 3,
+    "branch_on_allclose": lambda x: x * 2 if torch.allclose(x.sign(), x.sign().abs()) else x * 3,
+    "branch_on_any": lambda x: x * 2 if (x < 0).any() else x * 3,
+    "repeated_random_shape": lambda x: x.repeat(random.randint(1, 3)).sum(),
+    "unique_values": lambda x: x.round().unique().sum(),
+}
 
 
 @pytest.mark.ranks(1)
-@pytest.mark.parametrize("source", SOURCES, ids=[source.__name__ for source in SOURCES])
-def test_is_right_or_refused(source: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("name", SOURCES)
+def test_is_right_or_refused(name: str) -> None:
     def script(capture: Capture) -> Calls:
         random.seed(1)
         np.random.seed(1)
         GENERATOR.manual_seed(1)
-        return over(capture, source, inputs(CALLS, 4), end=lambda: {"generator": GENERATOR.get_state()})
+        return over(capture, SOURCES[name], inputs(CALLS, 4), end=GENERATOR.get_state)
 
     check_right(script)
 
