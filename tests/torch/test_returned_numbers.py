@@ -10,13 +10,9 @@ from typing import Any
 import pytest
 import torch
 from models import inputs, mesh, mlp
-from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, rote_capture
+from oracle import ORACLE_ONLY, Calls, Capture, Script, check_equal, check_right, over, rote_capture
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
-
-
-def whole(x: Tensor) -> float:
-    return x.sum().item()
 
 
 def in_displays(x: Tensor) -> Any:
@@ -27,10 +23,6 @@ def in_displays(x: Tensor) -> Any:
 def of_dtypes(x: Tensor) -> Any:
     y = x[:1]
     return [y.double().item(), y.to(torch.bfloat16).item(), y.to(torch.complex64).item(), (y > 0).item()]
-
-
-def of_more_dims(x: Tensor) -> Any:
-    return x[:1, None].item(), x[1:2].item()
 
 
 def written_later(x: Tensor) -> Any:
@@ -50,10 +42,6 @@ def floats_of_whole_numbers(x: Tensor) -> Any:
     return float(large.sum()), [float((x > 0).any()), float(x.argmax())]
 
 
-def one_float(x: Tensor) -> float:
-    return float(x.sum() / 0)
-
-
 def special(x: Tensor) -> Any:
     zero = x[0] * 0
     return (1 / zero.abs()).item(), (-1 / zero.abs()).item(), "text", None
@@ -63,10 +51,6 @@ def by_a_condition(x: Tensor) -> Any:
     if x.shape[0] > 100:
         return x.sum().item()
     return x.sum().item(), x.mean().item()
-
-
-def given_back(x: Tensor) -> Any:
-    return x[0].item(), x
 
 
 def by_name(x: Tensor) -> Any:
@@ -125,43 +109,38 @@ def scaled(by: float, x: Tensor) -> Any:
     return x.sum().item(), x * by
 
 
-FOLLOWED = {"method": Steps().step, "partial": functools.partial(scaled, 2)}
-for _each in (
-    whole,
-    in_displays,
-    of_dtypes,
-    of_more_dims,
-    written_later,
-    as_floats,
-    floats_of_whole_numbers,
-    one_float,
-    special,
-    by_a_condition,
-    given_back,
-    by_name,
-    by_names,
-    twice,
-    last_of_a_loop,
-    only_sometimes,
-    read_before_a_write,
-    decorated,
-):
-    FOLLOWED[_each.__name__] = _each
+FOLLOWED: dict[str, Callable[[Tensor], Any]] = {
+    "method": Steps().step,
+    "partial": functools.partial(scaled, 2),
+    "whole": lambda x: x.sum().item(),
+    "in_displays": in_displays,
+    "of_dtypes": of_dtypes,
+    "of_more_dims": lambda x: (x[:1, None].item(), x[1:2].item()),
+    "written_later": written_later,
+    "as_floats": as_floats,
+    "floats_of_whole_numbers": floats_of_whole_numbers,
+    "one_float": lambda x: float(x.sum() / 0),
+    "special": special,
+    "by_a_condition": by_a_condition,
+    "given_back": lambda x: (x[0].item(), x),
+    "by_name": by_name,
+    "by_names": by_names,
+    "twice": twice,
+    "last_of_a_loop": last_of_a_loop,
+    "only_sometimes": only_sometimes,
+    "read_before_a_write": read_before_a_write,
+    "decorated": decorated,
+}
 
 
-def over(step: Callable[..., Any], calls: int = 10) -> Callable[[Capture], Calls]:
-    def script(capture: Capture) -> Calls:
-        captured = capture(step)
-        for x in inputs(calls, 4):
-            yield captured(x)
-
-    return script
+def of_inputs(step: Callable[..., Any]) -> Script:
+    return lambda capture: over(capture, step, inputs(10, 4))
 
 
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_returned(name: str) -> None:
-    check_equal(over(FOLLOWED[name]), replays=7)
+    check_equal(of_inputs(FOLLOWED[name]), replays=7)
 
 
 @functools.lru_cache
@@ -248,24 +227,8 @@ def put_elsewhere_too(x: Tensor) -> Any:
     return value, KEPT["sum"] * 2
 
 
-def computed(x: Tensor) -> Any:
-    return x.sum().item() * 2
-
-
-def formatted(x: Tensor) -> Any:
-    return f"{x.sum().item():.2f}"
-
-
 def helper(x: Tensor) -> Any:
     return x.sum().item()
-
-
-def float_of_a_whole_number_read(x: Tensor) -> Any:
-    return float((x * 1e6).long().sum().item())
-
-
-def float_computed(x: Tensor) -> Any:
-    return float(x.sum()) * 2
 
 
 def by_a_float_of_its_own(x: Tensor) -> Any:
@@ -282,30 +245,6 @@ def by_another_float(x: Tensor) -> Any:
     return float(x.sum().item())
 
 
-def by_a_helper(x: Tensor) -> Any:
-    return round(helper(x), 1)
-
-
-def as_an_argument(x: Tensor) -> Any:
-    return x * max(x.sum().item(), 1.0)
-
-
-def chosen(x: Tensor) -> Any:
-    return x.sum().item() or x
-
-
-def as_a_key(x: Tensor) -> Any:
-    return {x.sum().item(): 1}
-
-
-def spread(x: Tensor) -> Any:
-    return {**{"a": 1}, "b": x.sum().item()}
-
-
-def in_a_list(x: Tensor) -> Any:
-    return [each.item() for each in x]
-
-
 def kept_by_a_wrapper() -> Callable[..., Any]:
     seen = []
 
@@ -320,37 +259,46 @@ def kept_by_a_wrapper() -> Callable[..., Any]:
     return wrap(helper)
 
 
-REFUSED = [cached_sum, cached_inside, printed_too, computed, formatted, by_a_helper, as_an_argument, chosen, as_a_key]
-REFUSED += [spread, in_a_list, float_of_a_whole_number_read, float_computed, by_a_float_of_its_own, by_another_float]
-REFUSED += [added_up, seen_by_a_function_inside, seen_among_all_variables, put_elsewhere_too]
-REFUSED += [seen_by_a_function_inside_an_argument, seen_in_a_frame, by_another_item]
+REFUSED: dict[str, Callable[[Tensor], Any]] = {
+    "cached_sum": cached_sum,
+    "cached_inside": cached_inside,
+    "printed_too": printed_too,
+    "computed": lambda x: x.sum().item() * 2,
+    "formatted": lambda x: f"{x.sum().item():.2f}",
+    "by_a_helper": lambda x: round(helper(x), 1),
+    "as_an_argument": lambda x: x * max(x.sum().item(), 1.0),
+    "chosen": lambda x: x.sum().item() or x,
+    "as_a_key": lambda x: {x.sum().item(): 1},
+    "spread": lambda x: {**{"a": 1}, "b": x.sum().item()},
+    "in_a_list": lambda x: [each.item() for each in x],
+    "float_of_a_whole_number_read": lambda x: float((x * 1e6).long().sum().item()),
+    "float_computed": lambda x: float(x.sum()) * 2,
+    "by_a_float_of_its_own": by_a_float_of_its_own,
+    "by_another_float": by_another_float,
+    "added_up": added_up,
+    "seen_by_a_function_inside": seen_by_a_function_inside,
+    "seen_among_all_variables": seen_among_all_variables,
+    "put_elsewhere_too": put_elsewhere_too,
+    "seen_by_a_function_inside_an_argument": seen_by_a_function_inside_an_argument,
+    "seen_in_a_frame": seen_in_a_frame,
+    "by_another_item": by_another_item,
+    "by_a_float_of_a_closure": by_a_float_of_a_closure(),
+}
 KEPT: dict[str, Any] = {}
 
 
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
-@pytest.mark.parametrize("step", REFUSED, ids=lambda step: step.__name__)
-def test_used_otherwise(step: Callable[..., Any]) -> None:
-    found = check_right(over(step))
-    assert ORACLE_ONLY or not found.steps[0].stats.replays
-
-
-@pytest.mark.ranks(1)
-@pytest.mark.filterwarnings("ignore:rote")
-def test_a_float_of_a_closure() -> None:
-    found = check_right(over(by_a_float_of_a_closure()))
+@pytest.mark.parametrize("name", REFUSED)
+def test_used_otherwise(name: str) -> None:
+    found = check_right(of_inputs(REFUSED[name]))
     assert ORACLE_ONLY or not found.steps[0].stats.replays
 
 
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 def test_a_wrapper_that_keeps_the_result() -> None:
-    def script(capture: Capture) -> Calls:
-        captured = capture(kept_by_a_wrapper())
-        for x in inputs(10, 4):
-            yield captured(x)
-
-    found = check_right(script)
+    found = check_right(lambda capture: over(capture, kept_by_a_wrapper(), inputs(10, 4)))
     assert ORACLE_ONLY or not found.steps[0].stats.replays
 
 
@@ -370,11 +318,7 @@ def test_a_loop_as_scripts_have_it() -> None:
             optimizer.step()
             return loss.item()
 
-        state = {"model": model, "optimizer": optimizer}
-        step = capture(train_step, state=state)
-        for x in inputs(26, 4, 8):
-            yield step(x)
-        return state
+        return over(capture, train_step, inputs(26, 4, 8), state={"model": model, "optimizer": optimizer})
 
     check_equal(script)
 
@@ -382,10 +326,8 @@ def test_a_loop_as_scripts_have_it() -> None:
 @pytest.mark.ranks(2)
 def test_of_replicated_tensors() -> None:
     def script(capture: Capture) -> Calls:
-        on = mesh(2)
-        step = capture(lambda x: (x.sum().item(), x * 2))
-        for x in inputs(10, 4):
-            yield step(DTensor.from_local(x, on, [Replicate()]))
+        calls = (DTensor.from_local(x, mesh(2), [Replicate()]) for x in inputs(10, 4))
+        return over(capture, lambda x: (x.sum().item(), x * 2), calls)
 
     check_equal(script, replays=7)
 
@@ -408,4 +350,4 @@ def test_a_plan_that_is_found_in_the_store(trust: bool, tmp_path: Path) -> None:
 
 @pytest.mark.ranks(1)
 def test_compared_with_eager() -> None:
-    check_equal(over(in_displays), replays=5, verify=3)
+    check_equal(of_inputs(in_displays), replays=5, verify=3)
