@@ -147,10 +147,12 @@ def check_replayed(expected: Run, script: Script, replays: int, options: dict[st
     return found.steps
 
 
-def check_right(script: Script, capture: Capture = rote_capture) -> Run:
-    """The promise of any captured step, replayed or not: equal to eager."""
+def check_right(script: Script, capture: Capture = rote_capture, *, replays: int = 0) -> Run:
+    """The promise of any captured step, replayed or not: equal to eager. ``replays``: of the first step, at least."""
     expected, found = run_eager(script), run(script, capture)
     check_same(expected, found)
+    if not ORACLE_ONLY and replays:
+        assert found.steps[0].stats.replays >= replays, found.steps[0].stats
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import ORACLE_ONLY, Capture, Script, check_equal, check_right
+from oracle import Capture, Script, check_equal, check_right
 from torch import nn
 from torch.nn import functional as F
 
@@ -412,6 +412,4 @@ def test_stored_plans(tmp_path: Any) -> None:
     store = str(tmp_path / "plans")
     check_equal(training(counts_samples, plans=store), replays=20)
     check_equal(training(counts_samples, plans=store), replays=20)
-    found = check_right(training(counts_samples, plans=store, trust_plans=True))
-    if not ORACLE_ONLY:
-        assert found.steps[0].stats.replays >= 20, found.steps[0].stats
+    check_right(training(counts_samples, plans=store, trust_plans=True), replays=20)

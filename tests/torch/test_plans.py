@@ -312,9 +312,7 @@ def test_verify_passes_on_a_right_plan(tmp_path: Path) -> None:
         state = {"model": model, "optimizer": optimizer}
         return over(capture, train_step, inputs(16, 4, 8), state=state, verify=4, plans=tmp_path)
 
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        assert found.steps[0].stats.replays >= 10, found.steps[0].stats
+    check_right(script, replays=10)
 
 
 @pytest.mark.ranks(1)
