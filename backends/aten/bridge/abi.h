@@ -3,6 +3,9 @@
 #pragma once
 #include <cstdint>
 
+struct _object;
+using PyObject = _object;
+
 namespace rote {
 
 // Both sides must say the same number.
@@ -204,5 +207,92 @@ struct Sink {
   int (*global_begin)(void *, const char *, const uint32_t *, uint32_t, const char *);  // `rote_record_global_begin`
   int (*global_end)(void *, const uint32_t *, uint32_t);  // `rote_record_global_end`
 };
+
+// Classes of the bridge, to which Rust has pointers.
+class Call;
+class Describer;
+class FactTable;
+class Held;
+class Program;
+class Watching;
+
+// The functions that Rust calls.
+extern "C" {
+uint32_t rote_bridge_abi();
+const char *rote_bridge_error();
+Describer *rote_bridge_describer_new();
+void rote_bridge_describer_free(Describer *);
+int rote_bridge_describe_op(Describer *, PyObject *, PyObject *, PyObject *, PyObject *, const Op **);
+int rote_bridge_describe_observed(Describer *, const Op **);
+int rote_bridge_work(Describer *, PyObject *, int64_t *);
+int rote_bridge_observe(PyObject *, const Sink *);
+int rote_bridge_describe_tensor(Describer *, PyObject *, const Tensor **);
+int rote_bridge_storage_alive(const Describer *, uint64_t);
+int rote_bridge_rng_digest(uint8_t, int8_t, uint64_t *);
+Call *rote_bridge_call_new();
+void rote_bridge_call_free(Call *);
+int rote_bridge_call_state(Call *, const uint64_t *, const uint64_t *, uint32_t);
+void rote_bridge_call_world(Call *, uint64_t);
+PyObject *rote_bridge_call_owner(Call *, void *, int (*)(void *));
+Held *rote_bridge_call_hold(Call *);
+void rote_bridge_held_free(Held *);
+int rote_bridge_held_difference(const Held *, const Call *, int64_t *);
+int rote_bridge_call_collect(Call *, PyObject *, PyObject *, const uint64_t **, const WordSubject **, uint32_t *);
+PyObject *rote_bridge_call_leaf(Call *, uint32_t);
+int rote_bridge_tensor_place(PyObject *, int, Anchor *);
+int rote_bridge_number_in(PyObject *, double *);
+FactTable *rote_bridge_table_new(Call *);
+void rote_bridge_table_free(FactTable *);
+int rote_bridge_table_add(FactTable *, uint32_t, PyObject *, PyObject *, uint32_t *);
+int rote_bridge_table_read(const FactTable *, const Call *, uint64_t *, int);
+int rote_bridge_table_hold(FactTable *);
+int rote_bridge_table_same(const FactTable *, uint32_t, int *);
+const char *rote_bridge_table_text(const FactTable *, uint32_t, int);
+int rote_bridge_read_float(const FactTable *, uint32_t, double *);
+Program *rote_bridge_program_new(uint32_t, uint32_t);
+void rote_bridge_program_free(Program *);
+PyObject *rote_bridge_program_exception(Program *);
+int rote_bridge_program_lost(Program *);
+int rote_bridge_program_op(Program *, const char *, const char *, const Arg *, uint32_t, const int64_t *, uint32_t, uint8_t, const char *, int, int, uint32_t *);
+int rote_bridge_program_differs(Program *);
+int rote_bridge_program_expect(Program *, uint32_t, uint32_t, uint8_t, uint8_t, uint8_t, int8_t, const int64_t *, const int64_t *, uint32_t);
+int rote_bridge_program_draws(Program *, uint8_t, int8_t);
+int rote_bridge_program_undo(Program *, int *);
+int rote_bridge_program_arena(Program *, uint64_t, uint8_t, int8_t);
+int rote_bridge_program_place(Program *, uint32_t, uint8_t, const int64_t *, const int64_t *, uint32_t, uint64_t, uint64_t);
+int rote_bridge_program_fix(Program *, const uint32_t *, uint32_t);
+int rote_bridge_program_view(Program *, uint32_t, uint32_t, uint8_t, uint8_t, const int64_t *, const int64_t *, uint32_t, int64_t, uint32_t *);
+int rote_bridge_program_collective(Program *, uint32_t, int32_t, const char *, uint32_t, uint32_t, uint32_t, const int64_t *, uint32_t, const int64_t *, uint32_t, const int64_t *, uint32_t, uint32_t *);
+int rote_bridge_program_bind(Program *, uint32_t, PyObject *, uint32_t);
+int rote_bridge_program_leave_shape(Program *, uint32_t, PyObject *);
+int rote_bridge_program_number(Program *, uint32_t, uint32_t, int64_t, double);
+int rote_bridge_program_clear(Program *, const uint32_t *, uint32_t);
+int rote_bridge_written(PyObject *const *, const uint8_t *, const uint32_t *, const uint32_t *, uint32_t);
+PyObject *rote_bridge_program_output(Program *, uint32_t, int);
+PyObject *rote_bridge_program_shown(Program *, uint32_t);
+int rote_bridge_with_gil(int (*)(void *), void *);
+int rote_bridge_program_listened(Program *);
+int rote_bridge_range_begin(Program *, const char *);
+int rote_bridge_range_end(Program *);
+int rote_bridge_run(Program *, int (*)(void *), void *);
+int rote_bridge_run_op(Program *, uint32_t);
+int rote_bridge_run_view(Program *, uint32_t);
+int rote_bridge_run_collective(Program *, uint32_t);
+int rote_bridge_run_wait(Program *, uint32_t);
+int rote_bridge_run_rng(Program *, uint32_t, uint8_t, int8_t, uint32_t);
+int rote_bridge_run_free(Program *, uint32_t);
+int rote_bridge_group(const char *, uint64_t *, uint32_t *, int *);
+int rote_bridge_gather(const char *, uint64_t, const uint8_t *, uint64_t, uint8_t *);
+int rote_bridge_compare_checks(const char *, uint64_t);
+int rote_bridge_without_gil(int (*)(void *), void *);
+int rote_bridge_watch_new(Watching **);
+void rote_bridge_watch_free(Watching *);
+int64_t rote_bridge_watch_rise(Watching *);
+int rote_bridge_call_op(const char *, const char *, const Arg *, uint32_t, const Tensor **, uint32_t *, uint32_t *);
+PyObject *rote_bridge_list_new(uint32_t);
+void rote_bridge_list_set(PyObject *, uint32_t, PyObject *);
+void rote_bridge_incref(PyObject *);
+void rote_bridge_decref(PyObject *);
+}
 
 }  // namespace rote

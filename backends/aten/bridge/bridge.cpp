@@ -18,7 +18,7 @@
 #include "scope.h"
 #include "watch.h"
 
-using namespace rote;
+namespace rote {
 
 namespace {
 
@@ -489,3 +489,5 @@ EXPORT void rote_bridge_decref(PyObject* object) { Py_XDECREF(object); }
 EXPORT int rote_bridge_read_float(const FactTable* table, uint32_t index, double* out) {
   return guarded([&] { *out = table->number(index); });
 }
+
+}  // namespace rote

@@ -1,7 +1,5 @@
 //! Descriptions of PyTorch's ops and tensors for a recording.
 
-use std::ffi::c_void;
-
 use rote_events::events;
 use rote_replay::ReplayError;
 use rote_replay::frontend::Describe;
@@ -14,7 +12,7 @@ use crate::sys;
 /// Describes ops and tensors while a step is recorded, and keeps the addresses
 /// of storages unique.
 #[derive(Debug)]
-pub struct Describer(*mut c_void);
+pub struct Describer(*mut sys::Describer);
 
 impl Describer {
     /// Describes a new recording.

@@ -1,6 +1,6 @@
 //! Facts about Python objects that outlive calls.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int};
 
 use rote_replay::ReplayError;
 use rote_replay::frontend::Facts;
@@ -13,7 +13,7 @@ use crate::sys;
 /// Reads facts about Python objects that outlive calls.
 #[derive(Debug)]
 pub struct FactTable {
-    table: *mut c_void,
+    table: *mut sys::FactTable,
     seen: Vec<u64>,
     /// Whether `seen` is what the bridge wrote when it last read the table.
     kept: bool,
@@ -21,7 +21,7 @@ pub struct FactTable {
 
 impl FactTable {
     /// An empty table of the session whose calls `call` collects.
-    pub(crate) fn new(call: *mut c_void) -> Self {
+    pub(crate) fn new(call: *mut sys::Call) -> Self {
         // SAFETY: makes an object that `drop` frees.
         let table = unsafe { (Bridge::get().functions().table_new)(call) };
         FactTable {

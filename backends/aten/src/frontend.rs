@@ -38,7 +38,7 @@ impl Args {
 /// PyTorch, and the call that a session handles now. Used with the GIL held.
 #[derive(Debug)]
 pub struct Aten {
-    call: *mut c_void,
+    call: *mut sys::Call,
     words: Vec<u64>,
     subjects: Vec<WordSubject>,
     arguments: Option<Args>,
@@ -47,7 +47,7 @@ pub struct Aten {
 
 /// What the words of a call stand for.
 #[derive(Debug)]
-pub struct Held(*mut c_void);
+pub struct Held(*mut sys::Held);
 
 impl Drop for Held {
     fn drop(&mut self) {
@@ -88,7 +88,7 @@ impl Aten {
         unsafe { Object::new(object) }.ok_or_else(|| ReplayError::Bridge(bridge.message()))
     }
 
-    pub(crate) fn call(&self) -> *const c_void {
+    pub(crate) fn call(&self) -> *const sys::Call {
         self.call
     }
 }

@@ -19,7 +19,7 @@ use rote_events::args::{Arguments, c_string};
 
 /// A plan's ops and slots on the bridge's side.
 #[derive(Debug)]
-pub struct AtenProgram(*mut c_void);
+pub struct AtenProgram(*mut sys::Program);
 
 impl AtenProgram {
     /// A program with slots for the values of a plan.
@@ -121,7 +121,7 @@ impl Drop for AtenProgram {
 }
 
 /// Watches what this thread allocates.
-struct Watch(*mut c_void);
+struct Watch(*mut sys::Watching);
 
 impl Watch {
     /// Starts watching, unless a profiler does.

@@ -1,5 +1,5 @@
-//! The bridge's C ABI. `bridge/abi.h` is generated from here and from what is re-exported; `bridge/bridge.cpp` has the
-//! functions.
+//! The bridge's C ABI. `bridge/abi.h` is generated from here and from what is re-exported; `bridge/bridge.cpp` defines
+//! the functions, and does not compile if it defines one with other types.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -41,6 +41,28 @@ pub struct Sink {
         unsafe extern "C" fn(*mut c_void, *const c_char, *const u32, u32, *const c_char) -> c_int,
     /// `rote_record_global_end`.
     pub global_end: unsafe extern "C" fn(*mut c_void, *const u32, u32) -> c_int,
+}
+
+macro_rules! classes {
+    ($($name:ident;)*) => {
+        $(
+            /// A class of the bridge.
+            #[repr(C)]
+            #[derive(Debug)]
+            pub struct $name {
+                _unknown: [u8; 0],
+            }
+        )*
+    };
+}
+
+classes! {
+    Call;
+    Describer;
+    FactTable;
+    Held;
+    Program;
+    Watching;
 }
 
 macro_rules! functions {
@@ -85,74 +107,74 @@ macro_rules! functions {
 functions! {
     abi: fn() -> u32;
     error: fn() -> *const c_char;
-    describer_new: fn() -> *mut c_void;
-    describer_free: fn(*mut c_void);
-    describe_op: fn(*mut c_void, Object, Object, Object, Object, *mut *const Op) -> c_int;
-    describe_observed: fn(*mut c_void, *mut *const Op) -> c_int;
-    work: fn(*mut c_void, Object, *mut i64) -> c_int;
+    describer_new: fn() -> *mut Describer;
+    describer_free: fn(*mut Describer);
+    describe_op: fn(*mut Describer, Object, Object, Object, Object, *mut *const Op) -> c_int;
+    describe_observed: fn(*mut Describer, *mut *const Op) -> c_int;
+    work: fn(*mut Describer, Object, *mut i64) -> c_int;
     observe: fn(Object, *const Sink) -> c_int;
-    describe_tensor: fn(*mut c_void, Object, *mut *const Tensor) -> c_int;
-    storage_alive: fn(*const c_void, u64) -> c_int;
+    describe_tensor: fn(*mut Describer, Object, *mut *const Tensor) -> c_int;
+    storage_alive: fn(*const Describer, u64) -> c_int;
     rng_digest: fn(u8, i8, *mut u64) -> c_int;
-    call_new: fn() -> *mut c_void;
-    call_free: fn(*mut c_void);
-    call_state: fn(*mut c_void, *const u64, *const u64, u32) -> c_int;
-    call_world: fn(*mut c_void, u64);
-    call_owner: fn(*mut c_void, *mut c_void, unsafe extern "C" fn(*mut c_void) -> c_int) -> Object;
-    call_hold: fn(*mut c_void) -> *mut c_void;
-    held_free: fn(*mut c_void);
-    held_difference: fn(*const c_void, *const c_void, *mut i64) -> c_int;
-    call_collect: fn(*mut c_void, Object, Object, *mut *const u64, *mut *const WordSubject, *mut u32) -> c_int;
-    call_leaf: fn(*mut c_void, u32) -> Object;
+    call_new: fn() -> *mut Call;
+    call_free: fn(*mut Call);
+    call_state: fn(*mut Call, *const u64, *const u64, u32) -> c_int;
+    call_world: fn(*mut Call, u64);
+    call_owner: fn(*mut Call, *mut c_void, unsafe extern "C" fn(*mut c_void) -> c_int) -> Object;
+    call_hold: fn(*mut Call) -> *mut Held;
+    held_free: fn(*mut Held);
+    held_difference: fn(*const Held, *const Call, *mut i64) -> c_int;
+    call_collect: fn(*mut Call, Object, Object, *mut *const u64, *mut *const WordSubject, *mut u32) -> c_int;
+    call_leaf: fn(*mut Call, u32) -> Object;
     tensor_place: fn(Object, c_int, *mut Anchor) -> c_int;
     number_in: fn(Object, *mut f64) -> c_int;
-    table_new: fn(*mut c_void) -> *mut c_void;
-    table_free: fn(*mut c_void);
-    table_add: fn(*mut c_void, u32, Object, Object, *mut u32) -> c_int;
-    table_read: fn(*const c_void, *const c_void, *mut u64, c_int) -> c_int;
-    table_hold: fn(*mut c_void) -> c_int;
-    table_same: fn(*const c_void, u32, *mut c_int) -> c_int;
-    table_text: fn(*const c_void, u32, c_int) -> *const c_char;
-    read_float: fn(*const c_void, u32, *mut f64) -> c_int;
-    program_new: fn(u32, u32) -> *mut c_void;
-    program_free: fn(*mut c_void);
-    program_exception: fn(*mut c_void) -> Object;
-    program_lost: fn(*mut c_void) -> c_int;
-    program_op: fn(*mut c_void, *const c_char, *const c_char, *const Arg, u32, *const i64, u32, u8, *const c_char, c_int, c_int, *mut u32) -> c_int;
-    program_differs: fn(*mut c_void) -> c_int;
-    program_expect: fn(*mut c_void, u32, u32, u8, u8, u8, i8, *const i64, *const i64, u32) -> c_int;
-    program_draws: fn(*mut c_void, u8, i8) -> c_int;
-    program_undo: fn(*mut c_void, *mut c_int) -> c_int;
-    program_arena: fn(*mut c_void, u64, u8, i8) -> c_int;
-    program_place: fn(*mut c_void, u32, u8, *const i64, *const i64, u32, u64, u64) -> c_int;
-    program_fix: fn(*mut c_void, *const u32, u32) -> c_int;
-    program_view: fn(*mut c_void, u32, u32, u8, u8, *const i64, *const i64, u32, i64, *mut u32) -> c_int;
-    program_collective: fn(*mut c_void, u32, i32, *const c_char, u32, u32, u32, *const i64, u32, *const i64, u32, *const i64, u32, *mut u32) -> c_int;
-    program_bind: fn(*mut c_void, u32, Object, u32) -> c_int;
-    program_leave_shape: fn(*mut c_void, u32, Object) -> c_int;
-    program_number: fn(*mut c_void, u32, u32, i64, f64) -> c_int;
-    program_clear: fn(*mut c_void, *const u32, u32) -> c_int;
+    table_new: fn(*mut Call) -> *mut FactTable;
+    table_free: fn(*mut FactTable);
+    table_add: fn(*mut FactTable, u32, Object, Object, *mut u32) -> c_int;
+    table_read: fn(*const FactTable, *const Call, *mut u64, c_int) -> c_int;
+    table_hold: fn(*mut FactTable) -> c_int;
+    table_same: fn(*const FactTable, u32, *mut c_int) -> c_int;
+    table_text: fn(*const FactTable, u32, c_int) -> *const c_char;
+    read_float: fn(*const FactTable, u32, *mut f64) -> c_int;
+    program_new: fn(u32, u32) -> *mut Program;
+    program_free: fn(*mut Program);
+    program_exception: fn(*mut Program) -> Object;
+    program_lost: fn(*mut Program) -> c_int;
+    program_op: fn(*mut Program, *const c_char, *const c_char, *const Arg, u32, *const i64, u32, u8, *const c_char, c_int, c_int, *mut u32) -> c_int;
+    program_differs: fn(*mut Program) -> c_int;
+    program_expect: fn(*mut Program, u32, u32, u8, u8, u8, i8, *const i64, *const i64, u32) -> c_int;
+    program_draws: fn(*mut Program, u8, i8) -> c_int;
+    program_undo: fn(*mut Program, *mut c_int) -> c_int;
+    program_arena: fn(*mut Program, u64, u8, i8) -> c_int;
+    program_place: fn(*mut Program, u32, u8, *const i64, *const i64, u32, u64, u64) -> c_int;
+    program_fix: fn(*mut Program, *const u32, u32) -> c_int;
+    program_view: fn(*mut Program, u32, u32, u8, u8, *const i64, *const i64, u32, i64, *mut u32) -> c_int;
+    program_collective: fn(*mut Program, u32, i32, *const c_char, u32, u32, u32, *const i64, u32, *const i64, u32, *const i64, u32, *mut u32) -> c_int;
+    program_bind: fn(*mut Program, u32, Object, u32) -> c_int;
+    program_leave_shape: fn(*mut Program, u32, Object) -> c_int;
+    program_number: fn(*mut Program, u32, u32, i64, f64) -> c_int;
+    program_clear: fn(*mut Program, *const u32, u32) -> c_int;
     written: fn(*const Object, *const u8, *const u32, *const u32, u32) -> c_int;
-    program_output: fn(*mut c_void, u32, c_int) -> Object;
-    program_shown: fn(*mut c_void, u32) -> Object;
+    program_output: fn(*mut Program, u32, c_int) -> Object;
+    program_shown: fn(*mut Program, u32) -> Object;
     with_gil: fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
-    program_listened: fn(*mut c_void) -> c_int;
-    range_begin: fn(*mut c_void, *const c_char) -> c_int;
-    range_end: fn(*mut c_void) -> c_int;
-    run: fn(*mut c_void, unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
-    run_op: fn(*mut c_void, u32) -> c_int;
-    run_view: fn(*mut c_void, u32) -> c_int;
-    run_collective: fn(*mut c_void, u32) -> c_int;
-    run_wait: fn(*mut c_void, u32) -> c_int;
-    run_rng: fn(*mut c_void, u32, u8, i8, u32) -> c_int;
-    run_free: fn(*mut c_void, u32) -> c_int;
+    program_listened: fn(*mut Program) -> c_int;
+    range_begin: fn(*mut Program, *const c_char) -> c_int;
+    range_end: fn(*mut Program) -> c_int;
+    run: fn(*mut Program, unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
+    run_op: fn(*mut Program, u32) -> c_int;
+    run_view: fn(*mut Program, u32) -> c_int;
+    run_collective: fn(*mut Program, u32) -> c_int;
+    run_wait: fn(*mut Program, u32) -> c_int;
+    run_rng: fn(*mut Program, u32, u8, i8, u32) -> c_int;
+    run_free: fn(*mut Program, u32) -> c_int;
     group: fn(*const c_char, *mut u64, *mut u32, *mut c_int) -> c_int;
     gather: fn(*const c_char, u64, *const u8, u64, *mut u8) -> c_int;
     compare_checks: fn(*const c_char, u64) -> c_int;
     without_gil: fn(unsafe extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
-    watch_new: fn(*mut *mut c_void) -> c_int;
-    watch_free: fn(*mut c_void);
-    watch_rise: fn(*mut c_void) -> i64;
+    watch_new: fn(*mut *mut Watching) -> c_int;
+    watch_free: fn(*mut Watching);
+    watch_rise: fn(*mut Watching) -> i64;
     call_op: fn(*const c_char, *const c_char, *const Arg, u32, *mut *const Tensor, *mut u32, *mut u32) -> c_int;
     list_new: fn(u32) -> Object;
     list_set: fn(Object, u32, Object);

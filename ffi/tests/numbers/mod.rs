@@ -1,13 +1,14 @@
-//! Numbers and structs that C, C++ and Python know too, read from the Rust sources that define them.
+//! Numbers, structs and functions that C, C++ and Python know too, read from the Rust sources that define them.
 
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
 use syn::parse::{Parse, ParseStream};
+use syn::punctuated::Punctuated;
 use syn::{
-    Attribute, Expr, Fields, ImplItem, Item, ItemEnum, ItemStruct, Lit, LitStr, ReturnType, Token,
-    Type,
+    Attribute, Expr, Fields, Ident, ImplItem, Item, ItemEnum, ItemStruct, Lit, LitStr, ReturnType,
+    Token, Type, TypeBareFn,
 };
 
 /// A number with a name.
@@ -267,27 +268,40 @@ fn cpp_type(kind: &Type, name: &str) -> String {
                 "u8" | "u16" | "u32" | "u64" => format!("uint{}_t", &kind[1..]),
                 "f64" => "double".to_owned(),
                 "c_char" | "c_int" | "c_void" => kind[2..].to_owned(),
+                "Object" => return format!("PyObject *{name}"),
                 _ => kind,
             };
             format!("{kind} {name}").trim_end().to_owned()
         }
         Type::Ptr(pointer) => {
-            let constant = pointer.const_token.map_or("", |_| "const ");
-            format!("{constant}{}", cpp_type(&pointer.elem, &format!("*{name}")))
+            let is_object =
+                matches!(&*pointer.elem, Type::Path(path) if path.path.is_ident("Object"));
+            let (before, after) = match (pointer.const_token, is_object) {
+                (None, _) => ("", ""),
+                (Some(_), true) => ("", "const "),
+                (Some(_), false) => ("const ", ""),
+            };
+            format!(
+                "{before}{}",
+                cpp_type(&pointer.elem, &format!("{after}*{name}"))
+            )
         }
         Type::Array(array) => {
             format!("{}[{}]", cpp_type(&array.elem, name), number(&array.len))
         }
-        Type::BareFn(function) => {
-            let inputs = function.inputs.iter().map(|input| cpp_type(&input.ty, ""));
-            let inputs = inputs.collect::<Vec<_>>().join(", ");
-            let name = format!("(*{name})({inputs})");
-            match &function.output {
-                ReturnType::Default => format!("void {name}"),
-                ReturnType::Type(_, output) => cpp_type(output, &name),
-            }
-        }
+        Type::BareFn(function) => cpp_function(function, &format!("(*{name})")),
         _ => panic!("{name} has a type that C++ is not told of"),
+    }
+}
+
+/// A function of C++, or a pointer to one.
+fn cpp_function(function: &TypeBareFn, name: &str) -> String {
+    let inputs = function.inputs.iter().map(|input| cpp_type(&input.ty, ""));
+    let inputs = inputs.collect::<Vec<_>>().join(", ");
+    let name = format!("{name}({inputs})");
+    match &function.output {
+        ReturnType::Default => format!("void {name}"),
+        ReturnType::Type(_, output) => cpp_type(output, &name),
     }
 }
 
@@ -339,4 +353,53 @@ pub fn cpp_struct(path: &str, name: &str) -> String {
         }
     }
     text + "};\n"
+}
+
+/// `describer_new: fn() -> *mut Describer`
+struct Function {
+    name: Ident,
+    kind: Type,
+}
+
+impl Parse for Function {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let name = input.parse()?;
+        input.parse::<Token![:]>()?;
+        let kind = input.parse()?;
+        Ok(Function { name, kind })
+    }
+}
+
+/// The entries of the macro `name!` of a file, each of which ends with a semicolon.
+fn entries<T: Parse>(path: &str, name: &str) -> Vec<T> {
+    let found = items(path).into_iter().find_map(|item| match item {
+        Item::Macro(item) if item.mac.path.is_ident(name) => Some(item.mac),
+        _ => None,
+    });
+    let found = found.unwrap_or_else(|| panic!("{path} has no {name}!"));
+    let entries = found.parse_body_with(Punctuated::<T, Token![;]>::parse_terminated);
+    entries.expect("entries").into_iter().collect()
+}
+
+/// Declarations of the classes in `classes!`.
+pub fn cpp_classes(path: &str) -> String {
+    let classes = entries::<Ident>(path, "classes");
+    let declared = classes.iter().map(|name| format!("class {name};\n"));
+    format!(
+        "// Classes of the bridge, to which Rust has pointers.\n{}",
+        declared.collect::<String>()
+    )
+}
+
+/// Declarations of the functions in `functions!`.
+pub fn cpp_functions(path: &str, prefix: &str) -> String {
+    let mut text = "// The functions that Rust calls.\nextern \"C\" {\n".to_owned();
+    for Function { name, kind } in entries(path, "functions") {
+        let Type::BareFn(function) = kind else {
+            panic!("{name} is no function")
+        };
+        let declared = cpp_function(&function, &format!("{prefix}{name}"));
+        writeln!(text, "{declared};").expect("text");
+    }
+    text + "}\n"
 }

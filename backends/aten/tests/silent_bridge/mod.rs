@@ -11,14 +11,15 @@ const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 pub fn load() {
     let directory = tempfile::tempdir().expect("temporary directory");
     let library = directory.path().join("silent_bridge.so");
-    let status = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".to_owned()))
-        .args(["-std=c11", "-O2", "-shared", "-fPIC"])
-        .arg(Path::new(CRATE).join("tests/silent_bridge/bridge.c"))
+    let status = Command::new(std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned()))
+        .args(["-O2", "-shared", "-fPIC"])
+        .arg(Path::new(CRATE).join("tests/silent_bridge/bridge.cpp"))
+        .args(["-x", "c"])
         .arg(Path::new(CRATE).join("tests/stub_bridge.c"))
         .arg("-o")
         .arg(&library)
         .status()
-        .expect("a C compiler runs");
+        .expect("a C++ compiler runs");
     assert!(status.success(), "the silent bridge does not compile");
     // SAFETY: the bridge was built from this version's sources, and there is no Python.
     unsafe { Bridge::load(&library) }.expect("the silent bridge loads");
