@@ -78,11 +78,11 @@ impl Places {
 
 /// The bytes that a value reaches, counted from where its root starts.
 fn reach_of(plan: &Plan, value: u32) -> Option<(i128, i128)> {
-    let look = plan.look(value);
-    let dims = look.meta.shape.iter().copied();
+    let region = plan.region(value);
+    let dims = region.meta.shape.iter().copied();
     reach(
-        look.meta.kind.dtype.bytes()?,
-        look.offset,
-        dims.zip(look.meta.strides.iter().copied()),
+        region.meta.kind.dtype.bytes()?,
+        region.offset,
+        dims.zip(region.meta.strides.iter().copied()),
     )
 }

@@ -8,7 +8,7 @@
 
 use hashbrown::HashMap;
 use rote_plans::schedule::Ops;
-use rote_plans::{Arg, Instr, Look, Meta, NONE, Plan, ValueId};
+use rote_plans::{Arg, Instr, Meta, NONE, Plan, Region, ValueId};
 
 use super::effects::{self, is_function, outlives, root, writes};
 use super::{Done, Pass, Program, Stage};
@@ -62,11 +62,11 @@ fn merge(plan: &mut Plan, largest: u64) -> usize {
         key.clear();
         let first = match instr {
             Instr::View { base, out } => {
-                let Look {
+                let Region {
                     meta,
                     root: _,
                     offset,
-                } = before.look(out);
+                } = before.region(out);
                 let looks = (root(plan, with[base as usize]), meta, offset);
                 *views.entry(looks).or_insert(i)
             }

@@ -10,7 +10,7 @@
 //! have been: matrix kernels may sum in another order on data that is not.
 
 use rote_plans::schedule::{COPIES, Ops};
-use rote_plans::{Arg, Def, Instr, Look, Meta, NONE, Plan, ValueId};
+use rote_plans::{Arg, Def, Instr, Meta, NONE, Plan, Region, ValueId};
 
 use super::effects::{anchored, is_function, outlives, outs, root, writes};
 use super::{Done, Pass, Program, Stage};
@@ -103,7 +103,7 @@ fn copied(plan: &Plan, i: usize) -> Option<(ValueId, ValueId)> {
         }
         _ => return None,
     };
-    let (from, to) = (plan.look(source), plan.look(copy));
+    let (from, to) = (plan.region(source), plan.region(copy));
     let joined = Meta {
         shape: &sizes,
         ..from.meta
@@ -119,7 +119,7 @@ fn joined(plan: &Plan, pieces: &[ValueId], dim: i64) -> Option<(ValueId, Vec<i64
     if pieces.contains(&NONE) {
         return None;
     }
-    let head = plan.look(first);
+    let head = plan.region(first);
     let mut sizes = head.meta.shape.to_vec();
     let strides = head.meta.strides;
     let dim = usize::try_from(if dim < 0 {
@@ -130,16 +130,16 @@ fn joined(plan: &Plan, pieces: &[ValueId], dim: i64) -> Option<(ValueId, Vec<i64
     .ok()?;
     let stride = *strides.get(dim)?;
     for &piece in &pieces[1..] {
-        let look = plan.look(piece);
-        let shape = look.meta.shape;
-        let expected = Look {
+        let region = plan.region(piece);
+        let shape = region.meta.shape;
+        let expected = Region {
             meta: Meta { shape, ..head.meta },
             offset: head.offset + sizes[dim] * stride,
             ..head
         };
         let alike = shape.len() == sizes.len()
             && (0..sizes.len()).all(|d| d == dim || shape[d] == sizes[d])
-            && look == expected;
+            && region == expected;
         if !alike {
             return None;
         }

@@ -7,7 +7,7 @@
 //! same places. All pieces are read before anything else is written, as before.
 
 use rote_plans::schedule::Ops;
-use rote_plans::{Arg, Instr, Look, NONE, Plan, ValueId};
+use rote_plans::{Arg, Instr, NONE, Plan, Region, ValueId};
 
 use super::effects::{is_function, outs};
 use super::{Done, Pass, Program, Stage, emit};
@@ -88,15 +88,15 @@ fn join(plan: &Plan, instr: &Instr) -> Option<Join> {
     if pieces.len() < LEAST || pieces.contains(&NONE) {
         return None;
     }
-    let (head, result) = (plan.look(pieces[0]), plan.look(out));
+    let (head, result) = (plan.region(pieces[0]), plan.region(out));
     let (size, stride) = (head.meta.shape, head.meta.strides);
-    let step = plan.look(pieces[1]).offset - head.offset;
+    let step = plan.region(pieces[1]).offset - head.offset;
     let even = pieces.iter().zip(0..).all(|(piece, at): (_, i64)| {
-        let expected = Look {
+        let expected = Region {
             offset: head.offset + at * step,
             ..head
         };
-        plan.look(*piece) == expected
+        plan.region(*piece) == expected
     });
     let same = result.meta.kind == head.meta.kind;
     let fresh = (result.root, result.offset) == (out, 0);

@@ -61,7 +61,7 @@ pub use schedule::Schedule;
 pub use sequence::Sequence;
 pub use store::PlanStore;
 pub use strategy::{Redistribution, Strategy};
-pub use value::{DType, Def, Device, Kind, Look, Marks, Meta, Value};
+pub use value::{DType, Def, Device, Kind, Marks, Meta, Region, Value};
 
 #[cfg(test)]
 #[path = "../tests/sample/mod.rs"]

@@ -270,21 +270,20 @@ pub struct Meta<'a> {
     pub strides: &'a [i64],
 }
 
-/// A tensor with its place: two that are equal are the same tensor.
+/// The elements of a storage that a tensor has, and how: two tensors with equal regions are the same tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Look<'a> {
-    /// What it looks like.
+pub struct Region<'a> {
+    /// The tensor to an op.
     pub meta: Meta<'a>,
-    /// The value whose storage it looks at.
+    /// The value whose storage it is in.
     pub root: ValueId,
     /// Offset in elements, from where the root's data starts.
     pub offset: i64,
 }
 
 impl Plan {
-    /// How a value looks at its storage. Whoever compares tensors compares this, or a
-    /// part of it.
-    pub fn look(&self, value: ValueId) -> Look<'_> {
+    /// The region of a value. Whoever compares tensors compares this, or a part of it.
+    pub fn region(&self, value: ValueId) -> Region<'_> {
         // Destructured so that a new field cannot be left out.
         let Value {
             dtype,
@@ -298,7 +297,7 @@ impl Plan {
             storage_bytes: _,
             last_use: _,
         } = self.values[value as usize];
-        Look {
+        Region {
             meta: Meta {
                 kind: Kind {
                     dtype,
@@ -315,7 +314,7 @@ impl Plan {
 
     /// What a value looks like to an op.
     pub fn meta(&self, value: ValueId) -> Meta<'_> {
-        self.look(value).meta
+        self.region(value).meta
     }
 
     /// What elements a value has.

@@ -6,7 +6,7 @@
 
 use hashbrown::HashSet;
 use rote_plans::{
-    Arg, Binding, DType, GradResult, Instr, Kind, Look, Meta, Output, Placement, Plan, ValueId,
+    Arg, Binding, DType, GradResult, Instr, Kind, Meta, Output, Placement, Plan, Region, ValueId,
     is_check,
 };
 
@@ -345,11 +345,11 @@ fn render(plan: &Plan, instr: &Instr, is_bound: &impl Fn(u32) -> bool) -> String
             out.push_str(if *seeded { " random" } else { "" });
             out.push_str(if *grad { " with gradients enabled" } else { "" });
             for &id in plan.ids(*outs).iter().filter(|&&id| id != u32::MAX) {
-                let _ = write!(out, " {}", look(plan, id));
+                let _ = write!(out, " {}", region(plan, id));
             }
         }
         Instr::View { base, out: view } => {
-            let _ = write!(out, "view of {base} as {view}: {}", look(plan, *view));
+            let _ = write!(out, "view of {base} as {view}: {}", region(plan, *view));
         }
         Instr::Collective(c) => {
             let _ = write!(
@@ -373,12 +373,12 @@ fn render(plan: &Plan, instr: &Instr, is_bound: &impl Fn(u32) -> bool) -> String
 }
 
 /// A value as text, complete enough that equal text means an equal tensor.
-fn look(plan: &Plan, value: ValueId) -> String {
-    let Look {
+fn region(plan: &Plan, value: ValueId) -> String {
+    let Region {
         meta,
         root: _,
         offset,
-    } = plan.look(value);
+    } = plan.region(value);
     let Meta {
         kind,
         shape,
@@ -436,7 +436,14 @@ fn tables_differ(a: &Plan, b: &Plan) -> Option<&'static str> {
     let bindings = |plan: &Plan| -> Vec<_> {
         let row = |x: &Binding| {
             let (path, spec) = (plan.str(x.path).to_owned(), spec_text(plan, x.spec));
-            (x.kind, path, look(plan, x.value), spec, x.written, x.anchor)
+            (
+                x.kind,
+                path,
+                region(plan, x.value),
+                spec,
+                x.written,
+                x.anchor,
+            )
         };
         plan.bindings.iter().map(row).collect()
     };
