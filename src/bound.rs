@@ -211,14 +211,14 @@ impl<F: Frontend> BoundVariant<F> {
         if !numbers.is_empty() {
             self.bound.set_numbers(numbers)?;
         }
-        self.tensors.bind_call(frontend, &self.bound)
+        self.tensors.put_call(frontend, &self.bound)
     }
 
     /// The program bound anew to the tensors of the state.
     fn bound_anew(&self, frontend: &F) -> Result<BoundPlan<F::Program>, ReplayError> {
         let Program { plan, schedule, .. } = &self.program;
         let bound = BoundPlan::bind(frontend.program(plan)?, plan, schedule)?;
-        self.tensors.bind_state(frontend, &bound)?;
+        self.tensors.put_state(frontend, &bound)?;
         Ok(bound)
     }
 

@@ -206,7 +206,7 @@ fn abi() -> String {
             .about("The tag of an argument: which member of its union is set.")
             .cpp("Tag", "uint8_t", "k"),
         Numbers::of_enum(sys, "Into").cpp("Into", "uint8_t", "kInto"),
-        Numbers::of_enum(frontend, "Bound").cpp("Bound", "uint32_t", "kBind"),
+        Numbers::of_enum(frontend, "Part").cpp("Part", "uint32_t", "kPart"),
         Numbers::of_constants(ops, None, "u8")
             .about("Flags of a tensor.")
             .cpp("TensorFlags", "uint8_t", "k"),

@@ -48,10 +48,10 @@ impl WordSubject {
     }
 }
 
-/// What of a tensor is bound to a slot.
+/// What of a tensor is put into a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Bound {
+pub enum Part {
     /// Its local tensor.
     Tensor = 0,
     /// That of its gradient.
@@ -169,12 +169,12 @@ pub trait Frontend: Debug + Sized {
         None
     }
     /// Puts what a tensor has into a slot.
-    fn bind(
+    fn put(
         &self,
         program: &Self::Program,
         slot: u32,
         tensor: Self::Ref<'_>,
-        what: Bound,
+        part: Part,
     ) -> Result<(), ReplayError>;
     /// Gives a tensor the sizes and strides that a run which failed has left in its slot.
     fn leave_shape(

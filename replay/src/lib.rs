@@ -25,5 +25,5 @@ pub mod ranges;
 pub use backend::{Backend, Communicator, LocalOp, NumberSite, Program};
 pub use bind::{BoundPlan, Left};
 pub use executor::{Executor, ReplayError, Step};
-pub use frontend::{Bound, CallFacts, Counted, Frontend, TensorOf, WordSubject};
+pub use frontend::{CallFacts, Counted, Frontend, Part, TensorOf, WordSubject};
 pub use guard::first_difference;

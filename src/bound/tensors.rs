@@ -1,14 +1,14 @@
 //! The tensors of a plan: which slot of its program each of them is in.
 
 use rote_plans::{BindingKind, Plan};
-use rote_replay::{Bound, BoundPlan, Counted, Frontend, ReplayError, TensorOf};
+use rote_replay::{BoundPlan, Counted, Frontend, Part, ReplayError, TensorOf};
 
 use crate::recording::Named;
 
 /// The tensors that a plan binds, and those that its step writes as autograd counts it.
 #[derive(Debug)]
 pub struct BoundTensors<F: Frontend> {
-    args: Vec<ArgBinding>,
+    args: Vec<ArgSlot>,
     /// Slots and owners of gradients.
     grads: Vec<(u32, TensorOf<F>)>,
     /// Slots and tensors of the state.
@@ -29,10 +29,10 @@ struct Writes<T> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct ArgBinding {
+struct ArgSlot {
     slot: u32,
     leaf: u32,
-    what: Bound,
+    part: Part,
 }
 
 impl<F: Frontend> BoundTensors<F> {
@@ -61,11 +61,11 @@ impl<F: Frontend> BoundTensors<F> {
             let bound_twice = slots[at].replace(slot).is_some();
             match (kind, named[at].leaf, &named[at].tensor) {
                 (BindingKind::Arg | BindingKind::Grad, Some(leaf), _) => {
-                    let what = match kind {
-                        BindingKind::Grad => Bound::Grad,
-                        _ => Bound::Tensor,
+                    let part = match kind {
+                        BindingKind::Grad => Part::Grad,
+                        _ => Part::Tensor,
                     };
-                    tensors.args.push(ArgBinding { slot, leaf, what });
+                    tensors.args.push(ArgSlot { slot, leaf, part });
                 }
                 (BindingKind::Grad, _, Some(owner)) if !bound_twice => {
                     tensors.grads.push((slot, frontend.hold(F::borrow(owner))));
@@ -76,7 +76,7 @@ impl<F: Frontend> BoundTensors<F> {
                 _ => return Err(ReplayError::Bind(format!("{path} is bound twice"))),
             }
         }
-        tensors.bind_state(frontend, bound)?;
+        tensors.put_state(frontend, bound)?;
         for (tensor, stored) in named.iter().zip(counts) {
             let times = tensor.written.unwrap_or(stored);
             if times == [0, 0] {
@@ -101,28 +101,24 @@ impl<F: Frontend> BoundTensors<F> {
     }
 
     /// Puts the tensors of the state into the slots of a program.
-    pub fn bind_state(
+    pub fn put_state(
         &self,
         frontend: &F,
         bound: &BoundPlan<F::Program>,
     ) -> Result<(), ReplayError> {
         (self.state.iter()).try_for_each(|(slot, tensor)| {
-            frontend.bind(bound.program(), *slot, F::borrow(tensor), Bound::Memory)
+            frontend.put(bound.program(), *slot, F::borrow(tensor), Part::Memory)
         })
     }
 
     /// Puts the tensors of a call into the slots of a program, and the gradients that it finds.
-    pub fn bind_call(
-        &self,
-        frontend: &F,
-        bound: &BoundPlan<F::Program>,
-    ) -> Result<(), ReplayError> {
+    pub fn put_call(&self, frontend: &F, bound: &BoundPlan<F::Program>) -> Result<(), ReplayError> {
         for arg in &self.args {
             let leaf = frontend.leaf(arg.leaf).ok_or_else(|| no_leaf(arg.leaf))?;
-            frontend.bind(bound.program(), arg.slot, leaf, arg.what)?;
+            frontend.put(bound.program(), arg.slot, leaf, arg.part)?;
         }
         (self.grads.iter()).try_for_each(|(slot, owner)| {
-            frontend.bind(bound.program(), *slot, F::borrow(owner), Bound::Grad)
+            frontend.put(bound.program(), *slot, F::borrow(owner), Part::Grad)
         })
     }
 

@@ -19,7 +19,7 @@ use std::rc::{Rc, Weak};
 
 use rote::plans::schedule::Ops;
 use rote::plans::{Anchor, DType, Device, Marks, Plan};
-use rote::replay::frontend::{Bound, CallFacts, Describe, Frontend, WordSubject};
+use rote::replay::frontend::{CallFacts, Describe, Frontend, Part, WordSubject};
 use rote::replay::{Backend, BoundPlan, ReplayError};
 use rote::tracer::TensorEvent;
 
@@ -288,20 +288,20 @@ impl Frontend for Plain {
         Leaf::Tensor(tensor)
     }
 
-    fn bind(
+    fn put(
         &self,
         program: &Fake,
         slot: u32,
         tensor: Leaf<'_>,
-        what: Bound,
+        part: Part,
     ) -> Result<(), ReplayError> {
         let tensor = tensor.tensor()?;
-        let bound = match what {
-            Bound::Tensor | Bound::Memory => Some(tensor.clone()),
-            Bound::Grad => tensor.grad.borrow().clone(),
+        let found = match part {
+            Part::Tensor | Part::Memory => Some(tensor.clone()),
+            Part::Grad => tensor.grad.borrow().clone(),
         };
-        let bound = bound.ok_or_else(|| ReplayError::Bridge("there is no gradient".to_owned()))?;
-        program.put(slot, bound);
+        let found = found.ok_or_else(|| ReplayError::Bridge("there is no gradient".to_owned()))?;
+        program.put(slot, found);
         Ok(())
     }
 

@@ -40,11 +40,11 @@ enum Into : uint8_t {
   kIntoCopy = 2,  // the op copies its first argument: `copy_` does
 };
 
-// What of a tensor is bound to a slot.
-enum Bound : uint32_t {
-  kBindTensor = 0,  // its local tensor
-  kBindGrad = 1,  // that of its gradient
-  kBindMemory = 2,  // the memory of its local tensor, for good
+// What of a tensor is put into a slot.
+enum Part : uint32_t {
+  kPartTensor = 0,  // its local tensor
+  kPartGrad = 1,  // that of its gradient
+  kPartMemory = 2,  // the memory of its local tensor, for good
 };
 
 // Flags of a tensor.
@@ -263,7 +263,7 @@ int rote_bridge_program_place(Program *, uint32_t, uint8_t, const int64_t *, con
 int rote_bridge_program_fix(Program *, const uint32_t *, uint32_t);
 int rote_bridge_program_view(Program *, uint32_t, uint32_t, uint8_t, uint8_t, const int64_t *, const int64_t *, uint32_t, int64_t, uint32_t *);
 int rote_bridge_program_collective(Program *, uint32_t, int32_t, const char *, uint32_t, uint32_t, uint32_t, const int64_t *, uint32_t, const int64_t *, uint32_t, const int64_t *, uint32_t, uint32_t *);
-int rote_bridge_program_bind(Program *, uint32_t, PyObject *, uint32_t);
+int rote_bridge_program_put(Program *, uint32_t, PyObject *, uint32_t);
 int rote_bridge_program_leave_shape(Program *, uint32_t, PyObject *);
 int rote_bridge_program_number(Program *, uint32_t, uint32_t, int64_t, double);
 int rote_bridge_program_clear(Program *, const uint32_t *, uint32_t);

@@ -271,15 +271,15 @@ EXPORT int rote_bridge_program_collective(Program* program, uint32_t kind, int32
   });
 }
 
-// Binds the local tensor of a Python tensor, or of its `.grad`, to a slot; of state its memory.
-EXPORT int rote_bridge_program_bind(Program* program, uint32_t value, PyObject* tensor, uint32_t what) {
+// Puts the local tensor of a Python tensor, or of its `.grad`, into a slot; of state its memory.
+EXPORT int rote_bridge_program_put(Program* program, uint32_t value, PyObject* tensor, uint32_t part) {
   return guarded(program, [&] {
-    if (what == kBindTensor) return program->bind(value, local_tensor(tensor));
-    if (what == kBindMemory) return program->bind_memory(value, local_tensor(tensor));
+    if (part == kPartTensor) return program->put(value, local_tensor(tensor));
+    if (part == kPartMemory) return program->put_memory(value, local_tensor(tensor));
     const at::Tensor& owned = THPVariable_Unpack(tensor).grad();
     TORCH_CHECK(owned.defined(), "a gradient that the plan reads is None");
     py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(owned));
-    program->bind(value, local_tensor(wrapped.ptr()));
+    program->put(value, local_tensor(wrapped.ptr()));
   });
 }
 

@@ -264,16 +264,16 @@ class Program {
     return static_cast<uint32_t>(collectives_.size() - 1);
   }
 
-  void bind(uint32_t value, const at::Tensor& tensor) {
+  void put(uint32_t value, const at::Tensor& tensor) {
     slots_[slot(value)] = tensor;
   }
 
-  // Binds the memory of a tensor for good, without holding the tensor: its caller may
+  // Puts the memory of a tensor in its slot for good, without holding the tensor: its caller may
   // put another one in its place (`swap_tensors`).
-  void bind_memory(uint32_t value, const at::Tensor& tensor) {
+  void put_memory(uint32_t value, const at::Tensor& tensor) {
     const bool plain = tensor.has_storage() && tensor.layout() == at::kStrided &&
                        !tensor.key_set().has(c10::DispatchKey::Python);
-    if (!plain) return bind(value, tensor);
+    if (!plain) return put(value, tensor);
     slots_[slot(value)] =
         alias_of(tensor, tensor.scalar_type(), marks_of(tensor), tensor.sizes(), tensor.strides(), tensor.storage_offset());
   }

@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_int, c_void};
 use rote_aten_ops::AtenOps;
 use rote_plans::schedule::Ops;
 use rote_plans::{Anchor, Device, Plan};
-use rote_replay::frontend::{Bound, CallFacts, Counted, Frontend, WordSubject};
+use rote_replay::frontend::{CallFacts, Counted, Frontend, Part, WordSubject};
 use rote_replay::{BoundPlan, ReplayError};
 
 use crate::bridge::{Borrowed, Bridge, Object};
@@ -266,14 +266,14 @@ impl Frontend for Aten {
         (found == 1).then_some(number)
     }
 
-    fn bind(
+    fn put(
         &self,
         program: &AtenProgram,
         slot: u32,
         tensor: Borrowed<'_>,
-        what: Bound,
+        part: Part,
     ) -> Result<(), ReplayError> {
-        program.put(slot, tensor, what)
+        program.put(slot, tensor, part)
     }
 
     fn leave_shape(

@@ -10,7 +10,7 @@ use rote_plans::schedule::Into;
 use rote_plans::{Collective, Device, NONE, Plan, RngAction, Schedule, keeps_to_arguments};
 
 use rote_replay::{
-    Backend, Bound, BoundPlan, Communicator, LocalOp, NumberSite, Program, ReplayError,
+    Backend, BoundPlan, Communicator, LocalOp, NumberSite, Part, Program, ReplayError,
 };
 
 use crate::bridge::{Borrowed, Bridge, Object};
@@ -45,11 +45,11 @@ impl AtenProgram {
     }
 
     /// Binds what a tensor object has to a slot.
-    pub fn put(&self, value: u32, tensor: Borrowed<'_>, what: Bound) -> Result<(), ReplayError> {
+    pub fn put(&self, value: u32, tensor: Borrowed<'_>, part: Part) -> Result<(), ReplayError> {
         let bridge = Bridge::get();
         // SAFETY: a live tensor.
         bridge.check(unsafe {
-            (bridge.functions().program_bind)(self.0, value, tensor.as_ptr(), what as u32)
+            (bridge.functions().program_put)(self.0, value, tensor.as_ptr(), part as u32)
         })
     }
 

@@ -150,7 +150,7 @@ functions! {
     program_fix: fn(*mut Program, *const u32, u32) -> c_int;
     program_view: fn(*mut Program, u32, u32, u8, u8, *const i64, *const i64, u32, i64, *mut u32) -> c_int;
     program_collective: fn(*mut Program, u32, i32, *const c_char, u32, u32, u32, *const i64, u32, *const i64, u32, *const i64, u32, *mut u32) -> c_int;
-    program_bind: fn(*mut Program, u32, Object, u32) -> c_int;
+    program_put: fn(*mut Program, u32, Object, u32) -> c_int;
     program_leave_shape: fn(*mut Program, u32, Object) -> c_int;
     program_number: fn(*mut Program, u32, u32, i64, f64) -> c_int;
     program_clear: fn(*mut Program, *const u32, u32) -> c_int;

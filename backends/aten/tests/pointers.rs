@@ -13,7 +13,7 @@ use rote_plans::{BindingKind, DType, Device, Plan, Schedule};
 use rote_propagation::TensorMeta;
 use rote_replay::ReplayError;
 use rote_replay::agreement::Ranks;
-use rote_replay::frontend::{Bound, Counted, Describe, Facts, Frontend};
+use rote_replay::frontend::{Counted, Describe, Facts, Frontend, Part};
 use rote_replay::{Left, Program};
 use rote_tracer::ArgEvent;
 use rote_validation::{HostTensor, Kernels, Value};
@@ -37,9 +37,9 @@ fn replay(bound: &mut BoundPlan, number: f64) -> Result<(), ReplayError> {
     bound.set_numbers(&numbers)?;
     for &(kind, slot) in bound.bindings() {
         let (tensor, what) = match kind {
-            BindingKind::Arg => (held(), Bound::Tensor),
-            BindingKind::Grad => (held(), Bound::Grad),
-            BindingKind::State => (held(), Bound::Memory),
+            BindingKind::Arg => (held(), Part::Tensor),
+            BindingKind::Grad => (held(), Part::Grad),
+            BindingKind::State => (held(), Part::Memory),
         };
         bound.program().put(slot, tensor.borrow(), what)?;
     }

@@ -12,7 +12,7 @@ use rote_callbacks::{
 };
 use rote_events::op::Arg;
 use rote_plans::{BindingKind, Schedule};
-use rote_replay::{Bound, BoundPlan, Frontend};
+use rote_replay::{BoundPlan, Frontend, Part};
 
 #[path = "../../../plans/tests/sample/mod.rs"]
 mod sample;
@@ -186,7 +186,7 @@ fn overhead(c: &mut Criterion) {
     let bindings = bound.bindings().to_vec();
     for &(kind, slot) in &bindings {
         if kind == BindingKind::State {
-            let state = frontend.bind(bound.program(), slot, &leaf, Bound::Memory);
+            let state = frontend.put(bound.program(), slot, &leaf, Part::Memory);
             state.expect("binds");
         }
     }
@@ -194,7 +194,7 @@ fn overhead(c: &mut Criterion) {
         for &(kind, slot) in &bindings {
             if kind == BindingKind::Arg {
                 frontend
-                    .bind(bound.program(), slot, &leaf, Bound::Tensor)
+                    .put(bound.program(), slot, &leaf, Part::Tensor)
                     .expect("binds");
             }
         }

@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 use rote_plans::schedule::Ops;
 use rote_plans::{Anchor, Device, GuardKind, Plan};
 use rote_replay::agreement::Ranks;
-use rote_replay::frontend::{self, Bound, CallFacts, Describe, Frontend, WordSubject};
+use rote_replay::frontend::{self, CallFacts, Describe, Frontend, Part, WordSubject};
 use rote_replay::{Backend, BoundPlan, ReplayError};
 use rote_tracer::TensorEvent;
 
@@ -516,14 +516,14 @@ impl Frontend for Callbacks {
         tensor
     }
 
-    fn bind(
+    fn put(
         &self,
         program: &CallbackProgram,
         slot: u32,
         tensor: &Tensor,
-        what: Bound,
+        part: Part,
     ) -> Result<(), ReplayError> {
-        program.put(slot, tensor, what)
+        program.put(slot, tensor, part)
     }
 
     fn results(&self, bound: &BoundPlan<CallbackProgram>) -> Result<Vec<Tensor>, ReplayError> {

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use rote_events::args::{Arguments, c_string};
 use rote_plans::schedule::Into;
 use rote_plans::{self as plans, DType, Device, NONE, Plan, RngAction, keeps_to_arguments};
-use rote_replay::{Backend, Bound, Communicator, LocalOp, NumberSite, Program, ReplayError};
+use rote_replay::{Backend, Communicator, LocalOp, NumberSite, Part, Program, ReplayError};
 
 use crate::dl::{self, DlManagedTensor, DlTensor};
 use crate::table::{Collective, Framework, NO_INTO};
@@ -258,8 +258,8 @@ impl CallbackProgram {
     }
 
     /// Puts what a tensor has into a slot.
-    pub(crate) fn put(&self, slot: u32, tensor: &Tensor, what: Bound) -> Result<(), ReplayError> {
-        if what == Bound::Grad {
+    pub(crate) fn put(&self, slot: u32, tensor: &Tensor, part: Part) -> Result<(), ReplayError> {
+        if part == Part::Grad {
             return Err(bind_error(
                 "the plan reads the gradient of a tensor: name gradients as tensors of the state",
             ));

@@ -12,7 +12,7 @@ use rote_events::op::{Arg, tag};
 use rote_passes::{Selection, optimize};
 use rote_plans::schedule::{DYNAMIC, Into};
 use rote_plans::{BindingKind, Device, Instr, NONE, Plan, Schedule};
-use rote_replay::{Bound, BoundPlan, Frontend, ReplayError};
+use rote_replay::{BoundPlan, Frontend, Part, ReplayError};
 
 #[path = "../../../plans/tests/sample/mod.rs"]
 mod sample;
@@ -333,11 +333,11 @@ fn replays(
                 if kind == BindingKind::Arg || run == 0 {
                     let leaf = frontend.leaf(at).expect("a leaf");
                     let what = match kind {
-                        BindingKind::State => Bound::Memory,
-                        _ => Bound::Tensor,
+                        BindingKind::State => Part::Memory,
+                        _ => Part::Tensor,
                     };
                     frontend
-                        .bind(bound.program(), slot, leaf, what)
+                        .put(bound.program(), slot, leaf, what)
                         .expect("binds");
                 }
             }

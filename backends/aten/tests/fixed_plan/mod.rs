@@ -3,7 +3,7 @@
 
 use rote_aten::{Borrowed, BoundPlan, program};
 use rote_plans::{BindingKind, Plan, Schedule};
-use rote_replay::Bound;
+use rote_replay::Part;
 
 #[path = "../../../../plans/tests/sample/mod.rs"]
 mod sample;
@@ -41,7 +41,7 @@ impl FixedPlan {
                 // SAFETY: this bridge looks at no object.
                 let tensor = unsafe { Borrowed::new(std::ptr::null_mut()) };
                 let program = self.bound.program();
-                program.put(slot, tensor, Bound::Tensor).expect("binds");
+                program.put(slot, tensor, Part::Tensor).expect("binds");
             }
         }
         self.bound.run().expect("runs");

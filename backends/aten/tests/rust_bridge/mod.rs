@@ -339,7 +339,7 @@ extern "C" fn rote_bridge_program_exception(_: *mut c_void) -> *mut c_void {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rote_bridge_program_bind(
+unsafe extern "C" fn rote_bridge_program_put(
     _: *mut c_void,
     _: u32,
     object: *mut c_void,
