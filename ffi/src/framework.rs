@@ -313,7 +313,7 @@ fn name_all(session: &mut Session<Callbacks>) -> Answer {
         recording.name_tensor(frontend, new, tensor, tensor)?;
     }
     let (mut words, mut numbers) = (0, 0);
-    for (fact, shown) in frontend.told() {
+    for (fact, shown) in frontend.facts_in_words() {
         let place = if fact.number {
             &mut numbers
         } else {
@@ -379,8 +379,8 @@ pub unsafe extern "C" fn rote_record_ran(
 fn unwritten(op: &OpEvent<'_>) -> Option<String> {
     let in_place =
         op.name.starts_with("aten::") && op.name.ends_with('_') && !op.name.ends_with("__");
-    let told = op.args.iter().any(|arg| arg.written);
-    (in_place && !told).then(|| {
+    let declared = op.args.iter().any(|arg| arg.written);
+    (in_place && !declared).then(|| {
         format!(
             "{} writes its first argument: set `written` of the argument",
             op.name

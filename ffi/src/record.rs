@@ -7,7 +7,7 @@ use rote::plans::{Comparison, GuardKind, RngAction};
 use rote::tracer::Refusal;
 use rote::tracer::scalars::Origin;
 
-use crate::session::{RoteSession, told, with_session};
+use crate::session::{RoteSession, text_or_null, with_session};
 use crate::spec;
 use crate::status::{ROTE_OK, device, guarded, out, slice, text};
 
@@ -535,7 +535,7 @@ pub unsafe extern "C" fn rote_record_survivors(
 /// `session` must be this library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_record_groups(session: *mut RoteSession) -> *const c_char {
-    told(|| {
+    text_or_null(|| {
         with_session!(session, |session| {
             let (_, recording) = session.active().ok_or(NO_RECORDING)?;
             Ok(Some(recording.group_names().join("\n")))
@@ -570,7 +570,7 @@ pub unsafe extern "C" fn rote_record_compare(
     variant: u32,
     result: *const c_char,
 ) -> *const c_char {
-    told(|| {
+    text_or_null(|| {
         // SAFETY: the caller vouches for the text.
         let result = unsafe { text(result)? };
         let difference = with_session!(session, |session| session.compare_with(variant, result)?);
@@ -605,7 +605,7 @@ pub unsafe extern "C" fn rote_record_finish(
     session: *mut RoteSession,
     result: *const c_char,
 ) -> *const c_char {
-    told(|| {
+    text_or_null(|| {
         // SAFETY: the caller vouches for the text.
         let result = unsafe { text(result)? };
         let is_json = serde_json::from_str::<serde_json::Value>(result).is_ok();

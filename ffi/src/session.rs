@@ -316,7 +316,9 @@ pub unsafe extern "C" fn rote_session_stop(session: *mut RoteSession, why: *cons
 }
 
 /// Runs `body`, whose text is handed out; null where there is none, or it fails.
-pub(crate) fn told(body: impl FnOnce() -> Result<Option<String>, Box<dyn Error>>) -> *const c_char {
+pub(crate) fn text_or_null(
+    body: impl FnOnce() -> Result<Option<String>, Box<dyn Error>>,
+) -> *const c_char {
     let mut answer = std::ptr::null();
     guarded(|| {
         if let Some(text) = body()? {
@@ -338,7 +340,7 @@ pub unsafe extern "C" fn rote_session_program(
     session: *mut RoteSession,
     variant: u32,
 ) -> *const c_char {
-    told(|| {
+    text_or_null(|| {
         let program = with_session!(session, |session| {
             let variant = session.variant(variant).ok_or(SessionError::NoVariant)?;
             rote::shown::program(variant)
@@ -365,7 +367,7 @@ pub unsafe extern "C" fn rote_session_give_up(session: *mut RoteSession, variant
 /// `session` must be this library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_session_stats(session: *mut RoteSession) -> *const c_char {
-    told(|| {
+    text_or_null(|| {
         let json = with_session!(session, |session| {
             let stats = session.stats();
             serde_json::json!({
@@ -391,7 +393,7 @@ pub unsafe extern "C" fn rote_session_stats(session: *mut RoteSession) -> *const
 /// `session` must be this library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_session_notice(session: *mut RoteSession) -> *const c_char {
-    told(|| Ok(with_session!(session, |session| session.take_notice())))
+    text_or_null(|| Ok(with_session!(session, |session| session.take_notice())))
 }
 
 /// Returns a report as text, or null on failure: the erased work, the collectives and their causes, the guards,
@@ -401,7 +403,7 @@ pub unsafe extern "C" fn rote_session_notice(session: *mut RoteSession) -> *cons
 /// `session` must be this library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rote_session_explain(session: *mut RoteSession) -> *const c_char {
-    told(|| {
+    text_or_null(|| {
         Ok(Some(with_session!(session, |session| {
             rote::explain::explain(session)
         })))
@@ -425,7 +427,7 @@ pub unsafe extern "C" fn rote_session_variant(
     session: *mut RoteSession,
     variant: u32,
 ) -> *const c_char {
-    told(|| {
+    text_or_null(|| {
         let json = with_session!(session, |session| {
             let variant = session.variant(variant).ok_or(SessionError::NoVariant)?;
             described(variant.file.plan(), &variant.key)

@@ -34,7 +34,7 @@ inline bool observing() { return c10::impl::tls_is_dispatch_key_included(kObserv
 
 inline void call_listener(const char* method, const py::tuple& arguments, py::object* answer = nullptr) {
   if (!listener) return;
-  c10::impl::ExcludeDispatchKeyGuard unseen(kObserved);  // what the listener does is none of the step's
+  c10::impl::ExcludeDispatchKeyGuard unrecorded(kObserved);  // what the listener does is none of the step's
   py::object bound = py::reinterpret_steal<py::object>(PyObject_GetAttrString(listener, method));
   if (!bound) throw py::error_already_set();
   py::object result = py::reinterpret_steal<py::object>(PyObject_Call(bound.ptr(), arguments.ptr(), nullptr));
@@ -62,14 +62,14 @@ inline void compare_settings(const std::string& op) {
 // What is the same for every call of an op.
 struct ObservedOp {
   bool composite;  // it calls others, and no backend has a kernel for it
-  bool told;       // the listener wants to know when it is called
+  bool reported;   // the listener wants to know when it is called
 };
 
 // Threads that work for the step ask too, without the GIL: those of gloo, which inherit this thread's callbacks, and
 // may do so while the process ends.
 struct ObservedOps {
   std::mutex mutex;
-  std::unordered_set<std::string> told;  // composites whose calls the listener wants to know of
+  std::unordered_set<std::string> reported;  // composites whose calls the listener wants to know of
   std::unordered_map<c10::OperatorName, ObservedOp> known;
 };
 inline ObservedOps& observed_ops = *new ObservedOps;
@@ -139,7 +139,7 @@ class Scribe {
   void attempt(Do&& record) {
     if (!listener || py::handle(listener).attr("refused").cast<bool>()) return;
     try {
-      c10::impl::ExcludeDispatchKeyGuard unseen(kObserved);
+      c10::impl::ExcludeDispatchKeyGuard unrecorded(kObserved);
       if (int status = record()) call_listener("recorded", py::make_tuple(status));
     } catch (const std::exception& problem) {
       call_listener("failed", py::make_tuple(problem.what()));
@@ -276,7 +276,7 @@ inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     }
   }
   try {
-    c10::impl::ExcludeDispatchKeyGuard unseen(kObserved);
+    c10::impl::ExcludeDispatchKeyGuard unrecorded(kObserved);
     op.redispatchBoxed(below, stack);
   } catch (...) {
     py::gil_scoped_acquire gil;
@@ -296,12 +296,12 @@ inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   }
   py::object tensor = py::none();
   if ((waits || lifts) && outputs.size() == 1 && outputs[0].isTensor()) tensor = torch::jit::toPyObject(outputs[0]);
-  py::tuple told = py::make_tuple(waits ? 1 : lifts ? 2 : 0, tensor);
+  py::tuple arguments = py::make_tuple(waits ? 1 : lifts ? 2 : 0, tensor);
   if (scribe.detailed()) {
     py::object overload = py::reinterpret_borrow<py::object>(torch::detail::getTorchApiFunction(op));
-    told = py::make_tuple(told[0], tensor, overload, to_python(inputs), to_python(outputs));
+    arguments = py::make_tuple(arguments[0], tensor, overload, to_python(inputs), to_python(outputs));
   }
-  call_listener("ran", told);
+  call_listener("ran", arguments);
   just_run = {};
 }
 
@@ -310,11 +310,11 @@ inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 struct Nested : public at::ObserverContext {};
 
 inline ObservedOp observed_op(const c10::OperatorName& name) {
-  auto& [mutex, told, known] = observed_ops;
+  auto& [mutex, reported, known] = observed_ops;
   std::lock_guard<std::mutex> lock(mutex);
   auto it = known.find(name);
   if (it != known.end()) return it->second;
-  ObservedOp op{false, told.count(c10::toString(name)) != 0};
+  ObservedOp op{false, reported.count(c10::toString(name)) != 0};
   if (auto handle = c10::Dispatcher::singleton().findSchema(name))
     op.composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   return known.emplace(name, op).first->second;
@@ -322,7 +322,7 @@ inline ObservedOp observed_op(const c10::OperatorName& name) {
 
 inline void tell_of(const std::string& name) {
   std::lock_guard<std::mutex> lock(observed_ops.mutex);
-  observed_ops.told.insert(name);
+  observed_ops.reported.insert(name);
   observed_ops.known.clear();
 }
 
@@ -351,7 +351,7 @@ inline std::unique_ptr<at::ObserverContext> call_begins(const at::RecordFunction
   auto name = call.operator_name();
   if (!name) return nullptr;
   const ObservedOp op = observed_op(*name);
-  if (op.told) {
+  if (op.reported) {
     py::gil_scoped_acquire gil;
     call_listener("called", py::make_tuple(py::str(c10::toString(*name))));
   }

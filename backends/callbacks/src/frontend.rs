@@ -151,17 +151,17 @@ impl Callbacks {
     }
 
     /// The facts that were declared, each with its value now as text that means the same in every process.
-    pub fn told(&self) -> Vec<(Fact, String)> {
+    pub fn facts_in_words(&self) -> Vec<(Fact, String)> {
         let values = self.values.borrow();
         let (mut words, mut numbers) = (values.words.iter(), values.numbers.iter());
-        let told = self.facts.iter().map(|fact| {
+        let facts = self.facts.iter().map(|fact| {
             let text = match fact.number {
                 true => numbers.next().map(|number| format!("{number:?}")),
                 false => words.next().map(|word| format!("{word:x}")),
             };
             (fact.clone(), text.unwrap_or_default())
         });
-        told.collect()
+        facts.collect()
     }
 
     /// The leaves of the last call, to name them in a recording.

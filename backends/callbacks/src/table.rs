@@ -283,12 +283,12 @@ impl Framework {
     pub(crate) fn check(&self, what: &str, status: c_int) -> Result<(), String> {
         match status {
             0 => Ok(()),
-            status => Err(self.said(what, status)),
+            status => Err(self.failure(what, status)),
         }
     }
 
     #[cold]
-    fn said(&self, what: &str, status: c_int) -> String {
+    fn failure(&self, what: &str, status: c_int) -> String {
         let text = self.error.map_or(std::ptr::null(), |error| {
             // SAFETY: the framework vouches for its functions.
             unsafe { error(self.context) }

@@ -36,7 +36,7 @@ class ByHand:
     """Watches handles and backends of process groups while a step is recorded.
 
     ``waited`` is told of each handle that the step has waited with. ``in_step`` says whether the caller is the step,
-    and neither another thread nor a kernel. Within ``unseen()``, ops are not recorded.
+    and neither another thread nor a kernel. Within ``unrecorded()``, ops are not recorded.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class ByHand:
         waited: Callable[[Any], None],
         refuse: Callable[[str, str, str], None],
         in_step: Callable[[], bool],
-        unseen: Callable[[], Any],
+        unrecorded: Callable[[], Any],
     ) -> None:
         self._waited = waited
         self._refuse = refuse
         self._in_step = in_step
-        self._unseen = unseen
+        self._unrecorded = unrecorded
 
     def patches(self, stack: ExitStack, patched: Patch) -> None:
         """Enters every patch."""
@@ -87,7 +87,7 @@ class ByHand:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._in_step():
                 return original(work, *args, **kwargs)
-            with self._unseen():  # gloo may reduce or copy now, and does so in a replay
+            with self._unrecorded():  # gloo may reduce or copy now, and does so in a replay
                 done = original(work, *args, **kwargs)
             self._waited(work)
             return done

@@ -107,7 +107,7 @@ class Classes:
         )
         return all_of(sorted(found))
 
-    def said(self, asked: set[str]) -> None:
+    def of_definitions(self, asked: set[str]) -> None:
         """Guards what classes say of themselves, where code asks for it by these names."""
         walk = self._walk
         for label, own in self._own:

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from . import _code
 from ._floats import TracedFloat, check_not_zero
-from ._record import unseen_item
+from ._record import unrecorded_item
 
 try:
     from torch.optim import _adafactor
@@ -159,7 +159,7 @@ class Numbers:
         if not self._running or not fits or late:
             return None
         own = torch.ops.aten._to_copy.default(tensor.detach(), dtype=torch.float64, device=torch.device("cpu"))
-        return self._make(unseen_item(own), own)
+        return self._make(unrecorded_item(own), own)
 
     def _make(self, value: float, tensor: torch.Tensor, positive: bool = False) -> LateNumber:
         made = LateNumber(value)
@@ -173,7 +173,7 @@ class Numbers:
             self.refuse_use(by.f_code.co_qualname)
             return value
         tensor = compute()
-        if _bits(unseen_item(tensor)) != _bits(value):
+        if _bits(unrecorded_item(tensor)) != _bits(value):
             self.refuse_use("arithmetic with another outcome than that of ops")
             return value
         return self._make(value, tensor)

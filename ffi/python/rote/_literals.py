@@ -34,14 +34,14 @@ def is_literal(data: Any) -> bool:
     return True
 
 
-def ops_of(tensor: torch.Tensor, number: float | None, unseen: Callable[[], Any]) -> Iterator[Op]:
+def ops_of(tensor: torch.Tensor, number: float | None, unrecorded: Callable[[], Any]) -> Iterator[Op]:
     """The ops that make a constant anew. ``number``: what it was made of, where that is known more exactly than the
-    tensor holds it. What runs under ``unseen()`` is not recorded."""
+    tensor holds it. What runs under ``unrecorded()`` is not recorded."""
     like = {"dtype": tensor.dtype, "device": tensor.device}
     if tensor.numel() == 0:
         yield torch.ops.aten.empty.memory_format, (list(tensor.shape),), like, tensor
         return
-    with unseen():
+    with unrecorded():
         values = tensor.reshape(-1).tolist()
         parts = [tensor] if tensor.dim() == 0 else [each.clone() for each in tensor.reshape(-1)]
         flat = tensor.view(-1)

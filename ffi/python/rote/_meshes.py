@@ -26,11 +26,11 @@ class Meshes:
     """Watches meshes: ops of what a mesh answers are no ops of the step. The arguments are those of ``ByHand``."""
 
     def __init__(
-        self, refuse: Callable[[str, str, str], None], in_step: Callable[[], bool], unseen: Callable[[], Any]
+        self, refuse: Callable[[str, str, str], None], in_step: Callable[[], bool], unrecorded: Callable[[], Any]
     ) -> None:
         self._refuse = refuse
         self._in_step = in_step
-        self._unseen = unseen
+        self._unrecorded = unrecorded
 
     def patches(self, stack: ExitStack, patched: Patch) -> None:
         """Enters every patch."""
@@ -46,7 +46,7 @@ class Meshes:
             has_data = (args or kwargs) and not _are_plain((*args, *kwargs.values()))
             if has_data or not self._in_step():
                 return original(mesh, *args, **kwargs)
-            with self._unseen():
+            with self._unrecorded():
                 return original(mesh, *args, **kwargs)
 
         return ask

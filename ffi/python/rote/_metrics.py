@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ._record import unseen
+from ._record import unrecorded
 from ._returns import source_of
 from ._sources import node_of
 
@@ -81,7 +81,7 @@ class Metrics:
         if source is None or by is not self._caller or not _is_metric(by, self._at):
             return None
         metric = _kept(source)
-        with unseen():
+        with unrecorded():
             number = how(source)
         self._read = number, metric
         return number
@@ -119,7 +119,7 @@ def _kept(source: torch.Tensor) -> Metric:
 
 
 def _float(tensor: torch.Tensor) -> float:
-    with unseen():
+    with unrecorded():
         return float(torch._C.TensorBase.__float__(tensor))
 
 

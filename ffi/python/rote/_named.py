@@ -56,7 +56,7 @@ class Named:
         # Functions that the step has not called, how many hops away, and the attributes that lead to them.
         self._uncalled: list[tuple[types.FunctionType, int, Attribute | None]] = []
         self.attributes: set[str] = set()  # that the code seen so far names
-        self.said: set[str] = set()  # these and globals
+        self.names: set[str] = set()  # these and globals
         self.texts: set[str] = set()  # constants of this code
         self._asks = False
         self._catches = False
@@ -153,7 +153,7 @@ class Named:
     def of_uncalled(self) -> bool:
         """Guards what the defaults and closures of functions hold that the step has not called, where code asks for it.
         False: there was nothing new."""
-        if not self._uncalled or not asks(Asked.FUNCTIONS, self.said):
+        if not self._uncalled or not asks(Asked.FUNCTIONS, self.names):
             return False
         uncalled, self._uncalled = self._uncalled, []
         before = self._walk.origin
@@ -263,7 +263,7 @@ class Named:
         if id(names) not in self._noted:
             self._noted[id(names)] = names
             self.attributes |= names.attributes
-            self.said.update(names.attributes, names.globals)
+            self.names.update(names.attributes, names.globals)
             self.texts |= names.texts
             self._parameters.update(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
             self._asks |= names.asks

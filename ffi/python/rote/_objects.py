@@ -180,7 +180,7 @@ class Objects(Walk):
 
     def _refuse(self, refused: Refused, path: str, value: Any, depth: int) -> None:
         if refused.asking is None:
-            self.unseen.append((path, refused.why))
+            self.unguarded.append((path, refused.why))
         else:
             self._asked_only.append((path, refused.why, refused.asking))
 
@@ -220,7 +220,7 @@ class Objects(Walk):
             if is_library_class(base):
                 continue
             if argument:
-                self.unseen.append((f"{path}.{name}", "a slot of a tensor that is an argument"))
+                self.unguarded.append((f"{path}.{name}", "a slot of a tensor that is an argument"))
                 return
             self._member(path, tensor, name, member, depth)
         self._classes.of(kind, depth)
@@ -258,7 +258,7 @@ class Objects(Walk):
         flat = numpy.ndarray.view(value, numpy.ndarray)
         if value.dtype.hasobject:
             if value.dtype != object or not flat.flags.c_contiguous:
-                self.unseen.append((path, "objects in fields or strides of a NumPy array"))
+                self.unguarded.append((path, "objects in fields or strides of a NumPy array"))
                 return
             self.add(BUFFER, value, True, HOST, path, value)
             flat = flat.reshape(-1)
@@ -268,7 +268,7 @@ class Objects(Walk):
             try:
                 self._buffer(path, flat.view(numpy.uint8))  # dates, which the protocol of buffers does not know
             except (TypeError, ValueError):
-                self.unseen.append((path, f"a NumPy array of {value.dtype}"))
+                self.unguarded.append((path, f"a NumPy array of {value.dtype}"))
         if type(value) is not numpy.ndarray:
             self.attributes(path, value, depth)
 
@@ -294,7 +294,7 @@ class Objects(Walk):
         if extent is not None:
             self.buffers.append((*extent, path))
         if nbytes > BYTES and not constant:
-            self.unseen.append(
+            self.unguarded.append(
                 (path, f"{nbytes >> 20} MiB that may change; set array.flags.writeable = False if they do not")
             )
             return True
@@ -435,7 +435,7 @@ class Objects(Walk):
             if issubclass(type(item), torch.Tensor | nn.Module):
                 continue
             if not plain(item):
-                self.unseen.append((f"{path}.{name}", "a container in a compiled module"))
+                self.unguarded.append((f"{path}.{name}", "a container in a compiled module"))
             else:
                 self.add(ATTRIBUTE, module, name, HOST, f"{path}.{name}", item)
 
@@ -454,7 +454,7 @@ class Objects(Walk):
         if found is not None:
             self.value(path, found, depth)
         elif hides_functions(name):
-            self.unseen.append(
+            self.unguarded.append(
                 (path, "an op whose gradient or parts are a Python function; torch.library.custom_op names it")
             )
 

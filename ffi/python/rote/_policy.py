@@ -466,21 +466,21 @@ _ASKING = {
 }
 
 
-def asks(what: Asked, said: set[str]) -> bool:
-    """Whether code asks for something. ``said``: all that it names."""
-    return not _ASKING[what].isdisjoint(said)
+def asks(what: Asked, names: set[str]) -> bool:
+    """Whether code asks for something. ``names``: all that it names."""
+    return not _ASKING[what].isdisjoint(names)
 
 
-def asks_for_stores(said: set[str]) -> bool:
+def asks_for_stores(names: set[str]) -> bool:
     """Whether code saves or loads modules, or names what these decide by then."""
-    return any("state_dict" in name or name in MODULE_STORES for name in said)
+    return any("state_dict" in name or name in MODULE_STORES for name in names)
 
 
-def asked_of_definitions(attributes: set[str], said: set[str]) -> set[str]:
+def asked_of_definitions(attributes: set[str], names: set[str]) -> set[str]:
     """The attributes of functions and classes that code asks for, by their names or others."""
     asked = set(attributes)
-    if asks(Asked.FIELDS, said):
+    if asks(Asked.FIELDS, names):
         asked.add("__dataclass_fields__")
-    if asks(Asked.ANNOTATIONS, said):
+    if asks(Asked.ANNOTATIONS, names):
         asked.add("__annotations__")
     return asked

@@ -174,24 +174,24 @@ class Reach(Objects):
         self._classes.finish()
         if self._reads_environment:
             self._environment()
-        self.handlers.of_names(self._named.said)
-        self._said()
+        self.handlers.of_names(self._named.names)
+        self._definitions()
         for function in self.functions:
             self.handlers.of_function(function)
         # Seeds and iterators may change as they like where nobody asks.
-        if asks(Asked.POSITIONS, self._named.said):
+        if asks(Asked.POSITIONS, self._named.names):
             for path, iterator in self._standing:
                 self.add(REFERENTS, iterator, True, HOST, path, iterator)
-        if asks_for_stores(self._named.said):
+        if asks_for_stores(self._named.names):
             for path, value in self._stores:
                 self._hooks(path, value, 1) if isinstance(value, dict) else self.value(path, value, 1)
             self._follow()
-        if asks(Asked.SEEDS, self._named.said):
+        if asks(Asked.SEEDS, self._named.names):
             for path, generator in self._generators:
                 self.add(METADATA, generator, None, HOST, path, generator)
         for path, what, asking in self._asked_only:
             if not asking.isdisjoint(self._named.attributes):
-                self.unseen.append((path, what))
+                self.unguarded.append((path, what))
         if self._named.sees_own:
             for path, value in self._objects:
                 self.add(OWN, value, True, HOST, path, value)
@@ -211,17 +211,17 @@ class Reach(Objects):
                 self.soon(f"{function.__module__}.{function.__qualname__}", function, 1)
             self._follow()
 
-    def _said(self) -> None:
+    def _definitions(self) -> None:
         """Guards what functions and classes say of themselves, where code asks for it."""
-        asked = asked_of_definitions(self._named.attributes, self._named.said)
-        if asks(Asked.COPIES, self._named.said):
+        asked = asked_of_definitions(self._named.attributes, self._named.names)
+        if asks(Asked.COPIES, self._named.names):
             self.add(ITEMS, copyreg.dispatch_table, True, HOST, "copyreg.dispatch_table", copyreg.dispatch_table)
         if "__annotations__" in asked:
             for function in self.functions:
                 subject, found = f"{function.__qualname__}.__annotations__", function.__annotations__
                 if self.add(ATTRIBUTE, function, "__annotations__", HOST, subject, found):
                     self.value(subject, found, 1)
-        self._classes.said(asked)
+        self._classes.of_definitions(asked)
         self._follow()
 
     def _environment(self) -> None:

@@ -70,7 +70,7 @@ class Specs:
         number = self._by_id.get(address(spec))
         if number is not None:
             return number
-        with unseen():
+        with unrecorded():
             text = spec_text(spec)
         number = self._by_text.get(text)
         if number is None:
@@ -118,14 +118,14 @@ _OBSERVED = torch._C.DispatchKeySet(_OBSERVED_KEY)
 _TRANSPARENT = ("custom_function_call",)
 
 
-def unseen() -> Any:
+def unrecorded() -> Any:
     """Within, ops are not recorded."""
     return torch._C._ExcludeDispatchKeyGuard(_OBSERVED)
 
 
-def unseen_item(tensor: torch.Tensor) -> Any:
+def unrecorded_item(tensor: torch.Tensor) -> Any:
     """The number in a tensor of one element, read without a trace in the recording."""
-    with unseen():
+    with unrecorded():
         return torch._C.TensorBase.item(tensor)
 
 
@@ -204,7 +204,7 @@ class _Recorder:
             if kind == _WAITS and self._patient:
                 self._patient = _let_go(tensor)
             if kind == _LIFTS and self._is_constant(tensor, sys._getframe(1).f_code):
-                for func, args, kwargs, result in _literals.ops_of(tensor, self._watch.number, unseen):
+                for func, args, kwargs, result in _literals.ops_of(tensor, self._watch.number, unrecorded):
                     self._note(lib.rote_record_op(self._session, func, args, kwargs, result, user_line()))
                     if self._seen is not None:
                         self._seen(func, args, kwargs, result)
@@ -635,7 +635,7 @@ class Watch:
         def get_rng_state(*args: Any, **kwargs: Any) -> Any:
             slot = c_uint32()
             note(self._session, lib.rote_record_rng(self._session, 0, *device, byref(slot), user_line()))
-            with unseen():
+            with unrecorded():
                 state = original(*args, **kwargs)
             self._states.append((state, slot.value, device))
             return state
@@ -644,7 +644,7 @@ class Watch:
 
     def _restore(self, original: Callable[..., Any], device: tuple[int, int]) -> Callable[..., Any]:
         def set_rng_state(state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            with unseen():
+            with unrecorded():
                 slot = self._slot(state, device)
                 done = original(state, *args, **kwargs)
             if slot is not None:  # else the next draw finds the generator moved, and refuses
@@ -706,7 +706,7 @@ class Watch:
                 "is an operator that calls Python functions: which functions run may depend on data",
                 "call the operator outside the captured function",
             )
-            with unseen():
+            with unrecorded():
                 key = torch._ops._compute_keyset(args, kwargs, op.non_fallthrough_keys).highestPriorityTypeId()
                 return original(op, key, *args, **kwargs)
 
@@ -738,8 +738,8 @@ def run(session: Any, watch: Watch, step: Callable[[], Any], seen: Seen | None =
     recorder = _Recorder(session, watch, seen)
     with ExitStack() as stack:
         watch.patches(stack)
-        ByHand(recorder.waited, watch.refuse, in_step, unseen).patches(stack, _patched)
-        Meshes(watch.refuse, in_step, unseen).patches(stack, _patched)
+        ByHand(recorder.waited, watch.refuse, in_step, unrecorded).patches(stack, _patched)
+        Meshes(watch.refuse, in_step, unrecorded).patches(stack, _patched)
         check(lib.rote_record_observe(session, recorder))
         stack.callback(bridge().observe_no_more)
         return step()

@@ -356,7 +356,7 @@ class Recording:
         self.schedulers = _schedulers.Schedulers(
             walk.schedulers,
             bool(self._aliases(walk, given)),
-            _record.unseen,
+            _record.unrecorded,
             self._put_back,
             step.missed_by_schedulers,
             self._reads,
@@ -380,7 +380,7 @@ class Recording:
         """Refuses what is in reach and cannot be guarded, and code that cannot be followed."""
         walk = self._survey.walk
         self._check_buffers(walk.buffers, extents)
-        for path, why in walk.unseen:
+        for path, why in walk.unguarded:
             self._watch.refuse(
                 "",
                 f"reaches {path}, which cannot be guarded: {why}",
@@ -591,7 +591,7 @@ class Recording:
             if not by_float:
                 return None
             kept = kept.to(torch.float64)
-        read = _returns.Read(kept, _record.unseen_item(kept))
+        read = _returns.Read(kept, _record.unrecorded_item(kept))
         if how == _returns.AS_IT_IS:
             return read
         self._floats_read.append(read)

@@ -75,20 +75,20 @@ class Schedulers:
         self,
         found: list[tuple[str, LRScheduler]],
         aliases: bool,
-        unseen: Callable[[], Any],
+        unrecorded: Callable[[], Any],
         plain: Callable[[Optimizer], None],
         missed: frozenset[str],
         seen: Reads,
         handled: Callable[[], object],
     ) -> None:
-        """``aliases``: the step holds groups of an optimizer by other names than its own. Within ``unseen()``, nothing
-        is recorded. ``plain`` puts back the numbers in an optimizer's groups. ``missed``: names of attributes of
-        which it is guarded that the schedulers have none. ``seen`` tells of reads, ``handled`` whether the step
+        """``aliases``: the step holds groups of an optimizer by other names than its own. Within ``unrecorded()``,
+        nothing is recorded. ``plain`` puts back the numbers in an optimizer's groups. ``missed``: names of attributes
+        of which it is guarded that the schedulers have none. ``seen`` tells of reads, ``handled`` whether the step
         handles errors where it is."""
         self.found = found
         self._paths = {id(scheduler): path for path, scheduler in found}
         self._aliases = aliases
-        self._unseen = unseen
+        self._unrecorded = unrecorded
         self._plain = plain
         self._guarded = missed
         self._seen = seen
@@ -195,7 +195,7 @@ class Schedulers:
         args: list[Any] = [] if metric is None else [metric.value]
         self._running = True
         try:
-            with self._unseen():
+            with self._unrecorded():
                 scheduler.step(*args)
         finally:
             self._running = False

@@ -127,16 +127,16 @@ class Watched:
         left: list[_facts.Attribute],
         changed: list[_facts.Attribute],
         functions: list[types.FunctionType],
-        unseen: bool = False,
+        reads_unseen: bool = False,
     ) -> None:
-        """``left``: those without a guard; ``changed``: those with a guard that may not need one. ``unseen``: whether
-        anything in reach of the functions reads attributes unseen."""
+        """``left``: those without a guard; ``changed``: those with a guard that may not need one. ``reads_unseen``:
+        whether anything in reach of the functions reads attributes unseen."""
         self._left = left
         self._changed = changed
         self._values: list[Any] = []  # what they were before the step
         self._all: Mapping[int, dict[str, _facts.Attribute]] = {}
         self._read: set[tuple[int, str]] = set()
-        self.blind = bool(left or changed) and (unseen or not _are_seen([*left, *changed], functions))
+        self.blind = bool(left or changed) and (reads_unseen or not _are_seen([*left, *changed], functions))
         """Whether code may read them unseen."""
 
     def watch(self, reads: Reads) -> None:

@@ -61,7 +61,7 @@ class Walk(abc.ABC):
         self.renamed: dict[str, str] = {}  # what reads memory without an op, and where it has a name of its own
         self.origin: Attribute | None = None  # through which it has come by what it visits
         self.reads_unseen = False  # whether anything in reach reads attributes so that no recording sees it
-        self.unseen: list[tuple[str, str]] = []  # what could not be looked into, and why
+        self.unguarded: list[tuple[str, str]] = []  # what could not be looked into, and why
 
     # -- how a value is read --------------------------------------------------
 
@@ -98,7 +98,7 @@ class Walk(abc.ABC):
         if self._ignore and self._ignored(path):
             return
         if runs_text(value):
-            self.unseen.append((path, "it runs any text"))
+            self.unguarded.append((path, "it runs any text"))
             return
         if depth > DEPTH:
             if id(value) not in self.seen:
@@ -122,7 +122,7 @@ class Walk(abc.ABC):
         self.reads_unseen = self.reads_unseen or reads_unseen(value)
 
     def _note_unseen(self, path: str, problem: Exception) -> None:
-        self.unseen.append((path or "the function", type(problem).__name__))
+        self.unguarded.append((path or "the function", type(problem).__name__))
 
     def _stop(self, why: str, once: bool = False) -> None:
         if why not in self.stopped if once else len(self.stopped) < 20:
