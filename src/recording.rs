@@ -504,6 +504,9 @@ impl<F: Frontend> ActiveRecording<F> {
     /// Refuses a step that uses the memory of a collective without having waited for the collective. `waits`: the
     /// framework waits at the first use, but for collectives that the step calls by hand.
     pub fn refuse_race(&mut self, waits: bool) {
+        if let Err(refusal) = self.recorder.settle() {
+            self.refuse(refusal);
+        }
         if let Some(refusal) = self.recorder.race(waits) {
             self.refuse(refusal);
         }

@@ -108,6 +108,7 @@ impl<'a> Eager<'a> {
                 data_dependent: false,
                 inplace_view: false,
                 hidden: false,
+                internal: false,
                 grad: false,
                 source: "",
             })

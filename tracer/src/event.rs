@@ -167,6 +167,9 @@ pub struct OpEvent<'a> {
     pub inplace_view: bool,
     /// Whether the framework hid it from those who watch ops.
     pub hidden: bool,
+    /// Whether code of the framework's own called it, which waits for its collectives itself, and fills memory of its
+    /// own in every step.
+    pub internal: bool,
     /// Whether gradients were enabled while its kernel ran.
     pub grad: bool,
     /// The user's source line, or empty.

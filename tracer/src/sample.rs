@@ -98,6 +98,7 @@ pub fn op<'a>(name: &'a str, reads: &[&'a Tensor], outs: &[&'a Tensor]) -> OpEve
         data_dependent: false,
         inplace_view: false,
         hidden: false,
+        internal: false,
         grad: false,
         source: "train.py:1",
     }

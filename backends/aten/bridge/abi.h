@@ -72,6 +72,7 @@ enum OpFlags : uint32_t {
   kInplaceView = 4,  // changes the meta of an argument in place
   kHidden = 8,  // ran while the framework hides ops from observers. Frameworks do so for their own bookkeeping, and a step may do so for other ops
   kGrad = 16,  // its kernel ran with gradients enabled. Some kernels then compute in another way
+  kInternal = 32,  // code of the framework's own called it, which waits for its collectives before it uses their results, and keeps memory of its own that it fills in every step: buckets of gradients
 };
 
 // Properties of a leaf of the arguments (`arguments.h`).

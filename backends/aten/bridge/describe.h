@@ -74,6 +74,7 @@ struct JustRun {
   const std::vector<c10::IValue>* outputs = nullptr;
   bool hidden = false;  // from dispatch modes
   bool grad = false;    // gradients were enabled
+  bool internal = false;  // called by code of PyTorch's own that waits for its collectives itself
 };
 inline JustRun just_run;
 
@@ -177,6 +178,7 @@ class Describer {
     set_op(known, in, out);
     if (just_run.hidden) op_.flags |= kHidden;
     if (just_run.grad) op_.flags |= kGrad;
+    if (just_run.internal) op_.flags |= kInternal;
     return &op_;
   }
 

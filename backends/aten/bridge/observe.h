@@ -95,6 +95,8 @@ class Scribe {
   void begin(const Sink& sink) {
     sink_ = sink;
     detailed_ = py::handle(listener).attr("detailed").cast<bool>();
+    internal_.clear();
+    for (py::handle code : py::handle(listener).attr("internal")) internal_.insert(code.ptr());
   }
 
   void end() {
@@ -108,6 +110,16 @@ class Scribe {
 
   // Whether the listener is to be told of every op, with its arguments and results.
   bool detailed() const { return detailed_; }
+
+  // Whether code of PyTorch's own runs an op: what a function in C++ does that no function of Python has called since.
+  bool is_internal() const {
+    if (internal_.empty()) return false;
+    auto frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
+    if (!frame) return true;  // a thread of the autograd engine
+    auto code = py::reinterpret_steal<py::object>(
+        reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(frame.ptr()))));
+    return internal_.count(code.ptr()) != 0;
+  }
 
   // The op that has just run.
   void record() {
@@ -196,6 +208,7 @@ class Scribe {
 
   Sink sink_{};
   bool detailed_ = false;
+  std::unordered_set<PyObject*> internal_;  // code of PyTorch's that calls such functions
   std::unordered_map<PyObject*, bool> own_;        // code, held: whether it is the user's
   std::unordered_map<PyObject*, uint32_t> specs_;  // their numbers
   std::vector<uint32_t> numbers_;
@@ -286,7 +299,7 @@ inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   std::vector<c10::IValue> outputs = torch::jit::last(*stack, schema.returns().size()).vec();
   py::gil_scoped_acquire gil;
   compare_settings(schema.name());
-  just_run = {&op, &inputs, &outputs, hidden, c10::GradMode::is_enabled()};
+  just_run = {&op, &inputs, &outputs, hidden, c10::GradMode::is_enabled(), scribe.is_internal()};
   const std::string& name = schema.name();
   bool waits = name == "_c10d_functional::wait_tensor", lifts = name == "aten::lift_fresh";
   if (!waits && !lifts && !scribe.detailed()) {

@@ -4,8 +4,8 @@
 use std::ffi::{c_char, c_int, c_void};
 
 pub use rote_events::op::{
-    Arg, CONJ, DATA_DEPENDENT, GRAD, HIDDEN, INPLACE_VIEW, NEG, NO_STORAGE, Op, Payload, SEEDED,
-    Tensor, WRAPPED_NUMBER, ZERO_TENSOR, tag,
+    Arg, CONJ, DATA_DEPENDENT, GRAD, HIDDEN, INPLACE_VIEW, INTERNAL, NEG, NO_STORAGE, Op, Payload,
+    SEEDED, Tensor, WRAPPED_NUMBER, ZERO_TENSOR, tag,
 };
 
 pub use rote_plans::Anchor;

@@ -240,6 +240,7 @@ pub unsafe fn op<'a>(op: &sys::Op, source: &'a str) -> OpEvent<'a> {
             data_dependent: op.flags & sys::DATA_DEPENDENT != 0,
             inplace_view: op.flags & sys::INPLACE_VIEW != 0,
             hidden: op.flags & sys::HIDDEN != 0,
+            internal: op.flags & sys::INTERNAL != 0,
             grad: op.flags & sys::GRAD != 0,
             source,
         }

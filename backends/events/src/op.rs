@@ -127,6 +127,9 @@ pub const INPLACE_VIEW: u32 = 4;
 pub const HIDDEN: u32 = 8;
 /// Op flag: its kernel ran with gradients enabled. Some kernels then compute in another way.
 pub const GRAD: u32 = 16;
+/// Op flag: code of the framework's own called it, which waits for its collectives before it uses their results, and
+/// keeps memory of its own that it fills in every step: buckets of gradients.
+pub const INTERNAL: u32 = 32;
 
 /// An op that has run, on plain local tensors.
 #[repr(C)]

@@ -15,7 +15,7 @@ import random
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from ctypes import byref, c_uint32
 from typing import Any
@@ -190,6 +190,7 @@ class _Recorder:
         self._watch = watch
         self.number_of = watch.specs.of
         self.is_users_own = is_users_own
+        self.internal = watch.internal  # code of PyTorch's that calls what waits for its collectives itself
         self._gradients = watch.gradients  # those that the step has not dropped or replaced
         self._patient = _collectives_have_threads()  # with them, until one holds on for long
         self.refused = False
@@ -332,6 +333,8 @@ class Watch:
         #: Tensors that have a gradient before the step, with their paths and gradients.
         self.gradients: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self.arguments: set[int] = set()  # identities of tensors
+        #: Code of PyTorch's that calls functions of C++ which wait for their collectives themselves.
+        self.internal: Set[types.CodeType] = frozenset()
         self.handlers = Handlers()
         #: The number that a frame reads from a tensor, if a replay can compute what follows from it.
         self.number_in: Callable[[torch.Tensor, types.FrameType], float | None]

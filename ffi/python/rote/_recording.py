@@ -37,11 +37,11 @@ from . import (
     _results,
     _returns,
     _schedulers,
-    _state,
     _survey,
     _unread,
     _uses,
     _views,
+    _wrappers,
 )
 from ._executed_code import Codes, ExecutedCode
 from ._frames import is_users_own
@@ -227,6 +227,8 @@ class Recording:
         self.tensors: list[tuple[str, torch.Tensor]] = list(step.state.tensors())
         self._specs = _record.Specs(self._session)
         self._watch = _record.Watch(self._session, self._specs)
+        self._watch.internal = _wrappers.internal_code(step.state.modules)
+        self._settled = _wrappers.settled(step.state.modules)
         self._tape = _floats.Tape(self._session, frozenset(), self._watch.refuse)
         self._late_numbers = _late_numbers.Numbers(self._watch.refuse)
         self._readable: dict[int, str] = {}
@@ -366,15 +368,9 @@ class Recording:
 
     def _check_supported(self) -> None:
         """Refuses wrappers of modules that cannot be replayed yet."""
-        unsupported = _state.unsupported(self._step.state)
+        unsupported = _wrappers.unsupported(self._step.state.modules)
         if unsupported is not None:
-            self._watch.refuse(
-                "",
-                f"uses {unsupported}, which is not supported yet",
-                "apply rote.capture to a model without the wrapper, for example with DTensor parameters"
-                if "torch.compile" not in unsupported
-                else "apply rote.capture to the model as it is before torch.compile",
-            )
+            self._watch.refuse("", *unsupported)
 
     def _check_reach(self, extents: list[_Extent]) -> None:
         """Refuses what is in reach and cannot be guarded, and code that cannot be followed."""
@@ -776,6 +772,10 @@ class Recording:
         for group, key, value, traced in self._replaced:
             if id(group) in groups:
                 _put_back(group, key, value, traced)
+
+    def has_settled(self) -> bool:
+        """Whether the step has done what a wrapper does once: no later step does so."""
+        return _wrappers.settled(self._step.state.modules) != self._settled
 
     def waits(self, outcome: dict[str, Any]) -> _survey.Survey | None:
         """What the next recording takes over if this one waits for it."""

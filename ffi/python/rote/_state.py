@@ -243,35 +243,3 @@ def _holds_state(value: Any) -> bool:
     search.attributes()
     found = search.found
     return bool(found.modules or found.optimizers or found.scalers or found.loose)
-
-
-def _is_fused(module: nn.Module) -> bool:
-    """Whether a module is compiled by inductor."""
-    callback = getattr((_introspect.own(module) or {}).get("dynamo_ctx"), "callback", None)
-    while callback is not None:
-        if getattr(callback, "compiler_name", None) == "inductor":
-            return True
-        callback = getattr(callback, "_torchdynamo_orig_backend", None)
-    return False
-
-
-def unsupported(state: State) -> str | None:
-    """The name of a wrapper whose steps cannot be recorded yet."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    try:
-        from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-    except ImportError:  # pragma: no cover - older torch
-        return None
-    for path, module in state.modules:
-        for name, inner in module.named_modules():
-            where = f"{path}.{name}" if name else path
-            if _is_fused(inner):
-                return f"torch.compile with the backend inductor at {where}, whose kernels are no recorded ops"
-            if isinstance(inner, DistributedDataParallel):
-                return f"DistributedDataParallel at {where}"
-            if isinstance(inner, FSDPModule):
-                return f"FSDP2 (fully_shard) at {where}"
-            if isinstance(inner, FullyShardedDataParallel):
-                return f"FullyShardedDataParallel at {where}"
-    return None

@@ -447,7 +447,7 @@ class Step:
             self._abort(recording)
             raise
         try:
-            if not self._has_followed(recording):
+            if recording.has_settled() or not self._has_followed(recording):
                 self._abort(recording)
                 return result
             outcome = recording.finish()

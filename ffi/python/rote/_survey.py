@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import _facts, _introspect, _reach, _uses
+from . import _facts, _introspect, _reach, _uses, _wrappers
 from ._bridge import bridge
 from ._frames import TORCH
 from ._numbers import ARGUMENT
@@ -77,9 +77,10 @@ class Survey:
                 walk.tensor(path, tensor)
         for path, leaf in leaves:
             guard(ARGUMENT, path, walk.argument_in_words(path, leaf))
+        hooked = _wrappers.hooked(state.modules)
         for path, tensor in [*tensors, *leaves]:
             if isinstance(tensor, torch.Tensor):
-                self._hooks(path, tensor, refuse)
+                self._hooks(path, tensor, hooked[id(tensor)], refuse)
         names = {id(tensor): path.split(".", 1)[-1] for path, tensor in reversed(tensors)}
         for path, module in state.modules:
             walk.module(path, module)
@@ -95,17 +96,21 @@ class Survey:
             walk.of_class(type(container), 0)
         self.facts = walk.finish()
 
-    def _hooks(self, path: str, tensor: torch.Tensor, refuse: Callable[[str, str, str], None]) -> None:
-        """Guards what the hooks of a tensor, and of the node that adds up its gradient, can reach."""
+    def _hooks(self, path: str, tensor: torch.Tensor, known: int, refuse: Callable[[str, str, str], None]) -> None:
+        """Guards what the hooks of a tensor, and of the node that adds up its gradient, can reach. ``known``: how many
+        hooks of C++ a recording can follow."""
         for hook in bridge().hooks_of(tensor):
             if hook is not None:
                 self.walk.value(f"{path}.hooks", hook, 0)
                 continue
-            refuse(
-                "",
-                f"takes the gradient of {path} under a C++ hook, which a replay would not call",
-                "apply rote.capture to a model without the wrapper that registers the hook",
-            )
+            known -= 1
+            if known < 0:
+                refuse(
+                    "",
+                    f"takes the gradient of {path} under a C++ hook, which a replay would not call",
+                    "name the DistributedDataParallel module in state=, if it has registered the hook; or apply "
+                    "rote.capture to a model without the wrapper that registers it",
+                )
 
     def wait(self, number: int | None) -> Survey | None:
         """Waits for the next recording: keeps what a plan would hold too, and not the tensors of the call. ``number``:

@@ -7,8 +7,9 @@
 use hashbrown::{HashMap, HashSet};
 use rote_plans::{Collective, CollectiveKind, Instr, InstrId, ReduceOp, ValueId};
 
-use super::Recorder;
 use super::exchanges::{self, Exchange};
+use super::waits::{Extent, extent, meet};
+use super::{Recorder, tensors};
 use crate::event::{ArgEvent, Argument, OpEvent, TensorEvent};
 use crate::refusal::Refusal;
 use crate::tables::parse_reduce;
@@ -28,6 +29,8 @@ pub(super) struct Handles {
     targets: HashMap<ValueId, ValueId>,
     /// The instructions that start them.
     starts: HashSet<InstrId>,
+    /// Handles of the framework's own code, which waits before it uses results.
+    internal: Vec<i64>,
     /// How many outputs are no tensor of the step's.
     own: u64,
 }
@@ -295,6 +298,9 @@ impl Recorder {
             return self.end(started, op.source);
         }
         self.handles.started.insert(handle, Some(started));
+        if op.internal {
+            self.handles.internal.push(handle);
+        }
         Ok(())
     }
 
@@ -416,6 +422,54 @@ impl Recorder {
         Ok(())
     }
 
+    /// Records that the framework's own code has waited for the collectives whose memory an op uses.
+    pub(super) fn end_used(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
+        if self.handles.internal.is_empty() {
+            return Ok(());
+        }
+        let args = op.args.iter().flat_map(|arg| tensors(&arg.value));
+        let used: Vec<(ValueId, Extent)> = args
+            .filter_map(|tensor| {
+                let (root, geometry) = self.geometry(tensor)?;
+                Some((root.value, geometry.extent()))
+            })
+            .collect();
+        let plan = &self.tables.plan;
+        let touches = |value: &ValueId| {
+            let (root, extent) = (plan.values[*value as usize].root, extent(plan, *value));
+            (used.iter()).any(|(used, reach)| *used == root && meet(*reach, extent))
+        };
+        let handles: Vec<i64> = (self.handles.internal.iter().copied())
+            .filter(|handle| match self.handles.started.get(handle) {
+                Some(Some(Started::Collective { output, .. })) => {
+                    touches(output) || self.handles.target(*output).is_some_and(|to| touches(&to))
+                }
+                Some(Some(Started::Op(exchange))) => exchange.values().any(touches),
+                _ => false,
+            })
+            .collect();
+        self.end_internal(|handle| handles.contains(&handle), op.source)
+    }
+
+    /// Records that the framework's own code has waited with some of its handles.
+    pub(super) fn end_internal(
+        &mut self,
+        waits: impl Fn(i64) -> bool,
+        source: &str,
+    ) -> Result<(), Refusal> {
+        let mut left = std::mem::take(&mut self.handles.internal);
+        let mut ended = Ok(());
+        left.retain(|&handle| {
+            if ended.is_err() || !waits(handle) {
+                return true;
+            }
+            ended = self.waited(handle, source);
+            false
+        });
+        self.handles.internal = left;
+        ended
+    }
+
     /// Waits for a collective, and brings its output to the tensor that was given.
     fn end(&mut self, started: Started, source: &str) -> Result<(), Refusal> {
         let (output, into) = match started {
@@ -448,6 +502,7 @@ impl Recorder {
             data_dependent: false,
             inplace_view: false,
             hidden: false,
+            internal: false,
             grad: false,
             source,
         })

@@ -56,6 +56,13 @@ pub(super) struct Exchange {
     sent: Vec<ValueId>,
 }
 
+impl Exchange {
+    /// What it receives and sends.
+    pub(super) fn values(&self) -> impl Iterator<Item = &ValueId> {
+        self.received.iter().chain(&self.sent)
+    }
+}
+
 impl Recorder {
     /// Records such an op.
     pub(super) fn exchange(

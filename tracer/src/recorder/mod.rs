@@ -31,6 +31,7 @@ mod random;
 mod reads;
 mod results;
 mod roots;
+mod staging;
 mod strategies;
 #[cfg(test)]
 mod tests;
@@ -64,6 +65,8 @@ pub struct Recorder {
     named: Vec<Named>,
     /// Outputs of collectives that were started and not yet waited for.
     pending: HashSet<ValueId>,
+    /// Buckets of gradients that the framework keeps between steps.
+    staging: staging::Staging,
     /// Handles of collectives that the step has called by hand.
     handles: by_hand::Handles,
     /// The user's source line of each instruction.
@@ -141,6 +144,8 @@ impl Recorder {
         if op.hidden && self.concerns_others(op) {
             return Ok(());
         }
+        self.end_used(op)?;
+        self.stage(op)?;
         if by_hand::is_by_hand(op) {
             return self.by_hand(op);
         }

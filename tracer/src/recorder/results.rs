@@ -103,7 +103,11 @@ impl Recorder {
         );
         self.roots
             .iter()
-            .filter(|(_, root)| root.binding.is_none() && !kept.contains(&root.value))
+            .filter(|(storage, root)| {
+                root.binding.is_none()
+                    && !kept.contains(&root.value)
+                    && !self.staging.contains_key(*storage)
+            })
             .map(|(&storage, root)| (storage, self.describe_maker(root.value)))
             .collect()
     }

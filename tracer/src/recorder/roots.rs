@@ -4,6 +4,7 @@ use rote_plans::value::reach;
 use rote_plans::{Anchor, Binding, BindingKind, Def, Instr, InstrId, Kind, NONE, Value, ValueId};
 
 use super::Recorder;
+use super::waits::Extent;
 use crate::event::{SpecEvent, TensorEvent};
 
 /// A tensor that the plan may bind, should an op read or write it.
@@ -84,6 +85,14 @@ pub(super) struct Geometry {
     pub(super) offset: i64,
     sizes: Vec<i64>,
     strides: Vec<i64>,
+}
+
+impl Geometry {
+    /// The bytes of the root that it looks at.
+    pub(super) fn extent(&self) -> Extent {
+        let dims = self.sizes.iter().copied().zip(self.strides.iter().copied());
+        reach(self.elements.dtype.bytes().unwrap_or(1), self.offset, dims)
+    }
 }
 
 impl Recorder {

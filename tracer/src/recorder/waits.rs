@@ -137,16 +137,23 @@ fn overlap(plan: &Plan, a: ValueId, b: ValueId) -> bool {
     if root(plan, a) != root(plan, b) {
         return false;
     }
-    let extent = |value: ValueId| {
-        let meta = plan.meta(value);
-        let dims = meta.shape.iter().copied().zip(meta.strides.iter().copied());
-        let width = meta.kind.dtype.bytes().unwrap_or(1);
-        reach(width, plan.values[value as usize].offset, dims)
-    };
-    match (extent(a), extent(b)) {
-        (Some(a), Some(b)) => a.0 < b.1 && b.0 < a.1,
-        _ => false, // one has no elements
-    }
+    meet(extent(plan, a), extent(plan, b))
+}
+
+/// Bytes of a root, from and to; `None` of what has no elements.
+pub(super) type Extent = Option<(i128, i128)>;
+
+/// The bytes of its root that a value looks at.
+pub(super) fn extent(plan: &Plan, value: ValueId) -> Extent {
+    let meta = plan.meta(value);
+    let dims = meta.shape.iter().copied().zip(meta.strides.iter().copied());
+    let width = meta.kind.dtype.bytes().unwrap_or(1);
+    reach(width, plan.values[value as usize].offset, dims)
+}
+
+/// Whether two extents of one root have bytes in common.
+pub(super) fn meet(a: Extent, b: Extent) -> bool {
+    matches!((a, b), (Some(a), Some(b)) if a.0 < b.1 && b.0 < a.1)
 }
 
 fn root(plan: &Plan, value: ValueId) -> ValueId {

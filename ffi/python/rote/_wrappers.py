@@ -1,0 +1,110 @@
+"""Wrappers of modules: which of them a recording can follow, and what it has to know of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+from torch import nn
+from torch.autograd import graph
+from torch.nn.parallel import DistributedDataParallel
+
+from . import _introspect
+
+try:
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+except ImportError:  # pragma: no cover - torch without distributed
+    FSDPModule = FullyShardedDataParallel = ()  # type: ignore[assignment,misc]
+
+_Modules = list[tuple[str, nn.Module]]
+_WITHOUT = "apply rote.capture to a model without the wrapper, for example with DTensor parameters"
+
+# Functions of PyTorch that call C++ which waits for its collectives itself: what runs while one of them is the innermost
+# function of Python is that code's, and so is what a thread of the autograd engine runs outside of any.
+_CALL_REDUCERS = (graph._engine_run_backward, DistributedDataParallel._distributed_broadcast_coalesced)
+
+
+def inner(modules: _Modules) -> Iterator[tuple[str, nn.Module]]:
+    """All modules in these, with their paths."""
+    for path, module in modules:
+        for name, within in module.named_modules():
+            yield (f"{path}.{name}" if name else path), within
+
+
+def reducers(modules: _Modules) -> list[tuple[str, DistributedDataParallel]]:
+    """The modules among these that reduce gradients in buckets."""
+    return [(path, module) for path, module in inner(modules) if isinstance(module, DistributedDataParallel)]
+
+
+def unsupported(modules: _Modules) -> tuple[str, str] | None:
+    """A wrapper whose steps cannot be recorded, with the remedy."""
+    for path, module in inner(modules):
+        if _is_fused(module):
+            what = f"torch.compile with the backend inductor at {path}, whose kernels are no recorded ops"
+            return f"uses {what}", "apply rote.capture to the model as it is before torch.compile"
+        if isinstance(module, FSDPModule):
+            return f"uses FSDP2 (fully_shard) at {path}, which is not supported yet", _WITHOUT
+        if isinstance(module, FullyShardedDataParallel):
+            return f"uses FullyShardedDataParallel at {path}, which is not supported", _WITHOUT
+    for path, reducer in reducers(modules):
+        found = _beyond_ddp(reducer)
+        if found is not None:
+            what, remedy = found
+            return f"uses DistributedDataParallel at {path} with {what}", remedy
+    return None
+
+
+def _beyond_ddp(module: DistributedDataParallel) -> tuple[str, str] | None:
+    """What a DDP module does that ops of the calling thread do not show, with the remedy."""
+    own = _introspect.own(module) or {}
+    if own.get("find_unused_parameters") and not own.get("static_graph"):
+        return (
+            "find_unused_parameters=True: which parameters were used is read on the host in every step",
+            "leave it out if every parameter is used, or pass static_graph=True if the same ones are used in every step",
+        )
+    hook = module._get_ddp_logging_data().get("comm_hook", "")
+    if own.get("_comm_hooks") or hook:
+        return (
+            f"the communication hook {hook or 'of register_comm_hook'}, which works in other threads",
+            "leave the hook out, or keep the step eager",
+        )
+    if own.get("mixed_precision") is not None:
+        return "mixed_precision=, which works in streams of its own", "use torch.autocast"
+    if getattr(own.get("_join_config"), "enable", False):
+        return "join(), which asks the other ranks", "give all ranks equally many batches"
+    if own.get("_use_python_reducer"):
+        return "compiled autograd", "leave torch._dynamo.config.optimize_ddp at its default"
+    if own.get("_delay_all_reduce_all_params"):
+        return "delay_all_reduce_named_params=", "leave the argument out"
+    return None
+
+
+def settled(modules: _Modules) -> int:
+    """How many of the modules have made their buckets as they stay: DDP does that once, in its second iteration."""
+    return sum(module._has_rebuilt_buckets for _, module in reducers(modules))
+
+
+def hooked(modules: _Modules) -> Counter[int]:
+    """How many hooks of C++ the node that adds up a parameter's gradient has, by the parameter's `id`."""
+    found: Counter[int] = Counter()
+    for _, module in reducers(modules):
+        found.update({id(parameter) for parameter in module._module_parameters})
+    return found
+
+
+def internal_code(modules: _Modules) -> set[CodeType]:
+    """Code that calls functions of C++ which wait for their collectives themselves."""
+    return {inspect.unwrap(function).__code__ for function in _CALL_REDUCERS} if reducers(modules) else set()
+
+
+def _is_fused(module: nn.Module) -> bool:
+    """Whether a module is compiled by inductor."""
+    callback: Any = getattr((_introspect.own(module) or {}).get("dynamo_ctx"), "callback", None)
+    while callback is not None:
+        if getattr(callback, "compiler_name", None) == "inductor":
+            return True
+        callback = getattr(callback, "_torchdynamo_orig_backend", None)
+    return False
