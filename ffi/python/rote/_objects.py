@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from . import _containers, _introspect, _memory, _schedulers, _unread, _within
 from ._classes import Classes
@@ -78,6 +79,7 @@ from ._policy import (
 )
 from ._specs import local_of
 from ._walk import Walk
+from ._wrappers import DERIVED
 
 # Schedulers that a step may read before none is thought to be only called: a step may make a new one in each call.
 _MOST_READ = 8
@@ -404,6 +406,8 @@ class Objects(Walk):
         self.holders[id(own)] = module
         for key, value in list(own.items()):
             subject = f"{path}.{key}"
+            if key in DERIVED and isinstance(module, DistributedDataParallel):
+                continue
             if key in MODULE_STORES:
                 self._stores.append((subject, value))
                 continue

@@ -228,6 +228,7 @@ class Recording:
         self._specs = _record.Specs(self._session)
         self._watch = _record.Watch(self._session, self._specs)
         self._watch.internal = _wrappers.internal_code(step.state.modules)
+        self._flags = _wrappers.Flags(step.state.modules)
         self._settled = _wrappers.settled(step.state.modules)
         self._tape = _floats.Tape(self._session, frozenset(), self._watch.refuse)
         self._late_numbers = _late_numbers.Numbers(self._watch.refuse)
@@ -809,7 +810,7 @@ class Recording:
         """Hands results and gradients to the library and ends the recording."""
         structure, output_specs, views, classes = self._leave()
         late = self._late()
-        with self.schedulers.hidden():
+        with self.schedulers.hidden(), self._flags.put_back():
             text = lib.rote_record_finish(self._session, _results.to_json(structure, late, views))
         if text is None:
             raise RuntimeError(f"rote: {error()}")
@@ -821,28 +822,34 @@ class Recording:
         return outcome
 
     def _late(self) -> list[_results.Late]:
-        """What a replay does when it has ended: it counts, and calls schedulers."""
+        """What a replay does when it has ended: it counts, sets flags of wrappers, and calls schedulers."""
         counted = [_results.Late(counter.path, number=number) for counter, number in self.counters.counted()]
         calls = self.schedulers.calls
-        return [*counted, *(_results.Late(call.path, metric=call.metric and call.metric.node) for call in calls)]
+        set_ = [_results.Late(path, number=value) for path, value in self._flags.changed()]
+        return [*counted, *set_, *(_results.Late(call.path, metric=call.metric and call.metric.node) for call in calls)]
 
     def after(self, late: list[_results.Late]) -> list[_results.Act]:
         """The same as functions. Raises ``KeyError`` for what is not in reach."""
         counters = {counter.path: counter for counter in self.counters.found}
         schedulers = {(path, _metrics.takes_metric(each)): each for path, each in self.schedulers.found}
-        return [
-            (schedulers[each.path, each.metric is not None].step, each.metric)
-            if each.number is None
-            else (functools.partial(counters[each.path].add, each.number), None)
-            for each in late
-        ]
+        flags = {flag.path: flag for flag in self._flags.all}
+
+        def act(each: _results.Late) -> _results.Act:
+            if each.number is None:
+                return schedulers[each.path, each.metric is not None].step, each.metric
+            if isinstance(each.number, bool):
+                return functools.partial(flags[each.path].put, each.number), None
+            return functools.partial(counters[each.path].add, each.number), None
+
+        return [act(each) for each in late]
 
     def compare(self, variant: int) -> dict[str, Any] | None:
         """Ends the recording without a plan: the first instruction that the plan of a variant has otherwise."""
         structure, _, views, _ = self._leave()
         late = self._late()
         self.counters.put_back()
-        text = lib.rote_record_compare(self._session, variant, _results.to_json(structure, late, views))
+        with self._flags.put_back():
+            text = lib.rote_record_compare(self._session, variant, _results.to_json(structure, late, views))
         return None if text is None else json.loads(text)
 
     def _leave(self) -> tuple[Any, list[tuple[Any, bool]], list[_views.Made], _results.Classes]:

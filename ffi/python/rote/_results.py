@@ -28,11 +28,11 @@ from ._views import Made, as_inference, make, of_inference
 
 @dataclass(frozen=True)
 class Late:
-    """What a replay does when it has ended: it adds a number to the counter at a path, or calls the step of the
-    scheduler there, with a metric (a node) if that takes one."""
+    """What a replay does when it has ended: it adds a number to the counter at a path, sets the attribute there to a
+    boolean, or calls the step of the scheduler there, with a metric (a node) if that takes one."""
 
     path: str
-    number: int | None = None
+    number: int | bool | None = None
     metric: Any = None
 
     def to_json(self) -> Any:

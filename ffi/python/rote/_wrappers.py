@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -20,10 +22,14 @@ except ImportError:  # pragma: no cover - torch without distributed
     FSDPModule = FullyShardedDataParallel = ()  # type: ignore[assignment,misc]
 
 _Modules = list[tuple[str, nn.Module]]
+# Whether the next forward broadcasts buffers: DDP sets it in every forward.
+_FLAG = "require_forward_param_sync"
+# What DDP makes anew of the model's buffers, which are guarded, before each use.
+DERIVED = frozenset({"modules_buffers", "named_module_buffers"})
 _WITHOUT = "apply rote.capture to a model without the wrapper, for example with DTensor parameters"
 
-# Functions of PyTorch that call C++ which waits for its collectives itself: what runs while one of them is the innermost
-# function of Python is that code's, and so is what a thread of the autograd engine runs outside of any.
+# Functions of PyTorch that call C++ which waits for its collectives itself: what runs while one of them is the
+# innermost function of Python is that code's, and so is what a thread of the autograd engine runs outside of any.
 _CALL_REDUCERS = (graph._engine_run_backward, DistributedDataParallel._distributed_broadcast_coalesced)
 
 
@@ -63,7 +69,7 @@ def _beyond_ddp(module: DistributedDataParallel) -> tuple[str, str] | None:
     if own.get("find_unused_parameters") and not own.get("static_graph"):
         return (
             "find_unused_parameters=True: which parameters were used is read on the host in every step",
-            "leave it out if every parameter is used, or pass static_graph=True if the same ones are used in every step",
+            "leave it out if every parameter is used; pass static_graph=True if the same ones are used in every step",
         )
     hook = module._get_ddp_logging_data().get("comm_hook", "")
     if own.get("_comm_hooks") or hook:
@@ -80,6 +86,51 @@ def _beyond_ddp(module: DistributedDataParallel) -> tuple[str, str] | None:
     if own.get("_delay_all_reduce_all_params"):
         return "delay_all_reduce_named_params=", "leave the argument out"
     return None
+
+
+def begins(modules: _Modules) -> bool:
+    """Whether the next call may be the first iteration of a module with a static graph, which notes how often each
+    parameter is used."""
+    return any(module.static_graph and not module._has_rebuilt_buckets for _, module in reducers(modules))
+
+
+@dataclass
+class Flag:
+    """An attribute that a wrapper sets in every step, for the next one."""
+
+    path: str
+    module: DistributedDataParallel
+    before: bool
+
+    @property
+    def value(self) -> bool:
+        return bool(getattr(self.module, _FLAG))
+
+    def put(self, value: bool) -> None:
+        vars(self.module)[_FLAG] = value
+
+
+class Flags:
+    """Such attributes during one recording: guarded as they are before the step, and left as the step leaves them."""
+
+    def __init__(self, modules: _Modules) -> None:
+        self.all = [Flag(f"{path}.{_FLAG}", module, bool(getattr(module, _FLAG))) for path, module in reducers(modules)]
+
+    def changed(self) -> list[tuple[str, bool]]:
+        """Those that the step has set otherwise, and how."""
+        return [(flag.path, flag.value) for flag in self.all if flag.value != flag.before]
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Within it, all are as before the step."""
+        after = [flag.value for flag in self.all]
+        for flag in self.all:
+            flag.put(flag.before)
+        try:
+            yield
+        finally:
+            for flag, value in zip(self.all, after, strict=True):
+                flag.put(value)
 
 
 def settled(modules: _Modules) -> int:

@@ -6,7 +6,7 @@
 //! that the step leaves.
 
 use hashbrown::HashMap;
-use rote_plans::{Kind, Marks};
+use rote_plans::{DType, Kind, Marks};
 
 use super::{Recorder, tensors};
 use crate::event::{ArgEvent, Argument, OpEvent, TensorEvent};
@@ -87,6 +87,17 @@ impl Recorder {
             }
         }
         Ok(())
+    }
+
+    /// Whether an op only reads and writes numbers by which the framework's own code keeps book: which parameters of a
+    /// static graph are used, as its first step has shown.
+    pub(super) fn keeps_book(&self, op: &OpEvent<'_>) -> bool {
+        let mut args = op
+            .args
+            .iter()
+            .flat_map(|arg| tensors(&arg.value))
+            .peekable();
+        args.peek().is_some() && args.all(|t| t.dtype == DType::I32 && self.is_unknown(t))
     }
 
     fn is_unknown(&self, tensor: &TensorEvent<'_>) -> bool {
