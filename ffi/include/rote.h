@@ -189,7 +189,7 @@
 
 // Op flag: code of the framework's own called it, which waits for its collectives before it uses their results, and
 // keeps memory of its own that it fills in every step: buckets of gradients.
-#define INTERNAL 32
+#define ROTE_OP_INTERNAL 32
 
 // Argument tag: no value (`None`).
 #define ROTE_ARG_NONE 0

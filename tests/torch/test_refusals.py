@@ -18,7 +18,6 @@ from models import Mlp, inputs, mesh, mlp, training
 from oracle import ORACLE_ONLY, Calls, Capture, check_right, eager, over, rote_capture, run
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
-from torch.nn.parallel import DistributedDataParallel
 
 CALLS = 12
 
@@ -281,10 +280,6 @@ def test_shape_that_depends_on_data() -> None:
     )
 
 
-def data_parallel() -> nn.Module:
-    return DistributedDataParallel(Mlp())
-
-
 def fully_sharded() -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
@@ -295,17 +290,14 @@ def fully_sharded() -> nn.Module:
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize(
-    ("make", "word"), [(data_parallel, "DistributedDataParallel"), (fully_sharded, "FSDP|fully_shard")]
-)
-def test_modules_that_shard_in_their_own_way(make: Callable[[], nn.Module], word: str) -> None:
+def test_modules_that_shard_in_their_own_way() -> None:
     def script(capture: Capture) -> Calls:
-        model = make()
+        model = fully_sharded()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         calls = (x + torch.distributed.get_rank() for x in inputs(CALLS, 4, 8))
         return over(capture, training(model, optimizer), calls, state={"model": model, "optimizer": optimizer})
 
-    check_refused(script, word, remedy="DTensor|parallelize|not supported")
+    check_refused(script, "FSDP|fully_shard", remedy="DTensor|parallelize|not supported")
 
 
 @pytest.mark.ranks(2)
