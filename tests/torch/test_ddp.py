@@ -267,19 +267,44 @@ def test_what_is_refused_of_the_wrapper(name: str) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_a_wrapper_that_the_state_does_not_name() -> None:
+@pytest.mark.parametrize("views", [False, True])
+def test_a_wrapper_that_the_state_does_not_name(views: bool) -> None:
+    """A Trainer of a library wraps the model itself."""
+
     def script(capture: Capture) -> Calls:
-        model = Net()
-        wrapped = DistributedDataParallel(model)
+        model = Net("batch")
+        trainer = types.SimpleNamespace(model=DistributedDataParallel(model, gradient_as_bucket_view=views))
+        optimizer = adamw(model)
 
         def step(x: Tensor) -> Tensor:
-            loss: Tensor = wrapped(x).square().mean()
+            loss: Tensor = trainer.model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        calls = (x + dist.get_rank() for x in inputs(CALLS, 4, 8))
+        return over(capture, step, calls, state=[model, optimizer])
+
+    check_equal(script, replays=REPLAYS)
+
+
+@pytest.mark.ranks(2)
+def test_a_wrapper_out_of_reach() -> None:
+    wrappers = []
+
+    def script(capture: Capture) -> Calls:
+        model = Net()
+        wrappers.append(DistributedDataParallel(model))
+
+        def step(x: Tensor) -> Tensor:
+            loss: Tensor = model(x).square().mean()
             loss.backward()
             return loss.detach()
 
         return over(capture, step, (x + dist.get_rank() for x in inputs(8, 4, 8)), state=model)
 
-    check_refused(script, "C\\+\\+ hook", remedy="DistributedDataParallel module in state=")
+    check_refused(script, "C\\+\\+ hook", remedy="DistributedDataParallel module that .* in state=")
 
 
 @pytest.mark.ranks(2)

@@ -5,11 +5,9 @@
 
 use rote_aten::kernels;
 use rote_aten::ranks::without_gil;
-use rote_aten::{
-    Args, Aten, BoundPlan, Bridge, Describer, FactKind, FactTable, Group, Object, program,
-};
+use rote_aten::{Args, Aten, BoundPlan, Bridge, Describer, FactKind, Group, Object, program};
 use rote_plans::schedule::{DYNAMIC, Into};
-use rote_plans::{BindingKind, DType, Device, Plan, Schedule};
+use rote_plans::{BindingKind, DType, Device, Schedule};
 use rote_propagation::TensorMeta;
 use rote_replay::ReplayError;
 use rote_replay::agreement::Ranks;
@@ -87,7 +85,7 @@ fn a_plan_is_bound_with_every_argument_and_replayed() {
 fn a_plan_runs_in_an_arena_watched_and_shown() {
     Bridge::link();
     let plan = sample::small();
-    let (values, instrs) = (&plan.values.len(), &plan.instrs.len());
+    let (values, instrs) = (plan.values.len(), plan.instrs.len());
     let mut schedule = Schedule {
         once: vec![false; instrs],
         offsets: vec![DYNAMIC; values],

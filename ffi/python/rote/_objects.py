@@ -122,6 +122,7 @@ class Objects(Walk):
         self.advancing: list[tuple[str, Callable[[], Any]]] = []  # iterators, and where they stand
         self.moving: list[tuple[str, Callable[[], Any]]] = []  # generators of random numbers, and their state
         self.fetched: set[str] = set()  # names of attributes that objects in reach ask for, as `attrgetter` does
+        self.reducers: list[tuple[str, DistributedDataParallel]] = []  # modules that reduce gradients in buckets
         self.holders: dict[int, Any] = {}  # objects by the identities of the dicts of their attributes
         self.buffers: list[tuple[int, int, str]] = []  # where they begin and end in memory, and their paths
         self._named = Named(self, function)
@@ -404,6 +405,8 @@ class Objects(Walk):
         if own is None:
             return
         self.holders[id(own)] = module
+        if isinstance(module, DistributedDataParallel):
+            self.reducers.append((path, module))
         for key, value in list(own.items()):
             subject = f"{path}.{key}"
             if key in DERIVED and isinstance(module, DistributedDataParallel):

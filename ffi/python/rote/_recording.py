@@ -227,9 +227,8 @@ class Recording:
         self.tensors: list[tuple[str, torch.Tensor]] = list(step.state.tensors())
         self._specs = _record.Specs(self._session)
         self._watch = _record.Watch(self._session, self._specs)
-        self._watch.internal = _wrappers.internal_code(step.state.modules)
-        self._flags = _wrappers.Flags(step.state.modules)
-        self._settled = _wrappers.settled(step.state.modules)
+        self._flags = _wrappers.Flags([])
+        self._settled = 0
         self._tape = _floats.Tape(self._session, frozenset(), self._watch.refuse)
         self._late_numbers = _late_numbers.Numbers(self._watch.refuse)
         self._readable: dict[int, str] = {}
@@ -264,6 +263,7 @@ class Recording:
             self._guard_call(structure)
             self._check_supported()
             self._survey.make(self.tensors, self.leaves, given.values(), self._watch.refuse, self._guard)
+        self._follow_reducers(self._survey.walk.reducers)
         follows = self._follow_numbers(given.keys(), resumed)
         # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
         follows_tuples = follows and not self._tape.proven
@@ -282,6 +282,12 @@ class Recording:
         self._sees_code = self._sees_code and not self._is_first()
         if follows:
             self._replace_numbers(follows_tuples)
+
+    def _follow_reducers(self, reducers: _wrappers.Reducers) -> None:
+        """Says what modules that reduce gradients in buckets do in C++, and in every step."""
+        self._watch.internal = _wrappers.internal_code(reducers)
+        self._flags = _wrappers.Flags(reducers)
+        self._settled = _wrappers.settled(reducers)
 
     def _open_arguments(self) -> str:
         """Finds the leaves of the arguments; the structure as text."""
@@ -776,7 +782,7 @@ class Recording:
 
     def has_settled(self) -> bool:
         """Whether the step has done what a wrapper does once: no later step does so."""
-        return _wrappers.settled(self._step.state.modules) != self._settled
+        return _wrappers.settled(self._survey.walk.reducers) != self._settled
 
     def waits(self, outcome: dict[str, Any]) -> _survey.Survey | None:
         """What the next recording takes over if this one waits for it."""

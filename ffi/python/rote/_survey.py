@@ -77,10 +77,11 @@ class Survey:
                 walk.tensor(path, tensor)
         for path, leaf in leaves:
             guard(ARGUMENT, path, walk.argument_in_words(path, leaf))
-        hooked = _wrappers.hooked(state.modules)
-        for path, tensor in [*tensors, *leaves]:
-            if isinstance(tensor, torch.Tensor):
-                self._hooks(path, tensor, hooked[id(tensor)], refuse)
+        in_c = [
+            (path, tensor, self._hooks(path, tensor))
+            for path, tensor in [*tensors, *leaves]
+            if isinstance(tensor, torch.Tensor)
+        ]
         names = {id(tensor): path.split(".", 1)[-1] for path, tensor in reversed(tensors)}
         for path, module in state.modules:
             walk.module(path, module)
@@ -95,22 +96,28 @@ class Survey:
         for container in containers:
             walk.of_class(type(container), 0)
         self.facts = walk.finish()
-
-    def _hooks(self, path: str, tensor: torch.Tensor, known: int, refuse: Callable[[str, str, str], None]) -> None:
-        """Guards what the hooks of a tensor, and of the node that adds up its gradient, can reach. ``known``: how many
-        hooks of C++ a recording can follow."""
-        for hook in bridge().hooks_of(tensor):
-            if hook is not None:
-                self.walk.value(f"{path}.hooks", hook, 0)
-                continue
-            known -= 1
-            if known < 0:
+        for path, reducer in walk.reducers:
+            unsupported = _wrappers.unsupported_reducer(path, reducer)
+            if unsupported is not None:
+                refuse("", *unsupported)
+        known = _wrappers.hooked(walk.reducers)
+        for path, tensor, number in in_c:
+            if number > known[id(tensor)]:
                 refuse(
                     "",
                     f"takes the gradient of {path} under a C++ hook, which a replay would not call",
-                    "name the DistributedDataParallel module in state=, if it has registered the hook; or apply "
+                    "name the DistributedDataParallel module that has registered the hook in state=, or apply "
                     "rote.capture to a model without the wrapper that registers it",
                 )
+
+    def _hooks(self, path: str, tensor: torch.Tensor) -> int:
+        """Guards what the hooks of a tensor, and of the node that adds up its gradient, can reach. Comes back: how many
+        of them are C++."""
+        hooks = bridge().hooks_of(tensor)
+        for hook in hooks:
+            if hook is not None:
+                self.walk.value(f"{path}.hooks", hook, 0)
+        return sum(hook is None for hook in hooks)
 
     def wait(self, number: int | None) -> Survey | None:
         """Waits for the next recording: keeps what a plan would hold too, and not the tensors of the call. ``number``:

@@ -22,6 +22,8 @@ except ImportError:  # pragma: no cover - torch without distributed
     FSDPModule = FullyShardedDataParallel = ()  # type: ignore[assignment,misc]
 
 _Modules = list[tuple[str, nn.Module]]
+#: The DDP modules in reach of a step, with their paths.
+Reducers = list[tuple[str, DistributedDataParallel]]
 # Whether the next forward broadcasts buffers: DDP sets it in every forward.
 _FLAG = "require_forward_param_sync"
 # What DDP makes anew of the model's buffers, which are guarded, before each use.
@@ -40,11 +42,6 @@ def inner(modules: _Modules) -> Iterator[tuple[str, nn.Module]]:
             yield (f"{path}.{name}" if name else path), within
 
 
-def reducers(modules: _Modules) -> list[tuple[str, DistributedDataParallel]]:
-    """The modules among these that reduce gradients in buckets."""
-    return [(path, module) for path, module in inner(modules) if isinstance(module, DistributedDataParallel)]
-
-
 def unsupported(modules: _Modules) -> tuple[str, str] | None:
     """A wrapper whose steps cannot be recorded, with the remedy."""
     for path, module in inner(modules):
@@ -55,12 +52,13 @@ def unsupported(modules: _Modules) -> tuple[str, str] | None:
             return f"uses FSDP2 (fully_shard) at {path}, which is not supported yet", _WITHOUT
         if isinstance(module, FullyShardedDataParallel):
             return f"uses FullyShardedDataParallel at {path}, which is not supported", _WITHOUT
-    for path, reducer in reducers(modules):
-        found = _beyond_ddp(reducer)
-        if found is not None:
-            what, remedy = found
-            return f"uses DistributedDataParallel at {path} with {what}", remedy
     return None
+
+
+def unsupported_reducer(path: str, module: DistributedDataParallel) -> tuple[str, str] | None:
+    """What a DDP module does that a recording cannot follow, with the remedy."""
+    found = _beyond_ddp(module)
+    return None if found is None else (f"uses DistributedDataParallel at {path} with {found[0]}", found[1])
 
 
 def _beyond_ddp(module: DistributedDataParallel) -> tuple[str, str] | None:
@@ -88,12 +86,6 @@ def _beyond_ddp(module: DistributedDataParallel) -> tuple[str, str] | None:
     return None
 
 
-def begins(modules: _Modules) -> bool:
-    """Whether the next call may be the first iteration of a module with a static graph, which notes how often each
-    parameter is used."""
-    return any(module.static_graph and not module._has_rebuilt_buckets for _, module in reducers(modules))
-
-
 @dataclass
 class Flag:
     """An attribute that a wrapper sets in every step, for the next one."""
@@ -113,8 +105,8 @@ class Flag:
 class Flags:
     """Such attributes during one recording: guarded as they are before the step, and left as the step leaves them."""
 
-    def __init__(self, modules: _Modules) -> None:
-        self.all = [Flag(f"{path}.{_FLAG}", module, bool(getattr(module, _FLAG))) for path, module in reducers(modules)]
+    def __init__(self, reducers: Reducers) -> None:
+        self.all = [Flag(f"{path}.{_FLAG}", module, bool(getattr(module, _FLAG))) for path, module in reducers]
 
     def changed(self) -> list[tuple[str, bool]]:
         """Those that the step has set otherwise, and how."""
@@ -133,22 +125,22 @@ class Flags:
                 flag.put(value)
 
 
-def settled(modules: _Modules) -> int:
+def settled(reducers: Reducers) -> int:
     """How many of the modules have made their buckets as they stay: DDP does that once, in its second iteration."""
-    return sum(module._has_rebuilt_buckets for _, module in reducers(modules))
+    return sum(module._has_rebuilt_buckets for _, module in reducers)
 
 
-def hooked(modules: _Modules) -> Counter[int]:
+def hooked(reducers: Reducers) -> Counter[int]:
     """How many hooks of C++ the node that adds up a parameter's gradient has, by the parameter's `id`."""
     found: Counter[int] = Counter()
-    for _, module in reducers(modules):
+    for _, module in reducers:
         found.update({id(parameter) for parameter in module._module_parameters})
     return found
 
 
-def internal_code(modules: _Modules) -> set[CodeType]:
+def internal_code(reducers: Reducers) -> set[CodeType]:
     """Code that calls functions of C++ which wait for their collectives themselves."""
-    return {inspect.unwrap(function).__code__ for function in _CALL_REDUCERS} if reducers(modules) else set()
+    return {inspect.unwrap(function).__code__ for function in _CALL_REDUCERS} if reducers else set()
 
 
 def _is_fused(module: nn.Module) -> bool:
