@@ -512,6 +512,11 @@ impl<F: Frontend> ActiveRecording<F> {
         }
     }
 
+    /// The refusal of a step that leaves something to later steps where a replay leaves nothing, at every call.
+    pub fn leaves_in_book(&self) -> Option<Refusal> {
+        self.recorder.leaves_in_book()
+    }
+
     /// All guards, as text, facts included.
     pub fn guard_texts(&self) -> Vec<GuardText> {
         let facts = self

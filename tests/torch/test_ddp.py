@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import types
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -105,6 +106,9 @@ SETTINGS = {
     "own buffers": Setting({"broadcast_buffers": False}, net=partial(Net, "batch")),
     "accumulation": Setting(parts=3),
     "accumulation in views": Setting(VIEWS, net=partial(Net, "batch"), parts=2, none=False),
+    "search": Setting({"find_unused_parameters": True}),
+    "search in views": Setting({**VIEWS, "find_unused_parameters": True}, net=partial(Net, "batch"), parts=2),
+    "static search": Setting({**STATIC, "find_unused_parameters": True}),
     "dropout": Setting(net=partial(Net, dropout=0.3)),
     "checkpoints": Setting(net=partial(Net, checkpoints=True)),
     "autocast": Setting(autocast=True),
@@ -239,7 +243,6 @@ class Hooked(DistributedDataParallel):
 
 
 REFUSED: dict[str, tuple[Callable[[nn.Module], DistributedDataParallel], str]] = {
-    "unused": (partial(DistributedDataParallel, find_unused_parameters=True), "find_unused_parameters"),
     "hook": (partial(Hooked, hook=default_hooks.bf16_compress_hook), "bf16_compress_hook"),
     "built-in hook": (partial(Hooked, hook=dist.BuiltinCommHookType.FP16_COMPRESS), "FP16_COMPRESS"),
 }
@@ -263,7 +266,47 @@ def test_what_is_refused_of_the_wrapper(name: str) -> None:
 
         return over(capture, step, (x + dist.get_rank() for x in inputs(8, 4, 8)), state=[model, optimizer])
 
-    check_refused(script, word, remedy="leave|static_graph")
+    check_refused(script, word, remedy="leave")
+
+
+class Idle(Net):
+    """It has parameters without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(4, 4)
+
+
+@pytest.mark.ranks(2)
+def test_unused_parameters() -> None:
+    """The reducer asks the other ranks about them."""
+    setting = Setting({"find_unused_parameters": True}, net=Idle)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = check_right(setting.script)
+    assert ORACLE_ONLY or (found.steps[0].stats.replays == 0 and "aten::" in found.steps[0].stats.refusals[0])
+
+
+@pytest.mark.ranks(2)
+def test_parts_of_a_batch_as_calls_with_a_search_for_unused_parameters() -> None:
+    """What one call notes, the next one reads in C++."""
+
+    def script(capture: Capture) -> Calls:
+        model = Setting({"find_unused_parameters": True}).wrapped()
+
+        def step(x: Tensor, synchronizes: bool) -> Tensor:
+            with contextlib.nullcontext() if synchronizes else model.no_sync():
+                loss: Tensor = model(x).square().mean()
+                loss.backward()
+            return loss.detach()
+
+        calls = ((x + dist.get_rank(), call % 3 == 2) for call, x in enumerate(inputs(CALLS, 12, 8)))
+        return over(capture, step, calls, state=model)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = check_right(script)
+    assert ORACLE_ONLY or any("which parameters it has used" in each for each in found.steps[0].stats.refusals)
 
 
 @pytest.mark.ranks(2)

@@ -64,11 +64,6 @@ def unsupported_reducer(path: str, module: DistributedDataParallel) -> tuple[str
 def _beyond_ddp(module: DistributedDataParallel) -> tuple[str, str] | None:
     """What a DDP module does that ops of the calling thread do not show, with the remedy."""
     own = _introspect.own(module) or {}
-    if own.get("find_unused_parameters") and not own.get("static_graph"):
-        return (
-            "find_unused_parameters=True: which parameters were used is read on the host in every step",
-            "leave it out if every parameter is used; pass static_graph=True if the same ones are used in every step",
-        )
     hook = module._get_ddp_logging_data().get("comm_hook", "")
     if own.get("_comm_hooks") or hook:
         return (

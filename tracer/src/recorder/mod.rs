@@ -141,7 +141,7 @@ impl Recorder {
         if namespace == "profiler" || op.name == "aten::detach_" || touches_meta(op) {
             return Ok(());
         }
-        if (op.hidden && self.concerns_others(op)) || (op.internal && self.keeps_book(op)) {
+        if (op.hidden && self.concerns_others(op)) || self.reads_book(op) {
             return Ok(());
         }
         self.end_used(op)?;

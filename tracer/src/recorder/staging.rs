@@ -16,13 +16,20 @@ use crate::refusal::Refusal;
 const FILLS: &[(&str, &str)] = &[
     ("aten::copy_", ""),
     ("aten::zero_", ""),
-    ("aten::fill_", ""),
+    ("aten::fill_", "Scalar"),
 ];
+
+/// The type of the numbers by which the framework keeps book.
+const BOOK: DType = DType::I32;
 
 /// What was written to a bucket so far: bytes from, to.
 #[derive(Debug, Default)]
 pub(super) struct Staged {
     filled: Vec<(i128, i128)>,
+    /// The number that fills all that was written.
+    number: Option<i64>,
+    /// Whether it holds numbers by which the framework keeps book.
+    is_book: bool,
     /// Whether a collective of the framework's own has reduced all of it.
     reduced: bool,
 }
@@ -36,6 +43,11 @@ impl Staged {
             whole = (whole.0.min(other.0), whole.1.max(other.1));
         }
         self.filled.insert(at, whole);
+    }
+
+    /// Whether everything that was written lies within an extent.
+    fn lies_in(&self, (from, to): (i128, i128)) -> bool {
+        (self.filled.iter()).all(|other| from <= other.0 && other.1 <= to)
     }
 
     fn is_filled(&self, (from, to): (i128, i128)) -> bool {
@@ -80,6 +92,10 @@ impl Recorder {
             if let (Some(staged), Some(reach)) =
                 (self.staging.get_mut(&tensor.storage), dense(tensor))
             {
+                let number = number(op);
+                if staged.number != number {
+                    staged.number = number.filter(|_| staged.lies_in(reach));
+                }
                 staged.fill(reach);
                 staged.reduced |= op.internal
                     && op.name == "c10d::allreduce_"
@@ -89,15 +105,25 @@ impl Recorder {
         Ok(())
     }
 
-    /// Whether an op only reads and writes numbers by which the framework's own code keeps book: which parameters of a
-    /// static graph are used, as its first step has shown.
-    pub(super) fn keeps_book(&self, op: &OpEvent<'_>) -> bool {
-        let mut args = op
-            .args
-            .iter()
-            .flat_map(|arg| tensors(&arg.value))
-            .peekable();
-        args.peek().is_some() && args.all(|t| t.dtype == DType::I32 && self.is_unknown(t))
+    /// Whether an op only reads numbers by which the framework's own code keeps book: which parameters are used. Either
+    /// the step has filled them with one number, or no step writes them: in a static graph its first step has.
+    pub(super) fn reads_book(&self, op: &OpEvent<'_>) -> bool {
+        let reads = match op.name {
+            "aten::select" => false,
+            "aten::_local_scalar_dense" => true,
+            _ => return false,
+        };
+        let mut args = op.args.iter().flat_map(|arg| tensors(&arg.value));
+        op.internal
+            && args.all(|tensor| match self.staging.get(&tensor.storage) {
+                _ if tensor.dtype != BOOK => false,
+                Some(staged) if reads => {
+                    let filled = |reach| staged.is_filled(reach);
+                    staged.number.is_some() && tensor.reach().is_none_or(filled)
+                }
+                Some(_) => true,
+                None => self.is_unknown(tensor),
+            })
     }
 
     fn is_unknown(&self, tensor: &TensorEvent<'_>) -> bool {
@@ -144,7 +170,11 @@ impl Recorder {
             grad: op.grad,
             source: op.source,
         })?;
-        self.staging.insert(tensor.storage, Staged::default());
+        let staged = Staged {
+            is_book: dtype == BOOK,
+            ..Staged::default()
+        };
+        self.staging.insert(tensor.storage, staged);
         Ok(())
     }
 
@@ -152,7 +182,11 @@ impl Recorder {
     /// bucket and was none.
     pub fn settle(&mut self) -> Result<(), Refusal> {
         self.end_internal(|_| true, "")?;
-        if self.staging.values().all(|staged| staged.reduced) {
+        if self
+            .staging
+            .values()
+            .all(|staged| staged.reduced || staged.is_book)
+        {
             return Ok(());
         }
         Err(Refusal::step(
@@ -160,6 +194,27 @@ impl Recorder {
              reduced in this step",
             "name the tensor in the state (state= in Python), or report this as a bug",
         ))
+    }
+
+    /// The refusal of a step that leaves something to later steps in numbers by which the framework keeps book, if it
+    /// does so at every call: a replay leaves nothing there.
+    pub fn leaves_in_book(&self) -> Option<Refusal> {
+        let left = |staged: &Staged| staged.is_book && !staged.reduced && staged.number != Some(0);
+        self.staging.values().any(left).then(|| {
+            Refusal::step(
+                "leaves to the next call which parameters it has used, in memory of the wrapper's own",
+                "handle all parts of a batch in one call of the captured function, or wrap the model without \
+                 find_unused_parameters=True",
+            )
+        })
+    }
+}
+
+/// The number with which an op fills what it writes, if it is a whole one.
+fn number(op: &OpEvent<'_>) -> Option<i64> {
+    match (op.name, op.args.get(1).map(|arg| &arg.value)) {
+        ("aten::fill_", Some(ArgEvent::Int(number))) => Some(*number),
+        _ => None,
     }
 }
 
