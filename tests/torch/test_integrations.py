@@ -165,11 +165,13 @@ def test_hugging_face_by_its_own_plan() -> None:
     check_equal(hugging_face(prepare), replays=25)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("name", ["accelerate_loop", "hf_trainer", "lightning_module"])
-def test_examples(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py", "--steps", "30"], capture_output=True, text=True, timeout=300
-    )
+def test_examples(name: str, processes: int) -> None:
+    """On two processes, the libraries wrap the model in DistributedDataParallel."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if processes > 1 else []
+    command = [sys.executable, *launch, str(EXAMPLES / f"{name}.py"), "--steps", str(30 * processes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    found = re.search(r"(\d+) steps: (\d+) replayed", done.stdout)
-    assert found and int(found[2]) >= 20, done.stdout + done.stderr
+    found = re.findall(r"\d+ steps: (\d+) replayed", done.stdout)
+    assert len(found) == processes and all(int(each) >= 20 for each in found), done.stdout + done.stderr
