@@ -9,7 +9,7 @@ feed-forward 128, tensor plus sequence parallel over 8 ranks, fused AdamW, one
 thread. The process group is PyTorch's fake one, which answers at once with a
 local copy, so what is measured is the host's work and not a network.
 
-Series: `step`, then over `models`, `optimizers`, `sizes`, `layers` and `meshes`, `memory`, and
+Series: `step`, then over `models`, `optimizers`, `sizes`, `layers`, `meshes` and `wrappers`, `memory`, and
 `bridge`: what single ops cost above their kernels (`steps/bridge.py`).
 
 Rows, all in one process and taken in turn, round after round:
@@ -45,11 +45,19 @@ from steps.measure import Effort
 from steps.networks import mlp
 from steps.report import note
 from steps.subject import RANKS, captured
-from sweeps import layers, meshes, models, optimizers, sizes, step
+from sweeps import layers, meshes, models, optimizers, sizes, step, wrappers
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 OTHERS = {"memory": memory, "bridge": bridge}
-SWEEPS = {"step": step, "models": models, "optimizers": optimizers, "sizes": sizes, "layers": layers, "meshes": meshes}
+SWEEPS = {
+    "step": step,
+    "models": models,
+    "optimizers": optimizers,
+    "sizes": sizes,
+    "layers": layers,
+    "meshes": meshes,
+    "wrappers": wrappers,
+}
 
 
 def main() -> None:

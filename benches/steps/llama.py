@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
+from torch.nn.parallel import DistributedDataParallel
 
 from .subject import RANKS, Batch, Step, Subject, forward_and_loss, fused_adamw, mesh, training_step
 
@@ -65,6 +66,31 @@ def llama(label: str, sizes: LlamaConfig = SMALL, batch: int = BATCH, device: st
         loss=cross_entropy,
         batch=partial(token_batch, sizes, batch, device),
         by_hand=partial(by_hand, sizes, device),
+    )
+
+
+# Wrapped by PyTorch.
+
+
+def plain_model(sizes: LlamaConfig) -> Llama:
+    torch.manual_seed(0)
+    return Llama(sizes)
+
+
+@cache
+def alone() -> dist.ProcessGroup:
+    """The group of this rank."""
+    return dist.new_group([dist.get_rank()], backend="gloo")
+
+
+def data_parallel(label: str, sizes: LlamaConfig = SMALL, batch: int = BATCH, **options: Any) -> Subject:
+    """DistributedDataParallel with these options, on a gloo group of one rank: the fake group's answers are none that
+    DDP takes."""
+    return Subject(
+        label,
+        model=lambda: DistributedDataParallel(plain_model(sizes), process_group=alone(), **options),
+        loss=cross_entropy,
+        batch=partial(token_batch, sizes, batch),
     )
 
 
