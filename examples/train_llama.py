@@ -2,11 +2,11 @@
 
     torchrun --standalone --nproc-per-node 2 examples/train_llama.py
 
-The model is sharded with DTensor (tensor plus sequence parallel) and learns to
-predict the characters of Python's own standard library. The same batches are
-trained on twice from the same seed: once as they are, once through
+The model is sharded with DTensor (tensor plus sequence parallel), or with
+`--parallel data` wrapped in DistributedDataParallel. It learns to predict the
+characters of Python's own standard library. The same batches are trained on twice from the same seed: once as they are, once through
 `rote.capture`. The last batch is shorter, so a guard misses there and that
-step falls back to ordinary DTensor. The script ends with a table and exits
+step falls back to ordinary PyTorch. The script ends with a table and exits
 with status 1 unless every loss and every parameter of both runs is equal bit
 for bit.
 
@@ -28,9 +28,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from llama_model import Llama, LlamaConfig, parallelize
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -43,6 +44,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, help="training steps of each run")
     parser.add_argument("--batch", type=int, default=4, help="sequences in a batch")
     parser.add_argument("--sequence", type=int, default=32, help="characters in a sequence")
+    parser.add_argument("--parallel", choices=["tensor", "data"], default="tensor", help="what the ranks share")
     parser.add_argument("--tied", action="store_true", help="one weight embeds and predicts")
     parser.add_argument("--eager-only", action="store_true", help="leave Rote out")
     return parser.parse_args()
@@ -65,10 +67,11 @@ def batches(steps: int, batch: int, sequence: int) -> list[Batch]:
     return list(zip(inputs.split(batch), labels.split(batch), strict=True))
 
 
-def build(config: LlamaConfig, mesh: DeviceMesh) -> tuple[Llama, torch.optim.Optimizer, Step]:
+def build(config: LlamaConfig, mesh: DeviceMesh, parallel: str) -> tuple[nn.Module, torch.optim.Optimizer, Step]:
     """A model, its optimizer and its training step; equal at every call."""
     torch.manual_seed(0)
-    model = parallelize(Llama(config), mesh)
+    llama = Llama(config)
+    model = parallelize(llama, mesh) if parallel == "tensor" else DistributedDataParallel(llama)
     opt = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
 
     def train_step(tokens: Tensor, labels: Tensor) -> Tensor:
@@ -138,14 +141,18 @@ def main() -> int:
     config = LlamaConfig(max_sequence=arguments.sequence, tied=arguments.tied)
     data = batches(arguments.steps, arguments.batch, arguments.sequence)
 
-    model, opt, eager_step = build(config, mesh)
+    if arguments.parallel == "data":  # each rank has sequences of its own
+        own = slice(dist.get_rank(), None, dist.get_world_size())
+        data = [(tokens[own], labels[own]) for tokens, labels in data]
+
+    model, opt, eager_step = build(config, mesh, arguments.parallel)
     losses, eager_ms = train("eager", eager_step, data)
     if arguments.eager_only:
         return 0
 
     import rote
 
-    twin, opt, train_step = build(config, mesh)
+    twin, opt, train_step = build(config, mesh, arguments.parallel)
     step = rote.capture(train_step, state={"model": twin, "opt": opt}, plans=arguments.plans)
     twin_losses, rote_ms = train("rote", step, data)
 

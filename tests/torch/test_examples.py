@@ -1,4 +1,5 @@
-"""A framework that is not PyTorch replays through the C header alone (`examples/numpy_framework.py`)."""
+"""The examples that need no library besides PyTorch: a framework on NumPy that replays through the C header alone, and
+a Llama in DistributedDataParallel (`make demo` runs the one in DTensor)."""
 
 import re
 import subprocess
@@ -7,14 +8,25 @@ from pathlib import Path
 
 from rote import _native
 
-EXAMPLE = Path(__file__).parents[2] / "examples/numpy_framework.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_a_framework_on_numpy_is_recorded_and_replayed() -> None:
     library = _native.lib._name
-    done = subprocess.run([sys.executable, EXAMPLE, library], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "numpy_framework.py", library], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     found = re.search(r"400 steps: (\d+) replayed, (\d+) fell back; losses and weights are the same bits", done.stdout)
     assert found, done.stdout
     # Two batch sizes and two learning rates are recorded, all other steps replayed.
     assert int(found[1]) >= 390 and int(found[2]) <= 6, done.stdout
+
+
+def test_a_llama_in_ddp(tmp_path: Path) -> None:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLES / "train_llama.py")]
+    options = ["--parallel", "data", "--steps", "24", "--plans", str(tmp_path)]
+    done = subprocess.run([sys.executable, *launch, *options], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"replays +(\d+)", done.stdout)
+    assert found and int(found[1]) >= 16, done.stdout
