@@ -4,11 +4,11 @@
 
 The model is sharded with DTensor (tensor plus sequence parallel), or with
 `--parallel data` wrapped in DistributedDataParallel. It learns to predict the
-characters of Python's own standard library. The same batches are trained on twice from the same seed: once as they are, once through
-`rote.capture`. The last batch is shorter, so a guard misses there and that
-step falls back to ordinary PyTorch. The script ends with a table and exits
-with status 1 unless every loss and every parameter of both runs is equal bit
-for bit.
+characters of Python's own standard library. The same batches are trained on
+twice from the same seed: once as they are, once through `rote.capture`. The
+last batch is shorter, so a guard misses there and that step falls back to
+ordinary PyTorch. The script ends with a table and exits with status 1 unless
+every loss and every parameter of both runs is equal bit for bit.
 
 Everything Rote needs is in `main`: the one call of `rote.capture`.
 """
