@@ -513,8 +513,8 @@ impl<F: Frontend> ActiveRecording<F> {
     }
 
     /// The refusal of a step that leaves something to later steps where a replay leaves nothing, at every call.
-    pub fn leaves_in_book(&self) -> Option<Refusal> {
-        self.recorder.leaves_in_book()
+    pub fn leaves_usage(&self) -> Option<Refusal> {
+        self.recorder.leaves_usage()
     }
 
     /// All guards, as text, facts included.

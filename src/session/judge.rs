@@ -204,7 +204,7 @@ impl<F: Frontend> Judge<F> {
     /// A step that makes tensors which outlive the call and are no result: the recording is dropped, since the first
     /// steps make state; too often in a row it is refused.
     fn leaves_nothing(&self, recording: &ActiveRecording<F>) -> Result<(), Outcome> {
-        if let Some(refusal) = recording.leaves_in_book() {
+        if let Some(refusal) = recording.leaves_usage() {
             return Err(match self.attempts.is_last_drop() {
                 true => Outcome::Refused(refusal),
                 false => Outcome::Dropped(refusal.to_string()),

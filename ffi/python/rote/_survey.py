@@ -97,7 +97,7 @@ class Survey:
             walk.of_class(type(container), 0)
         self.facts = walk.finish()
         for path, reducer in walk.reducers:
-            unsupported = _wrappers.unsupported_reducer(path, reducer)
+            unsupported = _wrappers.refused_of_ddp(path, reducer)
             if unsupported is not None:
                 refuse("", *unsupported)
         known = _wrappers.hooked(walk.reducers)

@@ -55,13 +55,13 @@ def unsupported(modules: _Modules) -> tuple[str, str] | None:
     return None
 
 
-def unsupported_reducer(path: str, module: DistributedDataParallel) -> tuple[str, str] | None:
+def refused_of_ddp(path: str, module: DistributedDataParallel) -> tuple[str, str] | None:
     """What a DDP module does that a recording cannot follow, with the remedy."""
-    found = _beyond_ddp(module)
+    found = _ddp_setting(module)
     return None if found is None else (f"uses DistributedDataParallel at {path} with {found[0]}", found[1])
 
 
-def _beyond_ddp(module: DistributedDataParallel) -> tuple[str, str] | None:
+def _ddp_setting(module: DistributedDataParallel) -> tuple[str, str] | None:
     """What a DDP module does that ops of the calling thread do not show, with the remedy."""
     own = _introspect.own(module) or {}
     hook = module._get_ddp_logging_data().get("comm_hook", "")

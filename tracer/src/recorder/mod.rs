@@ -13,13 +13,16 @@
 //! | `local` | local ops: their arguments and results |
 //! | `undeclared` | arguments that ops write though their schemas do not say so |
 //! | `collectives` | collectives, and the waits for them |
+//! | `buckets` | memory that the framework fills anew in every step: buckets of gradients |
 //! | `by_hand` | collectives that the step calls by hand, with handles to wait |
 //! | `exchanges` | ops of process groups that a plan holds as they are: lists of tensors, point to point |
+//! | `waits` | collectives under way, and who uses their memory too early |
 //! | `failing` | ops that may raise, and what a step has done by then |
 //! | `reads` | answers about data that the host asks for |
 //! | `strategies` | global ops and redistributions |
 //! | `results` | what the step leaves behind |
 
+mod buckets;
 mod by_hand;
 mod checks;
 mod collectives;
@@ -31,7 +34,6 @@ mod random;
 mod reads;
 mod results;
 mod roots;
-mod staging;
 mod strategies;
 #[cfg(test)]
 mod tests;
@@ -66,7 +68,7 @@ pub struct Recorder {
     /// Outputs of collectives that were started and not yet waited for.
     pending: HashSet<ValueId>,
     /// Buckets of gradients that the framework keeps between steps.
-    staging: staging::Staging,
+    buckets: buckets::Buckets,
     /// Handles of collectives that the step has called by hand.
     handles: by_hand::Handles,
     /// The user's source line of each instruction.
@@ -141,11 +143,11 @@ impl Recorder {
         if namespace == "profiler" || op.name == "aten::detach_" || touches_meta(op) {
             return Ok(());
         }
-        if (op.hidden && self.concerns_others(op)) || self.reads_book(op) {
+        if (op.hidden && self.concerns_others(op)) || self.reads_usage_map(op) {
             return Ok(());
         }
         self.end_used(op)?;
-        self.stage(op)?;
+        self.follow_buckets(op)?;
         if by_hand::is_by_hand(op) {
             return self.by_hand(op);
         }

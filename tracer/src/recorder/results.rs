@@ -106,7 +106,7 @@ impl Recorder {
             .filter(|(storage, root)| {
                 root.binding.is_none()
                     && !kept.contains(&root.value)
-                    && !self.staging.contains_key(*storage)
+                    && !self.buckets.contains_key(*storage)
             })
             .map(|(&storage, root)| (storage, self.describe_maker(root.value)))
             .collect()
