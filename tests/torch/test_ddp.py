@@ -309,6 +309,106 @@ def test_parts_of_a_batch_as_calls_with_a_search_for_unused_parameters() -> None
     assert ORACLE_ONLY or any("which parameters it has used" in each for each in found.steps[0].stats.refusals)
 
 
+def micro_steps(capture: Capture, parts: int, none: bool, before: Callable[[int, nn.Module], None]) -> Calls:
+    """Each part of a batch is a call of the captured function, which the script puts in no_sync()."""
+    model = Setting().wrapped()
+    optimizer = adamw(model)
+
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    captured = capture(step, state=[model, optimizer])
+    for call, x in enumerate(inputs(60, 4, 8)):
+        before(call, model)
+        last = call % parts == parts - 1
+        with contextlib.nullcontext() if last else model.no_sync():
+            yield captured(x + dist.get_rank())
+        if last:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=none)
+    return [model, optimizer]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("none", [False, True])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_parts_of_a_batch_as_calls(parts: int, none: bool) -> None:
+    check_right(lambda capture: micro_steps(capture, parts, none, lambda call, model: None), replays=40)
+
+
+@pytest.mark.ranks(2)
+def test_a_forward_without_a_backward_pass() -> None:
+    """Validation without no_grad(): the reducer reduces the gradients of the next part, though it is in no_sync()."""
+
+    def validate(call: int, model: nn.Module) -> None:
+        if call % 15 == 14:
+            model(torch.ones(4, 8))
+
+    check_right(lambda capture: micro_steps(capture, 3, True, validate), replays=20)
+
+
+@pytest.mark.ranks(2)
+def test_a_forward_in_the_step_without_a_backward_pass() -> None:
+    def script(capture: Capture) -> Calls:
+        model = Setting().wrapped()
+
+        def step(x: Tensor) -> Tensor:
+            model(x).square().mean().backward()
+            return model(x).square().mean().detach()  # type: ignore[no-any-return]
+
+        captured = capture(step, state=model)
+        for x in inputs(12, 4, 8):
+            yield captured(x + dist.get_rank())
+            with model.no_sync():
+                model(x + dist.get_rank()).square().mean().backward()
+            yield [parameter.grad for parameter in model.parameters()]
+        return model
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_right(script)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("change", ["unused", "hook"])
+def test_a_reducer_in_another_state(change: str) -> None:
+    """A parameter without a gradient leaves a reduction that has not ended: eager refuses all later steps. A built-in
+    communication hook has no trace in Python."""
+
+    def script(capture: Capture) -> Calls:
+        model = Setting().wrapped()
+        optimizer = adamw(model)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad(set_to_none=False)
+            loss: Tensor = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        class Short(Net):
+            def forward(self, x: Tensor) -> Tensor:
+                return self.up(x)  # type: ignore[no-any-return]
+
+        captured = capture(step, state=[model, optimizer])
+        for call, x in enumerate(inputs(20, 4, 8)):
+            if call == 12 and change == "hook":
+                model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+            if change == "unused":
+                model.module.__class__ = Short if call == 12 else Net
+            try:
+                yield captured(x + dist.get_rank())
+            except RuntimeError as error:
+                yield str(error)[:60]
+        return [model, optimizer]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_right(script, replays=6)
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("views", [False, True])
 def test_a_wrapper_that_the_state_does_not_name(views: bool) -> None:

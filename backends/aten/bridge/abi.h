@@ -143,9 +143,10 @@ enum FactKind : uint32_t {
   kTupleItem = 24,  // the item of a tuple that is an entry of a dict; the key is (its key, the index, the size of the tuple)
   kNoneOf = 25,  // that a dict has none of some names, a tuple that is the key; else, which it has
   kWithin = 26,  // all that the entries of a container hold; the key is those that may come to hold something else
+  kReducer = 27,  // whether a reducer of gradients is in the midst of something, and has a communication hook
 };
 
-constexpr uint32_t kFactKinds = 27;
+constexpr uint32_t kFactKinds = 28;
 
 // Where a tensor lies in its storage.
 struct Anchor {

@@ -10,6 +10,7 @@
 #include "metadata.h"
 #include "objects.h"
 #include "ranks.h"
+#include "reducer.h"
 #include "values.h"
 
 namespace rote {
@@ -275,6 +276,9 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
       out[0] = group ? group_number(group) + 1 : 0;
       return;
     }
+    case kReducer:
+      out[0] = reducer_word(fact.container);
+      return;
     case kItems:
       out[0] = entries(fact.container, fact.key == Py_True);
       return;

@@ -62,6 +62,8 @@ numbered! {
         NoneOf,
         /// All that the entries of a container hold; the key is those that may come to hold something else.
         Within,
+        /// Whether a reducer of gradients is in the midst of something, and has a communication hook.
+        Reducer,
     }
 }
 

@@ -32,6 +32,7 @@ pub const SOURCES: &[(&str, &str)] = sources! {
     "program.h"
     "ranges.h"
     "ranks.h"
+    "reducer.h"
     "references.h"
     "scope.h"
     "unboxed.h"

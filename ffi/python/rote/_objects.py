@@ -45,6 +45,7 @@ from ._numbers import (
     MEMBER,
     METADATA,
     OWN,
+    REDUCER,
     REFERENTS,
     SIZE,
     STATE,
@@ -407,6 +408,7 @@ class Objects(Walk):
         self.holders[id(own)] = module
         if isinstance(module, DistributedDataParallel):
             self.reducers.append((path, module))
+            self.add(REDUCER, own["reducer"], None, HOST, f"the state of {path}.reducer", None)
         for key, value in list(own.items()):
             subject = f"{path}.{key}"
             if key in DERIVED and isinstance(module, DistributedDataParallel):

@@ -26,8 +26,8 @@ _Modules = list[tuple[str, nn.Module]]
 Reducers = list[tuple[str, DistributedDataParallel]]
 # Whether the next forward broadcasts buffers: DDP sets it in every forward.
 _FLAG = "require_forward_param_sync"
-# What DDP makes anew of the model's buffers, which are guarded, before each use.
-DERIVED = frozenset({"modules_buffers", "named_module_buffers"})
+# What DDP makes anew of the model's buffers, which are guarded, before each use; and what it only writes.
+DERIVED = frozenset({"modules_buffers", "named_module_buffers", "_has_rebuilt_buckets"})
 _WITHOUT = "apply rote.capture to a model without the wrapper, for example with DTensor parameters"
 
 # Functions of PyTorch that call C++ which waits for its collectives itself: what runs while one of them is the
