@@ -170,6 +170,11 @@ impl<F: Frontend> NamedFacts<F> {
         Ok(changed)
     }
 
+    /// What the word at `word` sees, as text: when it was held, and now.
+    pub fn texts(&self, word: usize) -> [String; 2] {
+        [true, false].map(|held| self.table.text(word, held))
+    }
+
     /// The names of all hyperparameters.
     pub fn hyperparameters(&self) -> Vec<String> {
         self.entries

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use hashbrown::HashMap;
 use rote_replay::{CallFacts, Frontend, ReplayError};
 
+use super::candidates::HostValue;
 use super::variants::IDLE_CALLS;
 
 /// How many recordings in a row none may confirm, at least, and how many kinds of
@@ -42,8 +43,8 @@ pub struct Attempts<F: Frontend> {
     drops: u32,
     /// What the step of the last recording has changed of what is guarded.
     changes: Vec<String>,
-    /// Host values that differed from a candidate's, and how often.
-    unsteady: HashMap<String, u32>,
+    /// Host values that differed from a candidate's: what they were so far.
+    unsteady: HashMap<String, Vec<String>>,
 }
 
 /// A call whose recording was refused.
@@ -108,11 +109,17 @@ impl<F: Frontend> Attempts<F> {
         again
     }
 
-    /// A host value differs from what the only fitting candidate has: whether it has done so before.
-    pub fn is_unsteady(&mut self, subject: &str) -> bool {
-        let times = self.unsteady.entry_ref(subject).or_insert(0);
-        *times += 1;
-        *times >= 2
+    /// A host value differs from what the only fitting candidate has: whether it has done so before, and is another one
+    /// each time. One that has few values comes back to them, and each of them will have a plan.
+    pub fn is_unsteady(&mut self, value: &HostValue) -> bool {
+        let known = self.unsteady.entry_ref(&value.subject).or_default();
+        let is_new = !known.is_empty() && !known.contains(&value.values[1]);
+        for each in &value.values {
+            if !known.contains(each) {
+                known.push(each.clone());
+            }
+        }
+        is_new
     }
 
     /// The host values of a recording are those of an earlier one, or do not count.

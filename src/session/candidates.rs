@@ -16,8 +16,14 @@ pub struct Candidate<F: Frontend> {
     pub parts: Parts<F>,
 }
 
-/// The name of a host value, and its text.
-type HostValue = (String, String);
+/// A host value that is another one than a candidate's.
+pub struct HostValue {
+    pub subject: String,
+    /// What the candidate has, as users know it.
+    pub was: String,
+    /// What the candidate has and what there is now, as text.
+    pub values: [String; 2],
+}
 
 /// The candidates of a session, oldest first.
 #[derive(Debug)]
@@ -105,7 +111,11 @@ impl<F: Frontend> Candidates<F> {
                     let entries = &candidate.parts.facts.entries;
                     let entry = entries.iter().find(|entry| entry.subject == subject);
                     if let Some(entry) = entry.filter(|entry| entry.kind == GuardKind::Host) {
-                        unsteady = Some((subject, entry.text.clone()));
+                        unsteady = Some(HostValue {
+                            was: entry.text.clone(),
+                            values: candidate.parts.facts.texts(entry.start),
+                            subject,
+                        });
                     }
                 }
             }

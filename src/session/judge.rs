@@ -107,8 +107,8 @@ impl<F: Frontend> Judge<F> {
         let alone = variants.is_empty() && candidates.is_empty();
         match unsteady {
             _ if !alone => self.attempts.is_steady(),
-            Some((subject, was)) if self.attempts.is_unsteady(&subject) => {
-                let what = format!("{subject} (once {was})");
+            Some(value) if self.attempts.is_unsteady(&value) => {
+                let what = format!("{} (once {})", value.subject, value.was);
                 active.recording.refuse(changes_every_call(&what, false));
             }
             _ => {}
