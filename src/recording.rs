@@ -194,7 +194,7 @@ impl<F: Frontend> ActiveRecording<F> {
         };
         (self.recorder).name_tensor(kind, path, &event, spec.as_ref(), place);
         let number = match (kind, &spec, event.numel()) {
-            (BindingKind::State, None, 1) => frontend.number(bound),
+            (BindingKind::State, None, 1) if event.storage_bytes > 0 => frontend.number(bound),
             _ => None,
         };
         self.contents
@@ -240,6 +240,18 @@ impl<F: Frontend> ActiveRecording<F> {
     /// Says where the step can reach a storage that no named tensor has.
     pub fn reaches(&mut self, storage: u64, place: &str) {
         self.recorder.reaches(storage, place);
+    }
+
+    /// Code of the framework's own has resized a storage, outside of ops, from and to so many bytes; see
+    /// [`Recorder::resized`].
+    pub fn resized(&mut self, storage: u64, bytes: [u64; 2], source: &str) {
+        if self.refusal.is_some() {
+            return;
+        }
+        self.contents.lost(storage);
+        if let Err(refusal) = self.recorder.resized(storage, bytes, source) {
+            self.refusal = Some(refusal);
+        }
     }
 
     /// The step asks how a tensor lies in its storage: the plan depends on that.

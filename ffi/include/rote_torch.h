@@ -185,6 +185,18 @@ int rote_record_reach(RoteSession *session,
                       const char *place,
                       uint64_t storage);
 
+// Records that code of the framework's own has resized a storage outside the dispatcher, from `before` bytes to `after`:
+// to 0, which gives its memory back, or from 0, which takes new memory. `storage` is the address of the storage. Returns
+// the same as `rote_record_observed`.
+//
+// Requires:
+// Pointers must be live, and texts C strings.
+int rote_record_resized(RoteSession *session,
+                        uint64_t storage,
+                        uint64_t before,
+                        uint64_t after,
+                        const char *source);
+
 // Ends a recording whose step has run unseen, after `rote_record_ready`: what was named and guarded is kept for the next
 // recording. `*number` is its number, for `rote_record_resume`, or `ROTE_NO_INDEX` where the step is refused.
 //

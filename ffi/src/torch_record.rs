@@ -122,6 +122,29 @@ pub unsafe extern "C" fn rote_record_reach(
     }
 }
 
+/// Records that code of the framework's own has resized a storage outside the dispatcher, from `before` bytes to `after`:
+/// to 0, which gives its memory back, or from 0, which takes new memory. `storage` is the address of the storage. Returns
+/// the same as `rote_record_observed`.
+///
+/// # Safety
+/// Pointers must be live, and texts C strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_resized(
+    session: *mut RoteSession,
+    storage: u64,
+    before: u64,
+    after: u64,
+    source: *const c_char,
+) -> c_int {
+    // SAFETY: the caller vouches for the session and what is passed.
+    unsafe {
+        record(session, |_, recording| {
+            recording.resized(storage, [before, after], text(source)?);
+            Ok(recorded(recording))
+        })
+    }
+}
+
 /// Ends a recording whose step has run unseen, after `rote_record_ready`: what was named and guarded is kept for the next
 /// recording. `*number` is its number, for `rote_record_resume`, or `ROTE_NO_INDEX` where the step is refused.
 ///

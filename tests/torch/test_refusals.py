@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import Mlp, inputs, mesh, mlp, training
+from models import inputs, mesh, mlp
 from oracle import ORACLE_ONLY, Calls, Capture, check_right, eager, over, rote_capture, run
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
@@ -278,26 +278,6 @@ def test_shape_that_depends_on_data() -> None:
         at="mask",
         remedy="where|shape",
     )
-
-
-def fully_sharded() -> nn.Module:
-    from torch.distributed.fsdp import fully_shard
-
-    model = Mlp()
-    for part in (model.up, model.down, model):
-        fully_shard(part, mesh=mesh(2))
-    return model
-
-
-@pytest.mark.ranks(2)
-def test_modules_that_shard_in_their_own_way() -> None:
-    def script(capture: Capture) -> Calls:
-        model = fully_sharded()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        calls = (x + torch.distributed.get_rank() for x in inputs(CALLS, 4, 8))
-        return over(capture, training(model, optimizer), calls, state={"model": model, "optimizer": optimizer})
-
-    check_refused(script, "FSDP|fully_shard", remedy="DTensor|parallelize|not supported")
 
 
 @pytest.mark.ranks(2)

@@ -92,6 +92,14 @@ impl Contents {
         self.held.extend(found);
     }
 
+    /// What a storage holds is not known any more: its memory is gone.
+    pub fn lost(&mut self, storage: u64) {
+        self.held.remove(&storage);
+        if let Some(named) = self.named.get_mut(&storage) {
+            *named = None;
+        }
+    }
+
     /// What an op has written, or made, is not known.
     fn forget(&mut self, op: &OpEvent<'_>) {
         let written = op.args.iter().filter(|arg| arg.written);
@@ -102,10 +110,7 @@ impl Contents {
                 _ => continue,
             };
             for tensor in list {
-                self.held.remove(&tensor.storage);
-                if let Some(named) = self.named.get_mut(&tensor.storage) {
-                    *named = None;
-                }
+                self.lost(tensor.storage);
             }
         }
     }

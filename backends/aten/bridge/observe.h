@@ -247,6 +247,13 @@ inline void hand_to_python(const c10::OperatorHandle& op, c10::DispatchKeySet be
   (*getPyInterpreter())->dispatch(op, stack);
 }
 
+// Ops of FSDP with kernels in Python, which do nothing but call other ops. Some schemas do not say what is written.
+inline bool calls_others_only(const std::string& name) {
+  static const std::unordered_set<std::string> names = {"fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chunk_cat",
+                                                        "fsdp::copy_"};
+  return names.count(name) != 0;
+}
+
 // Whether one of the tensors is only the shell of a subclass of Tensor, which keeps its data elsewhere.
 inline bool any_without_memory(c10::ArrayRef<c10::IValue> inputs) {
   auto shell = [](const at::Tensor& tensor) {
@@ -273,6 +280,10 @@ inline void observe(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
     return;
   }
   const c10::FunctionSchema& schema = op.schema();
+  if (calls_others_only(schema.name())) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
   std::vector<c10::IValue> inputs = torch::jit::last(*stack, schema.arguments().size()).vec();
   bool hidden = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
   if (hidden && (keys.has_backend(c10::BackendComponent::MetaBit) || any_without_memory(inputs))) {

@@ -43,8 +43,11 @@ class MetadataReads:
         session: Any,
         refuse: Callable[[str, str, str], None],
         is_step: Callable[[types.CodeType], bool],
+        resized: Callable[[int, int, int], None],
     ) -> None:
+        """``resized``: is told of a storage that code of a library has resized, from and to so many bytes."""
         self._session = session
+        self._resized = resized
         self._refuse = refuse
         self._is_step = is_step
 
@@ -92,6 +95,7 @@ class MetadataReads:
 
     def _storage_access(self, kind: type, name: str) -> Callable[..., Any]:
         original = getattr(kind, name)
+        resizes = kind is torch.UntypedStorage and name == "resize_"
 
         def access(storage: Any, *args: Any, **kwargs: Any) -> Any:
             if self._is_step(sys._getframe(1).f_code):
@@ -100,7 +104,12 @@ class MetadataReads:
                     "reads or writes the memory of a storage: a plan cannot hold these reads and writes",
                     "use torch ops on the tensor, or use the storage outside the captured function",
                 )
-            return original(storage, *args, **kwargs)
+            if not resizes:
+                return original(storage, *args, **kwargs)
+            before = storage.nbytes()
+            result = original(storage, *args, **kwargs)
+            self._resized(storage._cdata, before, storage.nbytes())
+            return result
 
         return access
 

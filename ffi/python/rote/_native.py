@@ -79,6 +79,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_handled": (c_int, [c_void_p, c_char_p]),
     "rote_record_grad_gone": (c_int, [c_void_p, c_char_p]),
     "rote_record_reach": (c_int, [c_void_p, c_char_p, c_uint64]),
+    "rote_record_resized": (c_int, [c_void_p, c_uint64, c_uint64, c_uint64, c_char_p]),
     "rote_record_anchor": (c_int, [c_void_p, py_object, POINTER(c_int)]),
     "rote_record_random": (c_int, [c_void_p, c_char_p]),
     "rote_record_rng": (c_int, [c_void_p, c_uint32, c_uint32, c_int, POINTER(c_uint32), c_char_p]),

@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from . import _containers, _introspect, _memory, _schedulers, _unread, _within
+from . import _containers, _fsdp, _introspect, _memory, _schedulers, _unread, _within
 from ._classes import Classes
 from ._executed_code import Codes
 from ._facts import ABSENT, FUNCTIONS, Attribute, all_of, atom, describe, ends, in_full, metadata, plain
@@ -149,6 +149,7 @@ class Objects(Walk):
             Way.OP_DEFINITION: self._definition,
             Way.CAPTURED: self._captured,
             Way.CELL: self._named.cell,
+            Way.FSDP: self._of_fsdp,
             Way.BUILT_IN: self._built_in,
             Way.OBJECT: self._any_object,
         }
@@ -477,6 +478,22 @@ class Objects(Walk):
     def _captured(self, path: str, value: Any, depth: int) -> None:
         step = _introspect.class_dict(type(value))["_step"].__get__(value)
         self.value(path, step.function, depth)  # called within the step, as any function
+
+    def _of_fsdp(self, path: str, value: Any, depth: int) -> None:
+        """An object of FSDP2's own: what it does is decided by its attributes. To go from one to the next is no hop."""
+        own = _introspect.own(value)
+        if own is None:
+            return
+        self.add(TYPE_OF, value, None, HOST, path, value)
+        for key, item in list(own.items()):
+            guarded = _fsdp.is_guarded(key) and self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item)
+            if guarded and _fsdp.is_looked_into(key):
+                self.value(f"{path}.{key}", item, depth)
+        self.add(OWN, value, None, HOST, path, value)
+        self._classes.of(type(value), depth)
+        if self.visit_once("the functions of FSDP2"):
+            for function in _fsdp.functions():
+                self._named.borrow(function)
 
     def _scheduler(self, path: str, value: torch.optim.lr_scheduler.LRScheduler, depth: int) -> None:
         """A scheduler runs live: its numbers are guarded only where the step has read them."""

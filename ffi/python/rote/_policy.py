@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from . import _introspect
+from . import _fsdp, _introspect
 from ._code import Names
 from ._facts import FUNCTIONS, fixed, plain
 from ._libraries import is_library_class
@@ -76,6 +76,7 @@ class Way(enum.Enum):
     OP_DEFINITION = enum.auto()
     CAPTURED = enum.auto()
     CELL = enum.auto()
+    FSDP = enum.auto()
     BUILT_IN = enum.auto()
     OBJECT = enum.auto()
 
@@ -153,6 +154,7 @@ _WAYS: tuple[tuple[_Test, Way | Refused], ...] = (
     (_called("CustomOpDef"), Way.OP_DEFINITION),
     (_called("Captured", module="rote._capture"), Way.CAPTURED),
     (_is(types.CellType), Way.CELL),
+    (_fsdp.is_of_fsdp, Way.FSDP),
     (_fixed_from(*_BUILT_IN), Way.BUILT_IN),
 )
 

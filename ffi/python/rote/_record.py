@@ -349,7 +349,12 @@ class Watch:
         self.follows_nothing()
         self.number: float | None = None  # of which PyTorch makes a tensor now
         self.literal = False  # whether PyTorch makes a tensor of numbers now, which is all that it has in its memory
-        self.metadata_reads = MetadataReads(session, self.refuse, _is_step)
+        self.metadata_reads = MetadataReads(session, self.refuse, _is_step, self._resized)
+
+    def _resized(self, storage: int, before: int, after: int) -> None:
+        """Records that code of a library has resized a storage."""
+        if in_step():
+            note(self._session, lib.rote_record_resized(self._session, storage, before, after, user_line()))
 
     def handler(self) -> str | None:
         """Where the step handles errors of what it calls now, if it does."""

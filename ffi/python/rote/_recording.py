@@ -227,7 +227,7 @@ class Recording:
         self.tensors: list[tuple[str, torch.Tensor]] = list(step.state.tensors())
         self._specs = _record.Specs(self._session)
         self._watch = _record.Watch(self._session, self._specs)
-        self._flags = _wrappers.Flags([])
+        self._flags = _wrappers.Flags([], [])
         self._settled = 0
         self._tape = _floats.Tape(self._session, frozenset(), self._watch.refuse)
         self._late_numbers = _late_numbers.Numbers(self._watch.refuse)
@@ -286,7 +286,7 @@ class Recording:
     def _follow_reducers(self, reducers: _wrappers.Reducers) -> None:
         """Says what modules that reduce gradients in buckets do in C++, and in every step."""
         self._watch.internal = _wrappers.internal_code(reducers)
-        self._flags = _wrappers.Flags(reducers)
+        self._flags = _wrappers.Flags(reducers, self._step.state.modules)
         self._settled = _wrappers.settled(reducers)
 
     def _open_arguments(self) -> str:
@@ -863,6 +863,9 @@ class Recording:
         spec and whether it requires grad, what they are views of, and the classes in the result."""
         session = self._session
         self._check_left()
+        left = _wrappers.left(self._step.state.modules)
+        if left is not None:
+            self._watch.refuse("", *left)
         self._watch.check_raising()
         self._watch.check_others()
         self._count_writes()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _introspect
+from . import _fsdp, _introspect
 from ._facts import FUNCTIONS, atom
 from ._policy import DEPTH, LARGE, MODULE_PARTS, MOST, holds_hooks, is_opaque
 
@@ -36,8 +36,10 @@ class State:
         full_names: dict[int, str] = {}
         owners: dict[str, int] = {}
         ambiguous: set[str] = set()  # names of parameters of two modules
+        sharded = _fsdp.unsharded(self.modules)
         for path, module in self.modules:
-            for name, parameter in module.named_parameters(remove_duplicate=False):
+            for name, found in module.named_parameters(remove_duplicate=False):
+                parameter = sharded.get(id(found), found)
                 full = f"{path}.{name}" if path else name
                 names.setdefault(id(parameter), name)
                 full_names.setdefault(id(parameter), full)
@@ -46,6 +48,7 @@ class State:
                 yield full, parameter
             for name, buffer in module.named_buffers(remove_duplicate=False):
                 yield (f"{path}.{name}" if path else name), buffer
+        yield from _fsdp.gathered(self.modules)
         for path, module in self.modules:
             for name, inner in module.named_modules():
                 yield from _attributes(f"{path}.{name}" if name else path, inner)

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from . import _bridge, _difference, _ranks, _results, _state, _survey, _unread, _verify
+from . import _bridge, _difference, _ranks, _results, _state, _survey, _unread, _verify, _wrappers
 from ._executed_code import Codes, ExecutedCode
 from ._native import c_text, check, drop_object, error, lib, object_in, take_object
 from ._numbers import EAGER, REPLAYED
@@ -39,6 +39,10 @@ _UNSETTLED = 2
 _VALUES = re.compile(r" \(.*? -> .*?\)")  # in a refusal: one warning a cause, whatever the values
 # Recordings in a row in which code ran that no earlier call had run.
 _MOST_OTHERS = 8
+# Calls that are left eager while a wrapper of the model may still begin in them.
+_MOST_BEGINNINGS = 4
+# Calls in a row that are left eager while a wrapper of the model is in the middle of something.
+_MOST_WAITS = 8
 # How often in a row something of Rote's own may go wrong before nothing more is tried.
 _MAX_FAILURES = 3
 
@@ -172,6 +176,8 @@ class Step:
         self.ran: Codes | None = None  # the code that calls ran, where there is too much in reach to follow all
         self._others = 0  # recordings in a row in which other code ran
         self._nested_calls = 0  # made within captured functions
+        self._beginnings = 0  # calls that a wrapper of the model may have used to begin
+        self._waits = 0  # calls in a row that a wrapper was not ready for
         self._sees_first = True  # no call has been handled yet
         self._survey: _survey.Survey | None = None  # what the last recording has found, if it waits for another one
         self._off = False  # for good: every call runs eagerly
@@ -413,6 +419,12 @@ class Step:
             self._sees_first = False
             if self.ran is None and _survey.much_code(self.state.modules):
                 return self._seen(args, kwargs)
+        if self._beginnings < _MOST_BEGINNINGS and _wrappers.begins(self.state.modules):
+            self._beginnings += 1
+            return self._run(args, kwargs)
+        self._waits = self._waits + 1 if _wrappers.is_busy(self.state.modules) else 0
+        if 0 < self._waits <= _MOST_WAITS:
+            return self._run(args, kwargs)
         try:
             check(lib.rote_record_begin(session))
             self._look_for_state()

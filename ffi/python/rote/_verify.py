@@ -29,7 +29,7 @@ class Snapshot:
         named = dict(state.tensors())
         named.update(_tensors("args", args))
         named.update(_tensors("kwargs", kwargs))
-        tensors = {path: (t, local_of(t).detach().clone()) for path, t in named.items()}
+        tensors = {path: (t, local_of(t).detach().clone()) for path, t in named.items() if _has_memory(local_of(t))}
         grads = {
             path: (t, t.grad, None if t.grad is None else local_of(t.grad).detach().clone())
             for path, t in named.items()
@@ -94,6 +94,12 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's bytes, element after element."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _has_memory(local: torch.Tensor) -> bool:
+    """Whether a tensor lies in memory: not one that FSDP2 has given back until its next use."""
+    has_storage = local.layout is torch.strided and torch._C._has_storage(local)
+    return not has_storage or local.numel() == 0 or local.untyped_storage().nbytes() > 0
 
 
 def _same_leaf(a: Any, b: Any) -> bool:

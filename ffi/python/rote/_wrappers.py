@@ -14,12 +14,12 @@ from torch import nn
 from torch.autograd import graph
 from torch.nn.parallel import DistributedDataParallel
 
-from . import _introspect
+from . import _fsdp, _introspect
 
 try:
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.fsdp import FullyShardedDataParallel
 except ImportError:  # pragma: no cover - torch without distributed
-    FSDPModule = FullyShardedDataParallel = ()  # type: ignore[assignment,misc]
+    FullyShardedDataParallel = ()  # type: ignore[assignment,misc]
 
 _Modules = list[tuple[str, nn.Module]]
 #: The DDP modules in reach of a step, with their paths.
@@ -28,7 +28,6 @@ Reducers = list[tuple[str, DistributedDataParallel]]
 _FLAG = "require_forward_param_sync"
 # What DDP makes anew of the model's buffers, which are guarded, before each use; and what it only writes.
 DERIVED = frozenset({"modules_buffers", "named_module_buffers", "_has_rebuilt_buckets"})
-_WITHOUT = "apply rote.capture to a model without the wrapper, for example with DTensor parameters"
 
 # Functions of PyTorch that call C++ which waits for its collectives itself: what runs while one of them is the
 # innermost function of Python is that code's, and so is what a thread of the autograd engine runs outside of any.
@@ -48,11 +47,30 @@ def unsupported(modules: _Modules) -> tuple[str, str] | None:
         if _is_fused(module):
             what = f"torch.compile with the backend inductor at {path}, whose kernels are no recorded ops"
             return f"uses {what}", "apply rote.capture to the model as it is before torch.compile"
-        if isinstance(module, FSDPModule):
-            return f"uses FSDP2 (fully_shard) at {path}, which is not supported yet", _WITHOUT
         if isinstance(module, FullyShardedDataParallel):
-            return f"uses FullyShardedDataParallel at {path}, which is not supported", _WITHOUT
-    return None
+            return f"uses FullyShardedDataParallel at {path}, which is not supported", "use fully_shard (FSDP2)"
+    beyond = _fsdp.unsupported(modules)
+    if beyond is not None:
+        path, what, remedy = beyond
+        return f"uses FSDP2 (fully_shard) at {path} with {what}", remedy
+    begun = _fsdp.unrest(modules)
+    return None if begun is None else (f"begins while FSDP2 (fully_shard) has {begun[0]}", begun[1])
+
+
+def left(modules: _Modules) -> tuple[str, str] | None:
+    """What a wrapper has left to do when the step has ended, with the remedy: a replay would not do it."""
+    found = _fsdp.unrest(modules)
+    return None if found is None else (f"ends while FSDP2 (fully_shard) has {found[0]}", found[1])
+
+
+def begins(modules: _Modules) -> bool:
+    """Whether the next call may be the first that uses a wrapper, which then makes what it keeps."""
+    return _fsdp.begins(modules)
+
+
+def is_busy(modules: _Modules) -> bool:
+    """Whether a wrapper is in the middle of something, from which a recording cannot begin."""
+    return _fsdp.unrest(modules) is not None
 
 
 def refused_of_ddp(path: str, module: DistributedDataParallel) -> tuple[str, str] | None:
@@ -83,25 +101,28 @@ def _ddp_setting(module: DistributedDataParallel) -> tuple[str, str] | None:
 
 @dataclass
 class Flag:
-    """An attribute that a wrapper sets in every step, for the next one."""
+    """An attribute that a wrapper, or the step, sets for the next step."""
 
     path: str
-    module: DistributedDataParallel
+    holder: dict[str, Any]
+    name: str
     before: bool
 
     @property
     def value(self) -> bool:
-        return bool(getattr(self.module, _FLAG))
+        return bool(self.holder[self.name])
 
     def put(self, value: bool) -> None:
-        vars(self.module)[_FLAG] = value
+        self.holder[self.name] = value
 
 
 class Flags:
     """Such attributes during one recording: guarded as they are before the step, and left as the step leaves them."""
 
-    def __init__(self, reducers: Reducers) -> None:
-        self.all = [Flag(f"{path}.{_FLAG}", module, bool(getattr(module, _FLAG))) for path, module in reducers]
+    def __init__(self, reducers: Reducers, modules: _Modules) -> None:
+        of_ddp = [(f"{path}.{_FLAG}", vars(module), _FLAG) for path, module in reducers]
+        found = [*of_ddp, *_fsdp.flags(modules)]
+        self.all = [Flag(path, holder, name, bool(holder[name])) for path, holder, name in found]
 
     def changed(self) -> list[tuple[str, bool]]:
         """Those that the step has set otherwise, and how."""

@@ -3,11 +3,12 @@
 //!
 //! No tensor of the step leads to such memory before the step, so that a plan cannot bind it. A plan makes it anew: that
 //! is the same, if the step writes every byte of it before it reads any. Nobody else gets to see it but as the gradients
-//! that the step leaves.
+//! that the step leaves. `generations` uses what is here for memory that is taken and given back within a step.
 
 use hashbrown::HashMap;
 use rote_plans::{DType, Kind, Marks};
 
+use super::checks::reads_meta_only;
 use super::{Recorder, tensors};
 use crate::event::{ArgEvent, Argument, OpEvent, TensorEvent};
 use crate::refusal::Refusal;
@@ -69,7 +70,7 @@ impl Recorder {
                 }
             }
         }
-        if self.buckets.is_empty() {
+        if self.buckets.is_empty() || is_view(op) || reads_meta_only(op.name) {
             return Ok(());
         }
         for arg in &op.args {
@@ -78,7 +79,17 @@ impl Recorder {
                     continue;
                 };
                 let reads = !arg.written || !only_fills;
-                if reads && tensor.reach().is_some_and(|reach| !bucket.is_filled(reach)) {
+                if !reads || (tensor.reach()).is_none_or(|reach| bucket.is_filled(reach)) {
+                    continue;
+                }
+                if self.is_of_generation(tensor) {
+                    return Self::refuse(
+                        op,
+                        "reads memory that FSDP or another library has taken in this step and not filled by ops that \
+                         the recording has seen",
+                        "keep the step eager, and report the op",
+                    );
+                } else {
                     return Self::refuse(
                         op,
                         "reads a bucket of gradients of which this step has not written all: what an earlier step has \
@@ -135,7 +146,11 @@ impl Recorder {
     }
 
     /// Records that the plan allocates the memory of a bucket.
-    fn make_bucket(&mut self, tensor: &TensorEvent<'_>, op: &OpEvent<'_>) -> Result<(), Refusal> {
+    pub(super) fn make_bucket(
+        &mut self,
+        tensor: &TensorEvent<'_>,
+        op: &OpEvent<'_>,
+    ) -> Result<(), Refusal> {
         let width = tensor.dtype.bytes().unwrap_or(1);
         let sizes = [(tensor.storage_bytes / width) as i64];
         let Kind { dtype, device, .. } = tensor.kind();
@@ -182,6 +197,7 @@ impl Recorder {
     /// bucket and was none.
     pub fn settle(&mut self) -> Result<(), Refusal> {
         self.end_internal(|_| true, "")?;
+        self.end_generations()?;
         if self
             .buckets
             .values()
@@ -221,6 +237,15 @@ fn number(op: &OpEvent<'_>) -> Option<i64> {
 
 fn written<'e, 'a>(op: &'e OpEvent<'a>) -> impl Iterator<Item = &'e TensorEvent<'a>> {
     (op.args.iter().filter(|arg| arg.written)).flat_map(|arg| tensors(&arg.value))
+}
+
+/// Whether an op only looks at its arguments in other ways.
+fn is_view(op: &OpEvent<'_>) -> bool {
+    let given = || op.args.iter().flat_map(|arg| tensors(&arg.value));
+    let mut outs = op.outs.iter().flat_map(tensors).peekable();
+    written(op).next().is_none()
+        && outs.peek().is_some()
+        && outs.all(|out| given().any(|arg| arg.storage == out.storage))
 }
 
 /// The bytes of its storage that a tensor reaches, if it reaches each byte between the first and the last.

@@ -41,6 +41,11 @@ impl Handles {
         self.started.values().flatten().count()
     }
 
+    /// What the step has not waited for.
+    pub(super) fn under_way(&self) -> impl Iterator<Item = &Started> {
+        self.started.values().flatten()
+    }
+
     /// Whether an instruction starts a collective that the step calls by hand.
     pub(super) fn started_at(&self, instr: InstrId) -> bool {
         self.starts.contains(&instr)
@@ -483,6 +488,9 @@ impl Recorder {
         let Some((given, storage)) = into else {
             return Ok(());
         };
+        if self.take_over(&given.event(), storage) {
+            return Ok(());
+        }
         let own = TensorEvent {
             storage,
             offset: 0,
@@ -506,6 +514,25 @@ impl Recorder {
             grad: false,
             source,
         })
+    }
+}
+
+impl Recorder {
+    /// Lets the output of a collective be the memory of the given tensor from now on, in place of a copy. So it can be
+    /// where the step has made that memory and the collective fills all of it.
+    fn take_over(&mut self, given: &TensorEvent<'_>, output: u64) -> bool {
+        let known = [given.storage, output].map(|storage| self.roots.get(&storage).copied());
+        let [Some(old), Some(new)] = known else {
+            return false;
+        };
+        let width = given.dtype.bytes().unwrap_or(0);
+        let filled = given.numel().unsigned_abs().checked_mul(width);
+        let whole = given.offset == 0 && filled == Some(old.storage_bytes);
+        let of_step = old.binding.is_none() && !self.buckets.contains_key(&given.storage);
+        if whole && of_step {
+            self.roots.insert(given.storage, new);
+        }
+        whole && of_step
     }
 }
 

@@ -8,7 +8,7 @@ use rote_passes::ops::ABSOLUTE;
 use rote_plans::DType;
 
 /// Ops that look only at the meta of their tensor argument.
-fn reads_meta_only(name: &str) -> bool {
+pub(super) fn reads_meta_only(name: &str) -> bool {
     name.ends_with("_like")
         || name.starts_with("aten::new_")
         || name == "aten::bernoulli"

@@ -17,6 +17,7 @@
 //! | `by_hand` | collectives that the step calls by hand, with handles to wait |
 //! | `exchanges` | ops of process groups that a plan holds as they are: lists of tensors, point to point |
 //! | `waits` | collectives under way, and who uses their memory too early |
+//! | `generations` | memory that the framework takes and gives back while a step runs |
 //! | `failing` | ops that may raise, and what a step has done by then |
 //! | `reads` | answers about data that the host asks for |
 //! | `strategies` | global ops and redistributions |
@@ -28,6 +29,7 @@ mod checks;
 mod collectives;
 mod exchanges;
 mod failing;
+mod generations;
 mod local;
 #[cfg(test)]
 mod random;
@@ -69,6 +71,8 @@ pub struct Recorder {
     pending: HashSet<ValueId>,
     /// Buckets of gradients that the framework keeps between steps.
     buckets: buckets::Buckets,
+    /// Storages that have got new memory in the step, with the lines at which they got it.
+    generations: HashMap<u64, String>,
     /// Handles of collectives that the step has called by hand.
     handles: by_hand::Handles,
     /// The user's source line of each instruction.
@@ -147,6 +151,7 @@ impl Recorder {
             return Ok(());
         }
         self.end_used(op)?;
+        self.begin_generations(op)?;
         self.follow_buckets(op)?;
         if by_hand::is_by_hand(op) {
             return self.by_hand(op);
