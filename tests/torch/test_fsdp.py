@@ -494,7 +494,7 @@ def test_model_in_a_closure() -> None:
         yield from over(capture, step, inputs(CALLS, 12, 8), state=optimizer)
         return [model, optimizer]
 
-    check_right(script)
+    check_refused(script, "FSDP2", remedy="name the model in state=")
 
 
 # -- what is refused ----------------------------------------------------------------

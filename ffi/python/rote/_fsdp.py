@@ -142,6 +142,11 @@ def is_of_fsdp(kind: type) -> bool:
     return inside and not issubclass(kind, enum.Enum | nn.Module)
 
 
+def is_state(value: Any) -> bool:
+    """Whether an object is what FSDP2 keeps for a module."""
+    return _AVAILABLE and isinstance(value, FSDPState)
+
+
 def is_guarded(name: str) -> bool:
     """Whether an attribute of such an object is guarded."""
     return _ATTRIBUTES.get(name) is not _Read.NOT

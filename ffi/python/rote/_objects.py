@@ -124,6 +124,7 @@ class Objects(Walk):
         self.moving: list[tuple[str, Callable[[], Any]]] = []  # generators of random numbers, and their state
         self.fetched: set[str] = set()  # names of attributes that objects in reach ask for, as `attrgetter` does
         self.reducers: list[tuple[str, DistributedDataParallel]] = []  # modules that reduce gradients in buckets
+        self.fsdp_states: list[tuple[str, Any]] = []  # what FSDP2 keeps for modules
         self.holders: dict[int, Any] = {}  # objects by the identities of the dicts of their attributes
         self.buffers: list[tuple[int, int, str]] = []  # where they begin and end in memory, and their paths
         self._named = Named(self, function)
@@ -484,6 +485,8 @@ class Objects(Walk):
         own = _introspect.own(value)
         if own is None:
             return
+        if _fsdp.is_state(value):
+            self.fsdp_states.append((path, value))
         self.add(TYPE_OF, value, None, HOST, path, value)
         for key, item in list(own.items()):
             guarded = _fsdp.is_guarded(key) and self.add(DICT_ITEM, own, key, HOST, f"{path}.{key}", item)

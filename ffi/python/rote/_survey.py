@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import _facts, _introspect, _reach, _uses, _wrappers
+from . import _facts, _fsdp, _introspect, _reach, _uses, _wrappers
 from ._bridge import bridge
 from ._frames import TORCH
 from ._numbers import ARGUMENT
@@ -100,6 +100,10 @@ class Survey:
             unsupported = _wrappers.refused_of_ddp(path, reducer)
             if unsupported is not None:
                 refuse("", *unsupported)
+        named = {id(fsdp_state) for _, fsdp_state in _fsdp.states(state.modules)}
+        for path, fsdp_state in walk.fsdp_states:
+            if id(fsdp_state) not in named:
+                refuse("", f"uses FSDP2 (fully_shard) at {path}, beyond the state", "name the model in state=")
         known = _wrappers.hooked(walk.reducers)
         for path, tensor, number in in_c:
             if number > known[id(tensor)]:

@@ -528,7 +528,9 @@ impl Recorder {
         let width = given.dtype.bytes().unwrap_or(0);
         let filled = given.numel().unsigned_abs().checked_mul(width);
         let whole = given.offset == 0 && filled == Some(old.storage_bytes);
-        let of_step = old.binding.is_none() && !self.buckets.contains_key(&given.storage);
+        let of_step = old.binding.is_none()
+            && !self.buckets.contains_key(&given.storage)
+            && !self.is_result(old.value);
         if whole && of_step {
             self.roots.insert(given.storage, new);
         }

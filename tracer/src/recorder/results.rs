@@ -86,21 +86,23 @@ impl Recorder {
         })
     }
 
+    /// Whether a result, or a gradient that the step leaves, lies in a root.
+    pub(super) fn is_result(&self, root: ValueId) -> bool {
+        self.roots_of_results().any(|kept| kept == root)
+    }
+
+    fn roots_of_results(&self) -> impl Iterator<Item = ValueId> {
+        let plan = &self.tables.plan;
+        let results = plan.outputs.iter().map(|output| output.value);
+        let grads = plan.grads.iter().map(|grad| grad.value);
+        let values = results.chain(grads.filter(|value| *value != NONE));
+        values.map(|value| plan.values[value as usize].root)
+    }
+
     /// Storages that the step made, with the op that made each: whichever of
     /// them is alive after the call, and is no result, was kept somewhere.
     pub fn made(&self) -> Vec<(u64, String)> {
-        let plan = &self.tables.plan;
-        let mut kept: Vec<ValueId> = plan
-            .outputs
-            .iter()
-            .map(|o| plan.values[o.value as usize].root)
-            .collect();
-        kept.extend(
-            plan.grads
-                .iter()
-                .filter(|g| g.value != NONE)
-                .map(|g| plan.values[g.value as usize].root),
-        );
+        let kept: Vec<ValueId> = self.roots_of_results().collect();
         self.roots
             .iter()
             .filter(|(storage, root)| {
