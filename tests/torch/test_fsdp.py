@@ -2,9 +2,12 @@
 
 import dataclasses
 import itertools
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -658,3 +661,40 @@ def test_refuses_memory_that_is_read_before_it_is_written() -> None:
         return []
 
     check_refused(script, "not filled", remedy="keep the step eager")
+
+
+TRAINED = """
+import sys, torch, rote
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+for part in (*model, model):
+    fully_shard(part)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+def step(x):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+step = rote.capture(step, state=[model, optimizer], plans=sys.argv[1], trust_plans=True)
+for _ in range(8):
+    step(torch.ones(4, 8))
+print(step.stats.recordings, "recordings")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_stored_plan_serves_another_process(tmp_path: Path) -> None:
+    """Names and hashes that PyTorch draws anew in each process are not guarded."""
+    script = tmp_path / "script.py"
+    script.write_text(TRAINED)
+    for expected in ("1", "0"):
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command = [sys.executable, *launch, str(script), str(tmp_path / "plans")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        assert done.stdout.count(f"{expected} recordings") == 2, done.stdout + done.stderr

@@ -68,12 +68,17 @@ _ATTRIBUTES: dict[str, _Read] = {
     "_sharded_param_data": _Read.WHICH,
     "_orig_param_uid": _Read.NOT,  # counted in the process, and asked for before the first forward only
     "_unsharded_inner_tensors": _Read.NOT,  # of extensions only, which are refused
+    # Specs do not change; they keep their hashes, which are others in each process.
+    "_sharding_spec": _Read.WHICH,
+    "_unsharded_dtensor_spec": _Read.WHICH,
     # Found again by their dtypes, made of a spec that is guarded.
     "_sharding_spec_by_dtype": _Read.NOT,
     # Written by each reshard to a smaller mesh, and read before the next.
     "_sharded_post_forward_param_data": _Read.WHICH,
     "_sharded_post_forward_param": _Read.WHICH,
 }
+# Where a module keeps which wrappers it has; another name in each process. What the wrappers keep is reached by hooks.
+REGISTRY = "__composable_api_state_key_"
 # What a step may set for the next one.
 _FLAGS = ("reduce_grads", "all_reduce_grads", "reshard_after_backward", "_post_backward_pending")
 

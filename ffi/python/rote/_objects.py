@@ -415,6 +415,8 @@ class Objects(Walk):
             subject = f"{path}.{key}"
             if key in DERIVED and isinstance(module, DistributedDataParallel):
                 continue
+            if key.startswith(_fsdp.REGISTRY):
+                continue
             if key in MODULE_STORES:
                 self._stores.append((subject, value))
                 continue
