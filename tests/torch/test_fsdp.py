@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from models import inputs
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over
+from ranks import CaseSkipped
 from test_refusals import check_refused
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -29,6 +30,13 @@ from torch.utils.checkpoint import checkpoint
 
 REPLAYS = 20
 CALLS = 32  # FSDP2 makes what it keeps in its first iteration, and two recordings must be equal
+
+
+def groups_of(module: FSDPModule) -> list[FSDPParamGroup]:
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []  # until PyTorch 2.12
 
 
 class Block(nn.Module):
@@ -88,9 +96,9 @@ def held(model: nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
+            for group in groups_of(module):
                 for noted in ("_sharded_state", "_training_state", "_post_backward_pending", "reduce_grads"):
-                    found[f"{name}.{noted}"] = str(getattr(group, noted))
+                    found[f"{name}.{noted}"] = str(getattr(group, noted, None))  # some since PyTorch 2.12
                 for i, parameter in enumerate(group.fsdp_params):
                     found[f"{name}.{i}"] = getattr(
                         parameter.unsharded_param.grad, "_local_tensor", parameter.unsharded_param.grad
@@ -196,6 +204,12 @@ def columns(parameter: nn.Parameter) -> Shard | None:
     return Shard(1) if parameter.dim() > 1 and parameter.shape[1] % dist.get_world_size() == 0 else None
 
 
+def keep_storage(model: Any) -> None:
+    if not hasattr(model, "set_keep_unsharded_storage"):
+        raise CaseSkipped("needs set_keep_unsharded_storage, which is newer than this PyTorch")
+    model.set_keep_unsharded_storage(True)
+
+
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 ALL_HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 HSDP: Any = lambda model, **options: sharded(model, square("replicate", "shard"), **options)  # noqa: E731
@@ -227,7 +241,7 @@ SETTINGS = {
     "replicated": Setting(wrap=replicated),
     "replicated, accumulation": Setting(wrap=replicated, parts=2),
     "divided otherwise": Setting(prepare=dividing),
-    "kept storage": Setting(prepare=lambda model: model.set_keep_unsharded_storage(True)),
+    "kept storage": Setting(prepare=keep_storage),
     "momentum": Setting(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)),
     "fused": Setting(optimizer=partial(adamw, fused=True)),
     "one by one": Setting(optimizer=partial(adamw, foreach=False)),

@@ -13,6 +13,7 @@ import enum
 import sys
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -77,6 +78,8 @@ _ATTRIBUTES: dict[str, _Read] = {
     "_sharded_post_forward_param_data": _Read.WHICH,
     "_sharded_post_forward_param": _Read.WHICH,
 }
+# What asking FSDP2's objects raises in a version of PyTorch where their attributes have other names.
+OTHERWISE = (AttributeError, KeyError)
 # Where a module keeps which wrappers it has; another name in each process. What the wrappers keep is reached by hooks.
 REGISTRY = "__composable_api_state_key_"
 # What a step may set for the next one.
@@ -116,10 +119,11 @@ def parameters(modules: _Modules) -> Iterator[tuple[str, Any]]:
         for path, module in modules
         for name, within in module.named_modules()
     }
-    for path, group in groups(modules):
-        for each in group.fsdp_params:
-            info = each._module_info
-            yield f"{paths.get(id(info.module), path)}.{info.param_name}", each
+    with suppress(*OTHERWISE):
+        for path, group in groups(modules):
+            for each in group.fsdp_params:
+                info = each._module_info
+                yield f"{paths.get(id(info.module), path)}.{info.param_name}", each
 
 
 def unsharded(modules: _Modules) -> dict[int, torch.Tensor]:

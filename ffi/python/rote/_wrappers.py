@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -49,11 +49,13 @@ def unsupported(modules: _Modules) -> tuple[str, str] | None:
             return f"uses {what}", "apply rote.capture to the model as it is before torch.compile"
         if isinstance(module, FullyShardedDataParallel):
             return f"uses FullyShardedDataParallel at {path}, which is not supported", "use fully_shard (FSDP2)"
-    beyond = _fsdp.unsupported(modules)
+    try:
+        beyond, begun = _fsdp.unsupported(modules), _fsdp.unrest(modules)
+    except _fsdp.OTHERWISE as problem:
+        return f"uses FSDP2 (fully_shard) of a version of PyTorch that Rote does not know ({problem})", "update Rote"
     if beyond is not None:
         path, what, remedy = beyond
         return f"uses FSDP2 (fully_shard) at {path} with {what}", remedy
-    begun = _fsdp.unrest(modules)
     return None if begun is None else (f"begins while FSDP2 (fully_shard) has {begun[0]}", begun[1])
 
 
@@ -65,12 +67,16 @@ def left(modules: _Modules) -> tuple[str, str] | None:
 
 def begins(modules: _Modules) -> bool:
     """Whether the next call may be the first that uses a wrapper, which then makes what it keeps."""
-    return _fsdp.begins(modules)
+    with suppress(*_fsdp.OTHERWISE):  # the recording refuses it
+        return _fsdp.begins(modules)
+    return False
 
 
 def is_busy(modules: _Modules) -> bool:
     """Whether a wrapper is in the middle of something, from which a recording cannot begin."""
-    return _fsdp.unrest(modules) is not None
+    with suppress(*_fsdp.OTHERWISE):
+        return _fsdp.unrest(modules) is not None
+    return False
 
 
 def refused_of_ddp(path: str, module: DistributedDataParallel) -> tuple[str, str] | None:
