@@ -110,10 +110,12 @@ impl<F: Frontend> Attempts<F> {
     }
 
     /// A host value differs from what the only fitting candidate has: whether it has done so before, and is another one
-    /// each time. One that has few values comes back to them, and each of them will have a plan.
+    /// each time. One that has few values comes back to them, and each of them will have a plan. Text does not tell
+    /// objects of one class from each other.
     pub fn is_unsteady(&mut self, value: &HostValue) -> bool {
         let known = self.unsteady.entry_ref(&value.subject).or_default();
-        let is_new = !known.is_empty() && !known.contains(&value.values[1]);
+        let [was, now] = &value.values;
+        let is_new = !known.is_empty() && (was == now || !known.contains(now));
         for each in &value.values {
             if !known.contains(each) {
                 known.push(each.clone());
