@@ -697,7 +697,7 @@ def step(x):
 step = rote.capture(step, state=[model, optimizer], plans=sys.argv[1], trust_plans=True)
 for _ in range(8):
     step(torch.ones(4, 8))
-print(step.stats.recordings, "recordings")
+sys.stdout.write(f"{step.stats.recordings} recordings\\n")  # in one piece, beside the other rank
 dist.barrier()
 dist.destroy_process_group()
 """
