@@ -14,22 +14,16 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from . import _introspect
 
-try:
-    from torch.distributed.fsdp import CPUOffloadPolicy
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
-
-    _AVAILABLE = True
-except ImportError:  # pragma: no cover - torch without distributed
-    _AVAILABLE = False
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 _Modules = list[tuple[str, nn.Module]]
 _PACKAGE = "torch.distributed.fsdp._fully_shard"
@@ -86,16 +80,28 @@ REGISTRY = "__composable_api_state_key_"
 _FLAGS = ("reduce_grads", "all_reduce_grads", "reshard_after_backward", "_post_backward_pending")
 
 
+def _part(name: str) -> Any:
+    """A module of FSDP2's package, if a script has imported the package: few scripts do, and it takes long."""
+    return sys.modules.get(f"{_PACKAGE}.{name}")
+
+
+def inner(modules: _Modules) -> Iterator[tuple[str, nn.Module]]:
+    """All modules in these, with their paths."""
+    for path, module in modules:
+        for name, within in module.named_modules():
+            yield (f"{path}.{name}" if name else path), within
+
+
 def states(modules: _Modules) -> list[tuple[str, FSDPState]]:
     """What FSDP2 keeps for these modules and those in them, each once, with the path of a module."""
     found: dict[int, tuple[str, FSDPState]] = {}
-    if not _AVAILABLE:
+    part = _part("_fsdp_state")
+    if part is None:
         return []
-    for path, module in modules:
-        for name, within in module.named_modules():
-            state = _get_module_fsdp_state(within)
-            if state is not None:
-                found.setdefault(id(state), (f"{path}.{name}" if name else path, state))
+    for path, module in inner(modules):
+        state = part._get_module_fsdp_state(module)
+        if state is not None:
+            found.setdefault(id(state), (path, state))
     return list(found.values())
 
 
@@ -114,13 +120,10 @@ def groups(modules: _Modules) -> list[tuple[str, FSDPParamGroup]]:
 
 def parameters(modules: _Modules) -> Iterator[tuple[str, Any]]:
     """What FSDP2 keeps for each of its parameters, with the parameter's path."""
-    paths = {
-        id(within): f"{path}.{name}" if name else path
-        for path, module in modules
-        for name, within in module.named_modules()
-    }
     with suppress(*OTHERWISE):
-        for path, group in groups(modules):
+        found = groups(modules)
+        paths = {id(module): path for path, module in inner(modules)} if found else {}
+        for path, group in found:
             for each in group.fsdp_params:
                 info = each._module_info
                 yield f"{paths.get(id(info.module), path)}.{info.param_name}", each
@@ -147,13 +150,18 @@ def gathered(modules: _Modules) -> Iterator[tuple[str, torch.Tensor]]:
 
 def is_of_fsdp(kind: type) -> bool:
     """Whether objects of a class are FSDP2's own, which are read attribute by attribute."""
-    inside = _introspect.module_of(kind).startswith(f"{_PACKAGE}.") or (_AVAILABLE and issubclass(kind, FSDPState))
+    inside = _introspect.module_of(kind).startswith(f"{_PACKAGE}.") or issubclass(kind, _state_class())
     return inside and not issubclass(kind, enum.Enum | nn.Module)
 
 
 def is_state(value: Any) -> bool:
     """Whether an object is what FSDP2 keeps for a module."""
-    return _AVAILABLE and isinstance(value, FSDPState)
+    return isinstance(value, _state_class())
+
+
+def _state_class() -> Any:
+    """The class of what FSDP2 keeps for a module; no class where nobody uses FSDP2."""
+    return getattr(_part("_fsdp_state"), "FSDPState", ())
 
 
 def is_guarded(name: str) -> bool:
@@ -261,12 +269,13 @@ def unsupported(modules: _Modules) -> tuple[str, str, str] | None:
 
 def _beyond(group: FSDPParamGroup) -> tuple[str, str] | None:
     own = vars(group)
+    collectives, policies = _part("_fsdp_collectives"), _part("_fsdp_api")
     plain = "leave it out: FSDP2's own collectives are recorded"
-    if isinstance(own.get("offload_policy"), CPUOffloadPolicy):
+    if isinstance(own.get("offload_policy"), policies.CPUOffloadPolicy):
         return "CPUOffloadPolicy, which copies beside the step", "leave offload_policy= out"
-    if type(own.get("_all_gather_comm")) is not _fsdp_collectives.DefaultAllGather:
+    if type(own.get("_all_gather_comm")) is not collectives.DefaultAllGather:
         return "set_custom_all_gather() or other memory for gathers", plain
-    if type(own.get("_reduce_scatter_comm")) is not _fsdp_collectives.DefaultReduceScatter:
+    if type(own.get("_reduce_scatter_comm")) is not collectives.DefaultReduceScatter:
         return "set_custom_reduce_scatter() or other memory for reductions", plain
     if own.get("_all_reduce_hook") is not None:
         return "set_all_reduce_hook(), which works in a stream of its own", "leave the hook out"

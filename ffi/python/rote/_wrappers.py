@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,11 +16,6 @@ from torch.autograd import graph
 from torch.nn.parallel import DistributedDataParallel
 
 from . import _fsdp, _introspect
-
-try:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-except ImportError:  # pragma: no cover - torch without distributed
-    FullyShardedDataParallel = ()  # type: ignore[assignment,misc]
 
 _Modules = list[tuple[str, nn.Module]]
 #: The DDP modules in reach of a step, with their paths.
@@ -34,20 +30,14 @@ DERIVED = frozenset({"modules_buffers", "named_module_buffers", "_has_rebuilt_bu
 _CALL_REDUCERS = (graph._engine_run_backward, DistributedDataParallel._distributed_broadcast_coalesced)
 
 
-def inner(modules: _Modules) -> Iterator[tuple[str, nn.Module]]:
-    """All modules in these, with their paths."""
-    for path, module in modules:
-        for name, within in module.named_modules():
-            yield (f"{path}.{name}" if name else path), within
-
-
 def unsupported(modules: _Modules) -> tuple[str, str] | None:
     """A wrapper whose steps cannot be recorded, with the remedy."""
-    for path, module in inner(modules):
+    fsdp1 = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    for path, module in _fsdp.inner(modules):
         if _is_fused(module):
             what = f"torch.compile with the backend inductor at {path}, whose kernels are no recorded ops"
             return f"uses {what}", "apply rote.capture to the model as it is before torch.compile"
-        if isinstance(module, FullyShardedDataParallel):
+        if isinstance(module, fsdp1):
             return f"uses FullyShardedDataParallel at {path}, which is not supported", "use fully_shard (FSDP2)"
     try:
         beyond, begun = _fsdp.unsupported(modules), _fsdp.unrest(modules)
