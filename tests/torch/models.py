@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -259,13 +260,27 @@ class ConvNet(nn.Module):
         return self.head(F.relu(self.second(x)).flatten(1))
 
 
-def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
-    """The plainest step that trains."""
+def training(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    none: bool = True,
+    parts: int = 1,
+    within: Callable[[bool], AbstractContextManager[object]] = lambda last: nullcontext(),
+    clip: bool = False,
+    forward: Callable[[Tensor], Tensor] | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """The plainest step that trains. ``none``: gradients are None at its begin; ``parts``: of a batch, each with a
+    backward pass of its own ``within(last)``; ``clip``: by a norm of 0.1; ``forward``: in place of the model itself."""
 
     def train_step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
+        optimizer.zero_grad(set_to_none=none)
+        for part in range(parts):
+            with within(part == parts - 1):
+                loss = (forward or model)(x if parts == 1 else x[part::parts]).square().mean()
+                loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         return loss.detach()
 

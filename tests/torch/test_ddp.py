@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from models import inputs
+from models import inputs, training
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over
 from test_refusals import check_refused
 from torch import Tensor, nn
@@ -65,19 +65,18 @@ class Setting:
         model = self.wrapped()
         optimizer = self.optimizer(model)
 
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad(set_to_none=self.none)
-            for part in range(self.parts):
-                last = part == self.parts - 1
-                with contextlib.nullcontext() if last else model.no_sync():
-                    with torch.autocast("cpu", enabled=self.autocast):
-                        loss = model(x[part :: self.parts]).square().mean()
-                    loss.backward()
-            if self.clip:
-                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-            return loss.detach()
+        def forward(x: Tensor) -> Tensor:
+            with torch.autocast("cpu", enabled=self.autocast):
+                return model(x)  # type: ignore[no-any-return]
 
+        step = training(
+            *(model, optimizer),
+            none=self.none,
+            parts=self.parts,
+            within=lambda last: contextlib.nullcontext() if last else model.no_sync(),
+            clip=self.clip,
+            forward=forward,
+        )
         captured = capture(step, state=[model, optimizer], **options)
         dtype = next(model.parameters()).dtype
         for call, x in enumerate(inputs(CALLS, 12, 8)):
@@ -257,14 +256,8 @@ def test_what_is_refused_of_the_wrapper(name: str) -> None:
         model = wrap(Net())
         optimizer = adamw(model)
 
-        def step(x: Tensor) -> Tensor:
-            loss: Tensor = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        return over(capture, step, (x + dist.get_rank() for x in inputs(8, 4, 8)), state=[model, optimizer])
+        calls = (x + dist.get_rank() for x in inputs(8, 4, 8))
+        return over(capture, training(model, optimizer), calls, state=[model, optimizer])
 
     check_refused(script, word, remedy="leave")
 
@@ -381,18 +374,11 @@ def test_a_reducer_in_another_state(change: str) -> None:
         model = Setting().wrapped()
         optimizer = adamw(model)
 
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad(set_to_none=False)
-            loss: Tensor = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
         class Short(Net):
             def forward(self, x: Tensor) -> Tensor:
                 return self.up(x)  # type: ignore[no-any-return]
 
-        captured = capture(step, state=[model, optimizer])
+        captured = capture(training(model, optimizer, none=False), state=[model, optimizer])
         for call, x in enumerate(inputs(20, 4, 8)):
             if call == 12 and change == "hook":
                 model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
@@ -458,14 +444,7 @@ def test_join_stays_eager() -> None:
         model = Setting().wrapped()
         optimizer = adamw(model)
 
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss: Tensor = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        captured = capture(step, state=[model, optimizer])
+        captured = capture(training(model, optimizer), state=[model, optimizer])
         for x in inputs(8, 4, 8):
             yield captured(x + dist.get_rank())
         with Join([model]):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import inputs, mesh, mlp
+from models import inputs, mesh, mlp, training
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over, rote_capture
 from torch import Tensor, nn
 from torch.optim import adam
@@ -54,17 +54,6 @@ def with_lists(name: str, parameters: Any) -> torch.optim.Optimizer:
         if "foreach" in group:
             group["foreach"] = True
     return optimizer
-
-
-def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
-    def train_step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return train_step
 
 
 def small() -> nn.Module:

@@ -1,11 +1,12 @@
 """Steps of FSDP2 (``fully_shard``) leave what eager leaves, whatever the settings."""
 
+import contextlib
 import dataclasses
 import itertools
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from models import inputs
+from models import inputs, training
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over
 from ranks import CaseSkipped
 from test_refusals import check_refused
@@ -134,18 +135,20 @@ class Setting:
         model = self.model()
         optimizer = self.optimizer(model)
 
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad(set_to_none=self.none)
-            for part in range(self.parts):
-                if self.parts > 1:
-                    self.sync(model, part == self.parts - 1)
-                loss = model(x[part :: self.parts]).float().square().mean()
-                loss.backward()
-            if self.clip:
-                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-            return loss.detach()
+        @contextlib.contextmanager
+        def within(last: bool) -> Iterator[None]:
+            if self.parts > 1:
+                self.sync(model, last)
+            yield
 
+        step = training(
+            *(model, optimizer),
+            none=self.none,
+            parts=self.parts,
+            within=within,
+            clip=self.clip,
+            forward=lambda x: model(x).float(),  # type: ignore[no-any-return]
+        )
         captured = capture(step, state=[model, optimizer], **options)
         dtype = next(model.parameters()).dtype
         for call, x in enumerate(inputs(CALLS, 12, 8)):
@@ -501,14 +504,7 @@ def test_model_in_a_closure() -> None:
         model = Setting().model()
         optimizer = adamw(model)
 
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        yield from over(capture, step, inputs(CALLS, 12, 8), state=optimizer)
+        yield from over(capture, training(model, optimizer), inputs(CALLS, 12, 8), state=optimizer)
         return [model, optimizer]
 
     check_refused(script, "FSDP2", remedy="name the model in state=")
