@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import Mlp, inputs, mesh, mlp
+from models import Mlp, inputs, mesh, mlp, training
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, facts, over, rote_capture, same
 from ranks import CaseSkipped
 from torch import Tensor, nn
@@ -539,15 +539,7 @@ def test_compiled_modules_inside(backend: str, refused: bool) -> None:
         net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 2))
         net[0] = torch.compile(net[0], backend=backend)
         opt = torch.optim.SGD(net.parameters(), lr=0.1)
-
-        def step(x: Tensor) -> Tensor:
-            opt.zero_grad()
-            loss = net(x).square().mean()
-            loss.backward()
-            opt.step()
-            return loss.detach()
-
-        return over(capture, step, (torch.randn(3, 4) for _ in range(26)), state=[net, opt])
+        return over(capture, training(net, opt), (torch.randn(3, 4) for _ in range(26)), state=[net, opt])
 
     found = check_right(script)
     if not ORACLE_ONLY:

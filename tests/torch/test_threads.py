@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from models import training
 from oracle import ORACLE_ONLY, rote_capture
 from torch import Tensor, nn
 
@@ -148,15 +149,7 @@ def test_optimizers_that_read_numbers_are_recorded_in_two_threads() -> None:
     def make() -> Any:
         model = nn.Linear(3, 1)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return rote_capture(step, state={"model": model, "optimizer": optimizer})
+        return rote_capture(training(model, optimizer), state={"model": model, "optimizer": optimizer})
 
     def train(step: Any) -> None:
         for _ in range(100):

@@ -41,9 +41,21 @@ impl Handles {
         self.started.values().flatten().count()
     }
 
-    /// What the step has not waited for.
-    pub(super) fn under_way(&self) -> impl Iterator<Item = &Started> {
-        self.started.values().flatten()
+    /// The values that a collective uses until it was waited for; none after that.
+    fn used_by(&self, handle: i64) -> Vec<ValueId> {
+        match self.started.get(&handle) {
+            Some(Some(Started::Collective { output, .. })) => [Some(*output), self.target(*output)]
+                .into_iter()
+                .flatten()
+                .collect(),
+            Some(Some(Started::Op(exchange))) => exchange.values().copied().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The values that collectives use which the step has not waited for.
+    pub(super) fn used(&self) -> impl Iterator<Item = ValueId> {
+        self.started.keys().flat_map(|handle| self.used_by(*handle))
     }
 
     /// Whether an instruction starts a collective that the step calls by hand.
@@ -440,18 +452,12 @@ impl Recorder {
             })
             .collect();
         let plan = &self.tables.plan;
-        let touches = |value: &ValueId| {
-            let (root, extent) = (plan.values[*value as usize].root, extent(plan, *value));
+        let touches = |value: ValueId| {
+            let (root, extent) = (plan.values[value as usize].root, extent(plan, value));
             (used.iter()).any(|(used, reach)| *used == root && meet(*reach, extent))
         };
         let handles: Vec<i64> = (self.handles.internal.iter().copied())
-            .filter(|handle| match self.handles.started.get(handle) {
-                Some(Some(Started::Collective { output, .. })) => {
-                    touches(output) || self.handles.target(*output).is_some_and(|to| touches(&to))
-                }
-                Some(Some(Started::Op(exchange))) => exchange.values().any(touches),
-                _ => false,
-            })
+            .filter(|handle| self.handles.used_by(*handle).into_iter().any(touches))
             .collect();
         self.end_internal(|handle| handles.contains(&handle), op.source)
     }

@@ -5,10 +5,10 @@
 //! when the storage is resized to 0 again. Each generation is memory of the plan's own, as a bucket is (see `buckets`):
 //! it begins empty, and the step must have written what it reads. Nothing of it is left when the step ends.
 
+use rote_plans::ValueId;
+
 use super::Recorder;
-use super::by_hand::Started;
-use crate::event::OpEvent;
-use crate::event::TensorEvent;
+use crate::event::{OpEvent, TensorEvent};
 use crate::refusal::Refusal;
 
 impl Recorder {
@@ -107,14 +107,8 @@ impl Recorder {
             return false;
         };
         let plan = &self.tables.plan;
-        let of_root = |value: &u32| plan.values[*value as usize].root == root.value;
-        let by_hand = self.handles.under_way().any(|started| match started {
-            Started::Collective { output, .. } => {
-                of_root(output) || (self.handles.target(*output)).is_some_and(|to| of_root(&to))
-            }
-            Started::Op(exchange) => exchange.values().any(of_root),
-        });
-        by_hand || self.pending.iter().any(of_root)
+        let of_root = |value: ValueId| plan.values[value as usize].root == root.value;
+        self.handles.used().any(of_root) || self.pending.iter().copied().any(of_root)
     }
 }
 
