@@ -6,8 +6,9 @@ for tokens, labels in loader:
 """
 
 from . import logging
-from ._capture import Captured, capture
+from ._capture import Captured, capture, capture_module
 from ._native import LogCallback, lib
+from ._region import CapturedModule
 from ._step import RecordingRefused, Stats, VerificationError
 from ._validate import validate
 
@@ -19,11 +20,13 @@ lib.rote_set_log(_log_callback)
 
 __all__ = [
     "Captured",
+    "CapturedModule",
     "RecordingRefused",
     "Stats",
     "VerificationError",
     "__version__",
     "capture",
+    "capture_module",
     "logging",
     "validate",
 ]

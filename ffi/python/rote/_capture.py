@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
+from torch import nn
 from torch._C._dynamo import eval_frame
 
+from ._region import CapturedModule, Region
 from ._step import Stats, Step
 
 Arguments = ParamSpec("Arguments")
@@ -227,3 +229,38 @@ def capture(
         )
 
     return wrap if fn is None else wrap(fn)
+
+
+def capture_module(
+    module: nn.Module,
+    *,
+    plans: str | Path | None = None,
+    strict: bool = False,
+    max_variants: int = 8,
+    ignore: Sequence[str] = (),
+    passes: str | Sequence[str] = "",
+) -> CapturedModule:
+    """Captures the ``forward`` of a module, in place, as a region: its forward and its backward are recorded and
+    replayed each, and all around them stays eager and live.
+
+    For models whose whole step cannot be captured: with host reads, routers, pipelines, prints. Capture the blocks
+    (``for block in model.layers: rote.capture_module(block)``), after wrapping them in activation checkpoints and
+    before ``fully_shard`` or ``DistributedDataParallel``, where ``block.compile()`` would stand. Hooks of the module
+    itself are outside of the region.
+
+    Args:
+        module: the module. Its ``forward`` may take and return tensors, and tuples, lists and dicts of them.
+        plans, strict, max_variants, ignore, passes: as :func:`capture` has them.
+
+    Returns:
+        A handle with ``stats``, ``explain()`` and ``release()``.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"rote.capture_module takes a module, not a {type(module).__name__}")
+    if "forward" in vars(module):
+        raise ValueError("rote.capture_module takes a module whose forward is that of its class")
+    region = Region(
+        module.forward, module, plans=plans, strict=strict, max_variants=max_variants, ignore=ignore, passes=passes
+    )
+    module.forward = Captured(region)
+    return CapturedModule(module, region)

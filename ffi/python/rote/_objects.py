@@ -125,6 +125,7 @@ class Objects(Walk):
         self.fetched: set[str] = set()  # names of attributes that objects in reach ask for, as `attrgetter` does
         self.reducers: list[tuple[str, DistributedDataParallel]] = []  # modules that reduce gradients in buckets
         self.fsdp_states: list[tuple[str, Any]] = []  # what FSDP2 keeps for modules
+        self.entered: set[int] = set()  # modules of which only the forward is called, and no hooks
         self.holders: dict[int, Any] = {}  # objects by the identities of the dicts of their attributes
         self.buffers: list[tuple[int, int, str]] = []  # where they begin and end in memory, and their paths
         self._named = Named(self, function)
@@ -429,6 +430,8 @@ class Objects(Walk):
                     if issubclass(type(item), nn.Module | torch.Tensor):
                         self.value(f"{path}.{name}", item, depth)  # children are no hop
             elif issubclass(type(value), dict) and holds_hooks(key):
+                if id(module) in self.entered:
+                    continue
                 self.add(ENTRY_SIZE, own, key, HOST, subject, value)
                 if value:
                     self._hooks(subject, value, depth + 1)

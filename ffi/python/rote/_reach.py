@@ -62,15 +62,20 @@ class Reach(Objects):
         read: Sequence[Any] = (),
         missed: frozenset[str] = frozenset(),
         unread: _unread.Unread | None = None,
+        is_region: bool = False,
     ) -> None:
+        """``is_region``: gradients, and hooks of tensors and of the state's modules, are outside."""
         while issubclass(type(function), functools.partial):
             function = function.func
         super().__init__(_innermost(function), ignore, ran, read, missed, unread or _unread.Unread())
+        self._is_region = is_region
 
     # -- where it starts ------------------------------------------------------
 
     def module(self, path: str, module: nn.Module) -> None:
         """Guards a module and its children, however deep."""
+        if self._is_region:
+            self.entered.add(id(module))
         self.value(path, module, 0)
 
     def optimizer(self, path: str, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> None:
@@ -117,13 +122,15 @@ class Reach(Objects):
 
     def tensor(self, path: str, tensor: torch.Tensor) -> None:
         """Guards a tensor of the state by address and meta, its attributes and its ``.grad``."""
-        grad = tensor.grad if tensor.is_leaf else None
+        grad = tensor.grad if tensor.is_leaf and not self._is_region else None
         text = short_text(tensor) + self.sharing(path, tensor)
         shared = "" if grad is None else self.memory(f"{path}.grad", grad)
         self.facts.append(Fact(TENSOR_META, tensor, None, STATE, path, text))
         self.visit(tensor)
         self._entries_of_own(path, tensor, 0)
         self._tensor_class(path, tensor, 0)
+        if self._is_region:
+            return
         self._hooks_of(path, tensor, 0)
         # One that requires no gradient may have one from before; that there is none is part of its meta.
         if tensor.is_leaf and (tensor.requires_grad or grad is not None):

@@ -203,9 +203,10 @@ def _dtensor_switches() -> Iterator[_facts.Fact]:
             yield count(rules, f"DTensor's {name}")
 
 
-def _shared_memory() -> Iterator[_facts.Fact]:
+def _shared_memory(of_gradients: bool) -> Iterator[_facts.Fact]:
     """Which memory gradients, and tensors that are no state, have in common with others."""
-    for kind, whose in ((GRAD_MEMORY, "gradients"), (REACH_MEMORY, "tensors in reach")):
+    gradients = [(GRAD_MEMORY, "gradients")] if of_gradients else []
+    for kind, whose in (*gradients, (REACH_MEMORY, "tensors in reach")):
         yield _facts.Fact(kind, None, None, STATE, f"memory of {whose}", "")
 
 
@@ -275,7 +276,8 @@ class Recording:
             self._facts([fact for fact in facts if _is_guarded(fact, follows_tuples, tuples)])
             self._check_reach(extents)
             self._step.went_no_further(self._survey.walk.stopped)
-            self._facts([*_switches(), *_shared_memory(), *self._functions_of_optimizers()])
+            shared = _shared_memory(of_gradients=not self._step.is_region)
+            self._facts([*_switches(), *shared, *self._functions_of_optimizers()])
         self._check_reached()
         self._watch_reach(given.keys())
         check(lib.rote_record_ready(self._session))
@@ -286,7 +288,7 @@ class Recording:
     def _follow_reducers(self, reducers: _wrappers.Reducers) -> None:
         """Says what modules that reduce gradients in buckets do in C++, and in every step."""
         self._watch.internal = _wrappers.internal_code(reducers)
-        self._flags = _wrappers.Flags(reducers, self._step.state.modules)
+        self._flags = _wrappers.Flags(reducers, self._step.wrapped)
         self._settled = _wrappers.settled(reducers)
 
     def _open_arguments(self) -> str:
@@ -328,7 +330,8 @@ class Recording:
                 self._track_grad(path, tensor, NO_INDEX)
         for i, (path, leaf) in enumerate(self.leaves):
             if isinstance(leaf, torch.Tensor):
-                if leaf.requires_grad and not leaf.is_leaf and torch.is_grad_enabled():
+                with_graph = leaf.requires_grad and not leaf.is_leaf and torch.is_grad_enabled()
+                if with_graph and not self._step.is_region:
                     self._watch.refuse(
                         "",
                         f"takes {path}, which carries an autograd graph from outside the step",
@@ -375,7 +378,7 @@ class Recording:
 
     def _check_supported(self) -> None:
         """Refuses wrappers of modules that cannot be replayed yet."""
-        unsupported = _wrappers.unsupported(self._step.state.modules)
+        unsupported = _wrappers.unsupported(self._step.wrapped)
         if unsupported is not None:
             self._watch.refuse("", *unsupported)
 
@@ -685,7 +688,7 @@ class Recording:
         self._versions.append((tensor, _version(tensor), _version(local)))
 
     def _track_grad(self, path: str, tensor: torch.Tensor, leaf: int) -> None:
-        if not tensor.is_leaf:
+        if not tensor.is_leaf or self._step.is_region:
             return
         self._grads.append((path, tensor, tensor.grad))
         if tensor.grad is not None:
@@ -729,7 +732,7 @@ class Recording:
 
     def run(self, seen: _record.Seen | None = None) -> Any:
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""
-        call = functools.partial(self._step.function, *self._args, **self._kwargs)
+        call = functools.partial(self._step.recorded, *self._args, **self._kwargs)
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self._grads if grad is not None]
         try:
             for optimizer in self._watched:
@@ -863,7 +866,7 @@ class Recording:
         spec and whether it requires grad, what they are views of, and the classes in the result."""
         session = self._session
         self._check_left()
-        left = _wrappers.left(self._step.state.modules)
+        left = _wrappers.left(self._step.wrapped)
         if left is not None:
             self._watch.refuse("", *left)
         self._watch.check_raising()

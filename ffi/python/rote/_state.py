@@ -24,6 +24,8 @@ class State:
     optimizers: list[tuple[str, torch.optim.Optimizer]] = field(default_factory=list)
     loose: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     scalers: list[tuple[str, torch.amp.GradScaler]] = field(default_factory=list)
+    as_it_is: bool = False
+    """Whether parameters are those that stand in the modules now, even where FSDP2 has gathered them."""
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor of the state with its path; parameters first. No two go by one path."""
@@ -36,7 +38,7 @@ class State:
         full_names: dict[int, str] = {}
         owners: dict[str, int] = {}
         ambiguous: set[str] = set()  # names of parameters of two modules
-        sharded = _fsdp.unsharded(self.modules)
+        sharded = {} if self.as_it_is else _fsdp.unsharded(self.modules)
         for path, module in self.modules:
             for name, found in module.named_parameters(remove_duplicate=False):
                 parameter = sharded.get(id(found), found)
@@ -48,7 +50,8 @@ class State:
                 yield full, parameter
             for name, buffer in module.named_buffers(remove_duplicate=False):
                 yield (f"{path}.{name}" if path else name), buffer
-        yield from _fsdp.gathered(self.modules)
+        if not self.as_it_is:
+            yield from _fsdp.gathered(self.modules)
         for path, module in self.modules:
             for name, inner in module.named_modules():
                 yield from _attributes(f"{path}.{name}" if name else path, inner)

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from . import _bridge, _difference, _ranks, _results, _state, _survey, _unread, _verify, _wrappers
@@ -117,6 +118,7 @@ class Stats:
     variants: int = 0
     guard_misses: dict[str, int] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
+    backward: Stats | None = None  # of a region: those of its backward
 
 
 def _temporary_plans(owner: object) -> tuple[str, Any]:
@@ -127,6 +129,9 @@ def _temporary_plans(owner: object) -> tuple[str, Any]:
 
 class Step:
     """What Rote keeps of a captured function."""
+
+    #: Whether only a part of a step is captured: gradients, and hooks of modules and tensors, are then outside.
+    is_region = False
 
     def __init__(
         self,
@@ -157,8 +162,9 @@ class Step:
             raise TypeError("ignore= takes a list of names")
         self.passes = passes if isinstance(passes, str) else ",".join(passes) or "none"
         self.function = fn
-        self.state = _state.collect(state)
         self._given_state = state
+        self.state = self._collected()
+        self.label = ""  # how people know it, if not by the function's name
         self._strict = strict
         self._verify = verify + _UNSETTLED if verify else 0
         self._verify_every = verify_every
@@ -363,6 +369,7 @@ class Step:
             code = getattr(self.function, "__code__", None)
         if isinstance(code, types.CodeType):
             function = f"{Path(code.co_filename).name}:{function}"
+        function = self.label or function
         session = lib.rote_session_new(
             c_text(function),
             c_text(f"torch {torch.__version__}"),
@@ -419,10 +426,10 @@ class Step:
             self._sees_first = False
             if self.ran is None and _survey.much_code(self.state.modules):
                 return self._seen(args, kwargs)
-        if self._beginnings < _MOST_BEGINNINGS and _wrappers.begins(self.state.modules):
+        if self._beginnings < _MOST_BEGINNINGS and _wrappers.begins(self.wrapped):
             self._beginnings += 1
             return self._run(args, kwargs)
-        self._waits = self._waits + 1 if _wrappers.is_busy(self.state.modules) else 0
+        self._waits = self._waits + 1 if _wrappers.is_busy(self.wrapped) else 0
         if 0 < self._waits <= _MOST_WAITS:
             return self._run(args, kwargs)
         try:
@@ -470,6 +477,7 @@ class Step:
                 raise
             self._failed(problem)
             return result
+        self._kept(outcome)
         recording.forget()
         self._failures = 0
         for gone in self.results.keys() - set(outcome["variants"]):
@@ -477,6 +485,9 @@ class Step:
         if outcome["outcome"] == "refused":
             self._refused(outcome["reason"])
         return result
+
+    def _kept(self, outcome: dict[str, Any]) -> None:
+        """Is told what became of a recording."""
 
     def _seen(self, args: Any, kwargs: Any, must: bool = False) -> Any:
         """Runs a call eagerly and notes which code runs, then looks at what that has in reach. ``must``: no other way
@@ -512,6 +523,16 @@ class Step:
             self._abort(recording)
             if not isinstance(problem, Exception):
                 raise
+
+    @property
+    def recorded(self) -> Callable[..., Any]:
+        """What runs when a call is recorded."""
+        return self.function
+
+    @property
+    def wrapped(self) -> list[tuple[str, nn.Module]]:
+        """The modules whose wrappers run in the step."""
+        return [] if self.is_region else self.state.modules
 
     @property
     def knows_code(self) -> bool:
@@ -663,10 +684,15 @@ class Step:
 
     # -- verification ---------------------------------------------------------------
 
+    def _collected(self) -> _state.State:
+        state = _state.collect(self._given_state)
+        state.as_it_is = self.is_region
+        return state
+
     def _look_for_state(self) -> None:
         """Finds the state anew: objects in it may hold other modules and tensors than before."""
         with contextlib.suppress(TypeError):
-            self.state = _state.collect(self._given_state)
+            self.state = self._collected()
 
     def _verified(self, args: Any, kwargs: Any) -> Any:
         """Runs a call beside eager, if all ranks replay it: a rank that runs it once would not answer the
@@ -727,7 +753,7 @@ class Step:
         _warn(f"rote: {why}; the step stays eager from now on", 6)
 
     def name(self) -> str:
-        return str(getattr(self.function, "__name__", "the step"))
+        return self.label or str(getattr(self.function, "__name__", "the step"))
 
     def _all_replay(self, args: Any, kwargs: Any) -> bool:
         """Whether this rank and all others would replay the call."""

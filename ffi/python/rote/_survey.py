@@ -53,6 +53,7 @@ class Survey:
             step.read_schedulers,
             step.missed_by_schedulers,
             step.unread,
+            step.is_region,
         )
 
     def make(
@@ -79,7 +80,7 @@ class Survey:
             guard(ARGUMENT, path, walk.argument_in_words(path, leaf))
         in_c = [
             (path, tensor, self._hooks(path, tensor))
-            for path, tensor in [*tensors, *leaves]
+            for path, tensor in ([] if self._step.is_region else [*tensors, *leaves])
             if isinstance(tensor, torch.Tensor)
         ]
         names = {id(tensor): path.split(".", 1)[-1] for path, tensor in reversed(tensors)}
@@ -100,7 +101,7 @@ class Survey:
             unsupported = _wrappers.refused_of_ddp(path, reducer)
             if unsupported is not None:
                 refuse("", *unsupported)
-        named = {id(fsdp_state) for _, fsdp_state in _fsdp.states(state.modules)}
+        named = {id(fsdp_state) for _, fsdp_state in _fsdp.states(self._step.wrapped)}
         for path, fsdp_state in walk.fsdp_states:
             if id(fsdp_state) not in named:
                 refuse("", f"uses FSDP2 (fully_shard) at {path}, beyond the state", "name the model in state=")

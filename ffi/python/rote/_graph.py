@@ -1,0 +1,333 @@
+"""The autograd graph of a region's forward, cut off from the caller's, and how a backward runs over it.
+
+A region's forward runs on detached inputs. What its graph saves for the backward is not in the graph: hooks keep it in
+a list beside (:class:`Tape`), and every backward says which list is meant. So one graph serves all forwards of a
+variant, as the guards of the variant say that each would make the same graph.
+
+Gradients leave the graph as eager adds them up: a tensor that the region uses twice gets two *contributions*, in the
+order in which the autograd engine makes them, and the engine adds them to those from outside. Adding them up inside
+would round otherwise.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree
+
+from ._specs import local_of
+
+_Hooks = torch.autograd.graph.saved_tensors_hooks
+
+
+@dataclass(frozen=True)
+class Given:
+    """A tensor that the graph saves and that the caller has passed: its place among those that are saved."""
+
+    place: int
+    spec: Any
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor that the graph saves and that the forward has made: its place among those."""
+
+    place: int
+    spec: Any
+
+
+class Tape:
+    """What one forward saves for its backward, in the order in which the graph saves it."""
+
+    def __init__(
+        self,
+        given: dict[int, int],
+        arguments: list[torch.Tensor],
+        state: list[torch.Tensor],
+        unrecorded: Callable[[], Any],
+    ) -> None:
+        """``given``: places of detached inputs by their identities. The graph may save other tensors in the memory of
+        ``arguments`` and ``state``."""
+        self._places_of_given = given
+        self._state = {id(tensor) for tensor in state}
+        self._in_state = {_storage(tensor): tensor for tensor in reversed(state)}
+        self._in_arguments = {_storage(tensor): place for place, tensor in enumerate(arguments)}
+        self._unrecorded = unrecorded
+        #: Tensors of the state, and places of arguments, that must not be written before the backward.
+        self.checked_state: dict[int, torch.Tensor] = {}
+        self.checked_arguments: set[int] = set()
+        self.entries: list[Given | Made | torch.Tensor] = []  # tensors: those of the state
+        self.given: list[int] = []  # the places of detached inputs that are saved
+        self.made: list[torch.Tensor] = []
+        self._current: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] | None = None
+        self.has_other_hooks = False
+
+    def hooks(self) -> Any:
+        """Within, what autograd saves goes into this tape."""
+        return _Hooks(self._pack, self._unpack)
+
+    def _pack(self, tensor: torch.Tensor) -> int:
+        self.entries.append(self._entry(tensor))
+        return len(self.entries) - 1
+
+    def _entry(self, tensor: torch.Tensor) -> Given | Made | torch.Tensor:
+        spec = tensor._spec if isinstance(tensor, DTensor) else None
+        given = self._places_of_given.get(id(tensor))
+        if given is not None:
+            if given not in self.given:
+                self.given.append(given)
+            return Given(self.given.index(given), spec)
+        of_state = tensor if id(tensor) in self._state else self._in_state.get(_storage(tensor))
+        if of_state is not None:
+            self.checked_state[id(of_state)] = of_state
+        if of_state is tensor:
+            return tensor
+        with self._unrecorded():
+            if of_state is not None:
+                return tensor.detach()
+            plain = local_of(tensor).data
+        place = self._in_arguments.get(_storage(tensor))
+        if place is not None:
+            self.checked_arguments.add(place)
+        for place, known in enumerate(self.made):
+            if is_same(known, plain):
+                return Made(place, spec)
+        self.made.append(plain)
+        return Made(len(self.made) - 1, spec)
+
+    def _unpack(self, number: int) -> torch.Tensor:
+        assert self._current is not None
+        return self._tensor(self.entries[number], *self._current)
+
+    def _tensor(
+        self, entry: Given | Made | torch.Tensor, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        if isinstance(entry, torch.Tensor):
+            return entry
+        local = (given if isinstance(entry, Given) else made)[entry.place]
+        same = entry.spec is None or isinstance(local, DTensor)
+        return local if same else DTensor(local, entry.spec, requires_grad=False)
+
+    def as_in_eager(self, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What eager saves, in its order."""
+        return [self._tensor(entry, given, made) for entry in self.entries]
+
+    def parts(self, saved: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Plain tensors of what eager saves: those that the caller has passed, and those that the forward has made."""
+        given: dict[int, torch.Tensor] = {}
+        made: dict[int, torch.Tensor] = {}
+        for entry, tensor in zip(self.entries, saved, strict=True):
+            if not isinstance(entry, torch.Tensor):
+                (given if isinstance(entry, Given) else made)[entry.place] = local_of(tensor).data
+        return [given[i] for i in range(len(given))], [made[i] for i in range(len(made))]
+
+    def play(self, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Tape:
+        """Within, the graph finds the tensors that one forward has saved."""
+        self._current = given, made
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._current = None
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """The storage of a tensor, by its address; of one without, an address of nothing else."""
+    local = local_of(tensor)
+    return int(local.untyped_storage()._cdata) if local.layout == torch.strided else id(tensor)
+
+
+def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two plain tensors look at the same memory in the same way."""
+    return bool(
+        shares_memory(one, other)
+        and one.dtype == other.dtype
+        and one.storage_offset() == other.storage_offset()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.is_conj() == other.is_conj()
+        and one.is_neg() == other.is_neg()
+    )
+
+
+def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two plain tensors have one storage."""
+    return _storage(one) == _storage(other)
+
+
+@dataclass(frozen=True)
+class _Contribution:
+    """A gradient that leaves the graph: by which edge, to which leaf."""
+
+    node: Node
+    place: int
+    leaf: Node
+
+
+class Graph:
+    """The graph of one forward."""
+
+    def __init__(self, outputs: Sequence[torch.Tensor], tape: Tape) -> None:
+        """``outputs``: tensors with the graph, all different."""
+        self._outputs = [get_gradient_edge(tensor) for tensor in outputs]
+        self._tape = tape
+        self._nodes, contributions = _walk([edge.node for edge in self._outputs])
+        #: The tensors that gradients go to, one for each contribution, in the order in which the engine makes them.
+        self.leaves = [each.leaf.variable for each in contributions]  # type: ignore[attr-defined]
+        uses = Counter(id(each.leaf) for each in contributions)
+        self._single: list[tuple[int, GradientEdge]] = []
+        self._caught: list[torch.Tensor | None] = [None] * len(contributions)
+        several: dict[Node, list[tuple[int, int]]] = {}
+        for number, each in enumerate(contributions):
+            if uses[id(each.leaf)] == 1:
+                self._single.append((number, GradientEdge(each.leaf, 0)))
+            else:
+                several.setdefault(each.node, []).append((number, each.place))
+        self._edges_of_several = {
+            id(each.leaf): GradientEdge(each.leaf, 0) for each in contributions if uses[id(each.leaf)] > 1
+        }
+        self._several = [id(each.leaf) if uses[id(each.leaf)] > 1 else 0 for each in contributions]
+        for node, places in several.items():
+            node.register_hook(self._catch(places))
+
+    def _catch(self, places: list[tuple[int, int]]) -> Callable[[Any, Any], Any]:
+        """A hook that takes contributions out, before the engine adds them up."""
+        caught = self._caught
+
+        def catch(gradients: Any, _: Any) -> Any:
+            left = list(gradients)
+            for number, place in places:
+                caught[number], left[place] = left[place], None
+            return tuple(left)
+
+        return catch
+
+    def begins_before(self, number: int) -> bool:
+        """Whether the graph goes on into another one: whether one of its nodes has a lower sequence number."""
+        return any(node._sequence_nr() < number for node in self._nodes)
+
+    def keeps_tensors(self) -> str:
+        """The name of a function that keeps tensors for its backward elsewhere than in ``save_for_backward``."""
+        for node in self._nodes:
+            if isinstance(node, BackwardCFunction):
+                own = [value for name, value in vars(node).items() if name != "saved_tensors"]
+                if any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(own)):
+                    return type(node).__name__.removesuffix("Backward")
+        return ""
+
+    def backward(
+        self,
+        needs: tuple[bool, ...],
+        tangents: Sequence[torch.Tensor | None],
+        given: Sequence[torch.Tensor],
+        made: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor | None]:
+        """The contributions of one backward, for those that are needed. ``tangents``: gradients of the outputs."""
+        found: list[torch.Tensor | None] = [None] * len(self.leaves)
+        ends = [(edge, tangent) for edge, tangent in zip(self._outputs, tangents, strict=True) if tangent is not None]
+        singles = [(number, edge) for number, edge in self._single if needs[number]]
+        several = {
+            key: self._edges_of_several[key] for key, need in zip(self._several, needs, strict=True) if key and need
+        }
+        if not ends or not (singles or several):
+            return found
+        with self._tape.play(given, made), _without_hooks(self.leaves):
+            gradients = torch.autograd.grad(
+                [edge for edge, _ in ends],
+                [*(edge for _, edge in singles), *several.values()],
+                [tangent for _, tangent in ends],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        for (number, _), gradient in zip(singles, gradients, strict=False):
+            found[number] = gradient
+        for number, key in enumerate(self._several):
+            if key:
+                found[number], self._caught[number] = self._caught[number], None
+        return found
+
+
+@contextmanager
+def _without_hooks(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Within, hooks of tensors do not run: the caller's graph runs them."""
+    hooks = [tensor._backward_hooks for tensor in tensors if tensor._backward_hooks]
+    kept = [dict(each) for each in hooks]
+    for each in hooks:
+        each.clear()
+    try:
+        yield
+    finally:
+        for each, own in zip(hooks, kept, strict=True):
+            each.update(own)
+
+
+_LAST = 1 << 64  # the sequence number of a node that accumulates a gradient
+
+
+def _walk(roots: list[Node]) -> tuple[list[Node], list[_Contribution]]:
+    """The nodes of a graph that are no leaves, and the gradients that leave it, in the order in which the engine runs
+    nodes: of those whose gradients are complete, the one that was made last (torch/csrc/autograd/engine.cpp)."""
+    waiting: Counter[Node] = Counter(roots)
+    left, seen = list(roots), set[Node]()
+    while left:
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            next_nodes = [each for each, _ in node.next_functions if each is not None]
+            waiting.update(next_nodes)
+            left += next_nodes
+    ready: list[tuple[int, int, Node]] = []
+    arrivals = itertools.count()  # no two entries of the heap are equal
+    nodes: list[Node] = []
+    contributions: list[_Contribution] = []
+
+    def arrives(node: Node) -> None:
+        waiting[node] -= 1
+        if not waiting[node]:
+            number = _LAST if is_leaf(node) else node._sequence_nr()
+            heapq.heappush(ready, (-number, next(arrivals), node))
+
+    for node in roots:
+        arrives(node)
+    while ready:
+        _, _, node = heapq.heappop(ready)
+        if is_leaf(node):
+            continue
+        nodes.append(node)
+        for place, (following, _) in enumerate(node.next_functions):
+            if following is None:
+                continue
+            if is_leaf(following):
+                contributions.append(_Contribution(node, place, following))
+            arrives(following)
+    return nodes, contributions
+
+
+def ends_in(roots: list[Node | None], begin: int, outside: set[Node | None]) -> bool:
+    """Whether a graph made since a sequence number ends in leaves, and in nodes from ``outside``."""
+    pending, seen = list(roots), set(outside)
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen or is_leaf(node):
+            continue
+        if node._sequence_nr() < begin:
+            return False
+        seen.add(node)
+        pending += [each for each, _ in node.next_functions]
+    return True
+
+
+def is_leaf(node: Node) -> bool:
+    """Whether a node accumulates the gradient of a tensor that no op has made."""
+    return hasattr(node, "variable")

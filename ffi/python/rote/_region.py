@@ -1,0 +1,474 @@
+"""Regions: functions whose forward and backward are captured each, while all around them runs as before.
+
+A region is two captured functions. The forward returns its results and what its autograd graph saves; a node of
+autograd (:class:`_Node`) holds that until its backward comes, which is captured too, for each variant of the forward.
+Where the forward is not replayed, it runs on detached inputs, so that its graph (``_graph.py``) ends where the region
+does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree
+
+from . import _graph, _record
+from ._native import c_text, lib
+from ._recording import Recording
+from ._specs import local_of
+from ._step import Stats, Step
+
+
+@dataclass
+class _Plan:
+    """What all forwards of one variant have in common."""
+
+    graph: _graph.Graph
+    tape: _graph.Tape
+    given: list[Callable[[Any, Any], torch.Tensor]]  # each finds one tensor in the arguments of a call
+    inputs: list[int | torch.Tensor]  # for each contribution: a place in `given`, or a tensor of the state
+    outputs: list[int]  # the results that have the graph, by their places among the leaves of the result
+    checked: list[int]  # of these, those whose memory the graph has saved
+    checked_arguments: list[Callable[[Any, Any], torch.Tensor]]
+    backward: _Backward | None = None
+
+    def attach(self, result: Any, args: Any, kwargs: Any, hooked: bool) -> Any:
+        """The result of a forward, as one of autograd's. ``result``: with what the graph has saved; ``hooked``: whether
+        code around has set hooks for saved tensors, which may count what they are called with."""
+        result, made = result
+        leaves, structure = ([result], None) if isinstance(result, torch.Tensor) else _pytree.tree_flatten(result)
+        given = [find(args, kwargs) for find in self.given]
+        inputs = [given[each] if isinstance(each, int) else each for each in self.inputs]
+        outputs = [leaves[place] for place in self.outputs]
+        given = [given[place] for place in self.tape.given]
+        if hooked:
+            saved = self.tape.as_in_eager(given, made)
+        else:  # others than these are saved so that autograd finds those that were written since
+            arguments = [find(args, kwargs) for find in self.checked_arguments]
+            checked = (*self.tape.checked_state.values(), *(outputs[place] for place in self.checked), *arguments)
+            saved = [*given, *made, *checked]
+        differentiable = _Node.apply(_Call(self, outputs, saved, hooked), *inputs)
+        for place, output in zip(self.outputs, differentiable, strict=True):
+            leaves[place] = output
+        return leaves[0] if structure is None else _pytree.tree_unflatten(leaves, structure)
+
+    def gradients(self, needs: tuple[bool, ...], tangents: Any, saved: Sequence[torch.Tensor], hooked: bool) -> Any:
+        """The contributions of one backward. ``saved``, ``hooked``: as the forward had them."""
+        first = len(self.tape.given)
+        if hooked:
+            given, made = self.tape.parts(saved)
+        else:
+            given = [local_of(tensor).data for tensor in saved[:first]]
+            made = list(saved[first : first + len(self.tape.made)])
+        if self.backward is None:
+            return self.graph.backward(needs, tangents, given, made)
+        return self.backward.call((needs, tangents, given, made), {})
+
+
+@dataclass
+class _Call:
+    """One forward, until its node is made."""
+
+    plan: _Plan
+    outputs: Sequence[torch.Tensor]
+    saved: Sequence[torch.Tensor]
+    hooked: bool
+
+
+class _Node(torch.autograd.Function):
+    """Stands for a region in the caller's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *inputs: torch.Tensor) -> Any:
+        ctx.plan, ctx.hooked = call.plan, call.hooked
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*call.saved)
+        return tuple(call.outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "rote: a region cannot be differentiated twice (create_graph=True); remedy: call release() on the "
+                "region, or leave this module out of rote.capture_module"
+            )
+        return None, *ctx.plan.gradients(ctx.needs_input_grad[1:], tangents, ctx.saved_tensors, ctx.hooked)
+
+
+_HooksOfOthers = list[tuple[Any, Any]]
+
+
+def _take_hooks() -> _HooksOfOthers:
+    """Takes away the hooks that code around has set for saved tensors: the node of the region calls them, and not the
+    graph inside."""
+    taken = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        taken.append(top)
+    return taken
+
+
+def _put_hooks(hooks: _HooksOfOthers) -> None:
+    """Puts them back."""
+    for pack, unpack in reversed(hooks):
+        torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+class _Part(Step):
+    """The forward or the backward of a region."""
+
+    is_region = True
+
+    def __init__(self, function: Callable[..., Any], state: Any, **options: Any) -> None:
+        settings: dict[str, Any] = {
+            "plans": None,
+            "strict": False,
+            "verify": 0,
+            "verify_every": 0,
+            "agree": False,
+            "host": None,
+            "trust_plans": False,
+            "max_variants": 8,
+            "ignore": (),
+            "passes": "",
+        }
+        super().__init__(function, state, *(settings | options).values())
+
+
+class Region(_Part):
+    """A region, and the captured function of its forward."""
+
+    def __init__(self, function: Callable[..., Any], state: Any, **options: Any) -> None:
+        super().__init__(function, state, **options)
+        self._options = options
+        self._is_first = True
+        self._made: _Plan | None = None  # by the forward that is recorded
+        self._plans: dict[int, _Plan] = {}  # by the numbers of variants
+        self._kept_backwards = 0
+        self._found: _Plan | None = None  # whose graph the result of the last call needs
+        self._hidden: _HooksOfOthers = []  # while the forward is captured
+
+    # -- calls ----------------------------------------------------------------
+
+    def call(self, args: Any, kwargs: Any) -> Any:
+        if _record.in_step():  # of a captured function around this one
+            return self.function(*args, **kwargs)
+        with self._lock:
+            outer, self._hidden = self._hidden, _take_hooks()
+            hooked = bool(self._hidden)
+            try:
+                result = super().call(args, kwargs)
+            finally:
+                _put_hooks(self._hidden)
+                self._hidden = outer
+            plan, self._found = self._found, None
+            return result if plan is None else plan.attach(result, args, kwargs, hooked)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        _put_hooks(self._hidden)
+        try:
+            return super()._run(args, kwargs)
+        finally:
+            self._hidden = _take_hooks()
+
+    def _recorded(self, args: Any, kwargs: Any) -> Any:
+        if self._is_first and torch.is_grad_enabled():
+            return self._look(args, kwargs)
+        return super()._recorded(args, kwargs)
+
+    def _look(self, args: Any, kwargs: Any) -> Any:
+        """Runs the first call eagerly, and finds out whether the function can be a region at all."""
+        self._is_first = False
+        before, begin = [(tensor, tensor._version) for tensor in _tensors(args, kwargs)], _sequence_number()
+        result = self._run(args, kwargs)
+        problem = _unfit(result, before, begin, [tensor for _, tensor in self.state.tensors()])
+        if problem:
+            self._off = True
+            self._refused(problem)
+        return result
+
+    def _deliver(self, args: Any, kwargs: Any) -> Any:
+        result = super()._deliver(args, kwargs)
+        self._found = self._plans.get(self.variant.value)
+        return result
+
+    def _observed(self, recording: Recording) -> Any:
+        try:
+            result = super()._observed(recording)
+            self._found = self._made
+            return result
+        finally:
+            self._made = None
+
+    def _kept(self, outcome: dict[str, Any]) -> None:
+        for gone in self._plans.keys() - set(outcome["variants"]):
+            del self._plans[gone]
+        if "variant" in outcome and self._made is not None:
+            self._kept_backwards += 1
+            self._made.backward = _Backward(self, self._made, self._kept_backwards, self._options)
+            self._plans[outcome["variant"]] = self._made
+
+    # -- what people look at ----------------------------------------------------
+
+    @property
+    def stats(self) -> Stats:
+        """Counters, as of now, and those of the backward."""
+        backwards = [plan.backward.stats for plan in self._plans.values() if plan.backward is not None]
+        return replace(super().stats, backward=_sum(backwards))
+
+    def explain(self) -> str:
+        """What Step.explain() says, of the forward and of each backward."""
+        reports = [super().explain()]
+        for plan in self._plans.values():
+            if plan.backward is not None:
+                reports.append(f"{plan.backward.label}:\n{plan.backward.explain()}")
+        return "\n".join(reports)
+
+    # -- recording ----------------------------------------------------------------
+
+    @property
+    def recorded(self) -> Callable[..., Any]:
+        return self._cut_off
+
+    def _cut_off(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the function with a graph of its own; comes back with its result what the graph has saved."""
+        if not torch.is_grad_enabled():
+            return self.function(*args, **kwargs)
+        inputs = _Inputs(args, kwargs)
+        state = [tensor for _, tensor in self.state.tensors()]
+        tape = _graph.Tape(inputs.places, inputs.tensors, state, _record.unrecorded)
+        begin = _sequence_number()
+        with tape.hooks(), _other_hooks(tape):
+            result = self.function(*inputs.args, **inputs.kwargs)
+        leaves, structure = _pytree.tree_flatten(result)
+        tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None}
+        if not tensors:
+            return _pytree.tree_unflatten([inputs.original(leaf) for leaf in leaves], structure)
+        graph = _graph.Graph(list(tensors.values()), tape)
+        if graph.begins_before(begin):
+            raise RuntimeError(
+                "rote: a region uses a tensor with an autograd graph from outside that is no argument; remedy: pass "
+                "the tensor as an argument, or call release() on the region"
+            )
+        self._check(graph, tape)
+        numbers = {key: number for number, key in enumerate(tensors)}
+        cut = {key: self._cut(tensor, tape) for key, tensor in tensors.items()}
+        places: dict[int, int] = {}
+        for place, leaf in enumerate(leaves):
+            if id(leaf) in tensors:
+                places.setdefault(id(leaf), place)
+        left = [cut[id(leaf)] if id(leaf) in cut else inputs.original(leaf) for leaf in leaves]
+        self._made = _Plan(
+            graph,
+            tape,
+            inputs.finders,
+            [inputs.places.get(id(leaf), leaf) for leaf in graph.leaves],
+            [places[key] for key in numbers],
+            [number for number, tensor in enumerate(cut.values()) if self._is_saved(tensor, tape)],
+            [inputs.finder(place) for place in sorted(tape.checked_arguments)],
+        )
+        return _pytree.tree_unflatten(left, structure), tape.made
+
+    def _check(self, graph: _graph.Graph, tape: _graph.Tape) -> None:
+        """Refuses a forward whose graph cannot serve other forwards."""
+        keeps = graph.keeps_tensors()
+        if keeps:
+            self._refuse(
+                f"the backward of {keeps} finds tensors on ctx, which are those of one call",
+                "keep them by ctx.save_for_backward()",
+            )
+        if tape.has_other_hooks:
+            self._refuse(
+                "sets hooks for saved tensors of its own (torch.utils.checkpoint does): they keep tensors of one call",
+                "make the function inside the checkpoint the region, or leave the checkpoint out",
+            )
+
+    def _refuse(self, reason: str, remedy: str) -> None:
+        lib.rote_record_refuse(self.session, b"", b"", c_text(reason), c_text(remedy))
+
+    @staticmethod
+    def _cut(tensor: torch.Tensor, tape: _graph.Tape) -> torch.Tensor:
+        """A result without its graph: the very tensor that the graph has saved, if it has."""
+        with _record.unrecorded():
+            if isinstance(tensor, DTensor):
+                return tensor.detach()
+            plain = tensor.data
+        return next((made for made in tape.made if type(made) is type(plain) and _graph.is_same(made, plain)), plain)
+
+    @staticmethod
+    def _is_saved(tensor: torch.Tensor, tape: _graph.Tape) -> bool:
+        return any(_graph.shares_memory(made, local_of(tensor)) for made in tape.made)
+
+
+class _Backward(_Part):
+    """The backward of a region, for one variant of the forward."""
+
+    def __init__(self, forward: Region, plan: _Plan, number: int, options: dict[str, Any]) -> None:
+        state = {str(i): entry for i, entry in enumerate(plan.tape.entries) if isinstance(entry, torch.Tensor)}
+        super().__init__(_backward, state or None, **options)
+        self.label = f"{forward.name()}.backward{number}"
+        self._graph = plan.graph
+        self.ran = {}  # what hooks and functions of the user's run is followed
+
+    @property
+    def recorded(self) -> Callable[..., Any]:
+        return self._graph.backward
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        return self._graph.backward(*args, **kwargs)
+
+
+def _backward() -> None:
+    """Stands for what a backward runs: PyTorch's own code, and what it is seen to call."""
+
+
+_NONE = torch.empty(0)  # stands for a leaf that is no tensor
+
+
+class _Inputs:
+    """The arguments of a forward, with detached tensors in the places of those that require grad."""
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        leaves, structure = _pytree.tree_flatten((args, kwargs))
+        self.places: dict[int, int] = {}  # of detached tensors among these inputs
+        self.finders: list[Callable[[Any, Any], torch.Tensor]] = []
+        self._originals: dict[int, torch.Tensor] = {}  # by detached tensors
+        self._leaves, self._all = leaves[:], (args, kwargs)
+        self.tensors = [leaf if isinstance(leaf, torch.Tensor) else _NONE for leaf in leaves]
+        made: dict[int, torch.Tensor] = {}
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                if id(leaf) not in made:
+                    made[id(leaf)] = cut = _detached(leaf)
+                    self.places[id(cut)] = len(self.finders)
+                    self.finders.append(self.finder(place))
+                    self._originals[id(cut)] = leaf
+                leaves[place] = made[id(leaf)]
+        self._made = list(made.values())
+        self.args, self.kwargs = _pytree.tree_unflatten(leaves, structure)
+
+    def finder(self, place: int) -> Callable[[Any, Any], torch.Tensor]:
+        """Finds the tensor of a later call that stands in the place of a leaf."""
+        return _finder(self._leaves[place], place, *self._all)
+
+    def original(self, leaf: Any) -> Any:
+        """What the caller has passed, for what stands for it."""
+        return self._originals.get(id(leaf), leaf)
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    with _record.unrecorded():
+        return tensor.detach().requires_grad_()
+
+
+def _finder(leaf: torch.Tensor, place: int, args: Any, kwargs: Any) -> Callable[[Any, Any], torch.Tensor]:
+    """Finds the tensor of a later call that stands where this one does."""
+    for i, argument in enumerate(args):
+        if argument is leaf:
+            return lambda args, kwargs: args[i]
+    for name, argument in kwargs.items():
+        if argument is leaf:
+            return lambda args, kwargs: kwargs[name]
+    return lambda args, kwargs: _pytree.tree_leaves((args, kwargs))[place]
+
+
+def _tensors(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    for leaf in _pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+
+
+def _sequence_number() -> int:
+    """The number of the next node of autograd that this thread makes."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+# What a result may hold beside tensors: it has no tensors in it.
+_ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
+
+
+def _unfit(result: Any, arguments: list[tuple[torch.Tensor, int]], begin: int, state: list[torch.Tensor]) -> str:
+    """Why a function can be no region, after one call; empty if it can. ``arguments``: with their versions before the
+    call; ``begin``: the first sequence number of its graph."""
+    leaves = _pytree.tree_leaves(result)
+    other = next((leaf for leaf in leaves if not isinstance(leaf, (torch.Tensor, *_ATOMS))), None)
+    if other is not None:
+        return (
+            f"returns a {type(other).__qualname__}, in which Rote does not see tensors; remedy: return tensors, and "
+            "tuples, lists and dicts of them, or register the class with torch.utils._pytree.register_pytree_node"
+        )
+    if any(tensor.requires_grad and tensor._version != version for tensor, version in arguments):
+        return "writes an argument that requires grad in place; remedy: write to a copy"
+    known = [tensor for tensor, _ in arguments] + state
+    results = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    for tensor in results:
+        if any(tensor is each for each in known):
+            continue
+        if any(_graph.shares_memory(local_of(tensor), local_of(each)) for each in known):
+            return "returns a view of an argument or of the state; remedy: return a copy, or make the view outside"
+    outside = {tensor.grad_fn for tensor, _ in arguments}
+    if not _graph.ends_in([tensor.grad_fn for tensor in results], begin, outside):
+        return (
+            "uses a tensor with an autograd graph from outside that is no argument; remedy: pass the tensor as an "
+            "argument"
+        )
+    return ""
+
+
+@contextlib.contextmanager
+def _other_hooks(tape: _graph.Tape) -> Iterator[None]:
+    """Within, the tape is told when code sets hooks for saved tensors of its own."""
+    kind = torch.autograd.graph.saved_tensors_hooks
+    original = kind.__enter__
+
+    def enter(self: Any) -> Any:
+        tape.has_other_hooks = True
+        return original(self)
+
+    kind.__enter__ = enter  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.__enter__ = original  # type: ignore[method-assign]
+
+
+class CapturedModule:
+    """The handle of a module whose ``forward`` is a region."""
+
+    def __init__(self, module: nn.Module, region: Region) -> None:
+        self._module, self._region = module, region
+
+    @property
+    def stats(self) -> Stats:
+        """The present values of the counters; ``stats.backward`` has those of the backward."""
+        return self._region.stats
+
+    def explain(self) -> str:
+        """A report on the forward and the backward: plans, guards, misses, refusals."""
+        return self._region.explain()
+
+    def release(self) -> None:
+        """Gives the module its own ``forward`` back. Backward passes of earlier forwards still work."""
+        self._module.__dict__.pop("forward", None)
+
+
+def _sum(all_: list[Stats]) -> Stats:
+    """Counters of several captured functions as one."""
+    made: dict[str, Any] = {}
+    for each in fields(Stats):
+        values = [getattr(stats, each.name) for stats in all_]
+        if each.name == "guard_misses":
+            made[each.name] = dict(sum(map(Counter, values), Counter()))
+        elif each.name == "refusals":
+            made[each.name] = list(itertools.chain.from_iterable(values))
+        elif each.name != "backward":
+            made[each.name] = sum(values)
+    return Stats(**made)

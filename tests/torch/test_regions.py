@@ -1,0 +1,371 @@
+"""Regions (`rote.capture_module`) leave what eager leaves, whatever runs around them."""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models import ConvNet, Llama, Sizes, cross_entropy, inputs, token_batches, training
+from oracle import ORACLE_ONLY, Calls, Capture, Run, check_same, over, run, run_eager
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+STEPS = 28
+Script = Callable[[Capture], Calls]
+
+
+def region(module: Any, *, state: Any = None, **options: Any) -> Any:
+    """What a script gets in place of the oracle's `capture`."""
+    if ORACLE_ONLY:
+        return module
+    import rote
+
+    return rote.capture_module(module, **{"strict": True, **options})
+
+
+def check_regions(script: Script, *, replays: int = 20, backwards: int | None = None) -> Run:
+    """The promise of regions: equal to eager, and really replayed."""
+    expected, found = run_eager(script), run(script, region)
+    check_same(expected, found)
+    for handle in found.steps if not ORACLE_ONLY else []:
+        stats = handle.stats
+        assert stats.replays >= replays, stats
+        assert stats.backward.replays >= (replays if backwards is None else backwards), stats
+        assert not stats.refusals and not stats.backward.refusals, stats
+    return found
+
+
+def trained(
+    capture: Capture,
+    model: nn.Module,
+    calls: Iterator[Any],
+    blocks: Callable[[Any], Any] = lambda model: [model.region],
+    loss: Callable[..., Tensor] | None = None,
+    **options: Any,
+) -> Calls:
+    """Trains a model by default AdamW, with each of its blocks a region."""
+    for block in blocks(model):
+        capture(block)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def tracked(*batch: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        found = loss(model(batch[0]), *batch[1:]) if loss else model(batch[0])
+        found.backward()
+        optimizer.step()
+        return found.detach()
+
+    step = tracked if loss else training(model, optimizer, **options)
+    yield from over(lambda fn, **_: fn, step, calls, state={"model": model, "optimizer": optimizer})
+
+
+LLAMAS = {
+    "plain": Sizes(),
+    "dropout": Sizes(dropout=0.1),
+    "tied": Sizes(tied=True),
+    "unfused attention": Sizes(fused_attention=False, dropout=0.1),
+    "complex rope": Sizes(complex_rope=True),
+}
+
+
+@pytest.mark.parametrize("sizes", LLAMAS.values(), ids=list(LLAMAS))
+def test_blocks_of_a_llama_are_regions(sizes: Sizes) -> None:
+    def script(capture: Capture) -> Calls:
+        model = Llama(sizes)
+        return trained(capture, model, token_batches(sizes, STEPS), lambda model: model.layers, cross_entropy)
+
+    check_regions(script)
+
+
+def test_a_convolutional_network_with_batch_norm_is_a_region() -> None:
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(1)
+        return trained(capture, Wrapped(ConvNet()), inputs(STEPS, 2, 3, 8, 8))
+
+    check_regions(script)
+
+
+class Wrapped(nn.Module):
+    """A region with a layer before and after it."""
+
+    def __init__(self, region: nn.Module, before: nn.Module | None = None, after: nn.Module | None = None) -> None:
+        super().__init__()
+        self.before, self.region, self.after = before or nn.Identity(), region, after or nn.Identity()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.after(self.region(self.before(x)))
+
+
+class Dense(nn.Module):
+    """Two layers. ``form``: of the result."""
+
+    def __init__(self, form: str = "tensor", dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norm = nn.LayerNorm(8)
+        self.form = form
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Any:
+        y = self.down(self.dropout(F.gelu(self.up(self.norm(x))))) * scale + x
+        if self.form == "tuple":
+            return y, y.detach().mean(), None, 3
+        if self.form == "dict":
+            return {"y": y, "twice": y * 2, "x": x}
+        if self.form == "list":
+            return [y, y, x]
+        return y
+
+
+class Sum(nn.Module):
+    """Adds up the tensors of a result."""
+
+    def __init__(self, keys: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.keys = keys
+
+    def forward(self, result: Any) -> Tensor:
+        return sum(result[key] for key in self.keys)  # type: ignore[no-any-return]
+
+
+FORMS = {
+    "tuple": ("tuple", (0, 1)),
+    "dict": ("dict", ("y", "twice", "x")),
+    "one of a dict": ("dict", ("twice",)),
+    "one tensor twice": ("list", (0, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
+def test_results_may_be_tuples_lists_and_dicts(form: tuple[str, tuple[Any, ...]]) -> None:
+    def script(capture: Capture) -> Calls:
+        return trained(
+            capture, Wrapped(Dense(form[0], dropout=0.1), nn.Linear(8, 8), Sum(form[1])), inputs(STEPS, 4, 8)
+        )
+
+    check_regions(script)
+
+
+class Shared(nn.Module):
+    """Uses a weight and its input several times, inside of the region and outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.region = nn.Linear(8, 8), Twice()
+        self.region.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = self.region(x)
+        y = self.region(y) + x.sin() * x
+        return F.linear(y, self.first.weight) + x  # type: ignore[no-any-return]
+
+
+class Twice(nn.Module):
+    weight: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.linear(x, self.weight) * x
+        z = F.linear(y, self.weight.t().exp()) + self.weight.sum() * x
+        return z.tanh() * x + (self.weight * self.weight).mean()
+
+
+def test_gradients_are_added_up_in_the_order_of_eager() -> None:
+    def script(capture: Capture) -> Calls:
+        return trained(capture, Shared(), inputs(STEPS, 4, 8))
+
+    check_regions(script)
+
+
+def test_several_forwards_wait_for_their_backwards() -> None:
+    def script(capture: Capture) -> Calls:
+        model = Wrapped(Dense(dropout=0.2), nn.Linear(8, 8))
+        capture(model.region)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> list[Tensor]:
+            losses = [model(part).square().mean() for part in x]
+            for loss in (losses[2], losses[0], losses[1]):
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return [loss.detach() for loss in losses]
+
+        return over(lambda fn, **_: fn, step, inputs(STEPS, 3, 4, 8), state=model)
+
+    check_regions(script, replays=40)
+
+
+def test_evaluation_and_training_take_turns() -> None:
+    def script(capture: Capture) -> Calls:
+        model = Wrapped(Dense(dropout=0.2), nn.Linear(8, 8))
+        capture(model.region)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> list[Tensor]:
+            model.train()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            with torch.no_grad():
+                first = model(x)
+            with torch.inference_mode():
+                second = model(x).clone()
+            with torch.autocast("cpu", cache_enabled=False):
+                third = model(x)
+            third.sum().backward()
+            return [loss.detach(), first, second, third.detach()]
+
+        return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=model)
+
+    check_regions(script, replays=80, backwards=40)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_checkpoint_around_a_region_runs_it_again(reentrant: bool, early: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.region = nn.Linear(8, 8), Dense(dropout=0.2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.utils.checkpoint.set_checkpoint_early_stop(early):
+                found: Tensor = checkpoint(self.region, self.first(x), use_reentrant=reentrant)
+            return found * found
+
+    def script(capture: Capture) -> Calls:
+        return trained(capture, Checkpointed(), inputs(STEPS, 4, 8))
+
+    check_regions(script, replays=40, backwards=20)
+
+
+def test_a_backward_that_never_comes_frees_what_it_held() -> None:
+    model = Dense()
+    region(model)
+    for x in inputs(6, 4, 8):
+        model(x).sum().backward()
+    found = model(torch.randn(4, 8))
+    saved = [weakref.ref(tensor) for tensor in found.grad_fn.saved_tensors] if not ORACLE_ONLY else []
+    parameters = {id(parameter) for parameter in model.parameters()}
+    del found
+    gc.collect()
+    assert all(ref() is None or id(ref()) in parameters for ref in saved)
+
+
+def test_hooks_of_parameters_and_tensors_outside_fire_once() -> None:
+    def script(capture: Capture) -> Calls:
+        model = Wrapped(Dense(), nn.Linear(8, 8))
+        fired: list[str] = []
+        weight = model.region.up.weight
+        weight.register_hook(lambda grad: fired.append("weight") or grad * 2)
+        weight.register_post_accumulate_grad_hook(lambda _: fired.append("accumulated"))
+        model.region.register_full_backward_hook(lambda *_: fired.append("module"))
+        capture(model.region)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Any:
+            fired.clear()
+            training(model, optimizer)(x)
+            return len(fired), " ".join(fired)
+
+        return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=model)
+
+    check_regions(script)
+
+
+def test_only_the_gradients_that_are_asked_for_are_made() -> None:
+    def script(capture: Capture) -> Calls:
+        model = Dense()
+        capture(model)
+        weights = [model.up.weight, model.down.bias]
+
+        def step(x: Tensor) -> Any:
+            x = x.requires_grad_()
+            y = model(x)
+            first = torch.autograd.grad(y.sum(), [x], retain_graph=True)
+            second = torch.autograd.grad(y.mean(), weights, retain_graph=True)
+            third = torch.autograd.grad(y.square().sum(), [x, *weights])
+            return [*first, *second, *third]
+
+        return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=model)
+
+    check_regions(script, backwards=60)
+
+
+def test_gradients_of_other_strides_are_other_variants() -> None:
+    def script(capture: Capture) -> Calls:
+        model = Dense()
+        capture(model)
+
+        def step(x: Tensor) -> Any:
+            found = []
+            for change in (Tensor.contiguous, lambda g: g.t().contiguous().t(), lambda g: g.sum().expand_as(g)):
+                y = model(x)
+                y.backward(change(torch.cos(y.detach())))
+                found += [parameter.grad for parameter in model.parameters()]
+                model.zero_grad()
+            return found
+
+        return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=model)
+
+    check_regions(script, replays=60, backwards=60)
+
+
+def raised(act: Callable[[], Any]) -> str:
+    """The kind of error that something raises, and what it is about."""
+    try:
+        act()
+    except RuntimeError as error:
+        for what in ("modified by an inplace operation", "a second time", "create_graph"):
+            if what in str(error):
+                return what
+        raise
+    return ""
+
+
+def test_tensors_written_since_the_forward_are_found_as_in_eager() -> None:
+    def script(capture: Capture) -> Calls:
+        model = Wrapped(nn.Sequential(nn.Linear(8, 8), nn.Sigmoid()), nn.Tanh())
+        capture(model.region)
+
+        def step(x: Tensor) -> Any:
+            inner = model.before(x.requires_grad_())
+            y = model.region(inner)
+            y.mul_(2)
+            written = raised(y.sum().backward)
+            y = model.region(inner)
+            inner.detach().mul_(1)
+            argument = raised(y.sum().backward)
+            y = model(x)
+            with torch.no_grad():
+                model.region[0].weight.mul_(1)
+            weight = raised(y.sum().backward)
+            y = model(x)
+            y.sum().backward()
+            return written, argument, weight, raised(y.sum().backward), x.grad
+
+        return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=model)
+
+    check_regions(script, replays=60, backwards=20)
+
+
+def test_a_region_is_not_differentiated_twice() -> None:
+    model = Dense()
+    handle = region(model)
+    for x in inputs(6, 4, 8):
+        y = model(x.requires_grad_())
+        y.sum().backward()
+    y = model(x)
+    if ORACLE_ONLY:
+        return
+    with pytest.raises(RuntimeError, match=r"differentiated twice.*release"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    handle.release()
+    (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    grad.sum().backward()
