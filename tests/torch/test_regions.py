@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import rote
 import torch
 import torch.nn.functional as F
 from models import ConvNet, Llama, Sizes, cross_entropy, inputs, token_batches, training
@@ -21,8 +22,6 @@ def region(module: Any, *, state: Any = None, **options: Any) -> Any:
     """What a script gets in place of the oracle's `capture`."""
     if ORACLE_ONLY:
         return module
-    import rote
-
     return rote.capture_module(module, **{"strict": True, **options})
 
 
@@ -369,3 +368,84 @@ def test_a_region_is_not_differentiated_twice() -> None:
     handle.release()
     (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
     grad.sum().backward()
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+def test_casts_of_an_autocast_around_are_shared_as_in_eager(uses: int) -> None:
+    def script(capture: Capture) -> Calls:
+        model = Wrapped(Dense(dropout=0.1), nn.Linear(8, 8))
+        capture(model.region)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            with torch.autocast("cpu"):
+                y = model.before(x)
+                for _ in range(uses):
+                    y = model.region(y)
+                y = F.linear(y, model.region.up.weight)  # the cast of the region's weight
+                loss = y.float().square().mean()
+            loss.backward()
+            optimizer.step()
+            with torch.autocast("cpu"), torch.no_grad():
+                return loss.detach() + model(x).sum()
+
+        return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=model)
+
+    check_regions(script)
+
+
+def test_a_variant_holds_no_memory_of_the_forward_that_was_recorded() -> None:
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    model = Wrapped(Dense(), nn.Linear(8, 8))
+    region(model.region)
+    seen: list[StorageWeakRef] = []
+    model.region.register_forward_pre_hook(lambda _, args: seen.append(StorageWeakRef(args[0].untyped_storage())))
+    for x in inputs(8, 4, 8):
+        model(x).sum().backward()
+    gc.collect()
+    assert [each.expired() for each in seen] == [True] * 8
+
+
+def test_a_function_may_be_a_region() -> None:
+    def script(capture: Capture) -> Calls:
+        model = Wrapped(Dense(), nn.Linear(8, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def half(x: Tensor, *, scale: Tensor) -> tuple[Tensor, Tensor]:
+            y = model(x) * scale
+            return y, y.sum()
+
+        captured = capture(half, state=model, region=True)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            scale = x.mean().requires_grad_()
+            y, total = captured(x, scale=scale)
+            loss: Tensor = y.square().mean() + (total if total.item() > 0 else 0.0)
+            loss.backward()
+            optimizer.step()
+            assert scale.grad is not None
+            return torch.stack([loss.detach(), scale.grad])
+
+        return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=model)
+
+    def capture(fn: Any, **options: Any) -> Any:
+        return fn if ORACLE_ONLY else rote.capture(fn, strict=True, **options)
+
+    expected, found = run_eager(script), run(script, capture)
+    check_same(expected, found)
+    assert ORACLE_ONLY or found.steps[0].stats.backward.replays >= 20
+
+
+@pytest.mark.parametrize("option", ["verify", "verify_every", "agree", "trust_plans"])
+def test_options_of_whole_steps_are_no_options_of_regions(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option}= is for whole steps"):
+        rote.capture(torch.sin, region=True, **{option: True})
+    with pytest.raises(TypeError, match="takes a module, not a function"):
+        rote.capture_module(lambda x: x)  # type: ignore[arg-type]
+    module = Dense()
+    rote.capture_module(module)
+    with pytest.raises(ValueError, match="forward is that of its class"):
+        rote.capture_module(module)

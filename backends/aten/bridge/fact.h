@@ -261,7 +261,8 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
       if (!fact.metadata) fact.metadata = std::make_unique<LastMetadata>();
       fact.metadata->read(outer, local, distributed);
       out[0] = fact.metadata->storage;
-      out[1] = fact.metadata->data;
+      // With the key True, the memory may be freed and taken again, as FSDP2 does: what is bound follows the storage.
+      out[1] = fact.key == Py_True ? 0 : fact.metadata->data;
       out[2] = fact.metadata->meta;
       out[3] = grad_flags(outer);
       if (outer.is_view()) out[3] = mix(out[3], address(root_of(outer).unsafeGetTensorImpl()));

@@ -1,6 +1,8 @@
 // The Python module `rote.bridge`: what Python alone asks of the bridge. Its functions raise what PyTorch's own bindings
 // raise.
 #pragma once
+#include <ATen/autocast_mode.h>
+
 #include "checks.h"
 #include "hooks.h"
 #include "late_numbers.h"
@@ -77,6 +79,13 @@ PYBIND11_MODULE(bridge, module) {
   // Marks a tensor as eager returns it after a backward pass: it requires grad, and its graph is used up.
   add("mark_replayed", set_replayed_history);
   add("hooks_of", hooks_of);
+
+  // A parameter as `torch.autocast` casts it now for the ops of its list of lower precision: the cast that autocast keeps
+  // until its context ends, if it keeps one.
+  add("autocast", [](const at::Tensor& parameter) {
+    const c10::DeviceType type = parameter.device().type();
+    return at::autocast::cached_cast(at::autocast::get_autocast_dtype(type), parameter, type);
+  });
 
   // Begins to note which code Python runs, on all threads: False, and nothing is done, where another profiler listens.
   add("calls_begin", [] { return ProfileHook::get().begin(); });

@@ -121,6 +121,7 @@ def capture(
     fn: Callable[Arguments, Result],
     *,
     state: Any = ...,
+    region: bool = ...,
     plans: str | Path | None = ...,
     strict: bool = ...,
     verify: int = ...,
@@ -137,6 +138,7 @@ def capture(
     fn: None = None,
     *,
     state: Any = ...,
+    region: bool = ...,
     plans: str | Path | None = ...,
     strict: bool = ...,
     verify: int = ...,
@@ -152,6 +154,7 @@ def capture(
     fn: Callable[..., Any] | None = None,
     *,
     state: Any = None,
+    region: bool = False,
     plans: str | Path | None = None,
     strict: bool = False,
     verify: int = 0,
@@ -172,6 +175,10 @@ def capture(
             dicts, dataclasses and named tuples of these.
         state: the tensors that the step reads and writes: a module, an
             optimizer, a tensor, or dicts, lists and objects that hold these.
+        region: ``fn`` is a part of a step, as :func:`capture_module` has it:
+            its forward and its backward are captured each, and the loss, the
+            optimizer and all else stay eager. Not with ``verify``,
+            ``verify_every``, ``agree``, ``host`` and ``trust_plans``.
         plans: directory of the plan store; a temporary one by default.
         strict: raise :class:`RecordingRefused` if a recording is refused. By
             default, a refusal gives one warning, and the step stays eager.
@@ -211,6 +218,28 @@ def capture(
     """
 
     def wrap(function: Callable[..., Any]) -> Captured[..., Any]:
+        if region:
+            given = {
+                "verify": verify,
+                "verify_every": verify_every,
+                "agree": agree,
+                "host": host,
+                "trust_plans": trust_plans,
+            }
+            other = next((name for name, value in given.items() if value), None)
+            if other is not None:
+                raise ValueError(f"{other}= is for whole steps, and not for region=True")
+            return Captured(
+                Region(
+                    function,
+                    state,
+                    plans=plans,
+                    strict=strict,
+                    max_variants=max_variants,
+                    ignore=ignore,
+                    passes=passes,
+                )
+            )
         return Captured(
             Step(
                 function,

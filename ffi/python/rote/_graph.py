@@ -11,10 +11,12 @@ would round otherwise.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -178,13 +180,19 @@ class _Contribution:
 class Graph:
     """The graph of one forward."""
 
-    def __init__(self, outputs: Sequence[torch.Tensor], tape: Tape) -> None:
-        """``outputs``: tensors with the graph, all different."""
+    def __init__(self, outputs: Sequence[torch.Tensor], tape: Tape, given: dict[Node, int]) -> None:
+        """``outputs``: tensors with the graph, all different; ``given``: nodes at which gradients of the caller's
+        tensors arrive, and the places of these."""
         self._outputs = [get_gradient_edge(tensor) for tensor in outputs]
         self._tape = tape
-        self._nodes, contributions = _walk([edge.node for edge in self._outputs])
-        #: The tensors that gradients go to, one for each contribution, in the order in which the engine makes them.
-        self.leaves = [each.leaf.variable for each in contributions]  # type: ignore[attr-defined]
+        self._given = list(given)
+        self._nodes, contributions = _walk([edge.node for edge in self._outputs], given)
+        #: What gradients go to, one for each contribution, in the order in which the engine makes them: places of what
+        #: the caller has passed, and parameters.
+        self.leaves: list[int | torch.Tensor] = [
+            each.leaf.variable if place is None else place  # type: ignore[attr-defined]
+            for each, place in ((each, given.get(each.leaf)) for each in contributions)
+        ]
         uses = Counter(id(each.leaf) for each in contributions)
         self._single: list[tuple[int, GradientEdge]] = []
         self._caught: list[torch.Tensor | None] = [None] * len(contributions)
@@ -212,6 +220,12 @@ class Graph:
             return tuple(left)
 
         return catch
+
+    def release_given(self) -> None:
+        """Takes the memory of detached inputs away, which no backward reads: it is in what the caller saves."""
+        for leaf in self._given:
+            if is_leaf(leaf):
+                release(leaf)
 
     def begins_before(self, number: int) -> bool:
         """Whether the graph goes on into another one: whether one of its nodes has a lower sequence number."""
@@ -259,9 +273,9 @@ class Graph:
 
 
 @contextmanager
-def _without_hooks(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Within, hooks of tensors do not run: the caller's graph runs them."""
-    hooks = [tensor._backward_hooks for tensor in tensors if tensor._backward_hooks]
+def _without_hooks(leaves: Sequence[int | torch.Tensor]) -> Iterator[None]:
+    """Within, hooks of parameters do not run: the caller's graph runs them."""
+    hooks = [leaf._backward_hooks for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf._backward_hooks]
     kept = [dict(each) for each in hooks]
     for each in hooks:
         each.clear()
@@ -275,14 +289,19 @@ def _without_hooks(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 _LAST = 1 << 64  # the sequence number of a node that accumulates a gradient
 
 
-def _walk(roots: list[Node]) -> tuple[list[Node], list[_Contribution]]:
+def _walk(roots: list[Node], given: Container[Node]) -> tuple[list[Node], list[_Contribution]]:
     """The nodes of a graph that are no leaves, and the gradients that leave it, in the order in which the engine runs
-    nodes: of those whose gradients are complete, the one that was made last (torch/csrc/autograd/engine.cpp)."""
+    nodes: of those whose gradients are complete, the one that was made last (torch/csrc/autograd/engine.cpp).
+    ``given``: nodes that are leaves too."""
+
+    def is_end(node: Node) -> bool:
+        return is_leaf(node) or node in given
+
     waiting: Counter[Node] = Counter(roots)
     left, seen = list(roots), set[Node]()
     while left:
         node = left.pop()
-        if node not in seen:
+        if node not in seen and not is_end(node):
             seen.add(node)
             next_nodes = [each for each, _ in node.next_functions if each is not None]
             waiting.update(next_nodes)
@@ -295,20 +314,20 @@ def _walk(roots: list[Node]) -> tuple[list[Node], list[_Contribution]]:
     def arrives(node: Node) -> None:
         waiting[node] -= 1
         if not waiting[node]:
-            number = _LAST if is_leaf(node) else node._sequence_nr()
+            number = _LAST if is_end(node) else node._sequence_nr()
             heapq.heappush(ready, (-number, next(arrivals), node))
 
     for node in roots:
         arrives(node)
     while ready:
         _, _, node = heapq.heappop(ready)
-        if is_leaf(node):
+        if is_end(node):
             continue
         nodes.append(node)
         for place, (following, _) in enumerate(node.next_functions):
             if following is None:
                 continue
-            if is_leaf(following):
+            if is_end(following):
                 contributions.append(_Contribution(node, place, following))
             arrives(following)
     return nodes, contributions
@@ -326,6 +345,44 @@ def ends_in(roots: list[Node | None], begin: int, outside: set[Node | None]) -> 
         seen.add(node)
         pending += [each for each, _ in node.next_functions]
     return True
+
+
+def casts(roots: list[Node | None]) -> list[torch.Tensor]:
+    """The parameters that a graph casts to another dtype, each once."""
+    pending, seen = list(roots), set[Node | None]([None])
+    found: dict[int, torch.Tensor] = {}
+    while pending:
+        node = pending.pop()
+        if node in seen or node is None:
+            continue
+        seen.add(node)
+        next_nodes = [each for each, _ in node.next_functions]
+        if node.name().startswith("ToCopyBackward") and next_nodes[0] is not None and is_leaf(next_nodes[0]):
+            parameter = next_nodes[0].variable  # type: ignore[attr-defined]
+            found[id(parameter)] = parameter
+        pending += next_nodes
+    return list(found.values())
+
+
+def release(leaf: Node) -> None:
+    """Takes the memory of a detached input away, if nobody but the graph has the input."""
+    tensor = leaf.variable  # type: ignore[attr-defined]
+    if sys.getrefcount(tensor) > _references_of_graph():
+        return
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    empty = torch.empty((), dtype=local.dtype, device=local.device).expand(local.shape)
+    if local is tensor:
+        tensor.data = empty
+    else:
+        tensor._local_tensor = empty
+
+
+@functools.cache
+def _references_of_graph() -> int:
+    """How many references there are to an input that a graph alone has, while :func:`release` looks at it."""
+    node = get_gradient_edge(torch.empty(0).requires_grad_()).node
+    tensor = node.variable  # type: ignore[attr-defined]
+    return sys.getrefcount(tensor)
 
 
 def is_leaf(node: Node) -> bool:

@@ -125,7 +125,7 @@ class Reach(Objects):
         grad = tensor.grad if tensor.is_leaf and not self._is_region else None
         text = short_text(tensor) + self.sharing(path, tensor)
         shared = "" if grad is None else self.memory(f"{path}.grad", grad)
-        self.facts.append(Fact(TENSOR_META, tensor, None, STATE, path, text))
+        self.facts.append(Fact(TENSOR_META, tensor, self._is_region or None, STATE, path, text))
         self.visit(tensor)
         self._entries_of_own(path, tensor, 0)
         self._tensor_class(path, tensor, 0)

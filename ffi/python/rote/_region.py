@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree
 
-from . import _graph, _record
+from . import _bridge, _graph, _record
 from ._native import c_text, lib
 from ._recording import Recording
 from ._specs import local_of
@@ -149,7 +150,8 @@ class Region(_Part):
     def __init__(self, function: Callable[..., Any], state: Any, **options: Any) -> None:
         super().__init__(function, state, **options)
         self._options = options
-        self._is_first = True
+        # Of settings of autocast that a call was seen under: the parameters that are cast.
+        self._casts: dict[Any, list[torch.Tensor]] = {}
         self._made: _Plan | None = None  # by the forward that is recorded
         self._plans: dict[int, _Plan] = {}  # by the numbers of variants
         self._kept_backwards = 0
@@ -164,6 +166,8 @@ class Region(_Part):
         with self._lock:
             outer, self._hidden = self._hidden, _take_hooks()
             hooked = bool(self._hidden)
+            casts = [_bridge.bridge().autocast(each) for each in self._casts.get(_autocast(), ())]
+            args = (casts, *args)
             try:
                 result = super().call(args, kwargs)
             finally:
@@ -175,21 +179,23 @@ class Region(_Part):
     def _run(self, args: Any, kwargs: Any) -> Any:
         _put_hooks(self._hidden)
         try:
-            return super()._run(args, kwargs)
+            return super()._run(args[1:], kwargs)
         finally:
             self._hidden = _take_hooks()
 
     def _recorded(self, args: Any, kwargs: Any) -> Any:
-        if self._is_first and torch.is_grad_enabled():
-            return self._look(args, kwargs)
-        return super()._recorded(args, kwargs)
+        if _autocast() in self._casts:
+            return super()._recorded(args, kwargs)
+        return self._look(args, kwargs) if torch.is_grad_enabled() else self._run(args, kwargs)
 
     def _look(self, args: Any, kwargs: Any) -> Any:
-        """Runs the first call eagerly, and finds out whether the function can be a region at all."""
-        self._is_first = False
+        """Runs a first call eagerly, and finds out whether the function can be a region at all."""
         before, begin = [(tensor, tensor._version) for tensor in _tensors(args, kwargs)], _sequence_number()
         result = self._run(args, kwargs)
         problem = _unfit(result, before, begin, [tensor for _, tensor in self.state.tensors()])
+        autocast = _autocast()
+        nodes = [tensor.grad_fn for tensor in _tensors(result, None)]
+        self._casts[autocast] = [] if autocast is None else _graph.casts(nodes)
         if problem:
             self._off = True
             self._refused(problem)
@@ -215,6 +221,7 @@ class Region(_Part):
             self._kept_backwards += 1
             self._made.backward = _Backward(self, self._made, self._kept_backwards, self._options)
             self._plans[outcome["variant"]] = self._made
+            self._made.graph.release_given()
 
     # -- what people look at ----------------------------------------------------
 
@@ -238,11 +245,11 @@ class Region(_Part):
     def recorded(self) -> Callable[..., Any]:
         return self._cut_off
 
-    def _cut_off(self, *args: Any, **kwargs: Any) -> Any:
+    def _cut_off(self, casts: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         """Runs the function with a graph of its own; comes back with its result what the graph has saved."""
         if not torch.is_grad_enabled():
             return self.function(*args, **kwargs)
-        inputs = _Inputs(args, kwargs)
+        inputs = _Inputs(casts, args, kwargs)
         state = [tensor for _, tensor in self.state.tensors()]
         tape = _graph.Tape(inputs.places, inputs.tensors, state, _record.unrecorded)
         begin = _sequence_number()
@@ -252,7 +259,7 @@ class Region(_Part):
         tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None}
         if not tensors:
             return _pytree.tree_unflatten([inputs.original(leaf) for leaf in leaves], structure)
-        graph = _graph.Graph(list(tensors.values()), tape)
+        graph = _graph.Graph(list(tensors.values()), tape, inputs.nodes())
         if graph.begins_before(begin):
             raise RuntimeError(
                 "rote: a region uses a tensor with an autograd graph from outside that is no argument; remedy: pass "
@@ -270,7 +277,7 @@ class Region(_Part):
             graph,
             tape,
             inputs.finders,
-            [inputs.places.get(id(leaf), leaf) for leaf in graph.leaves],
+            graph.leaves,
             [places[key] for key in numbers],
             [number for number, tensor in enumerate(cut.values()) if self._is_saved(tensor, tape)],
             [inputs.finder(place) for place in sorted(tape.checked_arguments)],
@@ -336,7 +343,10 @@ _NONE = torch.empty(0)  # stands for a leaf that is no tensor
 class _Inputs:
     """The arguments of a forward, with detached tensors in the places of those that require grad."""
 
-    def __init__(self, args: Any, kwargs: Any) -> None:
+    def __init__(self, casts: list[torch.Tensor], args: Any, kwargs: Any) -> None:
+        """``casts``: tensors that stand before the arguments, and that the function finds by itself: the graph ends at
+        their own nodes."""
+        args = (casts, *args)
         leaves, structure = _pytree.tree_flatten((args, kwargs))
         self.places: dict[int, int] = {}  # of detached tensors among these inputs
         self.finders: list[Callable[[Any, Any], torch.Tensor]] = []
@@ -347,17 +357,21 @@ class _Inputs:
         for place, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 if id(leaf) not in made:
-                    made[id(leaf)] = cut = _detached(leaf)
+                    made[id(leaf)] = cut = leaf if place < len(casts) else _detached(leaf)
                     self.places[id(cut)] = len(self.finders)
                     self.finders.append(self.finder(place))
                     self._originals[id(cut)] = leaf
                 leaves[place] = made[id(leaf)]
         self._made = list(made.values())
-        self.args, self.kwargs = _pytree.tree_unflatten(leaves, structure)
+        (_, *self.args), self.kwargs = _pytree.tree_unflatten(leaves, structure)
 
     def finder(self, place: int) -> Callable[[Any, Any], torch.Tensor]:
         """Finds the tensor of a later call that stands in the place of a leaf."""
         return _finder(self._leaves[place], place, *self._all)
+
+    def nodes(self) -> dict[Node, int]:
+        """The nodes at which gradients of these inputs arrive, with the places of the inputs."""
+        return {get_gradient_edge(cut).node: self.places[id(cut)] for cut in self._made}
 
     def original(self, leaf: Any) -> Any:
         """What the caller has passed, for what stands for it."""
@@ -384,6 +398,14 @@ def _tensors(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     for leaf in _pytree.tree_leaves((args, kwargs)):
         if isinstance(leaf, torch.Tensor):
             yield leaf
+
+
+def _autocast() -> Any:
+    """The settings of an autocast that keeps casts of parameters until its context ends; None without one."""
+    if not torch.is_autocast_cache_enabled():
+        return None
+    on = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return tuple(on) or None
 
 
 def _sequence_number() -> int:
