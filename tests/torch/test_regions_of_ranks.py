@@ -7,11 +7,12 @@ import pytest
 import rote
 import test_ddp
 import test_fsdp
-from models import Mlp, Sizes, cross_entropy, llama, llama_2d, mesh, token_batches
+from models import Llama, Mlp, Sizes, as_dtensor, cross_entropy, llama, llama_2d, mesh, token_batches
 from oracle import ORACLE_ONLY, Calls, Capture, check_same, run, run_eager
 from test_regions import Wrapped, check_regions, inputs, trained
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
 
 REPLAYS = 20
 
@@ -73,29 +74,34 @@ OF_DDP = [name for name in test_ddp.SETTINGS if name != "checkpoints"]  # those 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", OF_DDP)
-def test_ddp(name: str) -> None:
+def test_ddp_of_two_ranks(name: str) -> None:
     check(test_ddp.SETTINGS[name].script, module_of)
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("local", [False, True])
-def test_tensor_parallel_blocks(local: bool) -> None:
-    sizes = Sizes(dropout=0.0 if local else 0.1)
+def dtensor_llama() -> Llama:
+    model = llama(Sizes(fused_attention=False), mesh(2), local_activations=False)
+    model.table = as_dtensor(model.table, mesh(2), Replicate())
+    return model
 
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("distributed", [False, True])
+def test_tensor_parallel_blocks(distributed: bool) -> None:
     def script(capture: Capture) -> Calls:
-        model = llama(sizes, mesh(2), local_activations=local)
-        return trained(capture, model, token_batches(sizes, 28), lambda model: model.layers, cross_entropy)
+        model = dtensor_llama() if distributed else llama(Sizes(dropout=0.1), mesh(2))
+        placed = (mesh(2), [Replicate()]) if distributed else ()
+        return trained(capture, model, token_batches(Sizes(), 28, *placed), lambda model: model.layers, cross_entropy)
 
     check_regions(script)
 
 
-@pytest.mark.ranks(4)
+@pytest.mark.ranks(4, timeout=400)  # four processes, which propagate on 2-D meshes
 def test_blocks_on_a_mesh_of_two_dims() -> None:
-    sizes = Sizes()
+    sizes = Sizes(fused_attention=False, batch=4, layers=1)
 
     def script(capture: Capture) -> Calls:
-        model = llama_2d(sizes, mesh(2, 2))
-        return trained(capture, model, token_batches(sizes, 28), lambda model: model.layers, cross_entropy)
+        batches = token_batches(sizes, 28, mesh(2, 2), [Shard(0), Replicate()])
+        return trained(capture, llama_2d(sizes, mesh(2, 2)), batches, lambda model: model.layers, cross_entropy)
 
     check_regions(script)
 
