@@ -3,7 +3,7 @@
 The blocks are Llama's: RMSNorm, rotary position embedding, grouped-query
 attention, SwiGLU feed-forward. `parallelize` shards it the way PyTorch's tensor
 parallel tutorial does: weights by column and by row, activations by sequence
-between the blocks. Shared by `examples/train_llama.py` and `benches/overhead.py`.
+between the blocks. Shared by `train_llama.py`, `train_fsdp.py` and `benches/overhead.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LlamaConfig:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding (RoFormer, arXiv:2104.09864) of (batch, heads, seq, dim)."""
     first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
 class Attention(nn.Module):

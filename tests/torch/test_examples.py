@@ -1,11 +1,12 @@
 """The examples that need no library besides PyTorch: a framework on NumPy that replays through the C header alone, and
-a Llama in DistributedDataParallel (`make demo` runs the one in DTensor)."""
+Llamas in DistributedDataParallel and FSDP2 (`make demo` runs the one in DTensor)."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from rote import _native
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -23,9 +24,17 @@ def test_a_framework_on_numpy_is_recorded_and_replayed() -> None:
     assert int(found[1]) >= 390 and int(found[2]) <= 6, done.stdout
 
 
-def test_a_llama_in_ddp(tmp_path: Path) -> None:
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLES / "train_llama.py")]
-    options = ["--parallel", "data", "--steps", "24", "--plans", str(tmp_path)]
+@pytest.mark.parametrize(
+    "script, ranks, options",
+    [
+        ("train_llama.py", 2, ["--parallel", "data"]),
+        ("train_fsdp.py", 2, []),
+        ("train_fsdp.py", 4, ["--tp", "2", "--mixed"]),
+    ],
+)
+def test_a_llama(script: str, ranks: int, options: list[str], tmp_path: Path) -> None:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(EXAMPLES / script)]
+    options = [*options, "--steps", "24", "--plans", str(tmp_path)]
     done = subprocess.run([sys.executable, *launch, *options], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"replays +(\d+)", done.stdout)

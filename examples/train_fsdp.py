@@ -1,0 +1,90 @@
+"""Train a small Llama with FSDP2 (`fully_shard`), first eager, then replayed by Rote.
+
+    torchrun --standalone --nproc-per-node 2 examples/train_fsdp.py
+    torchrun --standalone --nproc-per-node 4 examples/train_fsdp.py --tp 2 --mixed
+
+FSDP2 shards the parameters over all ranks. With `--tp 2`, pairs of ranks share
+each layer (tensor plus sequence parallel), and FSDP2 shards the parameters over
+the pairs: a 2-D mesh. Gradients are clipped by their norm, and AdamW has its
+defaults. The text, the two runs, the shorter last batch, the table and the exit
+status are those of `train_llama.py`; each data parallel rank has a text of its
+own.
+
+Everything Rote needs is in `main`: the one call of `rote.capture`.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from comparison import Step, batches, compare, leave, parser, train
+from llama_model import Llama, LlamaConfig, parallelize
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+
+def parse_arguments() -> argparse.Namespace:
+    options = parser(__doc__)
+    options.add_argument("--tp", type=int, default=1, help="ranks that share each layer; FSDP2 has what is left")
+    options.add_argument("--mixed", action="store_true", help="compute in bfloat16, reduce in float32")
+    return options.parse_args()
+
+
+def mesh_of(tp: int) -> DeviceMesh:
+    """Data parallel, and tensor parallel where `tp` ranks share each layer."""
+    dp = dist.get_world_size() // tp
+    if tp == 1:
+        return init_device_mesh("cpu", (dp,), mesh_dim_names=("dp",))
+    return init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+
+
+def build(config: LlamaConfig, mesh: DeviceMesh, mixed: bool) -> tuple[nn.Module, torch.optim.Optimizer, Step]:
+    """A model, its optimizer and its training step; equal at every call."""
+    torch.manual_seed(0)
+    model = Llama(config)
+    if mesh.ndim > 1:
+        parallelize(model, mesh["tp"])
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = half if mixed else MixedPrecisionPolicy()
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh["dp"], mp_policy=policy)
+    opt = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    def train_step(tokens: Tensor, labels: Tensor) -> Tensor:
+        logits = model(tokens)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        opt.step()
+        opt.zero_grad()
+        return loss.detach()
+
+    return model, opt, train_step
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    dist.init_process_group("gloo")
+    mesh = mesh_of(arguments.tp)
+    config = LlamaConfig(max_sequence=arguments.sequence)
+    data = batches(arguments.steps, arguments.batch, arguments.sequence, seed=mesh.get_local_rank("dp"))
+
+    model, opt, train_step = build(config, mesh, arguments.mixed)
+    eager = train("eager", model, train_step, data)
+    if arguments.eager_only:
+        return 0
+
+    import rote
+
+    model, opt, train_step = build(config, mesh, arguments.mixed)
+    step = rote.capture(train_step, state={"model": model, "opt": opt}, plans=arguments.plans)
+    replayed = train("rote", model, step, data)
+    return compare(eager, replayed, data[0])
+
+
+if __name__ == "__main__":
+    leave(main())
