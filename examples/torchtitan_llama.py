@@ -1,11 +1,10 @@
-"""torchtitan's Llama 3 debug model under torchtitan's own Trainer, on the CPU: tensor and sequence parallel, loss
-parallel, selective activation checkpointing.
+"""torchtitan's Llama 3 debug model under torchtitan's own Trainer, on the CPU: FSDP2 in mixed precision, tensor and
+sequence parallel, loss parallel, selective activation checkpointing.
 
-    torchrun --standalone --nproc-per-node 2 examples/torchtitan_llama.py --steps 30
+    torchrun --standalone --nproc-per-node 2 examples/torchtitan_llama.py --steps 30 --shards 2
 
-The Trainer calls `fwd_bwd_fn`, which it wraps itself for CUDA graphs; here Rote captures it. It reads tokens at random.
-torchtitan's `parallelize_llama` always applies FSDP2, which Rote does not record: `ModelSpec.parallelize_fn` is the
-place to leave that out.
+FSDP2 shards parameters over `--shards` ranks; tensor parallel has what is left. The Trainer calls `fwd_bwd_fn`, which
+it wraps itself for CUDA graphs, and later the step of its optimizers; here Rote captures both. The tokens are random.
 """
 
 import argparse
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torchtitan.tools.utils as tools
+from torch.distributed.fsdp import FSDPModule
 
 
 class Host:
@@ -42,24 +42,25 @@ from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
 from torchtitan.config.configs import ParallelismConfig, TrainingConfig  # noqa: E402
 from torchtitan.distributed.activation_checkpoint import SelectiveAC  # noqa: E402
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention  # noqa: E402
-from torchtitan.models.llama3 import model_registry  # noqa: E402
+from torchtitan.models.llama3 import model_registry, parallelize_llama  # noqa: E402
 from torchtitan.trainer import Trainer  # noqa: E402
 
 VOCABULARY = 2048
 
 
 class Tokens(BaseDataLoader):
-    """Batches of random tokens, the same on each rank."""
+    """Batches of random tokens, others on each data parallel rank."""
 
     @dataclasses.dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
         pass
 
-    def __init__(self, config: Config, *, seq_len: int, local_batch_size: int, **_: Any) -> None:
+    def __init__(self, config: Config, *, dp_rank: int, seq_len: int, local_batch_size: int, **_: Any) -> None:
+        self.seed = 1 + dp_rank
         self.shape = (local_batch_size, seq_len + 1)
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        draw = torch.Generator().manual_seed(1)
+        draw = torch.Generator().manual_seed(self.seed)
         while True:
             tokens = torch.randint(0, VOCABULARY, self.shape, generator=draw)
             yield {"input": tokens[:, :-1].contiguous()}, tokens[:, 1:].contiguous()
@@ -89,16 +90,18 @@ class NoTokenizer(BaseTokenizer):
         return VOCABULARY
 
 
-def without_fsdp(model: Any, *, parallel_dims: Any, ac_config: Any, dump_folder: str, **_: Any) -> Any:
-    """What `parallelize_llama` does, but for compilation and FSDP2."""
-    if parallel_dims.tp_enabled:
-        model.parallelize(parallel_dims)
-    ac_config.build(dump_folder=dump_folder).apply(model)
+def parallelize(model: Any, **options: Any) -> Any:
+    """What torchtitan does, but gradients are reduced by plain sums: with the factor that torchtitan sets, FSDP2 asks
+    for `PREMUL_SUM`, which gloo does not have and Rote does not record."""
+    model = parallelize_llama(model, **options)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
     return model
 
 
-def config(steps: int) -> Any:
-    spec = dataclasses.replace(model_registry("debugmodel"), parallelize_fn=without_fsdp)
+def config(steps: int, shards: int) -> Any:
+    spec = dataclasses.replace(model_registry("debugmodel"), parallelize_fn=parallelize)
     for _, _, owner, name in list(spec.traverse(FlexAttention.Config)):
         setattr(owner, name, ScaledDotProductAttention.Config())  # flex attention compiles itself
     return Trainer.Config(
@@ -111,8 +114,8 @@ def config(steps: int) -> Any:
         training=TrainingConfig(local_batch_size=2, seq_len=64, steps=steps, disable_cuda_graphs=True),
         parallelism=ParallelismConfig(
             spmd_backend="partial_dtensor",
-            data_parallel_shard_degree=1,
-            tensor_parallel_degree=int(os.environ.get("WORLD_SIZE", "1")),
+            data_parallel_shard_degree=shards,
+            tensor_parallel_degree=dist.get_world_size() // shards,
         ),
         activation_checkpoint=SelectiveAC.Config(),
         checkpoint=CheckpointManager.Config(enable=False),
@@ -120,11 +123,13 @@ def config(steps: int) -> Any:
     )
 
 
-def train(steps: int, capture: Callable[..., Any]) -> Any:
+def train(steps: int, capture: Callable[..., Any], shards: int) -> Any:
     """Trains; `capture` is `rote.capture`."""
-    trainer = Trainer(config(steps))
+    trainer = Trainer(config(steps, shards))
     # An ExitStack without content, of which nothing tells beforehand whether it swallows errors.
     trainer.fwd_bwd_fn = capture(trainer.fwd_bwd_fn, state=trainer.model_parts)
+    optimizers = trainer.optimizers
+    optimizers.step = capture(optimizers.step, state=[trainer.model_parts, *optimizers.optimizers])
     trainer.train()
     trainer.close()
     return trainer
@@ -135,15 +140,16 @@ def main() -> None:
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--shards", type=int, default=1, help="ranks over which FSDP2 shards parameters")
     arguments = parser.parse_args()
     if not dist.is_initialized():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    trainer = train(arguments.steps, rote.capture)
-    stats = trainer.fwd_bwd_fn.stats
+    trainer = train(arguments.steps, rote.capture, arguments.shards)
     if dist.get_rank() == 0:
-        print(f"{stats.calls} steps: {stats.replays} replayed")
+        for name, step in (("forward and backward", trainer.fwd_bwd_fn), ("optimizer", trainer.optimizers.step)):
+            print(f"{step.stats.calls} steps: {step.stats.replays} replayed ({name})")
     dist.destroy_process_group()
 
 

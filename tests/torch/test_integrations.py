@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_lightning() -> None:
     replayed(script, 25)
 
 
-def torchtitan(capture: Capture) -> Any:
+def torchtitan(capture: Capture, shards: int = 1) -> Any:
     logging.disable(logging.INFO)
     titan = example("torchtitan_llama")
     losses: list[Tensor] = []
@@ -77,14 +78,15 @@ def torchtitan(capture: Capture) -> Any:
     def noting(step: Any, **options: Any) -> Any:
         captured = capture(step, **options)
 
-        def call(*arguments: Any) -> Tensor:
-            loss: Tensor = captured(*arguments)
-            losses.append(loss.detach().clone())
+        def call(*arguments: Any) -> Tensor | None:
+            loss: Tensor | None = captured(*arguments)
+            if loss is not None:  # of the forward and backward passes
+                losses.append(loss.detach().clone())
             return loss
 
         return call
 
-    trainer = titan.train(STEPS, noting)
+    trainer = titan.train(STEPS, noting, shards)
     yield from losses
     return {"model": trainer.model_parts[0], "optimizer": trainer.optimizers.optimizers[0]}
 
@@ -97,6 +99,16 @@ def test_torchtitan() -> None:
 @pytest.mark.ranks(2, timeout=600)
 def test_torchtitan_tensor_parallel() -> None:
     replayed(torchtitan, 25)
+
+
+@pytest.mark.ranks(2, timeout=600)
+def test_torchtitan_fsdp() -> None:
+    replayed(partial(torchtitan, shards=2), 25)
+
+
+@pytest.mark.ranks(4, timeout=600)
+def test_torchtitan_fsdp_over_tensor_parallel() -> None:
+    replayed(partial(torchtitan, shards=2), 25)
 
 
 def llama(**options: Any) -> nn.Module:
