@@ -8,8 +8,8 @@
 #              into target/wild/)
 # make test-all  what takes long too: hours
 # make bench   overhead against eager DTensor and torch.compile over models,
-#              sizes, layers and meshes; memory; propagation against DTensor's;
-#              instructions per op and of guards; recordings; Rust benches
+#              sizes, layers, meshes and wrappers; memory; propagation against
+#              DTensor's; instructions per op and of guards; recordings; Rust benches
 #              (BENCH=--quick: fewer of them)
 # make test-passes  each pass that keeps bits by itself, over the tests of
 #              equality, aliasing, guards, refusals and soundness

@@ -5,7 +5,8 @@ itself from C++ with its recorded arguments, into a preallocated result where
 ATen has such an overload, less the cost of calling an op that does nothing
 (`kernel_time.cpp`). To their sum come the copies that the fake process group
 makes in a collective: its time less that of an all-reduce, for which the fake
-group does nothing.
+group does nothing. The ops in which FSDP2 packs and unpacks parameters are made
+of other ops, which are measured in their place.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import DispatchKey
+from torch._ops import resolve_key
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,17 +40,30 @@ Measure = Callable[[], float]
 
 
 class Recorder(TorchDispatchMode):
-    """Every op that DTensor runs on plain tensors, with its arguments."""
+    """Every op that DTensor runs on plain tensors: how many there are, and those that do work by their signatures."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+        self.ops = 0
+        self.counts: Counter[Any] = Counter()
+        self.calls: dict[Any, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+        """With copies of their arguments: some ops write to these, and FSDP2 takes the memory of gathered parameters
+        away."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # DTensor runs it, and its local ops come back here.
-        self.calls.append((func, args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func.namespace == "fsdp":
+            with self:  # its own ops come back here
+                return func._op_dk(resolve_key(func, DispatchKey.CPU), *args, **kwargs)
+        self.ops += 1
+        if works(func):
+            key = signature(func, args, kwargs)
+            self.counts[key] += 1
+            if key not in self.calls:
+                self.calls[key] = (func, *tree_map_only(Tensor, torch.clone, (args, kwargs)))
+        return func(*args, **kwargs)
 
 
 NO_WORK = ("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd", "profiler::")
@@ -79,9 +95,7 @@ def out_overload(func: Any) -> Any | None:
 
 def kernel(kernel_time: Any, func: Any, args: Any, kwargs: Any) -> list[Measure]:
     """Ways to measure one call without dispatch: with allocating and with preallocated results. The better counts."""
-    # Copies, because some ops write to their arguments; and a Python number where
-    # the schema says tensor (`x - 0`) becomes the tensor that Python makes of it.
-    args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
+    # A Python number where the schema says tensor (`x - 0`) becomes the tensor that Python makes of it.
     args = tuple(
         torch.tensor(x) if str(a.type) == "Tensor" and isinstance(x, int | float) else x
         for x, a in zip(args, func._schema.arguments, strict=False)
@@ -115,8 +129,13 @@ def microseconds(call: Callable[[], Any]) -> float:
     return 1e6 * (time.thread_time() - start) / CALLS
 
 
+def copies(group: dist.ProcessGroup, x: Tensor, whole: Callable[[], Any]) -> list[Measure]:
+    """How to measure the copies that the fake group makes in one collective, `whole`."""
+    return [lambda: microseconds(whole) - microseconds(lambda: group.allreduce([x]))]
+
+
 def collective(func: Any, args: Any) -> list[Measure]:
-    """How to measure the copies that the fake group makes in one collective; nothing where it makes none."""
+    """How to measure a collective of DTensor; nothing where the fake group makes no copies."""
     x = args[0].contiguous()
     # `group_name` and, before it, the group's size.
     group = _resolve_process_group(next(a for a in reversed(args) if isinstance(a, str)))
@@ -136,13 +155,22 @@ def collective(func: Any, args: Any) -> list[Measure]:
             whole = functools.partial(group.alltoall_base, out, x, [], [])
         case other:
             raise NotImplementedError(f"the floor knows no collective {other}")
-    return [lambda: microseconds(whole) - microseconds(lambda: group.allreduce([x]))]
+    return copies(group, x, whole)
 
 
-def by_hand(args: Any) -> list[Measure]:
-    """How to measure an all-reduce that a wrapper starts and waits for."""
-    tensors, group = args[0], dist.ProcessGroup.unbox(args[1])
-    return [lambda: microseconds(lambda: group.allreduce(tensors).wait())]
+def by_hand(func: Any, args: Any) -> list[Measure]:
+    """How to measure a collective of a wrapper. DDP's are one all-reduce each, which it starts and waits for; FSDP2's
+    are copies."""
+    match func.name():
+        case "c10d::allreduce_" | "c10d::broadcast_":
+            tensors, group = args[0], dist.ProcessGroup.unbox(args[1])
+            return [lambda: microseconds(lambda: group.allreduce(tensors).wait())]
+        case "c10d::_allgather_base_" | "c10d::_reduce_scatter_base_":
+            out, x, group = *args[:2], dist.ProcessGroup.unbox(args[2])
+            whole = group._allgather_base if "gather" in func.name() else group._reduce_scatter_base
+            return copies(group, x, functools.partial(whole, out, x))
+        case other:
+            raise NotImplementedError(f"the floor knows no collective {other}")
 
 
 class Floor:
@@ -152,15 +180,14 @@ class Floor:
     def __init__(self, kernel_time: Any, step: Step, batch: Batch) -> None:
         with Recorder() as recorder:
             step(*batch)
-        calls = {signature(*call): call for call in recorder.calls if works(call[0])}
-        self._counts = Counter(signature(*call) for call in recorder.calls if works(call[0]))
-        self._local_ops = len(recorder.calls)
-        self._names = {key: str(func) for key, (func, _, _) in calls.items()}
+        self._counts = recorder.counts
+        self._local_ops = recorder.ops
+        self._names = {key: str(func) for key, (func, _, _) in recorder.calls.items()}
         self._ways: dict[Any, list[Measure]] = {}
         with torch.no_grad():
-            for key, (func, args, kwargs) in calls.items():
+            for key, (func, args, kwargs) in recorder.calls.items():
                 if func.namespace == "c10d":
-                    self._ways[key] = by_hand(args)
+                    self._ways[key] = by_hand(func, args)
                 elif func.namespace == "_c10d_functional":
                     self._ways[key] = collective(func, args)
                 else:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn.parallel import DistributedDataParallel
@@ -90,6 +91,25 @@ def data_parallel(label: str, sizes: LlamaConfig = SMALL, batch: int = BATCH, **
         label,
         model=lambda: DistributedDataParallel(plain_model(sizes), process_group=alone(), **options),
         loss=cross_entropy,
+        batch=partial(token_batch, sizes, batch),
+    )
+
+
+def fully_sharded(label: str, tp: int = 1, sizes: LlamaConfig = SMALL, batch: int = BATCH, **options: Any) -> Subject:
+    """FSDP2 with these options, over what tensor plus sequence parallel over `tp` ranks leaves of the ranks."""
+
+    def model() -> Llama:
+        llama, on = plain_model(sizes), mesh(RANKS // tp, tp)
+        if tp > 1:
+            parallelize(llama, on["tp"])
+        for part in (*llama.blocks, llama):
+            fully_shard(part, mesh=on["dp"], **options)
+        return llama
+
+    return Subject(
+        label,
+        model=model,
+        loss=lambda logits, labels: cross_entropy(logits.float(), labels),
         batch=partial(token_batch, sizes, batch),
     )
 
