@@ -34,6 +34,7 @@ pub const SOURCES: &[(&str, &str)] = sources! {
     "ranks.h"
     "reducer.h"
     "references.h"
+    "region.h"
     "scope.h"
     "unboxed.h"
     "values.h"

@@ -1,7 +1,7 @@
 """Regions: functions whose forward and backward are captured each, while all around them runs as before.
 
 A region is two captured functions. The forward returns its results and what its autograd graph saves; a node of
-autograd (:class:`_Node`) holds that until its backward comes, which is captured too, for each variant of the forward.
+autograd (``region.h``) holds that until its backward comes, which is captured too, for each variant of the forward.
 Where the forward is not replayed, it runs on detached inputs, so that its graph (``_graph.py``) ends where the region
 does.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -56,52 +56,34 @@ class _Plan:
             arguments = [find(args, kwargs) for find in self.checked_arguments]
             checked = (*self.tape.checked_state.values(), *(outputs[place] for place in self.checked), *arguments)
             saved = [*given, *made, *checked]
-        differentiable = _Node.apply(_Call(self, outputs, saved, hooked), *inputs)
-        for place, output in zip(self.outputs, differentiable, strict=True):
-            leaves[place] = output
+        backward = self._backward_of_hooked if hooked else self._backward_of_plain
+        _bridge.bridge().attach_region(outputs, saved, inputs, backward)
         return leaves[0] if structure is None else _pytree.tree_unflatten(leaves, structure)
 
-    def gradients(self, needs: tuple[bool, ...], tangents: Any, saved: Sequence[torch.Tensor], hooked: bool) -> Any:
-        """The contributions of one backward. ``saved``, ``hooked``: as the forward had them."""
+    def _backward_of_hooked(self, needs: tuple[bool, ...], tangents: Any, saved: list[torch.Tensor]) -> Any:
+        return self._gradients(needs, tangents, *self.tape.parts(saved))
+
+    def _backward_of_plain(self, needs: tuple[bool, ...], tangents: Any, saved: list[torch.Tensor]) -> Any:
         first = len(self.tape.given)
-        if hooked:
-            given, made = self.tape.parts(saved)
-        else:
-            given = [local_of(tensor).data for tensor in saved[:first]]
-            made = list(saved[first : first + len(self.tape.made)])
-        if self.backward is None:
-            return self.graph.backward(needs, tangents, given, made)
-        return self.backward.call((needs, tangents, given, made), {})
+        given = [local_of(tensor).data for tensor in saved[:first]]
+        return self._gradients(needs, tangents, given, saved[first : first + len(self.tape.made)])
 
-
-@dataclass
-class _Call:
-    """One forward, until its node is made."""
-
-    plan: _Plan
-    outputs: Sequence[torch.Tensor]
-    saved: Sequence[torch.Tensor]
-    hooked: bool
-
-
-class _Node(torch.autograd.Function):
-    """Stands for a region in the caller's graph."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, *inputs: torch.Tensor) -> Any:
-        ctx.plan, ctx.hooked = call.plan, call.hooked
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*call.saved)
-        return tuple(call.outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
+    def _gradients(
+        self,
+        needs: tuple[bool, ...],
+        tangents: tuple[torch.Tensor | None, ...],
+        given: list[torch.Tensor],
+        made: list[torch.Tensor],
+    ) -> Any:
+        """The contributions of one backward: those that are needed. ``tangents``: the gradients of the outputs."""
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "rote: a region cannot be differentiated twice (create_graph=True); remedy: call release() on the "
                 "region, or leave this module out of rote.capture_module"
             )
-        return None, *ctx.plan.gradients(ctx.needs_input_grad[1:], tangents, ctx.saved_tensors, ctx.hooked)
+        if self.backward is None:
+            return self.graph.backward(needs, tangents, given, made)
+        return self.backward.call((needs, tangents, given, made), {})
 
 
 _HooksOfOthers = list[tuple[Any, Any]]
