@@ -309,10 +309,25 @@ class _Backward(_Part):
 
     @property
     def recorded(self) -> Callable[..., Any]:
-        return self._graph.backward
+        return self._without_views
+
+    def _without_views(self, needs: tuple[bool, ...], tangents: Any, given: Any, made: Any) -> Any:
+        """The contributions as tensors for themselves: nobody writes what they are views of."""
+        found = self._graph.backward(needs, tangents, given, made)
+        with _record.unrecorded():
+            return [
+                each if each is None or any(each is tangent for tangent in tangents) else _alone(each) for each in found
+            ]
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         return self._graph.backward(*args, **kwargs)
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in the same memory that is no view."""
+    if isinstance(tensor, DTensor):
+        return DTensor(tensor._local_tensor.data, tensor._spec, requires_grad=False)
+    return tensor.data
 
 
 def _backward() -> None:

@@ -391,6 +391,11 @@ class Results:
         if all(not path.startswith(("args", "kwargs")) for path, _, _ in grads):
             self._owners = [own(path) for path, _, _ in grads]
 
+        #: Makes the result, where a replay leaves nothing but new tensors in tuples and lists.
+        self.simply: Callable[[list[torch.Tensor]], Any] | None = None
+        if not (grads or after or views or any(requires_grad for _, requires_grad in outputs)):
+            self.simply = _maker([spec for spec, _ in outputs], structure)
+
     def deliver(self, locals_: list[torch.Tensor], own_argument: Callable[[str], Any]) -> Any:
         """Puts gradients where eager leaves them and returns the result."""
         at = len(self._outputs)
@@ -452,6 +457,31 @@ class Results:
         if not path.startswith(("args", "kwargs")):
             return self._own(path)
         return own_argument(path.removesuffix(".grad")).grad if path.endswith(".grad") else own_argument(path)
+
+
+def _maker(specs: list[Any], structure: Any) -> Callable[[list[torch.Tensor]], Any] | None:
+    """A function that makes a result of a replay's tensors; None where it takes more than tuples and lists of them."""
+    ((kind, value),) = structure.items()
+    if kind == "c":
+        return lambda _: value
+    if kind == "t":
+        spec = specs[value]
+        if spec is None:
+            return operator.itemgetter(value)
+        return lambda locals_: DTensor(locals_[value], spec, requires_grad=False)
+    if kind not in ("tuple", "list"):
+        return None
+    if value and all(
+        item == {"t": value[0].get("t", 0) + i} and specs[item["t"]] is None for i, item in enumerate(value)
+    ):
+        first, end = value[0]["t"], value[-1]["t"] + 1
+        made = operator.itemgetter(slice(first, end))
+        return made if kind == "list" else lambda locals_: tuple(made(locals_))
+    makers = [_maker(specs, item) for item in value]
+    if None in makers:
+        return None
+    of_kind = list if kind == "list" else tuple
+    return lambda locals_: of_kind([maker(locals_) for maker in makers])  # type: ignore[misc]
 
 
 def to_json(structure: Any, late: list[Late], views: list[Made]) -> bytes:
