@@ -20,6 +20,8 @@ Rows, all in one process and taken in turn, round after round:
   fastest that a person gets in eager PyTorch without DTensor.
 - torch.compile: forward and loss compiled (and with them the backward), with
   static shapes. In `step` and `models` only: it compiles for a minute each time.
+  "torch.compile, blocks", for wrapped models, compiles each block by itself.
+- rote, by regions: each block a region (`rote.capture_module`), the rest of the step eager.
 - rote: the eager DTensor step under `rote.capture`; and with `passes="none"`.
 
 Floor: what the kernels alone cost (`steps/floor.py`), measured in turn with the rows.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .subject import AOT_EAGER, BY_HAND, EAGER, INDUCTOR, NO_PASSES, ROTE
+from .subject import AOT_EAGER, BLOCKS, BY_HAND, EAGER, INDUCTOR, NO_PASSES, REGIONS, ROTE
 
 FLOOR = "floor: kernels alone"
 COLORS = {
@@ -20,11 +20,21 @@ COLORS = {
     BY_HAND: "tab:brown",
     AOT_EAGER: "tab:purple",
     INDUCTOR: "tab:green",
+    BLOCKS: "tab:olive",
+    REGIONS: "tab:cyan",
     NO_PASSES: "tab:blue",
     ROTE: "tab:orange",
     FLOOR: "black",
 }
-SHORT = {EAGER: "eager", BY_HAND: "by hand", AOT_EAGER: "aot_eager", INDUCTOR: "inductor", NO_PASSES: "no passes"}
+SHORT = {
+    EAGER: "eager",
+    BY_HAND: "by hand",
+    AOT_EAGER: "aot_eager",
+    INDUCTOR: "inductor",
+    BLOCKS: "compiled",
+    REGIONS: "regions",
+    NO_PASSES: "no passes",
+}
 
 
 def note(text: str) -> None:

@@ -22,9 +22,11 @@ EAGER = "eager DTensor"
 BY_HAND = "local eager, by hand"
 AOT_EAGER = "torch.compile aot_eager"
 INDUCTOR = "torch.compile inductor"
+BLOCKS = "torch.compile, blocks"
+REGIONS = "rote, by regions"
 NO_PASSES = "rote, no passes"
 ROTE = "rote"
-WAYS = (EAGER, BY_HAND, AOT_EAGER, INDUCTOR, NO_PASSES, ROTE)
+WAYS = (EAGER, BY_HAND, AOT_EAGER, INDUCTOR, BLOCKS, REGIONS, NO_PASSES, ROTE)
 """In the order of the tables."""
 
 
@@ -88,6 +90,30 @@ def compiled(subject: Subject, backend: str) -> Step:
     return training_step(forward, subject.optimizer(model))
 
 
+def blocks_of(model: Any) -> list[nn.Module]:
+    """The blocks of a model, in its wrapper."""
+    return list(getattr(model, "module", model).blocks)
+
+
+def by_compiled_blocks(subject: Subject) -> Step:
+    """Each block compiled by itself, as torchtitan does it."""
+    torch.compiler.reset()
+    model = subject.model()
+    for block in blocks_of(model):
+        block.compile(backend="inductor", dynamic=False)
+    return training_step(forward_and_loss(model, subject.loss), subject.optimizer(model))
+
+
+def by_regions(subject: Subject, plans: str) -> Step:
+    """Each block a region; the rest of the step stays eager."""
+    import rote
+
+    model = subject.model()
+    for i, block in enumerate(blocks_of(model)):
+        rote.capture_module(block, plans=f"{plans}/{i}")
+    return training_step(forward_and_loss(model, subject.loss), subject.optimizer(model))
+
+
 def captured(subject: Subject, plans: str, passes: str = "") -> Any:
     import rote
 
@@ -103,6 +129,8 @@ def builders(subject: Subject, plans: str) -> dict[str, Callable[[], Step]]:
         EAGER: partial(eager, subject),
         AOT_EAGER: partial(compiled, subject, "aot_eager"),
         INDUCTOR: partial(compiled, subject, "inductor"),
+        BLOCKS: partial(by_compiled_blocks, subject),
+        REGIONS: partial(by_regions, subject, f"{plans}/regions"),
         NO_PASSES: partial(captured, subject, f"{plans}/none", "none"),
         ROTE: partial(captured, subject, f"{plans}/default"),
     }

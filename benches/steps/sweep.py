@@ -9,9 +9,9 @@ from typing import Any
 
 from . import report
 from .measure import Effort, measured
-from .subject import BY_HAND, EAGER, NO_PASSES, ROTE, Subject
+from .subject import BY_HAND, EAGER, NO_PASSES, REGIONS, ROTE, Subject
 
-QUICK = (EAGER, BY_HAND, NO_PASSES, ROTE)
+QUICK = (EAGER, BY_HAND, REGIONS, NO_PASSES, ROTE)
 """What a quick run measures: everything but `torch.compile`."""
 
 

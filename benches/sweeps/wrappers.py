@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 from steps.llama import data_parallel, fully_sharded
-from steps.subject import EAGER, NO_PASSES, ROTE, Subject
+from steps.subject import BLOCKS, EAGER, NO_PASSES, REGIONS, ROTE, Subject
 from steps.sweep import Sweep
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -24,6 +24,6 @@ SWEEP = Sweep(
     "wrapper",
     subjects,
     quick=(0, 3, 5),
-    ways=(EAGER, NO_PASSES, ROTE),
+    ways=(EAGER, BLOCKS, REGIONS, NO_PASSES, ROTE),
     ordered=False,
 )
