@@ -1,5 +1,7 @@
 //! Stored plans: their names, and whether a stored plan applies to a call.
 
+use std::path::PathBuf;
+
 use rote_plans::{
     Arg, Fingerprint, Guard, GuardKind, Plan, PlanError, PlanFile, PlanStore, Scalar,
 };
@@ -20,13 +22,18 @@ pub struct StoredPlans {
     function: String,
     fingerprint: Fingerprint,
     scanned: bool,
+    /// The files that were there when the store was opened. Others in this process may have written more.
+    earlier: Vec<PathBuf>,
 }
 
 impl StoredPlans {
     /// Opens the store, making its directory if need be.
     pub fn open(config: &Config) -> Result<Self, PlanError> {
+        let store = PlanStore::open(&config.plans)?;
+        let files = store.files().unwrap_or_default();
         Ok(StoredPlans {
-            store: PlanStore::open(&config.plans)?,
+            earlier: files.into_iter().map(|(_, _, path)| path).collect(),
+            store,
             function: config.function.clone(),
             fingerprint: config.fingerprint.clone(),
             scanned: false,
@@ -143,8 +150,8 @@ impl StoredPlans {
         Ok(Some((key, file)))
     }
 
-    /// Says why stored plans of this function are not for a call. Each may be for a
-    /// later one.
+    /// Says why stored plans of this function, from before, are not for a call. Each may be
+    /// for a later one.
     pub fn explain_strangers(&self, guards: &[GuardText]) {
         let rank = self.fingerprint.rank;
         for (key, _, path) in self
@@ -152,7 +159,7 @@ impl StoredPlans {
             .files()
             .unwrap_or_default()
             .iter()
-            .filter(|(_, of, _)| *of == rank)
+            .filter(|(_, of, path)| *of == rank && self.earlier.contains(path))
         {
             let Ok(file) = PlanFile::open_for(path, &self.fingerprint) else {
                 continue;

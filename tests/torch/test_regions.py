@@ -2,6 +2,8 @@
 
 import gc
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -448,3 +450,20 @@ def test_options_of_whole_steps_are_no_options_of_regions(option: str) -> None:
     rote.capture_module(module)
     with pytest.raises(ValueError, match="forward is that of its class"):
         rote.capture_module(module)
+
+
+def test_equal_blocks_share_a_plan(tmp_path: Path) -> None:
+    sizes = Sizes(layers=6)
+
+    def script(capture: Capture) -> Calls:
+        model = Llama(sizes)
+        return trained(capture, model, token_batches(sizes, STEPS), lambda model: model.layers, cross_entropy)
+
+    expected, found = run_eager(script), run(script, partial(region, plans=tmp_path))
+    check_same(expected, found)
+    if not ORACLE_ONLY:
+        stats = [handle.stats for handle in found.steps]
+        assert [each.recordings for each in stats] == [1, 0, 0, 0, 0, 0]
+        assert sorted(each.backward.recordings for each in stats) == [0, 0, 0, 0, 0, 1]
+        assert min(each.replays for each in stats) >= 20 and min(each.backward.replays for each in stats) >= 20
+        assert len(list(tmp_path.rglob("rank0.rote"))) == 2

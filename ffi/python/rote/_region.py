@@ -8,10 +8,16 @@ does.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import hashlib
 import itertools
+import shutil
+import tempfile
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -124,14 +130,52 @@ class _Part(Step):
             "passes": "",
         }
         super().__init__(function, state, *(settings | options).values())
+        self._patience = _PATIENCE
+
+    def _kind(self) -> Hashable:
+        """What parts that may share one plan have in common."""
+        raise NotImplementedError
+
+    def _recorded(self, args: Any, kwargs: Any) -> Any:
+        """Records, unless another part of the kind is about to have a plan: that one serves this part too, after one
+        recording in place of two."""
+        kind = self._kind()
+        first = _first.setdefault(kind, weakref.ref(self))()
+        if first is None:
+            _first[kind] = weakref.ref(self)
+        elif first is not self and self._patience and first.is_under_way:
+            self._patience -= 1
+            return self._run(args, kwargs)
+        return super()._recorded(args, kwargs)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether recordings have begun and have not led to a plan."""
+        return not (self._off or self.results or self.stats.refusals)
+
+
+# Calls that a part leaves eager while it waits for the plan of another one.
+_PATIENCE = 4
+# The first parts of each kind.
+_first: dict[Hashable, weakref.ref[_Part]] = {}
+
+
+@functools.cache
+def _plans_of_process() -> str:
+    """A directory for plans that lasts as long as the process, so that equal blocks share one plan."""
+    plans = tempfile.mkdtemp(prefix="rote-regions-")
+    atexit.register(shutil.rmtree, plans, ignore_errors=True)
+    return plans
 
 
 class Region(_Part):
     """A region, and the captured function of its forward."""
 
     def __init__(self, function: Callable[..., Any], state: Any, **options: Any) -> None:
+        options["plans"] = options.get("plans") or _plans_of_process()
         super().__init__(function, state, **options)
         self._options = options
+        self.kind: Hashable = None  # equal for regions that may share a plan; known once the region is called
         # Of settings of autocast that a call was seen under: the parameters that are cast.
         self._casts: dict[Any, list[torch.Tensor]] = {}
         self._made: _Plan | None = None  # by the forward that is recorded
@@ -150,6 +194,8 @@ class Region(_Part):
             hooked = bool(self._hidden)
             casts = [_bridge.bridge().autocast(each) for each in self._casts.get(_autocast(), ())]
             args = (casts, *args)
+            if self.kind is None:
+                self._find_kind(args, kwargs)
             try:
                 result = super().call(args, kwargs)
             finally:
@@ -157,6 +203,14 @@ class Region(_Part):
                 self._hidden = outer
             plan, self._found = self._found, None
             return result if plan is None else plan.attach(result, args, kwargs, hooked)
+
+    def _find_kind(self, args: Any, kwargs: Any) -> None:
+        """Says which regions may share plans with this one, and gives them a directory of their own."""
+        given = ((f"{i}{tensor.is_leaf}", tensor) for i, tensor in enumerate(_tensors(args, kwargs)))
+        self.kind = (_code_of(self.function), *_looks(self.state.tensors()), *_looks(given))
+        said = repr((getattr(self.function, "__qualname__", ""), self.kind[1:])).encode()
+        self.plans = f"{self.plans}/{hashlib.blake2s(said, digest_size=8).hexdigest()}"
+        self._options["plans"] = self.plans
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         _put_hooks(self._hidden)
@@ -296,6 +350,9 @@ class Region(_Part):
     def _is_saved(tensor: torch.Tensor, tape: _graph.Tape) -> bool:
         return any(_graph.shares_memory(made, local_of(tensor)) for made in tape.made)
 
+    def _kind(self) -> Hashable:
+        return self.kind
+
 
 class _Backward(_Part):
     """The backward of a region, for one variant of the forward."""
@@ -305,11 +362,15 @@ class _Backward(_Part):
         super().__init__(_backward, state or None, **options)
         self.label = f"{forward.name()}.backward{number}"
         self._graph = plan.graph
+        self._of_forward = forward.kind
         self.ran = {}  # what hooks and functions of the user's run is followed
 
     @property
     def recorded(self) -> Callable[..., Any]:
         return self._without_views
+
+    def _kind(self) -> Hashable:
+        return self.label, self._of_forward
 
     def _without_views(self, needs: tuple[bool, ...], tangents: Any, given: Any, made: Any) -> Any:
         """The contributions as tensors for themselves: nobody writes what they are views of."""
@@ -328,6 +389,17 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, DTensor):
         return DTensor(tensor._local_tensor.data, tensor._spec, requires_grad=False)
     return tensor.data
+
+
+def _code_of(function: Any) -> Any:
+    """The code of a function or method; of another callable, itself."""
+    return getattr(function, "__code__", function)
+
+
+def _looks(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Hashable]:
+    """How tensors look, with their paths."""
+    for path, tensor in tensors:
+        yield path, tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
 
 
 def _backward() -> None:
