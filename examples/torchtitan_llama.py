@@ -5,6 +5,9 @@ sequence parallel, loss parallel, selective activation checkpointing.
 
 FSDP2 shards parameters over `--shards` ranks; tensor parallel has what is left. The Trainer calls `fwd_bwd_fn`, which
 it wraps itself for CUDA graphs, and later the step of its optimizers; here Rote captures both. The tokens are random.
+
+With `--regions`, each block is a region instead, where torchtitan would compile the block, and checkpoints are full: a
+selective one watches every op, so that nothing in it can be replayed.
 """
 
 import argparse
@@ -40,7 +43,7 @@ from torchtitan.components.metrics import MetricsProcessor  # noqa: E402
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw  # noqa: E402
 from torchtitan.components.tokenizer import BaseTokenizer  # noqa: E402
 from torchtitan.config.configs import ParallelismConfig, TrainingConfig  # noqa: E402
-from torchtitan.distributed.activation_checkpoint import SelectiveAC  # noqa: E402
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # noqa: E402
 from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention  # noqa: E402
 from torchtitan.models.llama3 import model_registry, parallelize_llama  # noqa: E402
 from torchtitan.trainer import Trainer  # noqa: E402
@@ -100,7 +103,7 @@ def parallelize(model: Any, **options: Any) -> Any:
     return model
 
 
-def config(steps: int, shards: int) -> Any:
+def config(steps: int, shards: int, regions: bool) -> Any:
     spec = dataclasses.replace(model_registry("debugmodel"), parallelize_fn=parallelize)
     for _, _, owner, name in list(spec.traverse(FlexAttention.Config)):
         setattr(owner, name, ScaledDotProductAttention.Config())  # flex attention compiles itself
@@ -117,15 +120,31 @@ def config(steps: int, shards: int) -> Any:
             data_parallel_shard_degree=shards,
             tensor_parallel_degree=dist.get_world_size() // shards,
         ),
-        activation_checkpoint=SelectiveAC.Config(),
+        activation_checkpoint=FullAC.Config() if regions else SelectiveAC.Config(),
         checkpoint=CheckpointManager.Config(enable=False),
         metrics=MetricsProcessor.Config(log_freq=10),
     )
 
 
+def blocks(trainer: Any) -> Iterator[torch.nn.Module]:
+    """The blocks of the model, inside of their checkpoints."""
+    for part in trainer.model_parts:
+        for block in part.layers.values():
+            yield getattr(block, "_checkpoint_wrapped_module", block)
+
+
+def train_by_regions(steps: int, capture: Callable[..., Any], shards: int) -> tuple[Any, list[Any]]:
+    """Trains; `capture` is `rote.capture_module`. Comes back: the trainer, and what `capture` returned."""
+    trainer = Trainer(config(steps, shards, regions=True))
+    handles = [capture(block) for block in blocks(trainer)]
+    trainer.train()
+    trainer.close()
+    return trainer, handles
+
+
 def train(steps: int, capture: Callable[..., Any], shards: int) -> Any:
     """Trains; `capture` is `rote.capture`."""
-    trainer = Trainer(config(steps, shards))
+    trainer = Trainer(config(steps, shards, regions=False))
     # An ExitStack without content, of which nothing tells beforehand whether it swallows errors.
     trainer.fwd_bwd_fn = capture(trainer.fwd_bwd_fn, state=trainer.model_parts)
     optimizers = trainer.optimizers
@@ -141,15 +160,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--shards", type=int, default=1, help="ranks over which FSDP2 shards parameters")
+    parser.add_argument("--regions", action="store_true", help="capture each block, and not the steps")
     arguments = parser.parse_args()
     if not dist.is_initialized():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    trainer = train(arguments.steps, rote.capture, arguments.shards)
+    if arguments.regions:
+        _, handles = train_by_regions(arguments.steps, rote.capture_module, arguments.shards)
+        captured = {f"block {i}": handle for i, handle in enumerate(handles)}
+    else:
+        trainer = train(arguments.steps, rote.capture, arguments.shards)
+        captured = {"forward and backward": trainer.fwd_bwd_fn, "optimizer": trainer.optimizers.step}
     if dist.get_rank() == 0:
-        for name, step in (("forward and backward", trainer.fwd_bwd_fn), ("optimizer", trainer.optimizers.step)):
-            print(f"{step.stats.calls} steps: {step.stats.replays} replayed ({name})")
+        for name, each in captured.items():
+            print(f"{each.stats.calls} calls: {each.stats.replays} replayed ({name})")
     dist.destroy_process_group()
 
 

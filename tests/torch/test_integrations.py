@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from models import mesh
 from oracle import ORACLE_ONLY, Capture, Script, check_equal, check_right
+from test_regions import check_regions
 from torch import Tensor, nn
 
 for package in ("transformers", "accelerate", "lightning", "torchtitan"):
@@ -89,6 +90,20 @@ def torchtitan(capture: Capture, shards: int = 1) -> Any:
     trainer = titan.train(STEPS, noting, shards)
     yield from losses
     return {"model": trainer.model_parts[0], "optimizer": trainer.optimizers.optimizers[0]}
+
+
+def torchtitan_by_regions(capture: Capture, shards: int) -> Any:
+    logging.disable(logging.INFO)
+    titan = example("torchtitan_llama")
+    trainer, _ = titan.train_by_regions(STEPS, capture, shards)
+    yield torch.zeros(())
+    return {"model": trainer.model_parts[0], "optimizer": trainer.optimizers.optimizers[0]}
+
+
+@pytest.mark.ranks(2, timeout=600)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_torchtitan_by_regions(shards: int) -> None:
+    check_regions(partial(torchtitan_by_regions, shards=shards))
 
 
 @pytest.mark.ranks(1, timeout=600)

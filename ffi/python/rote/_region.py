@@ -30,7 +30,7 @@ from torch.utils import _pytree
 from . import _bridge, _graph, _record
 from ._native import c_text, lib
 from ._recording import Recording
-from ._specs import local_of
+from ._specs import local_of, spec_text
 from ._step import Stats, Step
 
 
@@ -399,6 +399,8 @@ def _code_of(function: Any) -> Any:
 def _looks(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Hashable]:
     """How tensors look, with their paths."""
     for path, tensor in tensors:
+        if isinstance(tensor, DTensor):
+            yield spec_text(tensor._spec)
         yield path, tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
 
 
