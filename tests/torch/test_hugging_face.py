@@ -11,10 +11,12 @@ import pytest
 import torch
 from models import mesh
 from oracle import Calls, Capture, check_equal
+from test_regions import check_steps
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 transformers = pytest.importorskip("transformers", reason="make test-wild installs transformers")
+modeling_layers = pytest.importorskip("transformers.modeling_layers")
 
 CALLS = 28
 VOCABULARY = 128
@@ -156,6 +158,38 @@ def test_padding_now_and_then(name: str) -> None:
 def test_padding_and_tensor_parallel(name: str) -> None:
     make, _ = MODELS[name]
     check_equal(training(lambda: sharded(make()), sometimes_padded, clips=False))
+
+
+def layers(state: Any) -> list[nn.Module]:
+    """The blocks of a model, whatever their names."""
+    return [part for part in state["model"].modules() if isinstance(part, modeling_layers.GradientCheckpointingLayer)]
+
+
+@pytest.mark.ranks(1, timeout=600)
+@pytest.mark.parametrize("name", MODELS)
+def test_blocks_as_regions(name: str) -> None:
+    make, batches = MODELS[name]
+
+    def uncached() -> nn.Module:
+        model = make()
+        model.config.use_cache = False  # a cache is filled in every block
+        return model
+
+    check_steps(training(uncached, batches if name == "vit" else sometimes_padded), layers, replays=10)
+
+
+@pytest.mark.ranks(1, timeout=600)
+def test_regions_inside_of_checkpoints() -> None:
+    def make() -> nn.Module:
+        model = llama()
+        model.gradient_checkpointing_enable()
+        return model
+
+    def parts(state: Any) -> Iterator[nn.Module]:
+        for layer in state["model"].model.layers:
+            yield from (layer.self_attn, layer.mlp)
+
+    check_steps(training(make, words), parts)
 
 
 @pytest.mark.ranks(1, timeout=600)

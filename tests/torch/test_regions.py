@@ -1,7 +1,7 @@
 """Regions (`rote.capture_module`) leave what eager leaves, whatever runs around them."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,23 @@ def check_regions(script: Script, *, replays: int = 20, backwards: int | None = 
         assert stats.backward.replays >= (replays if backwards is None else backwards), stats
         assert not stats.refusals and not stats.backward.refusals, stats
     return found
+
+
+def check_steps(script: Script, regions: Callable[[Any], Iterable[nn.Module]], replays: int = 20) -> None:
+    """A script of whole steps, run with regions in their place: those modules of its state that ``regions`` gives."""
+    handles: list[Any] = []
+
+    def capture(step: Any, *, state: Any, **_: Any) -> Any:
+        if not ORACLE_ONLY:
+            handles.extend(rote.capture_module(each, strict=True) for each in regions(state))
+        return step
+
+    expected, found = run_eager(script), run(script, capture)
+    check_same(expected, found)
+    for handle in handles:
+        stats = handle.stats
+        assert stats.replays >= replays and stats.backward.replays >= replays, stats
+        assert not stats.refusals and not stats.backward.refusals, stats
 
 
 def trained(

@@ -1,6 +1,5 @@
 """Regions inside of FSDP2, DistributedDataParallel and tensor parallel modules leave what eager leaves."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,65 +7,44 @@ import rote
 import test_ddp
 import test_fsdp
 from models import Llama, Mlp, Sizes, as_dtensor, cross_entropy, llama, llama_2d, mesh, token_batches
-from oracle import ORACLE_ONLY, Calls, Capture, check_same, run, run_eager
-from test_regions import Wrapped, check_regions, inputs, trained
+from oracle import Calls, Capture
+from test_regions import Wrapped, check_regions, check_steps, inputs, trained
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 
-REPLAYS = 20
 
-
-def check(
-    script: Callable[[Capture], Calls], regions: Callable[[Any], list[nn.Module]], replays: int = REPLAYS
-) -> None:
-    """A script of whole steps, run with regions in its model in their place."""
-    handles: list[Any] = []
-
-    def capture(step: Any, *, state: Any, **_: Any) -> Any:
-        if not ORACLE_ONLY:
-            handles.extend(rote.capture_module(each, strict=True) for each in regions(state[0]))
-        return step
-
-    expected, found = run_eager(script), run(script, capture)
-    check_same(expected, found)
-    for handle in handles:
-        stats = handle.stats
-        assert stats.replays >= replays and stats.backward.replays >= replays, stats
-        assert not stats.refusals and not stats.backward.refusals, stats
-
-
-def blocks(model: Any) -> list[nn.Module]:
-    return list(model.blocks)
+def blocks(state: Any) -> list[nn.Module]:
+    return list(state[0].blocks)
 
 
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("name", ["default", "mixed precision", "accumulation", "checkpoints"])
 def test_fsdp_of_one_rank(name: str) -> None:
-    check(test_fsdp.SETTINGS[name].script, blocks)
+    check_steps(test_fsdp.SETTINGS[name].script, blocks)
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", test_fsdp.SETTINGS)
 def test_fsdp_of_two_ranks(name: str) -> None:
-    check(test_fsdp.SETTINGS[name].script, blocks)
+    check_steps(test_fsdp.SETTINGS[name].script, blocks)
 
 
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("name", test_fsdp.OF_FOUR)
 def test_fsdp_of_four_ranks(name: str) -> None:
-    check(test_fsdp.OF_FOUR[name].script, blocks)
+    check_steps(test_fsdp.OF_FOUR[name].script, blocks)
 
 
 @pytest.mark.ranks(2)
 def test_settings_of_fsdp_that_whole_steps_refuse() -> None:
     """They are outside of a region."""
     setting = test_fsdp.Setting({"offload_policy": CPUOffloadPolicy(pin_memory=False)})
-    check(setting.script, blocks)
+    check_steps(setting.script, blocks)
 
 
-def module_of(model: Any) -> list[nn.Module]:
-    return [model.module]
+def module_of(state: Any) -> list[nn.Module]:
+    return [state[0].module]
 
 
 OF_DDP = [name for name in test_ddp.SETTINGS if name != "checkpoints"]  # those inside a region are refused
@@ -75,7 +53,7 @@ OF_DDP = [name for name in test_ddp.SETTINGS if name != "checkpoints"]  # those 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", OF_DDP)
 def test_ddp_of_two_ranks(name: str) -> None:
-    check(test_ddp.SETTINGS[name].script, module_of)
+    check_steps(test_ddp.SETTINGS[name].script, module_of)
 
 
 def dtensor_llama() -> Llama:
