@@ -80,6 +80,7 @@ PYBIND11_MODULE(bridge, module) {
   // Marks a tensor as eager returns it after a backward pass: it requires grad, and its graph is used up.
   add("mark_replayed", set_replayed_history);
   add("hooks_of", hooks_of);
+  add("begin_graph", begin_graph);
   add("attach_region", attach_region);
 
   // A parameter as `torch.autocast` casts it now for the ops of its list of lower precision: the cast that autocast keeps

@@ -2,7 +2,8 @@
 #pragma once
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -65,6 +66,13 @@ class RegionBackward : public torch::autograd::Node {
   c10::SafePyObject backward_;
 };
 
+// The node of a tensor at which the graph of a region begins.
+class RegionInput : public torch::autograd::Node {
+ public:
+  std::string name() const override { return "RegionInput"; }
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
+};
+
 // Found where there is a function of this name: in versions of torch that hold nodes by shared pointers.
 template <typename Any>
 void delete_node(Any* node) {
@@ -72,21 +80,47 @@ void delete_node(Any* node) {
 }
 
 // A new node, as this version of torch holds nodes.
-template <typename Pointer>
-Pointer make_node(torch::autograd::edge_list&& edges, py::object&& backward) {
+template <typename Made, typename Pointer = decltype(torch::autograd::Edge::function), typename... Parts>
+Pointer make_node(Parts&&... parts) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-    return Pointer(new RegionBackward(std::move(edges), std::move(backward)), delete_node<typename Pointer::element_type>);
+    return Pointer(new Made(std::forward<Parts>(parts)...), delete_node<typename Pointer::element_type>);
   } else {
-    return c10::make_intrusive<RegionBackward>(std::move(edges), std::move(backward));
+    return c10::make_intrusive<Made>(std::forward<Parts>(parts)...);
   }
 }
 
-// Makes the outputs of a region those of a new node. Gradients of `inputs` leave it, one after the other, and `backward`
-// computes them: of which are needed, the gradients of the outputs, and what was saved.
-inline void attach_region(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& saved,
-                          const std::vector<at::Tensor>& inputs, py::object backward) {
-  using Pointer = decltype(torch::autograd::Edge::function);
-  auto node = make_node<Pointer>(torch::autograd::collect_next_edges(inputs), std::move(backward));
+// Makes a detached tensor one at which a graph begins: no leaf, and nothing holds it.
+inline void begin_graph(const at::Tensor& tensor) {
+  torch::autograd::create_gradient_edge(const_cast<at::Tensor&>(tensor), make_node<RegionInput>());
+}
+
+// The node of a function of Python, which held it weakly in older versions of torch.
+template <typename Any>
+decltype(torch::autograd::Edge::function) owned(const std::weak_ptr<Any>& held) {
+  return held.lock();
+}
+template <typename Any>
+decltype(torch::autograd::Edge::function) owned(const Any& held) {
+  return held;
+}
+
+// The edge to a tensor, or to what a `GradientEdge` of Python names.
+inline torch::autograd::Edge edge_to(PyObject* input) {
+  if (THPVariable_Check(input)) return torch::autograd::impl::gradient_edge(THPVariable_Unpack(input));
+  PyObject* node = PyTuple_GetItem(input, 0);
+  if (!node) throw py::error_already_set();
+  const auto number = static_cast<uint32_t>(PyLong_AsLong(PyTuple_GetItem(input, 1)));
+  if (THPFunction_Check(node)) return {owned(reinterpret_cast<THPFunction*>(node)->cdata), number};
+  return {reinterpret_cast<torch::autograd::THPCppFunction*>(node)->cdata, number};
+}
+
+// Makes the outputs of a region those of a new node. Gradients of `inputs`, tensors and edges, leave it, one after the
+// other, and `backward` computes them: of which are needed, the gradients of the outputs, and what was saved.
+inline void attach_region(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& saved, const py::list& inputs,
+                          py::object backward) {
+  torch::autograd::edge_list edges;
+  for (py::handle input : inputs) edges.push_back(edge_to(input.ptr()));
+  auto node = make_node<RegionBackward>(std::move(edges), std::move(backward));
   for (const at::Tensor& tensor : saved) {
     bool is_output = false;
     for (const at::Tensor& output : outputs) is_output |= output.is_same(tensor);

@@ -286,10 +286,11 @@ def capture_module(
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"rote.capture_module takes a module, not a {type(module).__name__}")
-    if "forward" in vars(module):
-        raise ValueError("rote.capture_module takes a module whose forward is that of its class")
+    own = vars(module).get("forward")  # of the module itself: hooks of libraries stand there
+    if isinstance(own, Captured):
+        raise ValueError("rote.capture_module takes a module whose forward is not captured yet")
     region = Region(
         module.forward, module, plans=plans, strict=strict, max_variants=max_variants, ignore=ignore, passes=passes
     )
     module.forward = Captured(region)
-    return CapturedModule(module, region)
+    return CapturedModule(module, region, own)

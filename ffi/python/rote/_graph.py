@@ -11,10 +11,8 @@ would round otherwise.
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,6 +66,7 @@ class Tape:
         #: Tensors of the state, and places of arguments, that must not be written before the backward.
         self.checked_state: dict[int, torch.Tensor] = {}
         self.checked_arguments: set[int] = set()
+        self._versions: list[tuple[torch.Tensor, int]] = []  # of what was saved, when it was saved
         self.entries: list[Given | Made | torch.Tensor] = []  # tensors: those of the state
         self.given: list[int] = []  # the places of detached inputs that are saved
         self.made: list[torch.Tensor] = []
@@ -78,7 +77,16 @@ class Tape:
         """Within, what autograd saves goes into this tape."""
         return _Hooks(self._pack, self._unpack)
 
+    def was_written(self) -> bool:
+        """Whether the forward has written to what it had saved. Lets go of that."""
+        found = any(tensor._version != version for tensor, version in self._versions)
+        self._versions.clear()
+        return found
+
     def _pack(self, tensor: torch.Tensor) -> int:
+        local = local_of(tensor)
+        if not local.is_inference():
+            self._versions.append((local, local._version))
         self.entries.append(self._entry(tensor))
         return len(self.entries) - 1
 
@@ -170,44 +178,46 @@ def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _Contribution:
-    """A gradient that leaves the graph: by which edge, to which leaf."""
+    """A gradient that leaves the graph: by which edge of a node, to which input of another node."""
 
     node: Node
     place: int
-    leaf: Node
+    end: Node
+    number: int
+
+    @property
+    def edge(self) -> GradientEdge:
+        return GradientEdge(self.end, self.number)
 
 
 class Graph:
     """The graph of one forward."""
 
-    def __init__(self, outputs: Sequence[torch.Tensor], tape: Tape, given: dict[Node, int]) -> None:
+    def __init__(self, outputs: Sequence[torch.Tensor], tape: Tape, given: dict[Node, int], begin: int) -> None:
         """``outputs``: tensors with the graph, all different; ``given``: nodes at which gradients of the caller's
-        tensors arrive, and the places of these."""
+        tensors arrive, and the places of these; ``begin``: the graph's first sequence number. Nodes from before it are
+        outside."""
         self._outputs = [get_gradient_edge(tensor) for tensor in outputs]
         self._tape = tape
-        self._given = list(given)
-        self._nodes, contributions = _walk([edge.node for edge in self._outputs], given)
+        self.nodes, contributions = _walk([edge.node for edge in self._outputs], given, begin)
         #: What gradients go to, one for each contribution, in the order in which the engine makes them: places of what
-        #: the caller has passed, and parameters.
-        self.leaves: list[int | torch.Tensor] = [
-            each.leaf.variable if place is None else place  # type: ignore[attr-defined]
-            for each, place in ((each, given.get(each.leaf)) for each in contributions)
-        ]
-        uses = Counter(id(each.leaf) for each in contributions)
+        #: the caller has passed, parameters, and nodes outside.
+        self.leaves: list[int | torch.Tensor | GradientEdge] = [_target(each, given) for each in contributions]
+        uses = Counter(each.edge for each in contributions)
         self._single: list[tuple[int, GradientEdge]] = []
+        self._several: list[GradientEdge | None] = []  # of each contribution, if a hook catches it
         self._caught: list[torch.Tensor | None] = [None] * len(contributions)
-        several: dict[Node, list[tuple[int, int]]] = {}
+        places: dict[Node, list[tuple[int, int]]] = {}
         for number, each in enumerate(contributions):
-            if uses[id(each.leaf)] == 1:
-                self._single.append((number, GradientEdge(each.leaf, 0)))
+            # A node may lead to a parameter that needs a gradient too: nothing must go on there.
+            if uses[each.edge] == 1 and not each.end.next_functions:
+                self._single.append((number, each.edge))
+                self._several.append(None)
             else:
-                several.setdefault(each.node, []).append((number, each.place))
-        self._edges_of_several = {
-            id(each.leaf): GradientEdge(each.leaf, 0) for each in contributions if uses[id(each.leaf)] > 1
-        }
-        self._several = [id(each.leaf) if uses[id(each.leaf)] > 1 else 0 for each in contributions]
-        for node, places in several.items():
-            node.register_hook(self._catch(places))
+                places.setdefault(each.node, []).append((number, each.place))
+                self._several.append(each.edge)
+        for node, of_node in places.items():
+            node.register_hook(self._catch(of_node))
 
     def _catch(self, places: list[tuple[int, int]]) -> Callable[[Any, Any], Any]:
         """A hook that takes contributions out, before the engine adds them up."""
@@ -221,25 +231,6 @@ class Graph:
 
         return catch
 
-    def release_given(self) -> None:
-        """Takes the memory of detached inputs away, which no backward reads: it is in what the caller saves."""
-        for leaf in self._given:
-            if is_leaf(leaf):
-                release(leaf)
-
-    def begins_before(self, number: int) -> bool:
-        """Whether the graph goes on into another one: whether one of its nodes has a lower sequence number."""
-        return any(node._sequence_nr() < number for node in self._nodes)
-
-    def keeps_tensors(self) -> str:
-        """The name of a function that keeps tensors for its backward elsewhere than in ``save_for_backward``."""
-        for node in self._nodes:
-            if isinstance(node, BackwardCFunction):
-                own = [value for name, value in vars(node).items() if name != "saved_tensors"]
-                if any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(own)):
-                    return type(node).__name__.removesuffix("Backward")
-        return ""
-
     def backward(
         self,
         needs: tuple[bool, ...],
@@ -251,29 +242,27 @@ class Graph:
         found: list[torch.Tensor | None] = [None] * len(self.leaves)
         ends = [(edge, tangent) for edge, tangent in zip(self._outputs, tangents, strict=True) if tangent is not None]
         singles = [(number, edge) for number, edge in self._single if needs[number]]
-        several = {
-            key: self._edges_of_several[key] for key, need in zip(self._several, needs, strict=True) if key and need
-        }
+        several = {edge for edge, need in zip(self._several, needs, strict=True) if edge is not None and need}
         if not ends or not (singles or several):
             return found
         with self._tape.play(given, made), _without_hooks(self.leaves):
             gradients = torch.autograd.grad(
                 [edge for edge, _ in ends],
-                [*(edge for _, edge in singles), *several.values()],
+                [*(edge for _, edge in singles), *several],
                 [tangent for _, tangent in ends],
                 retain_graph=True,
                 allow_unused=True,
             )
         for (number, _), gradient in zip(singles, gradients, strict=False):
             found[number] = gradient
-        for number, key in enumerate(self._several):
-            if key:
+        for number, edge in enumerate(self._several):
+            if edge is not None:
                 found[number], self._caught[number] = self._caught[number], None
         return found
 
 
 @contextmanager
-def _without_hooks(leaves: Sequence[int | torch.Tensor]) -> Iterator[None]:
+def _without_hooks(leaves: Sequence[int | torch.Tensor | GradientEdge]) -> Iterator[None]:
     """Within, hooks of parameters do not run: the caller's graph runs them."""
     hooks = [leaf._backward_hooks for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf._backward_hooks]
     kept = [dict(each) for each in hooks]
@@ -289,13 +278,21 @@ def _without_hooks(leaves: Sequence[int | torch.Tensor]) -> Iterator[None]:
 _LAST = 1 << 64  # the sequence number of a node that accumulates a gradient
 
 
-def _walk(roots: list[Node], given: Container[Node]) -> tuple[list[Node], list[_Contribution]]:
+def _target(contribution: _Contribution, given: dict[Node, int]) -> int | torch.Tensor | GradientEdge:
+    if contribution.end in given:
+        return given[contribution.end]
+    if is_leaf(contribution.end):
+        return contribution.end.variable  # type: ignore[attr-defined, no-any-return]
+    return contribution.edge
+
+
+def _walk(roots: list[Node], given: Container[Node], begin: int) -> tuple[list[Node], list[_Contribution]]:
     """The nodes of a graph that are no leaves, and the gradients that leave it, in the order in which the engine runs
     nodes: of those whose gradients are complete, the one that was made last (torch/csrc/autograd/engine.cpp).
-    ``given``: nodes that are leaves too."""
+    ``given``: nodes that are leaves too, and so are those that were made before the sequence number ``begin``."""
 
     def is_end(node: Node) -> bool:
-        return is_leaf(node) or node in given
+        return is_leaf(node) or node in given or node._sequence_nr() < begin
 
     waiting: Counter[Node] = Counter(roots)
     left, seen = list(roots), set[Node]()
@@ -324,27 +321,78 @@ def _walk(roots: list[Node], given: Container[Node]) -> tuple[list[Node], list[_
         if is_end(node):
             continue
         nodes.append(node)
-        for place, (following, _) in enumerate(node.next_functions):
+        for place, (following, number) in enumerate(node.next_functions):
             if following is None:
                 continue
             if is_end(following):
-                contributions.append(_Contribution(node, place, following))
+                contributions.append(_Contribution(node, place, following, number))
             arrives(following)
     return nodes, contributions
 
 
-def ends_in(roots: list[Node | None], begin: int, outside: set[Node | None]) -> bool:
-    """Whether a graph made since a sequence number ends in leaves, and in nodes from ``outside``."""
-    pending, seen = list(roots), set(outside)
+def apart(outputs: list[torch.Tensor], given: Container[Node | None], begin: int) -> str:
+    """Why one node cannot stand for the graph of several results; empty if it can. ``given``: nodes at which the graph
+    ends; ``begin``: its first sequence number."""
+    for i, one in enumerate(outputs):
+        if any(shares_memory(local_of(one), local_of(other)) for other in outputs[:i]):
+            return "returns results that share memory"
+    edges = {(tensor.grad_fn, tensor.output_nr) for tensor in outputs}
+    of_nodes: list[set[Node]] = []
+    of_ends: list[set[Node]] = []
+    for tensor in outputs:
+        nodes, ends, pending = set[Node](), set[Node](), [tensor.grad_fn]
+        while pending:
+            node = pending.pop()
+            if node is None or node in nodes or node in ends:
+                continue
+            if is_leaf(node) or node in given or node._sequence_nr() < begin:
+                ends.add(node)
+                continue
+            nodes.add(node)
+            for following, number in node.next_functions:
+                if (following, number) in edges:
+                    return "returns a result that was computed of another one"
+                pending.append(following)
+        of_nodes.append(nodes)
+        of_ends.append(ends)
+    for nodes, ends in zip(of_nodes[1:], of_ends[1:], strict=True):
+        if nodes.isdisjoint(of_nodes[0]) or ends != of_ends[0]:
+            return "returns results that have not all inputs in common"
+    return ""
+
+
+def nodes_of(roots: list[Node | None], begin: int, ends: Container[Node | None]) -> tuple[list[Node], bool]:
+    """The nodes of a graph that was made since a sequence number, and whether it ends in leaves and in ``ends``."""
+    pending, seen = list(roots), set[Node]()
+    is_whole = True
     while pending:
         node = pending.pop()
-        if node is None or node in seen or is_leaf(node):
+        if node is None or node in seen or node in ends or is_leaf(node) or is_cast(node):
             continue
         if node._sequence_nr() < begin:
-            return False
+            is_whole = False
+            continue
         seen.add(node)
         pending += [each for each, _ in node.next_functions]
-    return True
+    return list(seen), is_whole
+
+
+def unfit(nodes: list[Node]) -> tuple[str, str] | None:
+    """Why nodes cannot serve other calls than the one that has made them, with the remedy."""
+    for node in nodes:
+        if not isinstance(node, BackwardCFunction):
+            continue
+        name = type(node).__name__.removesuffix("Backward")
+        if name == "CheckpointFunction":
+            return "sets a checkpoint with use_reentrant=True", INSIDE
+        own = [value for key, value in vars(node).items() if key != "saved_tensors"]
+        if any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(own)):
+            what = f"the backward of {name} finds tensors on ctx, which are those of one call"
+            return what, "keep them by ctx.save_for_backward()"
+    return None
+
+
+INSIDE = "make the function inside the checkpoint the region, or leave the checkpoint out"
 
 
 def casts(roots: list[Node | None]) -> list[torch.Tensor]:
@@ -356,33 +404,17 @@ def casts(roots: list[Node | None]) -> list[torch.Tensor]:
         if node in seen or node is None:
             continue
         seen.add(node)
-        next_nodes = [each for each, _ in node.next_functions]
-        if node.name().startswith("ToCopyBackward") and next_nodes[0] is not None and is_leaf(next_nodes[0]):
-            parameter = next_nodes[0].variable  # type: ignore[attr-defined]
+        if is_cast(node):
+            parameter = node.next_functions[0][0].variable  # type: ignore[union-attr]
             found[id(parameter)] = parameter
-        pending += next_nodes
+        pending += [each for each, _ in node.next_functions]
     return list(found.values())
 
 
-def release(leaf: Node) -> None:
-    """Takes the memory of a detached input away, if nobody but the graph has the input."""
-    tensor = leaf.variable  # type: ignore[attr-defined]
-    if sys.getrefcount(tensor) > _references_of_graph():
-        return
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    empty = torch.empty((), dtype=local.dtype, device=local.device).expand(local.shape)
-    if local is tensor:
-        tensor.data = empty
-    else:
-        tensor._local_tensor = empty
-
-
-@functools.cache
-def _references_of_graph() -> int:
-    """How many references there are to an input that a graph alone has, while :func:`release` looks at it."""
-    node = get_gradient_edge(torch.empty(0).requires_grad_()).node
-    tensor = node.variable  # type: ignore[attr-defined]
-    return sys.getrefcount(tensor)
+def is_cast(node: Node) -> bool:
+    """Whether a node is that of a cast of a parameter."""
+    source = node.next_functions[0][0] if node.name().startswith("ToCopyBackward") else None
+    return source is not None and is_leaf(source)
 
 
 def is_leaf(node: Node) -> bool:

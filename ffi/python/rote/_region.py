@@ -9,8 +9,8 @@ does.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
+import gc
 import hashlib
 import itertools
 import shutil
@@ -19,17 +19,19 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree
 
 from . import _bridge, _graph, _record
 from ._native import c_text, lib
 from ._recording import Recording
+from ._region_checks import Hooks, Look, other_hooks, put_hooks, take_hooks, tensors_in, versions_of_packed
 from ._specs import local_of, spec_text
 from ._step import Stats, Step
 
@@ -41,11 +43,12 @@ class _Plan:
     graph: _graph.Graph
     tape: _graph.Tape
     given: list[Callable[[Any, Any], torch.Tensor]]  # each finds one tensor in the arguments of a call
-    inputs: list[int | torch.Tensor]  # for each contribution: a place in `given`, or a tensor of the state
+    inputs: list[int | torch.Tensor | GradientEdge]  # for each contribution: a place in `given`, a parameter, a node
     outputs: list[int]  # the results that have the graph, by their places among the leaves of the result
     checked: list[int]  # of these, those whose memory the graph has saved
     checked_arguments: list[Callable[[Any, Any], torch.Tensor]]
     backward: _Backward | None = None
+    is_spoilt: bool = False  # the forward has written to what it had saved: autograd does not let the backward run then
 
     def attach(self, result: Any, args: Any, kwargs: Any, hooked: bool) -> Any:
         """The result of a forward, as one of autograd's. ``result``: with what the graph has saved; ``hooked``: whether
@@ -87,28 +90,14 @@ class _Plan:
                 "rote: a region cannot be differentiated twice (create_graph=True); remedy: call release() on the "
                 "region, or leave this module out of rote.capture_module"
             )
+        if self.is_spoilt:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation, in a "
+                "region of Rote"
+            )
         if self.backward is None:
             return self.graph.backward(needs, tangents, given, made)
         return self.backward.call((needs, tangents, given, made), {})
-
-
-_HooksOfOthers = list[tuple[Any, Any]]
-
-
-def _take_hooks() -> _HooksOfOthers:
-    """Takes away the hooks that code around has set for saved tensors: the node of the region calls them, and not the
-    graph inside."""
-    taken = []
-    while (top := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-        taken.append(top)
-    return taken
-
-
-def _put_hooks(hooks: _HooksOfOthers) -> None:
-    """Puts them back."""
-    for pack, unpack in reversed(hooks):
-        torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 class _Part(Step):
@@ -182,42 +171,56 @@ class Region(_Part):
         self._plans: dict[int, _Plan] = {}  # by the numbers of variants
         self._kept_backwards = 0
         self._found: _Plan | None = None  # whose graph the result of the last call needs
-        self._hidden: _HooksOfOthers = []  # while the forward is captured
+        self._hidden: Hooks = []  # while the forward is captured
+        self._writes_state = False
+        self._why = ""  # the function can be no region
 
     # -- calls ----------------------------------------------------------------
 
     def call(self, args: Any, kwargs: Any) -> Any:
-        if _record.in_step():  # of a captured function around this one
+        # In a captured function around this one, and under the transforms of torch.func:
+        if _record.in_step() or torch._C._functorch.peek_interpreter_stack() is not None:
             return self.function(*args, **kwargs)
         with self._lock:
-            outer, self._hidden = self._hidden, _take_hooks()
-            hooked = bool(self._hidden)
-            casts = [_bridge.bridge().autocast(each) for each in self._casts.get(_autocast(), ())]
+            hidden, autocast = take_hooks(), _autocast()
+            hooked = bool(hidden)
+            # A checkpoint may leave the last writes out when it runs a region again; autocast keeps casts of leaves.
+            if (hooked and self._writes_state) or (autocast is not None and _has_leaf(args, kwargs)):
+                put_hooks(hidden)
+                return self.function(*args, **kwargs)
+            outer, self._hidden = self._hidden, hidden
+            casts = [_bridge.bridge().autocast(each) for each in self._casts.get(autocast, ())]
             args = (casts, *args)
             if self.kind is None:
                 self._find_kind(args, kwargs)
             try:
                 result = super().call(args, kwargs)
             finally:
-                _put_hooks(self._hidden)
+                put_hooks(self._hidden)
                 self._hidden = outer
             plan, self._found = self._found, None
             return result if plan is None else plan.attach(result, args, kwargs, hooked)
 
     def _find_kind(self, args: Any, kwargs: Any) -> None:
         """Says which regions may share plans with this one, and gives them a directory of their own."""
-        given = ((f"{i}{tensor.is_leaf}", tensor) for i, tensor in enumerate(_tensors(args, kwargs)))
-        self.kind = (_code_of(self.function), *_looks(self.state.tensors()), *_looks(given))
-        said = repr((getattr(self.function, "__qualname__", ""), self.kind[1:])).encode()
-        self.plans = f"{self.plans}/{hashlib.blake2s(said, digest_size=8).hexdigest()}"
-        self._options["plans"] = self.plans
+        given = ((f"{i}{tensor.is_leaf}", tensor) for i, tensor in enumerate(tensors_in(args, kwargs)))
+        looks = (*_looks(self.state.tensors()), *_looks(given))
+        self.kind = (_code_of(self.function), looks)
+        said = repr((getattr(self.function, "__qualname__", ""), looks)).encode()
+        directory = Path(self.plans, hashlib.blake2s(said, digest_size=8).hexdigest())
+        if self.plans == _plans_of_process():  # share with regions that begin now, and not with those of other models
+            numbers = itertools.count()
+            while directory.is_dir() and any(directory.iterdir()):
+                directory = directory.with_suffix(f".{next(numbers)}")
+            self.kind = (self.kind, directory)
+        self.plans = self._options["plans"] = str(directory)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
-        _put_hooks(self._hidden)
+        put_hooks(self._hidden)
         try:
             return super()._run(args[1:], kwargs)
         finally:
-            self._hidden = _take_hooks()
+            take_hooks()
 
     def _recorded(self, args: Any, kwargs: Any) -> Any:
         if _autocast() in self._casts:
@@ -226,15 +229,27 @@ class Region(_Part):
 
     def _look(self, args: Any, kwargs: Any) -> Any:
         """Runs a first call eagerly, and finds out whether the function can be a region at all."""
-        before, begin = [(tensor, tensor._version) for tensor in _tensors(args, kwargs)], _sequence_number()
-        result = self._run(args, kwargs)
-        problem = _unfit(result, before, begin, [tensor for _, tensor in self.state.tensors()])
+        look = Look(args[1:], kwargs, [tensor for _, tensor in self.state.tensors()])
+        hooked = bool(self._hidden)  # by hooks, which may keep what they see
+        collects = gc.isenabled()
+        gc.disable()  # what the call leaves is among the youngest objects
+        try:
+            with versions_of_packed(self._hidden) as written:
+                result = self._run(args, kwargs)
+            problem = look.problem(result) if hooked else look.problem_of_eager(result)
+            if written():
+                problem = "writes to what it has saved, after hooks have seen it", "leave it eager"
+        finally:
+            if collects:
+                gc.enable()
+        self._writes_state |= look.writes_state()
         autocast = _autocast()
-        nodes = [tensor.grad_fn for tensor in _tensors(result, None)]
+        nodes = [tensor.grad_fn for tensor in tensors_in(result, None)]
         self._casts[autocast] = [] if autocast is None else _graph.casts(nodes)
         if problem:
             self._off = True
-            self._refused(problem)
+            self._why = "; remedy: ".join(problem)
+            self._refused(self._why)
         return result
 
     def _deliver(self, args: Any, kwargs: Any) -> Any:
@@ -257,7 +272,6 @@ class Region(_Part):
             self._kept_backwards += 1
             self._made.backward = _Backward(self, self._made, self._kept_backwards, self._options)
             self._plans[outcome["variant"]] = self._made
-            self._made.graph.release_given()
 
     # -- what people look at ----------------------------------------------------
 
@@ -265,11 +279,12 @@ class Region(_Part):
     def stats(self) -> Stats:
         """Counters, as of now, and those of the backward."""
         backwards = [plan.backward.stats for plan in self._plans.values() if plan.backward is not None]
-        return replace(super().stats, backward=_sum(backwards))
+        stats = super().stats
+        return replace(stats, refusals=[*stats.refusals, *filter(None, [self._why])], backward=_sum(backwards))
 
     def explain(self) -> str:
         """What Step.explain() says, of the forward and of each backward."""
-        reports = [super().explain()]
+        reports = [super().explain(), *([f"no region, runs eagerly: {self._why}"] if self._why else [])]
         for plan in self._plans.values():
             if plan.backward is not None:
                 reports.append(f"{plan.backward.label}:\n{plan.backward.explain()}")
@@ -288,20 +303,25 @@ class Region(_Part):
         inputs = _Inputs(casts, args, kwargs)
         state = [tensor for _, tensor in self.state.tensors()]
         tape = _graph.Tape(inputs.places, inputs.tensors, state, _record.unrecorded)
-        begin = _sequence_number()
-        with tape.hooks(), _other_hooks(tape):
+        look = Look(inputs.args, inputs.kwargs, state)
+        with tape.hooks(), other_hooks(tape):
             result = self.function(*inputs.args, **inputs.kwargs)
+        self._writes_state |= look.writes_state()
+        if look.changes_arguments():
+            raise RuntimeError(
+                "rote: a region writes to a list or dict in its arguments, as its first call did not; remedy: return "
+                "what it writes, or call release() on the region"
+            )
         leaves, structure = _pytree.tree_flatten(result)
-        tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None}
+        differentiable = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
+        tensors = {id(leaf): leaf for leaf in differentiable if id(leaf) not in inputs.places}
         if not tensors:
             return _pytree.tree_unflatten([inputs.original(leaf) for leaf in leaves], structure)
-        graph = _graph.Graph(list(tensors.values()), tape, inputs.nodes())
-        if graph.begins_before(begin):
-            raise RuntimeError(
-                "rote: a region uses a tensor with an autograd graph from outside that is no argument; remedy: pass "
-                "the tensor as an argument, or call release() on the region"
-            )
+        graph = _graph.Graph(list(tensors.values()), tape, inputs.nodes(), look.begin)
         self._check(graph, tape)
+        problem = look.problem(result, inputs.nodes())
+        if problem:
+            self._refuse(*problem)
         numbers = {key: number for number, key in enumerate(tensors)}
         cut = {key: self._cut(tensor, tape) for key, tensor in tensors.items()}
         places: dict[int, int] = {}
@@ -318,20 +338,17 @@ class Region(_Part):
             [number for number, tensor in enumerate(cut.values()) if self._is_saved(tensor, tape)],
             [inputs.finder(place) for place in sorted(tape.checked_arguments)],
         )
+        if tape.was_written():
+            self._made.is_spoilt = True
+            self._refuse("writes to a tensor that it has saved for its backward", "write to a copy")
         return _pytree.tree_unflatten(left, structure), tape.made
 
     def _check(self, graph: _graph.Graph, tape: _graph.Tape) -> None:
         """Refuses a forward whose graph cannot serve other forwards."""
-        keeps = graph.keeps_tensors()
-        if keeps:
-            self._refuse(
-                f"the backward of {keeps} finds tensors on ctx, which are those of one call",
-                "keep them by ctx.save_for_backward()",
-            )
         if tape.has_other_hooks:
             self._refuse(
                 "sets hooks for saved tensors of its own (torch.utils.checkpoint does): they keep tensors of one call",
-                "make the function inside the checkpoint the region, or leave the checkpoint out",
+                _graph.INSIDE,
             )
 
     def _refuse(self, reason: str, remedy: str) -> None:
@@ -450,8 +467,16 @@ class _Inputs:
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in the memory of another one, at which a graph begins."""
     with _record.unrecorded():
-        return tensor.detach().requires_grad_()
+        detached = tensor.detach()
+    _bridge.bridge().begin_graph(detached)
+    return detached
+
+
+def _has_leaf(args: Any, kwargs: Any) -> bool:
+    """Whether an argument is a leaf that requires grad."""
+    return any(tensor.is_leaf and tensor.requires_grad for tensor in tensors_in(args, kwargs))
 
 
 def _finder(leaf: torch.Tensor, place: int, args: Any, kwargs: Any) -> Callable[[Any, Any], torch.Tensor]:
@@ -465,12 +490,6 @@ def _finder(leaf: torch.Tensor, place: int, args: Any, kwargs: Any) -> Callable[
     return lambda args, kwargs: _pytree.tree_leaves((args, kwargs))[place]
 
 
-def _tensors(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    for leaf in _pytree.tree_leaves((args, kwargs)):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-
-
 def _autocast() -> Any:
     """The settings of an autocast that keeps casts of parameters until its context ends; None without one."""
     if not torch.is_autocast_cache_enabled():
@@ -479,65 +498,12 @@ def _autocast() -> Any:
     return tuple(on) or None
 
 
-def _sequence_number() -> int:
-    """The number of the next node of autograd that this thread makes."""
-    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
-
-
-# What a result may hold beside tensors: it has no tensors in it.
-_ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
-
-
-def _unfit(result: Any, arguments: list[tuple[torch.Tensor, int]], begin: int, state: list[torch.Tensor]) -> str:
-    """Why a function can be no region, after one call; empty if it can. ``arguments``: with their versions before the
-    call; ``begin``: the first sequence number of its graph."""
-    leaves = _pytree.tree_leaves(result)
-    other = next((leaf for leaf in leaves if not isinstance(leaf, (torch.Tensor, *_ATOMS))), None)
-    if other is not None:
-        return (
-            f"returns a {type(other).__qualname__}, in which Rote does not see tensors; remedy: return tensors, and "
-            "tuples, lists and dicts of them, or register the class with torch.utils._pytree.register_pytree_node"
-        )
-    if any(tensor.requires_grad and tensor._version != version for tensor, version in arguments):
-        return "writes an argument that requires grad in place; remedy: write to a copy"
-    known = [tensor for tensor, _ in arguments] + state
-    results = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    for tensor in results:
-        if any(tensor is each for each in known):
-            continue
-        if any(_graph.shares_memory(local_of(tensor), local_of(each)) for each in known):
-            return "returns a view of an argument or of the state; remedy: return a copy, or make the view outside"
-    outside = {tensor.grad_fn for tensor, _ in arguments}
-    if not _graph.ends_in([tensor.grad_fn for tensor in results], begin, outside):
-        return (
-            "uses a tensor with an autograd graph from outside that is no argument; remedy: pass the tensor as an "
-            "argument"
-        )
-    return ""
-
-
-@contextlib.contextmanager
-def _other_hooks(tape: _graph.Tape) -> Iterator[None]:
-    """Within, the tape is told when code sets hooks for saved tensors of its own."""
-    kind = torch.autograd.graph.saved_tensors_hooks
-    original = kind.__enter__
-
-    def enter(self: Any) -> Any:
-        tape.has_other_hooks = True
-        return original(self)
-
-    kind.__enter__ = enter  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        kind.__enter__ = original  # type: ignore[method-assign]
-
-
 class CapturedModule:
     """The handle of a module whose ``forward`` is a region."""
 
-    def __init__(self, module: nn.Module, region: Region) -> None:
-        self._module, self._region = module, region
+    def __init__(self, module: nn.Module, region: Region, own: Any) -> None:
+        """``own``: the ``forward`` of the module itself; None where it is that of its class."""
+        self._module, self._region, self._own = module, region, own
 
     @property
     def stats(self) -> Stats:
@@ -551,6 +517,8 @@ class CapturedModule:
     def release(self) -> None:
         """Gives the module its own ``forward`` back. Backward passes of earlier forwards still work."""
         self._module.__dict__.pop("forward", None)
+        if self._own is not None:
+            self._module.forward = self._own
 
 
 def _sum(all_: list[Stats]) -> Stats:

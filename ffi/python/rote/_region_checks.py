@@ -1,0 +1,194 @@
+"""Whether a function can be a region: what one call of it shows from outside, and hooks for what autograd saves."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+from torch.utils import _pytree
+
+from . import _graph
+from ._specs import local_of, short_text
+
+# What a result may hold beside tensors: it has no tensors in it.
+_ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
+
+
+class Look:
+    """One call of a function, looked at from outside: whether the function can be a region."""
+
+    def __init__(self, args: Any, kwargs: Any, state: list[torch.Tensor]) -> None:
+        self._arguments, self._state = (args, kwargs), state
+        self._leaves, self._structure = _pytree.tree_flatten(self._arguments)
+        self._given = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        self._versions = [_version(tensor) for tensor in (*self._given, *state)]
+        #: The first sequence number of the graph that the call makes.
+        self.begin = sequence_number()
+
+    def changes_arguments(self) -> bool:
+        """Whether the function has changed lists or dicts in its arguments."""
+        leaves, structure = _pytree.tree_flatten(self._arguments)
+        same = len(leaves) == len(self._leaves) and all(map(operator.is_, leaves, self._leaves))
+        return not same or structure != self._structure
+
+    def writes_state(self) -> bool:
+        """Whether the function has written to the state."""
+        first = len(self._given)
+        return any(map(operator.ne, map(_version, self._state), self._versions[first:]))
+
+    def problem(self, result: Any, ends: Iterable[Node] = ()) -> tuple[str, str] | None:
+        """Why the function can be no region, with the remedy. ``ends``: nodes at which the graph ends, beside those of
+        the arguments."""
+        leaves = _pytree.tree_leaves(result)
+        other = next((leaf for leaf in leaves if not isinstance(leaf, (torch.Tensor, *_ATOMS))), None)
+        if other is not None:
+            return (
+                f"returns a {type(other).__qualname__}, in which Rote does not see tensors",
+                "return tensors, and tuples, lists and dicts of them, or register the class with "
+                "torch.utils._pytree.register_pytree_node",
+            )
+        if self.changes_arguments():
+            return "writes to a list or dict in its arguments", "return what it writes"
+        for tensor, version in zip(self._given, self._versions, strict=False):
+            if tensor.requires_grad and _version(tensor) != version:
+                return "writes an argument that requires grad in place", "write to a copy"
+        results = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn}.values())
+        known = [*self._given, *self._state]
+        results = [tensor for tensor in results if not any(tensor is each for each in known)]
+        for tensor in results:
+            if any(_graph.shares_memory(local_of(tensor), local_of(each)) for each in known):
+                return "returns a view of an argument or of the state", "return a copy, or make the view outside"
+        nodes = {*(tensor.grad_fn for tensor in self._given), *ends}
+        what = _graph.apart(results, nodes, self.begin)
+        if what:
+            return what, "make regions of the parts, or return one result"
+        made, is_whole = _graph.nodes_of([tensor.grad_fn for tensor in results], self.begin, nodes)
+        if not is_whole:
+            what = "uses a tensor with an autograd graph from outside that is no argument"
+            return what, "pass the tensor as an argument"
+        return _graph.unfit(made)
+
+    def problem_of_eager(self, result: Any) -> tuple[str, str] | None:
+        """The same, after a call that nothing else has watched and during which no objects were collected."""
+        problem = self.problem(result)
+        if problem is not None:
+            return problem
+        kept = self._kept({*map(id, _pytree.tree_leaves(result)), *map(id, self._given)})
+        if kept is not None:
+            return f"keeps a tensor ({short_text(kept)}) with its autograd graph", "return the tensor"
+        return None
+
+    def _kept(self, results: set[int]) -> torch.Tensor | None:
+        """A tensor with a graph of the call that is no result and outlives the call."""
+        for each in gc.get_objects(generation=0):
+            if issubclass(type(each), torch.Tensor) and id(each) not in results:
+                node = each.grad_fn
+                is_new = node is not None and node._sequence_nr() >= self.begin
+                if is_new and (sys.getrefcount(each), each._use_count() > 1) != _of_graph():
+                    return each  # type: ignore[no-any-return]
+        return None
+
+
+@functools.cache
+def _of_graph() -> tuple[int, bool]:
+    """How many references to a tensor are counted in a loop over the youngest objects, and whether C++ has some too, if
+    nothing but a graph has the tensor."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        begin = sequence_number()
+        result = torch.ones(1, requires_grad=True).exp().sin()
+        for each in gc.get_objects(generation=0):
+            if issubclass(type(each), torch.Tensor) and each is not result:
+                node = each.grad_fn
+                if node is not None and node._sequence_nr() >= begin:
+                    return sys.getrefcount(each), each._use_count() > 1
+    finally:
+        if collects:
+            gc.enable()
+    return 0, False
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def tensors_in(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    for leaf in _pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+
+
+def sequence_number() -> int:
+    """The number of the next node of autograd that this thread makes."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+# -- hooks for what autograd saves ------------------------------------------------
+
+Hooks = list[tuple[Any, Any]]
+
+
+def take_hooks() -> Hooks:
+    """Takes away the hooks that code around has set for saved tensors: the node of the region calls them, and not the
+    graph inside."""
+    taken = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        taken.append(top)
+    return taken
+
+
+def put_hooks(hooks: Hooks) -> None:
+    """Puts them back."""
+    for pack, unpack in reversed(hooks):
+        torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+@contextlib.contextmanager
+def versions_of_packed(hooks: Hooks) -> Iterator[Callable[[], bool]]:
+    """Within, the first of the hooks for saved tensors notes the versions of what it is called with. Comes back: a
+    function that says whether any of that was written since."""
+    packed: list[tuple[torch.Tensor, int]] = []
+
+    def written() -> bool:
+        return any(_version(tensor) != version for tensor, version in packed)
+
+    if not hooks:
+        yield written
+        return
+    pack, unpack = hooks[0]
+
+    def noting(tensor: torch.Tensor) -> Any:
+        packed.append((tensor, _version(tensor)))
+        return pack(tensor)
+
+    hooks[0] = noting, unpack
+    try:
+        yield written
+    finally:
+        hooks[0] = pack, unpack
+
+
+@contextlib.contextmanager
+def other_hooks(tape: _graph.Tape) -> Iterator[None]:
+    """Within, the tape is told when code sets hooks for saved tensors of its own."""
+    kind = torch.autograd.graph.saved_tensors_hooks
+    original = kind.__enter__
+
+    def enter(self: Any) -> Any:
+        tape.has_other_hooks = True
+        return original(self)
+
+    kind.__enter__ = enter  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.__enter__ = original  # type: ignore[method-assign]
