@@ -145,3 +145,24 @@ def test_lstm(way: str, passes: str) -> None:
         return {"lstm": lstm}
 
     check_equal(script)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("norm", [torch.nn.functional.batch_norm, torch.nn.functional.instance_norm])
+def test_running_statistics_whose_norm_is_not_used(mode: Any, norm: Callable[..., Tensor]) -> None:
+    """In inference mode, composite ops are recorded as they are: what they write, no schema says."""
+
+    def script(capture: Capture) -> Calls:
+        mean, variance = torch.zeros(6), torch.ones(6)
+
+        def step(x: Tensor) -> Tensor:
+            norm(x, mean, variance, None, None, True, 0.1)
+            return x * 2
+
+        captured = capture(step, state=[mean, variance])
+        with mode():
+            for x in inputs(CALLS, 4, 6, 5):
+                yield captured(x).clone()
+        return [mean, variance]
+
+    check_equal(script, replays=CALLS - 4)

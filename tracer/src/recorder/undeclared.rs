@@ -22,8 +22,12 @@ const fn op(name: &'static str, writes: [usize; 2], if_true: Option<usize>) -> U
     }
 }
 
-/// The running statistics of batch norm; an allocation that only says on which device a barrier is.
+/// The running statistics of batch norm; an allocation that only says on which device a barrier is. In inference mode,
+/// composite ops are recorded as they are: the first three.
 const UNDECLARED: &[Undeclared] = &[
+    op("aten::batch_norm", [3, 4], Some(5)),
+    op("aten::instance_norm", [3, 4], Some(5)),
+    op("aten::_batch_norm_impl_index", [3, 4], Some(5)),
     op("aten::native_batch_norm", [3, 4], Some(5)),
     op("aten::cudnn_batch_norm", [3, 4], Some(5)),
     op("aten::miopen_batch_norm", [3, 4], Some(5)),
