@@ -1,4 +1,4 @@
-"""What `train_llama.py` and `train_fsdp.py` share: a text to learn, timed training, a comparison of two runs."""
+"""What the Llamas and the scripts in `zoo/` share: a text to learn, timed training, a comparison of two runs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ Step = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
+def parser(description: str | None, plans: bool = True) -> argparse.ArgumentParser:
+    """The options of all scripts; `plans`: whether the script keeps plans for its next run."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plans", default="target/demo/plans", help="plan store directory")
+    if plans:
+        parser.add_argument("--plans", default="target/demo/plans", help="plan store directory")
     parser.add_argument("--steps", type=int, default=60, help="training steps of each run")
     parser.add_argument("--batch", type=int, default=4, help="sequences in a batch")
     parser.add_argument("--sequence", type=int, default=32, help="characters in a sequence")
@@ -107,29 +109,57 @@ def same_bits(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 def compare(eager: Run, rote: Run, batch: Batch) -> int:
     """Prints both runs side by side: 0 if they are equal bit for bit, else 1.
 
-    The eager step runs once more with `batch`, to count its ops.
+    The eager step runs once more with `batch`, behind the comparison, to count its ops.
     """
-    equal_losses = same_bits(eager.losses, rote.losses)
-    equal_parameters = same_bits(list(eager.model.parameters()), list(rote.model.parameters()))
+    equal = same_training(eager, rote)
     eager_ops, replayed, stats = local_ops(eager.step, batch), rote.step.plan_counts(), rote.step.stats
     rows = [
-        ("", "eager", "rote"),
-        ("loss, first step", f"{eager.losses[0]:.4f}", f"{rote.losses[0]:.4f}"),
-        ("loss, last step", f"{eager.losses[-1]:.4f}", f"{rote.losses[-1]:.4f}"),
-        ("milliseconds per step (median)", f"{eager.milliseconds:.1f}", f"{rote.milliseconds:.1f}"),
         ("ops per step", str(eager_ops), str(replayed["local"] + replayed["collectives"])),
         ("views per step, without a kernel", "", str(replayed["views"])),
         ("new recordings", "", str(stats.recordings)),
         ("replays", "", str(stats.replays)),
         ("fallbacks", "", str(stats.fallbacks)),
-        ("losses equal bit for bit", "", "yes" if equal_losses else "NO"),
-        ("parameters equal bit for bit", "", "yes" if equal_parameters else "NO"),
+    ]
+    return show(eager, rote, rows, equal)
+
+
+def compare_regions(eager: Run, rote: Run, regions: list[Any]) -> int:
+    """The same for a step that is not captured as a whole; counts the `regions` of all ranks together."""
+    parts = [(region.stats, region.stats.backward) for region in regions]
+    counts = [(1, forward.calls, forward.replays, backward.replays) for forward, backward in parts]
+    total = torch.tensor(counts).reshape(-1, 4).sum(0)
+    dist.all_reduce(total)
+    number, calls, forwards, backwards = total.tolist()
+    rows = [
+        ("regions, on all ranks", "", str(number)),
+        ("forwards replayed", "", f"{forwards} of {calls}"),
+        ("backwards replayed", "", f"{backwards} of {calls}"),
+    ]
+    return show(eager, rote, rows, same_training(eager, rote))
+
+
+def same_training(eager: Run, rote: Run) -> tuple[bool, bool]:
+    """Whether the losses and the parameters of both runs are equal bit for bit."""
+    parameters = list(eager.model.parameters()), list(rote.model.parameters())
+    return same_bits(eager.losses, rote.losses), same_bits(*parameters)
+
+
+def show(eager: Run, rote: Run, counts: list[tuple[str, str, str]], equal: tuple[bool, bool]) -> int:
+    """Prints the table; `counts` are its rows between the times and what is `equal`."""
+    rows = [
+        ("", "eager", "rote"),
+        ("loss, first step", f"{eager.losses[0]:.4f}", f"{rote.losses[0]:.4f}"),
+        ("loss, last step", f"{eager.losses[-1]:.4f}", f"{rote.losses[-1]:.4f}"),
+        ("milliseconds per step (median)", f"{eager.milliseconds:.1f}", f"{rote.milliseconds:.1f}"),
+        *counts,
+        ("losses equal bit for bit", "", "yes" if equal[0] else "NO"),
+        ("parameters equal bit for bit", "", "yes" if equal[1] else "NO"),
     ]
     if dist.get_rank() == 0:
         print()
         for name, of_eager, of_rote in rows:
             print(f"{name:<34}{of_eager:>14}{of_rote:>14}")
-    return 0 if equal_losses and equal_parameters else 1
+    return 0 if all(equal) else 1
 
 
 def leave(status: int) -> NoReturn:

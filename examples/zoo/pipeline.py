@@ -1,0 +1,109 @@
+"""Train a small Llama in pipeline stages, first eager, then with the blocks of each stage replayed by Rote.
+
+    torchrun --standalone --nproc-per-node 2 examples/zoo/pipeline.py
+    torchrun --standalone --nproc-per-node 2 examples/zoo/pipeline.py --schedule gpipe
+
+Each rank has one stage: as many blocks as the others, the first rank the
+embedding too, the last one the output. `torch.distributed.pipelining` sends the
+micro-batches. The schedule, its sends and receives, the loss and the optimizer
+stay live. Each block is a region. Several forwards wait for their backwards, as
+many as the schedule has under way.
+
+Everything Rote needs is in `main`: the calls of `rote.capture_module`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+sys.path.append(str(Path(__file__).parents[1]))
+from comparison import Step, batches, compare_regions, leave, parser, train
+from llama_model import Llama, LlamaConfig
+
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+def parse_arguments() -> argparse.Namespace:
+    options = parser(__doc__, plans=False)
+    options.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="the order of the micro-batches")
+    options.add_argument("--micro-batches", type=int, default=4, help="parts of a batch")
+    return options.parse_args()
+
+
+class Stage(nn.Module):
+    """The blocks of one rank, with what stands before or behind them."""
+
+    def __init__(self, llama: Llama, rank: int, ranks: int) -> None:
+        super().__init__()
+        count = len(llama.blocks) // ranks
+        self.embedding = llama.embedding if rank == 0 else nn.Identity()
+        self.blocks = llama.blocks[rank * count : (rank + 1) * count]
+        self.head = nn.Sequential(llama.norm, llama.output) if rank == ranks - 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def build(config: LlamaConfig, schedule: str, micro_batches: int) -> tuple[Stage, Step]:
+    """A stage and the step that trains all stages; equal at every call."""
+    torch.manual_seed(0)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    stage = Stage(Llama(config), rank, ranks)
+    opt = torch.optim.AdamW(stage.parameters())
+    pipeline = SCHEDULES[schedule](
+        PipelineStage(stage, rank, ranks, torch.device("cpu")), micro_batches, loss_fn=loss_of
+    )
+
+    def train_step(tokens: Tensor, labels: Tensor) -> Tensor:
+        losses: list[Tensor] = []
+        if rank == ranks - 1:
+            pipeline.step(target=labels, losses=losses)
+            loss = torch.stack(losses).mean().detach()
+        else:
+            pipeline.step(*[tokens] if rank == 0 else [])
+            loss = torch.zeros(())
+        opt.step()
+        opt.zero_grad()
+        dist.broadcast(loss, ranks - 1)
+        return loss
+
+    return stage, train_step
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    dist.init_process_group("gloo")
+    config = LlamaConfig(max_sequence=arguments.sequence)
+    # Stages expect micro-batches of one size: without the last batch, which is shorter.
+    data = batches(arguments.steps + 1, arguments.batch, arguments.sequence)[:-1]
+
+    stage, step = build(config, arguments.schedule, arguments.micro_batches)
+    eager = train("eager", stage, step, data)
+    if arguments.eager_only:
+        return 0
+
+    import rote
+
+    stage, step = build(config, arguments.schedule, arguments.micro_batches)
+    regions = [rote.capture_module(block) for block in stage.blocks]
+    replayed = train("rote", stage, step, data)
+    return compare_regions(eager, replayed, regions)
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,33 @@
+"""Examples of ways to distribute training (`examples/zoo/`): Rote replays, and leaves the same bits as eager."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def table_of(script: str, ranks: int, *options: str) -> str:
+    """What a script prints; it fails where losses or parameters differ, and where Rote refuses something."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(EXAMPLES / script)]
+    done = subprocess.run([sys.executable, *launch, *options], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("bit for bit") == 2 and "rote: " not in done.stderr, done.stdout + done.stderr
+    return done.stdout
+
+
+def check_regions(table: str, share: float) -> None:
+    """At least this share of the forwards and of the backwards are replayed."""
+    for part in ("forwards", "backwards"):
+        found = re.search(rf"{part} replayed +(\d+) of (\d+)", table)
+        assert found and int(found[1]) >= share * int(found[2]), table
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_pipeline(ranks: int, schedule: str) -> None:
+    table = table_of("zoo/pipeline.py", ranks, "--schedule", schedule, "--steps", "16")
+    check_regions(table, share=0.9)
