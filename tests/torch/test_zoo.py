@@ -31,3 +31,9 @@ def check_regions(table: str, share: float) -> None:
 def test_pipeline(ranks: int, schedule: str) -> None:
     table = table_of("zoo/pipeline.py", ranks, "--schedule", schedule, "--steps", "16")
     check_regions(table, share=0.9)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_mixture_of_experts(ranks: int) -> None:
+    table = table_of("zoo/mixture_of_experts.py", ranks, "--steps", "24")
+    check_regions(table, share=0.6)  # each padded shape is a variant
