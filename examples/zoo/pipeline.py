@@ -1,15 +1,22 @@
-"""Train a small Llama in pipeline stages, first eager, then with the blocks of each stage replayed by Rote.
+"""Train a small Llama in pipeline stages, first eager, then replayed by Rote.
 
     torchrun --standalone --nproc-per-node 2 examples/zoo/pipeline.py
     torchrun --standalone --nproc-per-node 2 examples/zoo/pipeline.py --schedule gpipe
+    torchrun --standalone --nproc-per-node 2 examples/zoo/pipeline.py --whole
 
 Each rank has one stage: as many blocks as the others, the first rank the
 embedding too, the last one the output. `torch.distributed.pipelining` sends the
-micro-batches. The schedule, its sends and receives, the loss and the optimizer
-stay live. Each block is a region. Several forwards wait for their backwards, as
+micro-batches. Each block is a region. The schedule, its sends and receives, the
+loss and the optimizer stay live. Several forwards wait for their backwards, as
 many as the schedule has under way.
 
-Everything Rote needs is in `main`: the calls of `rote.capture_module`.
+With `--whole`, the step is captured as a whole: each rank replays its part of
+the schedule, sends and receives included. The stages must then have made their
+buffers, which they do in the first call, and must not keep the outputs
+(`return_outputs=False`).
+
+Everything Rote needs is in `main`: the calls of `rote.capture_module`, or the
+one of `rote.capture`.
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 sys.path.append(str(Path(__file__).parents[1]))
-from comparison import Step, batches, compare_regions, leave, parser, train
+from comparison import Step, batches, compare, compare_regions, leave, parser, train
 from llama_model import Llama, LlamaConfig
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -35,6 +42,7 @@ def parse_arguments() -> argparse.Namespace:
     options = parser(__doc__, plans=False)
     options.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="the order of the micro-batches")
     options.add_argument("--micro-batches", type=int, default=4, help="parts of a batch")
+    options.add_argument("--whole", action="store_true", help="capture the whole step, not the blocks")
     return options.parse_args()
 
 
@@ -59,8 +67,8 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def build(config: LlamaConfig, schedule: str, micro_batches: int) -> tuple[Stage, Step]:
-    """A stage and the step that trains all stages; equal at every call."""
+def build(config: LlamaConfig, schedule: str, micro_batches: int) -> tuple[Stage, torch.optim.Optimizer, Step]:
+    """A stage, its optimizer and the step that trains all stages; equal at every call."""
     torch.manual_seed(0)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     stage = Stage(Llama(config), rank, ranks)
@@ -72,17 +80,17 @@ def build(config: LlamaConfig, schedule: str, micro_batches: int) -> tuple[Stage
     def train_step(tokens: Tensor, labels: Tensor) -> Tensor:
         losses: list[Tensor] = []
         if rank == ranks - 1:
-            pipeline.step(target=labels, losses=losses)
+            pipeline.step(target=labels, losses=losses, return_outputs=False)
             loss = torch.stack(losses).mean().detach()
         else:
-            pipeline.step(*[tokens] if rank == 0 else [])
+            pipeline.step(*[tokens] if rank == 0 else [], return_outputs=False)
             loss = torch.zeros(())
         opt.step()
         opt.zero_grad()
         dist.broadcast(loss, ranks - 1)
         return loss
 
-    return stage, train_step
+    return stage, opt, train_step
 
 
 def main() -> int:
@@ -92,17 +100,19 @@ def main() -> int:
     # Stages expect micro-batches of one size: without the last batch, which is shorter.
     data = batches(arguments.steps + 1, arguments.batch, arguments.sequence)[:-1]
 
-    stage, step = build(config, arguments.schedule, arguments.micro_batches)
-    eager = train("eager", stage, step, data)
+    stage, _, train_step = build(config, arguments.schedule, arguments.micro_batches)
+    eager = train("eager", stage, train_step, data)
     if arguments.eager_only:
         return 0
 
     import rote
 
-    stage, step = build(config, arguments.schedule, arguments.micro_batches)
+    stage, opt, train_step = build(config, arguments.schedule, arguments.micro_batches)
+    if arguments.whole:
+        step = rote.capture(train_step, state={"stage": stage, "opt": opt})
+        return compare(eager, train("rote", stage, step, data), data[0])
     regions = [rote.capture_module(block) for block in stage.blocks]
-    replayed = train("rote", stage, step, data)
-    return compare_regions(eager, replayed, regions)
+    return compare_regions(eager, train("rote", stage, train_step, data), regions)
 
 
 if __name__ == "__main__":

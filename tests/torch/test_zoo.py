@@ -19,6 +19,11 @@ def table_of(script: str, ranks: int, *options: str) -> str:
     return done.stdout
 
 
+def check_whole(table: str, replays: int) -> None:
+    found = re.search(r"replays +(\d+)", table)
+    assert found and int(found[1]) >= replays, table
+
+
 def check_regions(table: str, share: float) -> None:
     """At least this share of the forwards and of the backwards are replayed."""
     for part in ("forwards", "backwards"):
@@ -26,11 +31,11 @@ def check_regions(table: str, share: float) -> None:
         assert found and int(found[1]) >= share * int(found[2]), table
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks, schedule", [(2, "gpipe"), (2, "1f1b"), (4, "1f1b")])
 def test_pipeline(ranks: int, schedule: str) -> None:
     table = table_of("zoo/pipeline.py", ranks, "--schedule", schedule, "--steps", "16")
     check_regions(table, share=0.9)
+    check_whole(table_of("zoo/pipeline.py", ranks, "--schedule", schedule, "--steps", "16", "--whole"), replays=12)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
