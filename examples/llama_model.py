@@ -73,8 +73,11 @@ class Attention(nn.Module):
         if self.queries_per_kv > 1:
             k = k.repeat_interleave(self.queries_per_kv, dim=1)
             v = v.repeat_interleave(self.queries_per_kv, dim=1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = self.attend(q, k, v)
         return self.wo(out.transpose(1, 2).reshape(batch, sequence, -1))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class FeedForward(nn.Module):

@@ -42,3 +42,14 @@ def test_pipeline(ranks: int, schedule: str) -> None:
 def test_mixture_of_experts(ranks: int) -> None:
     table = table_of("zoo/mixture_of_experts.py", ranks, "--steps", "24")
     check_regions(table, share=0.6)  # each padded shape is a variant
+
+
+@pytest.mark.parametrize("attention", ["ring", "ulysses"])
+def test_context_parallel(attention: str, tmp_path: Path) -> None:
+    first = set()
+    for ranks in (1, 4):
+        options = ["--attention", attention, "--steps", "16", "--plans", str(tmp_path / str(ranks))]
+        table = table_of("zoo/context_parallel.py", ranks, *options)
+        check_whole(table, replays=10)
+        first.add(re.findall(r"loss, first step.*", table)[0])
+    assert len(first) == 1, first  # each rank attends to all tokens before its own
