@@ -30,6 +30,7 @@ def test_a_framework_on_numpy_is_recorded_and_replayed() -> None:
         ("train_llama.py", 2, ["--parallel", "data"]),
         ("train_fsdp.py", 2, []),
         ("train_fsdp.py", 4, ["--tp", "2", "--mixed"]),
+        ("train_fsdp.py", 4, ["--replicas", "2"]),
     ],
 )
 def test_a_llama(script: str, ranks: int, options: list[str], tmp_path: Path) -> None:
