@@ -31,11 +31,14 @@ def check_regions(table: str, share: float) -> None:
         assert found and int(found[1]) >= share * int(found[2]), table
 
 
-@pytest.mark.parametrize("ranks, schedule", [(2, "gpipe"), (2, "1f1b"), (4, "1f1b")])
-def test_pipeline(ranks: int, schedule: str) -> None:
-    table = table_of("zoo/pipeline.py", ranks, "--schedule", schedule, "--steps", "16")
-    check_regions(table, share=0.9)
-    check_whole(table_of("zoo/pipeline.py", ranks, "--schedule", schedule, "--steps", "16", "--whole"), replays=12)
+@pytest.mark.parametrize(
+    "ranks, options",
+    [(2, ["--schedule", "gpipe"]), (2, ["--schedule", "1f1b"]), (4, ["--tp", "2"])],
+    ids=["gpipe", "1f1b", "over tensor parallel"],
+)
+def test_pipeline(ranks: int, options: list[str]) -> None:
+    check_regions(table_of("zoo/pipeline.py", ranks, *options, "--steps", "16"), share=0.9)
+    check_whole(table_of("zoo/pipeline.py", ranks, *options, "--steps", "16", "--whole"), replays=12)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
