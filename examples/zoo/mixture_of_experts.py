@@ -80,6 +80,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x, normed = self.dense(x)
+        # From here to the experts all is live: Rote refuses counts that the host reads, and shapes that follow them.
         tokens = normed.flatten(0, 1)
         weights, chosen = self.router(tokens).softmax(-1).topk(ACTIVE)
         order = chosen.flatten().argsort(stable=True)  # the choices of this rank, expert by expert

@@ -26,6 +26,7 @@ LONGEST = (
     "op_sweep",
     "numbers",
     "sharing_sweep",
+    "zoo",
 )
 
 
