@@ -39,17 +39,16 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Dense(nn.Module):
-    """What a block does before its experts: attention, and the norm of what they get."""
+    """What a block does before its experts. The norm of what they get is outside: of results that are computed of each
+    other, a region has one."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.width, eps=1e-5)
         self.attention = Attention(config)
-        self.experts_norm = nn.RMSNorm(config.width, eps=1e-5)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = x + self.attention(self.attention_norm(x))
-        return x, self.experts_norm(x)
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attention(self.attention_norm(x))
 
 
 class Experts(nn.Module):
@@ -71,6 +70,7 @@ class Block(nn.Module):
     def __init__(self, config: LlamaConfig, experts: int, bucket: int) -> None:
         super().__init__()
         self.dense = Dense(config)
+        self.norm = nn.RMSNorm(config.width, eps=1e-5)
         self.router = nn.Linear(config.width, experts, bias=False)
         self.count = experts // dist.get_world_size()
         self.bucket = bucket
@@ -79,9 +79,9 @@ class Block(nn.Module):
             self.experts = Experts(config, self.count)
 
     def forward(self, x: Tensor) -> Tensor:
-        x, normed = self.dense(x)
+        x = self.dense(x)
         # From here to the experts all is live: Rote refuses counts that the host reads, and shapes that follow them.
-        tokens = normed.flatten(0, 1)
+        tokens = self.norm(x).flatten(0, 1)
         weights, chosen = self.router(tokens).softmax(-1).topk(ACTIVE)
         order = chosen.flatten().argsort(stable=True)  # the choices of this rank, expert by expert
         sent = chosen.flatten().bincount(minlength=self.router.out_features)
