@@ -23,11 +23,9 @@ Step = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]
 
 
-def parser(description: str | None, plans: bool = True) -> argparse.ArgumentParser:
-    """The options of all scripts; `plans`: whether the script keeps plans for its next run."""
+def parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    if plans:
-        parser.add_argument("--plans", default="target/demo/plans", help="plan store directory")
+    parser.add_argument("--plans", default="target/demo/plans", help="plan store directory")
     parser.add_argument("--steps", type=int, default=60, help="training steps of each run")
     parser.add_argument("--batch", type=int, default=4, help="sequences in a batch")
     parser.add_argument("--sequence", type=int, default=32, help="characters in a sequence")

@@ -32,7 +32,7 @@ ACTIVE = 2  # experts of a token
 
 
 def parse_arguments() -> argparse.Namespace:
-    options = parser(__doc__, plans=False)
+    options = parser(__doc__)
     options.add_argument("--experts", type=int, default=4, help="experts of a block, on all ranks")
     options.add_argument("--bucket", type=int, default=128, help="experts get a multiple of so many tokens")
     return options.parse_args()
@@ -160,7 +160,7 @@ def main() -> int:
 
     model, step = build(config, arguments.experts, arguments.bucket)
     parts = [part for block in model.blocks for part in (block.dense, block.experts)]
-    regions = [rote.capture_module(part) for part in parts]
+    regions = [rote.capture_module(part, plans=arguments.plans) for part in parts]
     replayed = train("rote", model, step, data)
     return compare_regions(eager, replayed, regions)
 

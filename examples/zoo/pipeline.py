@@ -51,7 +51,7 @@ OF_TWO_STAGES: dict[str, Any] = {"interleaved": ScheduleInterleaved1F1B, "zero-b
 
 
 def parse_arguments() -> argparse.Namespace:
-    options = parser(__doc__, plans=False)
+    options = parser(__doc__)
     options.add_argument(
         "--schedule", choices=[*SCHEDULES, *OF_TWO_STAGES], default="1f1b", help="the order of the micro-batches"
     )
@@ -138,9 +138,10 @@ def main() -> int:
 
     stages, opt, train_step = build(config, mesh, arguments.schedule, arguments.micro_batches)
     if arguments.whole:
-        step = rote.capture(train_step, state={"stages": stages, "opt": opt})
+        step = rote.capture(train_step, state={"stages": stages, "opt": opt}, plans=arguments.plans)
         return compare(eager, train("rote", stages, step, data), data[0])
-    regions = [rote.capture_module(block) for stage in stages for block in stage.blocks]
+    blocks = [block for stage in stages for block in stage.blocks]
+    regions = [rote.capture_module(block, plans=arguments.plans) for block in blocks]
     return compare_regions(eager, train("rote", stages, train_step, data), regions)
 
 

@@ -10,10 +10,11 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def table_of(script: str, ranks: int, *options: str) -> str:
+def table_of(script: str, ranks: int, plans: Path, *options: str) -> str:
     """What a script prints; it fails where losses or parameters differ, and where Rote refuses something."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(EXAMPLES / script)]
-    done = subprocess.run([sys.executable, *launch, *options], capture_output=True, text=True, timeout=240)
+    launch += ["--plans", str(plans), *options]
+    done = subprocess.run([sys.executable, *launch], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("bit for bit") == 2 and "rote: " not in done.stderr, done.stdout + done.stderr
     return done.stdout
@@ -43,14 +44,15 @@ def check_regions(table: str, share: float) -> None:
     ],
     ids=lambda value: " ".join(value)[2:] if isinstance(value, list) else None,
 )
-def test_pipeline(ranks: int, options: list[str]) -> None:
-    check_regions(table_of("zoo/pipeline.py", ranks, *options, "--steps", "16"), share=0.9)
-    check_whole(table_of("zoo/pipeline.py", ranks, *options, "--steps", "16", "--whole"), replays=12)
+def test_pipeline(ranks: int, options: list[str], tmp_path: Path) -> None:
+    options = [*options, "--steps", "16"]
+    check_regions(table_of("zoo/pipeline.py", ranks, tmp_path / "blocks", *options), share=0.9)
+    check_whole(table_of("zoo/pipeline.py", ranks, tmp_path / "whole", *options, "--whole"), replays=12)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_mixture_of_experts(ranks: int) -> None:
-    table = table_of("zoo/mixture_of_experts.py", ranks, "--steps", "24")
+def test_mixture_of_experts(ranks: int, tmp_path: Path) -> None:
+    table = table_of("zoo/mixture_of_experts.py", ranks, tmp_path, "--steps", "24")
     check_regions(table, share=0.6)  # each padded shape is a variant
 
 
@@ -58,8 +60,8 @@ def test_mixture_of_experts(ranks: int) -> None:
 def test_context_parallel(attention: str, tmp_path: Path) -> None:
     first = set()
     for ranks in (1, 4):
-        options = ["--attention", attention, "--steps", "16", "--plans", str(tmp_path / str(ranks))]
-        table = table_of("zoo/context_parallel.py", ranks, *options)
+        options = ["--attention", attention, "--steps", "16"]
+        table = table_of("zoo/context_parallel.py", ranks, tmp_path / str(ranks), *options)
         check_whole(table, replays=10)
         first.add(re.findall(r"loss, first step.*", table)[0])
     assert len(first) == 1, first  # each rank attends to all tokens before its own
