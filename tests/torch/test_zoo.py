@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from extent import EVERYTHING
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -33,15 +34,18 @@ def check_regions(table: str, share: float) -> None:
     assert min(forwards, backwards) >= share * calls, table
 
 
+PIPELINES = [
+    (2, ["--schedule", "1f1b"]),
+    (2, ["--schedule", "gpipe"]),
+    (2, ["--schedule", "interleaved"]),
+    (2, ["--schedule", "zero-bubble"]),
+    (4, ["--tp", "2"]),
+]
+
+
 @pytest.mark.parametrize(
     "ranks, options",
-    [
-        (2, ["--schedule", "gpipe"]),
-        (2, ["--schedule", "1f1b"]),
-        (2, ["--schedule", "interleaved"]),
-        (2, ["--schedule", "zero-bubble"]),
-        (4, ["--tp", "2"]),
-    ],
+    PIPELINES if EVERYTHING else PIPELINES[:1],
     ids=lambda value: " ".join(value)[2:] if isinstance(value, list) else None,
 )
 def test_pipeline(ranks: int, options: list[str], tmp_path: Path) -> None:
@@ -50,7 +54,7 @@ def test_pipeline(ranks: int, options: list[str], tmp_path: Path) -> None:
     check_whole(table_of("zoo/pipeline.py", ranks, tmp_path / "whole", *options, "--whole"), replays=12)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 4] if EVERYTHING else [2])
 def test_mixture_of_experts(ranks: int, tmp_path: Path) -> None:
     table = table_of("zoo/mixture_of_experts.py", ranks, tmp_path, "--steps", "24")
     check_regions(table, share=0.6)  # each padded shape is a variant
@@ -59,7 +63,7 @@ def test_mixture_of_experts(ranks: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("attention", ["ring", "ulysses"])
 def test_context_parallel(attention: str, tmp_path: Path) -> None:
     first = set()
-    for ranks in (1, 4):
+    for ranks in (1, 4 if EVERYTHING else 2):
         options = ["--attention", attention, "--steps", "16"]
         table = table_of("zoo/context_parallel.py", ranks, tmp_path / str(ranks), *options)
         check_whole(table, replays=10)

@@ -377,7 +377,7 @@ class _Backward(_Part):
     def __init__(self, forward: Region, plan: _Plan, number: int, options: dict[str, Any]) -> None:
         state = {str(i): entry for i, entry in enumerate(plan.tape.entries) if isinstance(entry, torch.Tensor)}
         super().__init__(_backward, state or None, **options)
-        self.label = f"{forward.name()}.backward{number}"
+        self.label = f"{getattr(forward.function, '__qualname__', forward.name())}.backward{number}"
         self._graph = plan.graph
         self._of_forward = forward.kind
         self.ran = {}  # what hooks and functions of the user's run is followed
