@@ -419,4 +419,4 @@ def is_cast(node: Node) -> bool:
 
 def is_leaf(node: Node) -> bool:
     """Whether a node accumulates the gradient of a tensor that no op has made."""
-    return hasattr(node, "variable")
+    return type(node).__name__ == "AccumulateGrad"

@@ -129,9 +129,10 @@ class _Part(Step):
         """Records, unless another part of the kind is about to have a plan: that one serves this part too, after one
         recording in place of two."""
         kind = self._kind()
-        first = _first.setdefault(kind, weakref.ref(self))()
+        known = _first.get(kind)
+        first = None if known is None else known()
         if first is None:
-            _first[kind] = weakref.ref(self)
+            _first[kind] = weakref.ref(self, lambda gone: _first.pop(kind, None) if _first.get(kind) is gone else None)
         elif first is not self and self._patience and first.is_under_way:
             self._patience -= 1
             return self._run(args, kwargs)
@@ -178,8 +179,7 @@ class Region(_Part):
     # -- calls ----------------------------------------------------------------
 
     def call(self, args: Any, kwargs: Any) -> Any:
-        # In a captured function around this one, and under the transforms of torch.func:
-        if _record.in_step() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if _record.in_step() or not _can_be_cut():
             return self.function(*args, **kwargs)
         with self._lock:
             hidden, autocast = take_hooks(), _autocast()
@@ -350,6 +350,11 @@ class Region(_Part):
                 "sets hooks for saved tensors of its own (torch.utils.checkpoint does): they keep tensors of one call",
                 _graph.INSIDE,
             )
+        if any(isinstance(leaf, GradientEdge) for leaf in graph.leaves):
+            self._refuse(
+                "uses a tensor with an autograd graph from outside that is no argument",
+                "pass the tensor as an argument",
+            )
 
     def _refuse(self, reason: str, remedy: str) -> None:
         lib.rote_record_refuse(self.session, b"", b"", c_text(reason), c_text(remedy))
@@ -472,6 +477,12 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
         detached = tensor.detach()
     _bridge.bridge().begin_graph(detached)
     return detached
+
+
+def _can_be_cut() -> bool:
+    """Whether no transform of torch.func is under way, and hooks for saved tensors are allowed."""
+    in_transform = torch._C._functorch.peek_interpreter_stack() is not None
+    return not in_transform and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
 
 
 def _has_leaf(args: Any, kwargs: Any) -> bool:
