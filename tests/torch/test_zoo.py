@@ -62,10 +62,10 @@ def test_mixture_of_experts(ranks: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("attention", ["ring", "ulysses"])
 def test_context_parallel(attention: str, tmp_path: Path) -> None:
-    first = set()
+    first = []
     for ranks in (1, 4 if EVERYTHING else 2):
         options = ["--attention", attention, "--steps", "16"]
         table = table_of("zoo/context_parallel.py", ranks, tmp_path / str(ranks), *options)
         check_whole(table, replays=10)
-        first.add(re.findall(r"loss, first step.*", table)[0])
-    assert len(first) == 1, first  # each rank attends to all tokens before its own
+        first.append(float(re.findall(r"loss, first step +(\S+)", table)[0]))
+    assert first[0] == pytest.approx(first[1], abs=1e-3)  # each rank attends to all tokens before its own
