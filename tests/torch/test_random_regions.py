@@ -162,7 +162,11 @@ def test_programs_cut_into_regions(first: int) -> None:
     for seed in range(first, first + AT_ONCE):
         handles.clear()
         try:
-            check_same(run_eager(program(seed)), run(program(seed), capture))
+            expected = run_eager(program(seed))
+        except RuntimeError:  # a checkpoint of what has no gradient
+            continue
+        try:
+            check_same(expected, run(program(seed), capture))
         except Exception as error:
             error.add_note(f"seed {seed}")
             raise

@@ -395,10 +395,12 @@ def unfit(nodes: list[Node]) -> tuple[str, str] | None:
 INSIDE = "make the function inside the checkpoint the region, or leave the checkpoint out"
 
 
-def casts(roots: list[Node | None]) -> list[torch.Tensor]:
-    """The parameters that a graph casts to another dtype, each once."""
+def casts(roots: list[Node | None], begin: int) -> list[torch.Tensor] | None:
+    """The parameters that a graph casts to another dtype, each once. None if nodes that were made since the sequence
+    number ``begin`` use such a parameter as it is, too: eager adds up its gradients in the order of all of these."""
     pending, seen = list(roots), set[Node | None]([None])
     found: dict[int, torch.Tensor] = {}
+    direct: set[int] = set()
     while pending:
         node = pending.pop()
         if node in seen or node is None:
@@ -407,8 +409,10 @@ def casts(roots: list[Node | None]) -> list[torch.Tensor]:
         if is_cast(node):
             parameter = node.next_functions[0][0].variable  # type: ignore[union-attr]
             found[id(parameter)] = parameter
+        elif not is_leaf(node) and node._sequence_nr() >= begin:
+            direct |= {id(each.variable) for each, _ in node.next_functions if each is not None and is_leaf(each)}  # type: ignore[attr-defined]
         pending += [each for each, _ in node.next_functions]
-    return list(found.values())
+    return None if direct & found.keys() else list(found.values())
 
 
 def is_cast(node: Node) -> bool:

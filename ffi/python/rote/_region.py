@@ -166,8 +166,8 @@ class Region(_Part):
         super().__init__(function, state, **options)
         self._options = options
         self.kind: Hashable = None  # equal for regions that may share a plan; known once the region is called
-        # Of settings of autocast that a call was seen under: the parameters that are cast.
-        self._casts: dict[Any, list[torch.Tensor]] = {}
+        # Of settings of autocast that a call was seen under: the parameters that are cast; None if calls stay eager.
+        self._casts: dict[Any, list[torch.Tensor] | None] = {}
         self._made: _Plan | None = None  # by the forward that is recorded
         self._plans: dict[int, _Plan] = {}  # by the numbers of variants
         self._kept_backwards = 0
@@ -185,12 +185,12 @@ class Region(_Part):
             hidden, autocast = take_hooks(), _autocast()
             hooked = bool(hidden)
             # A checkpoint may leave the last writes out when it runs a region again; autocast keeps casts of leaves.
-            if (hooked and self._writes_state) or (autocast is not None and _has_leaf(args, kwargs)):
+            casts = self._casts.get(autocast, [])
+            if casts is None or (hooked and self._writes_state) or (autocast is not None and _has_leaf(args, kwargs)):
                 put_hooks(hidden)
                 return self.function(*args, **kwargs)
             outer, self._hidden = self._hidden, hidden
-            casts = [_bridge.bridge().autocast(each) for each in self._casts.get(autocast, ())]
-            args = (casts, *args)
+            args = ([_bridge.bridge().autocast(each) for each in casts], *args)
             if self.kind is None:
                 self._find_kind(args, kwargs)
             try:
@@ -245,7 +245,7 @@ class Region(_Part):
         self._writes_state |= look.writes_state()
         autocast = _autocast()
         nodes = [tensor.grad_fn for tensor in tensors_in(result, None)]
-        self._casts[autocast] = [] if autocast is None else _graph.casts(nodes)
+        self._casts[autocast] = [] if autocast is None else _graph.casts(nodes, look.begin)
         if problem:
             self._off = True
             self._why = "; remedy: ".join(problem)

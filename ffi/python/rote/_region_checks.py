@@ -15,6 +15,7 @@ from torch.autograd.graph import Node
 from torch.utils import _pytree
 
 from . import _graph
+from ._record import unrecorded
 from ._specs import local_of, short_text
 
 # What a result may hold beside tensors: it has no tensors in it.
@@ -29,6 +30,8 @@ class Look:
         self._leaves, self._structure = _pytree.tree_flatten(self._arguments)
         self._given = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
         self._versions = [_version(tensor) for tensor in (*self._given, *state)]
+        with unrecorded():  # batch norm writes its statistics without a trace in their versions
+            self._buffers = [(tensor, local_of(tensor).clone()) for tensor in state if not tensor.requires_grad]
         #: The first sequence number of the graph that the call makes.
         self.begin = sequence_number()
 
@@ -41,7 +44,10 @@ class Look:
     def writes_state(self) -> bool:
         """Whether the function has written to the state."""
         first = len(self._given)
-        return any(map(operator.ne, map(_version, self._state), self._versions[first:]))
+        if any(map(operator.ne, map(_version, self._state), self._versions[first:])):
+            return True
+        with unrecorded():
+            return not all(torch.equal(local_of(tensor), before) for tensor, before in self._buffers)
 
     def problem(self, result: Any, ends: Iterable[Node] = ()) -> tuple[str, str] | None:
         """Why the function can be no region, with the remedy. ``ends``: nodes at which the graph ends, beside those of
