@@ -25,6 +25,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree
 
+from ._memory import storage_of, version_of
 from ._specs import local_of
 
 _Hooks = torch.autograd.graph.saved_tensors_hooks
@@ -60,8 +61,8 @@ class Tape:
         ``arguments`` and ``state``."""
         self._places_of_given = given
         self._state = {id(tensor) for tensor in state}
-        self._in_state = {_storage(tensor): tensor for tensor in reversed(state)}
-        self._in_arguments = {_storage(tensor): place for place, tensor in enumerate(arguments)}
+        self._in_state = {storage_of(tensor): tensor for tensor in reversed(state)}
+        self._in_arguments = {storage_of(tensor): place for place, tensor in enumerate(arguments)}
         self._unrecorded = unrecorded
         #: Tensors of the state, and places of arguments, that must not be written before the backward.
         self.checked_state: dict[int, torch.Tensor] = {}
@@ -79,14 +80,13 @@ class Tape:
 
     def was_written(self) -> bool:
         """Whether the forward has written to what it had saved. Lets go of that."""
-        found = any(tensor._version != version for tensor, version in self._versions)
+        found = any(version_of(tensor) != version for tensor, version in self._versions)
         self._versions.clear()
         return found
 
     def _pack(self, tensor: torch.Tensor) -> int:
         local = local_of(tensor)
-        if not local.is_inference():
-            self._versions.append((local, local._version))
+        self._versions.append((local, version_of(local)))
         self.entries.append(self._entry(tensor))
         return len(self.entries) - 1
 
@@ -97,7 +97,7 @@ class Tape:
             if given not in self.given:
                 self.given.append(given)
             return Given(self.given.index(given), spec)
-        of_state = tensor if id(tensor) in self._state else self._in_state.get(_storage(tensor))
+        of_state = tensor if id(tensor) in self._state else self._in_state.get(storage_of(tensor))
         if of_state is not None:
             self.checked_state[id(of_state)] = of_state
         if of_state is tensor:
@@ -106,7 +106,7 @@ class Tape:
             if of_state is not None:
                 return tensor.detach()
             plain = local_of(tensor).data
-        place = self._in_arguments.get(_storage(tensor))
+        place = self._in_arguments.get(storage_of(tensor))
         if place is not None:
             self.checked_arguments.add(place)
         for place, known in enumerate(self.made):
@@ -152,12 +152,6 @@ class Tape:
         self._current = None
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    """The storage of a tensor, by its address; of one without, an address of nothing else."""
-    local = local_of(tensor)
-    return int(local.untyped_storage()._cdata) if local.layout == torch.strided else id(tensor)
-
-
 def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two plain tensors look at the same memory in the same way."""
     return bool(
@@ -173,7 +167,7 @@ def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two plain tensors have one storage."""
-    return _storage(one) == _storage(other)
+    return storage_of(one) == storage_of(other)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Where tensors and buffers lie in memory. (`views.h` says the same of those of a later call.)"""
+"""Where tensors and buffers lie in memory, and how often they were written. (`views.h` says the same of those of a
+later call.)"""
 
 import ctypes
 from typing import Any
@@ -26,6 +27,17 @@ class _Buffer(ctypes.Structure):
         ("suboffsets", ctypes.POINTER(ctypes.c_ssize_t)),
         ("internal", ctypes.c_void_p),
     )
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The storage of a tensor, by its address; of one without, an address of nothing else."""
+    local = local_of(tensor)
+    return int(local.untyped_storage()._cdata) if local.layout == torch.strided else id(tensor)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was written, as autograd counts it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def extent_of_tensor(tensor: torch.Tensor) -> tuple[int, int, int] | None:

@@ -210,11 +210,6 @@ def _shared_memory(of_gradients: bool) -> Iterator[_facts.Fact]:
         yield _facts.Fact(kind, None, None, STATE, f"memory of {whose}", "")
 
 
-def _version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written, as autograd counts it."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
 class Recording:
     """One call that is recorded."""
 
@@ -685,7 +680,7 @@ class Recording:
         spec = self._specs.of_tensor(tensor)
         local = local_of(tensor)
         check(lib.rote_record_tensor(self._session, kind, c_text(path), owner, local, spec, leaf))
-        self._versions.append((tensor, _version(tensor), _version(local)))
+        self._versions.append((tensor, _memory.version_of(tensor), _memory.version_of(local)))
 
     def _track_grad(self, path: str, tensor: torch.Tensor, leaf: int) -> None:
         if not tensor.is_leaf or self._step.is_region:
@@ -967,8 +962,8 @@ class Recording:
         """Says how often the step has written each named tensor."""
         times = [
             (
-                max(0, _version(tensor) - before),
-                0 if local_of(tensor) is tensor else max(0, _version(local_of(tensor)) - local),
+                max(0, _memory.version_of(tensor) - before),
+                0 if local_of(tensor) is tensor else max(0, _memory.version_of(local_of(tensor)) - local),
             )
             for tensor, before, local in self._versions
         ]

@@ -15,6 +15,7 @@ from torch.autograd.graph import Node
 from torch.utils import _pytree
 
 from . import _graph
+from ._memory import version_of
 from ._record import unrecorded
 from ._specs import local_of, short_text
 
@@ -29,7 +30,7 @@ class Look:
         self._arguments, self._state = (args, kwargs), state
         self._leaves, self._structure = _pytree.tree_flatten(self._arguments)
         self._given = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
-        self._versions = [_version(tensor) for tensor in (*self._given, *state)]
+        self._versions = [version_of(tensor) for tensor in (*self._given, *state)]
         with unrecorded():  # batch norm writes its statistics without a trace in their versions
             self._buffers = [(tensor, local_of(tensor).clone()) for tensor in state if not tensor.requires_grad]
         #: The first sequence number of the graph that the call makes.
@@ -44,7 +45,7 @@ class Look:
     def writes_state(self) -> bool:
         """Whether the function has written to the state."""
         first = len(self._given)
-        if any(map(operator.ne, map(_version, self._state), self._versions[first:])):
+        if any(map(operator.ne, map(version_of, self._state), self._versions[first:])):
             return True
         with unrecorded():
             return not all(torch.equal(local_of(tensor), before) for tensor, before in self._buffers)
@@ -63,7 +64,7 @@ class Look:
         if self.changes_arguments():
             return "writes to a list or dict in its arguments", "return what it writes"
         for tensor, version in zip(self._given, self._versions, strict=False):
-            if tensor.requires_grad and _version(tensor) != version:
+            if tensor.requires_grad and version_of(tensor) != version:
                 return "writes an argument that requires grad in place", "write to a copy"
         results = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn}.values())
         known = [*self._given, *self._state]
@@ -122,10 +123,6 @@ def _of_graph() -> tuple[int, bool]:
     return 0, False
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
 def tensors_in(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     for leaf in _pytree.tree_leaves((args, kwargs)):
         if isinstance(leaf, torch.Tensor):
@@ -165,7 +162,7 @@ def versions_of_packed(hooks: Hooks) -> Iterator[Callable[[], bool]]:
     packed: list[tuple[torch.Tensor, int]] = []
 
     def written() -> bool:
-        return any(_version(tensor) != version for tensor, version in packed)
+        return any(version_of(tensor) != version for tensor, version in packed)
 
     if not hooks:
         yield written
@@ -173,7 +170,7 @@ def versions_of_packed(hooks: Hooks) -> Iterator[Callable[[], bool]]:
     pack, unpack = hooks[0]
 
     def noting(tensor: torch.Tensor) -> Any:
-        packed.append((tensor, _version(tensor)))
+        packed.append((tensor, version_of(tensor)))
         return pack(tensor)
 
     hooks[0] = noting, unpack

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ._bridge import bridge
+from ._memory import storage_of
 from ._specs import local_of
 
 _BACKWARD, _INFERENCE, _CREATED = 1, 16, 32
@@ -178,8 +179,8 @@ def _of_inference(
     inference = torch.is_inference_mode_enabled()
     others = [tensor for tensor in outputs if tensor.is_inference() != inference]
     if inference and others:
-        memory = {_memory(tensor) for _, tensor in named()}
-        others = [tensor for tensor in others if _memory(tensor) not in memory]
+        memory = {storage_of(tensor) for _, tensor in named()}
+        others = [tensor for tensor in others if storage_of(tensor) not in memory]
     if (inference and others) or any(grad.is_inference() != inference for _, grad in grads):
         raise Unknown(
             "changes inference mode, and leaves tensors that were made in another mode than the mode of the call",
@@ -190,15 +191,9 @@ def _of_inference(
             yield Made({"t": i}, {"t": i}, _INFERENCE, None)
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    """The storage of a tensor, by its address; of one without, an address of nothing else."""
-    local = local_of(tensor)
-    return int(local.untyped_storage()._cdata) if local.layout == torch.strided else id(tensor)
-
-
 def _own_memory(tensor: torch.Tensor) -> int:
     """The same of a plain tensor; 0 of one that holds others, whose views may be copies."""
-    return 0 if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) else _memory(tensor)
+    return 0 if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) else storage_of(tensor)
 
 
 def of_inference(made: list[Made]) -> set[int]:
