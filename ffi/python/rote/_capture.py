@@ -217,45 +217,28 @@ def capture(
         ``explain()``.
     """
 
+    options: dict[str, Any] = {
+        "plans": plans,
+        "strict": strict,
+        "max_variants": max_variants,
+        "ignore": ignore,
+        "passes": passes,
+    }
+    of_steps: dict[str, Any] = {
+        "verify": verify,
+        "verify_every": verify_every,
+        "agree": agree,
+        "host": host,
+        "trust_plans": trust_plans,
+    }
+
     def wrap(function: Callable[..., Any]) -> Captured[..., Any]:
-        if region:
-            given = {
-                "verify": verify,
-                "verify_every": verify_every,
-                "agree": agree,
-                "host": host,
-                "trust_plans": trust_plans,
-            }
-            other = next((name for name, value in given.items() if value), None)
-            if other is not None:
-                raise ValueError(f"{other}= is for whole steps, and not for region=True")
-            return Captured(
-                Region(
-                    function,
-                    state,
-                    plans=plans,
-                    strict=strict,
-                    max_variants=max_variants,
-                    ignore=ignore,
-                    passes=passes,
-                )
-            )
-        return Captured(
-            Step(
-                function,
-                state,
-                plans,
-                strict,
-                verify,
-                verify_every,
-                agree,
-                host,
-                trust_plans,
-                max_variants,
-                ignore,
-                passes,
-            )
-        )
+        if not region:
+            return Captured(Step(function, state, **options, **of_steps))
+        other = next((name for name, value in of_steps.items() if value), None)
+        if other is not None:
+            raise ValueError(f"{other}= is for whole steps, and not for region=True")
+        return Captured(Region(function, state, **options))
 
     return wrap if fn is None else wrap(fn)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -189,11 +189,10 @@ class Graph:
 
     def __init__(self, outputs: Sequence[torch.Tensor], tape: Tape, given: dict[Node, int], begin: int) -> None:
         """``outputs``: tensors with the graph, all different; ``given``: nodes at which gradients of the caller's
-        tensors arrive, and the places of these; ``begin``: the graph's first sequence number. Nodes from before it are
-        outside."""
+        tensors arrive, and the places of these; ``begin``: the graph's first sequence number."""
         self._outputs = [get_gradient_edge(tensor) for tensor in outputs]
         self._tape = tape
-        self.nodes, contributions = _walk([edge.node for edge in self._outputs], given, begin)
+        contributions = _contributions([edge.node for edge in self._outputs], Ends(given, begin))
         #: What gradients go to, one for each contribution, in the order in which the engine makes them: places of what
         #: the caller has passed, parameters, and nodes outside.
         self.leaves: list[int | torch.Tensor | GradientEdge] = [_target(each, given) for each in contributions]
@@ -212,6 +211,11 @@ class Graph:
                 self._several.append(each.edge)
         for node, of_node in places.items():
             node.register_hook(self._catch(of_node))
+
+    @property
+    def goes_outside(self) -> bool:
+        """Whether gradients go to nodes of another graph that the caller has not passed."""
+        return any(isinstance(leaf, GradientEdge) for leaf in self.leaves)
 
     def _catch(self, places: list[tuple[int, int]]) -> Callable[[Any, Any], Any]:
         """A hook that takes contributions out, before the engine adds them up."""
@@ -269,9 +273,6 @@ def _without_hooks(leaves: Sequence[int | torch.Tensor | GradientEdge]) -> Itera
             each.update(own)
 
 
-_LAST = 1 << 64  # the sequence number of a node that accumulates a gradient
-
-
 def _target(contribution: _Contribution, given: dict[Node, int]) -> int | torch.Tensor | GradientEdge:
     if contribution.end in given:
         return given[contribution.end]
@@ -280,98 +281,78 @@ def _target(contribution: _Contribution, given: dict[Node, int]) -> int | torch.
     return contribution.edge
 
 
-def _walk(roots: list[Node], given: Container[Node], begin: int) -> tuple[list[Node], list[_Contribution]]:
-    """The nodes of a graph that are no leaves, and the gradients that leave it, in the order in which the engine runs
-    nodes: of those whose gradients are complete, the one that was made last (torch/csrc/autograd/engine.cpp).
-    ``given``: nodes that are leaves too, and so are those that were made before the sequence number ``begin``."""
+@dataclass(frozen=True)
+class Ends:
+    """Where the graph of a call ends: at leaves, at nodes of what the caller has passed, and at all from before."""
 
-    def is_end(node: Node) -> bool:
-        return is_leaf(node) or node in given or node._sequence_nr() < begin
+    given: Container[Node | None]
+    begin: int
+    """The first sequence number of the call."""
 
+    def __contains__(self, node: Node) -> bool:
+        return is_leaf(node) or node in self.given or node._sequence_nr() < self.begin
+
+
+def reached(roots: Iterable[Node | None], ends: Ends) -> tuple[set[Node], set[Node]]:
+    """The nodes of a graph, and those of its ends that it has reached."""
+    pending, nodes, reached_ends = list(roots), set[Node](), set[Node]()
+    while pending:
+        node = pending.pop()
+        if node is None or node in nodes:
+            continue
+        if node in ends:
+            reached_ends.add(node)
+            continue
+        nodes.add(node)
+        pending += [following for following, _ in node.next_functions]
+    return nodes, reached_ends
+
+
+def _contributions(roots: list[Node], ends: Ends) -> list[_Contribution]:
+    """The gradients that leave a graph, in the order in which the engine runs nodes: of those whose gradients are
+    complete, the one that was made last (torch/csrc/autograd/engine.cpp)."""
     waiting: Counter[Node] = Counter(roots)
-    left, seen = list(roots), set[Node]()
-    while left:
-        node = left.pop()
-        if node not in seen and not is_end(node):
-            seen.add(node)
-            next_nodes = [each for each, _ in node.next_functions if each is not None]
-            waiting.update(next_nodes)
-            left += next_nodes
+    for node in reached(roots, ends)[0]:
+        waiting.update(following for following, _ in node.next_functions if following is not None)
     ready: list[tuple[int, int, Node]] = []
     arrivals = itertools.count()  # no two entries of the heap are equal
-    nodes: list[Node] = []
-    contributions: list[_Contribution] = []
+    found: list[_Contribution] = []
 
     def arrives(node: Node) -> None:
         waiting[node] -= 1
-        if not waiting[node]:
-            number = _LAST if is_end(node) else node._sequence_nr()
-            heapq.heappush(ready, (-number, next(arrivals), node))
+        if not waiting[node] and node not in ends:
+            heapq.heappush(ready, (-node._sequence_nr(), next(arrivals), node))
 
     for node in roots:
         arrives(node)
     while ready:
         _, _, node = heapq.heappop(ready)
-        if is_end(node):
-            continue
-        nodes.append(node)
         for place, (following, number) in enumerate(node.next_functions):
             if following is None:
                 continue
-            if is_end(following):
-                contributions.append(_Contribution(node, place, following, number))
+            if following in ends:
+                found.append(_Contribution(node, place, following, number))
             arrives(following)
-    return nodes, contributions
+    return found
 
 
-def apart(outputs: list[torch.Tensor], given: Container[Node | None], begin: int) -> str:
-    """Why one node cannot stand for the graph of several results; empty if it can. ``given``: nodes at which the graph
-    ends; ``begin``: its first sequence number."""
+def apart(outputs: list[torch.Tensor], ends: Ends) -> str:
+    """Why one node cannot stand for the graph of several results; empty if it can."""
     for i, one in enumerate(outputs):
         if any(shares_memory(local_of(one), local_of(other)) for other in outputs[:i]):
             return "returns results that share memory"
+    graphs = [reached([tensor.grad_fn], ends) for tensor in outputs]
     edges = {(tensor.grad_fn, tensor.output_nr) for tensor in outputs}
-    of_nodes: list[set[Node]] = []
-    of_ends: list[set[Node]] = []
-    for tensor in outputs:
-        nodes, ends, pending = set[Node](), set[Node](), [tensor.grad_fn]
-        while pending:
-            node = pending.pop()
-            if node is None or node in nodes or node in ends:
-                continue
-            if is_leaf(node) or node in given or node._sequence_nr() < begin:
-                ends.add(node)
-                continue
-            nodes.add(node)
-            for following, number in node.next_functions:
-                if (following, number) in edges:
-                    return "returns a result that was computed of another one"
-                pending.append(following)
-        of_nodes.append(nodes)
-        of_ends.append(ends)
-    for nodes, ends in zip(of_nodes[1:], of_ends[1:], strict=True):
-        if nodes.isdisjoint(of_nodes[0]) or ends != of_ends[0]:
+    for node in set[Node]().union(*(nodes for nodes, _ in graphs)):
+        if not edges.isdisjoint(node.next_functions):
+            return "returns a result that was computed of another one"
+    for nodes, of_ends in graphs[1:]:
+        if nodes.isdisjoint(graphs[0][0]) or of_ends != graphs[0][1]:
             return "returns results that have not all inputs in common"
     return ""
 
 
-def nodes_of(roots: list[Node | None], begin: int, ends: Container[Node | None]) -> tuple[list[Node], bool]:
-    """The nodes of a graph that was made since a sequence number, and whether it ends in leaves and in ``ends``."""
-    pending, seen = list(roots), set[Node]()
-    is_whole = True
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen or node in ends or is_leaf(node) or is_cast(node):
-            continue
-        if node._sequence_nr() < begin:
-            is_whole = False
-            continue
-        seen.add(node)
-        pending += [each for each, _ in node.next_functions]
-    return list(seen), is_whole
-
-
-def unfit(nodes: list[Node]) -> tuple[str, str] | None:
+def unfit(nodes: Iterable[Node]) -> tuple[str, str] | None:
     """Why nodes cannot serve other calls than the one that has made them, with the remedy."""
     for node in nodes:
         if not isinstance(node, BackwardCFunction):
@@ -389,30 +370,24 @@ def unfit(nodes: list[Node]) -> tuple[str, str] | None:
 INSIDE = "make the function inside the checkpoint the region, or leave the checkpoint out"
 
 
-def casts(roots: list[Node | None], begin: int) -> list[torch.Tensor] | None:
-    """The parameters that a graph casts to another dtype, each once. None if nodes that were made since the sequence
-    number ``begin`` use such a parameter as it is, too: eager adds up its gradients in the order of all of these."""
-    pending, seen = list(roots), set[Node | None]([None])
-    found: dict[int, torch.Tensor] = {}
-    direct: set[int] = set()
-    while pending:
-        node = pending.pop()
-        if node in seen or node is None:
-            continue
-        seen.add(node)
-        if is_cast(node):
-            parameter = node.next_functions[0][0].variable  # type: ignore[union-attr]
-            found[id(parameter)] = parameter
-        elif not is_leaf(node) and node._sequence_nr() >= begin:
-            direct |= {id(each.variable) for each, _ in node.next_functions if each is not None and is_leaf(each)}  # type: ignore[attr-defined]
-        pending += [each for each, _ in node.next_functions]
-    return None if direct & found.keys() else list(found.values())
+def casts(nodes: set[Node], ends: set[Node]) -> list[torch.Tensor] | None:
+    """The parameters that a graph of these nodes and ends casts to another dtype, each once. None if it uses such a
+    parameter as it is, too: eager adds up the parameter's gradients in the order of all of these."""
+    cast = {id(parameter): parameter for parameter in map(_cast, (*nodes, *ends)) if parameter is not None}
+    uses = (following for node in nodes if not is_cast(node) for following, _ in node.next_functions)
+    direct = {id(node.variable) for node in uses if node is not None and is_leaf(node)}  # type: ignore[attr-defined]
+    return None if direct & cast.keys() else list(cast.values())
 
 
 def is_cast(node: Node) -> bool:
     """Whether a node is that of a cast of a parameter."""
+    return _cast(node) is not None
+
+
+def _cast(node: Node) -> torch.Tensor | None:
+    """The parameter whose cast a node is."""
     source = node.next_functions[0][0] if node.name().startswith("ToCopyBackward") else None
-    return source is not None and is_leaf(source)
+    return source.variable if source is not None and is_leaf(source) else None  # type: ignore[attr-defined, no-any-return]
 
 
 def is_leaf(node: Node) -> bool:

@@ -31,7 +31,7 @@ from torch.utils import _pytree
 from . import _bridge, _graph, _record
 from ._native import c_text, lib
 from ._recording import Recording
-from ._region_checks import Hooks, Look, other_hooks, put_hooks, take_hooks, tensors_in, versions_of_packed
+from ._region_checks import OUTSIDE, Hooks, Look, other_hooks, put_hooks, take_hooks, tensors_in, versions_of_packed
 from ._specs import local_of, spec_text
 from ._step import Stats, Step
 
@@ -106,19 +106,7 @@ class _Part(Step):
     is_region = True
 
     def __init__(self, function: Callable[..., Any], state: Any, **options: Any) -> None:
-        settings: dict[str, Any] = {
-            "plans": None,
-            "strict": False,
-            "verify": 0,
-            "verify_every": 0,
-            "agree": False,
-            "host": None,
-            "trust_plans": False,
-            "max_variants": 8,
-            "ignore": (),
-            "passes": "",
-        }
-        super().__init__(function, state, *(settings | options).values())
+        super().__init__(function, state, **options)
         self._patience = _PATIENCE
 
     def _kind(self) -> Hashable:
@@ -162,7 +150,7 @@ class Region(_Part):
     """A region, and the captured function of its forward."""
 
     def __init__(self, function: Callable[..., Any], state: Any, **options: Any) -> None:
-        options["plans"] = options.get("plans") or _plans_of_process()
+        options["plans"] = options["plans"] or _plans_of_process()
         super().__init__(function, state, **options)
         self._options = options
         self.kind: Hashable = None  # equal for regions that may share a plan; known once the region is called
@@ -244,8 +232,7 @@ class Region(_Part):
                 gc.enable()
         self._writes_state |= look.writes_state()
         autocast = _autocast()
-        nodes = [tensor.grad_fn for tensor in tensors_in(result, None)]
-        self._casts[autocast] = [] if autocast is None else _graph.casts(nodes, look.begin)
+        self._casts[autocast] = [] if autocast is None else _graph.casts(*look.graph(look.results(result)))
         if problem:
             self._off = True
             self._why = "; remedy: ".join(problem)
@@ -313,16 +300,10 @@ class Region(_Part):
                 "what it writes, or call release() on the region"
             )
         leaves, structure = _pytree.tree_flatten(result)
-        differentiable = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]
-        tensors = {id(leaf): leaf for leaf in differentiable if id(leaf) not in inputs.places}
+        tensors = {id(tensor): tensor for tensor in look.results(result)}
         if not tensors:
             return _pytree.tree_unflatten([inputs.original(leaf) for leaf in leaves], structure)
         graph = _graph.Graph(list(tensors.values()), tape, inputs.nodes(), look.begin)
-        self._check(graph, tape)
-        problem = look.problem(result, inputs.nodes())
-        if problem:
-            self._refuse(*problem)
-        numbers = {key: number for number, key in enumerate(tensors)}
         cut = {key: self._cut(tensor, tape) for key, tensor in tensors.items()}
         places: dict[int, int] = {}
         for place, leaf in enumerate(leaves):
@@ -334,30 +315,29 @@ class Region(_Part):
             tape,
             inputs.finders,
             graph.leaves,
-            [places[key] for key in numbers],
+            [places[key] for key in tensors],
             [number for number, tensor in enumerate(cut.values()) if self._is_saved(tensor, tape)],
             [inputs.finder(place) for place in sorted(tape.checked_arguments)],
         )
-        if tape.was_written():
-            self._made.is_spoilt = True
-            self._refuse("writes to a tensor that it has saved for its backward", "write to a copy")
+        self._made.is_spoilt = tape.was_written()
+        problem = look.problem(result) or self._problem(self._made)
+        if problem is not None:
+            lib.rote_record_refuse(self.session, b"", b"", *map(c_text, problem))
         return _pytree.tree_unflatten(left, structure), tape.made
 
-    def _check(self, graph: _graph.Graph, tape: _graph.Tape) -> None:
-        """Refuses a forward whose graph cannot serve other forwards."""
-        if tape.has_other_hooks:
-            self._refuse(
-                "sets hooks for saved tensors of its own (torch.utils.checkpoint does): they keep tensors of one call",
-                _graph.INSIDE,
+    @staticmethod
+    def _problem(made: _Plan) -> tuple[str, str] | None:
+        """Why the graph of a forward cannot serve other forwards, with the remedy."""
+        if made.tape.has_other_hooks:
+            what = (
+                "sets hooks for saved tensors of its own (torch.utils.checkpoint does): they keep tensors of one call"
             )
-        if any(isinstance(leaf, GradientEdge) for leaf in graph.leaves):
-            self._refuse(
-                "uses a tensor with an autograd graph from outside that is no argument",
-                "pass the tensor as an argument",
-            )
-
-    def _refuse(self, reason: str, remedy: str) -> None:
-        lib.rote_record_refuse(self.session, b"", b"", c_text(reason), c_text(remedy))
+            return what, _graph.INSIDE
+        if made.graph.goes_outside:
+            return OUTSIDE
+        if made.is_spoilt:
+            return "writes to a tensor that it has saved for its backward", "write to a copy"
+        return None
 
     @staticmethod
     def _cut(tensor: torch.Tensor, tape: _graph.Tape) -> torch.Tensor:

@@ -7,7 +7,7 @@ import functools
 import gc
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,12 +15,15 @@ from torch.autograd.graph import Node
 from torch.utils import _pytree
 
 from . import _graph
-from ._memory import version_of
+from ._memory import storage_of, version_of
 from ._record import unrecorded
 from ._specs import local_of, short_text
 
 # What a result may hold beside tensors: it has no tensors in it.
 _ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
+
+
+OUTSIDE = "uses a tensor with an autograd graph from outside that is no argument", "pass the tensor as an argument"
 
 
 class Look:
@@ -50,9 +53,22 @@ class Look:
         with unrecorded():
             return not all(torch.equal(local_of(tensor), before) for tensor, before in self._buffers)
 
-    def problem(self, result: Any, ends: Iterable[Node] = ()) -> tuple[str, str] | None:
-        """Why the function can be no region, with the remedy. ``ends``: nodes at which the graph ends, beside those of
-        the arguments."""
+    def results(self, result: Any) -> list[torch.Tensor]:
+        """The tensors of a result that have a graph and that the caller does not have already, each once."""
+        known = {*map(id, self._given), *map(id, self._state)}
+        found = {id(tensor): tensor for tensor in tensors_in(result, None) if tensor.grad_fn is not None}
+        return [tensor for key, tensor in found.items() if key not in known]
+
+    def graph(self, results: list[torch.Tensor]) -> tuple[set[Node], set[Node]]:
+        """The nodes that the call has made for these, and those at which their graph ends."""
+        return _graph.reached([tensor.grad_fn for tensor in results], self._ends)
+
+    @property
+    def _ends(self) -> _graph.Ends:
+        return _graph.Ends({tensor.grad_fn for tensor in self._given}, self.begin)
+
+    def problem(self, result: Any) -> tuple[str, str] | None:
+        """Why the function can be no region, with the remedy."""
         leaves = _pytree.tree_leaves(result)
         other = next((leaf for leaf in leaves if not isinstance(leaf, (torch.Tensor, *_ATOMS))), None)
         if other is not None:
@@ -66,21 +82,18 @@ class Look:
         for tensor, version in zip(self._given, self._versions, strict=False):
             if tensor.requires_grad and version_of(tensor) != version:
                 return "writes an argument that requires grad in place", "write to a copy"
-        results = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.grad_fn}.values())
-        known = [*self._given, *self._state]
-        results = [tensor for tensor in results if not any(tensor is each for each in known)]
-        for tensor in results:
-            if any(_graph.shares_memory(local_of(tensor), local_of(each)) for each in known):
-                return "returns a view of an argument or of the state", "return a copy, or make the view outside"
-        nodes = {*(tensor.grad_fn for tensor in self._given), *ends}
-        what = _graph.apart(results, nodes, self.begin)
+        results = self.results(result)
+        known = {*map(storage_of, self._given), *map(storage_of, self._state)}
+        if not known.isdisjoint(map(storage_of, results)):
+            return "returns a view of an argument or of the state", "return a copy, or make the view outside"
+        what = _graph.apart(results, self._ends)
         if what:
             return what, "make regions of the parts, or return one result"
-        made, is_whole = _graph.nodes_of([tensor.grad_fn for tensor in results], self.begin, nodes)
-        if not is_whole:
-            what = "uses a tensor with an autograd graph from outside that is no argument"
-            return what, "pass the tensor as an argument"
-        return _graph.unfit(made)
+        nodes, ends = self.graph(results)
+        own = {tensor.grad_fn for tensor in self._given}
+        if not all(node in own or _graph.is_leaf(node) or _graph.is_cast(node) for node in ends):
+            return OUTSIDE
+        return _graph.unfit(nodes)
 
     def problem_of_eager(self, result: Any) -> tuple[str, str] | None:
         """The same, after a call that nothing else has watched and during which no objects were collected."""

@@ -119,13 +119,15 @@ def _text(key: Any) -> str:
     return repr(key) if type(key) in (str, int, float, bool, type(None)) else f"a {_introspect.name(type(key))}"
 
 
-def collect(state: Any) -> State:
+def collect(state: Any, *, as_it_is: bool) -> State:
     """Flattens ``state=``: modules, optimizers, GradScalers and tensors, in dicts, lists, tuples and the attributes of
-    objects. Entries of dicts, lists and tuples come first, then the attributes and slots of objects, level by level."""
+    objects. Entries of dicts, lists and tuples come first, then the attributes and slots of objects, level by level.
+    ``as_it_is``: as :class:`State` has it."""
     search = _Search()
     search.given("", state)
     search.attributes()
     found, known = search.found, dict[str, int]()
+    found.as_it_is = as_it_is
     found.modules = [(_unique(path, id(module), known), module) for path, module in found.modules]
     found.optimizers = [(_unique(path, id(optimizer), known), optimizer) for path, optimizer in found.optimizers]
     found.scalers = [(_unique(path, id(scaler), known), scaler) for path, scaler in found.scalers]

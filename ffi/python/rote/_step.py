@@ -137,16 +137,17 @@ class Step:
         self,
         fn: Callable[..., Any],
         state: Any,
+        *,
         plans: str | Path | None,
         strict: bool,
-        verify: int,
-        verify_every: int,
-        agree: bool,
-        host: Callable[..., object] | None,
-        trust_plans: bool,
         max_variants: int,
         ignore: Sequence[str],
         passes: str | Sequence[str],
+        verify: int = 0,
+        verify_every: int = 0,
+        agree: bool = False,
+        host: Callable[..., object] | None = None,
+        trust_plans: bool = False,
     ) -> None:
         if not callable(fn):
             raise TypeError(f"rote.capture takes a function, not a {type(fn).__name__}")
@@ -163,7 +164,7 @@ class Step:
         self.passes = passes if isinstance(passes, str) else ",".join(passes) or "none"
         self.function = fn
         self._given_state = state
-        self.state = self._collected()
+        self.state = _state.collect(state, as_it_is=self.is_region)
         self.label = ""  # how people know it, if not by the function's name
         self._strict = strict
         self._verify = verify + _UNSETTLED if verify else 0
@@ -686,15 +687,10 @@ class Step:
 
     # -- verification ---------------------------------------------------------------
 
-    def _collected(self) -> _state.State:
-        state = _state.collect(self._given_state)
-        state.as_it_is = self.is_region
-        return state
-
     def _look_for_state(self) -> None:
         """Finds the state anew: objects in it may hold other modules and tensors than before."""
         with contextlib.suppress(TypeError):
-            self.state = self._collected()
+            self.state = _state.collect(self._given_state, as_it_is=self.is_region)
 
     def _verified(self, args: Any, kwargs: Any) -> Any:
         """Runs a call beside eager, if all ranks replay it: a rank that runs it once would not answer the
