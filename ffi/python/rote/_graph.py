@@ -387,7 +387,7 @@ def is_cast(node: Node) -> bool:
 def _cast(node: Node) -> torch.Tensor | None:
     """The parameter whose cast a node is."""
     source = node.next_functions[0][0] if node.name().startswith("ToCopyBackward") else None
-    return source.variable if source is not None and is_leaf(source) else None  # type: ignore[attr-defined, no-any-return]
+    return source.variable if source is not None and is_leaf(source) else None  # type: ignore[attr-defined]
 
 
 def is_leaf(node: Node) -> bool:

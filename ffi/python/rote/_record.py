@@ -123,6 +123,18 @@ def unrecorded() -> Any:
     return torch._C._ExcludeDispatchKeyGuard(_OBSERVED)
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Within, Python collects no cycles."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def unrecorded_item(tensor: torch.Tensor) -> Any:
     """The number in a tensor of one element, read without a trace in the recording."""
     with unrecorded():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import gc
 import hashlib
 import itertools
 import shutil
@@ -219,17 +218,12 @@ class Region(_Part):
         """Runs a first call eagerly, and finds out whether the function can be a region at all."""
         look = Look(args[1:], kwargs, [tensor for _, tensor in self.state.tensors()])
         hooked = bool(self._hidden)  # by hooks, which may keep what they see
-        collects = gc.isenabled()
-        gc.disable()  # what the call leaves is among the youngest objects
-        try:
+        with _record.uncollected():  # what the call leaves is among the youngest objects
             with versions_of_packed(self._hidden) as written:
                 result = self._run(args, kwargs)
             problem = look.problem(result) if hooked else look.problem_of_eager(result)
-            if written():
-                problem = "writes to what it has saved, after hooks have seen it", "leave it eager"
-        finally:
-            if collects:
-                gc.enable()
+        if written():
+            problem = "writes to what it has saved, after hooks have seen it", "leave it eager"
         self._writes_state |= look.writes_state()
         autocast = _autocast()
         self._casts[autocast] = [] if autocast is None else _graph.casts(*look.graph(look.results(result)))

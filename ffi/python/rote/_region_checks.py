@@ -16,7 +16,7 @@ from torch.utils import _pytree
 
 from . import _graph
 from ._memory import storage_of, version_of
-from ._record import unrecorded
+from ._record import uncollected, unrecorded
 from ._specs import local_of, short_text
 
 # What a result may hold beside tensors: it has no tensors in it.
@@ -107,33 +107,31 @@ class Look:
 
     def _kept(self, results: set[int]) -> torch.Tensor | None:
         """A tensor with a graph of the call that is no result and outlives the call."""
-        for each in gc.get_objects(generation=0):
-            if issubclass(type(each), torch.Tensor) and id(each) not in results:
-                node = each.grad_fn
-                is_new = node is not None and node._sequence_nr() >= self.begin
-                if is_new and (sys.getrefcount(each), each._use_count() > 1) != _of_graph():
-                    return each  # type: ignore[no-any-return]
+        for tensor, references in _youngest(self.begin):
+            if id(tensor) not in results and references != _of_graph():
+                return tensor
         return None
+
+
+def _youngest(begin: int) -> list[tuple[torch.Tensor, tuple[int, bool]]]:
+    """The tensors with a graph made since a sequence number, among the youngest objects; how many references to each are
+    counted here, and whether C++ has some. No generator, which would stand in its own list of objects."""
+    found = []
+    for each in gc.get_objects(generation=0):
+        if issubclass(type(each), torch.Tensor):
+            references, node = sys.getrefcount(each), each.grad_fn
+            if node is not None and node._sequence_nr() >= begin:
+                found.append((each, (references, each._use_count() > 1)))
+    return found
 
 
 @functools.cache
 def _of_graph() -> tuple[int, bool]:
-    """How many references to a tensor are counted in a loop over the youngest objects, and whether C++ has some too, if
-    nothing but a graph has the tensor."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    """The references to a tensor that nothing but a graph has, as :func:`_youngest` counts them."""
+    with uncollected():
         begin = sequence_number()
         result = torch.ones(1, requires_grad=True).exp().sin()
-        for each in gc.get_objects(generation=0):
-            if issubclass(type(each), torch.Tensor) and each is not result:
-                node = each.grad_fn
-                if node is not None and node._sequence_nr() >= begin:
-                    return sys.getrefcount(each), each._use_count() > 1
-    finally:
-        if collects:
-            gc.enable()
-    return 0, False
+        return next(references for tensor, references in _youngest(begin) if tensor is not result)
 
 
 def tensors_in(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:

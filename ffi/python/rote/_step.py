@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import json
 import logging
 import os
@@ -30,6 +29,7 @@ from . import _bridge, _difference, _ranks, _results, _state, _survey, _unread, 
 from ._executed_code import Codes, ExecutedCode
 from ._native import c_text, check, drop_object, error, lib, object_in, take_object
 from ._numbers import EAGER, REPLAYED
+from ._record import uncollected
 from ._recording import Recording, flatten
 from ._walk import TooMuchError
 
@@ -410,15 +410,12 @@ class Step:
     def _recorded(self, args: Any, kwargs: Any) -> Any:
         if ExecutedCode.running or not _recording.acquire(blocking=False):  # by another thread: it observes the process
             return self._run(args, kwargs)
-        collects = gc.isenabled()
-        gc.disable()  # a recording allocates enough to set off collections, which take as long as many steps
         _running.depth += 1
         try:
-            return self._record(args, kwargs)
+            with uncollected():  # a recording allocates enough to set off collections, which take as long as many steps
+                return self._record(args, kwargs)
         finally:
             _running.depth -= 1
-            if collects:
-                gc.enable()
             _recording.release()
 
     def _record(self, args: Any, kwargs: Any) -> Any:
