@@ -75,6 +75,28 @@ def train(name: str, model: nn.Module, step: Step, data: list[Batch]) -> Run:
     return Run(model, step, losses, statistics.median(milliseconds))
 
 
+Built = tuple[nn.Module, torch.optim.Optimizer, Step]
+"""A model, its optimizer and the step that trains it."""
+
+
+def train_twice(
+    arguments: argparse.Namespace, data: list[Batch], build: Callable[[], Built], capture: Callable[..., Any]
+) -> int:
+    """Trains what `build` makes, equal at every call, over `data`: as it is, then with Rote. The exit status.
+
+    `capture` takes what `build` makes and returns the captured step, or the regions that it has made of the model.
+    """
+    model, _, step = build()
+    eager = train("eager", model, step, data)
+    if arguments.eager_only:
+        return 0
+    model, opt, step = build()
+    captured = capture(model, opt, step)
+    if isinstance(captured, list):
+        return compare_regions(eager, train("rote", model, step, data), captured)
+    return compare(eager, train("rote", model, captured, data), data[0])
+
+
 class LocalOps(TorchDispatchMode):
     """Counts what DTensor runs on plain tensors: kernels, views and collectives."""
 

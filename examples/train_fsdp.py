@@ -18,11 +18,13 @@ Everything Rote needs is in `main`: the one call of `rote.capture`.
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from comparison import Step, batches, compare, leave, parser, train
+from comparison import Built, Step, batches, leave, parser, train_twice
 from llama_model import Llama, LlamaConfig, parallelize
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -44,7 +46,7 @@ def mesh_of(replicas: int, tp: int) -> DeviceMesh:
     return init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def build(config: LlamaConfig, mesh: DeviceMesh, mixed: bool) -> tuple[nn.Module, torch.optim.Optimizer, Step]:
+def build(config: LlamaConfig, mesh: DeviceMesh, mixed: bool) -> Built:
     """A model, its optimizer and its training step; equal at every call."""
     torch.manual_seed(0)
     model = Llama(config)
@@ -77,17 +79,12 @@ def main() -> int:
     config = LlamaConfig(max_sequence=arguments.sequence)
     data = batches(arguments.steps, arguments.batch, arguments.sequence, seed=dist.get_rank() // arguments.tp)
 
-    model, opt, train_step = build(config, mesh, arguments.mixed)
-    eager = train("eager", model, train_step, data)
-    if arguments.eager_only:
-        return 0
+    def capture(model: nn.Module, opt: torch.optim.Optimizer, step: Step) -> Any:
+        import rote
 
-    import rote
+        return rote.capture(step, state={"model": model, "opt": opt}, plans=arguments.plans)
 
-    model, opt, train_step = build(config, mesh, arguments.mixed)
-    step = rote.capture(train_step, state={"model": model, "opt": opt}, plans=arguments.plans)
-    replayed = train("rote", model, step, data)
-    return compare(eager, replayed, data[0])
+    return train_twice(arguments, data, partial(build, config, mesh, arguments.mixed), capture)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.append(str(Path(__file__).parents[1]))
-from comparison import Step, batches, compare, leave, parser, train
+from comparison import Built, Step, batches, leave, parser, train_twice
 from llama_model import Attention, Llama, LlamaConfig
 
 
@@ -114,7 +115,7 @@ class Ulysses(Attention):
 ATTENTIONS: dict[str, type[Attention]] = {"ring": Ring, "ulysses": Ulysses}
 
 
-def build(config: LlamaConfig, attention: type[Attention]) -> tuple[nn.Module, torch.optim.Optimizer, Step]:
+def build(config: LlamaConfig, attention: type[Attention]) -> Built:
     """A model, its optimizer and its training step; equal at every call."""
     torch.manual_seed(0)
     llama = Llama(config)
@@ -147,17 +148,12 @@ def main() -> int:
     whole = batches(arguments.steps, arguments.batch, arguments.sequence)
     data = [(tokens.chunk(ranks, 1)[rank], labels.chunk(ranks, 1)[rank]) for tokens, labels in whole]
 
-    model, opt, train_step = build(config, attention)
-    eager = train("eager", model, train_step, data)
-    if arguments.eager_only:
-        return 0
+    def capture(model: nn.Module, opt: torch.optim.Optimizer, step: Step) -> Any:
+        import rote
 
-    import rote
+        return rote.capture(step, state={"model": model, "opt": opt}, plans=arguments.plans)
 
-    model, opt, train_step = build(config, attention)
-    step = rote.capture(train_step, state={"model": model, "opt": opt}, plans=arguments.plans)
-    replayed = train("rote", model, step, data)
-    return compare(eager, replayed, data[0])
+    return train_twice(arguments, data, partial(build, config, attention), capture)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd as all_to_all
 
 sys.path.append(str(Path(__file__).parents[1]))
-from comparison import Step, batches, compare_regions, leave, parser, train
+from comparison import Built, Step, batches, leave, parser, train_twice
 from llama_model import Attention, LlamaConfig
 
 ACTIVE = 2  # experts of a token
@@ -123,8 +125,8 @@ class Model(nn.Module):
         return self.output(self.norm(x))
 
 
-def build(config: LlamaConfig, experts: int, bucket: int) -> tuple[Model, Step]:
-    """A model and its training step; equal at every call."""
+def build(config: LlamaConfig, experts: int, bucket: int) -> Built:
+    """A model, its optimizer and its training step; equal at every call."""
     torch.manual_seed(0)
     model = Model(config, experts, bucket)
     opt = torch.optim.AdamW(model.parameters())
@@ -142,7 +144,7 @@ def build(config: LlamaConfig, experts: int, bucket: int) -> tuple[Model, Step]:
         dist.all_reduce(loss)
         return loss
 
-    return model, train_step
+    return model, opt, train_step
 
 
 def main() -> int:
@@ -151,18 +153,13 @@ def main() -> int:
     config = LlamaConfig(max_sequence=arguments.sequence)
     data = batches(arguments.steps, arguments.batch, arguments.sequence, seed=dist.get_rank())
 
-    model, step = build(config, arguments.experts, arguments.bucket)
-    eager = train("eager", model, step, data)
-    if arguments.eager_only:
-        return 0
+    def capture(model: Model, opt: torch.optim.Optimizer, step: Step) -> Any:
+        import rote
 
-    import rote
+        parts = [part for block in model.blocks for part in (block.dense, block.experts)]
+        return [rote.capture_module(part, plans=arguments.plans) for part in parts]
 
-    model, step = build(config, arguments.experts, arguments.bucket)
-    parts = [part for block in model.blocks for part in (block.dense, block.experts)]
-    regions = [rote.capture_module(part, plans=arguments.plans) for part in parts]
-    replayed = train("rote", model, step, data)
-    return compare_regions(eager, replayed, regions)
+    return train_twice(arguments, data, partial(build, config, arguments.experts, arguments.bucket), capture)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from torch.distributed.pipelining import (
 )
 
 sys.path.append(str(Path(__file__).parents[1]))
-from comparison import Step, batches, compare, compare_regions, leave, parser, train
+from comparison import Built, Step, batches, leave, parser, train_twice
 from llama_model import Llama, LlamaConfig, parallelize
 
 SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -82,9 +83,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def build(
-    config: LlamaConfig, mesh: DeviceMesh, schedule: str, micro_batches: int
-) -> tuple[nn.Module, torch.optim.Optimizer, Step]:
+def build(config: LlamaConfig, mesh: DeviceMesh, schedule: str, micro_batches: int) -> Built:
     """The stages of this rank, their optimizer and the step that trains all stages; equal at every call."""
     torch.manual_seed(0)
     llama = Llama(config)
@@ -129,20 +128,17 @@ def main() -> int:
     # Stages expect micro-batches of one size: without the last batch, which is shorter.
     data = batches(arguments.steps + 1, arguments.batch, arguments.sequence)[:-1]
 
-    stages, _, train_step = build(config, mesh, arguments.schedule, arguments.micro_batches)
-    eager = train("eager", stages, train_step, data)
-    if arguments.eager_only:
-        return 0
+    def capture(stages: nn.ModuleList, opt: torch.optim.Optimizer, step: Step) -> Any:
+        import rote
 
-    import rote
+        if arguments.whole:
+            return rote.capture(step, state={"stages": stages, "opt": opt}, plans=arguments.plans)
+        blocks = [block for stage in stages for block in stage.blocks]
+        return [rote.capture_module(block, plans=arguments.plans) for block in blocks]
 
-    stages, opt, train_step = build(config, mesh, arguments.schedule, arguments.micro_batches)
-    if arguments.whole:
-        step = rote.capture(train_step, state={"stages": stages, "opt": opt}, plans=arguments.plans)
-        return compare(eager, train("rote", stages, step, data), data[0])
-    blocks = [block for stage in stages for block in stage.blocks]
-    regions = [rote.capture_module(block, plans=arguments.plans) for block in blocks]
-    return compare_regions(eager, train("rote", stages, train_step, data), regions)
+    return train_twice(
+        arguments, data, partial(build, config, mesh, arguments.schedule, arguments.micro_batches), capture
+    )
 
 
 if __name__ == "__main__":

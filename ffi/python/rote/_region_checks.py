@@ -114,8 +114,8 @@ class Look:
 
 
 def _youngest(begin: int) -> list[tuple[torch.Tensor, tuple[int, bool]]]:
-    """The tensors with a graph made since a sequence number, among the youngest objects. Of each: how many references are
-    counted here, and whether C++ has some. No generator, which would stand in its own list of objects."""
+    """The tensors with a graph made since a sequence number, among the youngest objects. Of each: how many references
+    are counted here, and whether C++ has some. No generator, which would stand in its own list of objects."""
     found = []
     for each in gc.get_objects(generation=0):
         if issubclass(type(each), torch.Tensor):
