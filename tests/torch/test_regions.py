@@ -609,3 +609,23 @@ def test_what_is_saved_and_then_written(copies: bool) -> None:
         return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=model)
 
     check_left(script)
+
+
+def test_a_forward_that_the_class_replaces() -> None:
+    def script(capture: Capture) -> Calls:
+        class Own(Dense):
+            def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+                return super().forward(x, scale) * 2  # type: ignore[no-any-return]
+
+        def other(self: Own, x: Tensor) -> Tensor:
+            return self.down(self.up(x))  # type: ignore[no-any-return]
+
+        model = Wrapped(Own())
+        calls = trained(capture, model, inputs(STEPS, 4, 8))
+        for call, result in enumerate(calls):
+            yield result
+            if call == STEPS // 2:
+                Own.forward = other  # type: ignore[method-assign, assignment]
+        return model
+
+    check_left(script)

@@ -275,5 +275,6 @@ def capture_module(
     region = Region(
         module.forward, module, plans=plans, strict=strict, max_variants=max_variants, ignore=ignore, passes=passes
     )
+    region.in_place = own is None
     module.forward = Captured(region)
     return CapturedModule(module, region, own)

@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import shutil
 import tempfile
+import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -152,6 +153,7 @@ class Region(_Part):
         options["plans"] = options["plans"] or _plans_of_process()
         super().__init__(function, state, **options)
         self._options = options
+        self.in_place = False  # it stands where its method was, which the class may replace
         self.kind: Hashable = None  # equal for regions that may share a plan; known once the region is called
         # Of settings of autocast that a call was seen under: the parameters that are cast; None if calls stay eager.
         self._casts: dict[Any, list[torch.Tensor] | None] = {}
@@ -166,6 +168,8 @@ class Region(_Part):
     # -- calls ----------------------------------------------------------------
 
     def call(self, args: Any, kwargs: Any) -> Any:
+        if self.in_place and (replaced := _replaced(self.function)) is not None:
+            return replaced(*args, **kwargs)
         if _record.in_step() or not _can_be_cut():
             return self.function(*args, **kwargs)
         with self._lock:
@@ -451,6 +455,12 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
         detached = tensor.detach()
     _bridge.bridge().begin_graph(detached)
     return detached
+
+
+def _replaced(method: Any) -> Any:
+    """What the class of an object has in the place of a method now, if that is another one."""
+    now: Any = getattr(type(method.__self__), method.__name__)
+    return None if now is method.__func__ else types.MethodType(now, method.__self__)
 
 
 def _can_be_cut() -> bool:
