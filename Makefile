@@ -9,7 +9,7 @@
 # make test-all  what takes long too: hours
 # make bench   overhead against eager DTensor and torch.compile over models,
 #              sizes, layers, meshes and wrappers; memory; propagation against
-#              DTensor's; instructions per op and of guards; recordings; Rust benches
+#              DTensor's; instructions per op and of guards; recordings; regions; Rust benches
 #              (BENCH=--quick: fewer of them)
 # make test-passes  each pass that keeps bits by itself, over the tests of
 #              equality, aliasing, guards, refusals and soundness
@@ -113,6 +113,7 @@ bench: setup
 	cargo test --quiet --package rote-aten --test instructions -- --nocapture
 	$(BIN)/python benches/guard_instructions.py
 	$(firstword $(wildcard target/wild/bin/python) $(BIN)/python) benches/recordings.py
+	$(BIN)/python benches/regions.py
 	cargo bench --workspace
 
 lint: setup
