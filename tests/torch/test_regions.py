@@ -629,3 +629,36 @@ def test_a_forward_that_the_class_replaces() -> None:
         return model
 
     check_left(script)
+
+
+HOOKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rounds": lambda tensor: tensor.half().float(),
+    "copies": torch.clone,
+    "keeps": lambda tensor: tensor,
+    "detaches": torch.detach,
+}
+
+
+@pytest.mark.parametrize("pack", HOOKS.values(), ids=list(HOOKS))
+@pytest.mark.parametrize("written", [False, True])
+def test_hooks_decide_what_a_backward_finds(pack: Callable[[Tensor], Tensor], written: bool) -> None:
+    """In the places of parameters too, which may be written in between."""
+
+    def script(capture: Capture) -> Calls:
+        model = Wrapped(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), nn.Linear(8, 8))
+        capture(model.region)
+
+        def step(x: Tensor) -> Any:
+            model.zero_grad()
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                y = model.region(model.before(x))
+            if written:
+                with torch.no_grad():
+                    for parameter in model.region.parameters():
+                        parameter.mul_(0.9)
+            y.square().sum().backward()
+            return [parameter.grad for parameter in model.parameters()]
+
+        return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=model)
+
+    check_regions(script, backwards=0)

@@ -71,7 +71,7 @@ class Tape:
         self.entries: list[Given | Made | torch.Tensor] = []  # tensors: those of the state
         self.given: list[int] = []  # the places of detached inputs that are saved
         self.made: list[torch.Tensor] = []
-        self._current: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] | None = None
+        self._current: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], dict[int, torch.Tensor]] | None = None
         self.has_other_hooks = False
 
     def hooks(self) -> Any:
@@ -117,7 +117,8 @@ class Tape:
 
     def _unpack(self, number: int) -> torch.Tensor:
         assert self._current is not None
-        return self._tensor(self.entries[number], *self._current)
+        given, made, others = self._current
+        return others[number] if number in others else self._tensor(self.entries[number], given, made)
 
     def _tensor(
         self, entry: Given | Made | torch.Tensor, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
@@ -132,18 +133,26 @@ class Tape:
         """What eager saves, in its order."""
         return [self._tensor(entry, given, made) for entry in self.entries]
 
-    def parts(self, saved: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Plain tensors of what eager saves: those that the caller has passed, and those that the forward has made."""
+    def parts(
+        self, saved: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], dict[int, torch.Tensor]]:
+        """Plain tensors of what eager saves: those that the caller has passed, and those that the forward has made. And
+        what hooks have put in the places of tensors of the state."""
         given: dict[int, torch.Tensor] = {}
         made: dict[int, torch.Tensor] = {}
-        for entry, tensor in zip(self.entries, saved, strict=True):
+        others: dict[int, torch.Tensor] = {}
+        for number, (entry, tensor) in enumerate(zip(self.entries, saved, strict=True)):
             if not isinstance(entry, torch.Tensor):
                 (given if isinstance(entry, Given) else made)[entry.place] = local_of(tensor).data
-        return [given[i] for i in range(len(given))], [made[i] for i in range(len(made))]
+            elif not is_same(local_of(entry), local_of(tensor)):
+                others[number] = tensor
+        return [given[i] for i in range(len(given))], [made[i] for i in range(len(made))], others
 
-    def play(self, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Tape:
+    def play(
+        self, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor], others: dict[int, torch.Tensor]
+    ) -> Tape:
         """Within, the graph finds the tensors that one forward has saved."""
-        self._current = given, made
+        self._current = given, made, others
         return self
 
     def __enter__(self) -> None: ...
@@ -235,15 +244,17 @@ class Graph:
         tangents: Sequence[torch.Tensor | None],
         given: Sequence[torch.Tensor],
         made: Sequence[torch.Tensor],
+        others: dict[int, torch.Tensor] | None = None,
     ) -> list[torch.Tensor | None]:
-        """The contributions of one backward, for those that are needed. ``tangents``: gradients of the outputs."""
+        """The contributions of one backward, for those that are needed. ``tangents``: gradients of the outputs;
+        ``given``, ``made``, ``others``: as :meth:`Tape.parts` has them."""
         found: list[torch.Tensor | None] = [None] * len(self.leaves)
         ends = [(edge, tangent) for edge, tangent in zip(self._outputs, tangents, strict=True) if tangent is not None]
         singles = [(number, edge) for number, edge in self._single if needs[number]]
         several = {edge for edge, need in zip(self._several, needs, strict=True) if edge is not None and need}
         if not ends or not (singles or several):
             return found
-        with self._tape.play(given, made), _without_hooks(self.leaves):
+        with self._tape.play(given, made, others or {}), _without_hooks(self.leaves):
             gradients = torch.autograd.grad(
                 [edge for edge, _ in ends],
                 [*(edge for _, edge in singles), *several],

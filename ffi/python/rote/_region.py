@@ -83,6 +83,7 @@ class _Plan:
         tangents: tuple[torch.Tensor | None, ...],
         given: list[torch.Tensor],
         made: list[torch.Tensor],
+        others: dict[int, torch.Tensor] | None = None,
     ) -> Any:
         """The contributions of one backward: those that are needed. ``tangents``: the gradients of the outputs."""
         if torch.is_grad_enabled():
@@ -95,8 +96,8 @@ class _Plan:
                 "one of the variables needed for gradient computation has been modified by an inplace operation, in a "
                 "region of Rote"
             )
-        if self.backward is None:
-            return self.graph.backward(needs, tangents, given, made)
+        if self.backward is None or others:
+            return self.graph.backward(needs, tangents, given, made, others)
         return self.backward.call((needs, tangents, given, made), {})
 
 
