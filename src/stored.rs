@@ -22,17 +22,19 @@ pub struct StoredPlans {
     function: String,
     fingerprint: Fingerprint,
     scanned: bool,
-    /// The files that were there when the store was opened. Others in this process may have written more.
-    earlier: Vec<PathBuf>,
+    /// The keys and paths of this rank's plans that were there when the store was opened. Others in this process may have
+    /// written more.
+    earlier: Vec<(String, PathBuf)>,
 }
 
 impl StoredPlans {
     /// Opens the store, making its directory if need be.
     pub fn open(config: &Config) -> Result<Self, PlanError> {
         let store = PlanStore::open(&config.plans)?;
-        let files = store.files().unwrap_or_default();
+        let files = store.files().unwrap_or_default().into_iter();
+        let mine = files.filter(|(_, rank, _)| *rank == config.fingerprint.rank);
         Ok(StoredPlans {
-            earlier: files.into_iter().map(|(_, _, path)| path).collect(),
+            earlier: mine.map(|(key, _, path)| (key, path)).collect(),
             store,
             function: config.function.clone(),
             fingerprint: config.fingerprint.clone(),
@@ -153,14 +155,7 @@ impl StoredPlans {
     /// Says why stored plans of this function, from before, are not for a call. Each may be
     /// for a later one.
     pub fn explain_strangers(&self, guards: &[GuardText]) {
-        let rank = self.fingerprint.rank;
-        for (key, _, path) in self
-            .store
-            .files()
-            .unwrap_or_default()
-            .iter()
-            .filter(|(_, of, path)| *of == rank && self.earlier.contains(path))
-        {
+        for (key, path) in &self.earlier {
             let Ok(file) = PlanFile::open_for(path, &self.fingerprint) else {
                 continue;
             };
