@@ -769,12 +769,12 @@ def test_names() -> None:
     opt = torch.optim.SGD(model.parameters())
     run = Run(model, Optimizers(opt))
     scheduler = torch.optim.lr_scheduler.StepLR(opt, 1)
-    found = _state.collect({"run": run, "scheduler": scheduler})
+    found = _state.collect({"run": run, "scheduler": scheduler}, as_it_is=False)
     assert [path for path, _ in found.modules] == ["run.model"]
     assert [path for path, _ in found.optimizers] == ["scheduler.optimizer"]  # fewer objects away
     names = [path for path, _ in found.tensors()]
     assert names[:4] == ["run.model.weight", "run.model.bias", "run.model.cache['k'][0]", "run.mean"]
-    assert [path for path, _ in _state.collect([run]).optimizers] == ["[0].opt.optimizers[0]"]
+    assert [path for path, _ in _state.collect([run], as_it_is=False).optimizers] == ["[0].opt.optimizers[0]"]
 
 
 class Cached(torch.nn.Module):

@@ -662,3 +662,140 @@ def test_hooks_decide_what_a_backward_finds(pack: Callable[[Tensor], Tensor], wr
         return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=model)
 
     check_regions(script, backwards=0)
+
+
+class Counts(torch.autograd.Function):
+    """Its backward sets an attribute of ctx."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.calls = 0
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        ctx.calls += 1
+        return gradients[0] * ctx.calls
+
+
+class Drops(torch.autograd.Function):
+    """Its backward deletes an attribute of ctx."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return x.sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        shape = ctx.shape
+        del ctx.shape
+        return gradients[0].expand(shape)
+
+
+class Appends(torch.autograd.Function):
+    """Its backward changes what is on ctx."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.calls = []
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        ctx.calls.append(1)
+        return gradients[0] * len(ctx.calls)
+
+
+class Keeps(torch.autograd.Function):
+    """Its backward only reads what is on ctx."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.factor, ctx.shape = 3.0, x.shape
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return (gradients[0] * x * ctx.factor).view(ctx.shape)
+
+
+class Applies(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(8, 8), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.layer(x))
+
+
+def gradient(y: Tensor) -> Tensor:
+    """What a model of forces computes in its forward."""
+    (found,) = torch.autograd.grad(y.square().sum(), y, create_graph=True)
+    return y + found
+
+
+def transformed(y: Tensor) -> Tensor:
+    return y + torch.func.grad(lambda x: x.sin().sum())(y)
+
+
+FUNCTIONS: dict[str, tuple[Any, bool]] = {
+    "counts": (Counts.apply, False),
+    "drops": (Drops.apply, False),
+    "appends": (Appends.apply, False),
+    "keeps": (Keeps.apply, True),
+    "gradient": (gradient, True),
+    "transform": (transformed, False),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=list(FUNCTIONS))
+def test_what_differentiates_in_its_own_way(function: tuple[Any, bool]) -> None:
+    def script(capture: Capture) -> Calls:
+        return trained(capture, Wrapped(Applies(function[0]), nn.Linear(8, 8)), inputs(STEPS, 4, 8))
+
+    if function[1]:
+        check_regions(script)
+    else:
+        check_left(script)
+
+
+def test_the_first_forward_of_a_lazy_module() -> None:
+    def script(capture: Capture) -> Calls:
+        model = Wrapped(nn.Sequential(nn.LazyLinear(8), nn.GELU()), nn.Linear(8, 8))
+        capture(model.region)
+        model(torch.ones(4, 8))
+        return over(
+            lambda fn, **_: fn, training(model, torch.optim.AdamW(model.parameters())), inputs(STEPS, 4, 8), state=model
+        )
+
+    check_regions(script)
+
+
+def test_hooks_of_parameters_that_are_set_anew() -> None:
+    def script(capture: Capture) -> Calls:
+        model = Wrapped(Dense(), nn.Linear(8, 8))
+        capture(model.region)
+        step = training(model, torch.optim.AdamW(model.parameters()))
+
+        def hooked(x: Tensor) -> Tensor:
+            hook = model.region.up.weight.register_hook(lambda grad: grad * 0.5)
+            loss = step(x)
+            hook.remove()
+            return loss
+
+        return over(lambda fn, **_: fn, hooked, inputs(STEPS, 4, 8), state=model)
+
+    check_regions(script)
+
+
+def test_a_leaf_under_an_autocast_around_is_told() -> None:
+    model = Dense()
+    handle = rote.capture_module(model)
+    with torch.autocast("cpu"), pytest.warns(UserWarning, match="leaf that requires grad.*autocast in the region"):
+        for x in inputs(3, 4, 8):
+            model(x.requires_grad_()).float().sum().backward()
+    assert "leaf that requires grad" in handle.explain() and len(handle.stats.refusals) == 1

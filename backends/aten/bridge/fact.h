@@ -261,10 +261,12 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
       if (!fact.metadata) fact.metadata = std::make_unique<LastMetadata>();
       fact.metadata->read(outer, local, distributed);
       out[0] = fact.metadata->storage;
-      // With the key True, the memory may be freed and taken again, as FSDP2 does: what is bound follows the storage.
-      out[1] = fact.key == Py_True ? 0 : fact.metadata->data;
+      // With the key True, of a region: the memory may be freed and taken again, as FSDP2 does, since what is bound
+      // follows the storage; and hooks are outside.
+      const bool of_region = fact.key == Py_True;
+      out[1] = of_region ? 0 : fact.metadata->data;
       out[2] = fact.metadata->meta;
-      out[3] = grad_flags(outer);
+      out[3] = grad_flags(outer, !of_region);
       if (outer.is_view()) out[3] = mix(out[3], address(root_of(outer).unsafeGetTensorImpl()));
       out[4] = distributed ? mix(placements_of(fact, fact.container), fact.metadata->wrapper) : 0;
       out[5] = mix(address(Py_TYPE(fact.container)), own_attributes(fact.container, false));

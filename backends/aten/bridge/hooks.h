@@ -54,15 +54,16 @@ inline py::list hooks_of(const at::Tensor& tensor) {
 }
 
 // Whether a tensor requires grad, or has a gradient without, what kind of tensor it is to the dispatcher, which
-// hooks it has, and how it was made if it is a view.
-inline uint64_t grad_flags(const at::Tensor& tensor) {
+// hooks it has, and how it was made if it is a view. Without `outside`, neither the gradient nor hooks count.
+inline uint64_t grad_flags(const at::Tensor& tensor, bool outside = true) {
   uint64_t kind = tensor.unsafeGetTensorImpl()->key_set().raw_repr();
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   if (!meta) return mix(kind, 0);
   if (meta->grad_dtype_) kind = mix(kind, static_cast<uint64_t>(*meta->grad_dtype_) + 1);
   if (meta->allow_grad_dtype_mismatch_) kind = mix(kind, 0x6d69);
-  bool needs = tensor.requires_grad(), left = !needs && meta->grad_.defined();
-  bool after = meta->post_acc_grad_hooks_ != nullptr;
+  bool needs = tensor.requires_grad();
+  if (!outside) return mix(kind, (needs ? 1 : 0) | creation_of(tensor) << 40);
+  bool left = !needs && meta->grad_.defined(), after = meta->post_acc_grad_hooks_ != nullptr;
   uint64_t flags = (needs ? 1 : 0) | (after ? 2 : 0) | (left ? 4 : 0) | meta->hooks_.size() << 3 |
                    creation_of(tensor) << 40;
   functions_in_hooks(tensor, [&](PyObject* function) { flags = mix(flags, address(function)); });

@@ -12,8 +12,9 @@ would round otherwise.
 from __future__ import annotations
 
 import heapq
+import inspect
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree
 
+from ._bytecode import instructions
+from ._libraries import is_library_class
 from ._memory import storage_of, version_of
 from ._specs import local_of
 
@@ -67,7 +70,9 @@ class Tape:
         #: Tensors of the state, and places of arguments, that must not be written before the backward.
         self.checked_state: dict[int, torch.Tensor] = {}
         self.checked_arguments: set[int] = set()
-        self._versions: list[tuple[torch.Tensor, int]] = []  # of what was saved, when it was saved
+        # What was saved, and the versions that it had then, while the forward runs.
+        self._live: list[torch.Tensor] = []
+        self._versions: list[int] = []
         self.entries: list[Given | Made | torch.Tensor] = []  # tensors: those of the state
         self.given: list[int] = []  # the places of detached inputs that are saved
         self.made: list[torch.Tensor] = []
@@ -79,14 +84,16 @@ class Tape:
         return _Hooks(self._pack, self._unpack)
 
     def was_written(self) -> bool:
-        """Whether the forward has written to what it had saved. Lets go of that."""
-        found = any(version_of(tensor) != version for tensor, version in self._versions)
-        self._versions.clear()
+        """Whether the forward, which has ended, has written to what it had saved. Lets go of that."""
+        found = any(
+            version_of(local_of(tensor)) != version for tensor, version in zip(self._live, self._versions, strict=True)
+        )
+        self._live.clear()
         return found
 
     def _pack(self, tensor: torch.Tensor) -> int:
-        local = local_of(tensor)
-        self._versions.append((local, version_of(local)))
+        self._live.append(tensor)
+        self._versions.append(version_of(local_of(tensor)))
         self.entries.append(self._entry(tensor))
         return len(self.entries) - 1
 
@@ -116,7 +123,13 @@ class Tape:
         return Made(len(self.made) - 1, spec)
 
     def _unpack(self, number: int) -> torch.Tensor:
-        assert self._current is not None
+        if self._live:  # the forward itself asks for gradients
+            return self._live[number]
+        if self._current is None:
+            raise RuntimeError(
+                "rote: the graph of a region is used from outside; remedy: return the tensors that have it, or call "
+                "release() on the region"
+            )
         given, made, others = self._current
         return others[number] if number in others else self._tensor(self.entries[number], given, made)
 
@@ -375,7 +388,23 @@ def unfit(nodes: Iterable[Node]) -> tuple[str, str] | None:
         if any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(own)):
             what = f"the backward of {name} finds tensors on ctx, which are those of one call"
             return what, "keep them by ctx.save_for_backward()"
+        function = type(node)._forward_cls
+        if not is_library_class(function) and (_writes_attributes(function) or any(map(_may_change, own))):
+            return (
+                f"the backward of {name} may change what is on ctx",
+                "leave attributes of ctx as the forward sets them",
+            )
     return None
+
+
+def _may_change(value: Any) -> bool:
+    return isinstance(value, list | dict | set | bytearray | deque)
+
+
+def _writes_attributes(function: Any) -> bool:
+    """Whether the backward of a function of autograd sets or deletes attributes."""
+    code = getattr(inspect.unwrap(function.backward), "__code__", None)
+    return code is None or any(name in ("STORE_ATTR", "DELETE_ATTR") for _, name, _ in instructions(code))
 
 
 INSIDE = "make the function inside the checkpoint the region, or leave the checkpoint out"

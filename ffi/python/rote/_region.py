@@ -31,7 +31,17 @@ from torch.utils import _pytree
 from . import _bridge, _graph, _record
 from ._native import c_text, lib
 from ._recording import Recording
-from ._region_checks import OUTSIDE, Hooks, Look, other_hooks, put_hooks, take_hooks, tensors_in, versions_of_packed
+from ._region_checks import (
+    OUTSIDE,
+    Hooks,
+    Look,
+    other_hooks,
+    put_hooks,
+    take_hooks,
+    tensors_in,
+    transforms,
+    versions_of_packed,
+)
 from ._specs import local_of, spec_text
 from ._step import Stats, Step
 
@@ -164,7 +174,7 @@ class Region(_Part):
         self._found: _Plan | None = None  # whose graph the result of the last call needs
         self._hidden: Hooks = []  # while the forward is captured
         self._writes_state = False
-        self._why = ""  # the function can be no region
+        self._reasons: list[str] = []  # why calls run eagerly that no recording was tried of
 
     # -- calls ----------------------------------------------------------------
 
@@ -173,16 +183,13 @@ class Region(_Part):
             return replaced(*args, **kwargs)
         if _record.in_step() or not _can_be_cut():
             return self.function(*args, **kwargs)
+        autocast = _autocast()
+        if self._is_left(args, kwargs, autocast):
+            return self.function(*args, **kwargs)
         with self._lock:
-            hidden, autocast = take_hooks(), _autocast()
-            hooked = bool(hidden)
-            # A checkpoint may leave the last writes out when it runs a region again; autocast keeps casts of leaves.
-            casts = self._casts.get(autocast, [])
-            if casts is None or (hooked and self._writes_state) or (autocast is not None and _has_leaf(args, kwargs)):
-                put_hooks(hidden)
-                return self.function(*args, **kwargs)
-            outer, self._hidden = self._hidden, hidden
-            args = ([_bridge.bridge().autocast(each) for each in casts], *args)
+            outer, self._hidden = self._hidden, take_hooks()
+            hooked = bool(self._hidden)
+            args = ([_bridge.bridge().autocast(each) for each in self._casts.get(autocast) or ()], *args)
             if self.kind is None:
                 self._find_kind(args, kwargs)
             try:
@@ -192,6 +199,17 @@ class Region(_Part):
                 self._hidden = outer
             plan, self._found = self._found, None
             return result if plan is None else plan.attach(result, args, kwargs, hooked)
+
+    def _is_left(self, args: Any, kwargs: Any, autocast: Any) -> bool:
+        """Whether a call is left to eager as it is."""
+        if autocast is not None and _has_leaf(args, kwargs):
+            what = "takes a leaf that requires grad under an autocast entered outside, which keeps the leaf's cast"
+            self._stays_eager(what, "enter autocast in the region")
+            return True
+        # A checkpoint may leave the last writes out when it runs a region again.
+        hooked = self._writes_state and torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        makes_parameters = self.kind is None and any(map(nn.parameter.is_lazy, dict(self.state.tensors()).values()))
+        return hooked or makes_parameters or self._casts.get(autocast, ()) is None
 
     def _find_kind(self, args: Any, kwargs: Any) -> None:
         """Says which regions may share plans with this one, and gives them a directory of their own."""
@@ -224,19 +242,29 @@ class Region(_Part):
         look = Look(args[1:], kwargs, [tensor for _, tensor in self.state.tensors()])
         hooked = bool(self._hidden)  # by hooks, which may keep what they see
         with _record.uncollected():  # what the call leaves is among the youngest objects
-            with versions_of_packed(self._hidden) as written:
+            with versions_of_packed(self._hidden) as written, transforms() as differentiates:
                 result = self._run(args, kwargs)
             problem = look.problem(result) if hooked else look.problem_of_eager(result)
         if written():
             problem = "writes to what it has saved, after hooks have seen it", "leave it eager"
+        if differentiates():
+            problem = "calls a transform of torch.func that differentiates", "use torch.autograd.grad"
         self._writes_state |= look.writes_state()
         autocast = _autocast()
         self._casts[autocast] = [] if autocast is None else _graph.casts(*look.graph(look.results(result)))
         if problem:
             self._off = True
-            self._why = "; remedy: ".join(problem)
-            self._refused(self._why)
+            self._stays_eager(*problem)
+        elif self._casts[autocast] is None:
+            self._stays_eager("uses a parameter both as autocast casts it and as it is", "enter autocast in the region")
         return result
+
+    def _stays_eager(self, why: str, remedy: str) -> None:
+        """Says once why calls run eagerly."""
+        reason = f"{why}; remedy: {remedy}"
+        if reason not in self._reasons:
+            self._reasons.append(reason)
+            self._refused(reason)
 
     def _deliver(self, args: Any, kwargs: Any) -> Any:
         result = super()._deliver(args, kwargs)
@@ -266,11 +294,11 @@ class Region(_Part):
         """Counters, as of now, and those of the backward."""
         backwards = [plan.backward.stats for plan in self._plans.values() if plan.backward is not None]
         stats = super().stats
-        return replace(stats, refusals=[*stats.refusals, *filter(None, [self._why])], backward=_sum(backwards))
+        return replace(stats, refusals=[*stats.refusals, *self._reasons], backward=_sum(backwards))
 
     def explain(self) -> str:
         """What Step.explain() says, of the forward and of each backward."""
-        reports = [super().explain(), *([f"no region, runs eagerly: {self._why}"] if self._why else [])]
+        reports = [super().explain(), *(f"runs eagerly: {reason}" for reason in self._reasons)]
         for plan in self._plans.values():
             if plan.backward is not None:
                 reports.append(f"{plan.backward.label}:\n{plan.backward.explain()}")

@@ -192,6 +192,25 @@ def versions_of_packed(hooks: Hooks) -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
+def transforms() -> Iterator[Callable[[], bool]]:
+    """Comes back: a function that says whether a transform of torch.func began within that differentiates, which allows
+    no hooks for saved tensors."""
+    module: Any = torch._functorch.eager_transforms
+    begin = module._grad_increment_nesting
+    levels: list[int] = []
+
+    def noting() -> int:
+        levels.append(begin())
+        return levels[-1]
+
+    module._grad_increment_nesting = noting
+    try:
+        yield lambda: bool(levels)
+    finally:
+        module._grad_increment_nesting = begin
+
+
+@contextlib.contextmanager
 def other_hooks(tape: _graph.Tape) -> Iterator[None]:
     """Within, the tape is told when code sets hooks for saved tensors of its own."""
     kind = torch.autograd.graph.saved_tensors_hooks
