@@ -13,8 +13,12 @@ Columns: milliseconds of a step with the default passes, and for each list of pa
 times as fast a step is with it: above 1.00x is a gain. All are measured in one run and in turn,
 round after round. Each figure is the median over rounds of the ratio of a round's medians, on
 rank 0. `*`: the ratios of three quarters of the rounds lie on its side of 1.00x, and it is 2 % or
-more away from it. `-`: the passes find nothing to do. Losses must have the bits of the default;
+more away from it. `-`: the passes find nothing to do. Losses must have the bits of eager PyTorch's;
 with `sums`, they must be close.
+
+The second table says which share of the longest delay is hidden behind compute: 100 % where the
+step takes no longer than without a delay, 0 % where all delays of its collectives (as many as were
+recorded) add up.
 
 With `--realtime`, the steps that count run before all other work of the machine (for a busy
 machine; needs root).
@@ -39,13 +43,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from steps.extension import build
-from steps.llama import config, full_dtensor, llama
+from steps.llama import config, data_parallel, full_dtensor, fully_sharded, llama
 from steps.measure import local, same_as
 from steps.networks import convolution, mlp
 from steps.report import machine, note, save
-from steps.subject import RANKS, Batch, Step, Subject, captured
+from steps.subject import RANKS, Batch, Step, Subject, captured, eager
 
-DEFAULT = "default"
+EAGER, DEFAULT = "eager", "default"
 PASSES = ("+overlap", "+buckets", "+overlap,+buckets", "+overlap,+buckets,+sums")
 WARM_UP = 7
 SETTLE = 1
@@ -56,6 +60,11 @@ def subjects() -> Iterator[Subject]:
     yield llama("Llama, TP + SP")
     yield full_dtensor("Llama, all DTensor", RANKS, sizes=config(sequence=8), batch=8)
     yield full_dtensor("Llama, data parallel", RANKS, 1, batch=4)
+    yield data_parallel("Llama, DDP", batch=4, group=lambda: None, bucket_cap_mb=0.1)
+    yield fully_sharded("Llama, FSDP2", batch=4)
+    yield fully_sharded("Llama, FSDP2, kept", batch=4, reshard_after_forward=False)
+    if RANKS > 2:
+        yield fully_sharded("Llama, FSDP2 over TP", tp=2, batch=4)
     if RANKS > 2:
         yield full_dtensor("Llama, 2-D mesh", 2, RANKS // 2, batch=4)
     yield mlp("MLP of 8 pairs, TP")
@@ -84,15 +93,19 @@ def measured(subject: Subject, options: argparse.Namespace, late: Any, plans: Pa
     late.set_delay(0.0, True)
 
     def add(passes: str) -> None:
-        step = captured(subject, str(plans), passes if passes != DEFAULT else "")
+        if passes == EAGER:
+            step = eager(subject)
+        else:
+            step = captured(subject, str(plans), passes if passes != DEFAULT else "")
         losses[passes] = [local(step(*batch)).clone() for _ in range(WARM_UP)]
-        if not step.stats.replays:
-            raise SystemExit(f"{subject.label} does not replay: {step.stats}")
-        same = same_as(losses[DEFAULT], losses[passes])
+        if passes != EAGER and not step.stats.replays:
+            raise SystemExit(f"{subject.label} does not replay: {step.stats}\n{step.explain()}")
+        same = same_as(losses[EAGER], losses[passes])
         if same != "bit for bit" and not (same == "close" and "sums" in passes):
-            raise SystemExit(f"{subject.label}: losses with {passes} are not those of the default")
+            raise SystemExit(f"{subject.label}: losses with {passes} are not those of eager PyTorch")
         rows[passes] = step
 
+    add(EAGER)
     add(DEFAULT)
     largest = max(plans.rglob("*.rote"), key=lambda path: path.stat().st_size)
     did = [changing(options.passes, largest)]
@@ -147,17 +160,40 @@ def figure(point: dict[str, Any], delay: float, passes: str) -> str:
     return f"{middle:.2f}x{'*' if sure else ' '}"
 
 
+def columns(names: Sequence[str]) -> str:
+    return "".join(f"{name:>{width(name)}}" for name in names)
+
+
+def width(name: str) -> int:
+    return max(9, len(name) + 2)
+
+
 def table(points: list[dict[str, Any]], ranks: int, options: argparse.Namespace) -> str:
-    widths = [max(9, len(passes) + 2) for passes in options.passes]
-    head = f"{f'{ranks} ranks':<28}{'delay':>8}{'default':>11}"
-    lines = [head + "".join(f"{passes:>{width}}" for passes, width in zip(options.passes, widths, strict=True))]
+    others = (EAGER, *options.passes)
+    lines = [f"{f'{ranks} ranks':<28}{'delay':>8}{'default':>11}{columns(others)}"]
     for point in points:
         for nth, delay in enumerate(options.delays):
             line = f"{point['label'] if nth == 0 else '':<28}{delay:5.0f} us"
             line += f"{statistics.median(point['rounds_ms'][delay][DEFAULT]):8.2f} ms"
-            for passes, width in zip(options.passes, widths, strict=True):
-                line += f"{figure(point, delay, passes):>{width}}"
-            lines.append(line)
+            lines.append(line + "".join(f"{figure(point, delay, name):>{width(name)}}" for name in others))
+    return "\n".join(lines)
+
+
+def hidden(point: dict[str, Any], delay: float, name: str) -> str:
+    """The share of the delays that a step does not wait for."""
+    rounds = point["rounds_ms"]
+    if name not in rounds[delay]:
+        return "- "
+    waited = statistics.median(rounds[delay][name]) - statistics.median(rounds[0.0][name])
+    return f"{max(0.0, min(1.0, 1 - waited / (1e-3 * delay * point['plan']['collectives']))):.0%} "
+
+
+def table_of_hidden(points: list[dict[str, Any]], ranks: int, options: argparse.Namespace) -> str:
+    names, longest = (EAGER, DEFAULT, *options.passes), max(options.delays)
+    lines = [f"{f'{ranks} ranks, {longest:.0f} us hidden':<28}{'collectives':>12}{columns(names)}"]
+    for point in points:
+        line = f"{point['label']:<28}{point['plan']['collectives']:>12}"
+        lines.append(line + "".join(f"{hidden(point, longest, name):>{width(name)}}" for name in names))
     return "\n".join(lines)
 
 
@@ -179,6 +215,8 @@ def on_rank(rank: int, ranks: int, options: argparse.Namespace, shared: str) -> 
         points.append(measured(subject, options, late, Path(shared, str(rank), str(len(points)))))
     if rank == 0:
         print(table(points, ranks, options), "\n", flush=True)
+        if 0.0 in options.delays and max(options.delays) > 0:
+            print(table_of_hidden(points, ranks, options), "\n", flush=True)
         result = {"ranks": ranks, "at_once": options.at_once, "points": points, "machine": machine()}
         save(result, options.out / f"collectives-{ranks}.json")
     dist.destroy_process_group()

@@ -1,9 +1,9 @@
 // A process group of which every collective ends later than it would, for benches/collectives.py.
 //
 // Each collective runs on another backend (gloo). Its wait returns no earlier than a delay after
-// that backend was done, as if the network were so much slower. Meanwhile the process may compute,
-// and the wait sleeps. Collectives end one after the other, as on a stream of NCCL: two that
-// start at once end one and two delays later.
+// that backend was done, as if the network were so much slower, and its future ends no earlier.
+// Meanwhile the process may compute, and the wait sleeps. Collectives end one after the other, as
+// on a stream of NCCL: two that start at once end one and two delays later.
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/extension.h>
@@ -13,8 +13,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <functional>
+#include <map>
 #include <mutex>
+#include <thread>
 
 namespace {
 
@@ -36,16 +39,58 @@ void sleep_until(int64_t end) {
   }
 }
 
-// When the collectives of one group end.
-struct Line {
-  std::mutex lock;
-  int64_t last = 0;
-
-  int64_t end() {
-    const std::lock_guard<std::mutex> guard(lock);
-    const int64_t begin = in_order ? std::max(now(), last) : now();
-    return last = begin + delay;
+// When the collectives of one group end, and a thread that does what is to be done then.
+class Line {
+ public:
+  Line() : thread_([this] { serve(); }) {}
+  ~Line() {
+    {
+      const std::lock_guard<std::mutex> guard(lock_);
+      closed_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
   }
+
+  // The end of a collective that is done now but for the delay.
+  int64_t end(std::function<void()> at_end) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    const int64_t begin = in_order ? std::max(now(), last_) : now();
+    last_ = begin + delay;
+    ends_.emplace(last_, std::move(at_end));
+    changed_.notify_one();
+    return last_;
+  }
+
+ private:
+  void serve() {
+    std::unique_lock<std::mutex> guard(lock_);
+    while (!closed_) {
+      if (ends_.empty()) {
+        changed_.wait(guard);
+        continue;
+      }
+      const int64_t end = ends_.begin()->first;
+      if (now() < end) {
+        guard.unlock();
+        sleep_until(end);
+        guard.lock();
+        continue;  // an earlier one may have come
+      }
+      const auto at_end = std::move(ends_.begin()->second);
+      ends_.erase(ends_.begin());
+      guard.unlock();
+      at_end();
+      guard.lock();
+    }
+  }
+
+  std::mutex lock_;
+  std::condition_variable changed_;
+  bool closed_ = false;
+  int64_t last_ = 0;
+  std::multimap<int64_t, std::function<void()>> ends_;
+  std::thread thread_;
 };
 
 using Work = c10::intrusive_ptr<c10d::Work>;
@@ -55,9 +100,11 @@ class LateWork : public c10d::Work {
   // `finish`: what is left to do once the other backend is done.
   LateWork(::Work inner, const std::shared_ptr<Line>& line, std::function<void()> finish) : inner_(std::move(inner)) {
     // Called by the thread that runs the collective, before those that wait for it go on.
-    inner_->getFuture()->addCallback([line, end = end_, finish = std::move(finish)](c10::ivalue::Future&) {
+    const auto future = inner_->getFuture();
+    future_ = c10::make_intrusive<c10::ivalue::Future>(future->elementType());
+    future->addCallback([line, end = end_, late = future_, finish = std::move(finish)](c10::ivalue::Future& done) {
       if (finish) finish();
-      *end = line->end();
+      *end = line->end([late, value = done.value()] { late->markCompleted(value); });
     });
   }
 
@@ -70,10 +117,11 @@ class LateWork : public c10d::Work {
   bool isCompleted() override { return inner_->isCompleted() && now() >= *end_; }
   bool isSuccess() const override { return inner_->isSuccess(); }
   std::vector<at::Tensor> result() override { return inner_->result(); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return inner_->getFuture(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
 
  private:
   ::Work inner_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::shared_ptr<std::atomic<int64_t>> end_ = std::make_shared<std::atomic<int64_t>>(0);
 };
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -84,12 +85,18 @@ def alone() -> dist.ProcessGroup:
     return dist.new_group([dist.get_rank()], backend="gloo")
 
 
-def data_parallel(label: str, sizes: LlamaConfig = SMALL, batch: int = BATCH, **options: Any) -> Subject:
-    """DistributedDataParallel with these options, on a gloo group of one rank: the fake group's answers are none that
-    DDP takes."""
+def data_parallel(
+    label: str,
+    sizes: LlamaConfig = SMALL,
+    batch: int = BATCH,
+    group: Callable[[], dist.ProcessGroup | None] = alone,
+    **options: Any,
+) -> Subject:
+    """DistributedDataParallel with these options, by default on a gloo group of one rank: the fake group's answers are
+    none that DDP takes. `group`: None is the default group."""
     return Subject(
         label,
-        model=lambda: DistributedDataParallel(plain_model(sizes), process_group=alone(), **options),
+        model=lambda: DistributedDataParallel(plain_model(sizes), process_group=group(), **options),
         loss=cross_entropy,
         batch=partial(token_batch, sizes, batch),
     )

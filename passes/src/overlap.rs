@@ -2,38 +2,39 @@
 //! their results runs before they are waited for.
 //!
 //! A list scheduler: an instruction can run once everything that it depends on has
-//! run. Two instructions depend on each other if they touch one storage and one of
-//! them writes it (a collective writes its result and reads its input until the wait
-//! for it, which counts as a write of the result and a read of the input), if one
-//! reads a value that the other makes, if both draw random numbers or move a
-//! generator, or if both communicate: collectives, and ops outside of ATen, which may.
-//! Dependent instructions keep their order, so every instruction sees the bytes that
-//! it saw before, and every rank issues the same collectives in the same order as
-//! in eager, with this pass or without. (An order of its own would let a later start
-//! pass one whose input is not there yet. But a rank's program is a chain of layers:
-//! what is ready early is what comes next, which the compute that runs ahead
+//! run ([`dependences`]). Dependent instructions keep their order, so every instruction
+//! sees the bytes that it saw before, and every rank issues the same collectives in the
+//! same order as in eager, with this pass or without. (An order of its own would let a
+//! later start pass one whose input is not there yet. But a rank's program is a chain of
+//! layers: what is ready early is what comes next, which the compute that runs ahead
 //! starts early too; so the agreement of ranks that it would take is not asked for.)
 //!
-//! What runs next is, in this order: the next collective; the next instruction as
-//! recorded, waits apart; if that needs a result that is under way, the first
-//! one behind it that does not, for as long as the collective is thought to take;
-//! the wait.
+//! What runs next is, in this order: the next collective; what makes its input, where the
+//! link is thought to be free soon and none of it waits for a result that is under way; the
+//! next instruction as recorded, waits apart; if that needs a result that is under way, the
+//! first one behind it that does not, for as long as the collective is thought to take; the
+//! wait.
 //!
-//! Memory grows by what lives longer, and no more than this beyond the recorded
-//! order: results that are made ahead of their turn, [`AHEAD_BYTES`], and inputs of
-//! collectives whose wait is late, [`HELD_BYTES`].
+//! Memory stays within what the recorded step needed at its peak: results that are made
+//! ahead of their turn and inputs of collectives whose wait is late take only what the
+//! recorded order leaves of it, at each instruction until their turn ([`room`]).
 
-use hashbrown::HashMap;
+mod dependences;
+mod room;
+
+use hashbrown::{HashMap, HashSet};
 use rote_plans::schedule::Ops;
-use rote_plans::{Def, Instr, Plan, ValueId};
+use rote_plans::{CollectiveKind, Def, Instr, Plan, ValueId};
 
-use super::effects::{self, for_each_written, outs, root};
-use super::{Done, Pass, Program, Stage};
+use self::dependences::Graph;
+use self::room::Room;
+use super::effects::{self, outs, root};
+use super::{Done, Pass, Program, Stage, most};
 use crate::liveness::{for_each_out, for_each_value};
 
 pub(super) const PASS: Pass = Pass {
     name: "overlap",
-    about: "run independent compute while collectives are under way (more memory)",
+    about: "run independent compute while collectives are under way",
     by_default: false,
     alters_collectives: false,
     keeps_bits: true,
@@ -42,12 +43,11 @@ pub(super) const PASS: Pass = Pass {
     apply,
 };
 
-/// The most bytes of results that are made before their turn.
-const AHEAD_BYTES: u64 = 64 << 20;
-/// The most bytes that are sent and kept because their wait is late.
-const HELD_BYTES: u64 = 64 << 20;
 /// How many instructions behind the next one are looked at.
 const WINDOW: usize = 1024;
+/// How many instructions run in their turn before the next collective's input is
+/// looked at again, where memory was short.
+const PAUSE: usize = 32;
 
 /// What a collective and an op are thought to take, in bytes that a kernel could move
 /// meanwhile: latencies of some 20 and 3 us, and a link ten times slower than memory.
@@ -57,9 +57,10 @@ const OP: u64 = 32 << 10;
 const LINK: u64 = 10;
 
 fn apply(program: &mut Program, _ops: &dyn Ops) -> Done {
+    let allowed = program.allowed().max(most(&program.plan));
     let plan = &mut program.plan;
     let recorded: Vec<usize> = (0..plan.instrs.len()).collect();
-    let order = Scheduler::new(plan).run();
+    let order = Scheduler::new(plan, Room::of(plan, allowed)).run();
     let (before, after) = (hidden(plan, &recorded), hidden(plan, &order));
     effects::reorder(plan, &order);
     Done {
@@ -82,109 +83,12 @@ fn hidden(plan: &Plan, order: &[usize]) -> usize {
     ops
 }
 
-// -- dependences --------------------------------------------------------------------
-
-/// For each instruction, those that it waits for, and those that wait for it.
-struct Graph {
-    before: Vec<Vec<usize>>,
-    after: Vec<Vec<usize>>,
-    /// The collective that each wait is for.
-    waits: HashMap<usize, usize>,
-}
-
-/// Who touched a storage, or any other thing that has an order.
-#[derive(Clone, Default)]
-struct Touched {
-    written: Option<usize>,
-    read: Vec<usize>,
-}
-
-impl Touched {
-    fn read(&mut self, i: usize, before: &mut Vec<usize>) {
-        before.extend(self.written);
-        self.read.push(i);
-    }
-
-    fn write(&mut self, i: usize, before: &mut Vec<usize>) {
-        before.extend(self.written.replace(i));
-        before.append(&mut self.read);
-    }
-}
-
-impl Graph {
-    fn of(plan: &Plan) -> Self {
-        let mut storages = vec![Touched::default(); plan.values.len()];
-        let (mut wire, mut generators) = (Touched::default(), Touched::default());
-        let mut started: HashMap<ValueId, usize> = HashMap::new();
-        let mut graph = Graph {
-            before: Vec::with_capacity(plan.instrs.len()),
-            after: vec![Vec::new(); plan.instrs.len()],
-            waits: HashMap::new(),
-        };
-        for (i, instr) in plan.instrs.iter().enumerate() {
-            let mut before = Vec::new();
-            for_each_value(plan, instr, |value| {
-                if let Def::Instr(made) = plan.values[value as usize].def {
-                    before.push(made as usize);
-                }
-            });
-            // A view says where to look, and looks at nothing.
-            if !matches!(instr, Instr::View { .. }) {
-                for_each_value(plan, instr, |value| {
-                    storages[root(plan, value) as usize].read(i, &mut before);
-                });
-                for_each_out(plan, instr, |value| {
-                    storages[root(plan, value) as usize].write(i, &mut before);
-                });
-                for_each_written(plan, instr, |root| {
-                    storages[root as usize].write(i, &mut before);
-                });
-            }
-            match instr {
-                Instr::Collective(c) => {
-                    wire.write(i, &mut before);
-                    started.insert(root(plan, c.output), i);
-                }
-                Instr::Wait { value } => {
-                    let result = root(plan, *value);
-                    storages[result as usize].write(i, &mut before);
-                    if let Some(at) = started.remove(&result) {
-                        if let Instr::Collective(c) = plan.instrs[at] {
-                            storages[root(plan, c.input) as usize].read(i, &mut before);
-                        }
-                        graph.waits.insert(i, at);
-                    }
-                }
-                Instr::Local { op, seeded, .. } => {
-                    let name = plan.str(*op);
-                    let foreign = !name.starts_with("aten::") && !name.starts_with("prims::");
-                    if foreign {
-                        wire.write(i, &mut before);
-                    }
-                    if foreign || *seeded {
-                        generators.write(i, &mut before);
-                    }
-                }
-                Instr::Rng { .. } => generators.write(i, &mut before),
-                Instr::View { .. } | Instr::Free { .. } => {}
-            }
-            before.sort_unstable();
-            before.dedup();
-            before.retain(|earlier| *earlier < i);
-            for earlier in &before {
-                graph.after[*earlier].push(i);
-            }
-            graph.before.push(before);
-        }
-        graph
-    }
-}
-
 // -- the order -------------------------------------------------------------------------
 
 struct Scheduler<'a> {
     plan: &'a Plan,
     graph: Graph,
+    room: Room,
     /// How many of those that it waits for have not run.
     left: Vec<usize>,
     done: Vec<bool>,
@@ -193,33 +97,38 @@ struct Scheduler<'a> {
     front: usize,
     /// The next collectives, last first.
     collectives: Vec<usize>,
-    /// Bytes of results behind the front.
-    ahead: u64,
-    /// Bytes sent by collectives whose wait lies before the front.
-    held: u64,
+    /// Waits before the front that have not run.
     late: Vec<usize>,
-    /// What has run so far takes, and had taken when each collective started.
+    /// What has run so far takes, and when each collective that has started is thought to end.
     work: u64,
-    started: HashMap<usize, u64>,
+    ends: HashMap<usize, u64>,
+    /// When the link is thought to be free.
+    free: u64,
+    /// What makes the input of the next collective and has yet to run, last first.
+    chain: Vec<usize>,
+    /// Why that was not looked at: a wait that must run first, or memory, and the front then.
+    paused: Option<(Option<usize>, usize)>,
 }
 
 impl<'a> Scheduler<'a> {
-    fn new(plan: &'a Plan) -> Self {
+    fn new(plan: &'a Plan, room: Room) -> Self {
         let graph = Graph::of(plan);
         let is_collective = |i: &usize| matches!(plan.instrs[*i], Instr::Collective(_));
         Scheduler {
             plan,
             left: graph.before.iter().map(Vec::len).collect(),
             graph,
+            room,
             done: vec![false; plan.instrs.len()],
             order: Vec::with_capacity(plan.instrs.len()),
             front: 0,
             collectives: (0..plan.instrs.len()).rev().filter(is_collective).collect(),
-            ahead: 0,
-            held: 0,
             late: Vec::new(),
             work: 0,
-            started: HashMap::new(),
+            ends: HashMap::new(),
+            free: 0,
+            chain: Vec::new(),
+            paused: None,
         }
     }
 
@@ -238,27 +147,30 @@ impl<'a> Scheduler<'a> {
     fn advance(&mut self) {
         while self.front < self.done.len() {
             let at = self.front;
-            if self.done[at] {
-                // Its turn has come: no longer ahead. What ran in its turn left the
-                // front where it was, and counted nothing.
-                self.ahead -= self.made(at).min(self.ahead);
-            } else if self.is_wait(at) {
-                self.held = self.held.saturating_add(self.sent(at));
+            if !self.done[at] {
+                if !self.is_wait(at) {
+                    return;
+                }
+                self.room.take(at + 1, usize::MAX, self.sent(at));
                 self.late.push(at);
-            } else {
-                return;
             }
             self.front += 1;
         }
     }
 
-    fn next(&self) -> Option<usize> {
-        if self.held > HELD_BYTES {
-            return self.late.first().map(|wait| self.first_of(*wait));
+    fn next(&mut self) -> Option<usize> {
+        if !self.room.has(self.front, self.front + 1, 0) {
+            let keeps = |wait: &&usize| self.sent(**wait) > 0;
+            if let Some(wait) = self.late.iter().find(keeps) {
+                return Some(self.first_of(*wait));
+            }
         }
         let collective = self.collectives.last().filter(|at| self.left[**at] == 0);
         if let Some(at) = collective.filter(|at| self.fits(**at)) {
             return Some(*at);
+        }
+        if let Some(at) = self.towards_collective() {
+            return Some(at);
         }
         if self.front == self.done.len() {
             return self.late.first().map(|wait| self.first_of(*wait));
@@ -268,6 +180,57 @@ impl<'a> Scheduler<'a> {
         }
         let wait = self.first_of(self.front);
         self.meanwhile(wait).or(Some(wait))
+    }
+
+    /// What makes the input of the next collective, if the link is free by the time that
+    /// the one before it takes.
+    fn towards_collective(&mut self) -> Option<usize> {
+        while let Some(at) = self.chain.pop() {
+            if !self.done[at] {
+                return Some(at);
+            }
+        }
+        let next = *self.collectives.last()?;
+        let paused = self.paused.is_some_and(|(wait, front)| match wait {
+            Some(wait) => !self.done[wait],
+            None => self.front < front + PAUSE,
+        });
+        if paused || self.free > self.work.saturating_add(self.takes(next)) {
+            return None;
+        }
+        match self.chain_of(next) {
+            Ok(chain) => {
+                self.chain = chain;
+                self.chain.pop()
+            }
+            Err(wait) => {
+                self.paused = Some((wait, self.front));
+                None
+            }
+        }
+    }
+
+    /// What an instruction needs that has not run, in the order recorded, last first; or the wait
+    /// that is among it, or none where memory is short.
+    fn chain_of(&self, at: usize) -> Result<Vec<usize>, Option<usize>> {
+        let (mut found, mut left) = (HashSet::new(), vec![at]);
+        while let Some(at) = left.pop() {
+            for before in self.graph.before[at].iter().filter(|at| !self.done[**at]) {
+                if self.is_wait(*before) {
+                    return Err(Some(*before));
+                }
+                if found.insert(*before) {
+                    left.push(*before);
+                }
+            }
+        }
+        let made = found.iter().map(|at| self.made(*at)).sum::<u64>() + self.made(at);
+        if !self.room.has(self.front, at, made) {
+            return Err(None);
+        }
+        let mut chain: Vec<usize> = found.into_iter().collect();
+        chain.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(chain)
     }
 
     /// The first wait that an instruction needs: everything else before it has run.
@@ -281,8 +244,11 @@ impl<'a> Scheduler<'a> {
     /// What can run before a wait ends.
     fn meanwhile(&self, wait: usize) -> Option<usize> {
         let collective = self.graph.waits.get(&wait)?;
-        let since = self.work - self.started.get(collective).copied().unwrap_or(self.work);
-        if since >= self.takes(*collective) {
+        if self
+            .ends
+            .get(collective)
+            .is_none_or(|end| *end <= self.work)
+        {
             return None;
         }
         let end = self.done.len().min(self.front + WINDOW);
@@ -295,7 +261,7 @@ impl<'a> Scheduler<'a> {
 
     /// Whether an instruction may run now, in its turn or ahead of it.
     fn fits(&self, at: usize) -> bool {
-        at == self.front || self.ahead + self.made(at) <= AHEAD_BYTES
+        at == self.front || self.room.has(self.front, at, self.made(at))
     }
 
     fn take(&mut self, at: usize) {
@@ -304,17 +270,20 @@ impl<'a> Scheduler<'a> {
         for after in std::mem::take(&mut self.graph.after[at]) {
             self.left[after] -= 1;
         }
-        // The front moves over it and gives it back.
-        self.ahead += self.made(at);
+        self.room.take(self.front, at, self.made(at));
         match &self.plan.instrs[at] {
             Instr::Collective(_) => {
                 self.collectives.pop();
-                self.started.insert(at, self.work);
+                self.paused = None;
+                self.free = self.free.max(self.work).saturating_add(self.takes(at));
+                self.ends.insert(at, self.free);
             }
             Instr::Wait { .. } => {
+                let end = self.graph.waits.get(&at).and_then(|at| self.ends.get(at));
+                self.work = self.work.max(end.copied().unwrap_or(0));
                 if let Some(late) = self.late.iter().position(|wait| *wait == at) {
                     self.late.remove(late);
-                    self.held = self.held.saturating_sub(self.sent(at));
+                    self.room.give_back(self.front, self.sent(at));
                 }
             }
             Instr::Local { .. } => self.work = self.work.saturating_add(self.takes(at)),
@@ -336,10 +305,14 @@ impl<'a> Scheduler<'a> {
             .sum()
     }
 
-    /// Bytes that the collective of a wait keeps.
+    /// Bytes that the collective of a wait keeps. Where the input is copied to the result
+    /// first, none.
     fn sent(&self, wait: usize) -> u64 {
         match self.graph.waits.get(&wait).map(|at| &self.plan.instrs[*at]) {
-            Some(Instr::Collective(c)) => self.bytes(c.input),
+            Some(Instr::Collective(c)) => match c.kind {
+                CollectiveKind::AllReduce | CollectiveKind::Broadcast => 0,
+                _ => self.plan.values[root(self.plan, c.input) as usize].storage_bytes,
+            },
             _ => 0,
         }
     }

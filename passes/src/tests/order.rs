@@ -60,6 +60,7 @@ fn compute_that_needs_no_result_runs_while_it_is_under_way() {
     let x = tensor(1, &[64]);
     let [a, b, c, d, e, f] = [2, 3, 4, 5, 6, 7].map(|storage| tensor(storage, &[64]));
     let [first, second] = [8, 9].map(|storage| tensor(storage, &[128]));
+    let (peak, most) = (tensor(10, &[4096]), tensor(11, &[64]));
     let gather = "_c10d_functional::all_gather_into_tensor";
     let steps = [
         op("aten::neg", &[&x], &[&a]),
@@ -72,8 +73,10 @@ fn compute_that_needs_no_result_runs_while_it_is_under_way() {
         op("aten::bmm", &[&second], &[&d]),
         op("aten::sin", &[&x], &[&e]),
         op("aten::add", &[&b, &d, &e], &[&f]),
+        op("aten::repeat", &[&f], &[&peak]), // leaves memory for what runs ahead
+        op("aten::sum", &[&peak], &[&most]),
     ];
-    let found = run("overlap", &steps, &[&f], &[&x]);
+    let found = run("overlap", &steps, &[&most], &[&x]);
     assert_eq!(
         order(&found.plan),
         [
@@ -86,7 +89,9 @@ fn compute_that_needs_no_result_runs_while_it_is_under_way() {
             "mm",
             "wait",
             "bmm",
-            "add"
+            "add",
+            "repeat",
+            "sum"
         ]
     );
     // What was sent may be written after the wait only, and random numbers, ops
@@ -116,12 +121,11 @@ fn compute_that_needs_no_result_runs_while_it_is_under_way() {
 }
 
 #[test]
-fn only_so_much_runs_ahead_of_its_turn() {
-    let big = 12 << 20; // elements of 4 bytes: two of them are more than the limit
-    let x = tensor(1, &[64]);
+fn what_runs_ahead_stays_within_the_recorded_peak() {
+    let big = 1 << 20;
+    let x = tensor(1, &[big / 2]);
     let [a, out] = [2, 3].map(|storage| tensor(storage, &[64]));
-    let [b, c] = [4, 5].map(|storage| tensor(storage, &[big]));
-    let first = tensor(8, &[128]);
+    let [b, c, first] = [4, 5, 6].map(|storage| tensor(storage, &[big]));
     let gather = "_c10d_functional::all_gather_into_tensor";
     let steps = [
         collective(gather, &x, vec![ArgEvent::Int(2)], &first),
@@ -131,8 +135,31 @@ fn only_so_much_runs_ahead_of_its_turn() {
         op("aten::zeros", &[], &[&c]),
         op("aten::add", &[&a, &b, &c], &[&out]),
     ];
+    // Two big tensors are alive at once as recorded: beside what is gathered, one runs ahead.
     let found = run("overlap", &steps, &[&out], &[&x]);
     let expected = ["AllGather", "arange", "wait", "mm", "zeros", "add"];
+    assert_eq!(order(&found.plan), expected);
+}
+
+#[test]
+fn what_is_sent_is_not_kept_beyond_the_recorded_peak() {
+    let big = 1 << 20;
+    let x = tensor(1, &[64]);
+    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[big]));
+    let [out, part] = [tensor(5, &[64]), tensor(6, &[big / 2])];
+    let scatter = "_c10d_functional::reduce_scatter_tensor";
+    let sum = vec![ArgEvent::Str("sum"), ArgEvent::Int(2)];
+    let steps = [
+        op("aten::repeat", &[&x], &[&a]),
+        collective(scatter, &a, sum, &part),
+        sample::wait(&part),
+        op("aten::repeat", &[&x], &[&b]),
+        op("aten::exp", &[&b], &[&c]),
+        op("aten::sum", &[&c, &part], &[&out]),
+    ];
+    // Beside what was sent, one of the two later ones has room.
+    let found = run("overlap", &steps, &[&out], &[&x]);
+    let expected = ["repeat", "ReduceScatter", "repeat", "wait", "exp", "sum"];
     assert_eq!(order(&found.plan), expected);
 }
 
