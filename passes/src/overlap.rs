@@ -305,12 +305,13 @@ impl<'a> Scheduler<'a> {
             .sum()
     }
 
-    /// Bytes that the collective of a wait keeps. Where the input is copied to the result
-    /// first, none.
+    /// Bytes that the collective of a wait keeps: none where the input is copied to the result
+    /// first or lies in it.
     fn sent(&self, wait: usize) -> u64 {
         match self.graph.waits.get(&wait).map(|at| &self.plan.instrs[*at]) {
             Some(Instr::Collective(c)) => match c.kind {
                 CollectiveKind::AllReduce | CollectiveKind::Broadcast => 0,
+                _ if root(self.plan, c.input) == root(self.plan, c.output) => 0,
                 _ => self.plan.values[root(self.plan, c.input) as usize].storage_bytes,
             },
             _ => 0,
