@@ -133,10 +133,12 @@ def measured(subject: Subject, options: argparse.Namespace, late: Any, plans: Pa
 
 
 def schedule(policy: int) -> None:
-    """How the threads of this process are scheduled, those of gloo too."""
+    """How the threads of this process are scheduled: those of gloo, which move data, before the one that computes."""
     for thread in Path("/proc/self/task").iterdir():
+        tid = int(thread.name)
+        priority = 0 if policy == os.SCHED_OTHER else 1 + (tid != os.getpid())
         with contextlib.suppress(ProcessLookupError):  # a thread that has ended
-            os.sched_setscheduler(int(thread.name), policy, os.sched_param(int(policy != os.SCHED_OTHER)))
+            os.sched_setscheduler(tid, policy, os.sched_param(priority))
 
 
 def median_of_turn(step: Step, batch: Batch) -> float:

@@ -103,6 +103,15 @@ pub fn for_each_written(plan: &Plan, instr: &Instr, mut visit: impl FnMut(ValueI
     }
 }
 
+/// Whether an instruction writes a tensor that outlives the call.
+pub fn writes_binding(plan: &Plan, instr: &Instr) -> bool {
+    let mut written = false;
+    for_each_written(plan, instr, |root| {
+        written |= matches!(plan.values[root as usize].def, Def::Binding(_));
+    });
+    written
+}
+
 /// Which values are there after the run: bindings, constants, outputs, gradients.
 pub(crate) fn outlives(plan: &Plan) -> Vec<bool> {
     let mut outlives = vec![false; plan.values.len()];

@@ -5,12 +5,18 @@
 //! which counts as a write of the result and a read of the input), if one reads a value
 //! that the other makes, if both draw random numbers or move a generator, or if both
 //! communicate: collectives, and ops outside of ATen, which may.
+//!
+//! A run that raises must leave what the recorded order leaves: so what writes a binding and
+//! local ops that may raise keep their order, no binding is written before a wait that was
+//! recorded before it, and nothing is sent before ops that may raise and behind which the
+//! recorded order has changed nothing yet, since the call can be made again there.
 
 use hashbrown::HashMap;
 use rote_plans::{Def, Instr, Plan, ValueId};
 
 use crate::effects::{for_each_written, root};
-use crate::liveness::{for_each_out, for_each_value};
+use crate::liveness::{for_each_out, for_each_value, writes_binding};
+use crate::ops::may_raise;
 
 /// For each instruction, those that it waits for, and those that wait for it.
 pub(super) struct Graph {
@@ -39,10 +45,48 @@ impl Touched {
     }
 }
 
+/// What a run that raises may have changed.
+#[derive(Default)]
+struct Lasting {
+    /// What writes bindings, and local ops that may raise.
+    line: Touched,
+    /// Waits since the last write of a binding.
+    waits: Vec<usize>,
+    /// Local ops that may raise before anything that lasts, until something is sent.
+    first: Vec<usize>,
+    begun: bool,
+}
+
+impl Lasting {
+    /// An instruction that other ranks or libraries may see.
+    fn tell(&mut self, before: &mut Vec<usize>) {
+        before.append(&mut self.first);
+        self.begun = true;
+    }
+
+    fn meet(&mut self, plan: &Plan, i: usize, instr: &Instr, before: &mut Vec<usize>) {
+        let writes = writes_binding(plan, instr);
+        let raises = matches!(instr, Instr::Local { .. }) && may_raise(plan, instr);
+        if writes || raises {
+            self.line.write(i, before);
+        }
+        if writes {
+            before.append(&mut self.waits);
+            self.begun = true;
+        } else if raises && !self.begun {
+            self.first.push(i);
+        }
+        if matches!(instr, Instr::Wait { .. }) {
+            self.waits.push(i);
+        }
+    }
+}
+
 impl Graph {
     pub(super) fn of(plan: &Plan) -> Self {
         let mut storages = vec![Touched::default(); plan.values.len()];
         let (mut wire, mut generators) = (Touched::default(), Touched::default());
+        let mut lasting = Lasting::default();
         let mut started: HashMap<ValueId, usize> = HashMap::new();
         let mut graph = Graph {
             before: Vec::with_capacity(plan.instrs.len()),
@@ -71,6 +115,7 @@ impl Graph {
             match instr {
                 Instr::Collective(c) => {
                     wire.write(i, &mut before);
+                    lasting.tell(&mut before);
                     started.insert(root(plan, c.output), i);
                 }
                 Instr::Wait { value } => {
@@ -88,6 +133,7 @@ impl Graph {
                     let foreign = !name.starts_with("aten::") && !name.starts_with("prims::");
                     if foreign {
                         wire.write(i, &mut before);
+                        lasting.tell(&mut before);
                     }
                     if foreign || *seeded {
                         generators.write(i, &mut before);
@@ -96,6 +142,7 @@ impl Graph {
                 Instr::Rng { .. } => generators.write(i, &mut before),
                 Instr::View { .. } | Instr::Free { .. } => {}
             }
+            lasting.meet(plan, i, instr, &mut before);
             before.sort_unstable();
             before.dedup();
             before.retain(|earlier| *earlier < i);

@@ -121,6 +121,46 @@ fn compute_that_needs_no_result_runs_while_it_is_under_way() {
 }
 
 #[test]
+fn a_run_that_raises_has_changed_what_the_recorded_order_would_have() {
+    let [x, y] = [1, 2].map(|storage| tensor(storage, &[64]));
+    let [a, b] = [3, 4].map(|storage| tensor(storage, &[64]));
+    let [first, second] = [5, 6].map(|storage| tensor(storage, &[128]));
+    let gather = "_c10d_functional::all_gather_into_tensor";
+    let two = || vec![ArgEvent::Int(2)];
+    let steps = [
+        op("aten::embedding", &[&y], &[&a]), // the call can be made again
+        collective(gather, &x, two(), &first),
+        sample::wait(&first),
+        op("aten::index_select", &[&first], &[&b]),
+        in_place("aten::add_", &y, &[]),
+    ];
+    let found = run("overlap", &steps, &[&a, &b], &[&x, &y]);
+    let expected = ["embedding", "AllGather", "wait", "index_select", "add_"];
+    assert_eq!(order(&found.plan), expected);
+
+    let steps = [
+        collective(gather, &x, two(), &first),
+        op("aten::embedding", &[&x], &[&a]), // too late
+        collective(gather, &x, two(), &second),
+        sample::wait(&first),
+        in_place("aten::add_", &y, &[]),
+        sample::wait(&second),
+        op("aten::cat", &[&first, &second], &[&b]),
+    ];
+    let found = run("overlap", &steps, &[&a, &b], &[&x, &y]);
+    let expected = [
+        "AllGather",
+        "AllGather",
+        "embedding",
+        "wait",
+        "add_",
+        "wait",
+        "cat",
+    ];
+    assert_eq!(order(&found.plan), expected);
+}
+
+#[test]
 fn what_runs_ahead_stays_within_the_recorded_peak() {
     let big = 1 << 20;
     let x = tensor(1, &[big / 2]);

@@ -1,11 +1,11 @@
 //! Runs that fail at an op: which ops may fail, whether the run has by then changed something
 //! that cannot be undone, and which gradients were gone.
 
-use rote_plans::{Def, Instr, InstrId, NONE, Plan, StrId, keeps_to_arguments};
+use rote_plans::{Instr, InstrId, NONE, Plan, StrId, keeps_to_arguments};
 
 use super::Recorder;
 use crate::refusal::Refusal;
-use rote_passes::liveness::for_each_written;
+use rote_passes::liveness::writes_binding;
 use rote_passes::ops::may_raise;
 
 impl Recorder {
@@ -102,13 +102,4 @@ pub(super) fn is_final(plan: &Plan, instr: &Instr) -> bool {
         Instr::Wait { .. } => false,
         _ => lasts(plan, instr),
     }
-}
-
-/// Whether an instruction writes a tensor that outlives the call.
-fn writes_binding(plan: &Plan, instr: &Instr) -> bool {
-    let mut written = false;
-    for_each_written(plan, instr, |root| {
-        written |= matches!(plan.values[root as usize].def, Def::Binding(_));
-    });
-    written
 }
