@@ -35,7 +35,7 @@ use crate::liveness::{for_each_out, for_each_value};
 pub(super) const PASS: Pass = Pass {
     name: "overlap",
     about: "run independent compute while collectives are under way",
-    by_default: false,
+    by_default: true,
     alters_collectives: false,
     keeps_bits: true,
     needs: &[],
@@ -57,6 +57,12 @@ const OP: u64 = 32 << 10;
 const LINK: u64 = 10;
 
 fn apply(program: &mut Program, _ops: &dyn Ops) -> Done {
+    if super::collectives(&program.plan).next().is_none() {
+        return Done {
+            changed: 0,
+            what: "no collectives".to_owned(),
+        };
+    }
     let allowed = program.allowed().max(most(&program.plan));
     let plan = &mut program.plan;
     let recorded: Vec<usize> = (0..plan.instrs.len()).collect();
