@@ -6,13 +6,14 @@
 //! that the other makes, if both draw random numbers or move a generator, or if both
 //! communicate: collectives, and ops outside of ATen, which may.
 //!
-//! A run that raises must leave what the recorded order leaves: so what writes a binding and
-//! local ops that may raise keep their order, no binding is written before a wait that was
-//! recorded before it, and nothing is sent before ops that may raise and behind which the
-//! recorded order has changed nothing yet, since the call can be made again there.
+//! A run that raises must leave what the recorded order leaves. So local ops that may raise keep
+//! their order with what writes a binding and with what makes or drops a gradient, no binding is
+//! written before a wait that was recorded before it, and nothing is sent before ops that may
+//! raise and behind which the recorded order has changed nothing yet, since the call can be made
+//! again there.
 
 use hashbrown::HashMap;
-use rote_plans::{Def, Instr, Plan, ValueId};
+use rote_plans::{Def, Instr, NONE, Plan, ValueId};
 
 use crate::effects::{for_each_written, root};
 use crate::liveness::{for_each_out, for_each_value, writes_binding};
@@ -48,8 +49,11 @@ impl Touched {
 /// What a run that raises may have changed.
 #[derive(Default)]
 struct Lasting {
-    /// What writes bindings, and local ops that may raise.
+    /// Written by what writes bindings and by local ops that may raise, and read by what
+    /// makes or drops a gradient.
     line: Touched,
+    /// For each instruction, whether it makes a gradient, or one is dropped by then.
+    gradients: Vec<bool>,
     /// Waits since the last write of a binding.
     waits: Vec<usize>,
     /// Local ops that may raise before anything that lasts, until something is sent.
@@ -58,6 +62,26 @@ struct Lasting {
 }
 
 impl Lasting {
+    fn of(plan: &Plan) -> Self {
+        let mut gradients = vec![false; plan.instrs.len()];
+        for grad in &plan.grads {
+            let made = plan.values.get(grad.value as usize).map(|value| value.def);
+            let made = match made {
+                Some(Def::Instr(at)) => at,
+                _ => NONE,
+            };
+            for at in [made, grad.gone] {
+                if let Some(gradient) = gradients.get_mut(at as usize) {
+                    *gradient = true;
+                }
+            }
+        }
+        Lasting {
+            gradients,
+            ..Lasting::default()
+        }
+    }
+
     /// An instruction that other ranks or libraries may see.
     fn tell(&mut self, before: &mut Vec<usize>) {
         before.append(&mut self.first);
@@ -69,6 +93,8 @@ impl Lasting {
         let raises = matches!(instr, Instr::Local { .. }) && may_raise(plan, instr);
         if writes || raises {
             self.line.write(i, before);
+        } else if self.gradients[i] {
+            self.line.read(i, before);
         }
         if writes {
             before.append(&mut self.waits);
@@ -86,7 +112,7 @@ impl Graph {
     pub(super) fn of(plan: &Plan) -> Self {
         let mut storages = vec![Touched::default(); plan.values.len()];
         let (mut wire, mut generators) = (Touched::default(), Touched::default());
-        let mut lasting = Lasting::default();
+        let mut lasting = Lasting::of(plan);
         let mut started: HashMap<ValueId, usize> = HashMap::new();
         let mut graph = Graph {
             before: Vec::with_capacity(plan.instrs.len()),
