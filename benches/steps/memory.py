@@ -15,10 +15,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.profiler import ProfilerActivity, profile
 
 from . import report
-from .llama import config, full_dtensor, llama
+from .llama import config, full_dtensor, fully_sharded, llama
 from .measure import WARM_UP
 from .networks import convolution, mlp
 from .subject import EAGER, NO_PASSES, RANKS, ROTE, Subject, builders
@@ -29,9 +31,17 @@ WAYS = (EAGER, NO_PASSES, ROTE)
 
 def subjects(quick: bool) -> list[Subject]:
     small = [llama("Llama, TP + SP"), mlp("MLP of 8 pairs, TP"), convolution("4 convolutions, batch")]
+    small.append(fully_sharded("Llama, FSDP2"))
     if quick:
         return small
-    return [*small, full_dtensor("Llama, all DTensor", RANKS, batch=4), llama("Llama, width 256", config(width=256))]
+    half = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    return [
+        *small,
+        fully_sharded("Llama, FSDP2, mixed", mp_policy=half),
+        fully_sharded("Llama, FSDP2 over TP", tp=4),
+        full_dtensor("Llama, all DTensor", RANKS, batch=4),
+        llama("Llama, width 256", config(width=256)),
+    ]
 
 
 def changes(call: Callable[[], Any]) -> list[int]:

@@ -13,16 +13,20 @@
 //! compilers keep two loops, for operands that overlap and for others, which round
 //! the sums of products at other places (`mul` and `div` in PyTorch 2.15 on x86-64).
 //!
+//! The output of an all-gather lies over the memory that its input is this rank's part of, as in eager (`gathers`).
+//!
 //! Offsets are found one after the other, each at the smallest gap that holds it
 //! among those that live at the same time, in a few orders, of which the best
 //! counts. Which results lie in the arena at all is for the `budget` module to
 //! choose.
 
+use hashbrown::HashMap;
 use rote_plans::schedule::{DYNAMIC, Into, Ops};
 use rote_plans::{Arg, Def, Device, Instr, Marks, NONE, Plan, ValueId};
 
 use super::budget::{Allocation, Budget, Buffer, Choice, Unit, choose};
 use super::effects::{outlives, outs, root};
+use super::gathers;
 use super::live::{Bytes, Life, lives, made};
 use super::{Done, Pass, Program, Stage, rounding};
 use crate::ops::{ALLOCATORS, element_wise};
@@ -52,9 +56,29 @@ pub(super) fn arrange(program: &mut Program, ops: &dyn Ops, allocated: &[u64]) -
     let plan = &program.plan;
     let (roots, device) = candidates(plan, ops, &program.schedule.once);
     let alignment = device.map_or(1, |device| ops.alignment(device));
-    let (buffers, shared) = buffers(plan, &roots, &lives(plan, ops.copies_inputs()), alignment);
+    let gathered = match ops.gathers_in_place() {
+        true => gathers::in_place(plan),
+        false => Vec::new(),
+    };
+    let gathered = gathered
+        .into_iter()
+        .map(|(_, under, output)| (output, under))
+        .collect();
+    let lives = lives(plan, ops.copies_inputs());
     let memory = Memory::of(program, ops, &roots, allocated);
-    let (placed, beside) = place_within(&buffers, &units(plan, ops, &buffers), &memory);
+    let arranged = |over: bool| {
+        let (buffers, shared) = buffers(plan, &roots, &gathered, &lives, alignment, over);
+        let (placed, beside) = place_within(&buffers, &units(plan, ops, &buffers), &memory);
+        let most = end(&placed) + beside.most().0 + memory.kept;
+        (most, placed, beside, buffers.len(), shared)
+    };
+    let mut best = arranged(true);
+    // What lies over an argument leaves the arena only with it.
+    if best.0 > memory.budget + rounding(memory.budget) {
+        let apart = arranged(false);
+        best = if apart.0 < best.0 { apart } else { best };
+    }
+    let (most, placed, beside, all, shared) = best;
 
     let bound = Bytes::of_buffers(&placed, plan.instrs.len()).most().0;
     let arena_bytes = end(&placed);
@@ -76,9 +100,8 @@ pub(super) fn arrange(program: &mut Program, ops: &dyn Ops, allocated: &[u64]) -
             }
         }
     }
-    let (ops, left) = (schedule.into.len(), buffers.len() - placed.len());
+    let (ops, left) = (schedule.into.len(), all - placed.len());
     let (beside, kept, recorded) = (beside.most().0, memory.kept, memory.budget);
-    let most = arena_bytes + beside + kept;
     Done {
         changed: ops,
         what: format!(
@@ -101,7 +124,7 @@ struct Memory {
 impl Memory {
     fn of(program: &Program, ops: &dyn Ops, roots: &[bool], allocated: &[u64]) -> Self {
         let plan = &program.plan;
-        let all = Bytes::of_results(plan);
+        let all = Bytes::of_results(plan, ops.gathers_in_place());
         let (most, recorded) = (all.most().0, program.recorded);
         let lives = lives(plan, ops.copies_inputs());
         let mut beside: Vec<(Life, u64)> = Vec::new();
@@ -295,8 +318,15 @@ fn dense(plan: &Plan, value: ValueId) -> bool {
 }
 
 /// One buffer per root, or for several where one lies over another; and how many
-/// do.
-fn buffers(plan: &Plan, roots: &[bool], lives: &[Life], alignment: u64) -> (Vec<Buffer>, usize) {
+/// do. `over`: whether results of element-wise ops may lie over arguments.
+fn buffers(
+    plan: &Plan,
+    roots: &[bool],
+    gathered: &HashMap<ValueId, ValueId>,
+    lives: &[Life],
+    alignment: u64,
+    over: bool,
+) -> (Vec<Buffer>, usize) {
     let mut buffers: Vec<Buffer> = Vec::new();
     let mut of: Vec<Option<usize>> = vec![None; plan.values.len()];
     let mut shared = 0;
@@ -306,7 +336,15 @@ fn buffers(plan: &Plan, roots: &[bool], lives: &[Life], alignment: u64) -> (Vec<
                 continue;
             }
             let live = lives[out as usize];
-            let under = reused(plan, i, out, lives).and_then(|v| of[v as usize]);
+            let under = gathered.get(&out).copied();
+            let under = under.or_else(|| {
+                if over {
+                    reused(plan, i, out, lives)
+                } else {
+                    None
+                }
+            });
+            let under = under.and_then(|v| of[v as usize]);
             if let Some(at) = under {
                 let buffer = &mut buffers[at];
                 buffer.live.1 = buffer.live.1.max(live.1);

@@ -25,7 +25,7 @@ pub(super) const PASS: Pass = Pass {
     apply,
 };
 
-fn apply(program: &mut Program, _ops: &dyn Ops) -> Done {
+fn apply(program: &mut Program, ops: &dyn Ops) -> Done {
     // What is made twice may be so that it need not be kept in between (activation
     // checkpointing): then only what is small is made once.
     let merged = |largest| {
@@ -34,7 +34,7 @@ fn apply(program: &mut Program, _ops: &dyn Ops) -> Done {
         (plan, changed)
     };
     let (mut plan, mut changed) = merged(u64::MAX);
-    if !program.has_room(&plan) {
+    if !program.has_room(&plan, ops) {
         (plan, changed) = merged(program.recorded / 1024);
     }
     program.plan = plan;

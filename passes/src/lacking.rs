@@ -72,6 +72,10 @@ impl Ops for SomeOps {
         self.chosen("copies", "inputs")
     }
 
+    fn gathers_in_place(&self) -> bool {
+        self.chosen("gathers", "in place")
+    }
+
     fn alignment(&self, _device: Device) -> u64 {
         64 << (self.seed.unwrap_or(0) % 4)
     }

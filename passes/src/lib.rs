@@ -17,6 +17,7 @@
 //! | `arena` | results at fixed places, written there directly |
 //! | `budget` | which results lie in the arena, so that memory stays within what was recorded |
 //! | `live` | bytes that are alive at each instruction |
+//! | `gathers` | all-gathers whose output may lie where their input lies |
 //! | [`liveness`] | last uses, frees, dead views |
 //! | [`ops`] | what is known of ops by their names |
 //! | `lists` | entries of its own for every list, before any pass |
@@ -41,6 +42,7 @@ mod copies;
 mod dead;
 mod effects;
 mod emit;
+mod gathers;
 mod joins;
 #[cfg(test)]
 mod lacking;
@@ -105,8 +107,8 @@ impl Program {
 
     /// Whether a plan in the place of its own needs no more bytes than that or than
     /// it may need.
-    fn has_room(&self, plan: &Plan) -> bool {
-        most(plan) <= self.allowed().max(most(&self.plan))
+    fn has_room(&self, plan: &Plan, ops: &dyn Ops) -> bool {
+        most(plan, ops) <= self.allowed().max(most(&self.plan, ops))
     }
 
     /// Gives results their places again, once a run without an arena has shown what
@@ -269,7 +271,7 @@ pub type Report = Vec<(&'static str, Done)>;
 
 /// Runs the chosen passes over a recorded plan, for a backend that has these ops.
 pub fn optimize(plan: Plan, chosen: Selection, ops: &dyn Ops) -> (Program, Report) {
-    let recorded = most(&plan);
+    let recorded = most(&plan, ops);
     let mut plan = without_frees(plan);
     lists::unshare(&mut plan);
     let groups: Vec<u32> = collectives(&plan).map(|c| c.group).collect();
@@ -367,10 +369,10 @@ fn within_memory(program: &mut Program, pass: &Pass, ops: &dyn Ops) -> Done {
     }
     let before = program.clone();
     let done = (pass.apply)(program, ops);
-    if before.has_room(&program.plan) {
+    if before.has_room(&program.plan, ops) {
         return done;
     }
-    let most = most(&program.plan);
+    let most = most(&program.plan, ops);
     *program = before;
     Done {
         changed: 0,
@@ -382,8 +384,10 @@ fn within_memory(program: &mut Program, pass: &Pass, ops: &dyn Ops) -> Done {
 }
 
 /// The most bytes of results alive at once.
-fn most(plan: &Plan) -> u64 {
-    live::Bytes::of_results(plan).most().0
+fn most(plan: &Plan, ops: &dyn Ops) -> u64 {
+    live::Bytes::of_results(plan, ops.gathers_in_place())
+        .most()
+        .0
 }
 
 /// A finished plan as it was before [`finish`].

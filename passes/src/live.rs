@@ -4,6 +4,7 @@ use rote_plans::{CollectiveKind, Def, Instr, Plan, ValueId};
 
 use super::budget::Buffer;
 use super::effects::{for_each_written, outlives, root};
+use super::gathers;
 use crate::liveness::{for_each_out, for_each_value};
 
 /// Instructions from the first to the last at which something is alive.
@@ -94,9 +95,17 @@ impl Bytes {
         Bytes(bytes)
     }
 
-    /// Those of all results, each an allocation of its own.
-    pub(super) fn of_results(plan: &Plan) -> Self {
-        let lives = lives(plan, true);
+    /// Those of all results, each an allocation of its own. `in_place`: one allocation for the output of an all-gather
+    /// and the memory that its input is a part of, where both have one place (see `gathers`).
+    pub(super) fn of_results(plan: &Plan, in_place: bool) -> Self {
+        let mut lives = lives(plan, true);
+        for (i, under, _) in if in_place {
+            gathers::in_place(plan)
+        } else {
+            Vec::new()
+        } {
+            lives[under as usize].1 = (i as u32).saturating_sub(1);
+        }
         // Between passes there are values of instructions that are gone.
         let made = made(plan).filter(|v| lives[*v as usize].0 != u32::MAX);
         let made = made.map(|v| (lives[v as usize], plan.values[v as usize].storage_bytes));

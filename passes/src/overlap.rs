@@ -29,7 +29,7 @@ use rote_plans::{CollectiveKind, Def, Instr, Plan, ValueId};
 use self::dependences::Graph;
 use self::room::Room;
 use super::effects::{self, outs, root};
-use super::{Done, Pass, Program, Stage, most};
+use super::{Done, Pass, Program, Stage, gathers, most};
 use crate::liveness::{for_each_out, for_each_value};
 
 pub(super) const PASS: Pass = Pass {
@@ -56,17 +56,18 @@ const COLLECTIVE: u64 = 256 << 10;
 const OP: u64 = 32 << 10;
 const LINK: u64 = 10;
 
-fn apply(program: &mut Program, _ops: &dyn Ops) -> Done {
+fn apply(program: &mut Program, ops: &dyn Ops) -> Done {
     if super::collectives(&program.plan).next().is_none() {
         return Done {
             changed: 0,
             what: "no collectives".to_owned(),
         };
     }
-    let allowed = program.allowed().max(most(&program.plan));
+    let allowed = program.allowed().max(most(&program.plan, ops));
+    let in_place = ops.gathers_in_place();
     let plan = &mut program.plan;
     let recorded: Vec<usize> = (0..plan.instrs.len()).collect();
-    let order = Scheduler::new(plan, Room::of(plan, allowed)).run();
+    let order = Scheduler::new(plan, Room::of(plan, allowed, in_place), in_place).run();
     let (before, after) = (hidden(plan, &recorded), hidden(plan, &order));
     effects::reorder(plan, &order);
     Done {
@@ -95,6 +96,8 @@ struct Scheduler<'a> {
     plan: &'a Plan,
     graph: Graph,
     room: Room,
+    /// Gathers whose output lies over what they send.
+    in_place: HashSet<usize>,
     /// How many of those that it waits for have not run.
     left: Vec<usize>,
     done: Vec<bool>,
@@ -117,7 +120,7 @@ struct Scheduler<'a> {
 }
 
 impl<'a> Scheduler<'a> {
-    fn new(plan: &'a Plan, room: Room) -> Self {
+    fn new(plan: &'a Plan, room: Room, in_place: bool) -> Self {
         let graph = Graph::of(plan);
         let is_collective = |i: &usize| matches!(plan.instrs[*i], Instr::Collective(_));
         Scheduler {
@@ -125,6 +128,13 @@ impl<'a> Scheduler<'a> {
             left: graph.before.iter().map(Vec::len).collect(),
             graph,
             room,
+            in_place: match in_place {
+                true => gathers::in_place(plan)
+                    .into_iter()
+                    .map(|(at, ..)| at)
+                    .collect(),
+                false => HashSet::new(),
+            },
             done: vec![false; plan.instrs.len()],
             order: Vec::with_capacity(plan.instrs.len()),
             front: 0,
@@ -314,13 +324,19 @@ impl<'a> Scheduler<'a> {
     /// Bytes that the collective of a wait keeps: none where the input is copied to the result
     /// first or lies in it.
     fn sent(&self, wait: usize) -> u64 {
-        match self.graph.waits.get(&wait).map(|at| &self.plan.instrs[*at]) {
-            Some(Instr::Collective(c)) => match c.kind {
-                CollectiveKind::AllReduce | CollectiveKind::Broadcast => 0,
-                _ if root(self.plan, c.input) == root(self.plan, c.output) => 0,
-                _ => self.plan.values[root(self.plan, c.input) as usize].storage_bytes,
-            },
-            _ => 0,
+        let Some(start) = self.graph.waits.get(&wait) else {
+            return 0;
+        };
+        let Instr::Collective(c) = &self.plan.instrs[*start] else {
+            return 0;
+        };
+        let copied = matches!(
+            c.kind,
+            CollectiveKind::AllReduce | CollectiveKind::Broadcast
+        );
+        match copied || self.in_place.contains(start) {
+            true => 0,
+            false => self.plan.values[root(self.plan, c.input) as usize].storage_bytes,
         }
     }
 

@@ -122,7 +122,7 @@ fn what_is_made_twice_to_save_memory_is_made_twice() {
         ops(&found.plan),
         ["neg", "cat", "nonsense", "exp", "neg", "sin", "cat"]
     );
-    assert!(super::most(&found.plan) <= found.recorded);
+    assert!(super::most(&found.plan, &AtenOps) <= found.recorded);
     // Where there is memory for it, it is made once.
     let room = tensor(9, &[1 << 14]);
     let mut steps = steps.to_vec();

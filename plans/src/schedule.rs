@@ -32,6 +32,8 @@ pub trait Ops {
     /// Whether an all-reduce and a broadcast copy their input to their result when they start, so that the input may
     /// change before the wait. The other collectives read their input until the wait.
     fn copies_inputs(&self) -> bool;
+    /// Whether the input of an all-gather may lie where the gather puts it: in this rank's part of the output.
+    fn gathers_in_place(&self) -> bool;
     /// The alignment that the backend gives tensors on a device, in bytes, so that kernels take the same
     /// paths for results in an arena. A power of two.
     fn alignment(&self, device: Device) -> u64;

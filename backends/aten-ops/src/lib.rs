@@ -79,6 +79,11 @@ impl Ops for AtenOps {
         true
     }
 
+    /// `fully_shard` gathers so, with each backend (`all_gather_inputs` in `_fsdp_collectives.py`).
+    fn gathers_in_place(&self) -> bool {
+        true
+    }
+
     fn alignment(&self, device: Device) -> u64 {
         match device.is_cpu() {
             true => CPU_ALIGNMENT,

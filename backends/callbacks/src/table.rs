@@ -317,6 +317,10 @@ impl Ops for Framework {
         false
     }
 
+    fn gathers_in_place(&self) -> bool {
+        false
+    }
+
     fn alignment(&self, _device: Device) -> u64 {
         match self.alignment {
             0 => 64,

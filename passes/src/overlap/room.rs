@@ -23,9 +23,9 @@ struct Node {
 }
 
 impl Room {
-    /// `allowed`: bytes of results that may be alive at once.
-    pub(super) fn of(plan: &Plan, allowed: u64) -> Self {
-        let bytes = Bytes::of_results(plan);
+    /// `allowed`: bytes of results that may be alive at once. `in_place`: as in [`Bytes::of_results`].
+    pub(super) fn of(plan: &Plan, allowed: u64, in_place: bool) -> Self {
+        let bytes = Bytes::of_results(plan, in_place);
         let alive = (0..=bytes.instrs()).map(|at| signed(bytes.at(at)));
         Self::with(&alive.collect::<Vec<_>>(), signed(allowed))
     }

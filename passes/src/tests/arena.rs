@@ -117,6 +117,60 @@ fn what_a_collective_reads_stays_until_the_wait() {
     assert!(a.is_some() && a != b && a != c, "{a:?} {b:?} {c:?}");
 }
 
+/// Whether the output of a gather lies over the memory of its input, which starts at so many of `elements`. `twice`:
+/// the part is gathered once more, meanwhile; `late`: the memory is read once more.
+fn gathers_in_place(elements: i64, start: i64, [twice, late]: [bool; 2]) -> bool {
+    let x = tensor(1, &[64]);
+    let memory = tensor(2, &[elements]);
+    let part = memory.view(&[64], &[1], start);
+    let [first, gathered, out] = [3, 4, 5].map(|storage| tensor(storage, &[128]));
+    let sum = tensor(6, &[256 + elements]);
+    let gather = |output| {
+        let name = "_c10d_functional::all_gather_into_tensor";
+        collective(name, &part, vec![ArgEvent::Int(2)], output)
+    };
+    let mut steps = vec![
+        op("aten::empty", &[], &[&memory]),
+        in_place("aten::copy_", &part, &[&x]),
+    ];
+    if twice {
+        steps.push(gather(&first));
+    }
+    let last = if late { &memory } else { &x };
+    steps.extend([gather(&gathered), sample::wait(&gathered)]);
+    steps.push(op("aten::cat", &[&gathered], &[&out]));
+    if twice {
+        steps.push(sample::wait(&first));
+        steps.push(op("aten::cat", &[&first, &out, last], &[&sum]));
+    } else {
+        steps.push(op("aten::cat", &[&out, last], &[&sum]));
+    }
+    let found = placed(&steps, &[&sum], &[&x]);
+    let mut instrs = found.plan.instrs.iter().rev();
+    let gather = instrs.find_map(|instr| match instr {
+        Instr::Collective(collective) => Some(*collective),
+        _ => None,
+    });
+    let gather = gather.expect("the plan has the gather");
+    let place = |value| found.schedule.offset(effects::root(&found.plan, value));
+    let [input, output] = [gather.input, gather.output].map(place);
+    assert!(input.is_some() && output.is_some(), "both are in the arena");
+    input == output
+}
+
+#[test]
+fn a_gather_lies_over_its_input_where_that_is_its_own_part() {
+    let once = [false, false];
+    assert!(gathers_in_place(128, 0, once));
+    assert!(!gathers_in_place(128, 64, once), "the other rank's part");
+    assert!(!gathers_in_place(192, 0, once), "not as large");
+    assert!(
+        !gathers_in_place(128, 0, [false, true]),
+        "read behind the gather"
+    );
+    assert!(!gathers_in_place(128, 0, [true, false]), "being sent");
+}
+
 /// Two large results that live together, and later a result of an op that cannot
 /// write to the arena, with `before` ops of the same kind while they live.
 fn two_moments(before: usize) -> Program {

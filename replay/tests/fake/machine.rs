@@ -46,6 +46,10 @@ impl Ops for Machine {
         true
     }
 
+    fn gathers_in_place(&self) -> bool {
+        false
+    }
+
     fn alignment(&self, _device: Device) -> u64 {
         64
     }

@@ -200,6 +200,10 @@ mod tests {
             false
         }
 
+        fn gathers_in_place(&self) -> bool {
+            false
+        }
+
         fn alignment(&self, _: Device) -> u64 {
             64
         }
