@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from models import mesh
 from oracle import Calls, Capture, check_equal
 from test_regions import check_steps
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 transformers = pytest.importorskip("transformers", reason="make test-wild installs transformers")
 modeling_layers = pytest.importorskip("transformers.modeling_layers")
@@ -98,9 +101,28 @@ def sharded(model: nn.Module) -> nn.Module:
     return parallelize_module(model, mesh(2), plan)
 
 
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model, whatever their names."""
+    return [part for part in model.modules() if isinstance(part, modeling_layers.GradientCheckpointingLayer)]
+
+
+def fully_sharded(model: nn.Module) -> nn.Module:
+    for part in blocks(model):
+        fully_shard(part, mesh=mesh(2))
+    return fully_shard(model, mesh=mesh(2))
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {"FSDP2": fully_sharded, "DDP": DistributedDataParallel}
+
+
 def training(
-    make: Callable[[], nn.Module], batches: Callable[[torch.Generator], Batch], clips: bool = True
+    make: Callable[[], nn.Module],
+    batches: Callable[[torch.Generator], Batch],
+    clips: bool = True,
+    apart: bool = False,
 ) -> Callable[[Capture], Calls]:
+    """``apart``: each rank has batches of its own."""
+
     def script(capture: Capture) -> Calls:
         torch.manual_seed(0)
         model = make().train()
@@ -117,7 +139,7 @@ def training(
 
         state = {"model": model, "optimizer": optimizer}
         step = capture(train_step, state=state)
-        draw = torch.Generator().manual_seed(1)
+        draw = torch.Generator().manual_seed(1 + (dist.get_rank() if apart else 0))
         for _ in range(CALLS):
             yield step(batches(draw))
         return state
@@ -137,6 +159,14 @@ def test_tensor_parallel(name: str) -> None:
     make, batches = MODELS[name]
     # Eager cannot clip gradients of which some are DTensors and some are not.
     check_equal(training(lambda: sharded(make()), batches, clips=False))
+
+
+@pytest.mark.ranks(2, timeout=600)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_wrapped(name: str, wrapper: str) -> None:
+    make, batches = MODELS[name]
+    check_equal(training(lambda: WRAPPERS[wrapper](make()), batches, apart=True), replays=15)
 
 
 @pytest.mark.ranks(1, timeout=600)
@@ -160,9 +190,17 @@ def test_padding_and_tensor_parallel(name: str) -> None:
     check_equal(training(lambda: sharded(make()), sometimes_padded, clips=False))
 
 
+@pytest.mark.ranks(2, timeout=600)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_padding_and_wrapped(name: str, wrapper: str) -> None:
+    """One rank's batch may be padded when the other's is not."""
+    make, _ = MODELS[name]
+    check_equal(training(lambda: WRAPPERS[wrapper](make()), sometimes_padded, apart=True), replays=10)
+
+
 def layers(state: Any) -> list[nn.Module]:
-    """The blocks of a model, whatever their names."""
-    return [part for part in state["model"].modules() if isinstance(part, modeling_layers.GradientCheckpointingLayer)]
+    return blocks(state["model"])
 
 
 @pytest.mark.ranks(1, timeout=600)
