@@ -2,7 +2,7 @@
 
     python benches/collectives.py                    (about 10 minutes on 2 cores)
     python benches/collectives.py --ranks 2 --delays 0 200
-    python benches/collectives.py --passes=-overlap --at-once
+    python benches/collectives.py --passes +overlap --at-once
 
 Processes of one thread each train models of `benches/steps` over gloo on the loopback. Each
 collective ends a delay after gloo has ended it (`late_group.cpp`), one collective after the
@@ -50,7 +50,7 @@ from steps.report import machine, note, save
 from steps.subject import RANKS, Batch, Step, Subject, captured, eager
 
 EAGER, DEFAULT = "eager", "default"
-PASSES = ("-overlap", "+buckets", "+buckets,+sums")
+PASSES = ("+overlap", "+buckets", "+overlap,+buckets", "+overlap,+buckets,+sums")
 WARM_UP = 7
 SETTLE = 1
 IN_TURN = 4
@@ -76,10 +76,9 @@ def changing(lists: Sequence[str], plan: Path) -> dict[str, str]:
     """Lists of passes that change a plan, and what they say: two numbers, which are equal if nothing changes."""
     found = {}
     for passes in lists:
-        all_on = f"{DEFAULT},{passes.replace('-', '+')}"
-        command = [str(Path(sys.executable).with_name("rote")), "show", f"--passes={all_on}", str(plan)]
+        command = [str(Path(sys.executable).with_name("rote")), "show", f"--passes={DEFAULT},{passes}", str(plan)]
         shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        names = [name.lstrip("+-") for name in passes.split(",")]
+        names = [name.lstrip("+") for name in passes.split(",")]
         own = [line.strip() for line in shown.splitlines() if line.split()[0] in names]
         if any(len(set(re.findall(r"\b\d+", line))) > 1 for line in own):
             found[passes] = "; ".join(re.sub(" +", " ", line) for line in own)
@@ -231,7 +230,7 @@ def main() -> None:
     parser.add_argument("--delays", type=float, nargs="+", default=[0, 100, 1000], help="microseconds of a collective")
     parser.add_argument("--at-once", action="store_true", help="delays of collectives pass together")
     parser.add_argument(
-        "--passes", nargs="+", default=PASSES, help="lists to compare with the default (--passes=-NAME)"
+        "--passes", nargs="+", default=PASSES, help="lists to compare with the default"
     )
     parser.add_argument("--models", nargs="+", help="parts of the labels of models to measure")
     parser.add_argument("--realtime", action="store_true", help="before all other work of the machine")

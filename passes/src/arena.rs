@@ -124,7 +124,7 @@ struct Memory {
 impl Memory {
     fn of(program: &Program, ops: &dyn Ops, roots: &[bool], allocated: &[u64]) -> Self {
         let plan = &program.plan;
-        let all = Bytes::of_results(plan, ops.gathers_in_place());
+        let all = Bytes::of_results(plan, ops);
         let (most, recorded) = (all.most().0, program.recorded);
         let lives = lives(plan, ops.copies_inputs());
         let mut beside: Vec<(Life, u64)> = Vec::new();

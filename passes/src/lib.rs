@@ -385,9 +385,7 @@ fn within_memory(program: &mut Program, pass: &Pass, ops: &dyn Ops) -> Done {
 
 /// The most bytes of results alive at once.
 fn most(plan: &Plan, ops: &dyn Ops) -> u64 {
-    live::Bytes::of_results(plan, ops.gathers_in_place())
-        .most()
-        .0
+    live::Bytes::of_results(plan, ops).most().0
 }
 
 /// A finished plan as it was before [`finish`].

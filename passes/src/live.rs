@@ -1,5 +1,6 @@
 //! Bytes of a plan's results that are alive at each instruction.
 
+use rote_plans::schedule::{GroupMemory, Ops};
 use rote_plans::{CollectiveKind, Def, Instr, Plan, ValueId};
 
 use super::budget::Buffer;
@@ -68,6 +69,47 @@ pub(super) fn made(plan: &Plan) -> impl Iterator<Item = ValueId> {
     })
 }
 
+/// For each collective, from its start to the wait, or to the end if nobody waits: bytes that its process group
+/// allocates for itself.
+pub(super) fn of_groups(plan: &Plan, ops: &dyn Ops) -> impl Iterator<Item = (Life, u64)> {
+    let mut found: Vec<(Life, u64)> = Vec::new();
+    let mut under_way: Vec<(ValueId, usize)> = Vec::new();
+    let end = plan.instrs.len() as u32;
+    for (i, instr) in plan.instrs.iter().enumerate() {
+        match instr {
+            Instr::Collective(c) => {
+                let device = plan.values[c.input as usize].device;
+                let bytes = match ops.group_memory(c.kind, device) {
+                    GroupMemory::None => 0,
+                    GroupMemory::OfInput => bytes(plan, c.input),
+                    GroupMemory::OfOutput => bytes(plan, c.output),
+                };
+                under_way.push((root(plan, c.output), found.len()));
+                found.push(((i as u32, end), bytes));
+            }
+            Instr::Wait { value } => {
+                let waited = root(plan, *value);
+                under_way.retain(|&(output, at)| {
+                    if output == waited {
+                        found[at].0.1 = i as u32;
+                    }
+                    output != waited
+                });
+            }
+            _ => {}
+        }
+    }
+    found.into_iter()
+}
+
+/// Bytes of a value's elements.
+pub(super) fn bytes(plan: &Plan, value: ValueId) -> u64 {
+    let value = &plan.values[value as usize];
+    let numel: i64 = plan.dims(value.shape).iter().product();
+    let width = value.dtype.bytes().unwrap_or(1);
+    numel.unsigned_abs().saturating_mul(width)
+}
+
 /// Bytes at each instruction, and after the last.
 #[derive(Clone, Debug)]
 pub(super) struct Bytes(Vec<i64>);
@@ -95,16 +137,15 @@ impl Bytes {
         Bytes(bytes)
     }
 
-    /// Those of all results, each an allocation of its own. `in_place`: one allocation for the output of an all-gather
-    /// and the memory that its input is a part of, where both have one place (see `gathers`).
-    pub(super) fn of_results(plan: &Plan, in_place: bool) -> Self {
+    /// Those of all results, each an allocation of its own. Where the backend gathers in
+    /// place, the output of an all-gather and the memory that its input is a part of are one allocation if both have
+    /// one place (see `gathers`).
+    pub(super) fn of_results(plan: &Plan, ops: &dyn Ops) -> Self {
         let mut lives = lives(plan, true);
-        for (i, under, _) in if in_place {
-            gathers::in_place(plan)
-        } else {
-            Vec::new()
-        } {
-            lives[under as usize].1 = (i as u32).saturating_sub(1);
+        if ops.gathers_in_place() {
+            for (i, under, _) in gathers::in_place(plan) {
+                lives[under as usize].1 = (i as u32).saturating_sub(1);
+            }
         }
         // Between passes there are values of instructions that are gone.
         let made = made(plan).filter(|v| lives[*v as usize].0 != u32::MAX);

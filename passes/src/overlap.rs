@@ -15,9 +15,11 @@
 //! first one behind it that does not, for as long as the collective is thought to take; the
 //! wait.
 //!
-//! Memory stays within what the recorded step needed at its peak: results that are made
-//! ahead of their turn and inputs of collectives whose wait is late take only what the
-//! recorded order leaves of it, at each instruction until their turn ([`room`]).
+//! Results that are made ahead of their turn, inputs of collectives whose wait is late, and
+//! what process groups allocate meanwhile take only what the recorded order leaves below its
+//! peak, at each instruction until their turn ([`room`]). An arena is as large as its fullest
+//! moment, though, and what is allocated beside it has its fullest moment elsewhere: with
+//! both, a replay may need more than the recorded step.
 
 mod dependences;
 mod room;
@@ -29,13 +31,14 @@ use rote_plans::{CollectiveKind, Def, Instr, Plan, ValueId};
 use self::dependences::Graph;
 use self::room::Room;
 use super::effects::{self, outs, root};
+use super::live::{bytes, of_groups};
 use super::{Done, Pass, Program, Stage, gathers, most};
 use crate::liveness::{for_each_out, for_each_value};
 
 pub(super) const PASS: Pass = Pass {
     name: "overlap",
     about: "run independent compute while collectives are under way",
-    by_default: true,
+    by_default: false,
     alters_collectives: false,
     keeps_bits: true,
     needs: &[],
@@ -64,10 +67,9 @@ fn apply(program: &mut Program, ops: &dyn Ops) -> Done {
         };
     }
     let allowed = program.allowed().max(most(&program.plan, ops));
-    let in_place = ops.gathers_in_place();
     let plan = &mut program.plan;
     let recorded: Vec<usize> = (0..plan.instrs.len()).collect();
-    let order = Scheduler::new(plan, Room::of(plan, allowed, in_place), in_place).run();
+    let order = Scheduler::new(plan, ops, allowed).run();
     let (before, after) = (hidden(plan, &recorded), hidden(plan, &order));
     effects::reorder(plan, &order);
     Done {
@@ -98,6 +100,8 @@ struct Scheduler<'a> {
     room: Room,
     /// Gathers whose output lies over what they send.
     in_place: HashSet<usize>,
+    /// Bytes that the process group of each collective allocates for itself until the wait.
+    of_groups: HashMap<usize, u64>,
     /// How many of those that it waits for have not run.
     left: Vec<usize>,
     done: Vec<bool>,
@@ -120,15 +124,18 @@ struct Scheduler<'a> {
 }
 
 impl<'a> Scheduler<'a> {
-    fn new(plan: &'a Plan, room: Room, in_place: bool) -> Self {
+    fn new(plan: &'a Plan, ops: &dyn Ops, allowed: u64) -> Self {
         let graph = Graph::of(plan);
         let is_collective = |i: &usize| matches!(plan.instrs[*i], Instr::Collective(_));
         Scheduler {
             plan,
             left: graph.before.iter().map(Vec::len).collect(),
             graph,
-            room,
-            in_place: match in_place {
+            room: Room::of(plan, ops, allowed),
+            of_groups: of_groups(plan, ops)
+                .map(|((at, _), bytes)| (at as usize, bytes))
+                .collect(),
+            in_place: match ops.gathers_in_place() {
                 true => gathers::in_place(plan)
                     .into_iter()
                     .map(|(at, ..)| at)
@@ -313,16 +320,16 @@ impl<'a> Scheduler<'a> {
         matches!(self.plan.instrs[at], Instr::Wait { .. })
     }
 
-    /// Bytes of what an instruction makes.
+    /// Bytes of what an instruction makes, with what the process group of a collective needs.
     fn made(&self, at: usize) -> u64 {
         let made = outs(self.plan, &self.plan.instrs[at]).into_iter();
         let own = made.filter(|v| self.plan.values[*v as usize].def == Def::Instr(at as u32));
-        own.map(|v| self.plan.values[v as usize].storage_bytes)
-            .sum()
+        let own = own.map(|v| self.plan.values[v as usize].storage_bytes);
+        own.sum::<u64>() + self.of_groups.get(&at).copied().unwrap_or(0)
     }
 
-    /// Bytes that the collective of a wait keeps: none where the input is copied to the result
-    /// first or lies in it.
+    /// Bytes that the collective of a wait keeps: those of its process group, and what it sends
+    /// where that is not copied to the result first and does not lie in it.
     fn sent(&self, wait: usize) -> u64 {
         let Some(start) = self.graph.waits.get(&wait) else {
             return 0;
@@ -334,29 +341,27 @@ impl<'a> Scheduler<'a> {
             c.kind,
             CollectiveKind::AllReduce | CollectiveKind::Broadcast
         );
+        let of_group = self.of_groups.get(start).copied().unwrap_or(0);
         match copied || self.in_place.contains(start) {
-            true => 0,
-            false => self.plan.values[root(self.plan, c.input) as usize].storage_bytes,
+            true => of_group,
+            false => {
+                let input = root(self.plan, c.input);
+                of_group + self.plan.values[input as usize].storage_bytes
+            }
         }
-    }
-
-    fn bytes(&self, value: ValueId) -> u64 {
-        let value = &self.plan.values[value as usize];
-        let numel: i64 = self.plan.dims(value.shape).iter().product();
-        numel.unsigned_abs() * value.dtype.bytes().unwrap_or(1)
     }
 
     /// What an instruction is thought to take.
     fn takes(&self, at: usize) -> u64 {
         let instr = &self.plan.instrs[at];
         // A list may name a value any number of times.
-        let mut bytes = 0_u64;
-        let mut add = |value: ValueId| bytes = bytes.saturating_add(self.bytes(value));
+        let mut total = 0_u64;
+        let mut add = |value: ValueId| total = total.saturating_add(bytes(self.plan, value));
         for_each_value(self.plan, instr, &mut add);
         for_each_out(self.plan, instr, &mut add);
         match instr {
-            Instr::Collective(_) => COLLECTIVE.saturating_add(bytes.saturating_mul(LINK)),
-            Instr::Local { .. } => OP.saturating_add(bytes),
+            Instr::Collective(_) => COLLECTIVE.saturating_add(total.saturating_mul(LINK)),
+            Instr::Local { .. } => OP.saturating_add(total),
             _ => 0,
         }
     }

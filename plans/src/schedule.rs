@@ -1,6 +1,7 @@
 //! The schedule of a bound plan: which instructions run only once, and where results
 //! lie. Passes decide it when a plan is bound. It is not part of the file.
 
+use crate::instr::CollectiveKind;
 use crate::pool::InstrId;
 use crate::value::Device;
 
@@ -21,6 +22,17 @@ pub enum Into {
     Nothing,
 }
 
+/// What a process group allocates for itself from the start of a collective to the wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupMemory {
+    /// Nothing that counts.
+    None,
+    /// As many bytes as the input has.
+    OfInput,
+    /// As many bytes as the output has.
+    OfOutput,
+}
+
 /// What passes ask of the backend that will run a plan. Plans name ops as ATen does, and a backend need not have
 /// all of them.
 pub trait Ops {
@@ -34,6 +46,10 @@ pub trait Ops {
     fn copies_inputs(&self) -> bool;
     /// Whether the input of an all-gather may lie where the gather puts it: in this rank's part of the output.
     fn gathers_in_place(&self) -> bool;
+    /// What process groups of a device allocate for themselves while a collective is under way.
+    fn group_memory(&self, _kind: CollectiveKind, _device: Device) -> GroupMemory {
+        GroupMemory::None
+    }
     /// The alignment that the backend gives tensors on a device, in bytes, so that kernels take the same
     /// paths for results in an arena. A power of two.
     fn alignment(&self, device: Device) -> u64;

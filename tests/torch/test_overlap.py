@@ -47,7 +47,7 @@ def programs(seed: int) -> Script:
                     (x @ weights[at]).square().mean().backward(retain_graph=True)
             return torch.stack([x.detach(), *(other + 1 for other in pending)]).sum(0)
 
-        captured = capture(step, state=[weights, states, table])
+        captured = capture(step, state=[weights, states, table], passes="+overlap")
         raising = [looks[call % len(looks)] for call in range(BAD)] if looks else []
         for call in range(GOOD + 2 * len(raising)):
             rows = [torch.full((4,), call % ROWS) for _ in range(LENGTH)]
@@ -81,7 +81,7 @@ def test_a_collective_is_under_way_while_the_step_computes() -> None:
             first = funcol.all_reduce(x, "sum", dist.group.WORLD) * 2
             return first + (x @ weight).sin()
 
-        captured = capture(step, state=weight)
+        captured = capture(step, state=weight, passes="+overlap")
         for _ in range(GOOD):
             yield captured(torch.randn(4, 4))
         if not ORACLE_ONLY and hasattr(captured, "explain"):

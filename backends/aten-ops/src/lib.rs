@@ -10,8 +10,8 @@
 
 #![forbid(unsafe_code)]
 
-use rote_plans::schedule::{COPIES, Into, Ops};
-use rote_plans::{Device, keeps_to_arguments};
+use rote_plans::schedule::{COPIES, GroupMemory, Into, Ops};
+use rote_plans::{CollectiveKind, Device, keeps_to_arguments};
 
 /// Overload of the functional form, of the form that writes, and the ops.
 type Row = (&'static str, &'static str, &'static [&'static str]);
@@ -82,6 +82,15 @@ impl Ops for AtenOps {
     /// `fully_shard` gathers so, with each backend (`all_gather_inputs` in `_fsdp_collectives.py`).
     fn gathers_in_place(&self) -> bool {
         true
+    }
+
+    /// Gloo gathers into memory of its own, and reduces a copy of what it scatters (`ProcessGroupGloo.cpp`).
+    fn group_memory(&self, kind: CollectiveKind, device: Device) -> GroupMemory {
+        match (kind, device.is_cpu()) {
+            (CollectiveKind::AllGather, true) => GroupMemory::OfOutput,
+            (CollectiveKind::ReduceScatter, true) => GroupMemory::OfInput,
+            _ => GroupMemory::None,
+        }
     }
 
     fn alignment(&self, device: Device) -> u64 {

@@ -1,8 +1,9 @@
 //! How much memory the order leaves at each instruction, by the turn of the recorded order.
 
 use rote_plans::Plan;
+use rote_plans::schedule::Ops;
 
-use crate::live::Bytes;
+use crate::live::{Bytes, of_groups};
 
 /// Bytes that are alive at each instruction, for their most over ranges of instructions.
 pub(super) struct Room {
@@ -23,9 +24,10 @@ struct Node {
 }
 
 impl Room {
-    /// `allowed`: bytes of results that may be alive at once. `in_place`: as in [`Bytes::of_results`].
-    pub(super) fn of(plan: &Plan, allowed: u64, in_place: bool) -> Self {
-        let bytes = Bytes::of_results(plan, in_place);
+    /// `allowed`: bytes that may be alive at once, where the recorded order has fewer.
+    pub(super) fn of(plan: &Plan, ops: &dyn Ops, allowed: u64) -> Self {
+        let groups = Bytes::of(plan.instrs.len(), of_groups(plan, ops));
+        let bytes = Bytes::of_results(plan, ops).and(&groups);
         let alive = (0..=bytes.instrs()).map(|at| signed(bytes.at(at)));
         Self::with(&alive.collect::<Vec<_>>(), signed(allowed))
     }

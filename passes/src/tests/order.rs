@@ -59,16 +59,17 @@ fn order(plan: &Plan) -> Vec<String> {
 fn compute_that_needs_no_result_runs_while_it_is_under_way() {
     let x = tensor(1, &[64]);
     let [a, b, c, d, e, f] = [2, 3, 4, 5, 6, 7].map(|storage| tensor(storage, &[64]));
-    let [first, second] = [8, 9].map(|storage| tensor(storage, &[128]));
+    let [first, second] = [8, 9].map(|storage| tensor(storage, &[64]));
     let (peak, most) = (tensor(10, &[4096]), tensor(11, &[64]));
-    let gather = "_c10d_functional::all_gather_into_tensor";
+    let reduce = "_c10d_functional::all_reduce";
+    let sum = || vec![ArgEvent::Str("sum")];
     let steps = [
         op("aten::neg", &[&x], &[&a]),
-        collective(gather, &a, vec![ArgEvent::Int(2)], &first),
+        collective(reduce, &a, sum(), &first),
         sample::wait(&first),
         op("aten::mm", &[&first], &[&b]),
         op("aten::exp", &[&x], &[&c]), // makes what the next one sends
-        collective(gather, &c, vec![ArgEvent::Int(2)], &second),
+        collective(reduce, &c, sum(), &second),
         sample::wait(&second),
         op("aten::bmm", &[&second], &[&d]),
         op("aten::sin", &[&x], &[&e]),
@@ -81,9 +82,9 @@ fn compute_that_needs_no_result_runs_while_it_is_under_way() {
         order(&found.plan),
         [
             "neg",
-            "AllGather",
+            "AllReduce",
             "exp",
-            "AllGather",
+            "AllReduce",
             "sin",
             "wait",
             "mm",
@@ -98,6 +99,8 @@ fn compute_that_needs_no_result_runs_while_it_is_under_way() {
     // outside of ATen and collectives keep their order.
     let mut draw = op("aten::rand_like", &[&x], &[&c]);
     draw.seeded = true;
+    let first = tensor(8, &[128]);
+    let gather = "_c10d_functional::all_gather_into_tensor";
     let steps = [
         collective(gather, &x, vec![ArgEvent::Int(2)], &first),
         sample::wait(&first),
@@ -124,7 +127,7 @@ fn compute_that_needs_no_result_runs_while_it_is_under_way() {
 fn a_run_that_raises_has_changed_what_the_recorded_order_would_have() {
     let [x, y] = [1, 2].map(|storage| tensor(storage, &[64]));
     let [a, b] = [3, 4].map(|storage| tensor(storage, &[64]));
-    let [first, second] = [5, 6].map(|storage| tensor(storage, &[128]));
+    let first = tensor(5, &[128]);
     let gather = "_c10d_functional::all_gather_into_tensor";
     let two = || vec![ArgEvent::Int(2)];
     let steps = [
@@ -138,10 +141,13 @@ fn a_run_that_raises_has_changed_what_the_recorded_order_would_have() {
     let expected = ["embedding", "AllGather", "wait", "index_select", "add_"];
     assert_eq!(order(&found.plan), expected);
 
+    let [first, second] = [5, 6].map(|storage| tensor(storage, &[64]));
+    let reduce = "_c10d_functional::all_reduce";
+    let sum = || vec![ArgEvent::Str("sum")];
     let steps = [
-        collective(gather, &x, two(), &first),
+        collective(reduce, &x, sum(), &first),
         op("aten::embedding", &[&x], &[&a]), // too late
-        collective(gather, &x, two(), &second),
+        collective(reduce, &x, sum(), &second),
         sample::wait(&first),
         in_place("aten::add_", &y, &[]),
         sample::wait(&second),
@@ -149,8 +155,8 @@ fn a_run_that_raises_has_changed_what_the_recorded_order_would_have() {
     ];
     let found = run("overlap", &steps, &[&a, &b], &[&x, &y]);
     let expected = [
-        "AllGather",
-        "AllGather",
+        "AllReduce",
+        "AllReduce",
         "embedding",
         "wait",
         "add_",
@@ -163,21 +169,21 @@ fn a_run_that_raises_has_changed_what_the_recorded_order_would_have() {
 #[test]
 fn what_runs_ahead_stays_within_the_recorded_peak() {
     let big = 1 << 20;
-    let x = tensor(1, &[big / 2]);
+    let x = tensor(1, &[big]);
     let [a, out] = [2, 3].map(|storage| tensor(storage, &[64]));
     let [b, c, first] = [4, 5, 6].map(|storage| tensor(storage, &[big]));
-    let gather = "_c10d_functional::all_gather_into_tensor";
+    let reduce = "_c10d_functional::all_reduce";
     let steps = [
-        collective(gather, &x, vec![ArgEvent::Int(2)], &first),
+        collective(reduce, &x, vec![ArgEvent::Str("sum")], &first),
         sample::wait(&first),
         op("aten::mm", &[&first], &[&a]),
         op("aten::arange", &[], &[&b]),
         op("aten::zeros", &[], &[&c]),
         op("aten::add", &[&a, &b, &c], &[&out]),
     ];
-    // Two big tensors are alive at once as recorded: beside what is gathered, one runs ahead.
+    // Two big tensors are alive at once as recorded: beside what is reduced, one runs ahead.
     let found = run("overlap", &steps, &[&out], &[&x]);
-    let expected = ["AllGather", "arange", "wait", "mm", "zeros", "add"];
+    let expected = ["AllReduce", "arange", "wait", "mm", "zeros", "add"];
     assert_eq!(order(&found.plan), expected);
 }
 
@@ -185,8 +191,8 @@ fn what_runs_ahead_stays_within_the_recorded_peak() {
 fn what_is_sent_is_not_kept_beyond_the_recorded_peak() {
     let big = 1 << 20;
     let x = tensor(1, &[64]);
-    let [a, b, c] = [2, 3, 4].map(|storage| tensor(storage, &[big]));
-    let [out, part] = [tensor(5, &[64]), tensor(6, &[big / 2])];
+    let [a, b, c, d] = [2, 3, 4, 5].map(|storage| tensor(storage, &[big]));
+    let [out, part] = [tensor(6, &[64]), tensor(7, &[big / 2])];
     let scatter = "_c10d_functional::reduce_scatter_tensor";
     let sum = vec![ArgEvent::Str("sum"), ArgEvent::Int(2)];
     let steps = [
@@ -195,11 +201,20 @@ fn what_is_sent_is_not_kept_beyond_the_recorded_peak() {
         sample::wait(&part),
         op("aten::repeat", &[&x], &[&b]),
         op("aten::exp", &[&b], &[&c]),
-        op("aten::sum", &[&c, &part], &[&out]),
+        op("aten::sin", &[&b], &[&d]),
+        op("aten::sum", &[&b, &c, &d, &part], &[&out]),
     ];
-    // Beside what was sent, one of the two later ones has room.
+    // Beside what was sent, and the copy of it that gloo makes, one of the three later ones has room.
     let found = run("overlap", &steps, &[&out], &[&x]);
-    let expected = ["repeat", "ReduceScatter", "repeat", "wait", "exp", "sum"];
+    let expected = [
+        "repeat",
+        "ReduceScatter",
+        "repeat",
+        "wait",
+        "exp",
+        "sin",
+        "sum",
+    ];
     assert_eq!(order(&found.plan), expected);
 }
 
