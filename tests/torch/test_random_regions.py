@@ -4,7 +4,8 @@
 
 checks others than the usual ones. A program is a chain of modules, of which some are regions. How it is trained comes
 from the seed too: several forwards before their backwards, evaluation, checkpoints and an autocast around regions,
-weights that regions share, parameters that are frozen for a while.
+weights that regions share, parameters that are frozen for a while. Regions may return several values, some computed of
+others; these are used, left out, watched by hooks, and differentiated one after the other.
 """
 
 import contextlib
@@ -77,13 +78,20 @@ class Part(nn.Module):
             for _ in range(draw.randint(2, 7))
         ]
         self.returns_list = draw.random() < 0.2
+        #: The numbers of values that are returned too.
+        self.others = sorted({draw.random() for _ in range(draw.choice([0, 0, 1, 1, 2, 3]))})
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
         values = [x] if y is None else [x, y]
         for op, first, second, matrix in self.ops:
             one, other = (values[-1 - int(each * each * len(values))] for each in (first, second))
             values.append(OPS[op](one, other, self.matrices[matrix], self.vector, self).float())
-        return [values[-1], None, len(values)] if self.returns_list else values[-1]
+        made = values[1 if y is None else 2 :]
+        others = {id(made[int(each * len(made))]): made[int(each * len(made))] for each in self.others}
+        others.pop(id(made[-1]), None)
+        if self.returns_list or others:
+            return [made[-1], None, len(values), *others.values()]
+        return made[-1]
 
 
 class Program(nn.Module):
@@ -97,9 +105,13 @@ class Program(nn.Module):
         self.two_inputs = [draw.random() < 0.5 for _ in self.parts]
         self.regions = sorted(draw.sample(range(len(self.parts)), draw.randint(1, len(self.parts))))
         self.checkpoints: bool | None = None  # whether reentrant
+        #: What becomes of each other value of a part.
+        self.uses = [draw.choice(["loss", "loss", "next", "watched", "left out"]) for _ in range(3 * len(self.parts))]
+        self.seen: list[Tensor] = []
 
-    def forward(self, x: Tensor) -> Tensor:
-        before = x
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The result, and other values that count in the loss."""
+        before, counted = x, list[Tensor]()
         for number, part in enumerate(self.parts):
             given = [x, before] if self.two_inputs[number] else [x]
             before = x
@@ -107,8 +119,17 @@ class Program(nn.Module):
                 found = checkpoint(part, *given, use_reentrant=self.checkpoints)
             else:
                 found = part(*given)
-            x = found[0] if isinstance(found, list) else found
-        return F.linear(x, self.weights[0]) + x
+            x, others = (found[0], found[3:]) if isinstance(found, list) else (found, [])
+            for place, other in enumerate(others):
+                use = self.uses[3 * number + place]
+                if use == "watched" and other.requires_grad:
+                    other.register_hook(lambda gradient: self.seen.append(gradient.clone()))
+                    counted.append(other.sin())
+                if use == "loss":
+                    counted.append(other)
+                if use == "next":
+                    before = before + other * x.detach()
+        return F.linear(x, self.weights[0]) + x, counted
 
 
 def program(seed: int) -> Callable[[Capture], Calls]:
@@ -120,7 +141,7 @@ def program(seed: int) -> Callable[[Capture], Calls]:
             capture(model.parts[number])
         optimizer = draw.choice([torch.optim.AdamW, torch.optim.SGD])(model.parameters(), lr=0.01)
         kinds = [
-            draw.choice(["plain", "plain", "two", "autocast", "checkpoint", "reentrant", "evaluation", "frozen"])
+            draw.choice(["plain", "apart", "two", "autocast", "checkpoint", "reentrant", "evaluation", "frozen"])
             for _ in range(2)
         ]
         rows = draw.choice([2, 4, 8])
@@ -132,16 +153,30 @@ def program(seed: int) -> Callable[[Capture], Calls]:
             inputs = [torch.randn(rows, WIDTH) for _ in range(2 if kind == "two" else 1)]
             if kind == "evaluation":
                 with draw.choice([torch.no_grad, torch.inference_mode])():
-                    yield model(inputs[0]).clone()
+                    result, others = model(inputs[0])
+                    yield result.clone(), [other.clone() for other in others]
                 continue
             optimizer.zero_grad(set_to_none=draw.random() < 0.7)
             around = torch.autocast("cpu") if kind == "autocast" else contextlib.nullcontext()
-            with around:
-                losses = [model(x.requires_grad_(kind == "reentrant")).float().square().mean() for x in inputs]
-            for loss in draw.sample(losses, len(losses)):
-                loss.backward()
+            model.seen.clear()
+            losses = []
+            for x in inputs:
+                with around:
+                    result, others = model(x.requires_grad_(kind == "reentrant"))
+                    of_result = result.float().square().mean()
+                    if kind == "apart" and others:
+                        losses += [of_result, *(other.float().sin().mean() for other in others)]
+                    else:
+                        losses.append(sum((other.float().sin().mean() for other in others), of_result))
+            left = [loss for loss in draw.sample(losses, len(losses)) if loss.requires_grad]
+            for loss in left:
+                loss.backward(retain_graph=kind == "apart" and loss is not left[-1])
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            yield [loss.detach() for loss in losses], [parameter.grad for parameter in model.parameters()]
+            yield (
+                [loss.detach() for loss in losses],
+                [parameter.grad for parameter in model.parameters()],
+                model.seen[:],
+            )
             optimizer.step()
         return {"model": model, "optimizer": optimizer}
 

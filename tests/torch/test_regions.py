@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -168,6 +169,193 @@ def test_results_may_be_tuples_lists_and_dicts(form: tuple[str, tuple[Any, ...]]
     check_regions(script)
 
 
+class Several(nn.Module):
+    """Returns several results. ``form``: how they depend on each other."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.up, self.down, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+        self.cell = nn.LSTMCell(8, 8)
+        self.own = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Any:
+        if self.form == "of the other":
+            x = x + self.down(F.gelu(self.up(x)))
+            return x, self.norm(x) * x.sigmoid() + self.own
+        if self.form == "of the other, in reverse":
+            h = self.norm(x)
+            y = h.sigmoid() * self.own
+            return {"z": y * h + self.down(y) * h, "y": y}
+        if self.form == "router":
+            h = self.norm(x)
+            logits = self.up(h)
+            return x + self.down(h) * logits.softmax(-1), logits
+        if self.form == "side":
+            h = self.norm(x)
+            logits = self.up(h)
+            return x + self.down(h), logits
+        if self.form == "cell":
+            return self.cell(x, (x.sin(), x.cos()))
+        if self.form == "attention":
+            h = self.norm(x)
+            value, query, key = self.down(h), self.up(h), h.cos()
+            weights = (query @ key.t()).softmax(-1)
+            return x + F.dropout(weights, 0.2) @ value, weights
+        if self.form == "chain":
+            y = self.up(x).tanh()
+            z = y * self.down(y)
+            return [y, self.norm(z) + y, z]
+        if self.form == "one op":
+            y, z = self.up(x).exp().chunk(2, 1)
+            return y * 1, (z * y).exp()
+        if self.form == "other inputs":
+            return self.up(x).tanh(), self.own * 2
+        if self.form == "apart":
+            return self.up(x).tanh(), self.up(x * 2).sigmoid()
+        if self.form in ("in place", "in place, one"):
+            y = self.up(x).tanh() * 2
+            z = self.down(x) * 1
+            z[:, 2:] = z[:, 2:].exp() * self.own[2:]
+            z[:, :4].mul_(y[:, 4:])
+            z[:, 4:].mul_(self.own[4:])
+            return (z, y) if self.form == "in place" else (z,)
+        raise AssertionError(self.form)
+
+
+SEVERAL = [
+    "of the other",
+    "of the other, in reverse",
+    "router",
+    "side",
+    "cell",
+    "attention",
+    "chain",
+    "one op",
+    "other inputs",
+    "apart",
+]
+Losses = Callable[[list[Tensor]], Iterable[Tensor]]
+#: What a step does with several results.
+USES: dict[str, Losses] = {
+    "all": lambda results: [torch.cat([each.reshape(-1) for each in results]).square().mean()],
+    "all, in reverse": lambda results: [sum((each.sin().sum() for each in results[::-1]), torch.zeros(()))],
+    "the first": lambda results: [results[0].square().mean()],
+    "the last": lambda results: [results[-1].square().mean()],
+    "several times": lambda results: [
+        sum((each.sin().mean() + (each * each).mean() for each in (*results, *results)), torch.zeros(()))
+    ],
+    "one after the other": lambda results: [each.square().mean() for each in results],
+    "one after the other, in reverse": lambda results: [each.square().mean() for each in results[::-1]],
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=list(USES))
+@pytest.mark.parametrize("form", SEVERAL)
+def test_results_may_depend_on_each_other(form: str, use: Losses) -> None:
+    """Sums of gradients, and who is told of them: hooks of results and parameters, and what retain_grad keeps."""
+
+    def script(capture: Capture) -> Calls:
+        model = Wrapped(Several(form), nn.Linear(8, 8))
+        capture(model.region)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen: list[Any] = []
+        calls = itertools.count()
+        for name, parameter in model.named_parameters():
+            parameter.register_hook(lambda _, name=name: seen.append(name))
+
+        def step(x: Tensor) -> Any:
+            seen.clear()
+            optimizer.zero_grad()
+            found = model(x)
+            results = list(found.values()) if isinstance(found, dict) else [*found]
+            for result in results[: next(calls) % 3]:
+                result.register_hook(lambda gradient: seen.append(gradient.clone()))
+                result.retain_grad()
+            losses = [*use(results)]
+            for loss in losses:
+                loss.backward(retain_graph=loss is not losses[-1])
+            again = raised(losses[0].backward)
+            gradients = [result.grad for result in results if result.retains_grad]
+            left = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+            optimizer.step()
+            names = sorted(each for each in seen if isinstance(each, str))
+            return gradients, left, again, names, [each for each in seen if isinstance(each, Tensor)]
+
+        return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state={"model": model, "optimizer": optimizer})
+
+    check_regions(script)
+
+
+def test_gradients_of_results_are_asked_for_by_themselves() -> None:
+    def script(capture: Capture) -> Calls:
+        model = Several("chain")
+        capture(model)
+
+        def step(x: Tensor) -> Any:
+            y, last, z = model(x.requires_grad_())
+            loss = (y * z).sum() + last.square().sum()
+            found = [*torch.autograd.grad(loss, [y, z], retain_graph=True)]
+            found += torch.autograd.grad(loss, [z, x, model.up.weight], retain_graph=True)
+            found += torch.autograd.grad(last.sum(), [y], retain_graph=True)
+            found += torch.autograd.grad(loss, [model.down.weight, last])
+            return found
+
+        return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=model)
+
+    check_regions(script, backwards=60)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_around_several_results(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.region = nn.Linear(8, 8), Several("attention")
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, weights = checkpoint(self.region, self.first(x), use_reentrant=reentrant)
+            return y * weights.sum() + weights.square().mean()
+
+    def script(capture: Capture) -> Calls:
+        return trained(capture, Checkpointed(), inputs(STEPS, 4, 8))
+
+    check_regions(script, replays=40, backwards=20)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_results_whose_views_were_written() -> None:
+    def script(capture: Capture, form: str, keys: tuple[Any, ...]) -> Calls:
+        model = Wrapped(Several(form), nn.Linear(8, 8), Sum(keys))
+        return trained(capture, model, inputs(STEPS, 4, 8))
+
+    check_regions(partial(script, form="in place, one", keys=(0,)))
+    check_left(partial(script, form="in place", keys=(0, 1)))
+
+
+class Blocks(torch.autograd.Function):
+    """Hands no gradient on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        return None
+
+
+def test_a_region_to_which_no_gradient_comes() -> None:
+    """Eager gives zeros to functions of autograd."""
+    model = nn.Sequential(Applies(Keeps.apply), nn.Linear(8, 8))
+    region(model)
+    for x in inputs(6, 4, 8):
+        model(x).sum().backward()
+    if not ORACLE_ONLY:
+        with pytest.raises(RuntimeError, match=r"no gradient arrives at a region.*release"):
+            Blocks.apply(model(x)).sum().backward()
+
+
 class Shared(nn.Module):
     """Uses a weight and its input several times, inside of the region and outside."""
 
@@ -274,6 +462,18 @@ def test_a_backward_that_never_comes_frees_what_it_held() -> None:
     del x
     model(torch.randn(4, 8))  # the last arguments are kept until the next call
     assert ORACLE_ONLY or not held.expired()
+    del found
+    assert held.expired()
+
+
+def test_a_result_that_is_saved_and_dropped_frees_its_memory() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sigmoid())
+    region(model)
+    for x in inputs(6, 4, 8):
+        model(x).sum().backward()
+    found = model(x)
+    held = StorageWeakRef(found.untyped_storage())
+    model(x)
     del found
     assert held.expired()
 
@@ -493,14 +693,13 @@ def several(kind: str) -> Callable[[Tensor, Tensor], Any]:
 
     def function(x: Tensor, weight: Tensor, seen: dict[str, Tensor] | None = None) -> Any:
         h = torch.tanh(x @ weight)
-        if kind == "of another result":
-            return h, h * weight.sum()
         if kind == "views":
             return h, h[:2]
-        if kind == "of other inputs":
-            return h, weight * 2
-        if kind == "apart":
-            return h, torch.tanh(x @ weight) * 2
+        if kind == "takes turns":
+            y = h * 2
+            for _ in range(5):
+                h, y = h.sin() * x, y.cos() * x
+            return h, y
         if kind == "kept":
             kept[:] = [h.sum()]
         if kind == "written argument" and seen is not None:
@@ -517,10 +716,8 @@ def several(kind: str) -> Callable[[Tensor, Tensor], Any]:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("of another result", "computed of another one"),
         ("views", "share memory"),
-        ("of other inputs", "all inputs in common"),
-        ("apart", "all inputs in common"),
+        ("takes turns", "take turns too often"),
         ("kept", "keeps a tensor"),
         ("written argument", "writes to a list or dict"),
         ("view of an argument", "view of an argument"),

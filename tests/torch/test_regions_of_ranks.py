@@ -10,7 +10,7 @@ from extent import EVERYTHING
 from models import Llama, Mlp, Sizes, as_dtensor, cross_entropy, llama, llama_2d, mesh, token_batches
 from oracle import Calls, Capture
 from test_regions import Wrapped, check_regions, check_steps, inputs, trained
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 
@@ -71,6 +71,41 @@ def test_tensor_parallel_blocks(distributed: bool) -> None:
         model = dtensor_llama() if distributed else llama(Sizes(dropout=0.1), mesh(2))
         placed = (mesh(2), [Replicate()]) if distributed else ()
         return trained(capture, model, token_batches(Sizes(), 28, *placed), lambda model: model.layers, cross_entropy)
+
+    check_regions(script)
+
+
+class Two(nn.Module):
+    """Returns what a block makes, and something that is computed of it."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.block(*given)
+        return y, y.sin() * y
+
+
+class UsesTwo(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.region = Two(block)
+
+    def forward(self, *given: Tensor) -> Tensor:
+        y, z = self.region(*given)
+        return y * z + z.tanh() - y  # type: ignore[no-any-return]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("distributed", [False, True])
+def test_results_of_which_one_is_computed_of_another(distributed: bool) -> None:
+    def script(capture: Capture) -> Calls:
+        model = dtensor_llama() if distributed else llama(Sizes(dropout=0.1), mesh(2))
+        placed = (mesh(2), [Replicate()]) if distributed else ()
+        model.layers = nn.ModuleList(map(UsesTwo, model.layers))
+        batches = token_batches(Sizes(), 28, *placed)
+        return trained(capture, model, batches, lambda model: [each.region for each in model.layers], cross_entropy)
 
     check_regions(script)
 

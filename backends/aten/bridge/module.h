@@ -81,6 +81,7 @@ PYBIND11_MODULE(bridge, module) {
   add("mark_replayed", set_replayed_history);
   add("hooks_of", hooks_of);
   add("begin_graph", begin_graph);
+  add("end_edge", end_edge);
   add("attach_region", attach_region);
 
   // A parameter as `torch.autocast` casts it now for the ops of its list of lower precision: the cast that autocast keeps

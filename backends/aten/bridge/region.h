@@ -7,6 +7,8 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "values.h"
@@ -20,6 +22,9 @@ class RegionBackward : public torch::autograd::Node {
       : Node(std::move(edges)), backward_(backward.release().ptr(), getPyInterpreter()) {}
 
   void save(const at::Tensor& tensor, bool is_output) { saved_.emplace_back(tensor, is_output); }
+
+  // Takes the gradients that a node of the graph inside takes.
+  void stand_for(const Node& other, uint32_t input) { input_metadata_.emplace_back(other.input_metadata(input)); }
 
   std::string name() const override { return "RegionBackward"; }
 
@@ -66,11 +71,25 @@ class RegionBackward : public torch::autograd::Node {
   c10::SafePyObject backward_;
 };
 
-// The node of a tensor at which the graph of a region begins.
+// A node at which the graph of a region ends.
 class RegionInput : public torch::autograd::Node {
  public:
   std::string name() const override { return "RegionInput"; }
-  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
+
+  // Takes the gradients that an edge would hand on, and keeps the node that it led to.
+  void stand_for(torch::autograd::Edge edge) {
+    input_metadata_.emplace_back(edge.function->input_metadata(edge.input_nr));
+    before_ = std::move(edge.function);
+  }
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
+    throw std::runtime_error(
+        "rote: the graph of a region is used from outside; remedy: return the tensors that have it, or call release() on "
+        "the region");
+  }
+
+ private:
+  decltype(torch::autograd::Edge::function) before_;
 };
 
 // Found where there is a function of this name: in versions of torch that hold nodes by shared pointers.
@@ -104,29 +123,69 @@ decltype(torch::autograd::Edge::function) owned(const Any& held) {
   return held;
 }
 
-// The edge to a tensor, or to what a `GradientEdge` of Python names.
-inline torch::autograd::Edge edge_to(PyObject* input) {
-  if (THPVariable_Check(input)) return torch::autograd::impl::gradient_edge(THPVariable_Unpack(input));
-  PyObject* node = PyTuple_GetItem(input, 0);
-  if (!node) throw py::error_already_set();
-  const auto number = static_cast<uint32_t>(PyLong_AsLong(PyTuple_GetItem(input, 1)));
-  if (THPFunction_Check(node)) return {owned(reinterpret_cast<THPFunction*>(node)->cdata), number};
-  return {reinterpret_cast<torch::autograd::THPCppFunction*>(node)->cdata, number};
+using NodePointer = decltype(torch::autograd::Edge::function);
+
+// The node that an object of Python stands for.
+inline NodePointer node_in(PyObject* node) {
+  if (THPFunction_Check(node)) return owned(reinterpret_cast<THPFunction*>(node)->cdata);
+  return reinterpret_cast<torch::autograd::THPCppFunction*>(node)->cdata;
 }
 
-// Makes the outputs of a region those of a new node. Gradients of `inputs`, tensors and edges, leave it, one after the
-// other, and `backward` computes them: of which are needed, the gradients of the outputs, and what was saved.
-inline void attach_region(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& saved, const py::list& inputs,
-                          py::object backward) {
-  torch::autograd::edge_list edges;
-  for (py::handle input : inputs) edges.push_back(edge_to(input.ptr()));
-  auto node = make_node<RegionBackward>(std::move(edges), std::move(backward));
-  for (const at::Tensor& tensor : saved) {
-    bool is_output = false;
-    for (const at::Tensor& output : outputs) is_output |= output.is_same(tensor);
-    static_cast<RegionBackward&>(*node).save(tensor, is_output);
+// The two items of a tuple: an object, and a number.
+inline std::pair<PyObject*, uint32_t> pair_in(PyObject* tuple) {
+  PyObject* first = PyTuple_GetItem(tuple, 0);
+  if (!first) throw py::error_already_set();
+  return {first, static_cast<uint32_t>(PyLong_AsLong(PyTuple_GetItem(tuple, 1)))};
+}
+
+// Ends an edge of a node at a new node, which takes the same gradients. Returns the new node.
+inline py::object end_edge(const py::object& node, size_t place) {
+  torch::autograd::Edge& edge = node_in(node.ptr())->next_edges().at(place);
+  auto end = make_node<RegionInput>();
+  static_cast<RegionInput&>(*end).stand_for(edge);
+  edge = {end, 0};
+  return py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(end));
+}
+
+// The edge to a tensor, to what a `GradientEdge` of Python names, or to a place of a piece that is made already.
+inline torch::autograd::Edge edge_to(PyObject* input, const std::vector<NodePointer>& made) {
+  if (THPVariable_Check(input)) return torch::autograd::impl::gradient_edge(THPVariable_Unpack(input));
+  const auto [item, number] = pair_in(input);
+  if (PyLong_Check(item)) return {made.at(PyLong_AsLong(item)), number};
+  return {node_in(item), number};
+}
+
+// Makes the outputs of a region those of new nodes, one for each piece of its graph. A piece is a tuple: what takes
+// gradients (places of outputs, and edges of the graph inside), what gradients go to (tensors, edges, places of later
+// pieces), and the function that computes these, one after the other, of which are needed, the gradients that have come,
+// and what was saved. The pieces stand in the order in which the engine runs them. `saved` has tensors, each with the
+// number of its piece.
+inline void attach_region(const std::vector<at::Tensor>& outputs, const py::list& pieces,
+                          const std::vector<std::pair<size_t, at::Tensor>>& saved) {
+  std::vector<NodePointer> made(pieces.size());
+  std::vector<size_t> owners_of_outputs(outputs.size());
+  for (size_t number = pieces.size(); number-- > 0;) {  // the engine runs those first that were made last
+    PyObject* piece = PyList_GET_ITEM(pieces.ptr(), static_cast<Py_ssize_t>(number));
+    torch::autograd::edge_list edges;
+    for (py::handle input : py::handle(PyTuple_GetItem(piece, 1))) edges.push_back(edge_to(input.ptr(), made));
+    auto backward = py::reinterpret_borrow<py::object>(PyTuple_GetItem(piece, 2));
+    made[number] = make_node<RegionBackward>(std::move(edges), std::move(backward));
+    for (py::handle slot : py::handle(PyTuple_GetItem(piece, 0))) {
+      if (PyLong_Check(slot.ptr())) {
+        const size_t place = PyLong_AsSize_t(slot.ptr());
+        torch::autograd::create_gradient_edge(const_cast<at::Tensor&>(outputs.at(place)), made[number]);
+        owners_of_outputs[place] = number;
+      } else {
+        const auto [item, input] = pair_in(slot.ptr());
+        static_cast<RegionBackward&>(*made[number]).stand_for(*node_in(item), input);
+      }
+    }
   }
-  for (const at::Tensor& output : outputs) torch::autograd::create_gradient_edge(const_cast<at::Tensor&>(output), node);
+  for (const auto& [owner, tensor] : saved) {
+    bool is_output = false;  // of its owner, which must not hold it
+    for (size_t i = 0; i < outputs.size(); ++i) is_output |= owners_of_outputs[i] == owner && outputs[i].is_same(tensor);
+    static_cast<RegionBackward&>(*made.at(owner)).save(tensor, is_output);
+  }
 }
 
 }  // namespace rote

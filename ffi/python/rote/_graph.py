@@ -7,6 +7,12 @@ variant, as the guards of the variant say that each would make the same graph.
 Gradients leave the graph as eager adds them up: a tensor that the region uses twice gets two *contributions*, in the
 order in which the autograd engine makes them, and the engine adds them to those from outside. Adding them up inside
 would round otherwise.
+
+The graph of several results is divided into *pieces*, each with a node of autograd outside. All nodes that gradients of
+the same results reach are one piece, unless the order of the engine forbids it. So a backward reaches all nodes of a
+piece or none. Where one result is computed of another one, the gradients of the latter meet at the node of its piece:
+those from outside, and after them those of the other result. Eager adds them up in that order, as the engine always
+runs the node that was made last.
 """
 
 from __future__ import annotations
@@ -16,9 +22,9 @@ import inspect
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -26,6 +32,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree
 
+from . import _bridge
 from ._bytecode import instructions
 from ._libraries import is_library_class
 from ._memory import storage_of, version_of
@@ -36,7 +43,7 @@ _Hooks = torch.autograd.graph.saved_tensors_hooks
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor that the graph saves and that the caller has passed: its place among those that are saved."""
+    """A tensor that the graph saves and that the caller has passed: its place among the detached inputs."""
 
     place: int
     spec: Any
@@ -48,6 +55,10 @@ class Made:
 
     place: int
     spec: Any
+
+
+#: What stands for a tensor that the graph saves. A tensor of the state stands for itself.
+Entry = Given | Made | torch.Tensor
 
 
 class Tape:
@@ -67,16 +78,16 @@ class Tape:
         self._in_state = {storage_of(tensor): tensor for tensor in reversed(state)}
         self._in_arguments = {storage_of(tensor): place for place, tensor in enumerate(arguments)}
         self._unrecorded = unrecorded
-        #: Tensors of the state, and places of arguments, that must not be written before the backward.
-        self.checked_state: dict[int, torch.Tensor] = {}
-        self.checked_arguments: set[int] = set()
         # What was saved, and the versions that it had then, while the forward runs.
         self._live: list[torch.Tensor] = []
         self._versions: list[int] = []
-        self.entries: list[Given | Made | torch.Tensor] = []  # tensors: those of the state
-        self.given: list[int] = []  # the places of detached inputs that are saved
+        self._unpacked: list[int] | None = None  # what is unpacked, while that is noted
+        self.entries: list[Entry] = []
+        # Tensors of the state, and places of arguments, that must not be written before the backward, by entries.
+        self.checked_state: dict[int, torch.Tensor] = {}
+        self.checked_arguments: dict[int, int] = {}
         self.made: list[torch.Tensor] = []
-        self._current: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], dict[int, torch.Tensor]] | None = None
+        self._current: Callable[[int], torch.Tensor] | None = None
         self.has_other_hooks = False
 
     def hooks(self) -> Any:
@@ -97,16 +108,14 @@ class Tape:
         self.entries.append(self._entry(tensor))
         return len(self.entries) - 1
 
-    def _entry(self, tensor: torch.Tensor) -> Given | Made | torch.Tensor:
+    def _entry(self, tensor: torch.Tensor) -> Entry:
         spec = tensor._spec if isinstance(tensor, DTensor) else None
         given = self._places_of_given.get(id(tensor))
         if given is not None:
-            if given not in self.given:
-                self.given.append(given)
-            return Given(self.given.index(given), spec)
+            return Given(given, spec)
         of_state = tensor if id(tensor) in self._state else self._in_state.get(storage_of(tensor))
         if of_state is not None:
-            self.checked_state[id(of_state)] = of_state
+            self.checked_state[len(self.entries)] = of_state
         if of_state is tensor:
             return tensor
         with self._unrecorded():
@@ -115,7 +124,7 @@ class Tape:
             plain = local_of(tensor).data
         place = self._in_arguments.get(storage_of(tensor))
         if place is not None:
-            self.checked_arguments.add(place)
+            self.checked_arguments[len(self.entries)] = place
         for place, known in enumerate(self.made):
             if is_same(known, plain):
                 return Made(place, spec)
@@ -123,28 +132,80 @@ class Tape:
         return Made(len(self.made) - 1, spec)
 
     def _unpack(self, number: int) -> torch.Tensor:
-        if self._live:  # the forward itself asks for gradients
+        if self._unpacked is not None:
+            self._unpacked.append(number)
+        if self._live:  # the forward itself asks for gradients, or the nodes are asked for what they have saved
             return self._live[number]
         if self._current is None:
             raise RuntimeError(
                 "rote: the graph of a region is used from outside; remedy: return the tensors that have it, or call "
                 "release() on the region"
             )
-        given, made, others = self._current
-        return others[number] if number in others else self._tensor(self.entries[number], given, made)
+        return self._current(number)
 
-    def _tensor(
-        self, entry: Given | Made | torch.Tensor, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def saved_by(self, nodes: Iterable[Node]) -> list[int]:
+        """Which entries nodes of the forward that has just run have saved."""
+        self._unpacked = []
+        try:
+            with self._unrecorded():
+                for node in nodes:
+                    if isinstance(node, BackwardCFunction):
+                        _ = node.saved_tensors
+                        continue
+                    for name in dir(type(node)):
+                        if name.startswith("_saved_"):
+                            with suppress(RuntimeError):  # the forward has let go of it
+                                getattr(node, name)
+            return sorted({*self._unpacked})
+        finally:
+            self._unpacked = None
+
+    def part(self, numbers: Sequence[int]) -> Saved:
+        """What these entries stand for."""
+        given, made, state, arguments = dict[int, int](), dict[int, int](), dict[int, torch.Tensor](), set[int]()
+        entries: dict[int, Entry] = {}
+        for number in numbers:
+            entry = self.entries[number]
+            if not isinstance(entry, torch.Tensor):
+                places = given if isinstance(entry, Given) else made
+                entry = replace(entry, place=places.setdefault(entry.place, len(places)))
+            entries[number] = entry
+            if number in self.checked_state:
+                state[id(self.checked_state[number])] = self.checked_state[number]
+            if number in self.checked_arguments:
+                arguments.add(self.checked_arguments[number])
+        return Saved(entries, list(given), list(made), list(state.values()), sorted(arguments))
+
+    @contextmanager
+    def play(self, find: Callable[[int], torch.Tensor]) -> Iterator[None]:
+        """Within, the graph finds the tensors that one forward has saved, by the numbers of their entries."""
+        self._current = find
+        try:
+            yield
+        finally:
+            self._current = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What nodes of the graph have saved, of all that one forward has saved."""
+
+    #: By their numbers in the tape. The places of what was given and made are those among these nodes' own.
+    entries: dict[int, Entry]
+    given: list[int]  # the places of detached inputs
+    made: list[int]  # the places of what the forward has made
+    #: Tensors of the state, and places of arguments, that must not be written before the backward.
+    checked_state: list[torch.Tensor]
+    checked_arguments: list[int]
+
+    def as_in_eager(self, number: int, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What eager saves as an entry."""
+        entry = self.entries[number]
         if isinstance(entry, torch.Tensor):
             return entry
         local = (given if isinstance(entry, Given) else made)[entry.place]
         same = entry.spec is None or isinstance(local, DTensor)
         return local if same else DTensor(local, entry.spec, requires_grad=False)
-
-    def as_in_eager(self, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What eager saves, in its order."""
-        return [self._tensor(entry, given, made) for entry in self.entries]
 
     def parts(
         self, saved: Sequence[torch.Tensor]
@@ -154,24 +215,12 @@ class Tape:
         given: dict[int, torch.Tensor] = {}
         made: dict[int, torch.Tensor] = {}
         others: dict[int, torch.Tensor] = {}
-        for number, (entry, tensor) in enumerate(zip(self.entries, saved, strict=True)):
+        for (number, entry), tensor in zip(self.entries.items(), saved, strict=True):
             if not isinstance(entry, torch.Tensor):
                 (given if isinstance(entry, Given) else made)[entry.place] = local_of(tensor).data
             elif not is_same(local_of(entry), local_of(tensor)):
                 others[number] = tensor
         return [given[i] for i in range(len(given))], [made[i] for i in range(len(made))], others
-
-    def play(
-        self, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor], others: dict[int, torch.Tensor]
-    ) -> Tape:
-        """Within, the graph finds the tensors that one forward has saved."""
-        self._current = given, made, others
-        return self
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None:
-        self._current = None
 
 
 def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -192,64 +241,52 @@ def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return storage_of(one) == storage_of(other)
 
 
-@dataclass(frozen=True)
-class _Contribution:
-    """A gradient that leaves the graph: by which edge of a node, to which input of another node."""
+# The types of nodes that save tensors where Python does not see them: functions of C++ libraries, and what stands for
+# an op that has written to a view.
+_HIDING = {"CppFunction", "CopySlices"}
 
-    node: Node
+
+class Slot(NamedTuple):
+    """A gradient that a piece of the graph takes: the piece, and the gradient's place there."""
+
+    piece: int
     place: int
-    end: Node
-    number: int
-
-    @property
-    def edge(self) -> GradientEdge:
-        return GradientEdge(self.end, self.number)
 
 
-class Graph:
-    """The graph of one forward."""
+#: What a gradient goes to: a place of what the caller has passed, a parameter, a node outside, another piece.
+Target = int | torch.Tensor | GradientEdge | Slot
 
-    def __init__(self, outputs: Sequence[torch.Tensor], tape: Tape, given: dict[Node, int], begin: int) -> None:
-        """``outputs``: tensors with the graph, all different; ``given``: nodes at which gradients of the caller's
-        tensors arrive, and the places of these; ``begin``: the graph's first sequence number."""
-        self._outputs = [get_gradient_edge(tensor) for tensor in outputs]
+
+class Piece:
+    """Nodes of the graph that one node of autograd stands for outside."""
+
+    def __init__(
+        self,
+        nodes: list[Node],
+        entries: list[GradientEdge],
+        slots: list[int | GradientEdge],
+        tape: Tape,
+        saved: Saved,
+    ) -> None:
+        """``nodes``: in the order of the engine; ``entries``: where gradients come in; ``slots``: the same, with the
+        numbers of outputs in the places of theirs; ``saved``: by the nodes."""
+        self.nodes, self.entries, self.slots, self.saved = nodes, entries, slots, saved
         self._tape = tape
-        contributions = _contributions([edge.node for edge in self._outputs], Ends(given, begin))
-        #: What gradients go to, one for each contribution, in the order in which the engine makes them: places of what
-        #: the caller has passed, parameters, and nodes outside.
-        self.leaves: list[int | torch.Tensor | GradientEdge] = [_target(each, given) for each in contributions]
-        uses = Counter(each.edge for each in contributions)
-        self._single: list[tuple[int, GradientEdge]] = []
-        self._several: list[GradientEdge | None] = []  # of each contribution, if a hook catches it
-        self._caught: list[torch.Tensor | None] = [None] * len(contributions)
-        places: dict[Node, list[tuple[int, int]]] = {}
-        for number, each in enumerate(contributions):
-            # A node may lead to a parameter that needs a gradient too: nothing must go on there.
-            if uses[each.edge] == 1 and not each.end.next_functions:
-                self._single.append((number, each.edge))
-                self._several.append(None)
-            else:
-                places.setdefault(each.node, []).append((number, each.place))
-                self._several.append(each.edge)
-        for node, of_node in places.items():
-            node.register_hook(self._catch(of_node))
+        self.calls_functions = any(isinstance(node, BackwardCFunction) for node in nodes)
+        #: For each contribution: what it goes to, and where it leaves the graph.
+        self.targets: list[Target] = []
+        self._exits: list[GradientEdge] = []
 
-    @property
-    def goes_outside(self) -> bool:
-        """Whether gradients go to nodes of another graph that the caller has not passed."""
-        return any(isinstance(leaf, GradientEdge) for leaf in self.leaves)
-
-    def _catch(self, places: list[tuple[int, int]]) -> Callable[[Any, Any], Any]:
-        """A hook that takes contributions out, before the engine adds them up."""
-        caught = self._caught
-
-        def catch(gradients: Any, _: Any) -> Any:
-            left = list(gradients)
-            for number, place in places:
-                caught[number], left[place] = left[place], None
-            return tuple(left)
-
-        return catch
+    def end(self, target_of: Callable[[Node, int], Target | None]) -> None:
+        """Ends the edges that leave the piece, in the order in which the engine makes gradients for them.
+        ``target_of``: what an edge leads to; None if it stays within the piece."""
+        end_edge = _bridge.bridge().end_edge
+        for node in self.nodes:
+            for place, (following, number) in enumerate(node.next_functions):
+                target = None if following is None else target_of(following, number)
+                if target is not None:
+                    self.targets.append(target)
+                    self._exits.append(GradientEdge(end_edge(node, place), 0))
 
     def backward(
         self,
@@ -259,50 +296,77 @@ class Graph:
         made: Sequence[torch.Tensor],
         others: dict[int, torch.Tensor] | None = None,
     ) -> list[torch.Tensor | None]:
-        """The contributions of one backward, for those that are needed. ``tangents``: gradients of the outputs;
-        ``given``, ``made``, ``others``: as :meth:`Tape.parts` has them."""
-        found: list[torch.Tensor | None] = [None] * len(self.leaves)
-        ends = [(edge, tangent) for edge, tangent in zip(self._outputs, tangents, strict=True) if tangent is not None]
-        singles = [(number, edge) for number, edge in self._single if needs[number]]
-        several = {edge for edge, need in zip(self._several, needs, strict=True) if edge is not None and need}
-        if not ends or not (singles or several):
+        """The contributions of one backward, for those that are needed. ``tangents``: the gradients that come in;
+        ``given``, ``made``, ``others``: as :meth:`Saved.parts` has them."""
+        found: list[torch.Tensor | None] = [None] * len(self.targets)
+        begins = [(edge, tangent) for edge, tangent in zip(self.entries, tangents, strict=True) if tangent is not None]
+        needed = [number for number, need in enumerate(needs) if need]
+        if not begins or not needed:
             return found
-        with self._tape.play(given, made, others or {}), _without_hooks(self.leaves):
+
+        def find(number: int) -> torch.Tensor:
+            return others[number] if others and number in others else self.saved.as_in_eager(number, given, made)
+
+        with self._tape.play(find):
             gradients = torch.autograd.grad(
-                [edge for edge, _ in ends],
-                [*(edge for _, edge in singles), *several],
-                [tangent for _, tangent in ends],
+                [edge for edge, _ in begins],
+                [self._exits[number] for number in needed],
+                [tangent for _, tangent in begins],
                 retain_graph=True,
                 allow_unused=True,
             )
-        for (number, _), gradient in zip(singles, gradients, strict=False):
+        for number, gradient in zip(needed, gradients, strict=True):
             found[number] = gradient
-        for number, edge in enumerate(self._several):
-            if edge is not None:
-                found[number], self._caught[number] = self._caught[number], None
         return found
 
 
-@contextmanager
-def _without_hooks(leaves: Sequence[int | torch.Tensor | GradientEdge]) -> Iterator[None]:
-    """Within, hooks of parameters do not run: the caller's graph runs them."""
-    hooks = [leaf._backward_hooks for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf._backward_hooks]
-    kept = [dict(each) for each in hooks]
-    for each in hooks:
-        each.clear()
-    try:
-        yield
-    finally:
-        for each, own in zip(hooks, kept, strict=True):
-            each.update(own)
+class Graph:
+    """The graph of one forward, in pieces: in the order in which the engine runs them."""
 
+    def __init__(self, outputs: Sequence[torch.Tensor], tape: Tape, given: dict[Node, int], begin: int) -> None:
+        """``outputs``: tensors with the graph, all different; ``given``: nodes at which gradients of the caller's
+        tensors arrive, and the places of these; ``begin``: the graph's first sequence number. What eager has of the
+        graph is gone then."""
+        edges = [get_gradient_edge(tensor) for tensor in outputs]
+        divided = pieces(edges, Ends(given, begin))
+        owners = {node: number for number, nodes in enumerate(divided) for node in nodes}
+        slots: list[list[int | GradientEdge]] = [[] for _ in divided]
+        places: dict[tuple[Node, int], Slot] = {}
+        for number, (node, place, *_) in enumerate(edges):
+            owner = owners[node]
+            places[node, place] = Slot(owner, len(slots[owner]))
+            slots[owner].append(number)
+        for node in owners:
+            for following, place in node.next_functions:
+                if following in owners and owners[following] != owners[node] and (following, place) not in places:
+                    owner = owners[following]
+                    places[following, place] = Slot(owner, len(slots[owner]))
+                    slots[owner].append(GradientEdge(following, place))
+        saved = [tape.saved_by(nodes) for nodes in divided] if len(divided) > 1 else [[]]
+        unseen = sorted({*range(len(tape.entries))}.difference(*saved))
+        #: Whether nodes may have saved tensors where these cannot be seen. Then all pieces have them.
+        self.hides = len(divided) > 1 and bool(unseen) and any(type(node).__name__ in _HIDING for node in owners)
+        self.pieces = []
+        for number, nodes in enumerate(divided):
+            entries = [edges[each] if isinstance(each, int) else each for each in slots[number]]
+            numbers = sorted({*saved[number], *(unseen if self.hides or not number else ())})
+            self.pieces.append(Piece(nodes, entries, slots[number], tape, tape.part(numbers)))
+        for number, piece in enumerate(self.pieces):
 
-def _target(contribution: _Contribution, given: dict[Node, int]) -> int | torch.Tensor | GradientEdge:
-    if contribution.end in given:
-        return given[contribution.end]
-    if is_leaf(contribution.end):
-        return contribution.end.variable  # type: ignore[attr-defined, no-any-return]
-    return contribution.edge
+            def target_of(node: Node, place: int, own: int = number) -> Target | None:
+                if node in owners:
+                    piece = owners[node]
+                    return None if piece == own else places[node, place]
+                if node in given:
+                    return given[node]
+                return node.variable if is_leaf(node) else GradientEdge(node, place)  # type: ignore[attr-defined]
+
+            piece.end(target_of)
+
+    @property
+    def goes_outside(self) -> bool:
+        """Whether gradients go to nodes of another graph that the caller has not passed."""
+        return any(isinstance(target, GradientEdge) for piece in self.pieces for target in piece.targets)
 
 
 @dataclass(frozen=True)
@@ -332,15 +396,15 @@ def reached(roots: Iterable[Node | None], ends: Ends) -> tuple[set[Node], set[No
     return nodes, reached_ends
 
 
-def _contributions(roots: list[Node], ends: Ends) -> list[_Contribution]:
-    """The gradients that leave a graph, in the order in which the engine runs nodes: of those whose gradients are
-    complete, the one that was made last (torch/csrc/autograd/engine.cpp)."""
+def _in_order(roots: list[Node], ends: Ends) -> list[Node]:
+    """The nodes of a graph in the order in which the engine runs them: of those whose gradients are complete, the one
+    that was made last (torch/csrc/autograd/engine.cpp)."""
     waiting: Counter[Node] = Counter(roots)
     for node in reached(roots, ends)[0]:
         waiting.update(following for following, _ in node.next_functions if following is not None)
     ready: list[tuple[int, int, Node]] = []
     arrivals = itertools.count()  # no two entries of the heap are equal
-    found: list[_Contribution] = []
+    found: list[Node] = []
 
     def arrives(node: Node) -> None:
         waiting[node] -= 1
@@ -351,28 +415,65 @@ def _contributions(roots: list[Node], ends: Ends) -> list[_Contribution]:
         arrives(node)
     while ready:
         _, _, node = heapq.heappop(ready)
-        for place, (following, number) in enumerate(node.next_functions):
-            if following is None:
-                continue
-            if following in ends:
-                found.append(_Contribution(node, place, following, number))
-            arrives(following)
+        found.append(node)
+        for following, _ in node.next_functions:
+            if following is not None:
+                arrives(following)
     return found
 
 
+def pieces(outputs: Sequence[GradientEdge], ends: Ends) -> list[list[Node]]:
+    """The nodes of the graph of all results, divided into pieces. Nodes and pieces stand in the engine's order."""
+    order = _in_order([edge.node for edge in outputs], ends)
+    sources: Counter[Node] = Counter()  # bits: the results whose gradients reach a node
+    for number, edge in enumerate(outputs):
+        sources[edge.node] |= 1 << number
+    for node in order:
+        for following, _ in node.next_functions:
+            if following is not None and following not in ends:
+                sources[following] |= sources[node]
+    found: list[list[Node]] = []
+    for source, run in itertools.groupby(order, key=sources.__getitem__):
+        nodes = list(run)
+        for piece in reversed(found):
+            if sources[piece[0]] == source:
+                piece += nodes
+                break
+            if not _may_change_places(piece, nodes):
+                found.append(nodes)
+                break
+        else:
+            found.append(nodes)
+    return found
+
+
+def _may_change_places(first: list[Node], second: list[Node]) -> bool:
+    """Whether the engine could run the second nodes before the first ones, and all sums of gradients were the same."""
+    if any(isinstance(node, BackwardCFunction) for node in (*first, *second)):
+        return False  # it may do more than compute
+    edges = {edge for node in first for edge in node.next_functions if edge[0] is not None}
+    of_second = {edge for node in second for edge in node.next_functions if edge[0] is not None}
+    return edges.isdisjoint(of_second) and {node for node, _ in edges}.isdisjoint(second)
+
+
+#: For each result. More pieces, and they cost more than they save.
+_MOST_PIECES = 4
+
+
 def apart(outputs: list[torch.Tensor], ends: Ends) -> str:
-    """Why one node cannot stand for the graph of several results; empty if it can."""
+    """Why no nodes of autograd can stand for the graph of several results; empty if they can."""
     for i, one in enumerate(outputs):
         if any(shares_memory(local_of(one), local_of(other)) for other in outputs[:i]):
             return "returns results that share memory"
-    graphs = [reached([tensor.grad_fn], ends) for tensor in outputs]
-    edges = {(tensor.grad_fn, tensor.output_nr) for tensor in outputs}
-    for node in set[Node]().union(*(nodes for nodes, _ in graphs)):
-        if not edges.isdisjoint(node.next_functions):
-            return "returns a result that was computed of another one"
-    for nodes, of_ends in graphs[1:]:
-        if nodes.isdisjoint(graphs[0][0]) or of_ends != graphs[0][1]:
-            return "returns results that have not all inputs in common"
+    divided = pieces([get_gradient_edge(tensor) for tensor in outputs], ends)
+    if len(divided) <= 1:
+        return ""
+    if len(divided) > _MOST_PIECES * len(outputs):
+        return "returns results whose graphs take turns too often"
+    numbers = sorted((node._sequence_nr() for nodes in divided for node in nodes), reverse=True)
+    order = [node._sequence_nr() for node in _in_order([tensor.grad_fn for tensor in outputs], ends)]  # type: ignore[misc]
+    if order != numbers or len({*numbers}) < len(numbers):
+        return "returns several results of which not all were made one after the other"
     return ""
 
 

@@ -1,7 +1,8 @@
 """Regions: functions whose forward and backward are captured each, while all around them runs as before.
 
 A region is two captured functions. The forward returns its results and what its autograd graph saves; a node of
-autograd (``region.h``) holds that until its backward comes, which is captured too, for each variant of the forward.
+autograd (``region.h``) holds that until its backward comes, which is captured too, for each variant of the forward. A
+graph in several pieces has a node and a captured backward for each.
 Where the forward is not replayed, it runs on detached inputs, so that its graph (``_graph.py``) ends where the region
 does.
 """
@@ -18,13 +19,13 @@ import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import Node, get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree
 
@@ -46,46 +47,31 @@ from ._specs import local_of, spec_text
 from ._step import Stats, Step
 
 
-@dataclass
-class _Plan:
-    """What all forwards of one variant have in common."""
+class _Piece:
+    """A piece of the graph of all forwards of one variant, and the node of autograd that stands for it."""
 
-    graph: _graph.Graph
-    tape: _graph.Tape
-    given: list[Callable[[Any, Any], torch.Tensor]]  # each finds one tensor in the arguments of a call
-    inputs: list[int | torch.Tensor | GradientEdge]  # for each contribution: a place in `given`, a parameter, a node
-    outputs: list[int]  # the results that have the graph, by their places among the leaves of the result
-    checked: list[int]  # of these, those whose memory the graph has saved
-    checked_arguments: list[Callable[[Any, Any], torch.Tensor]]
-    backward: _Backward | None = None
-    is_spoilt: bool = False  # the forward has written to what it had saved: autograd does not let the backward run then
+    def __init__(self, piece: _graph.Piece, inputs: _Inputs, checked: list[int]) -> None:
+        """``checked``: the numbers of outputs whose memory the piece has saved."""
+        self.piece, self._checked = piece, checked
+        self.saved = piece.saved
+        self._checked_arguments = [inputs.finder(place) for place in self.saved.checked_arguments]
+        self.is_spoilt = False  # the forward has written to what it had saved: autograd lets no backward run then
+        self.backward: _Backward | None = None
 
-    def attach(self, result: Any, args: Any, kwargs: Any, hooked: bool) -> Any:
-        """The result of a forward, as one of autograd's. ``result``: with what the graph has saved; ``hooked``: whether
-        code around has set hooks for saved tensors, which may count what they are called with."""
-        result, made = result
-        leaves, structure = ([result], None) if isinstance(result, torch.Tensor) else _pytree.tree_flatten(result)
-        given = [find(args, kwargs) for find in self.given]
-        inputs = [given[each] if isinstance(each, int) else each for each in self.inputs]
-        outputs = [leaves[place] for place in self.outputs]
-        given = [given[place] for place in self.tape.given]
-        if hooked:
-            saved = self.tape.as_in_eager(given, made)
-        else:  # others than these are saved so that autograd finds those that were written since
-            arguments = [find(args, kwargs) for find in self.checked_arguments]
-            checked = (*self.tape.checked_state.values(), *(outputs[place] for place in self.checked), *arguments)
-            saved = [*given, *made, *checked]
-        backward = self._backward_of_hooked if hooked else self._backward_of_plain
-        _bridge.bridge().attach_region(outputs, saved, inputs, backward)
-        return leaves[0] if structure is None else _pytree.tree_unflatten(leaves, structure)
+    def checked(self, outputs: list[torch.Tensor], args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """What is saved so that autograd finds what was written since."""
+        arguments = [find(args, kwargs) for find in self._checked_arguments]
+        return [*self.saved.checked_state, *(outputs[number] for number in self._checked), *arguments]
 
-    def _backward_of_hooked(self, needs: tuple[bool, ...], tangents: Any, saved: list[torch.Tensor]) -> Any:
-        return self._gradients(needs, tangents, *self.tape.parts(saved))
+    def of_hooked(self, needs: tuple[bool, ...], tangents: Any, saved: list[torch.Tensor]) -> Any:
+        return self._gradients(needs, tangents, *self.saved.parts(saved))
 
-    def _backward_of_plain(self, needs: tuple[bool, ...], tangents: Any, saved: list[torch.Tensor]) -> Any:
-        first = len(self.tape.given)
+    def of_plain(self, needs: tuple[bool, ...], tangents: Any, saved: list[torch.Tensor]) -> Any:
+        first = len(self.saved.given)
         given = [local_of(tensor).data for tensor in saved[:first]]
-        return self._gradients(needs, tangents, given, saved[first : first + len(self.tape.made)])
+        made = saved[first : first + len(self.saved.made)]
+        # Results may have hooks by now.
+        return self._gradients(needs, tangents, given, [each.data if each.requires_grad else each for each in made])
 
     def _gradients(
         self,
@@ -95,7 +81,7 @@ class _Plan:
         made: list[torch.Tensor],
         others: dict[int, torch.Tensor] | None = None,
     ) -> Any:
-        """The contributions of one backward: those that are needed. ``tangents``: the gradients of the outputs."""
+        """The contributions of one backward: those that are needed. ``tangents``: the gradients that come in."""
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "rote: a region cannot be differentiated twice (create_graph=True); remedy: call release() on the "
@@ -106,9 +92,58 @@ class _Plan:
                 "one of the variables needed for gradient computation has been modified by an inplace operation, in a "
                 "region of Rote"
             )
+        if self.piece.calls_functions and all(tangent is None for tangent in tangents):
+            raise RuntimeError(
+                "rote: no gradient arrives at a region that calls a torch.autograd.Function, which eager gives zeros "
+                "then; remedy: call release() on the region, or return zeros from the backward of the function that "
+                "takes its result"
+            )
         if self.backward is None or others:
-            return self.graph.backward(needs, tangents, given, made, others)
+            return self.piece.backward(needs, tangents, given, made, others)
         return self.backward.call((needs, tangents, given, made), {})
+
+
+class _Plan:
+    """What all forwards of one variant have in common."""
+
+    def __init__(
+        self, graph: _graph.Graph, tape: _graph.Tape, inputs: _Inputs, places: list[int], outputs: list[torch.Tensor]
+    ) -> None:
+        """``outputs``: the results that have the graph; ``places``: theirs among the leaves of the result."""
+        self._given = inputs.finders  # each finds one tensor in the arguments of a call
+        self._outputs = places
+        self.pieces = []
+        for piece in graph.pieces:
+            of_piece = [tape.made[place] for place in piece.saved.made]
+            checked = [i for i, each in enumerate(outputs) if _is_saved(each, of_piece)]
+            self.pieces.append(_Piece(piece, inputs, checked))
+        self._order = sorted((number, i) for i, piece in enumerate(self.pieces) for number in piece.saved.entries)
+
+    def attach(self, result: Any, args: Any, kwargs: Any, hooked: bool) -> Any:
+        """The result of a forward, as one of autograd's. ``result``: with what the graph has saved; ``hooked``: whether
+        code around has set hooks for saved tensors, which may count what they are called with."""
+        result, made = result
+        leaves, structure = ([result], None) if isinstance(result, torch.Tensor) else _pytree.tree_flatten(result)
+        given = [find(args, kwargs) for find in self._given]
+        outputs = [leaves[place] for place in self._outputs]
+        parts = [
+            ([given[place] for place in piece.saved.given], [made[place] for place in piece.saved.made])
+            for piece in self.pieces
+        ]
+        if hooked:  # what eager saves, in its order
+            saved = [(i, self.pieces[i].saved.as_in_eager(number, *parts[i])) for number, i in self._order]
+        else:
+            saved = [
+                (i, tensor)
+                for i, (piece, part) in enumerate(zip(self.pieces, parts, strict=True))
+                for tensor in (*part[0], *part[1], *piece.checked(outputs, args, kwargs))
+            ]
+        nodes = []
+        for piece in self.pieces:
+            targets = [given[each] if isinstance(each, int) else each for each in piece.piece.targets]
+            nodes.append((piece.piece.slots, targets, piece.of_hooked if hooked else piece.of_plain))
+        _bridge.bridge().attach_region(outputs, nodes, saved)
+        return leaves[0] if structure is None else _pytree.tree_unflatten(leaves, structure)
 
 
 class _Part(Step):
@@ -284,7 +319,9 @@ class Region(_Part):
             del self._plans[gone]
         if "variant" in outcome and self._made is not None:
             self._kept_backwards += 1
-            self._made.backward = _Backward(self, self._made, self._kept_backwards, self._options)
+            for number, piece in enumerate(self._made.pieces):
+                of_piece = f".{number + 1}" if len(self._made.pieces) > 1 else ""
+                piece.backward = _Backward(self, piece.piece, f"{self._kept_backwards}{of_piece}", self._options)
             self._plans[outcome["variant"]] = self._made
 
     # -- what people look at ----------------------------------------------------
@@ -292,17 +329,20 @@ class Region(_Part):
     @property
     def stats(self) -> Stats:
         """Counters, as of now, and those of the backward."""
-        backwards = [plan.backward.stats for plan in self._plans.values() if plan.backward is not None]
+        backwards = [backward.stats for backward in self._backwards()]
         stats = super().stats
         return replace(stats, refusals=[*stats.refusals, *self._reasons], backward=_sum(backwards))
 
     def explain(self) -> str:
         """What Step.explain() says, of the forward and of each backward."""
         reports = [super().explain(), *(f"runs eagerly: {reason}" for reason in self._reasons)]
-        for plan in self._plans.values():
-            if plan.backward is not None:
-                reports.append(f"{plan.backward.label}:\n{plan.backward.explain()}")
+        reports += [f"{backward.label}:\n{backward.explain()}" for backward in self._backwards()]
         return "\n".join(reports)
+
+    def _backwards(self) -> list[_Backward]:
+        """The captured backwards, of each variant and each piece of its graph."""
+        pieces = (piece for plan in self._plans.values() for piece in plan.pieces)
+        return [piece.backward for piece in pieces if piece.backward is not None]
 
     # -- recording ----------------------------------------------------------------
 
@@ -327,43 +367,43 @@ class Region(_Part):
                 "what it writes, or call release() on the region"
             )
         leaves, structure = _pytree.tree_flatten(result)
-        tensors = {id(tensor): tensor for tensor in look.results(result)}
+        of_call = look.graph(look.results(result))[0]
+        tensors = {id(tensor): tensor for tensor in look.results(result) if tensor.grad_fn in of_call}
         if not tensors:
             return _pytree.tree_unflatten([inputs.original(leaf) for leaf in leaves], structure)
-        graph = _graph.Graph(list(tensors.values()), tape, inputs.nodes(), look.begin)
+        problem = look.problem(result)
+        outputs = list(tensors.values())
+        graph = _graph.Graph(outputs, tape, inputs.nodes(), look.begin)
         cut = {key: self._cut(tensor, tape) for key, tensor in tensors.items()}
         places: dict[int, int] = {}
         for place, leaf in enumerate(leaves):
             if id(leaf) in tensors:
                 places.setdefault(id(leaf), place)
         left = [cut[id(leaf)] if id(leaf) in cut else inputs.original(leaf) for leaf in leaves]
-        self._made = _Plan(
-            graph,
-            tape,
-            inputs.finders,
-            graph.leaves,
-            [places[key] for key in tensors],
-            [number for number, tensor in enumerate(cut.values()) if self._is_saved(tensor, tape)],
-            [inputs.finder(place) for place in sorted(tape.checked_arguments)],
-        )
-        self._made.is_spoilt = tape.was_written()
-        problem = look.problem(result) or self._problem(self._made)
+        self._made = _Plan(graph, tape, inputs, [places[key] for key in tensors], outputs)
+        is_spoilt = tape.was_written()
+        for piece in self._made.pieces:
+            piece.is_spoilt = is_spoilt
+        problem = problem or self._problem(graph, tape, is_spoilt)
         if problem is not None:
             lib.rote_record_refuse(self.session, b"", b"", *map(c_text, problem))
         return _pytree.tree_unflatten(left, structure), tape.made
 
     @staticmethod
-    def _problem(made: _Plan) -> tuple[str, str] | None:
+    def _problem(graph: _graph.Graph, tape: _graph.Tape, is_spoilt: bool) -> tuple[str, str] | None:
         """Why the graph of a forward cannot serve other forwards, with the remedy."""
-        if made.tape.has_other_hooks:
+        if tape.has_other_hooks:
             what = (
                 "sets hooks for saved tensors of its own (torch.utils.checkpoint does): they keep tensors of one call"
             )
             return what, _graph.INSIDE
-        if made.graph.goes_outside:
+        if graph.goes_outside:
             return OUTSIDE
-        if made.is_spoilt:
+        if is_spoilt:
             return "writes to a tensor that it has saved for its backward", "write to a copy"
+        if graph.hides:
+            what = "returns several results, and writes to a view or calls a C++ library: these hide what they save"
+            return what, "return one result"
         return None
 
     @staticmethod
@@ -375,22 +415,19 @@ class Region(_Part):
             plain = tensor.data
         return next((made for made in tape.made if type(made) is type(plain) and _graph.is_same(made, plain)), plain)
 
-    @staticmethod
-    def _is_saved(tensor: torch.Tensor, tape: _graph.Tape) -> bool:
-        return any(_graph.shares_memory(made, local_of(tensor)) for made in tape.made)
-
     def _kind(self) -> Hashable:
         return self.kind
 
 
 class _Backward(_Part):
-    """The backward of a region, for one variant of the forward."""
+    """The backward of a piece of a region, for one variant of the forward."""
 
-    def __init__(self, forward: Region, plan: _Plan, number: int, options: dict[str, Any]) -> None:
-        state = {str(i): entry for i, entry in enumerate(plan.tape.entries) if isinstance(entry, torch.Tensor)}
+    def __init__(self, forward: Region, piece: _graph.Piece, number: str, options: dict[str, Any]) -> None:
+        entries = piece.saved.entries.values()
+        state = {str(i): entry for i, entry in enumerate(entries) if isinstance(entry, torch.Tensor)}
         super().__init__(_backward, state or None, **options)
         self.label = f"{getattr(forward.function, '__qualname__', forward.name())}.backward{number}"
-        self._graph = plan.graph
+        self._piece = piece
         self._of_forward = forward.kind
         self.ran = {}  # what hooks and functions of the user's run is followed
 
@@ -403,14 +440,18 @@ class _Backward(_Part):
 
     def _without_views(self, needs: tuple[bool, ...], tangents: Any, given: Any, made: Any) -> Any:
         """The contributions as tensors for themselves: nobody writes what they are views of."""
-        found = self._graph.backward(needs, tangents, given, made)
+        found = self._piece.backward(needs, tangents, given, made)
         with _record.unrecorded():
             return [
                 each if each is None or any(each is tangent for tangent in tangents) else _alone(each) for each in found
             ]
 
     def _run(self, args: Any, kwargs: Any) -> Any:
-        return self._graph.backward(*args, **kwargs)
+        return self._piece.backward(*args, **kwargs)
+
+
+def _is_saved(tensor: torch.Tensor, made: list[torch.Tensor]) -> bool:
+    return any(_graph.shares_memory(each, local_of(tensor)) for each in made)
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
