@@ -1,5 +1,6 @@
 """Regions inside of FSDP2, DistributedDataParallel and tensor parallel modules leave what eager leaves."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,8 +9,8 @@ import test_ddp
 import test_fsdp
 from extent import EVERYTHING
 from models import Llama, Mlp, Sizes, as_dtensor, cross_entropy, llama, llama_2d, mesh, token_batches
-from oracle import Calls, Capture
-from test_regions import Wrapped, check_regions, check_steps, inputs, trained
+from oracle import ORACLE_ONLY, Calls, Capture, check_same, run, run_eager
+from test_regions import Wrapped, check_regions, check_steps, inputs, region, trained
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -73,6 +74,19 @@ def test_tensor_parallel_blocks(distributed: bool) -> None:
         return trained(capture, model, token_batches(Sizes(), 28, *placed), lambda model: model.layers, cross_entropy)
 
     check_regions(script)
+
+
+@pytest.mark.ranks(2)
+def test_verified_blocks_of_two_ranks() -> None:
+    def script(capture: Capture) -> Calls:
+        model = llama(Sizes(dropout=0.1), mesh(2))
+        return trained(capture, model, token_batches(Sizes(), 28), lambda model: model.layers, cross_entropy)
+
+    expected, found = run_eager(script), run(script, partial(region, verify=3))
+    check_same(expected, found)
+    for handle in found.steps if not ORACLE_ONLY else []:
+        stats = handle.stats
+        assert stats.verified >= 3 and stats.backward.verified >= 3 and stats.replays >= 20, stats
 
 
 class Two(nn.Module):

@@ -177,8 +177,8 @@ def capture(
             optimizer, a tensor, or dicts, lists and objects that hold these.
         region: ``fn`` is a part of a step, as :func:`capture_module` has it:
             its forward and its backward are captured each, and the loss, the
-            optimizer and all else stay eager. Not with ``verify``,
-            ``verify_every``, ``agree``, ``host`` and ``trust_plans``.
+            optimizer and all else stay eager. Not with ``verify_every``,
+            ``agree``, ``host`` and ``trust_plans``.
         plans: directory of the plan store; a temporary one by default.
         strict: raise :class:`RecordingRefused` if a recording is refused. By
             default, a refusal gives one warning, and the step stays eager.
@@ -225,7 +225,6 @@ def capture(
         "passes": passes,
     }
     of_steps: dict[str, Any] = {
-        "verify": verify,
         "verify_every": verify_every,
         "agree": agree,
         "host": host,
@@ -234,11 +233,12 @@ def capture(
 
     def wrap(function: Callable[..., Any]) -> Captured[..., Any]:
         if not region:
-            return Captured(Step(function, state, **options, **of_steps))
+            return Captured(Step(function, state, verify=verify, **options, **of_steps))
         other = next((name for name, value in of_steps.items() if value), None)
         if other is not None:
-            raise ValueError(f"{other}= is for whole steps, and not for region=True")
-        return Captured(Region(function, state, **options))
+            instead = "; verify= is for regions too" if other == "verify_every" else ""
+            raise ValueError(f"{other}= is for whole steps, and not for region=True{instead}")
+        return Captured(Region(function, state, verify=verify, **options))
 
     return wrap if fn is None else wrap(fn)
 
@@ -248,6 +248,7 @@ def capture_module(
     *,
     plans: str | Path | None = None,
     strict: bool = False,
+    verify: int = 0,
     max_variants: int = 8,
     ignore: Sequence[str] = (),
     passes: str | Sequence[str] = "",
@@ -262,6 +263,9 @@ def capture_module(
 
     Args:
         module: the module. Its ``forward`` may take and return tensors, and tuples, lists and dicts of them.
+        verify: run this many replays beside eager, from the same state, with
+            the backward of each. The first bit that differs raises
+            :class:`VerificationError`, in the forward or in the backward.
         plans, strict, max_variants, ignore, passes: as :func:`capture` has them.
 
     Returns:
@@ -273,7 +277,14 @@ def capture_module(
     if isinstance(own, Captured):
         raise ValueError("rote.capture_module takes a module whose forward is not captured yet")
     region = Region(
-        module.forward, module, plans=plans, strict=strict, max_variants=max_variants, ignore=ignore, passes=passes
+        module.forward,
+        module,
+        plans=plans,
+        strict=strict,
+        verify=verify,
+        max_variants=max_variants,
+        ignore=ignore,
+        passes=passes,
     )
     region.in_place = own is None
     module.forward = Captured(region)

@@ -29,7 +29,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree
 
-from . import _bridge, _graph, _record
+from . import _bridge, _graph, _record, _verify
 from ._native import c_text, lib
 from ._recording import Recording
 from ._region_checks import (
@@ -44,7 +44,7 @@ from ._region_checks import (
     versions_of_packed,
 )
 from ._specs import local_of, spec_text
-from ._step import Stats, Step
+from ._step import Stats, Step, VerificationError
 
 
 class _Piece:
@@ -57,6 +57,7 @@ class _Piece:
         self._checked_arguments = [inputs.finder(place) for place in self.saved.checked_arguments]
         self.is_spoilt = False  # the forward has written to what it had saved: autograd lets no backward run then
         self.backward: _Backward | None = None
+        self.twin: _Piece | None = None  # of the plan that a verified call has replayed; this piece is eager's then
 
     def checked(self, outputs: list[torch.Tensor], args: Any, kwargs: Any) -> list[torch.Tensor]:
         """What is saved so that autograd finds what was written since."""
@@ -99,8 +100,30 @@ class _Piece:
                 "takes its result"
             )
         if self.backward is None or others:
-            return self.piece.backward(needs, tangents, given, made, others)
+            found = self.piece.backward(needs, tangents, given, made, others)
+            if self.twin is not None and not others:
+                self.twin.compare(found, needs, tangents, given, made)
+            return found
         return self.backward.call((needs, tangents, given, made), {})
+
+    def compare(self, found: Any, *args: Any) -> None:
+        """Runs the backward of a verified call, and raises an error where it does not give what eager has given."""
+        if self.backward is None:
+            return
+        replayed = self.backward.beside(args)
+        for number, (one, other) in enumerate(zip(found, replayed, strict=True)):
+            if (one is None) != (other is None) or not (one is None or _is_same_gradient(one, other)):
+                what = f"{self.backward.target(number)} (gradient {number + 1} of {len(found)})"
+                raise VerificationError(f"a replay of {self.backward.name()} differs from eager in {what}")
+
+    def is_like(self, other: _Piece) -> bool:
+        """Whether the backward of one piece can take what the other one has saved."""
+        one, two = self.saved, other.saved
+        kinds = [[type(entry) for entry in saved.entries.values()] for saved in (one, two)]
+        given = [len(piece.piece.slots) for piece in (self, other)]
+        left = [[type(target) for target in piece.piece.targets] for piece in (self, other)]
+        places = one.given == two.given and one.made == two.made
+        return places and kinds[0] == kinds[1] and given[0] == given[1] and left[0] == left[1]
 
 
 class _Plan:
@@ -118,6 +141,14 @@ class _Plan:
             checked = [i for i, each in enumerate(outputs) if _is_saved(each, of_piece)]
             self.pieces.append(_Piece(piece, inputs, checked))
         self._order = sorted((number, i) for i, piece in enumerate(self.pieces) for number in piece.saved.entries)
+
+    def verify(self, replayed: _Plan) -> bool:
+        """Has each backward compared with that of the plan that was replayed, if the graphs are alike."""
+        if len(self.pieces) != len(replayed.pieces):
+            return False
+        for piece, twin in zip(self.pieces, replayed.pieces, strict=True):
+            piece.twin = twin
+        return all(piece.is_like(twin) for piece, twin in zip(self.pieces, replayed.pieces, strict=True))
 
     def attach(self, result: Any, args: Any, kwargs: Any, hooked: bool) -> Any:
         """The result of a forward, as one of autograd's. ``result``: with what the graph has saved; ``hooked``: whether
@@ -178,6 +209,8 @@ class _Part(Step):
         return not (self._off or self.results or self.stats.refusals)
 
 
+# Calls from the first replay of a forward to that of its backward.
+_BEHIND = 2
 # Calls that a part leaves eager while it waits for the plan of another one.
 _PATIENCE = 4
 # The first parts of each kind.
@@ -195,9 +228,10 @@ def _plans_of_process() -> str:
 class Region(_Part):
     """A region, and the captured function of its forward."""
 
-    def __init__(self, function: Callable[..., Any], state: Any, **options: Any) -> None:
+    def __init__(self, function: Callable[..., Any], state: Any, *, verify: int = 0, **options: Any) -> None:
         options["plans"] = options["plans"] or _plans_of_process()
-        super().__init__(function, state, **options)
+        # The backward has its plan later than the forward.
+        super().__init__(function, state, verify=verify + _BEHIND if verify > 0 else verify, **options)
         self._options = options
         self.in_place = False  # it stands where its method was, which the class may replace
         self.kind: Hashable = None  # equal for regions that may share a plan; known once the region is called
@@ -207,6 +241,8 @@ class Region(_Part):
         self._plans: dict[int, _Plan] = {}  # by the numbers of variants
         self._kept_backwards = 0
         self._found: _Plan | None = None  # whose graph the result of the last call needs
+        self._replayed_plan: _Plan | None = None  # of the verified call that is under way
+        self._differs_in = ""  # what eager's graph of that call shows
         self._hidden: Hooks = []  # while the forward is captured
         self._writes_state = False
         self._reasons: list[str] = []  # why calls run eagerly that no recording was tried of
@@ -301,6 +337,41 @@ class Region(_Part):
             self._reasons.append(reason)
             self._refused(reason)
 
+    # -- verification -----------------------------------------------------------
+
+    def _verified(self, args: Any, kwargs: Any) -> Any:
+        self._replayed_plan, self._differs_in = None, ""
+        try:
+            result = super()._verified(args, kwargs)
+        finally:
+            self._replayed_plan = None
+        if self._differs_in:
+            raise VerificationError(f"a replay of {self.name()} differs from eager in {self._differs_in}")
+        return result
+
+    def _call_beside(self, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        result, replayed = super()._call_beside(args, kwargs)
+        self._replayed_plan = self._found if replayed else None
+        return result, replayed
+
+    def _run_beside(self, args: Any, kwargs: Any) -> Any:
+        """Runs a call with a graph of its own, as a recording does. The caller gets the result and the graph of this
+        call."""
+        result, made, problem = self._run_apart(*args, **kwargs)
+        self._found, replayed = made, self._replayed_plan
+        if problem is not None:
+            self._differs_in = f"what a region may do: it {problem[0]}"
+        elif not (made is replayed or (made is not None and replayed is not None and made.verify(replayed))):
+            self._differs_in = "its autograd graph"
+        return result
+
+    def _told(self, difference: str) -> str:
+        if self._replayed_plan is None:
+            return difference
+        if difference.startswith("result[1]"):
+            return f"tensor {difference.removeprefix('result[1]').strip('[]')} of those that it saves for the backward"
+        return difference.replace("result[0]", "result", 1)
+
     def _deliver(self, args: Any, kwargs: Any) -> Any:
         result = super()._deliver(args, kwargs)
         self._found = self._plans.get(self.variant.value)
@@ -350,10 +421,20 @@ class Region(_Part):
     def recorded(self) -> Callable[..., Any]:
         return self._cut_off
 
-    def _cut_off(self, casts: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        """Runs the function with a graph of its own; comes back with its result what the graph has saved."""
+    def _cut_off(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the function as :meth:`_run_apart` has it, while it is recorded."""
+        result, self._made, problem = self._run_apart(*args, **kwargs)
+        if problem is not None:
+            lib.rote_record_refuse(self.session, b"", b"", *map(c_text, problem))
+        return result
+
+    def _run_apart(
+        self, casts: list[torch.Tensor], *args: Any, **kwargs: Any
+    ) -> tuple[Any, _Plan | None, tuple[str, str] | None]:
+        """Runs the function with a graph of its own; comes back with its result what the graph has saved. Also: the
+        graph, and why it cannot serve other calls, with the remedy."""
         if not torch.is_grad_enabled():
-            return self.function(*args, **kwargs)
+            return self.function(*args, **kwargs), None, None
         inputs = _Inputs(casts, args, kwargs)
         state = [tensor for _, tensor in self.state.tensors()]
         tape = _graph.Tape(inputs.places, inputs.tensors, state, _record.unrecorded)
@@ -370,7 +451,7 @@ class Region(_Part):
         of_call = look.graph(look.results(result))[0]
         tensors = {id(tensor): tensor for tensor in look.results(result) if tensor.grad_fn in of_call}
         if not tensors:
-            return _pytree.tree_unflatten([inputs.original(leaf) for leaf in leaves], structure)
+            return _pytree.tree_unflatten([inputs.original(leaf) for leaf in leaves], structure), None, None
         problem = look.problem(result)
         outputs = list(tensors.values())
         graph = _graph.Graph(outputs, tape, inputs.nodes(), look.begin)
@@ -380,14 +461,12 @@ class Region(_Part):
             if id(leaf) in tensors:
                 places.setdefault(id(leaf), place)
         left = [cut[id(leaf)] if id(leaf) in cut else inputs.original(leaf) for leaf in leaves]
-        self._made = _Plan(graph, tape, inputs, [places[key] for key in tensors], outputs)
+        made = _Plan(graph, tape, inputs, [places[key] for key in tensors], outputs)
         is_spoilt = tape.was_written()
-        for piece in self._made.pieces:
+        for piece in made.pieces:
             piece.is_spoilt = is_spoilt
         problem = problem or self._problem(graph, tape, is_spoilt)
-        if problem is not None:
-            lib.rote_record_refuse(self.session, b"", b"", *map(c_text, problem))
-        return _pytree.tree_unflatten(left, structure), tape.made
+        return (_pytree.tree_unflatten(left, structure), tape.made), made, problem
 
     @staticmethod
     def _problem(graph: _graph.Graph, tape: _graph.Tape, is_spoilt: bool) -> tuple[str, str] | None:
@@ -429,6 +508,7 @@ class _Backward(_Part):
         self.label = f"{getattr(forward.function, '__qualname__', forward.name())}.backward{number}"
         self._piece = piece
         self._of_forward = forward.kind
+        self._names = {id(tensor): path for path, tensor in forward.state.tensors()}
         self.ran = {}  # what hooks and functions of the user's run is followed
 
     @property
@@ -448,6 +528,25 @@ class _Backward(_Part):
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         return self._piece.backward(*args, **kwargs)
+
+    def beside(self, args: Any) -> Any:
+        """What a backward gives that eager has run already, and counts it as verified if it is replayed."""
+        found = self.call(args, {})
+        self._verified_calls += self._replayed
+        return found
+
+    def target(self, number: int) -> str:
+        """What a gradient goes to, for people."""
+        target = self._piece.targets[number]
+        if isinstance(target, torch.Tensor):
+            return f"the gradient of {self._names.get(id(target), 'a parameter')}"
+        return f"the gradient of tensor {target} of the arguments" if isinstance(target, int) else "a gradient inside"
+
+
+def _is_same_gradient(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two gradients are equal bit for bit."""
+    of_one, of_other = (each._spec if isinstance(each, DTensor) else None for each in (one, other))
+    return of_one == of_other and _verify.same(local_of(one), local_of(other))
 
 
 def _is_saved(tensor: torch.Tensor, made: list[torch.Tensor]) -> bool:

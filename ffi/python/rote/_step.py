@@ -698,7 +698,7 @@ class Step:
         self._look_for_state()
         self._verify -= raises
         self._until = self._verify_every
-        run = _verify.beside(self.state, args, kwargs, self._call_beside, self._run)
+        run = _verify.beside(self.state, args, kwargs, self._call_beside, self._run_beside)
         if run.once:
             if not run.raised_elsewhere:  # the next call is verified in its place
                 self._verify += raises
@@ -711,7 +711,7 @@ class Step:
             return run.result()
         where = "" if run.difference is not None else f"rank {run.elsewhere[0]}, not on this one"
         if raises:
-            what = run.difference or where
+            what = where if run.difference is None else self._told(run.difference)
             how = "in" if run.difference is not None else "on"
             raise VerificationError(f"a replay of {self.name()} differs from eager {how} {what}") from run.error
         self._differs(args, kwargs, run, where)
@@ -724,6 +724,14 @@ class Step:
             return self._call(args, kwargs), self._replayed
         finally:
             self._beside = False
+
+    def _run_beside(self, args: Any, kwargs: Any) -> Any:
+        """Runs a call eagerly that was replayed."""
+        return self._run(args, kwargs)
+
+    def _told(self, difference: str) -> str:
+        """How people are told what differs."""
+        return difference
 
     def _differs(self, args: Any, kwargs: Any, run: _verify.Beside, elsewhere: str) -> None:
         """Ends replays, on all ranks at once, and reports why."""

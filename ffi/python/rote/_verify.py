@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,8 @@ class Snapshot:
             for tensor, copy in self.tensors.values():
                 local = local_of(tensor).detach()
                 if not same(local, copy):  # what nothing wrote may be of a kind that cannot be written
-                    local.copy_(copy)
+                    with _unnoticed(local):
+                        local.copy_(copy)
             for tensor, grad, grad_copy in self.grads.values():
                 tensor.grad = grad
                 if grad is not None and grad_copy is not None:
@@ -56,6 +58,13 @@ class Snapshot:
         torch.set_rng_state(self.cpu_generator)
         if self.cuda_generator is not None:
             torch.cuda.set_rng_state(self.cuda_generator)
+
+
+def _unnoticed(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Within, autograd does not see that a tensor is written: ops write running statistics so, which an earlier forward
+    may have saved."""
+    keep: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+    return contextlib.nullcontext() if tensor.is_inference() else keep(tensor)
 
 
 def compare(replayed: Snapshot, eager: Snapshot) -> str | None:
