@@ -133,6 +133,30 @@ fn show_takes_a_store() {
 }
 
 #[test]
+fn show_pairs_the_plans_of_a_region() {
+    let files = Files::new();
+    let directory = files.path("store");
+    let store = PlanStore::open(&directory).expect("store");
+    let mut plan = sample::small();
+    let mut named = |key: &str, function: &str| {
+        plan.function = function.into();
+        text(&store.write(key, &plan).expect("written"))
+    };
+    let forward = named("0a", "model.py:Block.forward");
+    let first = named("0c", "Block.forward.backward1 of 0a");
+    let second = named("0b", "Block.forward.backward2 of 0a");
+    let other = named("0d", "Block.forward.backward of 0e");
+    let shown = |path: &str| said(&["show", path]).1;
+    let line = |role: &str, path: &str| format!("{role:<12} {path}\n");
+    assert!(shown(&forward).ends_with(&(line("backward", &first) + &line("backward", &second))));
+    assert!(shown(&second).ends_with(&line("forward", &forward)));
+    assert!(!shown(&other).contains("\nforward "), "its forward is gone");
+    let (_, out, _) = said(&["show", "--json", &forward]);
+    let json: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(json["backward"], serde_json::json!([first, second]));
+}
+
+#[test]
 fn check_tells_whole_plans_from_damaged_ones() {
     let files = Files::new();
     let plan = files.plan("plan.rote", |_| ());

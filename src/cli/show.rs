@@ -1,14 +1,14 @@
 //! `rote show`: a summary of a plan.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use rote::{opinion, optimized};
 use rote_aten_ops::AtenOps;
 use rote_passes::{Selection, optimize};
-use rote_plans::{PlanFile, describe};
-use serde_json::json;
+use rote_plans::{PlanFile, PlanStore, describe};
+use serde_json::{Value, json};
 
 use super::{Found, Trouble, complain, find, open, problem};
 
@@ -52,7 +52,7 @@ impl Show {
             }),
             [only] => {
                 let file = open(&only.path)?;
-                self.show(&file, out)?;
+                self.show(&file, &only.path, out)?;
                 Ok(0)
             }
             many => self.list(many, out),
@@ -85,7 +85,7 @@ impl Show {
         Ok(())
     }
 
-    fn show(&self, file: &PlanFile, out: &mut impl Write) -> Result<(), Trouble> {
+    fn show(&self, file: &PlanFile, path: &Path, out: &mut impl Write) -> Result<(), Trouble> {
         if let Some(chosen) = self.passes {
             return self.optimized(file, chosen, out);
         }
@@ -93,12 +93,21 @@ impl Show {
         if self.json {
             let mut json = describe::json(plan);
             json["second_opinion"] = opinion::json(plan);
+            for (role, path) in others_of_region(file, path) {
+                json[role] = match &json[role] {
+                    Value::Array(known) => known.iter().cloned().chain([text_of(&path)]).collect(),
+                    _ => vec![text_of(&path)].into(),
+                };
+            }
             serde_json::to_writer_pretty(&mut *out, &json).map_err(std::io::Error::from)?;
             writeln!(out)?;
             return Ok(());
         }
         if !self.ops && !self.strategies {
             write!(out, "{}{}", describe::summary(plan), opinion::section(plan))?;
+            for (role, path) in others_of_region(file, path) {
+                writeln!(out, "{role:<12} {}", path.display())?;
+            }
         }
         if self.strategies {
             write!(out, "{}", describe::strategies(plan))?;
@@ -151,4 +160,61 @@ impl Show {
         }
         Ok(code)
     }
+}
+
+fn text_of(path: &Path) -> Value {
+    path.to_string_lossy().into()
+}
+
+/// The plans that belong to one of a region, each with what it is: the backwards of a forward, or the forward of a
+/// backward. They lie in the same store. The name of a backward ends with the key of its forward (`_region.py`).
+fn others_of_region(file: &PlanFile, path: &Path) -> Vec<(&'static str, PathBuf)> {
+    let Some((key, store, name)) = in_store(path) else {
+        return Vec::new();
+    };
+    if let Some(forward) = forward_of(&file.plan().function) {
+        let path = store.join(forward).join(name);
+        return if path.is_file() {
+            vec![("forward", path)]
+        } else {
+            Vec::new()
+        };
+    }
+    let files = PlanStore::open(&store).and_then(|store| store.files());
+    let mut backwards: Vec<(String, PathBuf)> = (files.unwrap_or_default().into_iter())
+        .filter(|(_, _, path)| path.file_name() == Some(name.as_ref()))
+        .filter_map(|(_, _, path)| {
+            let function = PlanFile::open(&path).ok()?.plan().function.to_string();
+            (forward_of(&function) == Some(key.as_str())).then_some((function, path))
+        })
+        .collect();
+    backwards.sort_unstable();
+    (backwards.into_iter())
+        .map(|(_, path)| ("backward", path))
+        .collect()
+}
+
+/// The key, the store and the name of the file of a plan that lies in a store.
+fn in_store(path: &Path) -> Option<(String, PathBuf, String)> {
+    let path = std::path::absolute(path).ok()?;
+    let name = path.file_name()?.to_str()?;
+    if !(name.starts_with("rank") && name.ends_with(".rote")) {
+        return None;
+    }
+    let key = path.parent()?;
+    let key_text = key.file_name()?.to_str()?.to_owned();
+    Some((key_text, key.parent()?.to_owned(), name.to_owned()))
+}
+
+/// The key of the forward of a backward, by its name: `Block.forward.backward of KEY`, with the number of a piece after
+/// `backward` where there are several.
+fn forward_of(function: &str) -> Option<&str> {
+    let (name, key) = function.rsplit_once(" of ")?;
+    let (_, backward) = name.rsplit_once('.')?;
+    let number = backward.strip_prefix("backward")?;
+    let is_key = !key.is_empty()
+        && key
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    (is_key && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(key)
 }

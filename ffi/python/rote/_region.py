@@ -13,6 +13,7 @@ import atexit
 import functools
 import hashlib
 import itertools
+import json
 import shutil
 import tempfile
 import types
@@ -239,7 +240,6 @@ class Region(_Part):
         self._casts: dict[Any, list[torch.Tensor] | None] = {}
         self._made: _Plan | None = None  # by the forward that is recorded
         self._plans: dict[int, _Plan] = {}  # by the numbers of variants
-        self._kept_backwards = 0
         self._found: _Plan | None = None  # whose graph the result of the last call needs
         self._replayed_plan: _Plan | None = None  # of the verified call that is under way
         self._differs_in = ""  # what eager's graph of that call shows
@@ -389,10 +389,10 @@ class Region(_Part):
         for gone in self._plans.keys() - set(outcome["variants"]):
             del self._plans[gone]
         if "variant" in outcome and self._made is not None:
-            self._kept_backwards += 1
+            key = json.loads(lib.rote_session_variant(self.session, outcome["variant"]))["key"]
             for number, piece in enumerate(self._made.pieces):
-                of_piece = f".{number + 1}" if len(self._made.pieces) > 1 else ""
-                piece.backward = _Backward(self, piece.piece, f"{self._kept_backwards}{of_piece}", self._options)
+                of_piece = str(number + 1) if len(self._made.pieces) > 1 else ""
+                piece.backward = _Backward(self, piece.piece, f"backward{of_piece} of {key}", self._options)
             self._plans[outcome["variant"]] = self._made
 
     # -- what people look at ----------------------------------------------------
@@ -501,11 +501,12 @@ class Region(_Part):
 class _Backward(_Part):
     """The backward of a piece of a region, for one variant of the forward."""
 
-    def __init__(self, forward: Region, piece: _graph.Piece, number: str, options: dict[str, Any]) -> None:
+    def __init__(self, forward: Region, piece: _graph.Piece, name: str, options: dict[str, Any]) -> None:
+        """``name``: ends with the key of the forward's plan. `rote show` finds one by the other (src/cli/show.rs)."""
         entries = piece.saved.entries.values()
         state = {str(i): entry for i, entry in enumerate(entries) if isinstance(entry, torch.Tensor)}
         super().__init__(_backward, state or None, **options)
-        self.label = f"{getattr(forward.function, '__qualname__', forward.name())}.backward{number}"
+        self.label = f"{getattr(forward.function, '__qualname__', forward.name())}.{name}"
         self._piece = piece
         self._of_forward = forward.kind
         self._names = {id(tensor): path for path, tensor in forward.state.tensors()}
