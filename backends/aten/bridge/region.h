@@ -155,13 +155,12 @@ inline torch::autograd::Edge edge_to(PyObject* input, const std::vector<NodePoin
   return {node_in(item), number};
 }
 
-// Makes the outputs of a region those of new nodes, one for each piece of its graph. A piece is a tuple: what takes
-// gradients (places of outputs, and edges of the graph inside), what gradients go to (tensors, edges, places of later
-// pieces), and the function that computes these, one after the other, of which are needed, the gradients that have come,
-// and what was saved. The pieces stand in the order in which the engine runs them. `saved` has tensors, each with the
-// number of its piece.
-inline void attach_region(const std::vector<at::Tensor>& outputs, const py::list& pieces,
-                          const std::vector<std::pair<size_t, at::Tensor>>& saved) {
+// Makes the outputs of a region those of new nodes, one for each piece of its graph. The pieces stand in the order in which
+// the engine runs them. A piece is a tuple: what takes gradients (places of outputs, and edges of the graph inside), what
+// gradients go to (tensors, edges, places of later pieces), the function that computes these, one after the other, of which
+// are needed, the gradients that have come, and what was saved; and the list of tensors to save. `order` has the piece of
+// each saved tensor, in the order in which eager saves them; it is empty if that does not matter.
+inline void attach_region(const std::vector<at::Tensor>& outputs, const py::list& pieces, const std::vector<size_t>& order) {
   std::vector<NodePointer> made(pieces.size());
   std::vector<size_t> owners_of_outputs(outputs.size());
   for (size_t number = pieces.size(); number-- > 0;) {  // the engine runs those first that were made last
@@ -181,10 +180,20 @@ inline void attach_region(const std::vector<at::Tensor>& outputs, const py::list
       }
     }
   }
-  for (const auto& [owner, tensor] : saved) {
+  std::vector<Py_ssize_t> next(pieces.size());
+  auto save = [&](size_t owner) {
+    PyObject* tensors = PyTuple_GetItem(PyList_GET_ITEM(pieces.ptr(), static_cast<Py_ssize_t>(owner)), 3);
+    if (next.at(owner) >= PyList_Size(tensors)) return false;
+    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, next[owner]++));
     bool is_output = false;  // of its owner, which must not hold it
     for (size_t i = 0; i < outputs.size(); ++i) is_output |= owners_of_outputs[i] == owner && outputs[i].is_same(tensor);
-    static_cast<RegionBackward&>(*made.at(owner)).save(tensor, is_output);
+    static_cast<RegionBackward&>(*made[owner]).save(tensor, is_output);
+    return true;
+  };
+  for (const size_t owner : order) save(owner);
+  for (size_t owner = 0; owner < made.size(); ++owner) {
+    while (save(owner)) {
+    }
   }
 }
 

@@ -127,6 +127,9 @@ class _Piece:
         return places and kinds[0] == kinds[1] and given[0] == given[1] and left[0] == left[1]
 
 
+_ANY_ORDER: list[int] = []
+
+
 class _Plan:
     """What all forwards of one variant have in common."""
 
@@ -141,7 +144,8 @@ class _Plan:
             of_piece = [tape.made[place] for place in piece.saved.made]
             checked = [i for i, each in enumerate(outputs) if _is_saved(each, of_piece)]
             self.pieces.append(_Piece(piece, inputs, checked))
-        self._order = sorted((number, i) for i, piece in enumerate(self.pieces) for number in piece.saved.entries)
+        order = sorted((number, i) for i, piece in enumerate(self.pieces) for number in piece.saved.entries)
+        self._order = [i for _, i in order]  # in which eager saves: the pieces of all that is saved
 
     def verify(self, replayed: _Plan) -> bool:
         """Has each backward compared with that of the plan that was replayed, if the graphs are alike."""
@@ -158,23 +162,18 @@ class _Plan:
         leaves, structure = ([result], None) if isinstance(result, torch.Tensor) else _pytree.tree_flatten(result)
         given = [find(args, kwargs) for find in self._given]
         outputs = [leaves[place] for place in self._outputs]
-        parts = [
-            ([given[place] for place in piece.saved.given], [made[place] for place in piece.saved.made])
-            for piece in self.pieces
-        ]
-        if hooked:  # what eager saves, in its order
-            saved = [(i, self.pieces[i].saved.as_in_eager(number, *parts[i])) for number, i in self._order]
-        else:
-            saved = [
-                (i, tensor)
-                for i, (piece, part) in enumerate(zip(self.pieces, parts, strict=True))
-                for tensor in (*part[0], *part[1], *piece.checked(outputs, args, kwargs))
-            ]
-        nodes = []
+        pieces = []
         for piece in self.pieces:
+            saved = piece.saved
+            own = [given[place] for place in saved.given], [made[place] for place in saved.made]
             targets = [given[each] if isinstance(each, int) else each for each in piece.piece.targets]
-            nodes.append((piece.piece.slots, targets, piece.of_hooked if hooked else piece.of_plain))
-        _bridge.bridge().attach_region(outputs, nodes, saved)
+            if hooked:  # what eager saves
+                tensors = [saved.as_in_eager(number, *own) for number in saved.entries]
+                pieces.append((piece.piece.slots, targets, piece.of_hooked, tensors))
+            else:
+                tensors = [*own[0], *own[1], *piece.checked(outputs, args, kwargs)]
+                pieces.append((piece.piece.slots, targets, piece.of_plain, tensors))
+        _bridge.bridge().attach_region(outputs, pieces, self._order if hooked else _ANY_ORDER)
         return leaves[0] if structure is None else _pytree.tree_unflatten(leaves, structure)
 
 
