@@ -229,9 +229,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="processes")
     parser.add_argument("--delays", type=float, nargs="+", default=[0, 100, 1000], help="microseconds of a collective")
     parser.add_argument("--at-once", action="store_true", help="delays of collectives pass together")
-    parser.add_argument(
-        "--passes", nargs="+", default=PASSES, help="lists to compare with the default"
-    )
+    parser.add_argument("--passes", nargs="+", default=PASSES, help="lists to compare with the default")
     parser.add_argument("--models", nargs="+", help="parts of the labels of models to measure")
     parser.add_argument("--realtime", action="store_true", help="before all other work of the machine")
     parser.add_argument("--rounds", type=int, default=5, help=f"turns of {IN_TURN} steps of each row")

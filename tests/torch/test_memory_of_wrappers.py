@@ -23,6 +23,7 @@ import test_ddp
 import test_fsdp
 import torch
 import torch.distributed as dist
+from extent import EVERYTHING
 from oracle import ORACLE_ONLY, rote_capture
 from torch import Tensor, nn
 from torch.utils import cpp_extension
@@ -144,6 +145,7 @@ def test_two_ranks_of_fsdp(name: str, parts: int) -> None:
 
 
 @pytest.mark.skipif(ORACLE_ONLY, reason="there is no replay")
+@pytest.mark.skipif(not EVERYTHING, reason="takes minutes: make test-all")
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(
     ("name", "parts"),
