@@ -26,11 +26,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node, get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree
 
-from . import _bridge, _graph, _record, _verify
+from . import _bridge, _graph, _record
 from ._native import c_text, lib
 from ._recording import Recording
 from ._region_checks import (
@@ -44,137 +43,9 @@ from ._region_checks import (
     transforms,
     versions_of_packed,
 )
-from ._specs import local_of, spec_text
+from ._region_plan import Inputs, RegionPlan
+from ._specs import spec_text
 from ._step import Stats, Step, VerificationError
-
-
-class _Piece:
-    """A piece of the graph of all forwards of one variant, and the node of autograd that stands for it."""
-
-    def __init__(self, piece: _graph.Piece, inputs: _Inputs, checked: list[int]) -> None:
-        """``checked``: the numbers of outputs whose memory the piece has saved."""
-        self.piece, self._checked = piece, checked
-        self.saved = piece.saved
-        self._checked_arguments = [inputs.finder(place) for place in self.saved.checked_arguments]
-        self.is_spoilt = False  # the forward has written to what it had saved: autograd lets no backward run then
-        self.backward: _Backward | None = None
-        self.twin: _Piece | None = None  # of the plan that a verified call has replayed; this piece is eager's then
-
-    def checked(self, outputs: list[torch.Tensor], args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """What is saved so that autograd finds what was written since."""
-        arguments = [find(args, kwargs) for find in self._checked_arguments]
-        return [*self.saved.checked_state, *(outputs[number] for number in self._checked), *arguments]
-
-    def of_hooked(self, needs: tuple[bool, ...], tangents: Any, saved: list[torch.Tensor]) -> Any:
-        return self._gradients(needs, tangents, *self.saved.parts(saved))
-
-    def of_plain(self, needs: tuple[bool, ...], tangents: Any, saved: list[torch.Tensor]) -> Any:
-        first = len(self.saved.given)
-        given = [local_of(tensor).data for tensor in saved[:first]]
-        made = saved[first : first + len(self.saved.made)]
-        # Results may have hooks by now.
-        return self._gradients(needs, tangents, given, [each.data if each.requires_grad else each for each in made])
-
-    def _gradients(
-        self,
-        needs: tuple[bool, ...],
-        tangents: tuple[torch.Tensor | None, ...],
-        given: list[torch.Tensor],
-        made: list[torch.Tensor],
-        others: dict[int, torch.Tensor] | None = None,
-    ) -> Any:
-        """The contributions of one backward: those that are needed. ``tangents``: the gradients that come in."""
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "rote: a region cannot be differentiated twice (create_graph=True); remedy: call release() on the "
-                "region, or leave this module out of rote.capture_module"
-            )
-        if self.is_spoilt:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation, in a "
-                "region of Rote"
-            )
-        if self.piece.calls_functions and all(tangent is None for tangent in tangents):
-            raise RuntimeError(
-                "rote: no gradient arrives at a region that calls a torch.autograd.Function, which eager gives zeros "
-                "then; remedy: call release() on the region, or return zeros from the backward of the function that "
-                "takes its result"
-            )
-        if self.backward is None or others:
-            found = self.piece.backward(needs, tangents, given, made, others)
-            if self.twin is not None and not others:
-                self.twin.compare(found, needs, tangents, given, made)
-            return found
-        return self.backward.call((needs, tangents, given, made), {})
-
-    def compare(self, found: Any, *args: Any) -> None:
-        """Runs the backward of a verified call, and raises an error where it does not give what eager has given."""
-        if self.backward is None:
-            return
-        replayed = self.backward.beside(args)
-        for number, (one, other) in enumerate(zip(found, replayed, strict=True)):
-            if (one is None) != (other is None) or not (one is None or _is_same_gradient(one, other)):
-                what = f"{self.backward.target(number)} (gradient {number + 1} of {len(found)})"
-                raise VerificationError(f"a replay of {self.backward.name()} differs from eager in {what}")
-
-    def is_like(self, other: _Piece) -> bool:
-        """Whether the backward of one piece can take what the other one has saved."""
-        one, two = self.saved, other.saved
-        kinds = [[type(entry) for entry in saved.entries.values()] for saved in (one, two)]
-        given = [len(piece.piece.slots) for piece in (self, other)]
-        left = [[type(target) for target in piece.piece.targets] for piece in (self, other)]
-        places = one.given == two.given and one.made == two.made
-        return places and kinds[0] == kinds[1] and given[0] == given[1] and left[0] == left[1]
-
-
-_ANY_ORDER: list[int] = []
-
-
-class _Plan:
-    """What all forwards of one variant have in common."""
-
-    def __init__(
-        self, graph: _graph.Graph, tape: _graph.Tape, inputs: _Inputs, places: list[int], outputs: list[torch.Tensor]
-    ) -> None:
-        """``outputs``: the results that have the graph; ``places``: theirs among the leaves of the result."""
-        self._given = inputs.finders  # each finds one tensor in the arguments of a call
-        self._outputs = places
-        self.pieces = []
-        for piece in graph.pieces:
-            of_piece = [tape.made[place] for place in piece.saved.made]
-            checked = [i for i, each in enumerate(outputs) if _is_saved(each, of_piece)]
-            self.pieces.append(_Piece(piece, inputs, checked))
-        order = sorted((number, i) for i, piece in enumerate(self.pieces) for number in piece.saved.entries)
-        self._order = [i for _, i in order]  # in which eager saves: the pieces of all that is saved
-
-    def verify(self, replayed: _Plan) -> bool:
-        """Has each backward compared with that of the plan that was replayed, if the graphs are alike."""
-        if len(self.pieces) != len(replayed.pieces):
-            return False
-        for piece, twin in zip(self.pieces, replayed.pieces, strict=True):
-            piece.twin = twin
-        return all(piece.is_like(twin) for piece, twin in zip(self.pieces, replayed.pieces, strict=True))
-
-    def attach(self, result: Any, args: Any, kwargs: Any, hooked: bool) -> Any:
-        """The result of a forward, as one of autograd's. ``result``: with what the graph has saved; ``hooked``: whether
-        code around has set hooks for saved tensors, which may count what they are called with."""
-        result, made = result
-        leaves, structure = ([result], None) if isinstance(result, torch.Tensor) else _pytree.tree_flatten(result)
-        given = [find(args, kwargs) for find in self._given]
-        outputs = [leaves[place] for place in self._outputs]
-        pieces = []
-        for piece in self.pieces:
-            saved = piece.saved
-            own = [given[place] for place in saved.given], [made[place] for place in saved.made]
-            targets = [given[each] if isinstance(each, int) else each for each in piece.piece.targets]
-            if hooked:  # what eager saves
-                tensors = [saved.as_in_eager(number, *own) for number in saved.entries]
-                pieces.append((piece.piece.slots, targets, piece.of_hooked, tensors))
-            else:
-                tensors = [*own[0], *own[1], *piece.checked(outputs, args, kwargs)]
-                pieces.append((piece.piece.slots, targets, piece.of_plain, tensors))
-        _bridge.bridge().attach_region(outputs, pieces, self._order if hooked else _ANY_ORDER)
-        return leaves[0] if structure is None else _pytree.tree_unflatten(leaves, structure)
 
 
 class _Part(Step):
@@ -237,10 +108,10 @@ class Region(_Part):
         self.kind: Hashable = None  # equal for regions that may share a plan; known once the region is called
         # Of settings of autocast that a call was seen under: the parameters that are cast; None if calls stay eager.
         self._casts: dict[Any, list[torch.Tensor] | None] = {}
-        self._made: _Plan | None = None  # by the forward that is recorded
-        self._plans: dict[int, _Plan] = {}  # by the numbers of variants
-        self._found: _Plan | None = None  # whose graph the result of the last call needs
-        self._replayed_plan: _Plan | None = None  # of the verified call that is under way
+        self._made: RegionPlan | None = None  # by the forward that is recorded
+        self._plans: dict[int, RegionPlan] = {}  # by the numbers of variants
+        self._found: RegionPlan | None = None  # whose graph the result of the last call needs
+        self._replayed_plan: RegionPlan | None = None  # of the verified call that is under way
         self._differs_in = ""  # what eager's graph of that call shows
         self._hidden: Hooks = []  # while the forward is captured
         self._writes_state = False
@@ -391,7 +262,7 @@ class Region(_Part):
             key = json.loads(lib.rote_session_variant(self.session, outcome["variant"]))["key"]
             for number, piece in enumerate(self._made.pieces):
                 of_piece = str(number + 1) if len(self._made.pieces) > 1 else ""
-                piece.backward = _Backward(self, piece.piece, f"backward{of_piece} of {key}", self._options)
+                piece.backward = Backward(self, piece.piece, f"backward{of_piece} of {key}", self._options)
             self._plans[outcome["variant"]] = self._made
 
     # -- what people look at ----------------------------------------------------
@@ -409,7 +280,7 @@ class Region(_Part):
         reports += [f"{backward.label}:\n{backward.explain()}" for backward in self._backwards()]
         return "\n".join(reports)
 
-    def _backwards(self) -> list[_Backward]:
+    def _backwards(self) -> list[Backward]:
         """The captured backwards, of each variant and each piece of its graph."""
         pieces = (piece for plan in self._plans.values() for piece in plan.pieces)
         return [piece.backward for piece in pieces if piece.backward is not None]
@@ -429,12 +300,12 @@ class Region(_Part):
 
     def _run_apart(
         self, casts: list[torch.Tensor], *args: Any, **kwargs: Any
-    ) -> tuple[Any, _Plan | None, tuple[str, str] | None]:
+    ) -> tuple[Any, RegionPlan | None, tuple[str, str] | None]:
         """Runs the function with a graph of its own; comes back with its result what the graph has saved. Also: the
         graph, and why it cannot serve other calls, with the remedy."""
         if not torch.is_grad_enabled():
             return self.function(*args, **kwargs), None, None
-        inputs = _Inputs(casts, args, kwargs)
+        inputs = Inputs(casts, args, kwargs)
         state = [tensor for _, tensor in self.state.tensors()]
         tape = _graph.Tape(inputs.places, inputs.tensors, state, _record.unrecorded)
         look = Look(inputs.args, inputs.kwargs, state)
@@ -460,7 +331,7 @@ class Region(_Part):
             if id(leaf) in tensors:
                 places.setdefault(id(leaf), place)
         left = [cut[id(leaf)] if id(leaf) in cut else inputs.original(leaf) for leaf in leaves]
-        made = _Plan(graph, tape, inputs, [places[key] for key in tensors], outputs)
+        made = RegionPlan(graph, tape, inputs, [places[key] for key in tensors], outputs)
         is_spoilt = tape.was_written()
         for piece in made.pieces:
             piece.is_spoilt = is_spoilt
@@ -497,7 +368,7 @@ class Region(_Part):
         return self.kind
 
 
-class _Backward(_Part):
+class Backward(_Part):
     """The backward of a piece of a region, for one variant of the forward."""
 
     def __init__(self, forward: Region, piece: _graph.Piece, name: str, options: dict[str, Any]) -> None:
@@ -543,16 +414,6 @@ class _Backward(_Part):
         return f"the gradient of tensor {target} of the arguments" if isinstance(target, int) else "a gradient inside"
 
 
-def _is_same_gradient(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two gradients are equal bit for bit."""
-    of_one, of_other = (each._spec if isinstance(each, DTensor) else None for each in (one, other))
-    return of_one == of_other and _verify.same(local_of(one), local_of(other))
-
-
-def _is_saved(tensor: torch.Tensor, made: list[torch.Tensor]) -> bool:
-    return any(_graph.shares_memory(each, local_of(tensor)) for each in made)
-
-
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor in the same memory that is no view."""
     if isinstance(tensor, DTensor):
@@ -577,55 +438,6 @@ def _backward() -> None:
     """Stands for what a backward runs: PyTorch's own code, and what it is seen to call."""
 
 
-_NONE = torch.empty(0)  # stands for a leaf that is no tensor
-
-
-class _Inputs:
-    """The arguments of a forward, with detached tensors in the places of those that require grad."""
-
-    def __init__(self, casts: list[torch.Tensor], args: Any, kwargs: Any) -> None:
-        """``casts``: tensors that stand before the arguments, and that the function finds by itself: the graph ends at
-        their own nodes."""
-        args = (casts, *args)
-        leaves, structure = _pytree.tree_flatten((args, kwargs))
-        self.places: dict[int, int] = {}  # of detached tensors among these inputs
-        self.finders: list[Callable[[Any, Any], torch.Tensor]] = []
-        self._originals: dict[int, torch.Tensor] = {}  # by detached tensors
-        self._leaves, self._all = leaves[:], (args, kwargs)
-        self.tensors = [leaf if isinstance(leaf, torch.Tensor) else _NONE for leaf in leaves]
-        made: dict[int, torch.Tensor] = {}
-        for place, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                if id(leaf) not in made:
-                    made[id(leaf)] = cut = leaf if place < len(casts) else _detached(leaf)
-                    self.places[id(cut)] = len(self.finders)
-                    self.finders.append(self.finder(place))
-                    self._originals[id(cut)] = leaf
-                leaves[place] = made[id(leaf)]
-        self._made = list(made.values())
-        (_, *self.args), self.kwargs = _pytree.tree_unflatten(leaves, structure)
-
-    def finder(self, place: int) -> Callable[[Any, Any], torch.Tensor]:
-        """Finds the tensor of a later call that stands in the place of a leaf."""
-        return _finder(self._leaves[place], place, *self._all)
-
-    def nodes(self) -> dict[Node, int]:
-        """The nodes at which gradients of these inputs arrive, with the places of the inputs."""
-        return {get_gradient_edge(cut).node: self.places[id(cut)] for cut in self._made}
-
-    def original(self, leaf: Any) -> Any:
-        """What the caller has passed, for what stands for it."""
-        return self._originals.get(id(leaf), leaf)
-
-
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in the memory of another one, at which a graph begins."""
-    with _record.unrecorded():
-        detached = tensor.detach()
-    _bridge.bridge().begin_graph(detached)
-    return detached
-
-
 def _replaced(method: Any) -> Any:
     """What the class of an object has in the place of a method now, if that is another one."""
     now: Any = getattr(type(method.__self__), method.__name__)
@@ -641,17 +453,6 @@ def _can_be_cut() -> bool:
 def _has_leaf(args: Any, kwargs: Any) -> bool:
     """Whether an argument is a leaf that requires grad."""
     return any(tensor.is_leaf and tensor.requires_grad for tensor in tensors_in(args, kwargs))
-
-
-def _finder(leaf: torch.Tensor, place: int, args: Any, kwargs: Any) -> Callable[[Any, Any], torch.Tensor]:
-    """Finds the tensor of a later call that stands where this one does."""
-    for i, argument in enumerate(args):
-        if argument is leaf:
-            return lambda args, kwargs: args[i]
-    for name, argument in kwargs.items():
-        if argument is leaf:
-            return lambda args, kwargs: kwargs[name]
-    return lambda args, kwargs: _pytree.tree_leaves((args, kwargs))[place]
 
 
 def _autocast() -> Any:
