@@ -103,7 +103,11 @@ impl<F: Frontend> BoundVariant<F> {
         }
         self.mend(frontend)?;
         self.bound.begin()?;
-        let results = self.replayed(frontend, facts);
+        let mut results = self.replayed(frontend, facts);
+        if let Err(ReplayError::Step { step, message }) = &mut results {
+            let what = self.bound.failed_text(&self.program.plan, *step);
+            *message = format!("{what}: {message}");
+        }
         self.failed = results.is_err();
         self.undone = match &results {
             Err(ReplayError::Step { step, .. }) => {

@@ -7,7 +7,8 @@ use std::ffi::CString;
 
 use rote_plans::schedule::Into;
 use rote_plans::{
-    Arg, BindingKind, Def, Device, Instr, NONE, Plan, RngAction, Scalar, Schedule, is_check,
+    Arg, BindingKind, Collective, CollectiveKind, Def, Device, Instr, NONE, Plan, RngAction,
+    Scalar, Schedule, ValueId, is_check,
 };
 
 use crate::backend::{LocalOp, NumberSite, Program};
@@ -515,6 +516,41 @@ impl<P: Program> BoundPlan<P> {
             false => &self.instrs,
         };
         instrs.get(step).copied().unwrap_or(0)
+    }
+
+    /// Of a run that failed at a step: the op or the collective, for people. `plan`: the one that was bound.
+    pub fn failed_text(&self, plan: &Plan, step: usize) -> String {
+        let failed = self.failed_at(step) as usize;
+        let told = |c: &Collective| {
+            let label = plan
+                .groups
+                .get(c.group as usize)
+                .map_or(NONE, |group| group.label);
+            let over = plan
+                .strings
+                .get(label as usize)
+                .map_or("a group", String::as_str);
+            format!("{} over {over}", CollectiveKind::TEXTS[c.kind as usize])
+        };
+        match plan.instrs.get(failed) {
+            Some(Instr::Local { op, .. }) => plan.str(*op).to_owned(),
+            Some(Instr::Collective(c)) => told(c),
+            Some(Instr::Wait { value }) => {
+                let root = |value: ValueId| plan.values[value as usize].root;
+                let started = plan.instrs[..failed]
+                    .iter()
+                    .rev()
+                    .find_map(|instr| match instr {
+                        Instr::Collective(c) if root(c.output) == root(*value) => Some(told(c)),
+                        _ => None,
+                    });
+                format!(
+                    "the wait for {}",
+                    started.as_deref().unwrap_or("a collective")
+                )
+            }
+            _ => "an instruction".to_owned(),
+        }
     }
 
     /// Of a run that failed at a step: which of the plan's checks failed there, counted from 0, if it was one.

@@ -2,7 +2,7 @@
 
 The model is wrapped by FSDP2 or DDP. A rank that only misses a guard leaves no trace: every rank ends as eager does,
 and the others replay meanwhile. Where a rank raises or is killed, the others end within the timeout of their process
-group, with gloo's error: the address of the peer that is gone, or a timeout.
+group, with gloo's error: the address of the peer that is gone, or a timeout. Rote adds which collective has failed.
 """
 
 import contextlib
@@ -133,7 +133,8 @@ def one_rank(rank: int, port: Any, what: dict[str, Any], at: Any, answers: Any) 
             run(what, faulty, captured, found)
             answers.put((rank, "done", 0, 0.0, ""))
     except BaseException as error:
-        answers.put((rank, type(error).__name__, len(found), time.monotonic() - at.value, str(error)))
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        answers.put((rank, type(error).__name__, len(found), time.monotonic() - at.value, text))
     answers.close()
     answers.join_thread()
     if what["kind"].startswith("raises") and faulty:
@@ -203,3 +204,5 @@ def test_one_rank_is_gone(wrapper: str, kind: str, place: str, world: int) -> No
         assert calls == AT and waited < TIMEOUT_S + GRACE_S, (what, found)
         assert outcome in ("RuntimeError", "DistBackendError", "DistNetworkError"), (what, found)
         assert re.search(r"by peer|Timed out waiting|timeout caused pair closure", text), (what, found)
+        by = r"rote: raised in a replay of the step, by (the wait for )?(all_gather|all_reduce|reduce_scatter) over"
+        assert re.search(by, text), (what, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from array import array
 from collections.abc import Iterable, Sequence
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_uint32, c_uint64, c_void_p, py_object
@@ -146,7 +147,10 @@ def check(status: int) -> int:
     if status < 0:
         exception = lib.rote_last_exception()
         if exception is not None:
-            raise take_object(c_void_p(exception))
+            raised, said = take_object(c_void_p(exception)), error()
+            if (failed := re.match(r"instruction \d+ failed: (.*?): ", said)) is not None:
+                raised.add_note(f"rote: raised in a replay of the step, by {failed[1]}")
+            raise raised
         raise RuntimeError(f"rote: {error()}")
     return status
 
