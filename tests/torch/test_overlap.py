@@ -1,6 +1,8 @@
 """Collectives that start early and are waited for late: what a step leaves is eager's, also where it raises midway."""
 
 import random
+import time
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch.distributed._functional_collectives as funcol
 from oracle import ORACLE_ONLY, Calls, Capture, Script, check_right
 from torch import Tensor, nn
 
+KINDS = ["gather", "reduce", "compute", "write", "look", "back", "share", "average", "late"]
 SEEDS = 24
 LENGTH = 14
 GOOD, BAD = 9, 3
@@ -18,7 +21,9 @@ ROWS = 6
 def programs(seed: int) -> Script:
     """A step of random parts, some calls of which raise at one of its lookups."""
     choose = random.Random(seed)
-    kinds = choose.choices(["gather", "reduce", "compute", "write", "look", "back", "late"], k=LENGTH)
+    kinds = choose.choices(
+        ["gather", "reduce", "compute", "write", "look", "back", "share", "average", "late"], k=LENGTH
+    )
     looks = [at for at, kind in enumerate(kinds) if kind == "look"]
 
     def script(capture: Capture) -> Calls:
@@ -29,6 +34,8 @@ def programs(seed: int) -> Script:
 
         def step(x: Tensor, *rows: Tensor) -> Tensor:
             pending: list[Tensor] = []
+            made: list[Tensor] = []
+            shared: list[tuple[Tensor, Any]] = []
             for at, kind in enumerate(kinds):
                 if kind == "gather":
                     pending.append(funcol.all_gather_tensor(x.detach() + at, 0, dist.group.WORLD)[:4])
@@ -45,6 +52,17 @@ def programs(seed: int) -> Script:
                 elif kind == "back":
                     weights[at].grad = None
                     (x @ weights[at]).square().mean().backward(retain_graph=True)
+                    made.append(weights[at].grad)  # type: ignore[arg-type]
+                elif kind == "share" and made:
+                    grad = made.pop()
+                    shared.append((grad, dist.all_reduce(grad, async_op=True)))
+                elif kind == "average" and shared:
+                    grad, work = shared.pop()
+                    work.wait()
+                    grad.div_(2)
+            for grad, work in shared:
+                work.wait()
+                grad.mul_(0.5)
             return torch.stack([x.detach(), *(other + 1 for other in pending)]).sum(0)
 
         captured = capture(step, state=[weights, states, table], passes="+overlap")
@@ -57,6 +75,8 @@ def programs(seed: int) -> Script:
             try:
                 yield captured(torch.randn(4, 4), *rows)
             except IndexError:
+                dist.barrier()
+                time.sleep(0.05)  # what eager has started and not waited for ends
                 yield "raised", [w.grad for w in weights], states
         return [weights, states]
 

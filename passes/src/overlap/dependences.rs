@@ -7,10 +7,10 @@
 //! communicate: collectives, and ops outside of ATen, which may.
 //!
 //! A run that raises must leave what the recorded order leaves. So local ops that may raise keep
-//! their order with what writes a binding and with what makes or drops a gradient, no binding is
-//! written before a wait that was recorded before it, and nothing is sent before ops that may
-//! raise and behind which the recorded order has changed nothing yet, since the call can be made
-//! again there.
+//! their order with what writes a binding and with what makes, writes or drops a gradient, no
+//! binding is written before a wait that was recorded before it, and nothing is sent before ops
+//! that may raise and behind which the recorded order has changed nothing yet, since the call can
+//! be made again there.
 
 use hashbrown::HashMap;
 use rote_plans::{Def, Instr, NONE, Plan, ValueId};
@@ -50,9 +50,11 @@ impl Touched {
 #[derive(Default)]
 struct Lasting {
     /// Written by what writes bindings and by local ops that may raise, and read by what
-    /// makes or drops a gradient.
+    /// makes, writes or drops a gradient.
     line: Touched,
-    /// For each instruction, whether it makes a gradient, or one is dropped by then.
+    /// For each instruction, whether a gradient is dropped by then.
+    drops: Vec<bool>,
+    /// For each root, whether a gradient lies there.
     gradients: Vec<bool>,
     /// Waits since the last write of a binding.
     waits: Vec<usize>,
@@ -63,23 +65,32 @@ struct Lasting {
 
 impl Lasting {
     fn of(plan: &Plan) -> Self {
-        let mut gradients = vec![false; plan.instrs.len()];
+        let mut lasting = Lasting {
+            drops: vec![false; plan.instrs.len()],
+            gradients: vec![false; plan.values.len()],
+            ..Lasting::default()
+        };
         for grad in &plan.grads {
-            let made = plan.values.get(grad.value as usize).map(|value| value.def);
-            let made = match made {
-                Some(Def::Instr(at)) => at,
-                _ => NONE,
-            };
-            for at in [made, grad.gone] {
-                if let Some(gradient) = gradients.get_mut(at as usize) {
-                    *gradient = true;
-                }
+            if let Some(drops) = lasting.drops.get_mut(grad.gone as usize) {
+                *drops = true;
+            }
+            if grad.value != NONE {
+                lasting.gradients[root(plan, grad.value) as usize] = true;
             }
         }
-        Lasting {
-            gradients,
-            ..Lasting::default()
+        lasting
+    }
+
+    /// Whether an instruction makes or writes a gradient, or a collective that does ends there.
+    fn writes_gradient(&self, plan: &Plan, instr: &Instr) -> bool {
+        let mut found = false;
+        let mut look = |value: ValueId| found |= self.gradients[root(plan, value) as usize];
+        for_each_out(plan, instr, &mut look);
+        for_each_written(plan, instr, &mut look);
+        if let Instr::Wait { value } = instr {
+            look(*value);
         }
+        found
     }
 
     /// An instruction that other ranks or libraries may see.
@@ -93,7 +104,7 @@ impl Lasting {
         let raises = matches!(instr, Instr::Local { .. }) && may_raise(plan, instr);
         if writes || raises {
             self.line.write(i, before);
-        } else if self.gradients[i] {
+        } else if self.drops[i] || self.writes_gradient(plan, instr) {
             self.line.read(i, before);
         }
         if writes {
