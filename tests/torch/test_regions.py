@@ -1105,3 +1105,70 @@ def test_a_verified_call_leaves_what_an_earlier_forward_has_saved() -> None:
         return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=model)
 
     check_same(run_eager(script), run(script, partial(region, verify=9)))
+
+
+class Gated(nn.Module):
+    """Returns its gate, which takes no part in autograd, beside what it has computed of it."""
+
+    def __init__(self, gate: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.gate = nn.Linear(8, 8), gate
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.layer(x)
+        gate = self.gate(y)
+        return y * gate, gate
+
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "mask": lambda y: (y > 0).float(),
+    "detached": lambda y: y.detach().sigmoid(),
+    "detached itself": lambda y: y.detach(),
+}
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=list(GATES))
+def test_a_result_without_a_graph_that_is_written_before_the_backward(gate: Callable[[Tensor], Tensor]) -> None:
+    def script(capture: Capture) -> Calls:
+        module = Gated(gate)
+        capture(module)
+        for call, x in enumerate(inputs(STEPS, 4, 8)):
+            y, found = module(x)
+            if call % 2:
+                found.add_(1.0)
+            try:
+                y.sum().backward()
+            except RuntimeError as error:
+                assert "modified by an inplace operation" in str(error)
+                yield "raised"
+            yield y, found, [parameter.grad for parameter in module.parameters()]
+        return module
+
+    check_regions(script, backwards=STEPS // 2 - 4)
+
+
+class Aside(nn.Module):
+    """Computes something of its result that it does not return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.aside = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        self.aside(y).square()
+        return y
+
+
+def test_a_result_that_only_an_unused_branch_has_saved_may_be_written() -> None:
+    def script(capture: Capture) -> Calls:
+        module = Aside()
+        capture(module)
+        for x in inputs(STEPS, 4, 8):
+            y = module(x)
+            y.add_(x)
+            y.square().sum().backward()
+            yield y, [parameter.grad for parameter in module.parameters()]
+        return module
+
+    check_regions(script)

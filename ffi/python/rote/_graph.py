@@ -160,21 +160,29 @@ class Tape:
         finally:
             self._unpacked = None
 
-    def part(self, numbers: Sequence[int]) -> Saved:
-        """What these entries stand for."""
+    def part(self, numbers: Sequence[int], dead: Container[int]) -> Saved:
+        """What these entries stand for. ``dead``: those that no backward finds."""
         given, made, state, arguments = dict[int, int](), dict[int, int](), dict[int, torch.Tensor](), set[int]()
-        entries: dict[int, Entry] = {}
-        for number in numbers:
-            entry = self.entries[number]
+        entries: dict[int, Entry] = {number: self.entries[number] for number in numbers}
+
+        def add(number: int) -> None:
+            entry = entries[number]
             if not isinstance(entry, torch.Tensor):
                 places = given if isinstance(entry, Given) else made
-                entry = replace(entry, place=places.setdefault(entry.place, len(places)))
-            entries[number] = entry
-            if number in self.checked_state:
-                state[id(self.checked_state[number])] = self.checked_state[number]
-            if number in self.checked_arguments:
-                arguments.add(self.checked_arguments[number])
-        return Saved(entries, list(given), list(made), list(state.values()), sorted(arguments))
+                entries[number] = replace(entry, place=places.setdefault(entry.place, len(places)))
+
+        for number in numbers:
+            if number not in dead:
+                add(number)
+                if number in self.checked_state:
+                    state[id(self.checked_state[number])] = self.checked_state[number]
+                if number in self.checked_arguments:
+                    arguments.add(self.checked_arguments[number])
+        live = len(given), len(made)
+        for number in numbers:
+            if number in dead:
+                add(number)
+        return Saved(entries, list(given), list(made), *live, list(state.values()), sorted(arguments))
 
     @contextmanager
     def play(self, find: Callable[[int], torch.Tensor]) -> Iterator[None]:
@@ -194,6 +202,9 @@ class Saved:
     entries: dict[int, Entry]
     given: list[int]  # the places of detached inputs
     made: list[int]  # the places of what the forward has made
+    #: How many of these, from the first on, a backward finds. Hooks for saved tensors see all.
+    live_given: int
+    live_made: int
     #: Tensors of the state, and places of arguments, that must not be written before the backward.
     checked_state: list[torch.Tensor]
     checked_arguments: list[int]
@@ -342,15 +353,17 @@ class Graph:
                     owner = owners[following]
                     places[following, place] = Slot(owner, len(slots[owner]))
                     slots[owner].append(GradientEdge(following, place))
-        saved = [tape.saved_by(nodes) for nodes in divided] if len(divided) > 1 else [[]]
+        saved = [tape.saved_by(nodes) for nodes in divided]
         unseen = sorted({*range(len(tape.entries))}.difference(*saved))
+        may_hide = any(type(node).__name__ in _HIDING for node in owners)
+        dead = set() if may_hide else set(unseen)  # saved by branches that no result needs
         #: Whether nodes may have saved tensors where these cannot be seen. Then all pieces have them.
-        self.hides = len(divided) > 1 and bool(unseen) and any(type(node).__name__ in _HIDING for node in owners)
+        self.hides = len(divided) > 1 and bool(unseen) and may_hide
         self.pieces = []
         for number, nodes in enumerate(divided):
             entries = [edges[each] if isinstance(each, int) else each for each in slots[number]]
             numbers = sorted({*saved[number], *(unseen if self.hides or not number else ())})
-            self.pieces.append(Piece(nodes, entries, slots[number], tape, tape.part(numbers)))
+            self.pieces.append(Piece(nodes, entries, slots[number], tape, tape.part(numbers, dead)))
         for number, piece in enumerate(self.pieces):
 
             def target_of(node: Node, place: int, own: int = number) -> Target | None:

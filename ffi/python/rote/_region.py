@@ -331,7 +331,7 @@ class Region(_Part):
             if id(leaf) in tensors:
                 places.setdefault(id(leaf), place)
         left = [cut[id(leaf)] if id(leaf) in cut else inputs.original(leaf) for leaf in leaves]
-        made = RegionPlan(graph, tape, inputs, [places[key] for key in tensors], outputs)
+        made = RegionPlan(graph, tape, inputs, [places[key] for key in tensors], leaves)
         is_spoilt = tape.was_written()
         for piece in made.pieces:
             piece.is_spoilt = is_spoilt

@@ -23,7 +23,7 @@ class NodePiece:
     """A piece of the graph of all forwards of one variant, and the node of autograd that stands for it."""
 
     def __init__(self, piece: _graph.Piece, inputs: Inputs, checked: list[int]) -> None:
-        """``checked``: the numbers of outputs whose memory the piece has saved."""
+        """``checked``: the places, among the leaves of the result, of tensors whose memory the piece has saved."""
         self.piece, self._checked = piece, checked
         self.saved = piece.saved
         self._checked_arguments = [inputs.finder(place) for place in self.saved.checked_arguments]
@@ -31,18 +31,18 @@ class NodePiece:
         self.backward: Backward | None = None
         self.twin: NodePiece | None = None  # of the plan that a verified call has replayed; this piece is eager's then
 
-    def checked(self, outputs: list[torch.Tensor], args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """What is saved so that autograd finds what was written since."""
+    def checked(self, leaves: list[Any], args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """What is saved so that autograd finds what was written since. ``leaves``: of the result."""
         arguments = [find(args, kwargs) for find in self._checked_arguments]
-        return [*self.saved.checked_state, *(outputs[number] for number in self._checked), *arguments]
+        return [*self.saved.checked_state, *(leaves[place] for place in self._checked), *arguments]
 
     def of_hooked(self, needs: tuple[bool, ...], tangents: Any, saved: list[torch.Tensor]) -> Any:
         return self._gradients(needs, tangents, *self.saved.parts(saved))
 
     def of_plain(self, needs: tuple[bool, ...], tangents: Any, saved: list[torch.Tensor]) -> Any:
-        first = len(self.saved.given)
+        first = self.saved.live_given
         given = [local_of(tensor).data for tensor in saved[:first]]
-        made = saved[first : first + len(self.saved.made)]
+        made = saved[first : first + self.saved.live_made]
         # Results may have hooks by now.
         return self._gradients(needs, tangents, given, [each.data if each.requires_grad else each for each in made])
 
@@ -105,15 +105,15 @@ class RegionPlan:
     """What all forwards of one variant have in common."""
 
     def __init__(
-        self, graph: _graph.Graph, tape: _graph.Tape, inputs: Inputs, places: list[int], outputs: list[torch.Tensor]
+        self, graph: _graph.Graph, tape: _graph.Tape, inputs: Inputs, places: list[int], leaves: list[Any]
     ) -> None:
-        """``outputs``: the results that have the graph; ``places``: theirs among the leaves of the result."""
+        """``leaves``: of the result; ``places``: of those that have the graph."""
         self._given = inputs.finders  # each finds one tensor in the arguments of a call
         self._outputs = places
         self.pieces = []
         for piece in graph.pieces:
-            of_piece = [tape.made[place] for place in piece.saved.made]
-            checked = [i for i, each in enumerate(outputs) if _is_saved(each, of_piece)]
+            made = [tape.made[place] for place in piece.saved.made[: piece.saved.live_made]]
+            checked = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and _is_saved(leaf, made)]
             self.pieces.append(NodePiece(piece, inputs, checked))
         order = sorted((number, i) for i, piece in enumerate(self.pieces) for number in piece.saved.entries)
         self._order = [i for _, i in order]  # in which eager saves: the pieces of all that is saved
@@ -142,7 +142,8 @@ class RegionPlan:
                 tensors = [saved.as_in_eager(number, *own) for number in saved.entries]
                 pieces.append((piece.piece.slots, targets, piece.of_hooked, tensors))
             else:
-                tensors = [*own[0], *own[1], *piece.checked(outputs, args, kwargs)]
+                live = *own[0][: saved.live_given], *own[1][: saved.live_made]
+                tensors = [*live, *piece.checked(leaves, args, kwargs)]
                 pieces.append((piece.piece.slots, targets, piece.of_plain, tensors))
         _bridge.bridge().attach_region(outputs, pieces, self._order if hooked else _ANY_ORDER)
         return leaves[0] if structure is None else _pytree.tree_unflatten(leaves, structure)
