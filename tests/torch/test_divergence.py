@@ -8,11 +8,12 @@ results are eager's. Where others are left alone with a collective, each raises 
 import contextlib
 import multiprocessing
 import os
+import queue
 import random
 import signal
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -182,9 +183,9 @@ def one_rank(rank: int, port: Any, what: dict[str, Any], at: Any, answers: Any) 
     os._exit(0)  # the group may be beyond a proper end
 
 
-def check(seed: int) -> None:
-    what = job(seed)
-    print(f"seed {seed}: {what}", flush=True)
+def run_ranks(one_rank: Callable[..., None], what: dict[str, Any], within: float) -> dict[int, Any]:
+    """What each rank has said of its end; fails if one has not ended within so many seconds. ``one_rank``: called with
+    the rank, where rank 0 tells its port, ``what``, the time of the fault, and the queue for what a rank says."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     answers, at, port = context.Queue(), context.Value("d", 0.0), context.Value("i", 0)
@@ -195,17 +196,25 @@ def check(seed: int) -> None:
     ]
     for rank in ranks:
         rank.start()
-    end = time.monotonic() + 90 + 3 * TIMEOUT_S + 4 * GRACE_S
+    end = time.monotonic() + within
     for rank in ranks:
         rank.join(max(0.0, end - time.monotonic()))
     hung = [i for i, rank in enumerate(ranks) if rank.is_alive()]
     for i in hung:
         ranks[i].kill()
     told = {}
-    while not answers.empty():
-        answer = answers.get()
-        told[answer[0]] = answer[1:]
+    with contextlib.suppress(queue.Empty):  # a rank that was killed says nothing
+        while len(told) < what["world"]:
+            answer = answers.get(timeout=0.5)
+            told[answer[0]] = answer[1:]
     assert not hung, f"ranks {hung} hang: {what}, others: {told}"
+    return told
+
+
+def check(seed: int) -> None:
+    what = job(seed)
+    print(f"seed {seed}: {what}", flush=True)
+    told = run_ranks(one_rank, what, 90 + 3 * TIMEOUT_S + 4 * GRACE_S)
     faulty = int(what["rank"] * what["world"])
     for rank in range(what["world"]):
         if rank == faulty and what["kind"] in ("killed", "exits"):

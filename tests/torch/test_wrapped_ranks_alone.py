@@ -5,8 +5,6 @@ and the others replay meanwhile. Where a rank raises or is killed, the others en
 group, with gloo's error: the address of the peer that is gone, or a timeout. Rote adds which collective has failed.
 """
 
-import contextlib
-import multiprocessing
 import os
 import re
 import time
@@ -22,8 +20,7 @@ import torch.distributed as dist
 from extent import EVERYTHING
 from models import inputs
 from oracle import ORACLE_ONLY, compare, facts
-from ranks import PRELOAD
-from test_divergence import Fault, Planted, meet, pass_on, set_timeout
+from test_divergence import Fault, Planted, meet, pass_on, run_ranks, set_timeout
 from torch import Tensor, nn
 
 TIMEOUT_S = 3.0
@@ -142,40 +139,13 @@ def one_rank(rank: int, port: Any, what: dict[str, Any], at: Any, answers: Any) 
     os._exit(0)  # the group may be beyond a proper end
 
 
-def told(what: dict[str, Any]) -> dict[int, Any]:
-    """What each rank has said of its end, within the time that it has."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    answers, at, port = context.Queue(), context.Value("d", 0.0), context.Value("i", 0)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    ranks = [
-        context.Process(target=one_rank, args=(rank, port, what, at, answers), daemon=True)
-        for rank in range(what["world"])
-    ]
-    for rank in ranks:
-        rank.start()
-    end = time.monotonic() + END_S
-    for rank in ranks:
-        rank.join(max(0.0, end - time.monotonic()))
-    hung = [i for i, rank in enumerate(ranks) if rank.is_alive()]
-    for i in hung:
-        ranks[i].kill()
-    found = {}
-    with contextlib.suppress(Exception):
-        while len(found) < what["world"]:
-            answer = answers.get(timeout=0.5)
-            found[answer[0]] = answer[1:]
-    assert not hung, f"ranks {hung} hang: {what}, others: {found}"
-    return found
-
-
 @pytest.mark.skipif(ORACLE_ONLY, reason="about replays")
 @pytest.mark.parametrize("world", [2, FOUR])
 @pytest.mark.parametrize("kind", HARMLESS)
 @pytest.mark.parametrize("wrapper", ["FSDP2", "DDP"])
 def test_one_rank_misses_a_guard(wrapper: str, kind: str, world: int) -> None:
     what = {"wrapper": wrapper, "kind": kind, "world": world, "faulty": world - 1, "place": "forward"}
-    found = told(what)
+    found = run_ranks(one_rank, what, END_S)
     assert all(outcome == "done" for outcome, *_ in found.values()) and len(found) == world, found
     alone = found.pop(world - 1)
     assert {replays for _, replays, *_ in found.values()} == {alone[1] + 1}, (found, alone)
@@ -196,7 +166,7 @@ def test_one_rank_misses_a_guard(wrapper: str, kind: str, world: int) -> None:
 @pytest.mark.parametrize("wrapper", ["FSDP2", "DDP"])
 def test_one_rank_is_gone(wrapper: str, kind: str, place: str, world: int) -> None:
     what = {"wrapper": wrapper, "kind": kind, "world": world, "faulty": world - 1, "place": place}
-    found = told(what)
+    found = run_ranks(one_rank, what, END_S)
     alone = found.pop(world - 1, None)
     assert alone is None if kind == "killed" else alone is not None and alone[0] == "Planted", (what, alone)
     assert len(found) == world - 1, found
