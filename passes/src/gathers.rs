@@ -7,6 +7,7 @@
 use rote_plans::{Collective, CollectiveKind, Def, Instr, Marks, Plan, ValueId};
 
 use super::effects::{for_each_written, outlives, root};
+use super::live::{Flight, flights};
 use crate::liveness::{for_each_out, for_each_value};
 
 /// For each all-gather of this kind, its instruction, the root that its input looks at, and its output.
@@ -24,7 +25,7 @@ pub(super) fn in_place(plan: &Plan) -> Vec<(usize, ValueId, ValueId)> {
     }
     let outlives = outlives(plan);
     let looks = Looks::of(plan);
-    found.retain(|&(i, under, _)| !outlives[under as usize] && looks.end_with(i, under));
+    found.retain(|&(i, under, _)| !outlives[under as usize] && looks.end_with(plan, i, under));
     found
 }
 
@@ -64,50 +65,34 @@ fn in_order(shape: &[i64], strides: &[i64]) -> bool {
 struct Looks {
     /// For each root, the last instruction that reads or writes it. What a collective sends, it reads when it starts.
     last: Vec<usize>,
-    /// For each collective, when it starts, the root that it sends, and the wait for it.
-    sent: Vec<(usize, ValueId, usize)>,
+    flights: Vec<Flight>,
 }
 
 impl Looks {
     fn of(plan: &Plan) -> Self {
-        let mut looks = Looks {
-            last: vec![0; plan.values.len()],
-            sent: Vec::new(),
-        };
-        let mut under_way: Vec<(ValueId, usize)> = Vec::new();
+        let mut last = vec![0; plan.values.len()];
         for (i, instr) in plan.instrs.iter().enumerate() {
             if matches!(instr, Instr::Free { .. }) {
                 continue;
             }
-            let mut look = |value: ValueId| looks.last[root(plan, value) as usize] = i;
+            let mut look = |value: ValueId| last[root(plan, value) as usize] = i;
             for_each_value(plan, instr, &mut look);
             for_each_out(plan, instr, &mut look);
             for_each_written(plan, instr, &mut look);
-            match instr {
-                Instr::Collective(c) => {
-                    under_way.push((root(plan, c.output), looks.sent.len()));
-                    looks.sent.push((i, root(plan, c.input), usize::MAX));
-                }
-                Instr::Wait { value } => {
-                    let waited = root(plan, *value);
-                    for (_, at) in under_way.iter().filter(|(output, _)| *output == waited) {
-                        looks.sent[*at].2 = i;
-                    }
-                    under_way.retain(|(output, _)| *output != waited);
-                }
-                _ => {}
-            }
         }
-        looks
+        Looks {
+            last,
+            flights: flights(plan),
+        }
     }
 
     /// Whether the collective at an instruction is the last that looks at a root.
-    fn end_with(&self, collective: usize, root: ValueId) -> bool {
-        let others = self
-            .sent
-            .iter()
-            .filter(|(start, sent, _)| *start != collective && *sent == root);
-        self.last[root as usize] == collective
-            && others.map(|(.., wait)| wait).all(|wait| *wait < collective)
+    fn end_with(&self, plan: &Plan, collective: usize, looked: ValueId) -> bool {
+        let is_other = |flight: &&Flight| {
+            flight.start as usize != collective && root(plan, flight.input) == looked
+        };
+        let mut others = self.flights.iter().filter(is_other);
+        self.last[looked as usize] == collective
+            && others.all(|flight| (flight.end as usize) < collective)
     }
 }

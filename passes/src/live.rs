@@ -17,7 +17,6 @@ pub(super) type Life = (u32, u32);
 /// broadcast send what lies in their result, where the input is copied first.
 pub(super) fn lives(plan: &Plan, copies: bool) -> Vec<Life> {
     let mut live = vec![(u32::MAX, 0); plan.values.len()];
-    let mut flights: Vec<(ValueId, ValueId)> = Vec::new();
     for (i, instr) in plan.instrs.iter().enumerate() {
         let i = i as u32;
         let mut touch = |root: ValueId| {
@@ -30,28 +29,18 @@ pub(super) fn lives(plan: &Plan, copies: bool) -> Vec<Life> {
         for_each_value(plan, instr, |v| touch(root(plan, v)));
         for_each_out(plan, instr, |v| touch(root(plan, v)));
         for_each_written(plan, instr, &mut touch);
-        match instr {
-            Instr::Collective(c) => {
-                let (output, input) = (root(plan, c.output), root(plan, c.input));
-                let of_copies = [CollectiveKind::AllReduce, CollectiveKind::Broadcast];
-                let copied = copies && of_copies.contains(&c.kind);
-                flights.push((output, if copied { output } else { input }));
-            }
-            Instr::Wait { value } => {
-                let waited = root(plan, *value);
-                for (_, input) in flights.iter().filter(|(output, _)| *output == waited) {
-                    touch(*input);
-                }
-                flights.retain(|(output, _)| *output != waited);
-            }
-            _ => {}
-        }
     }
     // What nobody waits for may be in use until the end, and results are.
     let end = plan.instrs.len() as u32;
-    for (output, input) in flights {
-        live[output as usize].1 = end;
-        live[input as usize].1 = end;
+    for flight in flights(plan) {
+        let (output, input) = (root(plan, flight.output), root(plan, flight.input));
+        let of_copies = [CollectiveKind::AllReduce, CollectiveKind::Broadcast];
+        let copied = copies && of_copies.contains(&flight.kind);
+        let sent = &mut live[if copied { output } else { input } as usize].1;
+        *sent = (*sent).max(flight.end);
+        if flight.end == end {
+            live[output as usize].1 = end;
+        }
     }
     for (life, outlives) in live.iter_mut().zip(outlives(plan)) {
         if outlives {
@@ -72,34 +61,53 @@ pub(super) fn made(plan: &Plan) -> impl Iterator<Item = ValueId> {
 /// For each collective, from its start to the wait, or to the end if nobody waits: bytes that its process group
 /// allocates for itself.
 pub(super) fn of_groups(plan: &Plan, ops: &dyn Ops) -> impl Iterator<Item = (Life, u64)> {
-    let mut found: Vec<(Life, u64)> = Vec::new();
-    let mut under_way: Vec<(ValueId, usize)> = Vec::new();
-    let end = plan.instrs.len() as u32;
+    flights(plan).into_iter().map(|flight| {
+        let device = plan.values[flight.input as usize].device;
+        let bytes = match ops.group_memory(flight.kind, device) {
+            GroupMemory::None => 0,
+            GroupMemory::OfInput => bytes(plan, flight.input),
+            GroupMemory::OfOutput => bytes(plan, flight.output),
+        };
+        ((flight.start, flight.end), bytes)
+    })
+}
+
+/// A collective from its start to the wait, or to the end of the plan if nobody waits.
+pub(super) struct Flight {
+    pub(super) start: u32,
+    pub(super) end: u32,
+    pub(super) kind: CollectiveKind,
+    pub(super) input: ValueId,
+    pub(super) output: ValueId,
+}
+
+/// All collectives, in the order in which they start.
+pub(super) fn flights(plan: &Plan) -> Vec<Flight> {
+    let mut found: Vec<Flight> = Vec::new();
+    let mut under_way: Vec<usize> = Vec::new();
     for (i, instr) in plan.instrs.iter().enumerate() {
         match instr {
             Instr::Collective(c) => {
-                let device = plan.values[c.input as usize].device;
-                let bytes = match ops.group_memory(c.kind, device) {
-                    GroupMemory::None => 0,
-                    GroupMemory::OfInput => bytes(plan, c.input),
-                    GroupMemory::OfOutput => bytes(plan, c.output),
-                };
-                under_way.push((root(plan, c.output), found.len()));
-                found.push(((i as u32, end), bytes));
-            }
-            Instr::Wait { value } => {
-                let waited = root(plan, *value);
-                under_way.retain(|&(output, at)| {
-                    if output == waited {
-                        found[at].0.1 = i as u32;
-                    }
-                    output != waited
+                under_way.push(found.len());
+                found.push(Flight {
+                    start: i as u32,
+                    end: plan.instrs.len() as u32,
+                    kind: c.kind,
+                    input: c.input,
+                    output: c.output,
                 });
             }
+            Instr::Wait { value } => under_way.retain(|&at| {
+                let is_waited = root(plan, found[at].output) == root(plan, *value);
+                if is_waited {
+                    found[at].end = i as u32;
+                }
+                !is_waited
+            }),
             _ => {}
         }
     }
-    found.into_iter()
+    found
 }
 
 /// Bytes of a value's elements.

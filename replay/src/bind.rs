@@ -522,14 +522,7 @@ impl<P: Program> BoundPlan<P> {
     pub fn failed_text(&self, plan: &Plan, step: usize) -> String {
         let failed = self.failed_at(step) as usize;
         let told = |c: &Collective| {
-            let label = plan
-                .groups
-                .get(c.group as usize)
-                .map_or(NONE, |group| group.label);
-            let over = plan
-                .strings
-                .get(label as usize)
-                .map_or("a group", String::as_str);
+            let over = plan.str(plan.groups[c.group as usize].label);
             format!("{} over {over}", CollectiveKind::TEXTS[c.kind as usize])
         };
         match plan.instrs.get(failed) {
