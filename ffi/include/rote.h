@@ -20,7 +20,7 @@
 // Threads. A session belongs to the thread that made it. A call from another
 // thread is an error. While a session calls a function of the framework, a call
 // of that function to the session is an error too. A recorder may be used by
-// one thread at a time. Functions without a session or recorder may be called
+// one thread at a time, and so may a propagator. Other functions may be called
 // from any thread. Sessions of PyTorch (rote_torch.h) may change threads, and
 // each call holds Python's GIL.
 
@@ -245,6 +245,28 @@
 // Argument tag, when an op is bound: tensors of the run; their indices are `ints[0..len]`, -1 for an
 // absent tensor.
 #define ROTE_ARG_INPUTS 17
+
+// Placement: every rank of the mesh dim holds the whole tensor.
+#define ROTE_REPLICATE 0
+
+// Placement: the tensor dim `dim` is split over the ranks, as `torch.chunk` splits.
+#define ROTE_SHARD 1
+
+// Placement: each of `split_factor` blocks of the tensor dim `dim` is split over the ranks.
+#define ROTE_STRIDED_SHARD 2
+
+// Placement: every rank holds a part; `reduce` is the reduction (`ROTE_SUM`, ...).
+#define ROTE_PARTIAL 3
+
+// Placement: a sum, where a rank's rows are zero if it does not hold their part of a table. A rank of an op with
+// such a result looks up 0 in the place of indices outside of its part, and counts the others from its first row.
+#define ROTE_MASK_PARTIAL 4
+
+// Placement: every rank holds the norm of its part; `order` is the norm's.
+#define ROTE_NORM_PARTIAL 5
+
+// Answers questions about one mesh. It may be used by one thread at a time.
+typedef struct RotePropagator RotePropagator;
 
 // One run of a step, recorded op by op. It may be used by one thread at a time.
 typedef struct RoteRecorder RoteRecorder;
@@ -528,6 +550,74 @@ typedef struct RoteOp {
     // Op flags.
     uint32_t flags;
 } RoteOp;
+
+// How one mesh dim holds a tensor.
+typedef struct RotePlacement {
+    // The kind of placement (`ROTE_REPLICATE`, ...).
+    uint8_t kind;
+    // Of a partial: the reduction (`ROTE_SUM`, ...).
+    uint8_t reduce;
+    // Of a shard: the tensor dim, counted from the front.
+    uint32_t dim;
+    // Of a strided shard: the number of blocks.
+    uint32_t split_factor;
+    // Of the partial of a norm: the order.
+    double order;
+} RotePlacement;
+
+// A distributed tensor.
+typedef struct RoteSpec {
+    // Global shape, `ndim` entries.
+    const int64_t *shape;
+    // Global strides in elements, `ndim` entries. In a question, null stands for those of a contiguous tensor; in an
+    // answer, for strides that Rote does not know.
+    const int64_t *strides;
+    // A placement for each mesh dim.
+    const struct RotePlacement *placements;
+    // Number of dims.
+    uint32_t ndim;
+    // Element type: PyTorch's `ScalarType` number (6 is f32, 15 bf16, 4 i64).
+    uint8_t dtype;
+} RoteSpec;
+
+// An op with its arguments.
+typedef struct RoteQuestion {
+    // Name with namespace and overload, for example `aten::sum.dim_IntList`; the default overload has no suffix.
+    const char *op;
+    // Arguments in the order of the op's schema; those at the end that have their defaults may be left out. A tensor
+    // is a `ROTE_ARG_INPUT`, `i` is its place among `tensors`; a list of tensors is a `ROTE_ARG_INPUTS`.
+    const struct RoteArg *args;
+    // The tensors among the arguments, in the order of the arguments.
+    const struct RoteSpec *tensors;
+    // Number of arguments.
+    uint32_t nargs;
+    // Number of tensors.
+    uint32_t ntensors;
+} RoteQuestion;
+
+// How an op runs.
+typedef struct RoteAnswer {
+    // The placements in which the op takes each tensor: those of the first for each mesh dim, then those of the second.
+    const struct RotePlacement *inputs;
+    // The results.
+    const struct RoteSpec *outputs;
+    // What each of the ranks gives to the op as `shape_arg`: the shape of its shard of the first result. Null if
+    // there is none, or the propagator was made without a coordinate.
+    const int64_t *local_shape;
+    // Estimated time of all redistributions, in microseconds.
+    double cost_us;
+    // Bytes that a rank sends for all redistributions.
+    uint64_t bytes;
+    // Number of results.
+    uint32_t noutputs;
+    // How many tensors must be redistributed.
+    uint32_t moved;
+    // The argument that is the global shape of the first result: a rank calls the op with `local_shape` there. -1 if
+    // there is none.
+    int32_t shape_arg;
+    // Whether the arguments of a rank's call differ from the global ones in other ways than by `local_shape`.
+    uint8_t other_args;
+} RoteAnswer;
 
 #ifdef __cplusplus
 extern "C" {
@@ -1074,6 +1164,35 @@ int rote_recorder_finish(struct RoteRecorder *recorder,
 // Requires:
 // `path` must be a C string.
 int rote_plan_check(const char *path);
+
+// ---- Sharding propagation: how an op runs on distributed tensors ----
+//
+// Makes a propagator for a mesh; returns null on failure. `mesh` is a text such as `dp=8,tp=2`. `coordinate` is the
+// place of this process in the mesh, one entry for each mesh dim; null where only placements are asked for. `links` are
+// microseconds per hop and GiB per second of each mesh dim, in pairs; null stands for the links of one node.
+//
+// Requires:
+// `mesh` must be a C string; the lists must be null or as long as said.
+struct RotePropagator *rote_propagator_new(const char *mesh,
+                                           const uint32_t *coordinate,
+                                           const double *links);
+
+// Frees a propagator.
+//
+// Requires:
+// `propagator` must come from `rote_propagator_new`, or be null.
+void rote_propagator_free(struct RotePropagator *propagator);
+
+// Answers how an op runs on distributed tensors: the placements in which it takes its tensors at the least cost, and
+// its results. What `answer` points at lives until the propagator's next question. It is an error if the op has no
+// rule, an argument does not fit the op, or a tensor that the op writes would have to be redistributed.
+//
+// Requires:
+// `propagator` must come from `rote_propagator_new` and not be in use elsewhere. Pointers of the question must be null
+// or live, lists as long as they say, with an entry for each mesh dim where they are placements.
+int rote_propagate(struct RotePropagator *propagator,
+                   const struct RoteQuestion *question,
+                   struct RoteAnswer *answer);
 
 #ifdef __cplusplus
 }  // extern "C"

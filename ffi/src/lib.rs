@@ -19,6 +19,7 @@
 //! | `spec` | specs as text |
 //! | `faults` | plans made wrong, for tests |
 //! | [`plan`] | opening and describing plan files |
+//! | [`propagate`] | sharding propagation |
 //! | [`validate`] | the truth table of sharding rules |
 
 pub mod bridge;
@@ -27,6 +28,7 @@ pub mod faults;
 pub mod framework;
 pub mod log;
 pub mod plan;
+pub mod propagate;
 pub mod record;
 pub mod recorder;
 pub mod session;

@@ -36,11 +36,13 @@ const HEADERS: [Header; 2] = [
             "record",
             "recorder",
             "plan",
+            "propagate",
         ],
         structs: &[
             "../backends/callbacks/src/dl.rs",
             "../backends/callbacks/src/table.rs",
             "../backends/events/src/op.rs",
+            "../backends/events/src/question.rs",
         ],
         about: "
 // The C ABI of Rote: link with librote.so (-lrote) or load it at run time.
@@ -64,7 +66,7 @@ const HEADERS: [Header; 2] = [
 // Threads. A session belongs to the thread that made it. A call from another
 // thread is an error. While a session calls a function of the framework, a call
 // of that function to the session is an error too. A recorder may be used by
-// one thread at a time. Functions without a session or recorder may be called
+// one thread at a time, and so may a propagator. Other functions may be called
 // from any thread. Sessions of PyTorch (rote_torch.h) may change threads, and
 // each call holds Python's GIL.
 ",
@@ -194,6 +196,7 @@ fn numbers_of_c() -> String {
 /// What the bridge is told.
 fn abi() -> String {
     let ops = "backends/events/src/op.rs";
+    let question = "backends/events/src/question.rs";
     let frontend = "replay/src/frontend.rs";
     let (words, sys) = ("backends/aten/src/words.rs", "backends/aten/src/sys.rs");
     let (fields, modes) = (
@@ -226,6 +229,15 @@ fn abi() -> String {
         cpp_struct(ops, "Tensor"),
         cpp_struct(ops, "Arg"),
         cpp_struct(ops, "Op"),
+        Numbers::of_constants(question, Some("kind"), "u8")
+            .about("What a mesh dim holds of a tensor.")
+            .cpp("PlacementKind", "uint8_t", "k"),
+        Numbers::of_enum("plans/src/placement.rs", "ReduceOp")
+            .cpp("ReduceOp", "uint8_t", "kReduce"),
+        cpp_struct(question, "Placement"),
+        cpp_struct(question, "Spec"),
+        cpp_struct(question, "Question"),
+        cpp_struct(question, "Answer"),
         cpp_struct(sys, "Sink"),
         cpp_classes(sys),
         cpp_functions(sys, "rote_bridge_"),

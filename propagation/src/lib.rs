@@ -81,7 +81,7 @@ pub use error::PropagationError;
 pub use explain::{Choice, Explanation, OneDim, Other, Verdict, explain};
 pub use forms::Form;
 pub use layout::Layout;
-pub use local::{LocalOp, Lookup, local_op};
+pub use local::{LocalArgs, LocalOp, Lookup, local_args, local_meta, local_op};
 pub use placement::{Order, PartialOp, Placement};
 pub use propagator::Propagator;
 pub use redistribute::{Step, plan};

@@ -145,6 +145,29 @@ pub fn follows_outputs(op: &str) -> bool {
     )
 }
 
+/// How the arguments of a rank's call differ from the global ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalArgs {
+    /// They do not.
+    Same,
+    /// The argument at this position is the shape of the rank's shard of the first output.
+    Shape(usize),
+    /// Indices count rows from the first of the rank's shard, where the output is a masked partial.
+    Lookup,
+    /// In another way: see [`local_op`].
+    Other,
+}
+
+/// How the arguments of a rank's call of an op differ from the global ones.
+pub fn local_args(op: &str) -> LocalArgs {
+    match change(op) {
+        None => LocalArgs::Same,
+        Some(Change::Shape(at)) => LocalArgs::Shape(at),
+        Some(Change::Lookup(_)) => LocalArgs::Lookup,
+        Some(_) => LocalArgs::Other,
+    }
+}
+
 /// The local meta of a tensor on the rank at `coordinate`.
 ///
 /// # Errors

@@ -202,6 +202,65 @@ struct Op {
   uint32_t flags;  // op flags
 };
 
+// What a mesh dim holds of a tensor.
+enum PlacementKind : uint8_t {
+  kReplicate = 0,  // every rank of the mesh dim holds the whole tensor
+  kShard = 1,  // the tensor dim `dim` is split over the ranks, as `torch.chunk` splits
+  kStridedShard = 2,  // each of `split_factor` blocks of the tensor dim `dim` is split over the ranks
+  kPartial = 3,  // every rank holds a part; `reduce` is the reduction (`ROTE_SUM`, ...)
+  kMaskPartial = 4,  // a sum, where a rank's rows are zero if it does not hold their part of a table. A rank of an op with such a result looks up 0 in the place of indices outside of its part, and counts the others from its first row
+  kNormPartial = 5,  // every rank holds the norm of its part; `order` is the norm's
+};
+
+// The reduction that turns a partial tensor into a whole one, and that a reducing collective applies.
+enum ReduceOp : uint8_t {
+  kReduceSum = 0,  // element-wise sum
+  kReduceAvg = 1,  // element-wise mean over the ranks
+  kReduceMax = 2,  // element-wise maximum
+  kReduceMin = 3,  // element-wise minimum
+  kReduceProduct = 4,  // element-wise product
+};
+
+// How one mesh dim holds a tensor.
+struct Placement {
+  uint8_t kind;  // the kind of placement (`ROTE_REPLICATE`, ...)
+  uint8_t reduce;  // of a partial: the reduction (`ROTE_SUM`, ...)
+  uint32_t dim;  // of a shard: the tensor dim, counted from the front
+  uint32_t split_factor;  // of a strided shard: the number of blocks
+  double order;  // of the partial of a norm: the order
+};
+
+// A distributed tensor.
+struct Spec {
+  const int64_t *shape;  // global shape, `ndim` entries
+  const int64_t *strides;  // global strides in elements, `ndim` entries. In a question, null stands for those of a contiguous tensor; in an answer, for strides that Rote does not know
+  const Placement *placements;  // a placement for each mesh dim
+  uint32_t ndim;  // number of dims
+  uint8_t dtype;  // element type: PyTorch's `ScalarType` number (6 is f32, 15 bf16, 4 i64)
+};
+
+// An op with its arguments.
+struct Question {
+  const char *op;  // name with namespace and overload, for example `aten::sum.dim_IntList`; the default overload has no suffix
+  const Arg *args;  // arguments in the order of the op's schema; those at the end that have their defaults may be left out. A tensor is a `ROTE_ARG_INPUT`, `i` is its place among `tensors`; a list of tensors is a `ROTE_ARG_INPUTS`
+  const Spec *tensors;  // the tensors among the arguments, in the order of the arguments
+  uint32_t nargs;  // number of arguments
+  uint32_t ntensors;  // number of tensors
+};
+
+// How an op runs.
+struct Answer {
+  const Placement *inputs;  // the placements in which the op takes each tensor: those of the first for each mesh dim, then those of the second
+  const Spec *outputs;  // the results
+  const int64_t *local_shape;  // what each of the ranks gives to the op as `shape_arg`: the shape of its shard of the first result. Null if there is none, or the propagator was made without a coordinate
+  double cost_us;  // estimated time of all redistributions, in microseconds
+  uint64_t bytes;  // bytes that a rank sends for all redistributions
+  uint32_t noutputs;  // number of results
+  uint32_t moved;  // how many tensors must be redistributed
+  int32_t shape_arg;  // the argument that is the global shape of the first result: a rank calls the op with `local_shape` there. -1 if there is none
+  uint8_t other_args;  // whether the arguments of a rank's call differ from the global ones in other ways than by `local_shape`
+};
+
 // Where what is observed of a step is recorded: a session, and functions of `rote.h` and `rote_torch.h`.
 struct Sink {
   void *session;  // the session

@@ -5,7 +5,9 @@
 //! | [`op`] | the structs |
 //! | [`events`] | what they tell the recorder |
 //! | [`args`] | an op's arguments in a plan as such structs |
+//! | [`question`] | questions to sharding propagation, and its answers |
 
 pub mod args;
 pub mod events;
 pub mod op;
+pub mod question;
