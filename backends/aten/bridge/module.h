@@ -9,6 +9,7 @@
 #include "observe.h"
 #include "profile_hook.h"
 #include "program.h"
+#include "propagate.h"
 #include "ranks.h"
 #include "region.h"
 #include "scope.h"
@@ -97,4 +98,11 @@ PYBIND11_MODULE(bridge, module) {
   add("calls_join", [] { ProfileHook::get().join(); });
   // A list of the code objects that ran since then; None where not all of them were seen.
   add("calls_end", [] { return ProfileHook::get().end(); });
+
+  // Answers DTensor's questions to sharding propagation.
+  py::class_<Answers>(module, "Answers")
+      .def(py::init<uintptr_t, uintptr_t, const py::dict&, py::object, py::object, py::object, py::object>())
+      .def("answer", torch::wrap_pybind_function(&Answers::answer))
+      .def("kind", &Answers::kind)
+      .def("stats", &Answers::stats);
 }

@@ -30,6 +30,7 @@ pub const SOURCES: &[(&str, &str)] = sources! {
     "others.h"
     "profile_hook.h"
     "program.h"
+    "propagate.h"
     "ranges.h"
     "ranks.h"
     "reducer.h"

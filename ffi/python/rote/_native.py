@@ -103,6 +103,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_abort": (c_int, [c_void_p]),
     "rote_record_finish": (c_char_p, [c_void_p, c_char_p]),
     "rote_plan_check": (c_int, [c_char_p]),
+    "rote_propagator_new": (c_void_p, [c_char_p, POINTER(c_uint32), POINTER(c_double)]),
+    "rote_propagator_free": (None, [c_void_p]),
+    "rote_propagate": (c_int, [c_void_p, c_void_p, c_void_p]),
     "rote_validate": (c_int, [c_char_p, ReportCallback, c_void_p]),
 }
 

@@ -1,0 +1,676 @@
+// Answers what DTensor asks its own sharding propagation, from Rust: an `OpSchema` in, an `OutputSharding` out
+// (`torch/distributed/tensor/_sharding_prop.py`).
+#pragma once
+#include <chrono>
+#include <map>
+
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+
+#include "describe.h"
+
+namespace rote {
+
+// What cannot be answered here, and why. PyTorch has to answer it.
+struct HandedOn {
+  std::string reason;
+};
+
+// The names of attributes that are read, each interned once.
+struct Names {
+  static PyObject* intern(const char* name) { return PyUnicode_InternFromString(name); }
+  PyObject* args_schema = intern("args_schema");
+  PyObject* dim = intern("dim");
+  PyObject* kwargs_schema = intern("kwargs_schema");
+  PyObject* mesh = intern("mesh");
+  PyObject* norm_type = intern("norm_type");
+  PyObject* op = intern("op");
+  PyObject* op_to_shape_and_stride_idx = intern("op_to_shape_and_stride_idx");
+  PyObject* placements = intern("placements");
+  PyObject* reduce_op = intern("reduce_op");
+  PyObject* shape = intern("shape");
+  PyObject* shard_order = intern("shard_order");
+  PyObject* split_factor = intern("split_factor");
+  PyObject* tensor_meta = intern("tensor_meta");
+  PyObject* use_strided_shard_as_shard_order = intern("use_strided_shard_as_shard_order");
+};
+
+inline const Names& names() {
+  static const Names all;
+  return all;
+}
+
+inline py::object attribute(const py::handle& object, PyObject* name) {
+  py::object found = py::reinterpret_steal<py::object>(PyObject_GetAttr(object.ptr(), name));
+  if (!found) throw py::error_already_set();
+  return found;
+}
+
+// The classes of DTensor's propagation.
+struct ShardingClasses {
+  py::object spec, meta, size, schema, output_sharding;
+  py::object replicate, shard, strided_shard, partial, mask_partial, norm_partial;
+
+  explicit ShardingClasses(const py::dict& named)
+      : spec(named["DTensorSpec"]),
+        meta(named["TensorMeta"]),
+        size(named["Size"]),
+        schema(named["OpSchema"]),
+        output_sharding(named["OutputSharding"]),
+        replicate(named["Replicate"]),
+        shard(named["Shard"]),
+        strided_shard(named["_StridedShard"]),
+        partial(named["Partial"]),
+        mask_partial(named["_MaskPartial"]),
+        norm_partial(named["_NormPartial"]) {}
+};
+
+// Reductions of `Partial`, by number.
+inline constexpr const char* kReductions[] = {"sum", "avg", "max", "min", "product"};
+
+inline bool is_a(PyObject* object, const py::object& kind) {
+  return reinterpret_cast<PyObject*>(Py_TYPE(object)) == kind.ptr();
+}
+
+inline uint32_t small_number(PyObject* number) {
+  const long value = PyLong_AsLong(number);
+  if (value == -1 && PyErr_Occurred()) throw py::error_already_set();
+  if (value < 0) throw HandedOn{"a dim or number of blocks below zero"};
+  return static_cast<uint32_t>(value);
+}
+
+inline Placement read_placement(PyObject* placement, const ShardingClasses& classes) {
+  Placement read{};
+  if (is_a(placement, classes.replicate)) {
+    read.kind = kReplicate;
+  } else if (is_a(placement, classes.shard)) {
+    read.kind = kShard;
+    read.dim = small_number(attribute(placement, names().dim).ptr());
+  } else if (is_a(placement, classes.strided_shard)) {
+    read.kind = kStridedShard;
+    read.dim = small_number(attribute(placement, names().dim).ptr());
+    read.split_factor = small_number(attribute(placement, names().split_factor).ptr());
+  } else if (is_a(placement, classes.partial)) {
+    read.kind = kPartial;
+    const auto reduction = attribute(placement, names().reduce_op).cast<std::string>();
+    const auto* found = std::find(std::begin(kReductions), std::end(kReductions), reduction);
+    if (found == std::end(kReductions)) throw HandedOn{"a partial with the reduction " + reduction};
+    read.reduce = static_cast<uint8_t>(found - kReductions);
+  } else if (is_a(placement, classes.mask_partial)) {
+    read.kind = kMaskPartial;
+  } else if (is_a(placement, classes.norm_partial)) {
+    read.kind = kNormPartial;
+    read.order = attribute(placement, names().norm_type).cast<double>();
+  } else {
+    throw HandedOn{std::string("a placement of class ") + Py_TYPE(placement)->tp_name};
+  }
+  return read;
+}
+
+inline py::object make_placement(const Placement& placement, const ShardingClasses& classes) {
+  switch (placement.kind) {
+    case kReplicate: return classes.replicate();
+    case kShard: return classes.shard(placement.dim);
+    case kStridedShard: return classes.strided_shard(placement.dim, py::arg("split_factor") = placement.split_factor);
+    case kPartial: return classes.partial(kReductions[placement.reduce]);
+    case kNormPartial: {
+      const auto whole = static_cast<int64_t>(placement.order);
+      const bool is_whole = static_cast<double>(whole) == placement.order;
+      return classes.norm_partial(is_whole ? py::object(py::int_(whole)) : py::object(py::float_(placement.order)));
+    }
+    default: throw HandedOn{"a masked partial"};
+  }
+}
+
+inline bool same_placement(const Placement& a, const Placement& b) {
+  return a.kind == b.kind && a.reduce == b.reduce && a.dim == b.dim && a.split_factor == b.split_factor && a.order == b.order;
+}
+
+// A mesh that questions are about.
+struct AskedMesh {
+  py::object mesh;
+  void* propagator = nullptr;  // null: this process is not part of the mesh
+  size_t dims = 0;
+  std::vector<int64_t> sizes;
+  // A spec of each placements that have come up, without meta.
+  std::map<std::string, py::object> specs;
+};
+
+// An op that questions are about.
+struct AskedOp {
+  struct Formal {
+    py::object name;
+    bool of_tensors;  // a list of tensors, if it is a list
+  };
+  enum class Returns { kNothing, kTensor, kTuple, kList };
+
+  std::string name;  // `aten::sum.dim_IntList`
+  std::vector<Formal> formals;
+  Returns returns = Returns::kNothing;
+  size_t return_count = 0;
+  int shape_arg = -1;         // DTensor's table says: this argument is the shape of the result
+  bool other_change = false;  // DTensor's tables say: a rank's arguments differ in another way
+  py::object registered;      // what is registered for the op with DTensor, as a tuple
+  bool is_torchs = true;      // all of it comes with PyTorch
+  uint32_t agreed = 0;        // which answers are DTensor's own (`kind_of_answer`)
+};
+
+// What of an answer decides whether it is DTensor's own: 32 kinds, each a bit of `AskedOp::agreed`. `starved`: a dim is
+// split over more ranks than it has elements. `other_partials`: a tensor is partial by another reduction than a sum.
+inline uint32_t kind_of_answer(bool moves, bool strided, bool several_dims, bool starved, bool other_partials) {
+  return moves | strided << 1 | several_dims << 2 | starved << 3 | other_partials << 4;
+}
+
+class Answers {
+ public:
+  // `ask` is the address of `rote_propagate`, `error` that of `rote_last_error`. `propagator` is DTensor's own.
+  // `mesh_propagator` makes the propagator of a mesh: its address, or 0. `registered` says what is registered for an
+  // op with DTensor, and whether it comes with PyTorch. `agreement` has the kinds of answers that are DTensor's own by
+  // the name of the op; None: every answer is taken.
+  Answers(uintptr_t ask, uintptr_t error, const py::dict& named, py::object propagator, py::object mesh_propagator,
+          py::object registered, py::object agreement)
+      : ask_(reinterpret_cast<int (*)(void*, const Question*, Answer*)>(ask)),
+        error_(reinterpret_cast<const char* (*)()>(error)),
+        classes_(named),
+        propagator_(std::move(propagator)),
+        mesh_propagator_(std::move(mesh_propagator)),
+        registered_(std::move(registered)),
+        agreement_(std::move(agreement)) {}
+
+  // The `OutputSharding` for a schema; None if PyTorch has to answer.
+  py::object answer(const py::object& schema) {
+    const auto start = std::chrono::steady_clock::now();
+    py::object found = py::none();
+    AskedOp* op = nullptr;
+    try {
+      op = &know(attribute(schema, names().op));
+      found = try_to_answer(schema, *op);
+      ++answered_;
+    } catch (const HandedOn& handed_on) {
+      ++handed_on_[{op ? op->name : "?", handed_on.reason}];
+    } catch (py::error_already_set& error) {
+      ++handed_on_[{op ? op->name : "?", std::string("an error: ") + error.what()}];
+    }
+    nanoseconds_ += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+    return found;
+  }
+
+  // The kind of the last answer.
+  uint32_t kind() const { return kind_; }
+
+  // How many questions were answered, for how many of these PyTorch gave shapes and strides, the nanoseconds that all
+  // took, and how many were handed on by op and reason.
+  py::tuple stats() const {
+    py::dict handed_on;
+    for (const auto& [key, count] : handed_on_) handed_on[py::make_tuple(key.first, key.second)] = count;
+    return py::make_tuple(answered_, metas_asked_, nanoseconds_, handed_on);
+  }
+
+ private:
+  // One question as it is read, and what it points at. It is filled anew for each question.
+  struct Asked {
+    std::vector<Arg> args;
+    std::vector<Spec> tensors;
+    std::vector<py::object> specs;  // DTensor's, one for each of the tensors
+    std::deque<std::vector<int64_t>> ints;
+    std::deque<std::vector<Arg>> lists;
+    std::deque<std::vector<Placement>> placements;
+    std::deque<std::string> text;
+    AskedMesh* mesh = nullptr;
+    bool strided = false;             // a tensor lies in strided shards
+    bool strided_as_order = false;    // which mean an order of shards
+
+    void clear() { *this = Asked(); }
+  };
+
+  AskedOp& know(const py::object& op) {
+    auto it = ops_.find(op.ptr());
+    if (it == ops_.end()) it = ops_.emplace(op.ptr(), known(op)).first;
+    return it->second;
+  }
+
+  AskedOp known(const py::object& op) {
+    op.inc_ref();  // op overloads live as long as the process
+    AskedOp known;
+    const py::object schema_object = op.attr("_schema");
+    const auto& schema = schema_object.cast<const c10::FunctionSchema&>();
+    known.name = schema.name();
+    if (!schema.overload_name().empty()) known.name += "." + schema.overload_name();
+    for (const c10::Argument& formal : schema.arguments()) {
+      const auto list = formal.type()->cast<c10::ListType>();
+      const bool of_tensors = list && list->getElementType()->isSubtypeOf(*c10::OptionalType::ofTensor());
+      known.formals.push_back({py::reinterpret_steal<py::object>(PyUnicode_InternFromString(formal.name().c_str())), of_tensors});
+    }
+    known.return_count = schema.returns().size();
+    if (known.return_count > 0) {
+      const auto kind = schema.returns()[0].type()->kind();
+      using Returns = AskedOp::Returns;
+      if (kind == c10::TypeKind::TensorType) known.returns = known.return_count > 1 ? Returns::kTuple : Returns::kTensor;
+      if (kind == c10::TypeKind::ListType && known.return_count == 1) known.returns = Returns::kList;
+    }
+    const py::object shapes = attribute(propagator_, names().op_to_shape_and_stride_idx);
+    if (PyObject* at = PyDict_GetItem(shapes.ptr(), op.ptr())) {
+      if (PyLong_Check(at)) known.shape_arg = static_cast<int>(PyLong_AsLong(at));
+      else known.other_change = true;
+    }
+    for (const char* table : {"op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant"}) {
+      py::object found = py::getattr(propagator_, table, py::none());  // not in every version
+      if (PyDict_Check(found.ptr()) && PyDict_Contains(found.ptr(), op.ptr()) == 1) known.other_change = true;
+    }
+    if (!agreement_.is_none()) {
+      PyObject* bits = PyDict_GetItemString(agreement_.ptr(), known.name.c_str());
+      known.agreed = bits ? static_cast<uint32_t>(PyLong_AsUnsignedLong(bits)) : 0;
+    }
+    return known;
+  }
+
+  // Whether what is registered for an op with DTensor comes with PyTorch. A script may register anew at any time.
+  bool is_torchs(AskedOp& known, const py::object& op) {
+    static constexpr const char* kTables[] = {"op_single_dim_strategy_funcs", "op_strategy_funcs", "op_to_rules"};
+    bool same = static_cast<bool>(known.registered);
+    for (size_t i = 0; i < std::size(kTables); ++i) {
+      if (!tables_[i]) tables_[i] = propagator_.attr(kTables[i]);
+      PyObject* now = PyDict_GetItem(tables_[i].ptr(), op.ptr());
+      same = same && (now ? now : Py_None) == PyTuple_GET_ITEM(known.registered.ptr(), i);
+    }
+    if (!same) {
+      py::tuple found = registered_(op);
+      known.registered = found[0];
+      known.is_torchs = found[1].cast<bool>();
+    }
+    return known.is_torchs;
+  }
+
+  AskedMesh& mesh_of(const py::object& mesh) {
+    auto it = meshes_.find(mesh.ptr());
+    if (it == meshes_.end()) {
+      AskedMesh made;
+      made.mesh = mesh;
+      made.sizes = attribute(mesh, names().shape).cast<std::vector<int64_t>>();
+      made.dims = made.sizes.size();
+      made.propagator = reinterpret_cast<void*>(mesh_propagator_(mesh).cast<uintptr_t>());
+      it = meshes_.emplace(mesh.ptr(), std::move(made)).first;
+    }
+    return it->second;
+  }
+
+  // Reads a tensor among the arguments. Returns its place.
+  int64_t read_tensor(const py::object& spec) {
+    AskedMesh& mesh = mesh_of(attribute(spec, names().mesh));
+    if (!asked_.mesh) asked_.mesh = &mesh;
+    if (asked_.mesh != &mesh && PyObject_RichCompareBool(asked_.mesh->mesh.ptr(), mesh.mesh.ptr(), Py_EQ) != 1)
+      throw HandedOn{"tensors on different meshes"};
+    const py::object placements = attribute(spec, names().placements);
+    const py::object meta = attribute(spec, names().tensor_meta);
+    if (!PyTuple_Check(placements.ptr()) || !PyTuple_Check(meta.ptr())) throw HandedOn{"a tensor without meta"};
+    std::vector<Placement>& read = asked_.placements.emplace_back();
+    bool strided = false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(placements.ptr()); ++i) {
+      read.push_back(read_placement(PyTuple_GET_ITEM(placements.ptr(), i), classes_));
+      strided |= read.back().kind == kStridedShard;
+    }
+    if (read.size() != asked_.mesh->dims) throw HandedOn{"placements of another number than mesh dims"};
+    check_order(spec, placements, strided, read);
+    Spec tensor{};
+    tensor.shape = read_ints(PyTuple_GET_ITEM(meta.ptr(), 0)).data();
+    tensor.strides = read_ints(PyTuple_GET_ITEM(meta.ptr(), 1)).data();
+    tensor.ndim = static_cast<uint32_t>(asked_.ints.back().size());
+    tensor.placements = read.data();
+    PyObject* dtype = PyTuple_GET_ITEM(meta.ptr(), 2);
+    if (!THPDtype_Check(dtype)) throw HandedOn{"a tensor without dtype"};
+    tensor.dtype = static_cast<uint8_t>(reinterpret_cast<THPDtype*>(dtype)->scalar_type);
+    asked_.tensors.push_back(tensor);
+    asked_.specs.push_back(spec);
+    return static_cast<int64_t>(asked_.tensors.size()) - 1;
+  }
+
+  // Rote knows one order of the mesh dims that split a tensor dim, from left to right, and strided shards.
+  void check_order(const py::object& spec, const py::object& placements, bool strided, const std::vector<Placement>& read) {
+    const py::object as_order = attribute(spec, names().use_strided_shard_as_shard_order);
+    if (strided) {
+      const bool now = as_order.ptr() == Py_True;
+      asked_.strided_as_order = asked_.strided && asked_.strided_as_order != now ? true : now;
+      asked_.strided = true;
+    }
+    if (as_order.ptr() == Py_True) return;
+    const py::object usual = attribute(spec_without_meta(read.data(), strided && as_order.ptr() == Py_True), names().shard_order);
+    const py::object order = attribute(spec, names().shard_order);
+    const int same = PyObject_RichCompareBool(order.ptr(), usual.ptr(), Py_EQ);
+    if (same < 0) throw py::error_already_set();
+    if (!same) throw HandedOn{"shards in an order of their own"};
+  }
+
+  std::vector<int64_t>& read_ints(PyObject* numbers) {
+    std::vector<int64_t>& read = asked_.ints.emplace_back();
+    const Py_ssize_t n = PySequence_Fast_GET_SIZE(numbers);
+    read.reserve(n + 1);  // so that the list of no numbers has an address, too
+    for (Py_ssize_t i = 0; i < n; ++i) {
+      PyObject* item = PySequence_Fast_GET_ITEM(numbers, i);
+      if (!PyLong_Check(item)) throw HandedOn{"a size that is no number"};
+      read.push_back(PyLong_AsLongLong(item));
+      if (read.back() == -1 && PyErr_Occurred()) throw py::error_already_set();
+    }
+    return read;
+  }
+
+  Arg read(PyObject* object, bool of_tensors = false) {
+    Arg arg{};
+    if (object == Py_None) return arg;
+    if (is_a(object, classes_.spec)) {
+      arg.tag = kValue;
+      arg.i = read_tensor(py::reinterpret_borrow<py::object>(object));
+    } else if (PyBool_Check(object)) {
+      arg.tag = kBool;
+      arg.i = object == Py_True;
+    } else if (PyLong_Check(object)) {
+      arg.tag = kInt;
+      arg.i = PyLong_AsLongLong(object);
+      if (arg.i == -1 && PyErr_Occurred()) throw py::error_already_set();
+    } else if (PyFloat_Check(object)) {
+      arg.tag = kFloat;
+      arg.f = PyFloat_AS_DOUBLE(object);
+    } else if (PyUnicode_Check(object)) {
+      arg.tag = kStr;
+      asked_.text.push_back(py::handle(object).cast<std::string>());
+      arg.s = asked_.text.back().c_str();
+    } else if (THPDtype_Check(object)) {
+      arg.tag = kDtype;
+      arg.i = static_cast<int64_t>(reinterpret_cast<THPDtype*>(object)->scalar_type);
+    } else if (THPMemoryFormat_Check(object)) {
+      arg.tag = kMemoryFormat;
+      arg.i = static_cast<int64_t>(reinterpret_cast<THPMemoryFormat*>(object)->memory_format);
+    } else if (THPLayout_Check(object)) {
+      arg.tag = kLayout;
+      arg.i = static_cast<int64_t>(reinterpret_cast<THPLayout*>(object)->layout);
+    } else if (THPDevice_Check(object)) {
+      arg.tag = kDevice;
+    } else if (PyList_Check(object) || PyTuple_Check(object)) {
+      return read_list(object, of_tensors);
+    } else {
+      throw HandedOn{std::string("an argument of class ") + Py_TYPE(object)->tp_name};
+    }
+    return arg;
+  }
+
+  Arg read_list(PyObject* list, bool of_tensors) {
+    const Py_ssize_t n = PySequence_Fast_GET_SIZE(list);
+    PyObject** items = PySequence_Fast_ITEMS(list);
+    Arg arg{};
+    arg.len = static_cast<uint32_t>(n);
+    if (of_tensors || std::any_of(items, items + n, [this](PyObject* item) { return is_a(item, classes_.spec); })) {
+      std::vector<int64_t> places;
+      for (Py_ssize_t i = 0; i < n; ++i) {
+        if (items[i] != Py_None && !is_a(items[i], classes_.spec)) throw HandedOn{"a list of tensors and other things"};
+        places.push_back(items[i] == Py_None ? -1 : read_tensor(py::reinterpret_borrow<py::object>(items[i])));
+      }
+      arg.tag = kValues;
+      places.reserve(n + 1);  // so that the list of no tensors has an address, too
+      arg.ints = asked_.ints.emplace_back(std::move(places)).data();
+      return arg;
+    }
+    if (std::all_of(items, items + n, [](PyObject* item) { return PyLong_CheckExact(item); })) {
+      arg.tag = kInts;
+      arg.ints = read_ints(list).data();
+      return arg;
+    }
+    std::vector<Arg> read_items;
+    for (Py_ssize_t i = 0; i < n; ++i) read_items.push_back(read(items[i]));
+    arg.tag = kList;
+    arg.list = asked_.lists.emplace_back(std::move(read_items)).data();
+    return arg;
+  }
+
+  py::object try_to_answer(const py::object& schema, AskedOp& op) {
+    const py::object op_object = attribute(schema, names().op);
+    const py::object args = attribute(schema, names().args_schema);
+    const py::object kwargs = attribute(schema, names().kwargs_schema);
+    if (!is_torchs(op, op_object)) throw HandedOn{"a strategy of the script's own is registered"};
+    if (op.other_change) throw HandedOn{"the arguments of the local op differ"};
+    asked_.clear();
+    const Py_ssize_t given = PyTuple_GET_SIZE(args.ptr());
+    size_t by_position = 0;  // tensors among the positional arguments
+    for (size_t i = 0; i < op.formals.size(); ++i) {
+      PyObject* actual = static_cast<Py_ssize_t>(i) < given ? PyTuple_GET_ITEM(args.ptr(), i)
+                                                            : PyDict_GetItem(kwargs.ptr(), op.formals[i].name.ptr());
+      asked_.args.push_back(actual ? read(actual, op.formals[i].of_tensors) : Arg{});
+      if (static_cast<Py_ssize_t>(i) < given) by_position = asked_.tensors.size();
+    }
+    if (given > static_cast<Py_ssize_t>(op.formals.size())) throw HandedOn{"more arguments than the op has"};
+    if (!asked_.mesh) throw HandedOn{"no distributed tensor"};
+    if (!asked_.mesh->propagator) throw HandedOn{"this rank is not part of the mesh"};
+
+    Question question{};
+    question.op = op.name.c_str();
+    question.args = asked_.args.data();
+    question.nargs = static_cast<uint32_t>(asked_.args.size());
+    question.tensors = asked_.tensors.data();
+    question.ntensors = static_cast<uint32_t>(asked_.tensors.size());
+    Answer answer{};
+    if (ask_(asked_.mesh->propagator, &question, &answer) < 0) throw HandedOn{error_()};
+    const bool has_shape = answer.shape_arg >= 0;
+    if (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg))
+      throw HandedOn{"the arguments of the local op differ"};
+    kind_ = kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims > 1, is_starved(answer), has_other_partials());
+    if (!agreement_.is_none() && !(op.agreed & 1u << kind_))
+      throw HandedOn{"Rote may choose otherwise than DTensor"};
+
+    // All positional tensors as the op takes them.
+    std::vector<py::object> taken = asked_.specs;
+    bool moves = false;
+    for (size_t i = 0; i < taken.size(); ++i) {
+      const Placement* to = answer.inputs + i * asked_.mesh->dims;
+      const Placement* from = asked_.tensors[i].placements;
+      if (std::equal(to, to + asked_.mesh->dims, from, same_placement)) continue;
+      if (i >= by_position) throw HandedOn{"a keyword argument would have to be redistributed"};
+      taken[i] = with_meta(spec_without_meta(to, asked_.strided_as_order), attribute(taken[i], names().tensor_meta));
+      moves = true;
+    }
+    const py::object mask = mask_of(op, answer);
+    if (mask) {
+      taken[1] = with_meta(masked_spec(answer.inputs + asked_.mesh->dims, answer.outputs[0].placements, mask),
+                           attribute(taken[1], names().tensor_meta));
+      moves = true;
+    }
+    py::object outputs = make_outputs(op, answer, schema, mask);
+    py::object suggestion = py::none();
+    const bool local_shape = has_shape && answer.noutputs > 0 && is_sharded(answer.outputs[0]);
+    if (moves || local_shape) {
+      size_t next = 0;
+      py::tuple local_args(given);
+      for (Py_ssize_t i = 0; i < given; ++i) {
+        py::object arg = replaced(PyTuple_GET_ITEM(args.ptr(), i), taken, next);
+        if (local_shape && i == answer.shape_arg) arg = ints_of(answer.local_shape, answer.outputs[0].ndim);
+        local_args[i] = arg;
+      }
+      if (local_shape && answer.shape_arg >= given) throw HandedOn{"the shape is a keyword argument"};
+      suggestion = classes_.schema(op_object, local_args, kwargs);
+    }
+    return classes_.output_sharding(outputs, suggestion, moves || local_shape, local_shape);
+  }
+
+  // Whether a dim is split over more ranks than it has elements.
+  bool is_starved(const Spec& spec, const Placement* placements) const {
+    for (uint32_t dim = 0; dim < spec.ndim; ++dim) {
+      int64_t ranks = 1;
+      for (size_t m = 0; m < asked_.mesh->dims; ++m) {
+        const bool sharded = placements[m].kind == kShard || placements[m].kind == kStridedShard;
+        if (sharded && placements[m].dim == dim) ranks *= asked_.mesh->sizes[m];
+      }
+      if (ranks > spec.shape[dim]) return true;
+    }
+    return false;
+  }
+
+  bool is_starved(const Answer& answer) const {
+    for (size_t i = 0; i < asked_.tensors.size(); ++i) {
+      const Spec& tensor = asked_.tensors[i];
+      if (is_starved(tensor, tensor.placements) || is_starved(tensor, answer.inputs + i * asked_.mesh->dims)) return true;
+    }
+    return std::any_of(answer.outputs, answer.outputs + answer.noutputs,
+                       [this](const Spec& spec) { return is_starved(spec, spec.placements); });
+  }
+
+  bool has_other_partials() const {
+    const auto other = [](const Placement& p) { return p.kind > kPartial || (p.kind == kPartial && p.reduce != kReduceSum); };
+    return std::any_of(asked_.placements.begin(), asked_.placements.end(), [&](const std::vector<Placement>& placements) {
+      return std::any_of(placements.begin(), placements.end(), other);
+    });
+  }
+
+  bool is_sharded(const Spec& spec) const {
+    const auto sharded = [](const Placement& placement) { return placement.kind == kShard || placement.kind == kStridedShard; };
+    return std::any_of(spec.placements, spec.placements + asked_.mesh->dims, sharded);
+  }
+
+  // An argument with other specs in the place of its own.
+  py::object replaced(PyObject* arg, const std::vector<py::object>& specs, size_t& next) const {
+    if (is_a(arg, classes_.spec)) return specs[next++];
+    if (!PyList_Check(arg) && !PyTuple_Check(arg)) return py::reinterpret_borrow<py::object>(arg);
+    const Py_ssize_t n = PySequence_Fast_GET_SIZE(arg);
+    py::list items(n);
+    for (Py_ssize_t i = 0; i < n; ++i) items[i] = replaced(PySequence_Fast_GET_ITEM(arg, i), specs, next);
+    if (PyList_Check(arg)) return std::move(items);
+    return Py_TYPE(arg) == &PyTuple_Type ? py::object(py::tuple(items)) : py::reinterpret_borrow<py::object>(arg);
+  }
+
+  // The spec of placements on the mesh that is asked about, without meta.
+  const py::object& spec_without_meta(const Placement* placements, bool strided_as_order) {
+    const size_t dims = asked_.mesh->dims;
+    std::string key(1, static_cast<char>(strided_as_order));
+    bool strided = false;
+    for (size_t i = 0; i < dims; ++i) {
+      const Placement& p = placements[i];
+      strided |= p.kind == kStridedShard;
+      key.push_back(static_cast<char>(p.kind));
+      key.push_back(static_cast<char>(p.reduce));
+      key.append(reinterpret_cast<const char*>(&p.dim), sizeof p.dim);
+      key.append(reinterpret_cast<const char*>(&p.split_factor), sizeof p.split_factor);
+      key.append(reinterpret_cast<const char*>(&p.order), sizeof p.order);
+    }
+    auto it = asked_.mesh->specs.find(key);
+    if (it == asked_.mesh->specs.end()) {
+      py::tuple made(dims);
+      for (size_t i = 0; i < dims; ++i) made[i] = make_placement(placements[i], classes_);
+      py::object spec = strided ? classes_.spec(asked_.mesh->mesh, made, py::arg("use_strided_shard_as_shard_order") = strided_as_order)
+                                : classes_.spec(asked_.mesh->mesh, made);
+      it = asked_.mesh->specs.emplace(std::move(key), std::move(spec)).first;
+    }
+    return it->second;
+  }
+
+  // The masked partial of a lookup in a table that is split over a mesh dim; null if there is none. DTensor keeps the mask
+  // in it, and gives it to the indices, too.
+  py::object mask_of(const AskedOp& op, const Answer& answer) const {
+    const auto masked = [](const Placement& placement) { return placement.kind == kMaskPartial; };
+    const auto count = [&](const Placement* placements) { return std::count_if(placements, placements + asked_.mesh->dims, masked); };
+    if (answer.noutputs == 0 || count(answer.outputs[0].placements) == 0) return {};
+    const bool is_gather = op.name == "aten::gather";
+    if (!is_gather && op.name != "aten::embedding") throw HandedOn{"a masked partial"};
+    if (count(answer.outputs[0].placements) > 1 || count(answer.inputs) || count(answer.inputs + asked_.mesh->dims))
+      throw HandedOn{"a masked partial on several mesh dims"};
+    const int64_t ndim = asked_.tensors[0].ndim;
+    const int64_t dim = is_gather ? asked_.args[1].i : 0;
+    const py::object shape = tuple_of(classes_.size, ints_of(asked_.tensors[0].shape, asked_.tensors[0].ndim));
+    return classes_.mask_partial(py::arg("offset_shape") = shape, py::arg("offset_dim") = dim < 0 ? dim + ndim : dim);
+  }
+
+  // A spec with the mask where `masked` has a masked partial.
+  py::object masked_spec(const Placement* placements, const Placement* masked, const py::object& mask) const {
+    py::tuple made(asked_.mesh->dims);
+    for (size_t i = 0; i < asked_.mesh->dims; ++i)
+      made[i] = masked[i].kind == kMaskPartial ? mask : make_placement(placements[i], classes_);
+    return classes_.spec(asked_.mesh->mesh, made);
+  }
+
+  // A copy of a spec that has a meta. What the class computes from the placements stays as it is.
+  py::object with_meta(const py::object& spec, const py::object& meta) const {
+    auto* type = reinterpret_cast<PyTypeObject*>(classes_.spec.ptr());
+    static const py::tuple nothing;
+    auto copy = py::reinterpret_steal<py::object>(PyBaseObject_Type.tp_new(type, nothing.ptr(), nullptr));
+    if (!copy) throw py::error_already_set();
+    auto from = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(spec.ptr(), nullptr));
+    auto to = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(copy.ptr(), nullptr));
+    if (!from || !to || PyDict_Update(to.ptr(), from.ptr()) != 0) throw py::error_already_set();
+    static PyObject* const meta_name = PyUnicode_InternFromString("tensor_meta");
+    static PyObject* const hash_name = PyUnicode_InternFromString("_hash");
+    PyDict_SetItem(to.ptr(), meta_name, meta.ptr());
+    PyDict_SetItem(to.ptr(), hash_name, Py_None);
+    return copy;
+  }
+
+  // A tuple of a subclass that adds nothing.
+  static py::object tuple_of(const py::object& kind, const py::tuple& items) {
+    const py::tuple arguments = py::make_tuple(items);
+    auto made = py::reinterpret_steal<py::object>(
+        PyTuple_Type.tp_new(reinterpret_cast<PyTypeObject*>(kind.ptr()), arguments.ptr(), nullptr));
+    if (!made) throw py::error_already_set();
+    return made;
+  }
+
+  static py::tuple ints_of(const int64_t* numbers, uint32_t n) {
+    py::tuple made(n);
+    for (uint32_t i = 0; i < n; ++i) made[i] = numbers[i];
+    return made;
+  }
+
+  py::object make_meta(const Spec& output) const {
+    auto dtype = py::reinterpret_borrow<py::object>(
+        reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(output.dtype))));
+    const py::object shape = tuple_of(classes_.size, ints_of(output.shape, output.ndim));
+    return tuple_of(classes_.meta, py::make_tuple(shape, ints_of(output.strides, output.ndim), dtype));
+  }
+
+  // The meta of a result as PyTorch gives it, which must be what Rote says of it.
+  void check_meta(const py::object& meta, const Spec& output) const {
+    PyObject* shape = PyTuple_GET_ITEM(meta.ptr(), 0);
+    PyObject* dtype = PyTuple_GET_ITEM(meta.ptr(), 2);
+    bool same = PyTuple_GET_SIZE(shape) == output.ndim && static_cast<uint8_t>(reinterpret_cast<THPDtype*>(dtype)->scalar_type) == output.dtype;
+    for (uint32_t i = 0; same && i < output.ndim; ++i) same = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, i)) == output.shape[i];
+    if (!same) throw HandedOn{"PyTorch's result has another shape or dtype"};
+  }
+
+  py::object make_outputs(const AskedOp& op, const Answer& answer, const py::object& schema, const py::object& mask) {
+    if (op.returns == AskedOp::Returns::kNothing) return py::none();
+    const bool known = std::all_of(answer.outputs, answer.outputs + answer.noutputs, [](const Spec& spec) { return spec.strides || spec.ndim == 0; });
+    py::object metas = py::none();
+    if (!known) {
+      ++metas_asked_;
+      metas = propagator_.attr("_propagate_tensor_meta_non_cached")(schema);
+    }
+    const auto output = [&](size_t i, const py::object& meta) -> py::object {
+      if (meta && meta.is_none()) return py::none();
+      const Spec& spec = answer.outputs[i];
+      if (meta) check_meta(meta, spec);
+      for (size_t m = 0; m < asked_.mesh->dims; ++m)
+        if (spec.placements[m].kind == kPartial && op.name.find("norm") != std::string::npos && asked_.tensors[0].placements[m].kind != kPartial)
+          throw HandedOn{"a norm whose partial DTensor names otherwise"};
+      const py::object placed = mask ? masked_spec(spec.placements, spec.placements, mask) : spec_without_meta(spec.placements, asked_.strided_as_order);
+      return with_meta(placed, meta ? meta : make_meta(spec));
+    };
+    if (op.returns == AskedOp::Returns::kTensor) {
+      if (answer.noutputs != 1 || (!known && !is_a(metas.ptr(), classes_.meta))) throw HandedOn{"another number of results"};
+      return output(0, metas.is_none() ? py::object() : metas);
+    }
+    if (!known && (metas.is_none() || is_a(metas.ptr(), classes_.meta) || static_cast<uint32_t>(PySequence_Fast_GET_SIZE(metas.ptr())) != answer.noutputs))
+      throw HandedOn{"another number of results"};
+    if (op.returns == AskedOp::Returns::kTuple && answer.noutputs != op.return_count) throw HandedOn{"another number of results"};
+    py::tuple all(answer.noutputs);
+    for (size_t i = 0; i < answer.noutputs; ++i)
+      all[i] = output(i, known ? py::object() : py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(metas.ptr(), i)));
+    return all;
+  }
+
+  int (*ask_)(void*, const Question*, Answer*);
+  const char* (*error_)();
+  ShardingClasses classes_;
+  py::object propagator_, mesh_propagator_, registered_, agreement_;
+  py::object tables_[3];
+  std::unordered_map<PyObject*, AskedOp> ops_;
+  std::unordered_map<PyObject*, AskedMesh> meshes_;
+  Asked asked_;
+  uint32_t kind_ = 0;
+  uint64_t answered_ = 0, metas_asked_ = 0, nanoseconds_ = 0;
+  std::map<std::pair<std::string, std::string>, uint64_t> handed_on_;
+};
+
+}  // namespace rote

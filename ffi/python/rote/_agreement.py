@@ -1,0 +1,1 @@
+AGREED: dict[str, dict[str, int]] = {}

@@ -1,0 +1,211 @@
+"""DTensor's sharding propagation, answered from Rust.
+
+with rote.propagation.install():
+    loss = train_step(tokens, labels)  # an op that DTensor has not met yet costs microseconds
+print(rote.propagation.stats())
+
+docs/propagation.md says what is answered, and by which policy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtensor_spec, _op_schema, placement_types
+from torch.distributed.tensor import _sharding_prop as torchs
+from torch.distributed.tensor._collective_utils import MeshTopoInfo
+from torch.distributed.tensor._ops import _math_ops
+
+from ._agreement import AGREED
+from ._bridge import bridge
+from ._native import c_uint32, c_void_p, error, lib
+
+Policy = Literal["same", "best"]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What has become of DTensor's questions since `install`. DTensor asks each question once and keeps the answer."""
+
+    answered: int = 0
+    """Questions that Rote answered."""
+    metas: int = 0
+    """Of these, questions for which PyTorch's fake tensors gave the strides of results."""
+    microseconds: float = 0.0
+    """Time that Rote took for all questions, those handed on included."""
+    handed_on: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Questions that DTensor had to answer itself, by op and reason."""
+
+    def __str__(self) -> str:
+        total = sum(self.handed_on.values())
+        asked = self.answered + total
+        mean = self.microseconds / asked if asked else 0.0
+        lines = [
+            f"{self.answered} of {asked} questions answered ({self.metas} with PyTorch's strides), {total} handed on; "
+            f"{mean:.1f} us each"
+        ]
+        most = sorted(self.handed_on.items(), key=lambda item: -item[1])
+        return "\n".join([*lines, *(f"  {count:>5}  {op}: {reason}" for (op, reason), count in most)])
+
+
+class _Installed:
+    """Rote in the place of `ShardingPropagator.propagate_op_sharding_non_cached`."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.propagator: Any = DTensor._op_dispatcher.sharding_propagator
+        self.meshes: list[int] = []
+        self.answers = bridge().Answers(
+            _address("rote_propagate"),
+            _address("rote_last_error"),
+            {
+                "DTensorSpec": _dtensor_spec.DTensorSpec,
+                "TensorMeta": _dtensor_spec.TensorMeta,
+                "Size": torch.Size,
+                "OpSchema": _op_schema.OpSchema,
+                "OutputSharding": _op_schema.OutputSharding,
+                "Replicate": Replicate,
+                "Shard": Shard,
+                "_StridedShard": placement_types._StridedShard,
+                "Partial": Partial,
+                "_MaskPartial": placement_types._MaskPartial,
+                "_NormPartial": _math_ops._NormPartial,
+            },
+            self.propagator,
+            self.of_mesh,
+            self.registered,
+            None if policy == "best" else _agreed(),
+        )
+        self.answer = _answering(self.answers.answer, self.propagator.propagate_op_sharding_non_cached)
+        self.cached = self.propagator.propagate_op_sharding
+        self.propagator.propagate_op_sharding_non_cached = self.answer
+        self.propagator.propagate_op_sharding = torchs.LocalLRUCache(self.answer)
+        _forget()
+
+    def remove(self) -> None:
+        if self.propagator.__dict__.get("propagate_op_sharding_non_cached") is not self.answer:
+            raise RuntimeError(
+                "rote: something else has replaced DTensor's propagation since rote.propagation.install(): undo that first"
+            )
+        del self.propagator.propagate_op_sharding_non_cached
+        self.propagator.propagate_op_sharding = self.cached
+        _forget()
+        for mesh in self.meshes:
+            lib.rote_propagator_free(mesh)
+        self.meshes.clear()
+
+    def of_mesh(self, mesh: Any) -> int:
+        """The address of the propagator of a mesh; 0 if this process is not part of it."""
+        coordinate = mesh.get_coordinate()
+        if coordinate is None:
+            return 0
+        sizes = ",".join(f"{size}" for size in mesh.shape)
+        topology = MeshTopoInfo.build_from_mesh(mesh)
+        pairs = zip(topology.mesh_dim_latency, topology.mesh_dim_bandwidth, strict=True)
+        links = [number for pair in pairs for number in pair]
+        made = lib.rote_propagator_new(
+            sizes.encode(), (c_uint32 * len(coordinate))(*coordinate), (ctypes.c_double * len(links))(*links)
+        )
+        if made is None:
+            raise RuntimeError(f"rote: {error()}")
+        self.meshes.append(made)
+        return int(made)
+
+    def registered(self, op: Any) -> tuple[tuple[Any, ...], bool]:
+        """What is registered for an op with DTensor, and whether all of it comes with PyTorch."""
+        propagator = self.propagator
+        tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
+        found = tuple(table.get(op) for table in tables)
+        return found, all(_is_torchs(one) for one in found)
+
+
+def _agreed() -> dict[str, int]:
+    """The kinds of answers that are DTensor's own, by op; none in a version of PyTorch that was not compared."""
+    version = ".".join(torch.__version__.split(".")[:2])
+    return AGREED.get(version, {})
+
+
+def _answering(ask: Callable[[Any], Any], otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def propagate_op_sharding_non_cached(op_schema: Any) -> Any:
+        answer = ask(op_schema)
+        return otherwise(op_schema) if answer is None else answer
+
+    return propagate_op_sharding_non_cached
+
+
+def _address(function: str) -> int:
+    return int(ctypes.cast(getattr(lib, function), c_void_p).value or 0)
+
+
+def _is_torchs(registered: Any) -> bool:
+    function = getattr(registered, "func", registered)
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function is None or str(getattr(function, "__module__", "")).startswith("torch.")
+
+
+def _forget() -> None:
+    """Empties DTensor's caches of answers, as far as they belong to this thread."""
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
+
+
+_installed: _Installed | None = None
+
+
+class _Installation:
+    """What `install` returns: a context at whose end Rote is uninstalled."""
+
+    def __enter__(self) -> _Installation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        uninstall()
+
+
+def install(policy: Policy = "same") -> _Installation:
+    """Answers DTensor's sharding propagation from Rust, in this process, until `uninstall()` or the end of the context.
+
+    `policy` is `"same"` or `"best"`. `"same"` answers where Rote's choice is DTensor's own; DTensor answers the rest.
+    `"best"` takes Rote's choice of placements wherever it has one.
+
+    Raises `RuntimeError` if Rote is installed already.
+    """
+    global _installed
+    if policy not in ("same", "best"):
+        raise ValueError(f'rote: policy={policy!r}: expected "same" or "best"')
+    if _installed is not None:
+        raise RuntimeError(f'rote: propagation is installed already, with policy="{_installed.policy}"')
+    _installed = _Installed(policy)
+    return _Installation()
+
+
+def uninstall() -> None:
+    """Lets DTensor answer again. Does nothing if Rote is not installed."""
+    global _installed, _last
+    if _installed is not None:
+        _last = stats()
+        _installed.remove()
+        _installed = None
+
+
+_last = Stats()
+
+
+def stats() -> Stats:
+    """What has become of DTensor's questions since the last `install`."""
+    if _installed is None:
+        return _last
+    answered, metas, nanoseconds, handed_on = _installed.answers.stats()
+    return Stats(answered, metas, nanoseconds / 1e3, handed_on)
+
+
+__all__ = ["Stats", "install", "stats", "uninstall"]

@@ -1,0 +1,229 @@
+"""Which answers of `rote.propagation` are DTensor's own, op by op.
+
+    python -m propagation.agreement            # from tests/torch; writes ffi/python/rote/_agreement.py
+    python -m propagation.agreement --op aten::mm --show 5
+
+Both are asked about the samples of `validation/src/samples`, with tensors replicated, sharded, strided and partial, on
+meshes of one, two and three dims. An answer is DTensor's own if all of it is the same: placements of inputs and
+outputs, shapes, strides and dtypes, and the arguments of the local op.
+"""
+
+import argparse
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+from torch.utils._pytree import tree_leaves
+
+from . import dtensor, questions, samples
+from .compare import one_thread
+from .dtensor import Placements
+from .samples import ROOT, Sample, Tensor
+
+TABLE = ROOT / "ffi" / "python" / "rote" / "_agreement.py"
+# How many questions of a kind must agree before the table says that the kind does.
+LEAST = 2
+MESHES = ((2,), (4,), (2, 2), (2, 4), (2, 2, 2))
+# Questions per sample on a mesh of as many dims.
+MOST = {1: 16, 2: 8, 3: 2}
+
+
+def options(tensor: Tensor) -> list[str]:
+    """What one mesh dim may hold of a tensor."""
+    kinds = questions.options(tensor)
+    return [*kinds, "P(avg)", "P(max)"] if "P(sum)" in kinds else kinds
+
+
+def asked(sample: Sample, sizes: tuple[int, ...], most: int) -> Iterator[list[Placements]]:
+    """Placements of a sample's tensors: all alike first, then by chance; the same in every run."""
+    draw = random.Random(f"agreement {sample.name} {' '.join(sample.words)} {sizes}")
+    each = [options(t) for t in sample.tensors]
+    if not each:
+        return
+    seen = set()
+    alike = [
+        [(kind,) * len(sizes) if kind in kinds else ("R",) * len(sizes) for kinds in each]
+        for kind in max(each, key=len)
+    ]
+    chance = ([placed(t, sizes, draw) for t in sample.tensors] for _ in range(4 * most))
+    for placements in [*alike[: most // 2], *chance]:
+        if len(seen) == most:
+            return
+        if tuple(placements) not in seen:
+            seen.add(tuple(placements))
+            yield placements
+
+
+def placed(tensor: Tensor, sizes: tuple[int, ...], draw: random.Random) -> Placements:
+    kinds = options(tensor)
+    placements = [draw.choice(kinds) if draw.random() < 0.6 else "R" for _ in sizes]
+    if len(sizes) > 1 and draw.random() < 0.3:
+        return questions.strided(placements, sizes, draw)
+    return tuple(placements)
+
+
+def schema(sample: Sample, placements: Sequence[Placements], sizes: tuple[int, ...]) -> OpSchema:
+    """The question as DTensor's dispatcher puts it."""
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    info = propagator.op_to_schema_info.get(sample.op)
+    info = info or propagator.op_to_schema_info_for_single_dim_strategy.get(sample.op)
+    specs = [dtensor.spec(t, p, sizes) for t, p in zip(sample.tensors, placements, strict=True)]
+    args, kwargs = sample.filled(specs)
+    return OpSchema(sample.op, tuple(args), kwargs, schema_info=info)
+
+
+def everything(answer: OutputSharding, asked_schema: OpSchema) -> list[Any]:
+    """All that an answer says, in a form that can be compared."""
+    local = answer.redistribute_schema or asked_schema
+    specs_in = [leaf for leaf in tree_leaves(local.args_schema) if isinstance(leaf, DTensorSpec)]
+    arguments: list[Any] = []
+    if answer.use_val_from_redistribute_schema:
+        arguments = [leaf for leaf in tree_leaves(local.args_schema) if not isinstance(leaf, DTensorSpec)]
+    output = answer.output_spec
+    outputs = list(output) if isinstance(output, (list, tuple)) else [output]
+    return [
+        str(local.op),
+        [described(spec) for spec in specs_in],
+        [described(spec) for spec in outputs],
+        isinstance(output, (list, tuple)),
+        answer.needs_redistribute,
+        arguments,
+    ]
+
+
+def described(spec: DTensorSpec | None) -> Any:
+    if spec is None:
+        return None
+    order = None if spec.use_strided_shard_as_shard_order else spec.shard_order
+    meta = spec.tensor_meta
+    return (
+        spec.placements,
+        tuple(meta.shape),
+        tuple(meta.stride),
+        meta.dtype,
+        spec.use_strided_shard_as_shard_order,
+        order,
+    )
+
+
+@dataclass
+class Tally:
+    """What came of the questions: by op and kind of answer (`kind_of_answer` of `propagate.h`), how many agree and how
+    many do not."""
+
+    same: Counter[tuple[str, int]] = field(default_factory=Counter)
+    other: Counter[tuple[str, int]] = field(default_factory=Counter)
+    handed_on: Counter[tuple[str, str]] = field(default_factory=Counter)
+    shown: list[str] = field(default_factory=list)
+
+    def add(self, other: "Tally") -> None:
+        for mine, theirs in ((self.same, other.same), (self.other, other.other), (self.handed_on, other.handed_on)):
+            mine.update(theirs)
+        self.shown += other.shown
+
+    def table(self) -> dict[str, int]:
+        """The kinds of answers that agree, by op."""
+        bits: defaultdict[str, int] = defaultdict(int)
+        for (op, kind), count in self.same.items():
+            if count >= LEAST and not self.other[op, kind]:
+                bits[op] |= 1 << kind
+        return dict(sorted(bits.items()))
+
+
+def compare(part: list[tuple[Sample, tuple[int, ...], int]]) -> Tally:
+    """Asks both about samples, each on one mesh with so many placements."""
+    import rote.propagation
+
+    dtensor.start()
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    tally = Tally()
+    rote.propagation.install("best")
+    try:
+        installed = rote.propagation._installed
+        assert installed is not None
+        ask, otherwise = installed.answers.answer, type(propagator).propagate_op_sharding_non_cached
+        for sample, sizes, most in part:
+            for placements in asked(sample, sizes, most):
+                question = schema(sample, placements, sizes)
+                ours = ask(question)
+                kind = installed.answers.kind()
+                if ours is None:
+                    continue
+                try:
+                    theirs: Any = otherwise(propagator, question)
+                except Exception as error:
+                    theirs = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                mine = everything(ours, question)
+                their = theirs if isinstance(theirs, str) else everything(theirs, question)
+                if mine == their:
+                    tally.same[sample.name, kind] += 1
+                    continue
+                tally.other[sample.name, kind] += 1
+                if sum(line.startswith(f"{sample.name} ") for line in tally.shown) < 3:
+                    given = " ".join(sample.written([",".join(p) for p in placements]))
+                    tally.shown.append(
+                        f"{sample.name} {given} on {sizes}, kind {kind:05b}\n    ours   {mine}\n    theirs {their}"
+                    )
+        tally.handed_on.update(rote.propagation.stats().handed_on)
+    finally:
+        rote.propagation.uninstall()
+    return tally
+
+
+def compare_all(chosen: Sequence[Sample], share: float = 1.0, workers: int = 2) -> Tally:
+    """Compares on several processes; with a `share` of the questions."""
+    work = [(s, sizes, max(1, math.ceil(share * MOST[len(sizes)]))) for sizes in MESHES for s in chosen]
+    random.Random("agreement").shuffle(work)
+    parts = [work[at : at + 60] for at in range(0, len(work), 60)]
+    tally = Tally()
+    if workers == 1 or len(parts) == 1:
+        for part in parts:
+            tally.add(compare(part))
+        return tally
+    with ProcessPoolExecutor(workers, get_context("spawn"), one_thread) as pool:
+        for result in pool.map(compare, parts):
+            tally.add(result)
+    return tally
+
+
+HEAD = '''"""Which answers of `rote.propagation` are DTensor's own, by version of PyTorch and op.
+
+Generated by `python -m propagation.agreement` (from tests/torch). A bit for each kind of answer: see `kind_of_answer` in
+`propagate.h`. An op or a kind of answer that is not here is handed on to DTensor.
+"""
+'''
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m propagation.agreement", description=__doc__)
+    parser.add_argument("--op", help="only this op or overload; the table is not written then")
+    parser.add_argument("--show", type=int, default=0, help="how many differences to print")
+    parser.add_argument("--share", type=float, default=1.0, help="the share of the questions to ask")
+    given = parser.parse_args()
+    tally = compare_all(list(samples.read(given.op)), given.share)
+    table = tally.table()
+    for line in tally.shown[: given.show]:
+        print(line)
+    same, other = tally.same.total(), tally.other.total()
+    print(f"{same + other:,} answers, {same:,} of them DTensor's own; {tally.handed_on.total():,} questions handed on")
+    print(f"{len(table):,} ops with kinds of answers that agree, {len({op for op, _ in tally.other}):,} with others")
+    for (op, reason), count in tally.handed_on.most_common(given.show):
+        print(f"  handed on {count:>5}  {op}: {reason}")
+    if given.op is None and given.share == 1.0:
+        version = ".".join(torch.__version__.split(".")[:2])
+        rows = "".join(f'        "{op}": {bits},\n' for op, bits in table.items())
+        TABLE.write_text(f'{HEAD}\nAGREED: dict[str, dict[str, int]] = {{\n    "{version}": {{\n{rows}    }},\n}}\n')
+        print(f"{TABLE} written")
+
+
+if __name__ == "__main__":
+    main()
