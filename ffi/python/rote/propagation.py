@@ -59,7 +59,7 @@ class _Installed:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.propagator: Any = DTensor._op_dispatcher.sharding_propagator
+        self.propagator = _propagator()
         self.meshes: list[int] = []
         self.answers = bridge().Answers(
             _address("rote_propagate"),
@@ -82,19 +82,18 @@ class _Installed:
             self.registered,
             None if policy == "best" else _agreed(),
         )
-        self.answer = _answering(self.answers.answer, self.propagator.propagate_op_sharding_non_cached)
-        self.cached = self.propagator.propagate_op_sharding
+        self.before = self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding
+        self.answer = _answering(self.answers.answer, self.before[0])
         self.propagator.propagate_op_sharding_non_cached = self.answer
         self.propagator.propagate_op_sharding = torchs.LocalLRUCache(self.answer)
         _forget()
 
     def remove(self) -> None:
-        if self.propagator.__dict__.get("propagate_op_sharding_non_cached") is not self.answer:
+        if self.propagator.propagate_op_sharding_non_cached is not self.answer:
             raise RuntimeError(
-                "rote: something else has replaced DTensor's propagation since rote.propagation.install(): undo that first"
+                "rote: another program has replaced DTensor's propagation since install(): undo that first"
             )
-        del self.propagator.propagate_op_sharding_non_cached
-        self.propagator.propagate_op_sharding = self.cached
+        self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding = self.before
         _forget()
         for mesh in self.meshes:
             lib.rote_propagator_free(mesh)
@@ -125,6 +124,11 @@ class _Installed:
         return found, all(_is_torchs(one) for one in found)
 
 
+def _propagator() -> Any:
+    """DTensor's own."""
+    return DTensor._op_dispatcher.sharding_propagator
+
+
 def _agreed() -> dict[str, int]:
     """The kinds of answers that are DTensor's own, by op; none in a version of PyTorch that was not compared."""
     version = ".".join(torch.__version__.split(".")[:2])
@@ -152,7 +156,7 @@ def _is_torchs(registered: Any) -> bool:
 
 def _forget() -> None:
     """Empties DTensor's caches of answers, as far as they belong to this thread."""
-    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    _propagator().propagate_op_sharding.cache_clear()
     torch._C._clear_DTensor_sharding_propagator_cache()
 
 
