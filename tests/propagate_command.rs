@@ -53,6 +53,40 @@ fn inputs_that_match_move_nothing() {
 }
 
 #[test]
+fn strides_are_printed_where_they_are_given() {
+    let args = ["aten::relu", "--mesh", "tp=4", "f32[64,32]{1,64} @ S(0)"];
+    let (code, out, err) = said(&args, "");
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    let line = "output 0   f32[64,32]{1,64} @ S(0)  PartitionSpec('tp', None)";
+    assert!(out.lines().any(|l| l == line), "{out}");
+    let list = "{f32[2,3]{1,2}; f32[2,3]}";
+    let question = format!(r#"{{"op": "aten::cat", "mesh": "d=1", "args": ["{list}", "1"]}}"#);
+    let plain = r#"{"op": "aten::t", "mesh": "d=1", "args": ["f32[2,3]"]}"#;
+    let (_, out, _) = said(&["--batch", "--json"], &format!("{question}\n{plain}\n"));
+    let answers: Vec<serde_json::Value> = (out.lines())
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(answers[0]["outputs"][0]["shape"], serde_json::json!([2, 6]));
+    assert_eq!(
+        answers[1]["outputs"][0]["strides"],
+        serde_json::json!([1, 3])
+    );
+    for (bad, message) in [
+        (
+            "f32[2,3]{1}",
+            "cannot read \"f32[2,3]{1}\": expected 2 strides, one per dim\n",
+        ),
+        (
+            "f32[2,3]{1,x}",
+            "cannot read \"f32[2,3]{1,x}\": expected strides such as {32,1}\n",
+        ),
+    ] {
+        let (code, _, err) = said(&["aten::relu", "--mesh", "tp=4", bad], "");
+        assert_eq!((code, err.as_str()), (Some(1), message));
+    }
+}
+
+#[test]
 fn collectives_come_with_their_bytes() {
     let args = [
         "aten::mm",

@@ -67,6 +67,23 @@ const IN_PLACE: &[(&str, &str)] = &[
 /// Overloads that are called after what they write.
 const WRITTEN: [&str; 2] = ["grad_input", "output"];
 
+/// The form that a name says it is, whether or not there is an op of which it is
+/// one; functional where it says nothing.
+pub(super) fn form(op: &str) -> Form {
+    let (name, overload) = op.split_once('.').unwrap_or((op, ""));
+    let listed = |table: &[(&str, &str)]| table.iter().any(|row| row.0 == op);
+    let trailing = (name.strip_suffix('_')).is_some_and(|n| !n.ends_with([':', '_']));
+    let operator = name.contains("::__i") && name.ends_with("__");
+    if overload == "out" || overload.ends_with("_out") || WRITTEN.contains(&overload) || listed(OUT)
+    {
+        Form::Out
+    } else if trailing || operator || listed(IN_PLACE) {
+        Form::InPlace
+    } else {
+        Form::Functional
+    }
+}
+
 /// The functional ops that a name may be a form of, most exact first.
 pub(super) fn bases(op: &str) -> Vec<(String, Form)> {
     let op = op.strip_suffix(".default").unwrap_or(op);

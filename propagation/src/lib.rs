@@ -27,6 +27,7 @@
 //! | `cache` | decisions that were made before |
 //! | `promote` | the element type that an op on several tensors and numbers computes in |
 //! | `combination` | the notation of placement combinations |
+//! | [`strides`] | how outputs lie in memory |
 //! | [`strategies`] | every combination that the rules claim |
 //! | [`local`] | the arguments of the local op |
 //! | [`error`] | errors in questions |
@@ -70,6 +71,7 @@ mod sharding_tests;
 pub mod spec;
 pub mod strategies;
 pub mod strict;
+pub mod strides;
 #[cfg(test)]
 mod tests;
 
@@ -92,3 +94,4 @@ pub use sharding::{Sharding, ShardingId, register_sharding};
 pub use spec::{Mesh, Spec, TensorMeta, partition_spec, written};
 pub use strategies::{Claims, claims};
 pub use strict::check_partials;
+pub use strides::output_strides;

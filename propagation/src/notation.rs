@@ -54,6 +54,84 @@ impl Arg {
     }
 }
 
+impl Arg {
+    /// Reads an argument whose tensors may say their strides, behind the shape:
+    /// `f32[64,32]{1,64} @ S(0)`. Returns the strides of each tensor, contiguous
+    /// where none are given, and whether any are.
+    ///
+    /// # Errors
+    ///
+    /// [`PropagationError::Notation`] as [`Arg::parse`], and for strides that are
+    /// not one number per dim.
+    pub fn parse_with_strides(
+        text: &str,
+        mesh: &Mesh,
+    ) -> Result<(Arg, Vec<Vec<i64>>, bool), PropagationError> {
+        if !text.contains("]{") {
+            let arg = Arg::parse(text, mesh)?;
+            let strides = specs(&arg).map(contiguous).collect();
+            return Ok((arg, strides, false));
+        }
+        let mut plain = String::new();
+        let mut given = Vec::new();
+        let list = inside(text.trim(), '{', '}');
+        for (i, tensor) in list.unwrap_or(text).split(';').enumerate() {
+            let semicolon = if i == 0 { "" } else { ";" };
+            let (before, rest) = match tensor.split_once("]{") {
+                Some((before, rest)) => (before, Some(rest)),
+                None => (tensor, None),
+            };
+            plain += semicolon;
+            plain += before;
+            if let Some(rest) = rest {
+                let wrong = || PropagationError::notation(tensor, "strides such as {32,1}");
+                let (numbers, behind) = rest.split_once('}').ok_or_else(wrong)?;
+                let numbers = numbers.split(',').map(str::trim).filter(|n| !n.is_empty());
+                let numbers = numbers.map(|n| n.parse().ok().filter(|n| *n >= 0));
+                let strides: Vec<i64> = numbers.collect::<Option<_>>().ok_or_else(wrong)?;
+                plain += "]";
+                plain += behind;
+                given.push(Some(strides));
+            } else if !matches!(tensor.trim(), "" | "none") {
+                given.push(None);
+            }
+        }
+        let arg = match list {
+            Some(_) => Arg::parse(&format!("{{{plain}}}"), mesh)?,
+            None => Arg::parse(&plain, mesh)?,
+        };
+        let mut strides = Vec::new();
+        for (spec, given) in specs(&arg).zip(given) {
+            let given = given.unwrap_or_else(|| contiguous(spec));
+            let ndim = spec.meta.as_ref().map_or(given.len(), |m| m.shape.len());
+            if given.len() != ndim {
+                let expected = format!("{ndim} strides, one per dim");
+                return Err(PropagationError::notation(text, expected));
+            }
+            strides.push(given);
+        }
+        Ok((arg, strides, true))
+    }
+}
+
+/// The tensors that an argument has.
+fn specs(arg: &Arg) -> impl Iterator<Item = &Spec> {
+    let list = match arg {
+        Arg::Tensors(list) => list.as_slice(),
+        _ => &[],
+    };
+    let one = match arg {
+        Arg::Tensor(spec) => Some(spec),
+        _ => None,
+    };
+    one.into_iter().chain(list.iter().flatten())
+}
+
+fn contiguous(spec: &Spec) -> Vec<i64> {
+    let shape = spec.meta.as_ref().map_or(&[][..], |m| &m.shape);
+    super::strides::contiguous(shape)
+}
+
 fn inside(text: &str, open: char, close: char) -> Option<&str> {
     text.strip_prefix(open)?.strip_suffix(close)
 }

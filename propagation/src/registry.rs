@@ -11,6 +11,7 @@ use super::forms::{self, Form};
 use super::rule::{Arg, Query, Rule, RuleFn};
 use super::rules;
 use super::spec::TensorMeta;
+use super::strides::Ways;
 
 /// A tensor that is written, and so stays where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub struct Registry {
     /// For ops without a rule.
     pub(super) decompositions: HashMap<String, Decomposition>,
     changes: Vec<Change>,
+    /// How outputs lie.
+    pub(super) strides: Ways,
 }
 
 /// One strategy put in place of another.
@@ -57,7 +60,10 @@ impl Registry {
     ///
     /// [`PropagationError::Duplicate`] when a table names an op twice.
     pub fn standard() -> Result<Self, PropagationError> {
-        let mut registry = Registry::default();
+        let mut registry = Registry {
+            strides: Ways::standard(),
+            ..Registry::default()
+        };
         for (op, family) in rules::all() {
             registry.insert(op, Maker::Table(family))?;
         }

@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use clap::Args;
 use rote_propagation::{
-    Arg, Link, Mesh, Placement, Propagation, PropagationError, Query, Spec, Step, Topology,
-    candidates, check_partials, explain, partition_spec, plan, propagate, standard_rules, written,
+    Arg, Link, Mesh, Placement, Propagation, PropagationError, Query, Registry, Spec, Step,
+    Topology, candidates, check_partials, explain, output_strides, partition_spec, plan, propagate,
+    standard_rules, written,
 };
 use serde_json::{Value, json};
 
@@ -20,7 +21,8 @@ use super::{Trouble, complain, ops, why};
 /// tensor dim: f32[64,32] @ PartitionSpec('dp', None). R is replicated, S(0)
 /// sharded on dim 0, _S(0,2) a strided shard, P(sum) partial. A list of tensors is
 /// written in braces, with semicolons between. Other arguments: 1, [1,2], true,
-/// bf16, none.
+/// bf16, none. A tensor may say its global strides, f32[64,32]{1,64} @ S(0); without,
+/// it is contiguous. Then the strides of outputs are printed, where they are known.
 #[derive(Debug, Args)]
 pub(super) struct Propagate {
     /// The op, for example aten::mm or aten::sum.dim_IntList
@@ -47,7 +49,8 @@ pub(super) struct Propagate {
     json: bool,
     /// Answer questions from stdin, one JSON object per line: {"op": "aten::mm",
     /// "mesh": "dp=8,tp=2", "args": ["f32[64,32] @ S(0),R", ...]}. "links": [[us per
-    /// hop, GiB/s], ...] gives measured links, one per mesh dim. A question may also be
+    /// hop, GiB/s], ...] gives measured links, one per mesh dim. Each output of an answer
+    /// has "strides", null where they are not known. A question may also be
     /// a redistribution: {"tensor": "f32[64,32] @ S(0),R", "to": "R,R", ...}
     #[arg(long, requires = "json", conflicts_with_all = ["op", "mesh", "all", "why"])]
     batch: bool,
@@ -84,12 +87,11 @@ impl Propagate {
 
     fn answer(&self, op: &str, mesh: &str, out: &mut impl Write) -> Result<(), Failed> {
         let mesh = Mesh::parse(mesh)?;
-        let args = self
-            .args
-            .iter()
-            .map(|a| Arg::parse(a, &mesh))
-            .collect::<Result<Vec<_>, _>>()?;
-        let query = Query { op, args: &args };
+        let given = Given::parse(self.args.iter().map(String::as_str), &mesh)?;
+        let query = Query {
+            op,
+            args: &given.args,
+        };
         let topology = Topology::one_node(&mesh);
         let rules = standard_rules()?;
         if self.strict {
@@ -107,7 +109,9 @@ impl Propagate {
             false => None,
         };
         if self.json {
-            let rows: Vec<_> = found.iter().map(|p| described(p, &mesh)).collect();
+            let rows =
+                (found.iter()).map(|p| described(p, &mesh, &given.outputs(rules, &query, p)));
+            let rows: Vec<_> = rows.collect();
             let time = taken.as_nanos() as u64;
             let answer = if self.all {
                 json!({"op": op, "candidates": rows, "time_ns": time})
@@ -128,7 +132,11 @@ impl Propagate {
             if self.all {
                 writeln!(out, "candidate {}", i + 1)?;
             }
-            print(propagation, &query, &mesh, out)?;
+            let strides = match given.strided {
+                true => given.outputs(rules, &query, propagation),
+                false => Vec::new(),
+            };
+            print(propagation, &query, &mesh, &strides, out)?;
         }
         if let Some(reasons) = &reasons {
             why::print(reasons, &mesh, out)?;
@@ -155,7 +163,52 @@ impl From<io::Error> for Failed {
     }
 }
 
-fn print(p: &Propagation, query: &Query<'_>, mesh: &Mesh, out: &mut impl Write) -> io::Result<()> {
+/// The arguments of a question, and the strides of the tensors among them.
+struct Given {
+    args: Vec<Arg>,
+    strides: Vec<Vec<i64>>,
+    /// Whether the question has strides.
+    strided: bool,
+}
+
+impl Given {
+    fn parse<'a>(
+        texts: impl Iterator<Item = &'a str>,
+        mesh: &Mesh,
+    ) -> Result<Self, PropagationError> {
+        let mut given = Given {
+            args: Vec::new(),
+            strides: Vec::new(),
+            strided: false,
+        };
+        for text in texts {
+            let (arg, strides, strided) = Arg::parse_with_strides(text, mesh)?;
+            given.args.push(arg);
+            given.strides.extend(strides);
+            given.strided |= strided;
+        }
+        Ok(given)
+    }
+
+    /// The strides of the outputs, where they are known.
+    fn outputs(
+        &self,
+        rules: &Registry,
+        query: &Query<'_>,
+        found: &Propagation,
+    ) -> Vec<Option<Vec<i64>>> {
+        let inputs: Vec<_> = self.strides.iter().map(Vec::as_slice).collect();
+        output_strides(rules, query, &inputs, &found.outputs)
+    }
+}
+
+fn print(
+    p: &Propagation,
+    query: &Query<'_>,
+    mesh: &Mesh,
+    strides: &[Option<Vec<i64>>],
+    out: &mut impl Write,
+) -> io::Result<()> {
     let inputs = p.inputs.iter().zip(query.inputs());
     for (i, (input, (argument, spec))) in inputs.enumerate() {
         let meta = spec.meta.as_ref();
@@ -186,7 +239,18 @@ fn print(p: &Propagation, query: &Query<'_>, mesh: &Mesh, out: &mut impl Write) 
         }
     }
     for (i, spec) in p.outputs.iter().enumerate() {
-        write!(out, "output {i}   {spec}")?;
+        match (&spec.meta, strides.get(i)) {
+            (Some(meta), Some(Some(strides))) => {
+                let strides: Vec<_> = strides.iter().map(ToString::to_string).collect();
+                let placed = written(&spec.placements);
+                write!(
+                    out,
+                    "output {i}   {meta}{{{}}} @ {placed}",
+                    strides.join(",")
+                )?;
+            }
+            _ => write!(out, "output {i}   {spec}")?,
+        }
         let ndim = spec.meta.as_ref().map_or(0, |m| m.shape.len());
         match partition_spec(&spec.placements, mesh, ndim) {
             Some(text) => writeln!(out, "  {text}")?,
@@ -196,7 +260,7 @@ fn print(p: &Propagation, query: &Query<'_>, mesh: &Mesh, out: &mut impl Write) 
     writeln!(out, "cost       {:.1} us", p.cost_us)
 }
 
-fn described(p: &Propagation, mesh: &Mesh) -> Value {
+fn described(p: &Propagation, mesh: &Mesh, strides: &[Option<Vec<i64>>]) -> Value {
     let inputs: Vec<_> = p
         .inputs
         .iter()
@@ -212,10 +276,12 @@ fn described(p: &Propagation, mesh: &Mesh) -> Value {
     let outputs: Vec<_> = p
         .outputs
         .iter()
-        .map(|spec| {
+        .zip(strides)
+        .map(|(spec, strides)| {
             json!({
                 "dtype": spec.meta.as_ref().map(|m| m.dtype.to_string()),
                 "shape": spec.meta.as_ref().map(|m| m.shape.clone()),
+                "strides": strides,
                 "placements": texts(&spec.placements),
             })
         })
@@ -281,12 +347,13 @@ fn question(line: &str, strict: bool) -> Result<Value, PropagationError> {
     }
     let op = text("op").ok_or_else(|| wrong("\"op\", a string"))?;
     let args = value.get("args").and_then(Value::as_array);
-    let args = args
-        .ok_or_else(|| wrong("\"args\", a list of strings"))?
-        .iter()
-        .map(|a| Arg::parse(a.as_str().unwrap_or_default(), &mesh))
-        .collect::<Result<Vec<_>, _>>()?;
-    let query = Query { op, args: &args };
+    let args = args.ok_or_else(|| wrong("\"args\", a list of strings"))?;
+    let texts = args.iter().map(|a| a.as_str().unwrap_or_default());
+    let given = Given::parse(texts, &mesh)?;
+    let query = Query {
+        op,
+        args: &given.args,
+    };
     let rules = standard_rules()?;
     if strict {
         check_partials(rules, &query, &mesh)?;
@@ -294,7 +361,7 @@ fn question(line: &str, strict: bool) -> Result<Value, PropagationError> {
     let start = Instant::now();
     let found = propagate(rules, &query, &mesh, &topology)?;
     let time = start.elapsed().as_nanos() as u64;
-    let mut answer = described(&found, &mesh);
+    let mut answer = described(&found, &mesh, &given.outputs(rules, &query, &found));
     answer["time_ns"] = time.into();
     Ok(answer)
 }

@@ -1,0 +1,80 @@
+"""Whatever strides Rote states of outputs are those of PyTorch's fake tensors, with which DTensor's propagator asks.
+
+    ROTE_TEST_EVERYTHING=1 pytest -s tests/torch/test_strides.py
+
+asks about every sample of `validation/src/samples/*.txt` in many ways to lie in memory, otherwise about a seeded part.
+The test prints the share of questions that are answered, by family of ops.
+"""
+
+import json
+import logging
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import pytest
+from extent import EVERYTHING, SEED
+from propagation.strided import Call, Shape, Strides, calls, pytorchs
+from torch._subclasses import FakeTensorMode
+
+from propagation import engine, samples
+
+# At least this share of the samples' ops has all strides stated, where tensors are contiguous.
+LEAST_OPS = 0.9
+# Fake tensors of both, since strides depend on the device for some ops.
+DEVICES = ("cpu", "cuda")
+# Of every sample, this many forms are asked about; each sample is contiguous in one of them.
+FORMS = 10**9 if EVERYTHING else 4
+ROUNDS = 6 if EVERYTHING else 1
+
+Outputs = list[tuple[Shape, Strides]]
+
+
+def asked() -> Iterator[tuple[Call, dict[str, Outputs]]]:
+    """Calls that PyTorch takes, with its answers by device."""
+    logging.disable(logging.CRITICAL)
+    mode = FakeTensorMode()
+    for sample in samples.read():
+        chance = random.Random(f"{SEED} {sample.family} {sample.line}")
+        forms = list(calls(sample, chance, ROUNDS))
+        for call in [forms[0], *chance.sample(forms[1:], min(len(forms) - 1, FORMS))]:
+            answers = {device: pytorchs(mode, call, device) for device in DEVICES}
+            taken = {device: answer for device, answer in answers.items() if answer is not None}
+            if taken:
+                yield call, taken
+    logging.disable(logging.NOTSET)
+
+
+def test_strides_are_those_of_fake_tensors() -> None:
+    if engine.binary() is None:
+        pytest.skip("no rote binary: cargo build --release")
+    questions = list(asked())
+    lines = [json.dumps({"op": call.sample.name, "mesh": "d=1", "args": call.written()}) for call, _ in questions]
+    wrong: list[str] = []
+    stated: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    ops: defaultdict[str, bool] = defaultdict(lambda: True)
+    for (call, answers), line, answer in zip(questions, lines, engine.answered(lines), strict=True):
+        outputs = [(tuple(o["shape"]), o["strides"]) for o in answer.get("outputs", [])]
+        family, all_stated = call.sample.family, "error" not in answer
+        for device, pytorch in answers.items():
+            # Rote leaves out some outputs of attention; a value of the host counts as one of Rote's.
+            rest = iter(pytorch)
+            for at, (shape, strides) in enumerate(outputs if pytorch else []):
+                theirs = next((theirs for ours, theirs in rest if ours == shape), None)
+                all_stated &= strides is not None
+                if strides is not None and tuple(strides) != theirs:
+                    found = f"{list(shape)} {strides}, not {theirs}"
+                    wrong.append(f"{line} on {device} ({call.variant}): output {at}: {found}")
+        total[family] += 1
+        stated[family] += all_stated
+        if call.variant == "contiguous":
+            ops[call.sample.name] &= all_stated
+    for family in sorted(total):
+        print(f"{family:20} {stated[family]:6} of {total[family]:6} questions, {stated[family] / total[family]:.1%}")
+    unstated = sorted(op for op, is_stated in ops.items() if not is_stated)
+    share = 1 - len(unstated) / len(ops)
+    print(f"{share:.1%} of {len(ops)} ops; not of {' '.join(unstated)}")
+    print(f"{sum(total.values())} questions, {len(wrong)} wrong")
+    assert not wrong, "\n".join(wrong[:40])
+    assert share >= LEAST_OPS, unstated
