@@ -110,6 +110,7 @@ test-versions: setup
 bench: setup
 	$(BIN)/python benches/overhead.py --out target/bench $(BENCH)
 	$(BIN)/python benches/propagation.py --out target/bench --rote $(TARGET)/release/rote
+	$(BIN)/python benches/first_steps.py --out target/bench
 	cargo test --quiet --package rote-aten --test instructions -- --nocapture
 	$(BIN)/python benches/guard_instructions.py
 	$(firstword $(wildcard target/wild/bin/python) $(BIN)/python) benches/recordings.py

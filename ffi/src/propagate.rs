@@ -1,11 +1,12 @@
 //! Sharding propagation: how an op runs on distributed tensors.
 
+use std::borrow::Cow;
 use std::ffi::{c_char, c_int};
 
 use rote::plans::{DType, ReduceOp};
 use rote::propagation::{
     Arg, Link, LocalArgs, Mesh, PartialOp, Placement, Propagation, Query, Spec, TensorMeta,
-    Topology, local_args, local_meta, propagate, standard_rules,
+    Topology, local_args, local_meta, output_strides, propagate, standard_rules,
 };
 use rote_events::op::{self, tag};
 use rote_events::question::{self, Answer, Question, kind};
@@ -136,8 +137,15 @@ pub unsafe extern "C" fn rote_propagate(
         // SAFETY: as above.
         let args = unsafe { arguments(asked, mesh.sizes().len() as u32)? };
         let query = Query { op, args: &args };
-        let found = propagate(standard_rules()?, &query, mesh, topology)?;
-        given.set(&found);
+        let rules = standard_rules()?;
+        let found = propagate(rules, &query, mesh, topology)?;
+        // SAFETY: as above.
+        let strides = unsafe { input_strides(asked)? };
+        let strides: Vec<&[i64]> = strides.iter().map(|strides| &**strides).collect();
+        given.set(
+            &found,
+            &output_strides(rules, &query, &strides, &found.outputs),
+        );
         let (mut shape_arg, mut other_args) = (-1, 0);
         given.local_shape.clear();
         match local_args(op) {
@@ -174,7 +182,7 @@ pub unsafe extern "C" fn rote_propagate(
 }
 
 impl Given {
-    fn set(&mut self, found: &Propagation) {
+    fn set(&mut self, found: &Propagation, strides: &[Option<Vec<i64>>]) {
         self.inputs.clear();
         let inputs = found.inputs.iter().flat_map(|input| &input.to);
         self.inputs.extend(inputs.map(|p| told(*p)));
@@ -188,17 +196,25 @@ impl Given {
             let shape = spec.meta.iter().flat_map(|meta| &meta.shape);
             self.dims.extend(shape.map(|d| *d as i64));
         }
+        self.dims.extend(strides.iter().flatten().flatten());
         let (mut placements, mut dims) = (self.placements.as_slice(), self.dims.as_slice());
-        for spec in &found.outputs {
+        let ndims = found.outputs.iter();
+        let ndims = ndims.map(|spec| spec.meta.as_ref().map_or(0, |meta| meta.shape.len()));
+        let mut known = &dims[ndims.sum()..];
+        for (spec, strides) in found.outputs.iter().zip(strides) {
             let ndim = spec.meta.as_ref().map_or(0, |meta| meta.shape.len());
             self.outputs.push(question::Spec {
                 shape: dims.as_ptr(),
-                strides: std::ptr::null(),
+                strides: match strides {
+                    Some(_) => known.as_ptr(),
+                    None => std::ptr::null(),
+                },
                 placements: placements.as_ptr(),
                 ndim: ndim as u32,
                 dtype: spec.meta.as_ref().map_or(0, |meta| meta.dtype.0),
             });
             dims = &dims[ndim..];
+            known = &known[strides.as_ref().map_or(0, Vec::len)..];
             placements = &placements[spec.placements.len()..];
         }
     }
@@ -302,6 +318,29 @@ unsafe fn spec(spec: &question::Spec, mesh_dims: u32) -> Result<Spec, String> {
         }),
         placements: placements.iter().map(heard).collect::<Result<_, _>>()?,
     })
+}
+
+/// The strides of a question's tensors.
+///
+/// # Safety
+/// As [`rote_propagate`].
+unsafe fn input_strides(asked: &Question) -> Result<Vec<Cow<'_, [i64]>>, String> {
+    // SAFETY: the caller vouches for the lists.
+    let tensors = unsafe { slice(asked.tensors, asked.ntensors)? }.iter();
+    let one = |tensor: &question::Spec| match tensor.strides.is_null() {
+        // SAFETY: as above.
+        false => unsafe { slice(tensor.strides, tensor.ndim) }.map(Cow::Borrowed),
+        true => {
+            // SAFETY: as above.
+            let shape = unsafe { slice(tensor.shape, tensor.ndim)? };
+            let mut strides = vec![1; shape.len()];
+            for dim in (1..shape.len()).rev() {
+                strides[dim - 1] = shape[dim].max(1).saturating_mul(strides[dim]);
+            }
+            Ok(Cow::Owned(strides))
+        }
+    };
+    tensors.map(one).collect()
 }
 
 /// The arguments of a question. Those at the end that are not given are left out.

@@ -152,13 +152,14 @@ struct AskedOp {
   bool other_change = false;  // DTensor's tables say: a rank's arguments differ in another way
   py::object registered;      // what is registered for the op with DTensor, as a tuple
   bool is_torchs = true;      // all of it comes with PyTorch
-  uint32_t agreed = 0;        // which answers are DTensor's own (`kind_of_answer`)
+  uint64_t agreed = 0;        // which answers are DTensor's own (`kind_of_answer`)
 };
 
-// What of an answer decides whether it is DTensor's own: 32 kinds, each a bit of `AskedOp::agreed`. `starved`: a dim is
-// split over more ranks than it has elements. `other_partials`: a tensor is partial by another reduction than a sum.
-inline uint32_t kind_of_answer(bool moves, bool strided, bool several_dims, bool starved, bool other_partials) {
-  return moves | strided << 1 | several_dims << 2 | starved << 3 | other_partials << 4;
+// What of an answer decides whether it is DTensor's own: 64 kinds, each a bit of `AskedOp::agreed`. `uneven`: ranks
+// have different numbers of elements of a dim. `other_partials`: a tensor is partial by another reduction than a sum.
+// `chunks`: a tensor that ranks hold whole is split, which costs nothing.
+inline uint32_t kind_of_answer(bool moves, bool strided, bool several_dims, bool uneven, bool other_partials, bool chunks) {
+  return moves | strided << 1 | several_dims << 2 | uneven << 3 | other_partials << 4 | chunks << 5;
 }
 
 class Answers {
@@ -198,12 +199,13 @@ class Answers {
   // The kind of the last answer.
   uint32_t kind() const { return kind_; }
 
-  // How many questions were answered, for how many of these PyTorch gave shapes and strides, the nanoseconds that all
-  // took, and how many were handed on by op and reason.
+  // How many questions were answered, the nanoseconds that all took, for how many answers PyTorch gave the strides by op,
+  // and how many were handed on by op and reason.
   py::tuple stats() const {
-    py::dict handed_on;
+    py::dict strides, handed_on;
+    for (const auto& [op, count] : strides_asked_) strides[py::str(op)] = count;
     for (const auto& [key, count] : handed_on_) handed_on[py::make_tuple(key.first, key.second)] = count;
-    return py::make_tuple(answered_, metas_asked_, nanoseconds_, handed_on);
+    return py::make_tuple(answered_, nanoseconds_, strides, handed_on);
   }
 
  private:
@@ -259,7 +261,7 @@ class Answers {
     }
     if (!agreement_.is_none()) {
       PyObject* bits = PyDict_GetItemString(agreement_.ptr(), known.name.c_str());
-      known.agreed = bits ? static_cast<uint32_t>(PyLong_AsUnsignedLong(bits)) : 0;
+      known.agreed = bits ? PyLong_AsUnsignedLongLong(bits) : 0;
     }
     return known;
   }
@@ -450,8 +452,8 @@ class Answers {
     const bool has_shape = answer.shape_arg >= 0;
     if (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg))
       throw HandedOn{"the arguments of the local op differ"};
-    kind_ = kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims > 1, is_starved(answer), has_other_partials());
-    if (!agreement_.is_none() && !(op.agreed & 1u << kind_))
+    kind_ = kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims > 1, is_uneven(answer), has_other_partials(), chunks(answer));
+    if (!agreement_.is_none() && !(op.agreed & uint64_t{1} << kind_))
       throw HandedOn{"Rote may choose otherwise than DTensor"};
 
     // All positional tensors as the op takes them.
@@ -488,26 +490,37 @@ class Answers {
     return classes_.output_sharding(outputs, suggestion, moves || local_shape, local_shape);
   }
 
-  // Whether a dim is split over more ranks than it has elements.
-  bool is_starved(const Spec& spec, const Placement* placements) const {
+  // Whether the ranks that a dim is split over do not all have as many elements of it.
+  bool is_uneven(const Spec& spec, const Placement* placements) const {
     for (uint32_t dim = 0; dim < spec.ndim; ++dim) {
       int64_t ranks = 1;
       for (size_t m = 0; m < asked_.mesh->dims; ++m) {
         const bool sharded = placements[m].kind == kShard || placements[m].kind == kStridedShard;
         if (sharded && placements[m].dim == dim) ranks *= asked_.mesh->sizes[m];
       }
-      if (ranks > spec.shape[dim]) return true;
+      if (spec.shape[dim] % ranks != 0) return true;
     }
     return false;
   }
 
-  bool is_starved(const Answer& answer) const {
+  bool is_uneven(const Answer& answer) const {
     for (size_t i = 0; i < asked_.tensors.size(); ++i) {
       const Spec& tensor = asked_.tensors[i];
-      if (is_starved(tensor, tensor.placements) || is_starved(tensor, answer.inputs + i * asked_.mesh->dims)) return true;
+      if (is_uneven(tensor, tensor.placements) || is_uneven(tensor, answer.inputs + i * asked_.mesh->dims)) return true;
     }
     return std::any_of(answer.outputs, answer.outputs + answer.noutputs,
-                       [this](const Spec& spec) { return is_starved(spec, spec.placements); });
+                       [this](const Spec& spec) { return is_uneven(spec, spec.placements); });
+  }
+
+  // Whether a mesh dim that holds a tensor whole holds shards of it in the answer.
+  bool chunks(const Answer& answer) const {
+    for (size_t i = 0; i < asked_.tensors.size(); ++i) {
+      for (size_t m = 0; m < asked_.mesh->dims; ++m) {
+        const uint8_t to = answer.inputs[i * asked_.mesh->dims + m].kind;
+        if (asked_.tensors[i].placements[m].kind == kReplicate && to != kReplicate) return true;
+      }
+    }
+    return false;
   }
 
   bool has_other_partials() const {
@@ -634,7 +647,7 @@ class Answers {
     const bool known = std::all_of(answer.outputs, answer.outputs + answer.noutputs, [](const Spec& spec) { return spec.strides || spec.ndim == 0; });
     py::object metas = py::none();
     if (!known) {
-      ++metas_asked_;
+      ++strides_asked_[op.name];
       metas = propagator_.attr("_propagate_tensor_meta_non_cached")(schema);
     }
     const auto output = [&](size_t i, const py::object& meta) -> py::object {
@@ -669,7 +682,8 @@ class Answers {
   std::unordered_map<PyObject*, AskedMesh> meshes_;
   Asked asked_;
   uint32_t kind_ = 0;
-  uint64_t answered_ = 0, metas_asked_ = 0, nanoseconds_ = 0;
+  uint64_t answered_ = 0, nanoseconds_ = 0;
+  std::map<std::string, uint64_t> strides_asked_;
   std::map<std::pair<std::string, std::string>, uint64_t> handed_on_;
 };
 

@@ -5,7 +5,7 @@ for tokens, labels in loader:
     loss = step(tokens, labels)  # records once, then replays
 """
 
-from . import logging
+from . import logging, propagation
 from ._capture import Captured, capture, capture_module
 from ._native import LogCallback, lib
 from ._region import CapturedModule
@@ -28,5 +28,6 @@ __all__ = [
     "capture",
     "capture_module",
     "logging",
+    "propagation",
     "validate",
 ]

@@ -7,7 +7,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
 from torch import nn
 from torch._C._dynamo import eval_frame
@@ -129,6 +129,7 @@ def capture(
     agree: bool = ...,
     host: Callable[..., object] | None = ...,
     trust_plans: bool = ...,
+    propagation: Literal["torch", "rote"] = ...,
     max_variants: int = ...,
     ignore: Sequence[str] = ...,
     passes: str | Sequence[str] = ...,
@@ -146,6 +147,7 @@ def capture(
     agree: bool = ...,
     host: Callable[..., object] | None = ...,
     trust_plans: bool = ...,
+    propagation: Literal["torch", "rote"] = ...,
     max_variants: int = ...,
     ignore: Sequence[str] = ...,
     passes: str | Sequence[str] = ...,
@@ -162,6 +164,7 @@ def capture(
     agree: bool = False,
     host: Callable[..., object] | None = None,
     trust_plans: bool = False,
+    propagation: Literal["torch", "rote"] = "torch",
     max_variants: int = 8,
     ignore: Sequence[str] = (),
     passes: str | Sequence[str] = "",
@@ -178,7 +181,7 @@ def capture(
         region: ``fn`` is a part of a step, as :func:`capture_module` has it:
             its forward and its backward are captured each, and the loss, the
             optimizer and all else stay eager. Not with ``verify_every``,
-            ``agree``, ``host`` and ``trust_plans``.
+            ``agree``, ``host``, ``trust_plans`` and ``propagation``.
         plans: directory of the plan store; a temporary one by default.
         strict: raise :class:`RecordingRefused` if a recording is refused. By
             default, a refusal gives one warning, and the step stays eager.
@@ -199,6 +202,10 @@ def capture(
             goes there, such as a schedule of your own that sets
             ``group["lr"]``. What it returns is dropped.
         trust_plans: use a stored plan without recording the step once more.
+        propagation: who answers DTensor's sharding propagation while the step
+            is recorded, and in calls that run eagerly: ``"torch"``, or
+            ``"rote"``, with the same answers in less time
+            (:mod:`rote.propagation`).
         max_variants: how many plans may be kept. If there are more, a plan
             that was not used for 256 calls makes room. Until there is such a
             plan, calls that match no plan run eagerly. A hyperparameter that
@@ -229,12 +236,13 @@ def capture(
         "agree": agree,
         "host": host,
         "trust_plans": trust_plans,
+        "propagation": propagation,
     }
 
     def wrap(function: Callable[..., Any]) -> Captured[..., Any]:
         if not region:
             return Captured(Step(function, state, verify=verify, **options, **of_steps))
-        other = next((name for name, value in of_steps.items() if value), None)
+        other = next((name for name, value in of_steps.items() if value and value != "torch"), None)
         if other is not None:
             instead = "; verify= is for regions too" if other == "verify_every" else ""
             raise ValueError(f"{other}= is for whole steps, and not for region=True{instead}")

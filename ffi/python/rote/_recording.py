@@ -42,6 +42,7 @@ from . import (
     _uses,
     _views,
     _wrappers,
+    propagation,
 )
 from ._executed_code import Codes, ExecutedCode
 from ._frames import is_users_own
@@ -195,6 +196,8 @@ def _dtensor_switches() -> Iterator[_facts.Fact]:
 
     entered = _facts.describe(_ENTERED.meshes)
     yield _facts.Fact(ATTRIBUTE, _ENTERED, "meshes", MODE, "current meshes", entered)
+    chooser = _facts.describe(propagation.CHOOSER.name)
+    yield _facts.Fact(ATTRIBUTE, propagation.CHOOSER, "name", MODE, "who chooses placements", chooser)
     dispatcher = DTensor._op_dispatcher
     yield count(dispatcher._custom_op_handlers, "handlers of DTensor")
     for name in ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs"):

@@ -32,6 +32,7 @@ from ._numbers import EAGER, REPLAYED
 from ._record import uncollected
 from ._recording import Recording, flatten
 from ._walk import TooMuchError
+from .propagation import within_a_step
 
 # Replays of a plan before the one that runs as all later ones do: one without an
 # arena, one that runs what is kept.
@@ -148,6 +149,7 @@ class Step:
         agree: bool = False,
         host: Callable[..., object] | None = None,
         trust_plans: bool = False,
+        propagation: str = "torch",
     ) -> None:
         if not callable(fn):
             raise TypeError(f"rote.capture takes a function, not a {type(fn).__name__}")
@@ -157,6 +159,8 @@ class Step:
             raise ValueError(f"verify_every= must be 0 or more, it is {verify_every}")
         if host is not None and not callable(host):
             raise TypeError(f"host= must be a function, it is {type(host).__name__}")
+        if propagation not in ("torch", "rote"):
+            raise ValueError(f'propagation={propagation!r}: expected "torch" or "rote"')
         if max_variants < 1:
             raise ValueError(f"max_variants= must be at least 1, it is {max_variants}")
         if isinstance(ignore, str) or not all(isinstance(name, str) for name in ignore):
@@ -175,6 +179,7 @@ class Step:
         self._agree = agree
         self._host = host
         self._trust = trust_plans
+        self._around = within_a_step if propagation == "rote" else contextlib.nullcontext
         self.ignore = tuple(ignore)
         self._max_variants = max_variants
         self._warned: set[str] = set()
@@ -271,7 +276,8 @@ class Step:
         """Runs the function itself."""
         _running.depth += 1
         try:
-            return self.function(*args, **kwargs)
+            with self._around():
+                return self.function(*args, **kwargs)
         finally:
             _running.depth -= 1
 
@@ -461,7 +467,8 @@ class Step:
     def _observed(self, recording: Recording) -> Any:
         """Runs a step that is recorded, and makes of the recording what it is good for."""
         try:
-            result = recording.run()
+            with self._around():
+                result = recording.run()
         except BaseException:
             self._abort(recording)
             raise

@@ -9,9 +9,10 @@ docs/propagation.md says what is answered, and by which policy.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
@@ -35,10 +36,10 @@ class Stats:
 
     answered: int = 0
     """Questions that Rote answered."""
-    metas: int = 0
-    """Of these, questions for which PyTorch's fake tensors gave the strides of results."""
     microseconds: float = 0.0
     """Time that Rote took for all questions, those handed on included."""
+    strides: dict[str, int] = field(default_factory=dict)
+    """Answers in which the strides of results come from PyTorch's fake tensors, by op: these take longer."""
     handed_on: dict[tuple[str, str], int] = field(default_factory=dict)
     """Questions that DTensor had to answer itself, by op and reason."""
 
@@ -46,12 +47,16 @@ class Stats:
         total = sum(self.handed_on.values())
         asked = self.answered + total
         mean = self.microseconds / asked if asked else 0.0
-        lines = [
-            f"{self.answered} of {asked} questions answered ({self.metas} with PyTorch's strides), {total} handed on; "
-            f"{mean:.1f} us each"
-        ]
-        most = sorted(self.handed_on.items(), key=lambda item: -item[1])
-        return "\n".join([*lines, *(f"  {count:>5}  {op}: {reason}" for (op, reason), count in most)])
+        lines = [f"{self.answered} of {asked} questions answered, {mean:.1f} us each; {total} handed on to DTensor"]
+        lines += [f"  {count:>5}  {op}: {reason}" for (op, reason), count in _most(self.handed_on)]
+        if self.strides:
+            lines.append(f"{sum(self.strides.values())} answers with strides of PyTorch's fake tensors")
+            lines += [f"  {count:>5}  {op}" for op, count in _most(self.strides)]
+        return "\n".join(lines)
+
+
+def _most(counts: dict[Any, int]) -> list[tuple[Any, int]]:
+    return sorted(counts.items(), key=lambda item: -item[1])
 
 
 class _Installed:
@@ -84,17 +89,22 @@ class _Installed:
         )
         self.before = self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding
         self.answer = _answering(self.answers.answer, self.before[0])
-        self.propagator.propagate_op_sharding_non_cached = self.answer
-        self.propagator.propagate_op_sharding = torchs.LocalLRUCache(self.answer)
-        _forget()
+        self.cached = torchs.LocalLRUCache(self.answer)
 
-    def remove(self) -> None:
+    def put(self) -> None:
+        """From now on DTensor asks Rote."""
+        self.propagator.propagate_op_sharding_non_cached = self.answer
+        self.propagator.propagate_op_sharding = self.cached
+
+    def take_away(self) -> None:
+        """From now on DTensor answers itself, as before."""
         if self.propagator.propagate_op_sharding_non_cached is not self.answer:
             raise RuntimeError(
                 "rote: another program has replaced DTensor's propagation since install(): undo that first"
             )
         self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding = self.before
-        _forget()
+
+    def free(self) -> None:
         for mesh in self.meshes:
             lib.rote_propagator_free(mesh)
         self.meshes.clear()
@@ -161,6 +171,16 @@ def _forget() -> None:
 
 
 _installed: _Installed | None = None
+_within_steps: _Installed | None = None
+
+
+class Chooser:
+    """Who chooses placements: what captured steps guard."""
+
+    name = "DTensor"
+
+
+CHOOSER = Chooser()
 
 
 class _Installation:
@@ -179,7 +199,7 @@ def install(policy: Policy = "same") -> _Installation:
     """Answers DTensor's sharding propagation from Rust, in this process, until `uninstall()` or the end of the context.
 
     `policy` is `"same"` or `"best"`. `"same"` answers where Rote's choice is DTensor's own; DTensor answers the rest.
-    `"best"` takes Rote's choice of placements wherever it has one.
+    `"best"` takes Rote's choice of placements wherever it has one. All ranks must use the same policy.
 
     Raises `RuntimeError` if Rote is installed already.
     """
@@ -189,6 +209,10 @@ def install(policy: Policy = "same") -> _Installation:
     if _installed is not None:
         raise RuntimeError(f'rote: propagation is installed already, with policy="{_installed.policy}"')
     _installed = _Installed(policy)
+    _installed.put()
+    _forget()
+    if policy == "best":
+        CHOOSER.name = "Rote"
     return _Installation()
 
 
@@ -196,20 +220,46 @@ def uninstall() -> None:
     """Lets DTensor answer again. Does nothing if Rote is not installed."""
     global _installed, _last
     if _installed is not None:
+        _installed.take_away()
         _last = stats()
-        _installed.remove()
+        _forget()
+        _installed.free()
         _installed = None
+        CHOOSER.name = "DTensor"
+
+
+@contextlib.contextmanager
+def within_a_step() -> Iterator[None]:
+    """Answers with policy "same" what is asked within, if Rote is not installed. DTensor's caches are kept: they hold
+    the same answers."""
+    global _within_steps
+    if _installed is not None:
+        yield
+        return
+    if _within_steps is None:
+        _within_steps = _Installed("same")
+    before = _propagator().propagate_op_sharding_non_cached
+    if before is _within_steps.answer:
+        yield
+        return
+    _within_steps.put()
+    try:
+        yield
+    finally:
+        _within_steps.take_away()
 
 
 _last = Stats()
 
 
 def stats() -> Stats:
-    """What has become of DTensor's questions since the last `install`."""
-    if _installed is None:
+    """What has become of DTensor's questions since the last `install`. Without any, of those that steps captured with
+    `propagation="rote"` have asked."""
+    installed = _installed or (_within_steps if _last == Stats() else None)
+    if installed is None:
         return _last
-    answered, metas, nanoseconds, handed_on = _installed.answers.stats()
-    return Stats(answered, metas, nanoseconds / 1e3, handed_on)
+    answered, nanoseconds, strides, handed_on = installed.answers.stats()
+    return Stats(answered, nanoseconds / 1e3, strides, handed_on)
 
 
 __all__ = ["Stats", "install", "stats", "uninstall"]

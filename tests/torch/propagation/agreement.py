@@ -9,8 +9,10 @@ outputs, shapes, strides and dtypes, and the arguments of the local op.
 """
 
 import argparse
+import itertools
 import math
 import random
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -32,15 +34,29 @@ from .samples import ROOT, Sample, Tensor
 TABLE = ROOT / "ffi" / "python" / "rote" / "_agreement.py"
 # How many questions of a kind must agree before the table says that the kind does.
 LEAST = 2
-MESHES = ((2,), (4,), (2, 2), (2, 4), (2, 2, 2))
+MESHES = ((2,), (4,), (2, 4), (2, 2, 2))
 # Questions per sample on a mesh of as many dims.
-MOST = {1: 16, 2: 8, 3: 2}
+MOST = {1: 16, 2: 16, 3: 3}
+# How all tensors lie alike on two mesh dims, where they have these dims.
+ALIKE = (
+    ("R", "R"), ("R", "S(0)"), ("S(0)", "R"), ("R", "S(1)"), ("S(0)", "S(1)"), ("S(0)", "S(0)"), ("_S(0,4)", "S(0)"),
+    ("R", "P(sum)"), ("P(sum)", "P(sum)"), ("S(0)", "P(sum)"), ("_S(1,4)", "S(1)"),
+)  # fmt: skip
 
 
 def options(tensor: Tensor) -> list[str]:
     """What one mesh dim may hold of a tensor."""
     kinds = questions.options(tensor)
     return [*kinds, "P(avg)", "P(max)"] if "P(sum)" in kinds else kinds
+
+
+def alike(each: Sequence[list[str]], dims: int) -> Iterator[list[Placements]]:
+    """All tensors in the same placements, as far as each has them."""
+    ways = [(kind,) * dims for kind in max(each, key=len)] if dims != 2 else ALIKE
+    for way in ways:
+        wanted = [kind.replace("_S(", "S(").split(",")[0].rstrip(")") + ")" if "S(" in kind else kind for kind in way]
+        has = [all(kind == "R" or kind in kinds for kind in wanted) for kinds in each]
+        yield [tuple(way) if all_there else ("R",) * dims for all_there in has]
 
 
 def asked(sample: Sample, sizes: tuple[int, ...], most: int) -> Iterator[list[Placements]]:
@@ -50,12 +66,8 @@ def asked(sample: Sample, sizes: tuple[int, ...], most: int) -> Iterator[list[Pl
     if not each:
         return
     seen = set()
-    alike = [
-        [(kind,) * len(sizes) if kind in kinds else ("R",) * len(sizes) for kinds in each]
-        for kind in max(each, key=len)
-    ]
     chance = ([placed(t, sizes, draw) for t in sample.tensors] for _ in range(4 * most))
-    for placements in [*alike[: most // 2], *chance]:
+    for placements in itertools.chain(itertools.islice(alike(each, len(sizes)), 2 * most // 3), chance):
         if len(seen) == most:
             return
         if tuple(placements) not in seen:
@@ -171,7 +183,7 @@ def compare(part: list[tuple[Sample, tuple[int, ...], int]]) -> Tally:
                 if sum(line.startswith(f"{sample.name} ") for line in tally.shown) < 3:
                     given = " ".join(sample.written([",".join(p) for p in placements]))
                     tally.shown.append(
-                        f"{sample.name} {given} on {sizes}, kind {kind:05b}\n    ours   {mine}\n    theirs {their}"
+                        f"{sample.name} {given} on {sizes}, kind {kind:06b}\n    ours   {mine}\n    theirs {their}"
                     )
         tally.handed_on.update(rote.propagation.stats().handed_on)
     finally:
@@ -179,7 +191,7 @@ def compare(part: list[tuple[Sample, tuple[int, ...], int]]) -> Tally:
     return tally
 
 
-def compare_all(chosen: Sequence[Sample], share: float = 1.0, workers: int = 2) -> Tally:
+def compare_all(chosen: Sequence[Sample], share: float = 1.0, workers: int = 2, progress: bool = False) -> Tally:
     """Compares on several processes; with a `share` of the questions."""
     work = [(s, sizes, max(1, math.ceil(share * MOST[len(sizes)]))) for sizes in MESHES for s in chosen]
     random.Random("agreement").shuffle(work)
@@ -190,8 +202,10 @@ def compare_all(chosen: Sequence[Sample], share: float = 1.0, workers: int = 2) 
             tally.add(compare(part))
         return tally
     with ProcessPoolExecutor(workers, get_context("spawn"), one_thread) as pool:
-        for result in pool.map(compare, parts):
+        for done, result in enumerate(pool.map(compare, parts), 1):
             tally.add(result)
+            if progress:
+                print(f"\r{done} of {len(parts)} parts", end="", file=sys.stderr, flush=True)
     return tally
 
 
@@ -209,7 +223,7 @@ def main() -> None:
     parser.add_argument("--show", type=int, default=0, help="how many differences to print")
     parser.add_argument("--share", type=float, default=1.0, help="the share of the questions to ask")
     given = parser.parse_args()
-    tally = compare_all(list(samples.read(given.op)), given.share)
+    tally = compare_all(list(samples.read(given.op)), given.share, progress=True)
     table = tally.table()
     for line in tally.shown[: given.show]:
         print(line)

@@ -1,0 +1,215 @@
+"""`rote.propagation` in the place of DTensor's own propagation.
+
+With policy "same", the scripts of `test_equality.py` give bit for bit what they give without it. With policy "best",
+they train to the same losses. Answers themselves are compared with DTensor's in all their parts.
+"""
+
+import contextlib
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import rote.propagation
+import test_equality
+import torch
+from extent import EVERYTHING
+from models import mesh
+from oracle import Run, Script, check_same, eager, run, run_eager
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import register_sharding
+
+from propagation import agreement, samples
+
+# The share of the questions of `propagation.agreement` that are asked.
+SHARE = 1.0 if EVERYTHING else 0.04
+# Losses of two orders of summation, in f32.
+TOLERANCE = 1e-5
+
+
+def cases(module: ModuleType) -> Iterator[Any]:
+    """The tests of a module, with each of their parameters, as parameters of one test."""
+    for name, test in inspect.getmembers(module, inspect.isfunction):
+        if not name.startswith("test_"):
+            continue
+        marks = getattr(test, "pytestmark", [])
+        ranks = next((mark for mark in marks if mark.name == "ranks"), None)
+        given = [(m.args[0], tuple(m.args[1])) for m in marks if m.name == "parametrize"]
+        if "optimizer" in inspect.signature(test).parameters and not given:  # a fixture
+            given = [("optimizer", tuple(module.OPTIMIZERS))]
+        for values in itertools.product(*(range(len(values)) for _, values in given)):
+            arguments = {names: all_values[at] for (names, all_values), at in zip(given, values, strict=True)}
+            shown = "-".join([name, *map(str, values)])
+            yield pytest.param(name, arguments, marks=[ranks] if ranks else [], id=shown)
+
+
+def with_propagation(policy: Any, check: Callable[[Run, Run], None]) -> Callable[..., None]:
+    """In the place of `check_equal`: a script in plain eager PyTorch, and the same with Rote's propagation."""
+
+    def check_equal(script: Script, **options: Any) -> None:
+        expected = run_eager(script)
+        with rote.propagation.install(policy):
+            found = run(script, eager)
+        check(expected, found)
+
+    return check_equal
+
+
+def check_losses(expected: Run, found: Run) -> None:
+    """Fails where what the calls return is not near what eager returns."""
+    assert len(expected.outputs) == len(found.outputs)
+    for call, (want, got) in enumerate(zip(expected.outputs, found.outputs, strict=True)):
+        for name in want:
+            if name != "rng" and isinstance(want[name], Tensor) and want[name].dtype == torch.float32:
+                torch.testing.assert_close(
+                    got[name], want[name], rtol=TOLERANCE, atol=TOLERANCE, msg=lambda m, at=(call, name): f"{at}: {m}"
+                )
+
+
+@contextlib.contextmanager
+def instead(module: ModuleType, name: str, value: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+@pytest.mark.parametrize(("name", "arguments"), list(cases(test_equality)))
+def test_the_same_bits(name: str, arguments: dict[str, Any]) -> None:
+    with instead(test_equality, "check_equal", with_propagation("same", check_same)):
+        getattr(test_equality, name)(**arguments)
+
+
+@pytest.mark.parametrize(("name", "arguments"), list(cases(test_equality)))
+def test_the_best_trains_alike(name: str, arguments: dict[str, Any]) -> None:
+    with instead(test_equality, "check_equal", with_propagation("best", check_losses)):
+        getattr(test_equality, name)(**arguments)
+
+
+def test_answers_are_dtensors_own() -> None:
+    tally = agreement.compare_all(list(samples.read()), SHARE)
+    agreed = rote.propagation._agreed()
+    wrong = [f"{op}: kind {kind:06b}" for (op, kind) in tally.other if agreed.get(op, 0) >> kind & 1]
+    assert not wrong, "\n".join([*wrong, *(line for line in tally.shown if line.split()[0] in " ".join(wrong))][:40])
+    assert tally.same.total() > 0.8 * (tally.same.total() + tally.other.total())
+
+
+def product(policy: Any = "best") -> tuple[DTensor, rote.propagation.Stats]:
+    on = mesh(2)
+    a = distribute_tensor(torch.ones(8, 6), on, [Shard(0)])
+    b = distribute_tensor(torch.ones(6, 4), on, [Replicate()])
+    with rote.propagation.install(policy):
+        made = a @ b
+    return made, rote.propagation.stats()
+
+
+@pytest.mark.ranks(2)
+def test_what_is_answered_is_counted() -> None:
+    made, stats = product("same")
+    assert made.placements == (Shard(0),)
+    assert stats.answered == 1, stats
+    assert not stats.handed_on
+    assert stats.microseconds > 0
+
+
+@pytest.mark.ranks(2)
+def test_uninstall_leaves_dtensor_as_it_was() -> None:
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    before = propagator.propagate_op_sharding_non_cached, propagator.propagate_op_sharding
+    product()
+    rote.propagation.uninstall()  # once more does nothing
+    assert (propagator.propagate_op_sharding_non_cached, propagator.propagate_op_sharding) == before
+
+
+@pytest.mark.ranks(2)
+def test_install_says_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match='policy=\'cheapest\': expected "same" or "best"'):
+        rote.propagation.install("cheapest")  # type: ignore[arg-type]
+    with rote.propagation.install("best"), pytest.raises(RuntimeError, match='installed already, with policy="best"'):
+        rote.propagation.install()
+
+
+@pytest.mark.ranks(2)
+def test_errors_are_dtensors() -> None:
+    """What Rote refuses is DTensor's to refuse, in its words."""
+    x = distribute_tensor(torch.ones(8, 6), mesh(2), [Shard(0)])
+
+    def refused() -> str:
+        with pytest.raises(RuntimeError) as raised:
+            x.view(3, 16)
+        return str(raised.value)
+
+    expected = refused()
+    with rote.propagation.install("same"):
+        assert refused() == expected
+
+
+@pytest.mark.ranks(2)
+def test_a_strategy_of_the_scripts_own_is_asked() -> None:
+    asked: list[int] = []
+
+    @torch.library.custom_op("rote_test::doubled", mutates_args=())
+    def doubled(x: Tensor) -> Tensor:
+        return 2 * x
+
+    @doubled.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    @register_sharding(torch.ops.rote_test.doubled.default)
+    def strategies(x: Any) -> list[tuple[list[Placement], list[Placement]]]:
+        asked.append(1)
+        return [([Replicate()], [Replicate()]), ([Shard(0)], [Shard(0)])]
+
+    x = distribute_tensor(torch.ones(8, 6), mesh(2), [Shard(0)])
+    with rote.propagation.install("best"):
+        assert torch.ops.rote_test.doubled(x).placements == (Shard(0),)
+        stats = rote.propagation.stats()
+    assert asked
+    assert [reason for (op, reason) in stats.handed_on if op == "rote_test::doubled"] == [
+        "a strategy of the script's own is registered"
+    ]
+
+
+@pytest.mark.ranks(2)
+def test_a_placement_of_the_scripts_own_is_handed_on() -> None:
+    class Summed(Partial):
+        pass
+
+    x = DTensor.from_local(torch.ones(4), mesh(2), [Summed()], run_check=False)
+    with rote.propagation.install("best"):
+        with contextlib.suppress(Exception):
+            x + x
+        reasons = [reason for (op, reason) in rote.propagation.stats().handed_on if op == "aten::add.Tensor"]
+    assert reasons == ["a placement of class Summed"]
+
+
+@pytest.mark.ranks(2)
+def test_meshes_do_not_mix() -> None:
+    x = distribute_tensor(torch.ones(4), mesh(2), [Shard(0)])
+    y = distribute_tensor(torch.ones(4), mesh(1, 2), [Replicate(), Shard(0)])
+    with rote.propagation.install("best"), pytest.raises(RuntimeError, match="different meshes"):
+        x + y
+
+
+@pytest.mark.ranks(2)
+def test_a_masked_lookup() -> None:
+    """The mask of a table that is split by rows is shared by indices and result."""
+    torch.manual_seed(0)
+    table = torch.randn(10, 4)
+    indices = torch.tensor([[0, 9, 3], [7, 5, 4]])
+    on = mesh(2)
+    with rote.propagation.install("best"):
+        looked_up = torch.nn.functional.embedding(
+            distribute_tensor(indices, on, [Replicate()]), distribute_tensor(table, on, [Shard(0)])
+        )
+        answered = rote.propagation.stats().answered
+        whole = looked_up.full_tensor()
+    assert answered == 1
+    assert str(looked_up.placements[0]).startswith("MaskP")
+    assert torch.equal(whole, table[indices])
