@@ -118,7 +118,7 @@ def squeezed(sample: Sample) -> list[int]:
     shape = sample.tensors[0].shape
     dims = sample.args[1] if len(sample.args) > 1 else list(range(len(shape)))
     dims = dims if isinstance(dims, list) else [dims]
-    return [d for d in dims if shape[d] == 1]
+    return [d for d in dims if shape and shape[d] == 1]
 
 
 def results(sample: Sample, ran: Any) -> list[torch.Tensor]:

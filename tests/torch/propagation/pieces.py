@@ -66,6 +66,8 @@ def summands(whole: torch.Tensor, placement: str, ranks: int) -> list[torch.Tens
         noise = [torch.randint_like(whole, 1, 5) for _ in range(ranks)]
     else:
         noise = [torch.randn_like(whole) + 0.1 for _ in range(ranks)]
+    if not (whole.dtype.is_signed or whole.dtype == torch.bool):
+        return unsigned(whole, placement, ranks)
     if placement == "P(sum)":
         return [*noise[1:], whole - sum(noise[1:])]
     if placement == "P(avg)":
@@ -73,13 +75,27 @@ def summands(whole: torch.Tensor, placement: str, ranks: int) -> list[torch.Tens
     if placement in ("P(max)", "P(min)"):
         sign = -1 if placement == "P(max)" else 1
         owner = torch.randint(0, ranks, whole.shape)
-        return [torch.where(owner == r, whole, whole + sign * n.abs()) for r, n in enumerate(noise)]
+        moved = [whole + sign * n.abs() for n in noise]
+        # What wraps around is no smaller, or no larger.
+        moved = [torch.where((m > whole) == (sign > 0), m, whole) for m in moved]
+        return [torch.where(owner == r, whole, m) for r, m in enumerate(moved)]
     if placement == "P(product)" and (whole.is_floating_point() or whole.is_complex()):
         factors = [torch.where(n.abs() < 0.3, torch.full_like(n, -0.5), n) for n in noise[1:]]
         last = whole
         for factor in factors:
             last = last / factor
         return [*factors, last]
+    raise Unmade(f"{placement} of {whole.dtype}")
+
+
+def unsigned(whole: torch.Tensor, placement: str, ranks: int) -> list[torch.Tensor]:
+    """Parts none of which wraps around."""
+    shares = [(whole * torch.rand(whole.shape) / ranks).to(whole.dtype) for _ in range(ranks)]
+    if placement == "P(sum)":
+        return [*shares[1:], whole - sum(shares[1:])]
+    if placement == "P(max)":
+        owner = torch.randint(0, ranks, whole.shape)
+        return [torch.where(owner == r, whole, share) for r, share in enumerate(shares)]
     raise Unmade(f"{placement} of {whole.dtype}")
 
 
@@ -113,7 +129,7 @@ def reduce(parts: list[torch.Tensor], placement: str) -> torch.Tensor:
         return (stacked**p).sum(0) ** (1 / p)
     match placement:
         case "P(sum)":
-            return stacked.sum(0)
+            return stacked.sum(0, dtype=stacked.dtype)
         case "P(avg)":
             return (
                 stacked.mean(0) if stacked.is_floating_point() or stacked.is_complex() else stacked.sum(0) // len(parts)
