@@ -6,6 +6,7 @@
 
 use super::super::error::PropagationError;
 use super::super::placement::PartialOp;
+use super::super::promote;
 use super::super::rule::{Need, Query, R, Rule, partial, shard};
 use super::super::spec::TensorMeta;
 use super::einsum::{self, Operand, Output};
@@ -90,7 +91,10 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
                 let expected = format!("a mask of shape {:?}", grad.shape);
                 return Err(query.wrong(1, expected, mask.to_string()));
             }
-            let mut rule = Rule::new(vec![grad.clone()], 2);
+            let mut output = grad.clone();
+            // It is multiplied by the scale, a float.
+            output.dtype = promote::float(grad.dtype);
+            let mut rule = Rule::new(vec![output], 2);
             for dim in 0..grad.shape.len() {
                 rule.add([shard(dim); 3]);
             }

@@ -1,6 +1,7 @@
 //! Matrix products, from their einsum equation.
 
 use super::super::error::PropagationError;
+use super::super::promote::{Class, class};
 use super::super::rule::{Arg, Need, Query, Rule};
 use super::super::spec::TensorMeta;
 use super::einsum::{self, Operand, Output};
@@ -70,7 +71,23 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
             let mut bias = Operand::new(0, added, &dims);
             bias.added = true;
             let [lhs, rhs] = factors;
-            Ok(multiply(output, &[bias, lhs, rhs], out))
+            let inputs = [bias, lhs, rhs];
+            // Times a fraction, integers are rounded: each part of a sum too.
+            let fraction =
+                |at: usize| matches!(query.args.get(at), Some(Arg::Float(x)) if x.fract() != 0.0);
+            if class(output.dtype) < Class::Float && (fraction(3) || fraction(4)) {
+                let letters = ["b", "m", "n"]
+                    .into_iter()
+                    .filter(|letter| out.contains(letter));
+                let letters = letters.map(|letter| (letter, Need::Nothing));
+                return Ok(einsum::rule(
+                    vec![Output::new(output, out)],
+                    &inputs,
+                    letters,
+                    &[],
+                ));
+            }
+            Ok(multiply(output, &inputs, out))
         }
         Kind::Scaled => scaled(query),
         Kind::Grouped => grouped(query),

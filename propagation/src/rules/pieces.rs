@@ -117,7 +117,9 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
             output.shape = vec![rows, grad.shape[ndim]];
             let mut rule = Rule::new(vec![output], 2);
             rule.add([shard(1), shard(ndim), R]);
-            for dim in 0..ndim {
+            // Rows are divided by how often all indices name them, if asked for.
+            let by_frequency = query.flag(4)?;
+            for dim in (0..ndim).filter(|_| !by_frequency) {
                 rule.add([partial(PartialOp::Sum), shard(dim), shard(dim)]);
             }
             rule.add([partial(PartialOp::Sum), partial(PartialOp::Sum), R]);

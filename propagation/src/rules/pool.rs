@@ -3,6 +3,7 @@
 //! `aten/src/ATen/native/Pool.h`).
 
 use super::super::error::PropagationError;
+use super::super::promote::{Class, class};
 use super::super::rule::{Need, Query, Rule};
 use super::super::spec::TensorMeta;
 use super::einsum::{self, Operand, Output};
@@ -123,6 +124,8 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
     }
     let linear: &[usize] = match form {
         Form::Maximum | Form::AdaptiveMaximum | Form::Fractional => &[],
+        // A mean of integers is rounded.
+        _ if class(first.dtype) < Class::Float => &[],
         _ => &[0],
     };
     // An empty batch is pooled, a tensor without channels is refused.

@@ -21,6 +21,8 @@ use rote_plans::DType;
 enum Out {
     /// That of all tensors and numbers together.
     Promoted,
+    /// The same, but truth values become integers.
+    Number,
     /// The same, but integers become floats.
     Float,
     /// Floats, unless the quotient is rounded.
@@ -113,6 +115,10 @@ fn dtype(out: Out, query: &Query<'_>, metas: &[&TensorMeta]) -> DType {
     let first = metas.first().map_or(DType::F32, |m| m.dtype);
     match out {
         Out::Promoted => promoted(),
+        Out::Number => match promoted() {
+            DType::BOOL => DType::I64,
+            dtype => dtype,
+        },
         Out::Float => promote::float(promoted()),
         Out::Quotient if query.args.iter().any(|a| matches!(a, Arg::Text(_))) => promoted(),
         Out::Quotient => promote::float(promoted()),

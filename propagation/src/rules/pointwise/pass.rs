@@ -12,6 +12,7 @@ use super::super::super::promote::commutes;
 use super::super::super::rule::{Arg, Query, R, Rule, partial};
 use super::super::super::spec::TensorMeta;
 use super::ordered;
+use rote_plans::DType;
 
 /// What an op does to its tensors, by their positions among the tensors.
 #[derive(Clone, Copy, Debug)]
@@ -149,7 +150,9 @@ pub(super) fn add(pass: Pass, query: &Query<'_>, metas: &[&TensorMeta], rule: &m
     {
         row(ANY_NORM, ANY_NORM, &[0]);
     }
-    if !ordered(to) || metas.iter().any(|m| !ordered(m.dtype)) || !monotone {
+    let wraps = unsigned(to)
+        && (!pass.falls.is_empty() || matches!(pass.given, Given::Factor(..) | Given::Scaled));
+    if !ordered(to) || metas.iter().any(|m| !ordered(m.dtype)) || !monotone || wraps {
         return;
     }
     for (set, rising) in [(pass.rises, true), (pass.falls, false)] {
@@ -179,4 +182,9 @@ pub(super) fn add(pass: Pass, query: &Query<'_>, metas: &[&TensorMeta], rule: &m
             row(Min, Min, &[0, 1]);
         }
     }
+}
+
+/// Whether a difference below 0 wraps around to a large number.
+fn unsigned(dtype: DType) -> bool {
+    matches!(dtype, DType::U8 | DType::U16 | DType::U32 | DType::U64)
 }

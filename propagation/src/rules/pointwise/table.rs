@@ -53,6 +53,7 @@ const RSUB: Pass = Pass {
 const SHIFT: Pass = Pass {
     affine: &[0],
     rises: &[0],
+    given: Given::Factor(2, 1),
     ..NOTHING
 };
 const RSHIFT: Pass = Pass {
@@ -201,9 +202,10 @@ pub(super) const OPS: &[Group] = &[
     group(Out::Promoted, NOTHING, &["Tensor", "Scalar"], &["aten::fmod"]),
     group(Out::Promoted, NOTHING, &["Tensor", "Scalar", "Scalar_Tensor"], &["aten::remainder"]),
     group(Out::Promoted, NOTHING, &[""], &[
-        "aten::gcd", "aten::lcm", "aten::hypot", "aten::nextafter", "aten::square", "aten::frac",
+        "aten::gcd", "aten::lcm", "aten::hypot", "aten::nextafter", "aten::frac",
         "prims::gcd", "prims::hypot", "prims::nextafter",
     ]),
+    group(Out::Number, NOTHING, &[""], &["aten::square"]),
     group(Out::Real, NOTHING, &[""], &["aten::abs", "prims::abs"]),
     group(Out::RealFloat, NOTHING, &[""], &["aten::angle"]),
     group(Out::Parts, NOTHING, &["Tensor"], &["aten::frexp"]),
