@@ -56,12 +56,7 @@ impl Cache {
 
     /// The hash of a question, for [`Cache::find`] and [`Cache::keep`].
     pub(super) fn hash(&self, query: &Query<'_>) -> u64 {
-        let mut hasher = self.hashing.build_hasher();
-        hasher.write(query.op.as_bytes());
-        for arg in query.args {
-            hash_arg(arg, &mut hasher);
-        }
-        hasher.finish()
+        hash(&self.hashing, query)
     }
 
     /// The position of a question's decision.
@@ -114,10 +109,45 @@ impl Cache {
     }
 }
 
+/// Questions about one op, by what they ask.
+#[derive(Default)]
+pub(super) struct Alike {
+    hashing: DefaultHashBuilder,
+    /// The arguments, and the number of the first question that had them.
+    known: HashTable<(Vec<Arg>, usize)>,
+}
+
+impl Alike {
+    /// The number of the first question with these arguments, which is `number` if there
+    /// was none.
+    pub(super) fn first(&mut self, op: &str, args: Vec<Arg>, number: usize) -> usize {
+        let hash_of = |args: &[Arg]| hash(&self.hashing, &Query { op, args });
+        let found = hash_of(&args);
+        let equal = |known: &(Vec<Arg>, usize)| same_args(&known.0, &args);
+        if let Some((_, first)) = self.known.find(found, equal) {
+            return *first;
+        }
+        self.known
+            .insert_unique(found, (args, number), |known| hash_of(&known.0));
+        number
+    }
+}
+
+fn hash(hashing: &DefaultHashBuilder, query: &Query<'_>) -> u64 {
+    let mut hasher = hashing.build_hasher();
+    hasher.write(query.op.as_bytes());
+    for arg in query.args {
+        hash_arg(arg, &mut hasher);
+    }
+    hasher.finish()
+}
+
+fn same_args(one: &[Arg], other: &[Arg]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(a, b)| same(a, b))
+}
+
 fn asks(entry: &Entry, query: &Query<'_>) -> bool {
-    *entry.op == *query.op
-        && entry.args.len() == query.args.len()
-        && entry.args.iter().zip(query.args).all(|(a, b)| same(a, b))
+    *entry.op == *query.op && same_args(&entry.args, query.args)
 }
 
 /// Equality under which a number that is no number is itself, and the zeros
@@ -125,6 +155,13 @@ fn asks(entry: &Entry, query: &Query<'_>) -> bool {
 fn same(a: &Arg, b: &Arg) -> bool {
     match (a, b) {
         (Arg::Float(a), Arg::Float(b)) => a.to_bits() == b.to_bits(),
+        (Arg::Complex(a, b), Arg::Complex(c, d)) => {
+            a.to_bits() == c.to_bits() && b.to_bits() == d.to_bits()
+        }
+        (Arg::Complexes(a), Arg::Complexes(b)) => {
+            let bits = |x: &(f64, f64)| (x.0.to_bits(), x.1.to_bits());
+            a.iter().map(bits).eq(b.iter().map(bits))
+        }
         (Arg::Floats(a), Arg::Floats(b)) => {
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
         }
@@ -154,6 +191,16 @@ fn hash_arg(arg: &Arg, hasher: &mut impl Hasher) {
         Arg::Floats(list) => {
             head(6, list.len());
             list.iter().for_each(|x| hasher.write_u64(x.to_bits()));
+        }
+        Arg::Complex(re, im) => {
+            head(10, 0);
+            [re, im].iter().for_each(|x| hasher.write_u64(x.to_bits()));
+        }
+        Arg::Complexes(list) => {
+            head(11, list.len());
+            for (re, im) in list {
+                [re, im].iter().for_each(|x| hasher.write_u64(x.to_bits()));
+            }
         }
         Arg::Text(text) => {
             head(7, text.len());

@@ -35,24 +35,22 @@ impl Descent<'_, '_> {
             Some(rows) => rows,
             None => self.filled.choose(&self.base, |_| true)?.0,
         };
-        let mut best = self.cost(&rows);
+        let mut best = self.costs(&rows).unwrap_or_default();
         for _ in 0..ROUNDS {
-            let before = best;
+            let mut changed = false;
             for m in 0..rows.len() {
-                for row in 0..self.filled.rows() {
+                for row in (0..self.filled.rows()).filter(|row| self.base[m] >> row & 1 == 1) {
                     let old = std::mem::replace(&mut rows[m], row);
-                    let cost = match self.base[m] >> row & 1 {
-                        1 => self.cost(&rows),
-                        _ => f64::INFINITY,
-                    };
-                    if cost < best {
-                        best = cost;
-                    } else {
-                        rows[m] = old;
+                    match self.cheaper(&rows, (m, old), &best) {
+                        Some(costs) => {
+                            best = costs;
+                            changed = true;
+                        }
+                        None => rows[m] = old,
                     }
                 }
             }
-            if best == before {
+            if !changed {
                 break;
             }
         }
@@ -63,23 +61,49 @@ impl Descent<'_, '_> {
         Some((rows, targets, ways))
     }
 
-    fn cost(&self, rows: &[usize]) -> f64 {
-        let Some(targets) = self.filled.targets(rows) else {
-            return f64::INFINITY;
-        };
-        let costs = (self.reaches.iter().zip(&targets))
-            .map(|(reach, target)| reach.simple_cost(target).unwrap_or(f64::INFINITY));
-        costs.sum()
+    /// What each input costs; `None` if one of them has no way.
+    fn costs(&self, rows: &[usize]) -> Option<Vec<f64>> {
+        let targets = self.filled.targets(rows)?;
+        (self.reaches.iter().zip(&targets))
+            .map(|(reach, target)| reach.simple_cost(target, f64::INFINITY))
+            .collect()
+    }
+
+    /// What each input costs after mesh dim `m` has changed from a row, if that is less
+    /// in all; `known` are the costs before, none if there was no way.
+    fn cheaper(&self, rows: &[usize], (m, old): (usize, usize), known: &[f64]) -> Option<Vec<f64>> {
+        if known.is_empty() && !self.reaches.is_empty() {
+            return self.costs(rows);
+        }
+        if rows[m] == old {
+            return None;
+        }
+        let least: f64 = known.iter().sum();
+        // Inputs that the change does not concern cost what they did.
+        let stays = |input: &usize| self.filled.same_input(*input, rows[m], old);
+        let kept: Vec<bool> = (0..known.len()).map(|input| stays(&input)).collect();
+        let both = known.iter().zip(&kept);
+        let mut total: f64 = both.filter(|(_, kept)| **kept).map(|(cost, _)| cost).sum();
+        if total >= least {
+            return None;
+        }
+        let targets = self.filled.targets(rows)?;
+        let mut costs = known.to_vec();
+        for input in (0..known.len()).filter(|input| !kept[*input]) {
+            costs[input] = self.reaches[input].simple_cost(&targets[input], least - total)?;
+            total += costs[input];
+        }
+        (total < least).then_some(costs)
     }
 }
 
 impl Reach<'_> {
-    /// The cost of [`Reach::simple_way`].
-    fn simple_cost(&self, target: &State) -> Option<f64> {
+    /// The cost of [`Reach::simple_way`], if it is no more than a limit.
+    fn simple_cost(&self, target: &State, limit: f64) -> Option<f64> {
         let mut total = 0.0;
         self.simple(target, |before, m, code| {
             total += self.change(before, m, code)?;
-            Some(())
+            (total <= limit).then_some(())
         })?;
         Some(total)
     }
@@ -114,12 +138,12 @@ impl Reach<'_> {
         // replicated is brought home at once or stays until all others are.
         let mut gathered = [false; super::spec::MAX_MESH_DIMS];
         loop {
-            let direct = (0..dims).find(|m| {
-                now[*m] != target[*m]
-                    && !self.waits(&now, target, *m)
-                    && self.change(&now, *m, target[*m]).is_some()
-            });
-            if let Some(m) = direct {
+            // The cheapest first: what splits a tensor makes later steps cheaper.
+            let free = (0..dims).filter(|m| now[*m] != target[*m] && !self.waits(&now, target, *m));
+            let direct = free
+                .filter_map(|m| Some((self.change(&now, m, target[m])?, m)))
+                .min_by(|a, b| a.0.total_cmp(&b.0));
+            if let Some((_, m)) = direct {
                 apply(&mut now, m, target[m])?;
                 continue;
             }

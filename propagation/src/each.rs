@@ -6,6 +6,7 @@
 //! is replicated, or gets a placement that one of the entries needs, whichever moves
 //! fewest bytes in all.
 
+use super::cache::Alike;
 use super::cost::Topology;
 use super::enumerate::enumerate;
 use super::error::PropagationError;
@@ -14,7 +15,7 @@ use super::redistribute::{Step, plan};
 use super::registry::{Registry, Written};
 use super::rule::{Arg, Query};
 use super::rules;
-use super::search::{self, Checked, Input, Propagation, check, sound};
+use super::search::{self, Checked, Effort, Input, Propagation, check_specs, sound};
 use super::spec::{Mesh, Spec};
 
 /// How the arguments of an entry follow from those of the list op.
@@ -181,12 +182,40 @@ impl Each {
         Ok((args, tensors))
     }
 
+    /// For each entry, the first one that has the same arguments.
+    fn alike(&self, query: &Query<'_>) -> Result<Vec<usize>, PropagationError> {
+        let op = &self.op;
+        let mut known = Alike::default();
+        (0..self.count(query)?)
+            .map(|i| {
+                let (args, _) = self.entry(query, i, &[])?;
+                Ok(known.first(op, args, i))
+            })
+            .collect()
+    }
+
+    /// The entries that no earlier one is like.
+    fn firsts(&self, query: &Query<'_>) -> Result<Vec<usize>, PropagationError> {
+        let alike = self.alike(query)?.into_iter().enumerate();
+        Ok(alike
+            .filter(|(i, first)| i == first)
+            .map(|(i, _)| i)
+            .collect())
+    }
+
+    /// How many different entries there are.
+    fn different(&self, query: &Query<'_>) -> Result<usize, PropagationError> {
+        self.firsts(query).map(|firsts| firsts.len())
+    }
+
     /// Runs something on the question of every entry.
     pub(super) fn try_each<T>(
         &self,
+        rules: &Registry,
         query: &Query<'_>,
         mut run: impl FnMut(&Query<'_>) -> Result<T, PropagationError>,
     ) -> Result<Vec<T>, PropagationError> {
+        rules.takes(query)?;
         let op = &self.op;
         (0..self.count(query)?)
             .map(|i| {
@@ -204,6 +233,7 @@ impl Each {
         query: &Query<'_>,
         mesh: &Mesh,
         topology: &Topology,
+        effort: Effort,
     ) -> Result<Vec<Vec<Shared>>, PropagationError> {
         let shared = self.shared(query);
         let replicated = vec![Placement::Replicate; mesh.sizes().len()];
@@ -224,7 +254,7 @@ impl Each {
                 let own = |(at, spec): &(usize, &Spec)| Shared::unmoved(*at, &spec.placements);
                 let mut ways = vec![shared.iter().map(own).collect(), whole()?];
                 if let [(at, spec)] = *shared {
-                    let alone = self.alone(rules, query, at, mesh, topology)?;
+                    let alone = self.alone(rules, query, at, mesh, topology, effort)?;
                     for to in alone.iter().take(MAX_WAYS) {
                         ways.push(vec![moved(query, at, spec, to, mesh, topology)?]);
                     }
@@ -244,15 +274,16 @@ impl Each {
         shared: usize,
         mesh: &Mesh,
         topology: &Topology,
+        effort: Effort,
     ) -> Result<Vec<Vec<Placement>>, PropagationError> {
         let op = &self.op;
         let mut found = Vec::new();
-        for i in 0..self.count(query)? {
+        for i in self.firsts(query)? {
             let (args, tensors) = self.entry(query, i, &[])?;
             let entry = Query { op, args: &args };
-            let checked = check(rules, &entry, mesh).map_err(|e| e.asked_of(query.op))?;
+            let checked = check_specs(rules, &entry, mesh).map_err(|e| e.asked_of(query.op))?;
             // An entry that cannot be had at all will say so with the others.
-            let Ok(way) = search::run(&entry, &checked, mesh, topology) else {
+            let Ok(way) = search::run(&entry, &checked, mesh, topology, effort) else {
                 continue;
             };
             let input = tensors.iter().position(|t| *t == shared);
@@ -299,7 +330,7 @@ impl Each {
 
     /// Propagates every entry with shared tensors that lie as `shared` says, by
     /// `run`, which must leave them so.
-    fn along<T>(
+    fn along<T: Clone>(
         &self,
         query: &Query<'_>,
         mesh: &Mesh,
@@ -308,12 +339,16 @@ impl Each {
         mut run: impl FnMut(&Query<'_>, &Checked<'_>) -> Result<T, PropagationError>,
     ) -> Result<Vec<(Vec<usize>, T)>, PropagationError> {
         let op = &self.op;
-        let mut found = Vec::new();
-        for i in 0..self.count(query)? {
+        let mut found: Vec<(Vec<usize>, T)> = Vec::new();
+        for (i, first) in self.alike(query)?.into_iter().enumerate() {
+            if first < i {
+                found.push(found[first].clone());
+                continue;
+            }
             let (args, tensors) = self.entry(query, i, shared)?;
             let entry = Query { op, args: &args };
             let mut one = || {
-                let mut checked = check(rules, &entry, mesh)?;
+                let mut checked = check_specs(rules, &entry, mesh)?;
                 for (input, (argument, _)) in entry.inputs().enumerate() {
                     let is_shared = shared.iter().any(|s| s.argument == tensors[input]);
                     if is_shared && !checked.written.iter().any(|w| w.input == input) {
@@ -340,12 +375,16 @@ impl Each {
         mesh: &Mesh,
         topology: &Topology,
     ) -> Result<Propagation, PropagationError> {
+        rules.takes(query)?;
         sound(query, mesh)?;
         let mut best: Option<Propagation> = None;
         let mut error = None;
-        for shared in self.ways(rules, query, mesh, topology)? {
+        let different = self.different(query)?;
+        let ways = self.ways(rules, query, mesh, topology, Effort::LIST.shared(different))?;
+        let effort = Effort::LIST.shared(different * ways.len());
+        for shared in ways {
             let run = |entry: &Query<'_>, checked: &Checked<'_>| {
-                search::run(entry, checked, mesh, topology)
+                search::run(entry, checked, mesh, topology, effort)
             };
             match self.along(query, mesh, rules, &shared, run) {
                 Ok(entries) => {
@@ -373,9 +412,10 @@ impl Each {
         topology: &Topology,
         limit: usize,
     ) -> Result<Vec<Propagation>, PropagationError> {
+        rules.takes(query)?;
         sound(query, mesh)?;
         let mut all = Vec::new();
-        for shared in self.ways(rules, query, mesh, topology)? {
+        for shared in self.ways(rules, query, mesh, topology, Effort::FULL)? {
             let run = |entry: &Query<'_>, checked: &Checked<'_>| {
                 enumerate(entry, checked, mesh, topology)
             };

@@ -21,7 +21,7 @@ pub enum PropagationError {
         expected: &'static str,
     },
     /// No rule is registered under this name.
-    #[error("{op}: no sharding rule is registered for this op")]
+    #[error("{op}: no sharding rule is registered for this op{}", hint(op))]
     UnknownOp {
         /// The op.
         op: String,
@@ -89,6 +89,14 @@ pub enum PropagationError {
         /// How many there are.
         found: usize,
     },
+}
+
+/// What a name without its namespace lacks.
+fn hint(op: &str) -> String {
+    match op.contains("::") {
+        true => String::new(),
+        false => format!("; names of ops begin with their namespace, such as aten::{op}"),
+    }
 }
 
 impl PropagationError {

@@ -163,6 +163,11 @@ impl<'a> Filled<'a> {
         Ok(found)
     }
 
+    /// Whether two strategies take an input in the same placement.
+    pub(super) fn same_input(&self, input: usize, one: usize, other: usize) -> bool {
+        self.rows[one].inputs[input] == self.rows[other].inputs[input]
+    }
+
     /// The placements of a strategy: the inputs', then the outputs'.
     pub(super) fn row(&self, row: usize) -> (Vec<Placement>, Vec<Placement>) {
         let row = &self.rows[row];

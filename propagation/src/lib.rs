@@ -11,6 +11,7 @@
 //! | [`rule`] | strategies on one mesh dim |
 //! | `each` | ops on lists, entry by entry |
 //! | [`forms`] | which op an in-place or `out=` name is a form of |
+//! | `schema` | the kinds of arguments that an op takes |
 //! | [`registry`] | the registry of ops |
 //! | `rules` | the tables of rules |
 //! | [`decompose`] | ops without a rule, through ops that have one |
@@ -64,6 +65,7 @@ pub mod redistribute;
 pub mod registry;
 pub mod rule;
 mod rules;
+mod schema;
 pub mod search;
 pub mod sharding;
 #[cfg(test)]
@@ -91,7 +93,7 @@ pub use registry::Registry;
 pub use rule::{Arg, Query, Rule};
 pub use search::{Input, Propagation, propagate, standard_rules};
 pub use sharding::{Sharding, ShardingId, register_sharding};
-pub use spec::{Mesh, Spec, TensorMeta, partition_spec, written};
+pub use spec::{Mesh, Spec, TensorMeta, parse_placements, partition_spec, written};
 pub use strategies::{Claims, claims};
 pub use strict::check_partials;
 pub use strides::output_strides;

@@ -1,5 +1,5 @@
 //! The notation of an op's arguments: tensors as `f32[64,32] @ S(0),R`, lists of
-//! tensors in braces, numbers, `[1,2]`, `true`, dtypes, `'words'`, `none`.
+//! tensors in braces, numbers, `1+2j`, `[1,2]`, `true`, dtypes, `'words'`, `none`.
 
 use rote_plans::DType;
 
@@ -42,6 +42,8 @@ impl Arg {
                     Arg::DType(dtype)
                 } else if let Ok(x) = text.parse::<f64>() {
                     Arg::Float(x)
+                } else if let Some((re, im)) = complex(text) {
+                    Arg::Complex(re, im)
                 } else if text.contains('[') || text.starts_with('?') {
                     Arg::Tensor(Spec::parse(text, mesh)?)
                 } else {
@@ -136,7 +138,20 @@ fn inside(text: &str, open: char, close: char) -> Option<&str> {
     text.strip_prefix(open)?.strip_suffix(close)
 }
 
-/// A list of integers or truth values; of floats as soon as one is written so.
+/// Reads `1+2j`, `-2j` or `1e-3-2.5e1j`.
+fn complex(text: &str) -> Option<(f64, f64)> {
+    let body = text.strip_suffix('j')?;
+    // The last sign that is none of an exponent begins the imaginary part.
+    let mut signs = body.char_indices().rev();
+    let at = signs
+        .find(|(at, c)| matches!(c, '+' | '-') && *at > 0 && !body[..*at].ends_with(['e', 'E']));
+    let (re, im) = body.split_at(at.map_or(0, |found| found.0));
+    let re = if re.is_empty() { 0.0 } else { re.parse().ok()? };
+    Some((re, im.parse().ok()?))
+}
+
+/// A list of integers or truth values; of floats as soon as one is written so, and of
+/// complex numbers.
 fn numbers(text: &str, list: &str) -> Result<Arg, PropagationError> {
     let items = || list.split(',').map(str::trim).filter(|t| !t.is_empty());
     let integer = |t: &str| match t {
@@ -147,8 +162,16 @@ fn numbers(text: &str, list: &str) -> Result<Arg, PropagationError> {
     if let Some(list) = items().map(integer).collect() {
         return Ok(Arg::Ints(list));
     }
-    let floats: Option<Vec<f64>> = items().map(|t| t.parse().ok()).collect();
-    floats
-        .map(Arg::Floats)
+    let float = |t: &str| match t {
+        "true" => Some(1.0),
+        "false" => Some(0.0),
+        t => t.parse().ok(),
+    };
+    if let Some(list) = items().map(float).collect() {
+        return Ok(Arg::Floats(list));
+    }
+    let number = |t: &str| complex(t).or_else(|| Some((float(t)?, 0.0)));
+    let list: Option<Vec<(f64, f64)>> = items().map(number).collect();
+    list.map(Arg::Complexes)
         .ok_or_else(|| PropagationError::notation(text, "a list of numbers"))
 }

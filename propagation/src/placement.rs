@@ -175,6 +175,11 @@ impl Placement {
     ///
     /// [`PropagationError::Notation`] for anything else.
     pub fn parse(text: &str) -> Result<Self, PropagationError> {
+        Self::parse_of(text, None)
+    }
+
+    /// The same of a tensor of `ndim` dims, where `S(-1)` is its last dim.
+    pub(super) fn parse_of(text: &str, ndim: Option<usize>) -> Result<Self, PropagationError> {
         let text = text.trim();
         let wrong = || {
             PropagationError::notation(text, "a placement: R, S(dim), _S(dim,split_factor), P(op)")
@@ -185,14 +190,25 @@ impl Placement {
         let (head, rest) = text.split_once('(').ok_or_else(wrong)?;
         let inside = rest.strip_suffix(')').ok_or_else(wrong)?;
         let number = |t: &str| t.trim().parse::<u32>().map_err(|_| wrong());
+        let dim = |t: &str| -> Result<u32, PropagationError> {
+            let Some(back) = t.trim().strip_prefix('-') else {
+                return number(t);
+            };
+            let ndim = ndim.ok_or_else(wrong)?;
+            let within = |back: &usize| (1..=ndim).contains(back);
+            let back = back.parse::<usize>().ok().filter(within);
+            let back = back.ok_or_else(|| {
+                let expected = format!("a placement whose dim is one of the tensor's {ndim}");
+                PropagationError::notation(text, expected)
+            })?;
+            Ok((ndim - back) as u32)
+        };
         match head.trim() {
-            "S" => Ok(Placement::Shard {
-                dim: number(inside)?,
-            }),
+            "S" => Ok(Placement::Shard { dim: dim(inside)? }),
             "_S" => {
-                let (dim, split_factor) = inside.split_once(',').ok_or_else(wrong)?;
+                let (split, split_factor) = inside.split_once(',').ok_or_else(wrong)?;
                 Ok(Placement::StridedShard {
-                    dim: number(dim)?,
+                    dim: dim(split)?,
                     split_factor: number(split_factor)?,
                 })
             }
@@ -207,7 +223,7 @@ impl Placement {
             "_NormP" => norm(inside).ok_or_else(wrong),
             name => {
                 let sharding = ShardingId::named(name).ok_or_else(wrong)?;
-                let dim = number(inside)?;
+                let dim = dim(inside)?;
                 Ok(Placement::Registered { dim, sharding })
             }
         }

@@ -121,6 +121,7 @@ pub(super) fn result<'a>(args: impl IntoIterator<Item = &'a Arg>) -> Option<DTyp
             Arg::Bool(_) => (2, DType::BOOL),
             Arg::Int(_) => (2, DType::I64),
             Arg::Float(_) => (2, DType::F32),
+            Arg::Complex(..) => (2, DType::C64),
             _ => continue,
         };
         let known = &mut ranks[rank];

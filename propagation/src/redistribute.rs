@@ -227,10 +227,13 @@ impl<'a> Reach<'a> {
         Some(self.price(kind, m, to, local))
     }
 
-    /// Whether a mesh dim left of `m` would split the same tensor dim later.
+    /// Whether a mesh dim left of `m` has yet to split the same tensor dim, or to
+    /// gather it.
     pub(super) fn waits(&self, now: &State, target: &State, m: usize) -> bool {
-        let dim = |l: usize| self.placement(target, l).sharded().map(|s| s.0);
-        dim(m).is_some() && (0..m).any(|l| now[l] != target[l] && dim(l) == dim(m))
+        let dim = |state: &State, l: usize| self.placement(state, l).sharded().map(|s| s.0);
+        let own = dim(target, m);
+        let moves = |l: usize| now[l] != target[l];
+        own.is_some() && (0..m).any(|l| moves(l) && [dim(now, l), dim(target, l)].contains(&own))
     }
 
     pub(super) fn source(&self) -> State {

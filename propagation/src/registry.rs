@@ -10,6 +10,7 @@ use super::error::PropagationError;
 use super::forms::{self, Form};
 use super::rule::{Arg, Query, Rule, RuleFn};
 use super::rules;
+use super::schema::Schema;
 use super::spec::TensorMeta;
 use super::strides::Ways;
 
@@ -104,6 +105,33 @@ impl Registry {
         Ok((rule, written))
     }
 
+    /// Checks arguments against the schema of the op, if it has one: an op whose
+    /// rule a caller registered may have none.
+    pub(super) fn takes(&self, query: &Query<'_>) -> Result<(), PropagationError> {
+        self.schema(query.op).map_or(Ok(()), |s| s.check(query))
+    }
+
+    fn schema(&self, op: &str) -> Option<&'static Schema> {
+        // A name without its overload stands for the op whose rule answers.
+        Schema::of(op).or_else(|| match self.base_of_one(op)? {
+            (base, Form::Functional) => Schema::of(&base),
+            _ => None,
+        })
+    }
+
+    /// A question without the arguments at its end that only say how the result is
+    /// stored.
+    fn without_storage<'a>(&self, query: &Query<'a>) -> Query<'a> {
+        let given = query.args.len();
+        let kept = self
+            .schema(query.op)
+            .map_or(given, |s| s.without_storage(given));
+        Query {
+            op: query.op,
+            args: &query.args[..kept],
+        }
+    }
+
     /// The rule of a functional op, if it has one of its own.
     pub(super) fn own_rule(&self, query: &Query<'_>) -> Result<Rule, PropagationError> {
         match self.rules.get(query.op) {
@@ -147,9 +175,10 @@ impl Registry {
             .ok_or_else(|| PropagationError::UnknownOp {
                 op: query.op.into(),
             })?;
+        let read = self.without_storage(query);
         let (mut rule, mut written) = match form {
-            Form::Functional | Form::Each => (maker.rule(self, query)?, Vec::new()),
-            Form::InPlace => in_place(maker.rule(self, query)?, query)?,
+            Form::Functional | Form::Each => (maker.rule(self, &read)?, Vec::new()),
+            Form::InPlace => in_place(maker.rule(self, &read)?, query)?,
             Form::Out => out(self, maker, query)?,
         };
         written.extend(rule.written().iter().map(|input| Written {
@@ -246,10 +275,10 @@ fn out(
         if !matches!(last[0], Arg::Tensor(_)) {
             break;
         }
-        let rest_query = Query {
+        let rest_query = rules.without_storage(&Query {
             op: query.op,
             args: rest,
-        };
+        });
         let made = maker.rule(rules, &rest_query);
         match made {
             Ok(mut rule) if rule.outputs.len() == outs => {

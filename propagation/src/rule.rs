@@ -31,6 +31,10 @@ pub enum Arg {
     Float(f64),
     /// A list of floating point numbers.
     Floats(Vec<f64>),
+    /// A complex number: real and imaginary part.
+    Complex(f64, f64),
+    /// A list of complex numbers.
+    Complexes(Vec<(f64, f64)>),
     /// A word, such as the mode of a reduction.
     Text(String),
     /// An element type.
@@ -99,12 +103,17 @@ impl<'a> Query<'a> {
         match self.args.get(i) {
             None => "no argument".into(),
             Some(Arg::Tensor(s)) => format!("tensor {s}"),
+            Some(Arg::Tensors(list)) if list.contains(&None) => {
+                "a list with an absent tensor".into()
+            }
             Some(Arg::Tensors(_)) => "a list of tensors".into(),
             Some(Arg::Int(n)) => n.to_string(),
             Some(Arg::Ints(n)) => format!("{n:?}"),
             Some(Arg::Bool(b)) => b.to_string(),
             Some(Arg::Float(x)) => x.to_string(),
             Some(Arg::Floats(x)) => format!("{x:?}"),
+            Some(Arg::Complex(re, im)) => format!("{re}{im:+}j"),
+            Some(Arg::Complexes(_)) => "a list of complex numbers".into(),
             Some(Arg::Text(text)) => format!("{text:?}"),
             Some(Arg::DType(d)) => d.to_string(),
             Some(Arg::None) => "none".into(),

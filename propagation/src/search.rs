@@ -22,10 +22,38 @@ use super::registry::{Registry, Written};
 use super::rule::{Query, Rule};
 use super::spec::{MAX_TENSOR_DIMS, Mesh, Spec, TensorMeta, written};
 
-/// How many specs the inputs are brought into, and how many combinations of
-/// these are looked at, before a search gives way to a descent.
-const MAX_STATES: usize = 8_000;
-const MAX_JOINS: usize = 1_000_000;
+/// How far a search goes before it gives way to a descent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Effort {
+    /// Into how many specs the inputs are brought.
+    states: usize,
+    /// How many combinations of these are looked at.
+    joins: usize,
+}
+
+impl Effort {
+    /// The effort for one op.
+    pub(super) const FULL: Effort = Effort {
+        states: 8_000,
+        joins: 1_000_000,
+    };
+
+    /// The effort for all entries of a list op.
+    pub(super) const LIST: Effort = Effort {
+        states: 2 * Self::FULL.states,
+        joins: 2 * Self::FULL.joins,
+    };
+
+    /// The part of each, where so many ops are searched for one answer; at most the
+    /// effort for one op.
+    pub(super) fn shared(self, by: usize) -> Effort {
+        let by = by.max(1);
+        Effort {
+            states: (self.states / by).min(Self::FULL.states),
+            joins: (self.joins / by).min(Self::FULL.joins),
+        }
+    }
+}
 
 /// Costs that differ by less are equal: sums of the same steps in another order.
 pub(super) const TIE_US: f64 = 1e-6;
@@ -135,7 +163,20 @@ pub(super) fn sound<'a>(
     Ok(inputs)
 }
 
+/// Checks a question: its arguments against the schema of the op, its specs
+/// against the mesh.
 pub(super) fn check<'a>(
+    rules: &Registry,
+    query: &Query<'a>,
+    mesh: &Mesh,
+) -> Result<Checked<'a>, PropagationError> {
+    rules.takes(query)?;
+    check_specs(rules, query, mesh)
+}
+
+/// The same of one entry of a list op, whose arguments were checked as those of
+/// the list op.
+pub(super) fn check_specs<'a>(
     rules: &Registry,
     query: &Query<'a>,
     mesh: &Mesh,
@@ -170,7 +211,8 @@ pub fn propagate(
     if let Some(each) = Each::of(query.op, rules) {
         return each.propagate(rules, query, mesh, topology);
     }
-    run(query, &check(rules, query, mesh)?, mesh, topology)
+    let checked = check(rules, query, mesh)?;
+    run(query, &checked, mesh, topology, Effort::FULL)
 }
 
 /// The same, for a question that was checked.
@@ -179,12 +221,13 @@ pub(super) fn run(
     checked: &Checked<'_>,
     mesh: &Mesh,
     topology: &Topology,
+    effort: Effort,
 ) -> Result<Propagation, PropagationError> {
     let filled = Filled::new(query, &checked.rule, &checked.inputs, mesh.sizes())?;
     if let Some(found) = in_place(&filled, checked) {
         return Ok(found);
     }
-    Search::new(&filled, checked, topology)
+    Search::new(&filled, checked, topology, effort)
         .run()
         .ok_or_else(|| stuck(query, checked))
 }
@@ -244,6 +287,7 @@ struct Search<'s, 'a> {
     replicated: Vec<bool>,
     live: Vec<Live<'s>>,
     topology: &'s Topology,
+    effort: Effort,
     best: f64,
     /// How many combinations of what inputs found were looked at.
     joined: usize,
@@ -251,7 +295,12 @@ struct Search<'s, 'a> {
 }
 
 impl<'s, 'a> Search<'s, 'a> {
-    fn new(filled: &'s Filled<'a>, checked: &Checked<'a>, topology: &'s Topology) -> Self {
+    fn new(
+        filled: &'s Filled<'a>,
+        checked: &Checked<'a>,
+        topology: &'s Topology,
+        effort: Effort,
+    ) -> Self {
         let written = |i: usize| checked.written.iter().find(|w| w.input == i);
         let replicated: Vec<bool> = (filled.sources.iter().enumerate())
             .map(|(i, s)| written(i).is_none() && *s == State::default())
@@ -287,6 +336,7 @@ impl<'s, 'a> Search<'s, 'a> {
             replicated,
             live,
             topology,
+            effort,
             best: f64::INFINITY,
             joined: 0,
             answer: None,
@@ -301,7 +351,7 @@ impl<'s, 'a> Search<'s, 'a> {
         let mut ended = true;
         loop {
             let states: usize = self.live.iter().map(|l| l.reach.finished()).sum();
-            if states > MAX_STATES || self.joined > MAX_JOINS {
+            if states > self.effort.states || self.joined > self.effort.joins {
                 ended = false;
                 break;
             }
@@ -384,7 +434,7 @@ impl<'s, 'a> Search<'s, 'a> {
             let (_, more, other) = &self.live[at].found[i];
             let total = cost + more;
             self.joined += 1;
-            if total > self.best + TIE_US || self.joined > MAX_JOINS {
+            if total > self.best + TIE_US || self.joined > self.effort.joins {
                 break;
             }
             let mut both = *masks;

@@ -156,10 +156,7 @@ impl Spec {
             Some(p) if p.starts_with("PartitionSpec") => {
                 from_partition_spec(p, mesh, meta.as_ref().map_or(0, |m| m.shape.len()))?
             }
-            Some(list) => split_top(list)
-                .into_iter()
-                .map(Placement::parse)
-                .collect::<Result<_, _>>()?,
+            Some(list) => parse_placements(list, meta.as_ref())?,
         };
         Ok(Spec { meta, placements })
     }
@@ -173,6 +170,21 @@ impl fmt::Display for Spec {
         }
         f.write_str(&written(&self.placements))
     }
+}
+
+/// Reads placements such as `S(0),R` of a tensor; dims below 0 count from its end.
+///
+/// # Errors
+///
+/// [`PropagationError::Notation`] for anything else, and for a dim below 0 of a tensor
+/// whose meta is unknown.
+pub fn parse_placements(
+    text: &str,
+    meta: Option<&TensorMeta>,
+) -> Result<Vec<Placement>, PropagationError> {
+    let ndim = meta.map(|meta| meta.shape.len());
+    let listed = split_top(text).into_iter();
+    listed.map(|one| Placement::parse_of(one, ndim)).collect()
 }
 
 /// Placements as in `S(0),R`.

@@ -6,7 +6,7 @@ use super::fill::Filled;
 use super::placement::Placement;
 use super::registry::Registry;
 use super::rule::Query;
-use super::search::check;
+use super::search::{Checked, check, check_specs};
 use super::spec::Mesh;
 
 /// Checks that no partial input has to be reduced because of the op: that on
@@ -24,14 +24,17 @@ pub fn check_partials(
     mesh: &Mesh,
 ) -> Result<(), PropagationError> {
     if let Some(each) = Each::of(query.op, rules) {
-        let check = |entry: &Query<'_>| check_one(rules, entry, mesh);
-        return each.try_each(query, check).map(|_| ());
+        let check = |entry: &Query<'_>| check_one(entry, &check_specs(rules, entry, mesh)?, mesh);
+        return each.try_each(rules, query, check).map(|_| ());
     }
-    check_one(rules, query, mesh)
+    check_one(query, &check(rules, query, mesh)?, mesh)
 }
 
-fn check_one(rules: &Registry, query: &Query<'_>, mesh: &Mesh) -> Result<(), PropagationError> {
-    let checked = check(rules, query, mesh)?;
+fn check_one(
+    query: &Query<'_>,
+    checked: &Checked<'_>,
+    mesh: &Mesh,
+) -> Result<(), PropagationError> {
     let filled = Filled::new(query, &checked.rule, &checked.inputs, mesh.sizes())?;
     let mut fits = filled.every();
     for (input, (argument, spec)) in query.inputs().enumerate() {

@@ -352,7 +352,7 @@ fn random_questions_never_panic() {
         ops.push(op.into());
     }
     let mut answered = 0;
-    for _ in 0..20_000 {
+    for _ in 0..45_000 {
         let (on, dims) = [
             ("a=2", 1),
             ("a=2,b=3", 2),

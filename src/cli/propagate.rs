@@ -6,7 +6,8 @@ use std::time::Instant;
 use clap::Args;
 use rote_propagation::{
     Arg, Link, Mesh, Placement, Propagation, PropagationError, Query, Registry, Spec, Step,
-    Topology, candidates, check_partials, explain, output_strides, partition_spec, plan, propagate,
+    Topology, candidates, check_partials, explain, output_strides, parse_placements,
+    partition_spec, plan, propagate,
     standard_rules, written,
 };
 use serde_json::{Value, json};
@@ -374,7 +375,7 @@ fn moved(
     topology: &Topology,
 ) -> Result<Value, PropagationError> {
     let spec = Spec::parse(tensor, mesh)?;
-    let to = Spec::parse(&format!("? @ {to}"), mesh)?.placements;
+    let to = parse_placements(to, spec.meta.as_ref())?;
     let wrong = |expected: &str| PropagationError::Notation {
         expected: expected.into(),
         found: tensor.into(),

@@ -265,7 +265,7 @@ proptest! {
         mesh in mesh(),
         wild in prop::collection::vec(
             prop::collection::vec((placement(), any::<Index>(), sizes()), 8), 1..6),
-        other in prop::option::weighted(0.2, (any::<Index>(), argument())),
+        others in prop::option::weighted(0.3, (any::<Index>(), prop::collection::vec(argument(), 8))),
         form in 0..8_u8,
     ) {
         let mut args = sample.replicated(&mesh).unwrap();
@@ -281,10 +281,13 @@ proptest! {
                 number += 1;
             }
         }
-        if let Some((at, other)) = other {
+        if let Some((at, others)) = others {
             if !args.is_empty() {
+                // Of the same kind if there is one, as the schema refuses others.
                 let at = at.index(args.len());
-                args[at] = other;
+                let kind = std::mem::discriminant(&args[at]);
+                let alike = others.iter().find(|o| std::mem::discriminant(*o) == kind);
+                args[at] = alike.unwrap_or(&others[0]).clone();
             }
         }
         let (name, overload) = sample.op.split_once('.').unwrap_or((&sample.op, ""));

@@ -90,21 +90,26 @@ pub(super) fn run_whole(
 ) -> Result<Ran, String> {
     let mut rest = tensors.iter();
     let values: Vec<Value<'_>> = (args.iter())
-        .map(|arg| match arg {
-            Arg::Tensor(_) => rest.next().map_or(Value::None, Value::Tensor),
-            Arg::Tensors(list) => {
-                let entries = list.iter().map(|e| e.as_ref().and_then(|_| rest.next()));
-                Value::Tensors(entries.collect())
-            }
-            Arg::Int(n) => Value::Int(*n),
-            Arg::Ints(n) => Value::Ints(n),
-            Arg::Bool(b) => Value::Bool(*b),
-            Arg::Float(x) => Value::Float(*x),
-            Arg::Floats(x) => Value::Floats(x),
-            Arg::Text(text) => Value::Text(text),
-            Arg::DType(dtype) => Value::DType(*dtype),
-            Arg::None => Value::None,
+        .map(|arg| {
+            Ok(match arg {
+                Arg::Complex(..) | Arg::Complexes(_) => {
+                    return Err("complex numbers among the arguments".to_owned());
+                }
+                Arg::Tensor(_) => rest.next().map_or(Value::None, Value::Tensor),
+                Arg::Tensors(list) => {
+                    let entries = list.iter().map(|e| e.as_ref().and_then(|_| rest.next()));
+                    Value::Tensors(entries.collect())
+                }
+                Arg::Int(n) => Value::Int(*n),
+                Arg::Ints(n) => Value::Ints(n),
+                Arg::Bool(b) => Value::Bool(*b),
+                Arg::Float(x) => Value::Float(*x),
+                Arg::Floats(x) => Value::Floats(x),
+                Arg::Text(text) => Value::Text(text),
+                Arg::DType(dtype) => Value::DType(*dtype),
+                Arg::None => Value::None,
+            })
         })
-        .collect();
+        .collect::<Result<_, String>>()?;
     kernels.run(op, &values)
 }

@@ -13,4 +13,7 @@ prints how the answers compare, and every question answered differently.
 | `pieces` | what each rank holds of a tensor, and the way back |
 | `judge` | whether an op run on pieces gives the whole |
 | `compare` | the classes of answers |
+| `calls` | the calls that the samples of PyTorch's own op tests make |
+| `torch_calls` | Rote's answers about these, held against PyTorch |
+| `schemas` | PyTorch's schemas, as Rote has them |
 """
