@@ -53,6 +53,7 @@ SWEPT := $(addprefix tests/torch/test_,$(addsuffix .py, \
 	hostile_plans \
 	op_sweep \
 	op_tables \
+	propagation_calls \
 	random_programs \
 	sharing_sweep \
 	soak \

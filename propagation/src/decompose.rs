@@ -249,8 +249,9 @@ pub(super) fn rule(
     let mut assigned = Assigned {
         values: vec![None; builder.metas.len()],
         needs: Vec::new(),
+        strategies: vec![0; builder.nodes.len()],
     };
-    found.assign(0, &mut assigned);
+    found.assign(builder.nodes.len(), &mut assigned);
     if found.steps > MAX_STEPS {
         return Err(PropagationError::TooLarge {
             op: query.op.into(),
@@ -259,6 +260,7 @@ pub(super) fn rule(
             found: found.steps,
         });
     }
+    found.all.sort_by(|a, b| a.strategies.cmp(&b.strategies));
     let metas = outputs.iter().map(|o| builder.metas[o.0].clone()).collect();
     let mut rule = Rule::new(metas, inputs);
     let mut known = vec![vec![R; outputs.len() + inputs]];
@@ -303,6 +305,8 @@ enum Lies {
 struct Assigned {
     values: Vec<Option<Lies>>,
     needs: Vec<(usize, u32, Need)>,
+    /// Which strategy of each op.
+    strategies: Vec<usize>,
 }
 
 /// The combinations under which every op takes its tensors as they lie.
@@ -313,23 +317,30 @@ struct Found<'b> {
 }
 
 impl Found<'_> {
-    fn assign(&mut self, at: usize, assigned: &mut Assigned) {
-        let Some(node) = self.nodes.get(at) else {
+    /// Assigns the first `left` ops, from the last one on: how its result lies is then
+    /// known of almost every op, and few of its strategies fit.
+    fn assign(&mut self, left: usize, assigned: &mut Assigned) {
+        let Some(at) = left.checked_sub(1) else {
             self.all.push(assigned.clone());
             return;
         };
-        for (outputs, inputs) in node.rule.strategies() {
+        let node = &self.nodes[at];
+        for (number, (outputs, inputs)) in node.rule.strategies().enumerate() {
             self.steps += 1;
             if self.steps > MAX_STEPS {
                 return;
             }
+            let made = node.first..node.first + outputs.len();
+            let into = || made.clone().chain(node.inputs.iter().copied());
+            let mut slots = into().zip(outputs.iter().chain(inputs));
+            if !slots.all(|(value, slot)| assigned.takes(value, slot)) {
+                continue;
+            }
             let before = assigned.clone();
-            let into = (node.inputs.iter().copied()).chain(node.first..);
-            let fits = into
-                .zip(inputs.iter().chain(outputs))
-                .all(|(value, slot)| assigned.put(value, slot));
-            if fits {
-                self.assign(at + 1, assigned);
+            let mut slots = into().zip(outputs.iter().chain(inputs));
+            if slots.all(|(value, slot)| assigned.put(value, slot)) {
+                assigned.strategies[at] = number;
+                self.assign(at, assigned);
             }
             *assigned = before;
         }
@@ -337,20 +348,36 @@ impl Found<'_> {
 }
 
 impl Assigned {
+    /// Whether a tensor lies as a strategy of an op inside says, or not in any way yet.
+    fn takes(&self, value: usize, slot: &Slot) -> bool {
+        match (self.values[value], lies(slot)) {
+            (_, None) => false,
+            (None, _) => true,
+            (known, lies) => known == lies,
+        }
+    }
+
     /// Whether a tensor can lie as a strategy of an op inside says.
     fn put(&mut self, value: usize, slot: &Slot) -> bool {
-        let lies = match *slot {
-            Slot::Shard(dim, need) => {
-                if need != Need::Nothing {
-                    self.needs.push((value, dim, need));
-                }
-                Lies::Sharded(dim)
-            }
-            Slot::Fixed(placement) if placement.sharded().is_none() => Lies::Fixed(placement),
-            // A shard type of its own, which the others would not share.
-            Slot::Fixed(_) | Slot::Flattened { .. } => return false,
+        let Some(lies) = lies(slot) else {
+            return false;
         };
+        if let Slot::Shard(dim, need) = *slot {
+            if need != Need::Nothing {
+                self.needs.push((value, dim, need));
+            }
+        }
         *self.values[value].get_or_insert(lies) == lies
+    }
+}
+
+/// How a tensor lies that fills a slot; `None` for a shard type of its own, which the
+/// others would not share.
+fn lies(slot: &Slot) -> Option<Lies> {
+    match *slot {
+        Slot::Shard(dim, _) => Some(Lies::Sharded(dim)),
+        Slot::Fixed(placement) if placement.sharded().is_none() => Some(Lies::Fixed(placement)),
+        Slot::Fixed(_) | Slot::Flattened { .. } => None,
     }
 }
 

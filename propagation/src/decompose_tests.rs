@@ -423,9 +423,20 @@ fn forms_follow_and_errors_name_the_op_inside() {
         ),
         (
             "aten::einsum",
-            vec!["'ii->i'", "{f32[4,4]}"],
-            "aten::einsum: argument 0: expected an equation such as 'bik,bkj->bij', each letter \
-             of a dim once, found \"ii->i\"",
+            vec!["'ij->ii'", "{f32[4,4]}"],
+            "aten::einsum: argument 0: expected an equation such as 'bik,bkj->bij' or \
+             '...ij->...ji', found \"ij->ii\"",
+        ),
+        (
+            "aten::einsum",
+            vec!["'ii->i'", "{f32[4,5]}"],
+            "aten::einsum: argument 1: expected size 4 at i of ii, found f32[4,5]",
+        ),
+        (
+            "mm",
+            vec!["f32[4,4]", "f32[4,4]"],
+            "mm: no sharding rule is registered for this op; names of ops begin with their \
+             namespace, such as aten::mm",
         ),
         (
             "aten::nothing_of_the_kind",

@@ -29,15 +29,25 @@ aten::einsum 'bqd,bkd->bqk' {f32[2,4,6];f32[2,8,6]}
 aten::einsum 'ij,jk,kl->il' {f32[4,6];f32[6,5];f32[5,4]}
 aten::einsum 'ij->ji' {f32[4,6]}
 aten::einsum 'ab,cd' {f32[4,3];f32[2,6]}
+aten::einsum '...ij,...jk->...ik' {f32[3,2,4,6];f32[2,6,5]}
+aten::einsum 'i...->...' {f32[4,6,5]}
+aten::einsum '...a,b...' {f32[4,1,6];f32[3,4,2]}
+aten::einsum 'iji->ji' {f32[4,6,4]}
+aten::einsum 'ii,ij->j' {f32[4,4];f32[4,6]}
+aten::einsum 'ij,jk->ik' {f32[4,1];f32[6,8]}
 aten::outer f32[4] f32[7]
 aten::inner f32[4,6] f32[3,6]
 aten::bilinear f32[4,6] f32[4,5] f32[3,6,5] f32[3]
 aten::tensordot f32[4,6,5] f32[6,4] [0,1] [1,0]
+aten::tensordot f32[1,4] f32[6,5] [0] [0]
 aten::scaled_dot_product_attention f32[2,4,8,6] f32[2,4,8,6] f32[2,4,8,5]
 aten::scaled_dot_product_attention f32[2,4,7,6] f32[2,4,5,6] f32[2,4,5,6] none 0.0 false 0.5
 aten::scaled_dot_product_attention f32[2,4,8,6] f32[2,4,8,6] f32[2,4,8,6] bool[8,8]
 aten::scaled_dot_product_attention f32[2,4,8,6] f32[2,4,8,6] f32[2,4,8,6] f32[2,1,8,8]
 aten::scaled_dot_product_attention f32[2,4,8,6] f32[2,4,8,6] f32[2,4,8,6] none 0.0 true
+aten::scaled_dot_product_attention f32[2,8,6,4] f32[2,2,6,4] f32[2,2,6,5] none 0.0 false none true
+aten::scaled_dot_product_attention f32[2,4,6,4] f32[2,2,6,4] f32[2,2,6,5] f32[2,4,6,6] 0.0 false none true
+aten::scaled_dot_product_attention f32[4,6,4] f32[2,4,6,4] f32[2,4,6,5]
 aten::layer_norm f32[4,3,6] [6] f32[6] f32[6]
 aten::layer_norm f32[4,3,6] [3,6]
 aten::rms_norm f32[4,3,6] [6] f32[6]
@@ -50,6 +60,7 @@ aten::log_sigmoid f32[4,5]
 aten::prelu f32[4,6,3] f32[6]
 aten::prelu f32[4,6] f32[1]
 aten::cosine_similarity f32[4,6] f32[4,6] 1
+aten::cosine_similarity f32[4,6] f32[3,1,6] -1
 aten::mse_loss f32[4,6] f32[4,6]
 aten::mse_loss f32[4,5] f32[4,5] 2
 aten::mse_loss f32[4,5] f32[5] 0
@@ -66,6 +77,13 @@ aten::nll_loss f32[8,5] i64[8]<5 none 2
 aten::cross_entropy_loss f32[8,5] i64[8]<5 f32[5] 2
 aten::cross_entropy_loss f32[7,5] i64[7]<5 none 2
 aten::cross_entropy_loss f32[4,5,2,3] i64[4,2,3]<5 none 0
+aten::cross_entropy_loss f32[4,5,6] i64[4,6]<5 none 0
+aten::cross_entropy_loss f32[4,5,6] i64[4,6]<5 f32[5] 2
+aten::cross_entropy_loss f32[4,5,2,3,2] i64[4,2,3,2]<5 none 0
+aten::cross_entropy_loss f32[4,5] f32[4,5]:unit none 2
+aten::cross_entropy_loss f32[4,5,3] f32[4,5,3]:unit f32[5] 1 -100 0.25
+aten::softmax.int f32[4,6] 1 f64
+aten::prelu f32[] f32[1]
 aten::narrow f32[8,6] 1 2 3
 aten::chunk f32[8,6] 4 1
 aten::swapaxes f32[4,6,3] 0 2

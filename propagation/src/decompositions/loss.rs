@@ -2,6 +2,7 @@
 //! it: element-wise, and linear in nothing.
 
 use super::super::decompose::{Builder, Value};
+use super::super::rule::Arg;
 use super::{Made, One, pair, part};
 
 fn difference(g: &mut Builder<'_>) -> One {
@@ -142,12 +143,12 @@ pub(super) fn margin_ranking(g: &mut Builder<'_>) -> Made {
 /// `(self, target, weight, reduction, ignore_index)`
 pub(super) fn nll(g: &mut Builder<'_>) -> Made {
     g.query.arity(2, 5)?;
-    let x = g.input(0)?;
-    picked(g, x, 3, 4)
+    let (x, target) = pair(g)?;
+    picked(g, x, target, 3, 4)
 }
 
-fn picked(g: &mut Builder<'_>, x: Value, reduction: usize, ignored: usize) -> Made {
-    let (target, weight) = (g.input(1)?, part(g, 2)?);
+fn picked(g: &mut Builder<'_>, x: Value, target: Value, reduction: usize, ignored: usize) -> Made {
+    let weight = part(g, 2)?;
     let (reduction, ignored) = (
         g.query.int(reduction, Some(1))?,
         g.query.int(ignored, Some(-100))?,
@@ -168,19 +169,65 @@ fn picked(g: &mut Builder<'_>, x: Value, reduction: usize, ignored: usize) -> Ma
     )?])
 }
 
-/// `(self, target, weight, reduction, ignore_index, label_smoothing)`, classes
-/// by index.
+/// `(self, target, weight, reduction, ignore_index, label_smoothing)`
 pub(super) fn cross_entropy(g: &mut Builder<'_>) -> Made {
     g.query.arity(2, 6)?;
-    if g.query.float(5, Some(0.0))? != 0.0 {
-        return Err(g.query.wrong(5, "no label smoothing", "some"));
-    }
     let (x, target) = pair(g)?;
-    let (input, classes) = (g.meta(x), g.meta(target));
-    if input.shape == classes.shape && !input.shape.is_empty() {
-        return Err(g.query.wrong(1, "classes by index", classes.to_string()));
-    }
-    let dim = i64::from(input.shape.len() > 1);
+    let smoothing = g.query.float(5, Some(0.0))?;
+    let dim = i64::from(g.ndim(x) > 1);
     let log = g.op("aten::_log_softmax", [x.into(), dim.into(), false.into()])?;
-    picked(g, log, 3, 4)
+    if g.meta(x).shape == g.meta(target).shape && g.ndim(x) > 0 {
+        return by_probability(g, log, target, dim);
+    }
+    if smoothing != 0.0 {
+        return Err(g
+            .query
+            .wrong(5, "no label smoothing of classes by index", "some"));
+    }
+    let shape = g.meta(log).shape.clone();
+    let [batch, classes, places @ ..] = shape.as_slice() else {
+        return picked(g, log, target, 3, 4);
+    };
+    if places.is_empty() || places.len() == 2 {
+        return picked(g, log, target, 3, 4);
+    }
+    // The kernel takes images: the places of one row.
+    let row = places.iter().product::<u64>();
+    let view = |g: &mut Builder<'_>, value: Value, shape: &[u64]| -> One {
+        let sizes = shape.iter().map(|n| *n as i64).collect();
+        g.op("aten::view", [value.into(), Arg::Ints(sizes).into()])
+    };
+    let target_shape = g.meta(target).shape.clone();
+    let log = view(g, log, &[*batch, *classes, 1, row])?;
+    let target = view(g, target, &[*batch, 1, row])?;
+    let loss = picked(g, log, target, 3, 4)?[0];
+    Ok(vec![match g.ndim(loss) {
+        0 => loss,
+        _ => view(g, loss, &target_shape)?,
+    }])
+}
+
+/// The loss of targets that are a probability per class.
+fn by_probability(g: &mut Builder<'_>, log: Value, mut target: Value, dim: i64) -> Made {
+    let smoothing = g.query.float(5, Some(0.0))?;
+    let classes = g.meta(log).shape[dim as usize];
+    if smoothing != 0.0 {
+        target = g.op(
+            "aten::mul.Scalar",
+            [target.into(), (1.0 - smoothing).into()],
+        )?;
+        let share = smoothing / classes.max(1) as f64;
+        target = g.op("aten::add.Scalar", [target.into(), share.into()])?;
+    }
+    let mut loss = g.op("aten::mul.Tensor", [log.into(), target.into()])?;
+    if let Some(weight) = g.optional(2)? {
+        let mut shape = vec![1; g.ndim(log)];
+        shape[dim as usize] = classes as i64;
+        let weight = g.op("aten::view", [weight.into(), Arg::Ints(shape).into()])?;
+        loss = g.op("aten::mul.Tensor", [loss.into(), weight.into()])?;
+    }
+    let dims = Arg::Ints(vec![dim]);
+    loss = g.op("aten::sum.dim_IntList", [loss.into(), dims.into()])?;
+    loss = g.op("aten::neg", [loss.into()])?;
+    reduced(g, loss, 3)
 }

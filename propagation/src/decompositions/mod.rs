@@ -3,11 +3,15 @@
 //!
 //! | module | ops |
 //! |---|---|
-//! | `product` | products of tensors, attention among them |
+//! | `product` | products of tensors |
+//! | `einsum` | products by an equation |
+//! | `attention` | attention that is not fused |
 //! | `network` | norms and activations |
 //! | `loss` | losses |
 //! | `view` | views by other names |
 
+mod attention;
+mod einsum;
 mod loss;
 mod network;
 mod product;
@@ -25,13 +29,13 @@ pub(super) const ALL: &[(&str, Decomposition)] = &[
     // Products.
     ("aten::matmul", product::matmul),
     ("aten::linear", product::linear),
-    ("aten::einsum", product::einsum),
+    ("aten::einsum", einsum::einsum),
     ("aten::outer", product::outer),
     ("aten::ger", product::outer),
     ("aten::inner", product::inner),
     ("aten::bilinear", product::bilinear),
     ("aten::tensordot", product::tensordot),
-    ("aten::scaled_dot_product_attention", product::attention),
+    ("aten::scaled_dot_product_attention", attention::attention),
     // Norms and activations.
     ("aten::layer_norm", network::layer_norm),
     ("aten::rms_norm", network::rms_norm),

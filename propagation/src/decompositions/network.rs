@@ -61,7 +61,10 @@ pub(super) fn group_norm(g: &mut Builder<'_>) -> Made {
 /// `(self, dim, dtype)`
 pub(super) fn along(g: &mut Builder<'_>, op: &str) -> Made {
     g.query.arity(2, 3)?;
-    let (x, dim) = (g.input(0)?, g.query.int(1, None)?);
+    let (mut x, dim) = (g.input(0)?, g.query.int(1, None)?);
+    if let Some(Arg::DType(dtype)) = g.query.args.get(2) {
+        x = g.op("aten::_to_copy", [x.into(), Arg::DType(*dtype).into()])?;
+    }
     Ok(vec![g.op(op, [x.into(), dim.into(), false.into()])?])
 }
 
@@ -102,6 +105,9 @@ pub(super) fn prelu(g: &mut Builder<'_>) -> Made {
         shape[0] = g.meta(w).shape[0] as i64;
         w = g.op("aten::view", [w.into(), Arg::Ints(shape).into()])?;
     }
+    if g.ndim(w) == 1 && g.ndim(x) == 0 {
+        w = g.op("aten::view", [w.into(), Arg::Ints(Vec::new()).into()])?;
+    }
     let positive = g.op("aten::gt.Scalar", [x.into(), 0.into()])?;
     let scaled = g.op("aten::mul.Tensor", [w.into(), x.into()])?;
     let op = "aten::where.self";
@@ -115,24 +121,26 @@ pub(super) fn cosine_similarity(g: &mut Builder<'_>) -> Made {
     let dim = g.query.int(2, Some(1))?;
     let eps = g.query.float(3, Some(1e-8))?;
     let all = g.op("aten::mul.Tensor", [a.into(), b.into()])?;
-    if g.meta(a).shape != g.meta(all).shape || g.meta(b).shape != g.meta(all).shape {
-        return Err(g
-            .query
-            .wrong(1, "tensors of one shape", g.meta(b).to_string()));
-    }
-    let mut along = |v: Value| -> One {
-        let sum = "aten::sum.dim_IntList";
-        g.op(sum, [v.into(), Arg::Ints(vec![dim]).into()])
+    let shape: Vec<i64> = g.meta(all).shape.iter().map(|n| *n as i64).collect();
+    let ndim = shape.len();
+    let at = g.query.wrap(2, dim, ndim)?;
+    // Counted from the end, the dim is the same in tensors of fewer dims.
+    let dim = at as i64 - ndim.max(1) as i64;
+    let sum = |g: &mut Builder<'_>, v: Value| -> One {
+        let op = "aten::sum.dim_IntList";
+        g.op(op, [v.into(), Arg::Ints(vec![dim]).into()])
     };
-    let dot = along(all)?;
+    let dot = sum(g, all)?;
     let mut norms = Vec::new();
-    for v in [a, b] {
+    for mut v in [a, b] {
+        let own = (at + g.ndim(v)).checked_sub(ndim);
+        let size = own.and_then(|own| g.meta(v).shape.get(own).copied());
+        if ndim > 0 && size != Some(shape[at] as u64) {
+            v = g.op("aten::expand", [v.into(), Arg::Ints(shape.clone()).into()])?;
+        }
         let square = g.op("aten::pow.Tensor_Scalar", [v.into(), 2.into()])?;
-        let sum = g.op(
-            "aten::sum.dim_IntList",
-            [square.into(), Arg::Ints(vec![dim]).into()],
-        )?;
-        let root = g.op("aten::sqrt", [sum.into()])?;
+        let total = sum(g, square)?;
+        let root = g.op("aten::sqrt", [total.into()])?;
         norms.push(g.op("aten::clamp_min", [root.into(), eps.into()])?);
     }
     let norm = g.op("aten::mul.Tensor", [norms[0].into(), norms[1].into()])?;

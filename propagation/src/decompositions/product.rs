@@ -4,11 +4,11 @@
 use super::super::decompose::{Builder, Value};
 use super::super::error::PropagationError;
 use super::super::rule::Arg;
-use super::{Made, pair};
+use super::{Made, One, pair};
 
 /// A product of tensors whose dims have letters, summed over the letters that
 /// the output lacks.
-fn product(g: &mut Builder<'_>, factors: &[(Value, &str)], output: &str) -> Made {
+pub(super) fn product(g: &mut Builder<'_>, factors: &[(Value, &str)], output: &str) -> Made {
     let mut letters: Vec<char> = output.chars().collect();
     for letter in factors.iter().flat_map(|f| f.1.chars()) {
         if !letters.contains(&letter) {
@@ -43,16 +43,36 @@ fn product(g: &mut Builder<'_>, factors: &[(Value, &str)], output: &str) -> Made
         .collect();
     Ok(vec![match summed.is_empty() {
         true => total,
-        false => g.op(
-            "aten::sum.dim_IntList",
-            [total.into(), Arg::Ints(summed).into()],
-        )?,
+        false => sum(g, total, summed)?,
     }])
+}
+
+/// The sum over some dims, in the dtype of the summands: integers too.
+fn sum(g: &mut Builder<'_>, summands: Value, dims: Vec<i64>) -> One {
+    let dtype = Arg::DType(g.meta(summands).dtype);
+    let dims = Arg::Ints(dims);
+    let op = "aten::sum.dim_IntList";
+    g.op(
+        op,
+        [summands.into(), dims.into(), false.into(), dtype.into()],
+    )
 }
 
 /// Checks that a tensor has as many dims as letters, and dims of one letter one
 /// size.
-fn sizes(g: &Builder<'_>, factors: &[(usize, Value, &str)]) -> Result<(), PropagationError> {
+pub(super) fn sizes(
+    g: &Builder<'_>,
+    factors: &[(usize, Value, &str)],
+) -> Result<(), PropagationError> {
+    fitting(g, factors, |_| false)
+}
+
+/// The same, where a dim of size 1 fits others if its letter may broadcast.
+pub(super) fn fitting(
+    g: &Builder<'_>,
+    factors: &[(usize, Value, &str)],
+    broadcasts: impl Fn(char) -> bool,
+) -> Result<(), PropagationError> {
     let mut known: Vec<(char, u64)> = Vec::new();
     for (argument, value, letters) in factors {
         let meta = g.meta(*value);
@@ -61,7 +81,14 @@ fn sizes(g: &Builder<'_>, factors: &[(usize, Value, &str)]) -> Result<(), Propag
             return Err(g.query.wrong(*argument, expected, meta.to_string()));
         }
         for (letter, size) in letters.chars().zip(&meta.shape) {
-            match known.iter().find(|k| k.0 == letter) {
+            match known.iter_mut().find(|k| k.0 == letter) {
+                Some((_, other)) if broadcasts(letter) && (*size == 1 || *other == 1) => {
+                    *other = (*other).max(*size);
+                    // No elements are no element, however often.
+                    if *size == 0 {
+                        *other = 0;
+                    }
+                }
                 Some((_, other)) if other != size => {
                     let expected = format!("size {other} at {letter} of {letters}");
                     return Err(g.query.wrong(*argument, expected, meta.to_string()));
@@ -74,10 +101,10 @@ fn sizes(g: &Builder<'_>, factors: &[(usize, Value, &str)]) -> Result<(), Propag
     Ok(())
 }
 
-const LETTERS: &str = "abcdefghpqrstuvw";
+pub(super) const LETTERS: &str = "abcdefghpqrstuvw";
 
 /// Letters for the leading dims of a tensor.
-fn leading(
+pub(super) fn leading(
     g: &Builder<'_>,
     argument: usize,
     v: Value,
@@ -129,10 +156,7 @@ pub(super) fn matmul(g: &mut Builder<'_>) -> Made {
         _ => g.op("aten::unsqueeze", [right.into(), (-3).into()])?,
     };
     let all = g.op("aten::mul.Tensor", [left.into(), right.into()])?;
-    let sum = g.op(
-        "aten::sum.dim_IntList",
-        [all.into(), Arg::Ints(vec![-2]).into()],
-    )?;
+    let sum = sum(g, all, vec![-2])?;
     Ok(vec![match db {
         1 => g.op("aten::squeeze.dim", [sum.into(), (-1).into()])?,
         _ => sum,
@@ -233,95 +257,6 @@ pub(super) fn tensordot(g: &mut Builder<'_>) -> Made {
     }
     a_is.shrink_to_fit();
     let (a_is, b_is): (String, String) = (a_is.into_iter().collect(), b_is.into_iter().collect());
-    sizes(g, &[(0, a, &a_is), (1, b, &b_is)])?;
+    fitting(g, &[(0, a, &a_is), (1, b, &b_is)], |_| true)?;
     product(g, &[(a, &a_is), (b, &b_is)], &out)
-}
-
-/// `(equation, operands)`, without ellipsis and without diagonals.
-pub(super) fn einsum(g: &mut Builder<'_>) -> Made {
-    g.query.arity(2, 3)?;
-    let equation = g.query.text(0, "")?.replace(' ', "");
-    let values = g.list(1)?;
-    let wrong = || {
-        let expected = "an equation such as 'bik,bkj->bij', each letter of a dim once";
-        g.query.wrong(0, expected, format!("{equation:?}"))
-    };
-    let (left, right) = match equation.split_once("->") {
-        Some((left, right)) => (left, Some(right.to_owned())),
-        None => (equation.as_str(), None),
-    };
-    let terms: Vec<&str> = left.split(',').collect();
-    let right = right.unwrap_or_else(|| {
-        // Letters that occur once, in order of the alphabet.
-        let all = || left.chars().filter(|c| *c != ',');
-        let mut once: Vec<char> = all()
-            .filter(|c| all().filter(|d| d == c).count() == 1)
-            .collect();
-        once.sort_unstable();
-        once.into_iter().collect()
-    });
-    let letters = |t: &str| {
-        let distinct = (t.chars().enumerate()).all(|(i, c)| !t.chars().take(i).any(|d| d == c));
-        distinct && t.chars().all(|c| c.is_ascii_alphabetic())
-    };
-    let from = |c| left.contains(c);
-    if terms.len() != values.len()
-        || !terms.iter().all(|t| letters(t))
-        || !letters(&right)
-        || !right.chars().all(from)
-    {
-        return Err(wrong());
-    }
-    let typed: Vec<_> = (values.iter().zip(&terms))
-        .map(|(v, t)| (1, *v, *t))
-        .collect();
-    sizes(g, &typed)?;
-    let factors: Vec<_> = values.into_iter().zip(terms).collect();
-    product(g, &factors, &right)
-}
-
-/// `(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)`
-pub(super) fn attention(g: &mut Builder<'_>) -> Made {
-    g.query.arity(3, 8)?;
-    let (q, k) = pair(g)?;
-    let v = g.input(2)?;
-    if g.query.float(4, Some(0.0))? != 0.0 {
-        return Err(g
-            .query
-            .wrong(4, "no dropout, which draws random numbers", "some"));
-    }
-    if g.query.flag(7)? {
-        return Err(g
-            .query
-            .wrong(7, "as many heads of keys as of queries", "true"));
-    }
-    let lead = leading(g, 0, q, 2)?;
-    let [q_is, k_is, v_is] = ["xe", "ye", "yz"].map(|t| format!("{lead}{t}"));
-    sizes(g, &[(0, q, &q_is), (1, k, &k_is), (2, v, &v_is)])?;
-    let scores = product(g, &[(q, &q_is), (k, &k_is)], &format!("{lead}xy"))?[0];
-    let scale = g.query.float(6, Some(1.0))?;
-    let mut scores = g.op("aten::mul.Tensor", [scores.into(), scale.into()])?;
-    if let Some(mask) = g.optional(3)? {
-        // Added, or minus infinity where it is false: element-wise either way.
-        scores = g.op(
-            "aten::where.self",
-            [mask.into(), scores.into(), scores.into()],
-        )?;
-    }
-    if g.query.flag(5)? {
-        // The mask is made inside, and so replicated.
-        let shape = &g.meta(scores).shape;
-        let tail = shape[shape.len() - 2..].iter().map(|n| *n as i64).collect();
-        let mask = g.op("aten::ones", [Arg::Ints(tail).into()])?;
-        scores = g.op(
-            "aten::where.self",
-            [mask.into(), scores.into(), scores.into()],
-        )?;
-    }
-    let weights = g.op("aten::_softmax", [scores.into(), (-1).into(), false.into()])?;
-    product(
-        g,
-        &[(weights, &format!("{lead}xy")), (v, &v_is)],
-        &format!("{lead}xz"),
-    )
 }

@@ -81,11 +81,16 @@ fn indices<'a>(query: &Query<'a>, at: usize) -> Result<&'a TensorMeta, Propagati
 }
 
 fn integers(query: &Query<'_>, at: usize, meta: &TensorMeta) -> Result<(), PropagationError> {
-    // A mask would make a shape that depends on its values.
-    if matches!(meta.dtype, DType::I32 | DType::I64) {
+    // No indices may be of any type.
+    let none = meta.shape.contains(&0);
+    if matches!(meta.dtype, DType::I32 | DType::I64) || none && !is_mask(meta) {
         return Ok(());
     }
-    Err(query.wrong(at, "indices of dtype i64 or i32", meta.to_string()))
+    let expected = match is_mask(meta) {
+        true => "indices of dtype i64 or i32, as the shape would depend on the values of a mask",
+        false => "indices of dtype i64 or i32",
+    };
+    Err(query.wrong(at, expected, meta.to_string()))
 }
 
 /// Input, dim (at position 1) and indices (at position 2).
@@ -318,11 +323,30 @@ fn both(rule: &mut Rule, op: PartialOp, indices: usize) {
     rule.add(slots.chain([partial(op)]));
 }
 
+/// What points into an input.
+#[derive(Clone, Copy)]
+struct Pointer<'a> {
+    /// The first of its dims.
+    dim: usize,
+    /// How many dims it points into: one, or those of a mask.
+    count: usize,
+    meta: &'a TensorMeta,
+}
+
+impl Pointer<'_> {
+    fn is_mask(&self) -> bool {
+        is_mask(self.meta)
+    }
+}
+
+fn is_mask(meta: &TensorMeta) -> bool {
+    matches!(meta.dtype, DType::BOOL | DType::U8)
+}
+
 /// Indices per dim, and where their broadcast dims stand in the result.
 struct Places<'a> {
     input: &'a TensorMeta,
-    /// The dims that are indexed, each with its indices.
-    indexed: Vec<(usize, &'a TensorMeta)>,
+    indexed: Vec<Pointer<'a>>,
     /// The broadcast shape of all indices.
     shape: Vec<u64>,
     /// The first result dim that they become.
@@ -330,27 +354,45 @@ struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    fn of(query: &Query<'a>) -> Result<Self, PropagationError> {
+    /// Masks pick one element, until [`Places::pick`] says how many.
+    fn of(query: &Query<'a>, masks: bool) -> Result<Self, PropagationError> {
         let input = query.tensor(0)?;
         let list = query.optional_tensors(1)?;
-        if list.len() > input.shape.len() {
-            let expected = format!("at most {} indices", input.shape.len());
-            return Err(query.wrong(1, expected, format!("{} of them", list.len())));
-        }
-        let mut indexed = Vec::new();
+        let mut indexed: Vec<Pointer<'a>> = Vec::new();
         let mut shape = Vec::new();
-        for (dim, index) in list.into_iter().enumerate() {
+        let mut next = 0;
+        for index in list {
+            let dim = next;
+            let mask = index.is_some_and(|index| masks && is_mask(index));
+            next += index.filter(|_| mask).map_or(1, |mask| mask.shape.len());
+            let Some(within) = input.shape.get(dim..next) else {
+                let expected = format!("indices of at most {} dims", input.shape.len());
+                return Err(query.wrong(1, expected, format!("indices of {next}")));
+            };
             let Some(index) = index else { continue };
+            indexed.push(Pointer {
+                dim,
+                count: next - dim,
+                meta: index,
+            });
+            if mask {
+                if index.shape != within || within.is_empty() {
+                    let expected = format!("a mask of shape {within:?}");
+                    return Err(query.wrong(1, expected, index.to_string()));
+                }
+                broadcast(&mut shape, &[1]);
+                continue;
+            }
             integers(query, 1, index)?;
             if !broadcast(&mut shape, &index.shape) {
                 let expected = format!("indices that broadcast with {shape:?}");
                 return Err(query.wrong(1, expected, index.to_string()));
             }
-            indexed.push((dim, index));
         }
-        let adjacent = indexed.windows(2).all(|pair| pair[0].0 + 1 == pair[1].0);
+        let beside = |pair: &[Pointer<'_>]| pair[0].dim + pair[0].count == pair[1].dim;
+        let adjacent = indexed.windows(2).all(beside);
         let first = match indexed.first() {
-            Some((dim, _)) if adjacent => *dim,
+            Some(pointer) if adjacent => pointer.dim,
             Some(_) => 0,
             None => return Err(query.wrong(1, "at least one tensor of indices", "none")),
         };
@@ -363,7 +405,24 @@ impl<'a> Places<'a> {
     }
 
     fn is_indexed(&self, dim: usize) -> bool {
-        self.indexed.iter().any(|i| i.0 == dim)
+        let mut indexed = self.indexed.iter();
+        indexed.any(|i| (i.dim..i.dim + i.count).contains(&dim))
+    }
+
+    fn has_masks(&self) -> bool {
+        self.indexed.iter().any(Pointer::is_mask)
+    }
+
+    /// Takes the number of elements that masks pick from the values to write, which
+    /// have one for each or one for all.
+    fn pick(&mut self, values: &TensorMeta) {
+        let result = self.result();
+        let place = self.first + self.shape.len() - 1;
+        let own = (place + values.shape.len()).checked_sub(result.len());
+        if let (Some(own), Some(1)) = (own, self.shape.last()) {
+            let at = self.shape.len() - 1;
+            self.shape[at] = values.shape[own];
+        }
     }
 
     /// The input dims that are not indexed, each with its dim in the result.
@@ -386,10 +445,10 @@ impl<'a> Places<'a> {
 
     /// The indices' slots where broadcast dim `dim` is sharded.
     fn sharded(&self, dim: usize) -> impl Iterator<Item = Slot> + '_ {
-        self.indexed.iter().map(move |(_, index)| {
-            let own = dim.checked_sub(self.shape.len() - index.shape.len());
+        self.indexed.iter().map(move |Pointer { meta, .. }| {
+            let own = dim.checked_sub(self.shape.len() - meta.shape.len());
             match own {
-                Some(own) if index.shape[own] == self.shape[dim] => shard(own),
+                Some(own) if meta.shape[own] == self.shape[dim] => shard(own),
                 _ => R,
             }
         })
@@ -397,7 +456,7 @@ impl<'a> Places<'a> {
 }
 
 fn index(query: &Query<'_>) -> Result<Rule, PropagationError> {
-    let places = Places::of(query)?;
+    let places = Places::of(query, false)?;
     let output = TensorMeta {
         dtype: places.input.dtype,
         shape: places.result(),
@@ -420,8 +479,11 @@ fn index(query: &Query<'_>) -> Result<Rule, PropagationError> {
 }
 
 fn index_put(query: &Query<'_>) -> Result<Rule, PropagationError> {
-    let places = Places::of(query)?;
+    let mut places = Places::of(query, true)?;
     let values = query.tensor(2)?;
+    if places.has_masks() {
+        places.pick(values);
+    }
     same_dtype(query, 2, places.input, values)?;
     let result = places.result();
     let mut widened = result.clone();
@@ -442,7 +504,27 @@ fn index_put(query: &Query<'_>) -> Result<Rule, PropagationError> {
         let slots = [shard(dim), shard(dim)].into_iter().chain(between);
         rule.add(slots.chain([value(place)]));
     }
-    if accumulate {
+    if places.has_masks() {
+        // A mask names each element once.
+        let ops: &[PartialOp] = match accumulate {
+            true => &[PartialOp::Sum, PartialOp::Avg],
+            false => &MOVED,
+        };
+        for op in ops {
+            both(&mut rule, *op, count);
+        }
+        // One value for all that a single mask picks: shards pick their own.
+        if let ([pointer], [1]) = (places.indexed.as_slice(), places.shape.as_slice()) {
+            for at in 0..pointer.count {
+                rule.add([
+                    shard(pointer.dim + at),
+                    shard(pointer.dim + at),
+                    shard(at),
+                    R,
+                ]);
+            }
+        }
+    } else if accumulate {
         let sum = partial(PartialOp::Sum);
         for dim in 0..places.shape.len() {
             let slots = [sum, sum].into_iter().chain(places.sharded(dim));
