@@ -1,13 +1,15 @@
 //! Propagating one op: inputs that match (the promise is below 2 us on a 1-D
 //! mesh and 10 us on a 5-D one), and inputs that must be redistributed (below
 //! 50 us on a 3-D mesh and 250 us on a 5-D one); and questions asked before
-//! (below 100 ns).
+//! (below 100 ns); and the strides of outputs (below 1 us).
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use rote_propagation::{Arg, Mesh, Propagator, Query, Topology, propagate, standard_rules};
+use rote_propagation::{
+    Arg, Mesh, Propagator, Query, Topology, output_strides, propagate, standard_rules,
+};
 
 struct Case {
     name: &'static str,
@@ -129,5 +131,33 @@ fn cached(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, propagation, cached);
+fn strides(c: &mut Criterion) {
+    let rules = standard_rules().expect("rules");
+    let mesh = Mesh::parse("2").expect("mesh");
+    let topology = Topology::one_node(&mesh);
+    let mut group = c.benchmark_group("strides");
+    for (name, op, args) in [
+        ("mm", MM, ["f32[1024,1024]", "f32[1024,1024]{1,1024}"]),
+        ("add", ADD, ["f32[8,16,512,64]", "f32[8,16,512,64]"]),
+        (
+            "add_permuted",
+            ADD,
+            ["f32[8,16,512,64]{524288,64,1024,1}", "f32[512,64]"],
+        ),
+        ("view", "aten::view", ["f32[8,512,1024]", "[8,512,16,64]"]),
+    ] {
+        let read = |text| Arg::parse_with_strides(text, &mesh).expect("argument");
+        let [(a, first, _), (b, second, _)] = args.map(read);
+        let (args, given) = ([a, b], [first, second].concat());
+        let query = Query { op, args: &args };
+        let found = propagate(rules, &query, &mesh, &topology).expect("propagated");
+        let inputs: Vec<_> = given.iter().map(Vec::as_slice).collect();
+        let ask = || output_strides(rules, black_box(&query), &inputs, &found.outputs);
+        assert!(ask().iter().all(Option::is_some), "{name}");
+        group.bench_function(name, |b| b.iter(ask));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, propagation, cached, strides);
 criterion_main!(benches);

@@ -34,7 +34,6 @@ pub(super) const OPS: &[(&str, Kind)] = &[
     ("aten::_to_copy", Kind::Copy(6)),
     ("aten::empty.memory_format", Kind::New(5)),
     ("aten::new_empty_strided", Kind::Given(2)),
-    ("aten::empty_strided", Kind::Given(1)),
     ("aten::contiguous", Kind::Contiguous(1)),
 ];
 
@@ -68,10 +67,14 @@ impl Format {
         }
     }
 
+    /// The strides of a new tensor. Without elements, those of channels last are
+    /// not stated.
     fn strides(self, shape: &[u64]) -> Option<Vec<i64>> {
         match self {
             Format::Contiguous => Some(dense::contiguous(shape)),
-            Format::ChannelsLast(ndim) if shape.len() == ndim => Some(dense::channels_last(shape)),
+            Format::ChannelsLast(ndim) if shape.len() == ndim && !shape.contains(&0) => {
+                Some(dense::channels_last(shape))
+            }
             _ => None,
         }
     }

@@ -15,6 +15,9 @@ use super::{Call, Tensor, dense};
 pub(super) enum Kind {
     /// A new tensor.
     New,
+    /// A new tensor of two operands, both of which count also if one of them is
+    /// broadcast.
+    Both,
     /// The first operand, as it lies.
     Same,
     /// A copy of the first operand, or the operand itself.
@@ -30,6 +33,10 @@ const OTHERS: &[(&str, Kind)] = &[
     ("aten::conj_physical", Kind::Copy),
     ("aten::copy", Kind::Copy),
     ("aten::mvlgamma", Kind::Unknown),
+    ("aten::add.Tensor", Kind::Both),
+    ("aten::sub.Tensor", Kind::Both),
+    ("aten::mul.Tensor", Kind::Both),
+    ("aten::div.Tensor", Kind::Both),
 ];
 
 /// More tensors than any element-wise op takes.
@@ -51,11 +58,11 @@ pub(super) fn strides(kind: Kind, call: &Call<'_>, output: usize) -> Option<Vec<
     }
     let operands = &operands[..count];
     match kind {
-        Kind::New => of(shape, operands),
+        Kind::New | Kind::Both => of(shape, operands, kind),
         Kind::Same => Some(operands.first()?.strides.to_vec()),
         Kind::Copy => {
             let first = operands.first()?;
-            let copy = of(shape, std::slice::from_ref(first))?;
+            let copy = of(shape, std::slice::from_ref(first), kind)?;
             (copy == first.strides).then_some(copy)
         }
         Kind::Unknown => None,
@@ -63,7 +70,7 @@ pub(super) fn strides(kind: Kind, call: &Call<'_>, output: usize) -> Option<Vec<
 }
 
 /// The strides of a new tensor of this shape, if the operands agree on it.
-pub(super) fn of(shape: &[u64], operands: &[Tensor<'_>]) -> Option<Vec<i64>> {
+fn of(shape: &[u64], operands: &[Tensor<'_>], kind: Kind) -> Option<Vec<i64>> {
     let ndim = shape.len();
     if ndim < 2 {
         return (!operands.is_empty()).then(|| vec![1; ndim]);
@@ -71,28 +78,33 @@ pub(super) fn of(shape: &[u64], operands: &[Tensor<'_>]) -> Option<Vec<i64>> {
     let operands = || operands.iter().filter(|o| !o.shape.is_empty());
     let row_major = dense::row_major(ndim);
     // Other strides of dims of size 1 may be kept by one step and not by another.
-    let odd = shape.contains(&1) || shape.contains(&0);
+    let empty = shape.contains(&0);
+    let odd = empty || shape.contains(&1);
     let agree = |o: &Tensor<'_>| {
-        (!odd || dense::is_plain(o.shape, o.strides))
-            && pairs(ndim).all(|(p, q)| compare(o, shape, row_major[p], row_major[q]) != 1)
+        let plain = dense::is_plain(o.shape, o.strides);
+        let inside = |p, q| compare(o, shape, row_major[p], row_major[q]) != 1;
+        plain && !empty || (plain || !odd) && pairs(ndim).all(|(p, q)| inside(p, q))
     };
     if operands().next().is_some() && operands().all(agree) {
         return Some(dense::contiguous(shape));
     }
-    // In another order, only operands that decide about each pair of dims agree.
-    if shape.iter().any(|size| *size < 2) || operands().any(|o| o.shape != shape) {
+    // In another order, the operands of the whole shape decide about each pair of
+    // dims. Some ops take the order of one operand alone, which must be whole.
+    let whole = |o: &&Tensor<'_>| o.shape == shape;
+    let parts = usize::from(kind == Kind::Both);
+    if shape.iter().any(|size| *size < 2) || operands().filter(|o| !whole(o)).count() > parts {
         return None;
     }
-    let order = dense::sorted(ndim, |a, b| {
-        operands()
-            .next()
-            .map_or(0, |o| compare(o, shape, a as u8, b as u8))
-    });
-    let decides =
-        |o: &Tensor<'_>| pairs(ndim).all(|(p, q)| compare(o, shape, order[p], order[q]) == -1);
-    operands()
-        .all(decides)
-        .then(|| dense::packed(shape, &order))
+    let first = operands().find(whole)?;
+    let order = dense::sorted(ndim, |a, b| compare(first, shape, a as u8, b as u8));
+    let agree = |o: &Tensor<'_>| {
+        pairs(ndim).all(|(p, q)| {
+            let strides = (stride(o, shape, order[p]), stride(o, shape, order[q]));
+            let broadcast = o.shape != shape && (strides.0 == 0 || strides.1 == 0);
+            broadcast || 0 < strides.0 && strides.0 < strides.1
+        })
+    };
+    operands().all(agree).then(|| dense::packed(shape, &order))
 }
 
 /// The strides of an output of an op on lists, which is made of the entries of
@@ -111,7 +123,7 @@ pub(super) fn of_entry(call: &Call<'_>, entry: usize) -> Option<Vec<i64>> {
         *operands.get_mut(count)? = call.tensors_at(at).nth(place)??;
         count += 1;
     }
-    of(shape, &operands[..count])
+    of(shape, &operands[..count], Kind::New)
 }
 
 /// Pairs of places in an order, the first inside the second.
@@ -121,10 +133,15 @@ fn pairs(ndim: usize) -> impl Iterator<Item = (usize, usize)> {
 
 /// Which of two dims of a broadcast operand lies outside the other.
 fn compare(operand: &Tensor<'_>, shape: &[u64], a: u8, b: u8) -> i8 {
-    let (a, b) = (usize::from(a), usize::from(b));
-    let stride = |dim: usize| match dim.checked_sub(shape.len() - operand.shape.len()) {
+    let strides = (stride(operand, shape, a), stride(operand, shape, b));
+    dense::outside(strides, (shape[usize::from(a)], shape[usize::from(b)]))
+}
+
+/// The stride of an operand in a dim of the broadcast shape.
+fn stride(operand: &Tensor<'_>, shape: &[u64], dim: u8) -> i64 {
+    let dim = usize::from(dim);
+    match dim.checked_sub(shape.len() - operand.shape.len()) {
         Some(own) if operand.shape[own] != 1 || shape[dim] == 1 => operand.strides[own],
         _ => 0,
-    };
-    dense::outside((stride(a), stride(b)), (shape[a], shape[b]))
+    }
 }

@@ -183,3 +183,74 @@ pub fn output_strides(
         Form::Functional | Form::Each => vec![None; outputs.len()],
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::super::cost::Topology;
+    use super::super::search::{propagate, standard_rules};
+    use super::super::spec::Mesh;
+    use super::*;
+
+    /// The strides of the outputs, for arguments as `rote propagate` reads them.
+    fn asked(op: &str, args: &[&str]) -> Vec<Option<Vec<i64>>> {
+        let mesh = Mesh::parse("2").unwrap();
+        let (mut read, mut strides) = (Vec::new(), Vec::new());
+        for text in args {
+            let (arg, own, _) = Arg::parse_with_strides(text, &mesh).unwrap();
+            read.push(arg);
+            strides.extend(own);
+        }
+        let query = Query { op, args: &read };
+        let rules = standard_rules().unwrap();
+        let found = propagate(rules, &query, &mesh, &Topology::one_node(&mesh)).unwrap();
+        let inputs: Vec<_> = strides.iter().map(Vec::as_slice).collect();
+        output_strides(rules, &query, &inputs, &found.outputs)
+    }
+
+    /// Against `torch` 2.15; `tests/torch/test_strides.py` asks about all samples.
+    #[test]
+    fn outputs_lie_as_in_torch() {
+        for (op, args, strides) in [
+            ("aten::mm", &["f32[4,3]{1,4}", "f32[3,5]"][..], &[5, 1][..]),
+            (
+                "aten::add.Tensor",
+                &["f32[4,3]{1,4}", "f32[4,3]{1,4}"],
+                &[1, 4],
+            ),
+            ("aten::add.Tensor", &["f32[4,3]{0,0}", "f32[3]"], &[3, 1]),
+            ("aten::add_.Tensor", &["f32[4,3]{2,9}", "f32[4,3]"], &[2, 9]),
+            ("aten::abs.out", &["f32[4,3]", "f32[4,3]{1,7}"], &[1, 7]),
+            ("aten::t_", &["f32[4,3]"], &[1, 3]),
+            ("aten::expand", &["f32[3,1]{1,1}", "[2,3,4]"], &[0, 1, 0]),
+            (
+                "aten::sum.dim_IntList",
+                &["f32[4,3,2]{1,4,12}", "[0]"],
+                &[2, 1],
+            ),
+            (
+                "aten::clone",
+                &["f32[2,3,4,5]", "'channels_last'"],
+                &[60, 1, 15, 3],
+            ),
+        ] {
+            assert_eq!(asked(op, args), [Some(strides.to_vec())], "{op} {args:?}");
+        }
+        let lists = asked(
+            "aten::_foreach_mul.Scalar",
+            &["{f32[4,3]{1,4}; f32[2]}", "2.0"],
+        );
+        assert_eq!(lists, [Some(vec![1, 4]), Some(vec![1])]);
+    }
+
+    /// PyTorch gives an order, but which one depends on the op.
+    #[test]
+    fn operands_that_disagree_have_no_answer() {
+        for args in [
+            ["f32[4,3]{1,4}", "f32[4,3]{3,1}"],
+            ["f32[4,1]{1,9}", "f32[4,1]{1,1}"],
+        ] {
+            assert_eq!(asked("aten::add.Tensor", &args), [None], "{args:?}");
+        }
+    }
+}

@@ -28,10 +28,6 @@ pub(super) enum Kind {
     /// Two dims made one, the last: offset, first and second dim from position
     /// 1 on.
     Diagonal,
-    /// Windows of a dim at position 1, this far apart at position 3.
-    Unfold,
-    /// The strides at a position.
-    Given(usize),
     /// Pairs of floats for complex numbers.
     AsReal,
     /// Complex numbers for pairs of floats.
@@ -42,13 +38,11 @@ pub(super) const OPS: &[(&str, Kind)] = &[
     ("aten::alias", Kind::Same),
     ("aten::detach", Kind::Same),
     ("aten::detach_", Kind::Same),
-    ("aten::lift_fresh", Kind::Same),
     ("prims::view_of", Kind::Same),
     ("aten::view", Kind::View),
     ("aten::_unsafe_view", Kind::View),
     ("aten::reshape", Kind::Reshape),
     ("aten::transpose.int", Kind::Transpose),
-    ("aten::transpose_", Kind::Transpose),
     ("aten::t", Kind::T),
     ("aten::t_", Kind::T),
     ("aten::permute", Kind::Permute),
@@ -67,8 +61,6 @@ pub(super) const OPS: &[(&str, Kind)] = &[
     ("aten::split_with_sizes", Kind::Split),
     ("aten::slice.Tensor", Kind::Slice),
     ("aten::diagonal", Kind::Diagonal),
-    ("aten::unfold", Kind::Unfold),
-    ("aten::as_strided", Kind::Given(2)),
     ("aten::view_as_real", Kind::AsReal),
     ("aten::view_as_complex", Kind::AsComplex),
 ];
@@ -132,15 +124,6 @@ pub(super) fn strides(kind: Kind, call: &Call<'_>, output: usize) -> Option<Vec<
             strides.remove(a.min(b));
             strides.push(both);
         }
-        Kind::Unfold => {
-            let (dim, step) = (dim(1, None, ndim)?, query.int(3, None).ok()?);
-            let inside = strides.get(dim).copied().unwrap_or(1);
-            if let Some(outside) = strides.get_mut(dim) {
-                *outside *= step;
-            }
-            strides.push(inside);
-        }
-        Kind::Given(at) => return Some(query.list(at).ok()?.to_vec()),
         Kind::AsReal => {
             strides.iter_mut().for_each(|s| *s *= 2);
             strides.push(1);

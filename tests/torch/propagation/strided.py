@@ -14,6 +14,12 @@ from .samples import Sample, Tensor
 
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
+FORMATS = {
+    "contiguous_format": torch.contiguous_format,
+    "preserve_format": torch.preserve_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+}
 # How one tensor lies, of its shape and a source of chance.
 Lie = Callable[[Shape, random.Random], Strides]
 
@@ -161,6 +167,8 @@ def pytorchs(mode: FakeTensorMode, call: Call, device: str) -> list[tuple[Shape,
             for (shape, dtype), strides in zip(shapes, call.strides, strict=True)
         ]
         args, kwargs = call.sample.filled(tensors)
+        args = [FORMATS.get(arg, arg) if isinstance(arg, str) else arg for arg in args]
+        kwargs = {key: FORMATS.get(arg, arg) if isinstance(arg, str) else arg for key, arg in kwargs.items()}
         try:
             found = call.sample.op(*args, **kwargs)
         except Exception:  # Whatever PyTorch says of a call that is none.
