@@ -43,6 +43,11 @@ pub(super) fn product(g: &mut Builder<'_>, factors: &[(Value, &str)], output: &s
         .collect();
     Ok(vec![match summed.is_empty() {
         true => total,
+        // Of a single tensor it is a plain sum, which widens integers.
+        false if factors.len() == 1 => {
+            let op = "aten::sum.dim_IntList";
+            g.op(op, [total.into(), Arg::Ints(summed).into()])?
+        }
         false => sum(g, total, summed)?,
     }])
 }
