@@ -30,8 +30,12 @@ pub struct Entry {
 impl Entry {
     /// What the word at `index` looks at.
     fn part(&self, index: usize) -> String {
-        let part = self.parts.get(index - self.start).unwrap_or(&"");
-        format!("{}{part}", self.subject)
+        format!("{}{}", self.subject, self.part_of(index))
+    }
+
+    /// What the word at `index` says of the subject.
+    fn part_of(&self, index: usize) -> &'static str {
+        self.parts.get(index - self.start).copied().unwrap_or("")
     }
 }
 
@@ -112,6 +116,25 @@ impl<F: Frontend> NamedFacts<F> {
         self.expected
             .extend_from_slice(&found[self.expected.len()..]);
         Ok(())
+    }
+
+    /// Whether these facts, just settled, are those of an equal function, told in the same order. Of the facts that `own`
+    /// marks, the words that name objects may be others.
+    pub fn are_as_of(&self, other: &Self, own: &[bool]) -> bool {
+        let same = |(a, b): (&Entry, &Entry)| {
+            a.start == b.start && a.width == b.width && a.kind == b.kind && a.subject == b.subject
+        };
+        let is_equal = |(entry, own): (&Entry, &bool)| {
+            (entry.start..entry.start + entry.width).all(|word| {
+                let names_an_object = *own && entry.part_of(word).is_empty();
+                names_an_object || self.expected[word] == other.expected[word]
+            })
+        };
+        self.entries.len() == other.entries.len()
+            && self.entries.len() == own.len()
+            && self.entries.iter().zip(&other.entries).all(same)
+            && self.expected.len() == other.expected.len()
+            && self.entries.iter().zip(own).all(is_equal)
     }
 
     /// The first fact that no longer holds; `free` hyperparameters may change.

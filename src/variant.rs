@@ -1,5 +1,7 @@
 //! A variant: a plan, bound, with the facts under which it may run.
 
+use std::rc::Rc;
+
 use hashbrown::{HashMap, HashSet};
 use rote_passes::{Report, Selection, optimize};
 use rote_plans::binding::ArchivedScalar;
@@ -13,15 +15,15 @@ use rote_tracer::recorder::{checks_can_agree, checks_come_first, has_checks};
 use crate::SessionError;
 use crate::bound::BoundVariant;
 use crate::places::Places;
-use crate::recording::{GuardText, Named, Parts};
+use crate::recording::{ActiveRecording, GuardText, Named, Parts};
 
 /// A plan that can be replayed in this process.
 #[derive(Debug)]
 pub struct Variant<F: Frontend> {
     /// Its number, never used twice in a session.
     pub id: u32,
-    /// The plan file, mapped.
-    pub file: PlanFile,
+    /// The plan file, mapped; equal functions share it.
+    pub file: Rc<PlanFile>,
     /// The name under which it is stored.
     pub key: String,
     /// What must hold of a call, and the tensors that the plan binds.
@@ -173,7 +175,7 @@ pub struct Confirmed<F: Frontend> {
     /// The name under which its plan is stored.
     pub key: String,
     /// Its plan file, mapped.
-    pub file: PlanFile,
+    pub file: Rc<PlanFile>,
     /// The recording, every number as it was.
     pub trace: Trace,
     /// Where numbers that hyperparameters may explain come from.
@@ -290,6 +292,34 @@ impl<F: Frontend> Variant<F> {
         })
     }
 
+    /// Whether the plan is one for the call that another session is about to record. `own`: the facts that the caller has
+    /// compared, since they are about objects of the two functions' own.
+    pub fn is_for(
+        &self,
+        frontend: &F,
+        recording: &ActiveRecording<F>,
+        own: &[bool],
+    ) -> Result<bool, ReplayError> {
+        let follows_numbers = !(self.free.is_empty() && self.trace.floats.is_empty());
+        if follows_numbers
+            || recording.refusal().is_some()
+            || recording.guard_texts() != self.parts.guards
+            || !recording.facts.are_as_of(&self.parts.facts, own)
+            || frontend.difference(&self.parts.call)?.is_some()
+        {
+            return Ok(false);
+        }
+        let places = Places::of::<F>(&self.file.to_plan(), &recording.named);
+        Ok(places.difference(frontend)?.is_none())
+    }
+
+    /// How often a replay writes a tensor that an equal function has under the same name.
+    pub fn written(&self, named: &Named<TensorOf<F>>) -> [u32; 2] {
+        let mut all = self.parts.named.iter();
+        let same = all.find(|known| known.kind == named.kind && known.path == named.path);
+        same.and_then(|known| known.written).unwrap_or_default()
+    }
+
     /// Whether all facts hold for a call whose words do, but for hyperparameters among
     /// `all` that only arithmetic was seen on: another recording tells what follows from
     /// them.
@@ -370,7 +400,7 @@ impl<F: Frontend> Variant<F> {
         passes: Selection,
         change: &mut dyn FnMut(&mut rote_passes::Program),
     ) -> Result<(), SessionError> {
-        self.file = PlanFile::from_plan(&plan)?;
+        self.file = Rc::new(PlanFile::from_plan(&plan)?);
         let (mut program, _) = optimize(plan, passes, frontend.ops());
         change(&mut program);
         self.chosen = BoundVariant::bind(frontend, program, &self.parts)?;

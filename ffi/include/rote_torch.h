@@ -216,6 +216,22 @@ int rote_record_resume(RoteSession *session,
                        uint32_t number,
                        int *resumed);
 
+// Binds the plan of a variant of another session instead of recording, for a function that is equal to the one of that
+// session. To be called after `rote_record_ready`. Both sessions were told the same facts in the same order. `own[i]` is
+// not 0 for a fact about an object that each of the two functions has for itself, and whose content the caller has
+// compared. All other facts, the call and the tensors of the state must look as in the other session. If they do,
+// `*bound` is 1, `*number` is the number of the new variant, and the recording is over. Otherwise `*bound` is 0.
+//
+// Requires:
+// Sessions must be this library's, `own` must have `count` entries, and the GIL be held.
+int rote_record_adopt(RoteSession *session,
+                      RoteSession *other,
+                      uint32_t variant,
+                      const uint8_t *own,
+                      uint32_t count,
+                      uint32_t *number,
+                      int *bound);
+
 // Whether nothing can confirm the recording that is about to run, but a later one: no candidate, no variant and no
 // stored plan. To be called after `rote_record_ready`.
 //

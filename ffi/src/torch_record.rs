@@ -185,6 +185,48 @@ pub unsafe extern "C" fn rote_record_resume(
     })
 }
 
+/// Binds the plan of a variant of another session instead of recording, for a function that is equal to the one of that
+/// session. To be called after `rote_record_ready`. Both sessions were told the same facts in the same order. `own[i]` is
+/// not 0 for a fact about an object that each of the two functions has for itself, and whose content the caller has
+/// compared. All other facts, the call and the tensors of the state must look as in the other session. If they do,
+/// `*bound` is 1, `*number` is the number of the new variant, and the recording is over. Otherwise `*bound` is 0.
+///
+/// # Safety
+/// Sessions must be this library's, `own` must have `count` entries, and the GIL be held.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_adopt(
+    session: *mut RoteSession,
+    other: *mut RoteSession,
+    variant: u32,
+    own: *const u8,
+    count: u32,
+    number: *mut u32,
+    bound: *mut c_int,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the places and the array.
+        let (number, bound, own) = unsafe {
+            (
+                out(number, "number")?,
+                out(bound, "bound")?,
+                slice(own, count)?,
+            )
+        };
+        bound.set(0);
+        if session == other {
+            return Err("a session cannot take over its own plan".into());
+        }
+        // SAFETY: the caller vouches for the sessions, which are two.
+        let (session, other) = unsafe { (torch(session)?, torch(other)?) };
+        let own: Vec<bool> = own.iter().map(|own| *own != 0).collect();
+        if session.adopt(other, variant, &own)? {
+            bound.set(1);
+            number.set(session.variants().first().map_or(ROTE_NO_INDEX, |newest| newest.id));
+        }
+        Ok(ROTE_OK)
+    })
+}
+
 /// Whether nothing can confirm the recording that is about to run, but a later one: no candidate, no variant and no
 /// stored plan. To be called after `rote_record_ready`.
 ///

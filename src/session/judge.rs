@@ -1,6 +1,8 @@
 //! Judges the recording of a call: whether it is dropped, refused, kept as a candidate,
 //! or makes a variant.
 
+use std::rc::Rc;
+
 use rote_replay::{Frontend, ReplayError};
 use rote_tracer::Refusal;
 use rote_tracer::compare::{Trace, compare};
@@ -271,7 +273,7 @@ impl<F: Frontend> Judge<F> {
         Ok(Accepted {
             confirmed: Confirmed {
                 key,
-                file,
+                file: Rc::new(file),
                 trace,
                 sources,
                 free,
@@ -304,7 +306,7 @@ impl<F: Frontend> Judge<F> {
                         confirmed: Confirmed {
                             sources: sources_of(&plan, &trace),
                             key,
-                            file,
+                            file: Rc::new(file),
                             trace,
                             free,
                             parts,

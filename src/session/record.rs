@@ -220,7 +220,7 @@ impl<F: Frontend> Session<F> {
         let trusted = format!("{}: stored plan {key} is trusted", self.config.function);
         let confirmed = Confirmed {
             key,
-            file,
+            file: Rc::new(file),
             free: free_of(&plan),
             trace: Trace {
                 plan,
@@ -233,6 +233,43 @@ impl<F: Frontend> Session<F> {
         self.add(confirmed, None)?;
         self.just_trusted = true;
         tracing::info!(target: "rote::replay", "{trusted}");
+        Ok(true)
+    }
+
+    /// Binds the plan of another session, whose function is equal to this one, in place of recording the call. Both
+    /// sessions are told the same facts in the same order. `own` says which of them are about an object that each of the
+    /// two functions has for itself: the caller has compared what these hold. All other facts, the call, and how tensors
+    /// look must be as the other variant expects them. Whether the plan was bound; the call can then be replayed.
+    pub fn adopt(&mut self, other: &Session<F>, id: u32, own: &[bool]) -> Result<bool, SessionError> {
+        let State::Recording(active) = &self.state else {
+            return Ok(false);
+        };
+        if !active.ready {
+            return Err(SessionError::NotReady);
+        }
+        let variant = other.variant(id).ok_or(SessionError::NoVariant)?;
+        let same_place = self.config.function == other.config.function
+            && self.config.fingerprint == other.config.fingerprint;
+        if !same_place || !variant.is_for(&self.frontend, &active.recording, own)? {
+            return Ok(false);
+        }
+        let recording = self.take_recording().ok_or(SessionError::NoRecording)?;
+        let mut parts = recording.into_parts();
+        for named in &mut parts.named {
+            named.written = Some(variant.written(named));
+        }
+        let confirmed = Confirmed {
+            key: variant.key.clone(),
+            file: variant.file.clone(),
+            trace: variant.trace.clone(),
+            sources: variant.sources.clone(),
+            free: Vec::new(),
+            parts,
+        };
+        self.add(confirmed, None)?;
+        self.just_trusted = true;
+        let function = &self.config.function;
+        tracing::info!(target: "rote::replay", "{function}: plan {} of an equal function is taken over", variant.key);
         Ok(true)
     }
 

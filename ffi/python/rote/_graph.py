@@ -17,9 +17,11 @@ runs the node that was made last.
 
 from __future__ import annotations
 
+import copy
 import heapq
 import inspect
 import itertools
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,13 +29,18 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree
 
 from . import _bridge
 from ._bytecode import instructions
+from ._facts import plain
 from ._libraries import is_library_class
 from ._memory import storage_of, version_of
 from ._specs import local_of
@@ -88,6 +95,7 @@ class Tape:
         self.checked_arguments: dict[int, int] = {}
         self.made: list[torch.Tensor] = []
         self._current: Callable[[int], torch.Tensor] | None = None
+        self._lock = threading.RLock()  # equal regions have one graph, and run their backwards one after the other
         self.has_other_hooks = False
 
     def hooks(self) -> Any:
@@ -187,11 +195,12 @@ class Tape:
     @contextmanager
     def play(self, find: Callable[[int], torch.Tensor]) -> Iterator[None]:
         """Within, the graph finds the tensors that one forward has saved, by the numbers of their entries."""
-        self._current = find
-        try:
-            yield
-        finally:
-            self._current = None
+        with self._lock:
+            outer, self._current = self._current, find
+            try:
+                yield
+            finally:
+                self._current = outer
 
 
 @dataclass(frozen=True)
@@ -208,6 +217,24 @@ class Saved:
     #: Tensors of the state, and places of arguments, that must not be written before the backward.
     checked_state: list[torch.Tensor]
     checked_arguments: list[int]
+
+    def of_equal(self, renamed: dict[int, Any], bases: dict[int, torch.Tensor]) -> Saved:
+        """What the forward of an equal region has saved. ``renamed``: that region's tensors by the identities of these;
+        ``bases``: the tensors of the state in whose memory entries lie. Raises ``KeyError``."""
+
+        def of_equal(number: int, entry: Entry) -> Entry:
+            if not isinstance(entry, torch.Tensor):
+                return entry
+            same: torch.Tensor | None = renamed.get(id(entry))
+            if same is not None:
+                return same
+            return _same_view(entry, bases[number], renamed[id(bases[number])])
+
+        return replace(
+            self,
+            entries={number: of_equal(number, entry) for number, entry in self.entries.items()},
+            checked_state=[renamed[id(tensor)] for tensor in self.checked_state],
+        )
 
     def as_in_eager(self, number: int, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> torch.Tensor:
         """What eager saves as an entry."""
@@ -232,6 +259,16 @@ class Saved:
             elif not is_same(local_of(entry), local_of(tensor)):
                 others[number] = tensor
         return [given[i] for i in range(len(given))], [made[i] for i in range(len(made))], others
+
+
+def _same_view(view: torch.Tensor, base: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """What looks at the memory of another tensor as a view looks at that of its base. Raises ``KeyError``."""
+    inner, of_base, of_other = map(local_of, (view, base, other))
+    if inner.dtype != of_other.dtype or inner.is_conj() or inner.is_neg():
+        raise KeyError("a view that strides do not make")
+    start = inner.storage_offset() - of_base.storage_offset() + of_other.storage_offset()
+    made = of_other.detach().as_strided(inner.shape, inner.stride(), start).detach()
+    return DTensor(made, view._spec, requires_grad=False) if isinstance(view, DTensor) else made
 
 
 def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -287,6 +324,23 @@ class Piece:
         #: For each contribution: what it goes to, and where it leaves the graph.
         self.targets: list[Target] = []
         self._exits: list[GradientEdge] = []
+        self._holds_objects: bool | None = None  # whether the nodes may hold some of one region's own
+
+    def of_equal(self, renamed: dict[int, Any]) -> Piece:
+        """The same piece as one of an equal region, which has the very nodes: what they find, each backward says.
+        ``renamed``: that region's tensors by the identities of these. Raises ``KeyError``."""
+        if self._holds_objects is None:
+            self._holds_objects = any(map(_holds_objects, self.nodes))
+        if self._holds_objects:
+            raise KeyError("objects of this region")
+        made = copy.copy(self)
+        made.saved = self.saved.of_equal(renamed, self._tape.checked_state)
+        made.targets = [renamed[id(target)] if isinstance(target, torch.Tensor) else target for target in self.targets]
+        return made
+
+    def is_of(self, other: Piece) -> bool:
+        """Whether two pieces have the very nodes in common."""
+        return self.nodes is other.nodes
 
     def end(self, target_of: Callable[[Node, int], Target | None]) -> None:
         """Ends the edges that leave the piece, in the order in which the engine makes gradients for them.
@@ -509,6 +563,20 @@ def unfit(nodes: Iterable[Node]) -> tuple[str, str] | None:
                 "leave attributes of ctx as the forward sets them",
             )
     return None
+
+
+def _holds_objects(node: Node) -> bool:
+    """Whether a function of autograd has kept objects that may be those of one module."""
+    if not isinstance(node, BackwardCFunction):
+        return False
+    return not all(_is_common(value) for key, value in vars(node).items() if key != "saved_tensors")
+
+
+def _is_common(value: Any) -> bool:
+    """Whether a value is a plain one, or says where a DTensor lies."""
+    if type(value) in (tuple, list):
+        return all(map(_is_common, value))
+    return plain(value) or isinstance(value, DTensorSpec | DeviceMesh | Placement | TensorMeta | dist.ProcessGroup)
 
 
 def _may_change(value: Any) -> bool:

@@ -71,6 +71,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_survey": (c_int, [c_void_p, POINTER(c_uint32)]),
     "rote_record_resume": (c_int, [c_void_p, c_uint32, POINTER(c_int)]),
     "rote_record_ready": (c_int, [c_void_p]),
+    "rote_record_adopt": (
+        c_int,
+        [c_void_p, c_void_p, c_uint32, c_char_p, c_uint32, POINTER(c_uint32), POINTER(c_int)],
+    ),
     "rote_record_is_first": (c_int, [c_void_p, POINTER(c_int)]),
     "rote_record_trust": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_int)]),
     "rote_record_op": (c_int, [c_void_p, py_object, py_object, py_object, py_object, c_char_p]),

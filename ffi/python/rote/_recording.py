@@ -6,9 +6,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import itertools
 import json
-import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -46,8 +44,7 @@ from . import (
 )
 from ._executed_code import Codes, ExecutedCode
 from ._frames import is_users_own
-from ._identity import address
-from ._native import addresses, c_text, c_texts, check, error, ids, lib, record_no_grad
+from ._native import c_text, check, error, ids, lib, record_no_grad
 from ._numbers import (
     ATTRIBUTE,
     BINDING_ARG,
@@ -69,6 +66,7 @@ from ._numbers import (
 from ._policy import without_ops
 from ._reach import Reach
 from ._specs import local_of, mesh_text, place_of, short_text
+from ._told import Told
 
 if TYPE_CHECKING:
     from ._step import Step
@@ -79,7 +77,6 @@ _KINDS = (torch.Tensor, DTensor, AsyncCollectiveTensor)
 _OWN = {DTensor: {"_local_tensor", "_spec"}, AsyncCollectiveTensor: {"elem", "completed"}}
 
 
-_parts_of_fact = operator.attrgetter("kind", "container", "key", "guard", "hyperparameter", "subject", "expected")
 _MOST_DEPTH = 64  # what contains itself is a leaf in the end
 
 
@@ -291,14 +288,39 @@ class Recording:
 
     def _open_arguments(self) -> str:
         """Finds the leaves of the arguments; the structure as text."""
-        structure = flatten("args", self._args, self.leaves)
-        structure += " " + flatten("kwargs", self._kwargs, self.leaves)
-        for path, leaf in self.leaves:
-            check(lib.rote_record_leaf(self._session, c_text(path), leaf))
+        structure = self._name_leaves()
         self._before = self._shape_of_arguments()
         self._places_before = self._places()
         self._modes_before = self._modes()
         return structure
+
+    def _name_leaves(self) -> str:
+        """Names the leaves of the arguments; the structure as text."""
+        structure = flatten("args", self._args, self.leaves)
+        structure += " " + flatten("kwargs", self._kwargs, self.leaves)
+        for path, leaf in self.leaves:
+            check(lib.rote_record_leaf(self._session, c_text(path), leaf))
+        return structure
+
+    def prepare_as(self, guards: list[tuple[int, str, str]], tell: Callable[[Any], None]) -> bool:
+        """The same as :meth:`prepare`, with the guards of another step that is known to be equal. ``tell``: tells a
+        session its facts, said of this step. False where the step is called in another way."""
+        structure = self._name_leaves()
+        now = [(STRUCTURE, structure), *((MODE, text) for _, text in self._modes())]
+        if now != [(kind, text) for kind, _, text in guards[: len(now)]]:
+            return False
+        self._name_all()
+        self._check_storages(self._extents())
+        for guard in guards:
+            self._guard(*guard)
+        tell(self._session)
+        check(lib.rote_record_ready(self._session))
+        return True
+
+    @property
+    def survey(self) -> _survey.Survey:
+        """What was found in reach."""
+        return self._survey
 
     def _resume(self) -> bool:
         """Whether all that the recording before has guarded still holds, and nothing has to be guarded again."""
@@ -614,6 +636,7 @@ class Recording:
         return result
 
     def _guard(self, kind: int, subject: str, text: str) -> None:
+        self._survey.guards.append((kind, subject, text))
         check(lib.rote_record_guard(self._session, kind, c_text(subject), c_text(text)))
 
     @staticmethod
@@ -701,23 +724,8 @@ class Recording:
     def _facts(self, facts: list[_facts.Fact]) -> None:
         if not facts:
             return
-        kinds, containers, keys, guards, rates, subjects, expected = zip(*map(_parts_of_fact, facts), strict=True)
-        # A dict may have the key None.
-        of_keys = (
-            0 if key is None and kind != DICT_ITEM else address(key) for kind, key in zip(kinds, keys, strict=True)
-        )
-        check(
-            lib.rote_record_facts(
-                self._session,
-                len(facts),
-                ids(kinds),
-                addresses(map(address, containers)),
-                addresses(of_keys),
-                ids(guards),
-                bytes(rates),
-                c_texts(itertools.chain.from_iterable(zip(subjects, expected, strict=True))),
-            )
-        )
+        self._survey.told += facts
+        Told(facts).tell(self._session)
 
     @property
     def not_told(self) -> str:

@@ -17,7 +17,6 @@ import json
 import shutil
 import tempfile
 import types
-import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import fields, replace
@@ -30,7 +29,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree
 
 from . import _bridge, _graph, _record
+from ._equal import Known
 from ._native import c_text, lib
+from ._part import Part
 from ._recording import Recording
 from ._region_checks import (
     OUTSIDE,
@@ -45,47 +46,10 @@ from ._region_checks import (
 )
 from ._region_plan import Inputs, RegionPlan
 from ._specs import spec_text
-from ._step import Stats, Step, VerificationError
-
-
-class _Part(Step):
-    """The forward or the backward of a region."""
-
-    is_region = True
-
-    def __init__(self, function: Callable[..., Any], state: Any, **options: Any) -> None:
-        super().__init__(function, state, **options)
-        self._patience = _PATIENCE
-
-    def _kind(self) -> Hashable:
-        """What parts that may share one plan have in common."""
-        raise NotImplementedError
-
-    def _recorded(self, args: Any, kwargs: Any) -> Any:
-        """Records, unless another part of the kind is about to have a plan: that one serves this part too, after one
-        recording in place of two."""
-        kind = self._kind()
-        known = _first.get(kind)
-        first = None if known is None else known()
-        if first is None:
-            _first[kind] = weakref.ref(self, lambda gone: _first.pop(kind, None) if _first.get(kind) is gone else None)
-        elif first is not self and self._patience and first.is_under_way:
-            self._patience -= 1
-            return self._run(args, kwargs)
-        return super()._recorded(args, kwargs)
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether recordings have begun and have not led to a plan."""
-        return not (self._off or self.results or self.stats.refusals)
-
+from ._step import Stats, VerificationError
 
 # Calls from the first replay of a forward to that of its backward.
 _BEHIND = 2
-# Calls that a part leaves eager while it waits for the plan of another one.
-_PATIENCE = 4
-# The first parts of each kind.
-_first: dict[Hashable, weakref.ref[_Part]] = {}
 
 
 @functools.cache
@@ -96,7 +60,7 @@ def _plans_of_process() -> str:
     return plans
 
 
-class Region(_Part):
+class Region(Part):
     """A region, and the captured function of its forward."""
 
     def __init__(self, function: Callable[..., Any], state: Any, *, verify: int = 0, **options: Any) -> None:
@@ -173,13 +137,14 @@ class Region(_Part):
         finally:
             take_hooks()
 
-    def _recorded(self, args: Any, kwargs: Any) -> Any:
-        if _autocast() in self._casts:
-            return super()._recorded(args, kwargs)
-        return self._look(args, kwargs) if torch.is_grad_enabled() else self._run(args, kwargs)
+    def _has_looked(self) -> bool:
+        """Whether calls under the present autocast are known to make a region, or not to."""
+        return _autocast() in self._casts
 
     def _look(self, args: Any, kwargs: Any) -> Any:
         """Runs a first call eagerly, and finds out whether the function can be a region at all."""
+        if not torch.is_grad_enabled():
+            return self._run(args, kwargs)
         look = Look(args[1:], kwargs, [tensor for _, tensor in self.state.tensors()])
         hooked = bool(self._hidden)  # by hooks, which may keep what they see
         with _record.uncollected():  # what the call leaves is among the youngest objects
@@ -255,15 +220,37 @@ class Region(_Part):
         finally:
             self._made = None
 
-    def _kept(self, outcome: dict[str, Any]) -> None:
+    def _kept(self, outcome: dict[str, Any], recording: Recording) -> None:
+        super()._kept(outcome, recording)
         for gone in self._plans.keys() - set(outcome["variants"]):
             del self._plans[gone]
         if "variant" in outcome and self._made is not None:
             key = json.loads(lib.rote_session_variant(self.session, outcome["variant"]))["key"]
-            for number, piece in enumerate(self._made.pieces):
-                of_piece = str(number + 1) if len(self._made.pieces) > 1 else ""
-                piece.backward = Backward(self, piece.piece, f"backward{of_piece} of {key}", self._options)
-            self._plans[outcome["variant"]] = self._made
+            self._add_plan(outcome["variant"], self._made, key)
+
+    def _add_plan(self, variant: int, made: RegionPlan, key: str) -> None:
+        """``key``: of the plan of the forward."""
+        made.key = key
+        for number, piece in enumerate(made.pieces):
+            of_piece = str(number + 1) if len(made.pieces) > 1 else ""
+            piece.backward = Backward(self, piece.piece, f"backward{of_piece} of {key}", self._options)
+        self._plans[variant] = made
+
+    def _to_take_over(self, other: Part, known: Known, objects: list[Any]) -> Callable[[int], None] | None:
+        assert isinstance(other, Region)
+        autocast = _autocast()
+        plan = other._plans.get(known.variant)
+        if other._casts.get(autocast, ()) != [] and torch.is_grad_enabled():
+            return None
+        made = None if plan is None else plan.of_equal(known.renamed(objects))
+
+        def bound(variant: int) -> None:
+            self._writes_state |= other._writes_state
+            self._casts.setdefault(autocast, [])
+            if made is not None and plan is not None:
+                self._add_plan(variant, made, plan.key)
+
+        return bound
 
     # -- what people look at ----------------------------------------------------
 
@@ -364,11 +351,11 @@ class Region(_Part):
             plain = tensor.data
         return next((made for made in tape.made if type(made) is type(plain) and _graph.is_same(made, plain)), plain)
 
-    def _kind(self) -> Hashable:
-        return self.kind
+    def _kind_of_part(self) -> Hashable:
+        return self.kind, _autocast()
 
 
-class Backward(_Part):
+class Backward(Part):
     """The backward of a piece of a region, for one variant of the forward."""
 
     def __init__(self, forward: Region, piece: _graph.Piece, name: str, options: dict[str, Any]) -> None:
@@ -379,15 +366,19 @@ class Backward(_Part):
         self.label = f"{getattr(forward.function, '__qualname__', forward.name())}.{name}"
         self._piece = piece
         self._of_forward = forward.kind
-        self._names = {id(tensor): path for path, tensor in forward.state.tensors()}
+        self._state_of_forward = forward.state
         self.ran = {}  # what hooks and functions of the user's run is followed
 
     @property
     def recorded(self) -> Callable[..., Any]:
         return self._without_views
 
-    def _kind(self) -> Hashable:
+    def _kind_of_part(self) -> Hashable:
         return self.label, self._of_forward
+
+    def _to_take_over(self, other: Part, known: Known, objects: list[Any]) -> Callable[[int], None] | None:
+        assert isinstance(other, Backward)
+        return (lambda _: None) if self._piece.is_of(other._piece) else None
 
     def _without_views(self, needs: tuple[bool, ...], tangents: Any, given: Any, made: Any) -> Any:
         """The contributions as tensors for themselves: nobody writes what they are views of."""
@@ -410,7 +401,8 @@ class Backward(_Part):
         """What a gradient goes to, for people."""
         target = self._piece.targets[number]
         if isinstance(target, torch.Tensor):
-            return f"the gradient of {self._names.get(id(target), 'a parameter')}"
+            names = {id(tensor): path for path, tensor in self._state_of_forward.tensors()}
+            return f"the gradient of {names.get(id(target), 'a parameter')}"
         return f"the gradient of tensor {target} of the arguments" if isinstance(target, int) else "a gradient inside"
 
 

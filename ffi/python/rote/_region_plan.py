@@ -3,6 +3,7 @@ their graph."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,14 @@ class NodePiece:
         self.is_spoilt = False  # the forward has written to what it had saved: autograd lets no backward run then
         self.backward: Backward | None = None
         self.twin: NodePiece | None = None  # of the plan that a verified call has replayed; this piece is eager's then
+
+    def of_equal(self, renamed: dict[int, Any]) -> NodePiece:
+        """The same of an equal region, as :meth:`_graph.Piece.of_equal` has it."""
+        made = copy.copy(self)
+        made.piece = self.piece.of_equal(renamed)
+        made.saved = made.piece.saved
+        made.backward = made.twin = None
+        return made
 
     def checked(self, leaves: list[Any], args: Any, kwargs: Any) -> list[torch.Tensor]:
         """What is saved so that autograd finds what was written since. ``leaves``: of the result."""
@@ -110,6 +119,7 @@ class RegionPlan:
         """``leaves``: of the result; ``places``: of those that have the graph."""
         self._given = inputs.finders  # each finds one tensor in the arguments of a call
         self._outputs = places
+        self.key = ""  # of the plan of the forward
         self.pieces = []
         for piece in graph.pieces:
             made = [tape.made[place] for place in piece.saved.made[: piece.saved.live_made]]
@@ -117,6 +127,12 @@ class RegionPlan:
             self.pieces.append(NodePiece(piece, inputs, checked))
         order = sorted((number, i) for i, piece in enumerate(self.pieces) for number in piece.saved.entries)
         self._order = [i for _, i in order]  # in which eager saves: the pieces of all that is saved
+
+    def of_equal(self, renamed: dict[int, Any]) -> RegionPlan:
+        """The same of an equal region, as :meth:`_graph.Piece.of_equal` has it."""
+        made = copy.copy(self)
+        made.pieces = [piece.of_equal(renamed) for piece in self.pieces]
+        return made
 
     def verify(self, replayed: RegionPlan) -> bool:
         """Has each backward compared with that of the plan that was replayed, if the graphs are alike."""

@@ -396,6 +396,15 @@ class Results:
         if not (grads or after or views or any(requires_grad for _, requires_grad in outputs)):
             self.simply = _maker([spec for spec, _ in outputs], structure)
 
+    @property
+    def acts_later(self) -> bool:
+        """Whether something runs after a replay."""
+        return bool(self._after)
+
+    def of_equal(self, own: Callable[[str], Any]) -> Results:
+        """The same of an equal step, in which nothing runs after a replay. ``own``: finds that step's tensors."""
+        return Results(self._structure, self._outputs, self._grads, own, self._views, [], self._classes)
+
     def deliver(self, locals_: list[torch.Tensor], own_argument: Callable[[str], Any]) -> Any:
         """Puts gradients where eager leaves them and returns the result."""
         at = len(self._outputs)

@@ -484,7 +484,7 @@ class Step:
                 raise
             self._failed(problem)
             return result
-        self._kept(outcome)
+        self._kept(outcome, recording)
         recording.forget()
         self._failures = 0
         for gone in self.results.keys() - set(outcome["variants"]):
@@ -493,7 +493,7 @@ class Step:
             self._refused(outcome["reason"])
         return result
 
-    def _kept(self, outcome: dict[str, Any]) -> None:
+    def _kept(self, outcome: dict[str, Any], recording: Recording) -> None:
         """Is told what became of a recording."""
 
     def _seen(self, args: Any, kwargs: Any, must: bool = False) -> Any:

@@ -43,6 +43,10 @@ class Survey:
         self.number: int | None = None
         """The library's, once it waits for a recording."""
         self.facts: list[_facts.Fact] = []
+        self.told: list[_facts.Fact] = []
+        """What the library was told, in order: these facts, and others."""
+        self.guards: list[tuple[int, str, str]] = []
+        """The same of guards that are text."""
         self.groups: set[str] = set()
         """Process groups that are guarded."""
         self._leaves: _Named = []
@@ -146,4 +150,4 @@ class Survey:
     def forget(self) -> None:
         """Lets go of everything."""
         self.walk.forget()
-        self.facts, self._leaves = [], []
+        self.facts, self.told, self.guards, self._leaves = [], [], [], []
