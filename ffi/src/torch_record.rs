@@ -221,7 +221,12 @@ pub unsafe extern "C" fn rote_record_adopt(
         let own: Vec<bool> = own.iter().map(|own| *own != 0).collect();
         if session.adopt(other, variant, &own)? {
             bound.set(1);
-            number.set(session.variants().first().map_or(ROTE_NO_INDEX, |newest| newest.id));
+            number.set(
+                session
+                    .variants()
+                    .first()
+                    .map_or(ROTE_NO_INDEX, |newest| newest.id),
+            );
         }
         Ok(ROTE_OK)
     })

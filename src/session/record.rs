@@ -240,7 +240,12 @@ impl<F: Frontend> Session<F> {
     /// sessions are told the same facts in the same order. `own` says which of them are about an object that each of the
     /// two functions has for itself: the caller has compared what these hold. All other facts, the call, and how tensors
     /// look must be as the other variant expects them. Whether the plan was bound; the call can then be replayed.
-    pub fn adopt(&mut self, other: &Session<F>, id: u32, own: &[bool]) -> Result<bool, SessionError> {
+    pub fn adopt(
+        &mut self,
+        other: &Session<F>,
+        id: u32,
+        own: &[bool],
+    ) -> Result<bool, SessionError> {
         let State::Recording(active) = &self.state else {
             return Ok(false);
         };
