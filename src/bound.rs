@@ -83,6 +83,14 @@ impl<F: Frontend> BoundVariant<F> {
         })
     }
 
+    /// The program as it was before anything was bound, until its results have places in the arena.
+    pub(crate) fn unplaced_program(&self) -> Option<Program> {
+        let unplaced = self.unplaced.as_ref()?;
+        let mut program = self.program.clone();
+        program.schedule = unplaced.schedule.clone();
+        Some(program)
+    }
+
     /// Computes the numbers of the replay that follows. Comes back: a hyperparameter or a tensor
     /// under which the plan does not apply, if there is one.
     pub(crate) fn compute(&mut self, frontend: &F, facts: &NamedFacts<F>) -> Option<String> {

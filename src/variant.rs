@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use hashbrown::{HashMap, HashSet};
-use rote_passes::{Report, Selection, optimize};
+use rote_passes::{Program, Report, Selection, optimize};
 use rote_plans::binding::ArchivedScalar;
 use rote_plans::sequence::Members;
 use rote_plans::{ArchivedPlan, Arg, Guard, Plan, PlanFile, Sequence, StrId};
@@ -100,6 +100,7 @@ impl<F: Frontend> Chosen<F> {
         recorded: &Plan,
         parts: &Parts<F>,
         terms: &Terms,
+        mut known: Option<Optimized>,
     ) -> Result<Self, SessionError> {
         let passes = terms.passes;
         let mut fewer = [passes.keeping_collectives(), Selection::NONE].into_iter();
@@ -109,7 +110,13 @@ impl<F: Frontend> Chosen<F> {
             false => passes,
         };
         loop {
-            let bound = Chosen::bind(frontend, recorded, parts, passes, terms.ranks.as_ref());
+            let known = known.take().filter(|known| known.passes == passes);
+            let (program, report) = match known {
+                Some(known) => (known.program, known.report),
+                None => optimize(recorded.clone(), passes, frontend.ops()),
+            };
+            let ranks = terms.ranks.as_ref();
+            let bound = Chosen::bind(frontend, recorded, parts, passes, (program, report), ranks);
             let other = fewer.find(|fewer| *fewer != passes);
             match (bound, other) {
                 (Err(SessionError::Replay(ReplayError::Bind(why))), Some(other)) => {
@@ -130,9 +137,9 @@ impl<F: Frontend> Chosen<F> {
         recorded: &Plan,
         parts: &Parts<F>,
         passes: Selection,
+        (program, report): (Program, Report),
         ranks: Option<&Members>,
     ) -> Result<Self, SessionError> {
-        let (program, report) = optimize(recorded.clone(), passes, frontend.ops());
         let late = match (checks_come_first(&program.plan), ranks) {
             (true, _) => None,
             (false, Some(ranks)) if checks_can_agree(&program.plan) => {
@@ -184,6 +191,16 @@ pub struct Confirmed<F: Frontend> {
     pub free: Vec<String>,
     /// What it names and the facts it was made under.
     pub parts: Parts<F>,
+    /// What passes have made of the plan for an equal function.
+    pub optimized: Option<Optimized>,
+}
+
+/// What passes have made of a plan.
+#[derive(Clone, Debug)]
+pub struct Optimized {
+    passes: Selection,
+    program: Program,
+    report: Report,
 }
 
 /// The plan of a recording with its bound numbers and guards filled in.
@@ -264,10 +281,11 @@ impl<F: Frontend> Variant<F> {
             sources,
             free,
             mut parts,
+            optimized,
         } = confirmed;
         let recorded = file.to_plan();
         parts.places = Places::of::<F>(&recorded, &parts.named);
-        let chosen = Chosen::bind_some(frontend, &key, &recorded, &parts, terms)?;
+        let chosen = Chosen::bind_some(frontend, &key, &recorded, &parts, terms, optimized)?;
         parts.named = bound_ones(parts.named, file.plan());
         Ok(Variant {
             id,
@@ -311,6 +329,17 @@ impl<F: Frontend> Variant<F> {
         }
         let places = Places::of::<F>(&self.file.to_plan(), &recording.named);
         Ok(places.difference(frontend)?.is_none())
+    }
+
+    /// What passes have made of the plan, until it is known what its ops allocate; none if passes may alter collectives.
+    pub fn optimized(&self, passes: Selection) -> Option<Optimized> {
+        let program = self.chosen.unplaced_program()?;
+        let alike = self.altered.is_none() && self.late.is_none();
+        alike.then(|| Optimized {
+            passes,
+            program,
+            report: self.passes.clone(),
+        })
     }
 
     /// How often a replay writes a tensor that an equal function has under the same name.

@@ -221,6 +221,7 @@ impl<F: Frontend> Session<F> {
         let confirmed = Confirmed {
             key,
             file: Rc::new(file),
+            optimized: None,
             free: free_of(&plan),
             trace: Trace {
                 plan,
@@ -270,6 +271,9 @@ impl<F: Frontend> Session<F> {
             sources: variant.sources.clone(),
             free: Vec::new(),
             parts,
+            optimized: variant
+                .optimized(self.config.passes)
+                .filter(|_| self.config.passes == other.config.passes),
         };
         self.add(confirmed, None)?;
         self.just_trusted = true;

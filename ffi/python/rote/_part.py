@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from . import _equal
-from ._equal import Known
-from ._native import check, lib
-from ._numbers import EAGER
+from ._equal import Known, Unlike
+from ._naming import Naming, modes
+from ._native import c_text, check, lib
+from ._numbers import EAGER, MODE, STRUCTURE
 from ._recording import Recording
 from ._step import Step
 
@@ -125,27 +126,24 @@ class Part(Step):
 
     def _bind(self, other: Part, known: Known, objects: list[Any], args: Any, kwargs: Any) -> bool:
         """Binds the plan of an equal part, where all else is as its guards expect."""
-        recording, bound = Recording(self, args, kwargs), c_int()
+        session, bound = self.session, c_int()
+        naming = _Call(session, list(self.state.tensors()), args, kwargs, is_region=True)
         try:
-            check(lib.rote_record_begin(self.session))
-            containers = known.containers(objects)
-            if recording.prepare_as(known.guards, lambda session: known.told.tell(session, containers)):
-                own = known.own
-                check(
-                    lib.rote_record_adopt(
-                        *(self.session, other.session, known.variant, own, len(own)),
-                        *(byref(self.variant), byref(bound)),
-                    )
-                )
+            check(lib.rote_record_begin(session))
+            naming.guard(known.guards)
+            known.told.tell(session, known.containers(objects))
+            check(lib.rote_record_ready(session))
+            theirs = other.session, known.variant, known.own, len(known.own)
+            check(lib.rote_record_adopt(session, *theirs, byref(self.variant), byref(bound)))
             if bound.value:
                 results = other.results[known.variant]
-                self.results[self.variant.value] = results.of_equal(recording.own())
+                self.results[self.variant.value] = results.of_equal(naming.own())
                 self.ran = other.ran
                 self._done.add(self._kind)
         except Exception:  # the recording that comes next meets it again, and says so
             return False
         finally:
-            self._abort(recording)
+            lib.rote_record_abort(session)
         return bool(bound.value)
 
     def _replay_bound(self, args: Any, kwargs: Any) -> Any:
@@ -154,6 +152,23 @@ class Part(Step):
             return self._run(args, kwargs)
         self._replayed = True
         return self._deliver(args, kwargs)
+
+
+class _Call(Naming):
+    """A call that a plan of another part may be bound for."""
+
+    def refuse(self, op: str, reason: str, remedy: str) -> None:
+        raise Unlike
+
+    def guard(self, guards: list[tuple[int, str, str]]) -> None:
+        """Names all, and adds the guards of the other part, which hold for this call."""
+        now = [(STRUCTURE, self.name_leaves()), *((MODE, text) for _, text in modes())]
+        if now != [(kind, text) for kind, _, text in guards[: len(now)]]:
+            raise Unlike
+        self.name_all()
+        self.check_storages(self.extents())
+        for kind, subject, text in guards:
+            check(lib.rote_record_guard(self.session, kind, c_text(subject), c_text(text)))
 
 
 def _looks(value: Any) -> Any:

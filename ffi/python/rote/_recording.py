@@ -3,13 +3,12 @@ the step, results and gradients after it."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import json
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from ctypes import byref, c_int, c_int64, c_uint32
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +43,10 @@ from . import (
 )
 from ._executed_code import Codes, ExecutedCode
 from ._frames import is_users_own
+from ._naming import Extent, Naming, flatten, modes
 from ._native import c_text, check, error, ids, lib, record_no_grad
 from ._numbers import (
     ATTRIBUTE,
-    BINDING_ARG,
-    BINDING_GRAD,
-    BINDING_STATE,
     DICT_ITEM,
     GRAD_MEMORY,
     GROUP,
@@ -77,9 +74,6 @@ _KINDS = (torch.Tensor, DTensor, AsyncCollectiveTensor)
 _OWN = {DTensor: {"_local_tensor", "_spec"}, AsyncCollectiveTensor: {"elem", "completed"}}
 
 
-_MOST_DEPTH = 64  # what contains itself is a leaf in the end
-
-
 def _attributes(tensor: torch.Tensor) -> str:
     """Names of the Python attributes of a tensor that are not its class's own."""
     return ", ".join(sorted(vars(tensor).keys() - _OWN.get(type(tensor), set())))
@@ -98,53 +92,10 @@ def _put_back(group: dict[str, Any], key: str, value: Any, traced: Any) -> None:
         group[key] = value
 
 
-def _is_named_tuple(value: Any) -> bool:
-    """Whether a tuple of a class of its own is nothing but its items, which have names."""
-    kind = type(value)
-    return (
-        isinstance(value, tuple)
-        and kind is not tuple
-        and hasattr(kind, "_fields")
-        and kind.__basicsize__ == tuple.__basicsize__ + 8 * (kind.__dictoffset__ != 0)
-        and not getattr(value, "__dict__", None)
-    )
-
-
-def flatten(
-    path: str, value: Any, leaves: list[tuple[str, Any]], depth: int = 0, containers: list[Any] | None = None
-) -> str:
-    """Leaves in the order of the bridge (arguments.h), and the structure as text. ``containers`` takes opened ones."""
-    kind = type(value)
-
-    def each(ends_and_items: Iterable[tuple[str, Any]]) -> list[str]:
-        if containers is not None:
-            containers.append(value)
-        return [flatten(path + end, item, leaves, depth + 1, containers) for end, item in ends_and_items]
-
-    if depth <= _MOST_DEPTH:
-        if kind in (tuple, list) or _is_named_tuple(value):
-            inner = each((f"[{i}]", item) for i, item in enumerate(value))
-            form = "[{}]" if kind is list else "({})" if kind is tuple else kind.__qualname__ + "({})"
-            return form.format(", ".join(inner))
-        if kind is dict or (kind is collections.OrderedDict and not vars(value)):
-            inner = each((f"[{key!r}]", item) for key, item in value.items())
-            said = ", ".join(f"{key!r}: {text}" for key, text in zip(value, inner, strict=True))
-            return ("" if kind is dict else "OrderedDict") + "{" + said + "}"
-        parts = _containers.parts_of(value)
-        if parts is not None:
-            inner = each(zip(parts.paths, parts.values, strict=True))
-            said = ", ".join(f"{end}: {text}" for end, text in zip(parts.paths, inner, strict=True))
-            return f"{_introspect.module_of(kind)}.{_introspect.name(kind)}({said})"
-    leaves.append((path, value))
-    return "tensor" if isinstance(value, torch.Tensor) else "*"
-
-
 # By these, code takes back what it has drawn from a generator of the host's (torch.Generator has `set_state` too), asks
 # where it stands, or draws from a copy.
 _PUTS_BACK = frozenset({"setstate", "set_state", "bit_generator", "getstate", "get_state"})
 _COPIES = frozenset({"copy", "deepcopy", "dumps", "__reduce__"})
-# Where memory begins and ends, the storage, and whose it is.
-_Extent = tuple[int, int, int, str]
 # Settings that PyTorch keeps in its Python modules, where code decides by them.
 _SETTINGS = {
     "torch.__future__": ("_overwrite_module_params_on_conversion", "_swap_module_params_on_conversion"),
@@ -210,29 +161,23 @@ def _shared_memory(of_gradients: bool) -> Iterator[_facts.Fact]:
         yield _facts.Fact(kind, None, None, STATE, f"memory of {whose}", "")
 
 
-class Recording:
+class Recording(Naming):
     """One call that is recorded."""
 
     def __init__(self, step: Step, args: Any, kwargs: Any, known: _survey.Survey | None = None) -> None:
         """``known``: what the last recording has found in reach, to be taken over if its guards hold."""
+        super().__init__(step.session, list(step.state.tensors()), args, kwargs, is_region=step.is_region)
         self._step = step
-        self._session = step.session
-        self._args, self._kwargs = args, kwargs
-        self.leaves: list[tuple[str, Any]] = []
         self._containers: list[list[Any]] = []  # in the arguments, before the step and after it
-        self.tensors: list[tuple[str, torch.Tensor]] = list(step.state.tensors())
-        self._specs = _record.Specs(self._session)
-        self._watch = _record.Watch(self._session, self._specs)
+        self._watch = _record.Watch(self.session, self.specs)
         self._flags = _wrappers.Flags([], [])
         self._settled = 0
-        self._tape = _floats.Tape(self._session, frozenset(), self._watch.refuse)
+        self._tape = _floats.Tape(self.session, frozenset(), self._watch.refuse)
         self._late_numbers = _late_numbers.Numbers(self._watch.refuse)
         self._readable: dict[int, str] = {}
         self._result: Any = None
         self._floats_read: list[_returns.Read] = []  # whose numbers are to be found in the result
         self._replaced: list[tuple[dict[str, Any], str, Any, Any]] = []  # group, key, value, what stands for it
-        self._versions: list[tuple[torch.Tensor, int, int]] = []  # of named tensors, and their local ones
-        self._grads: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._grad_specs: list[tuple[str, Any, bool]] = []
         self.unread = _unread.Watched([], [], [])
         self._watched: list[torch.optim.Optimizer] = []  # whose dicts the step must not read
@@ -247,14 +192,17 @@ class Recording:
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
         self._casts_outlive_the_call = autocast and torch.is_autocast_cache_enabled()
 
+    def refuse(self, op: str, reason: str, remedy: str) -> None:
+        self._watch.refuse(op, reason, remedy)
+
     def prepare(self) -> None:
         """Names tensors, collects facts, and tells the library that the step is about to run."""
         structure = self._open_arguments()
         resumed = self._resume()
-        self._name_all()
-        extents = self._extents()
-        self._check_storages(extents)
-        given = _containers.all_of((self._args, self._kwargs))
+        self.name_all()
+        extents = self.extents()
+        self.check_storages(extents)
+        given = _containers.all_of((self.args, self.kwargs))
         if not resumed:
             self._guard_call(structure)
             self._check_supported()
@@ -275,7 +223,7 @@ class Recording:
             self._facts([*_switches(), *shared, *self._functions_of_optimizers()])
         self._check_reached()
         self._watch_reach(given.keys())
-        check(lib.rote_record_ready(self._session))
+        check(lib.rote_record_ready(self.session))
         self._sees_code = self._sees_code and not self._is_first()
         if follows:
             self._replace_numbers(follows_tuples)
@@ -288,34 +236,11 @@ class Recording:
 
     def _open_arguments(self) -> str:
         """Finds the leaves of the arguments; the structure as text."""
-        structure = self._name_leaves()
+        structure = self.name_leaves()
         self._before = self._shape_of_arguments()
         self._places_before = self._places()
-        self._modes_before = self._modes()
+        self._modes_before = modes()
         return structure
-
-    def _name_leaves(self) -> str:
-        """Names the leaves of the arguments; the structure as text."""
-        structure = flatten("args", self._args, self.leaves)
-        structure += " " + flatten("kwargs", self._kwargs, self.leaves)
-        for path, leaf in self.leaves:
-            check(lib.rote_record_leaf(self._session, c_text(path), leaf))
-        return structure
-
-    def prepare_as(self, guards: list[tuple[int, str, str]], tell: Callable[[Any], None]) -> bool:
-        """The same as :meth:`prepare`, with the guards of another step that is known to be equal. ``tell``: tells a
-        session its facts, said of this step. False where the step is called in another way."""
-        structure = self._name_leaves()
-        now = [(STRUCTURE, structure), *((MODE, text) for _, text in self._modes())]
-        if now != [(kind, text) for kind, _, text in guards[: len(now)]]:
-            return False
-        self._name_all()
-        self._check_storages(self._extents())
-        for guard in guards:
-            self._guard(*guard)
-        tell(self._session)
-        check(lib.rote_record_ready(self._session))
-        return True
 
     @property
     def survey(self) -> _survey.Survey:
@@ -328,7 +253,7 @@ class Recording:
             return False
         resumed = c_int()
         if self._survey.is_up_to_date():
-            check(lib.rote_record_resume(self._session, self._survey.number, byref(resumed)))
+            check(lib.rote_record_resume(self.session, self._survey.number, byref(resumed)))
         if not resumed.value:
             self._survey.forget()
             self._survey = _survey.Survey(self._step)
@@ -337,28 +262,8 @@ class Recording:
     def _is_first(self) -> bool:
         """Whether a later recording confirms this one, which then sees for both which code runs."""
         first = c_int()
-        check(lib.rote_record_is_first(self._session, byref(first)))
+        check(lib.rote_record_is_first(self.session, byref(first)))
         return bool(first.value) and self._step.knows_code
-
-    def _name_all(self) -> None:
-        """Names the tensors of the state, the arguments, and their gradients."""
-        seen: set[int] = set()
-        for path, tensor in self.tensors:
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                self._name(BINDING_STATE, path, tensor, tensor, NO_INDEX)
-                self._track_grad(path, tensor, NO_INDEX)
-        for i, (path, leaf) in enumerate(self.leaves):
-            if isinstance(leaf, torch.Tensor):
-                with_graph = leaf.requires_grad and not leaf.is_leaf and torch.is_grad_enabled()
-                if with_graph and not self._step.is_region:
-                    self._watch.refuse(
-                        "",
-                        f"takes {path}, which carries an autograd graph from outside the step",
-                        f"pass {path}.detach(), or compute {path} inside the captured function",
-                    )
-                self._name(BINDING_ARG, path, leaf, leaf, i)
-                self._track_grad(path, leaf, i)
 
     def _guard_call(self, structure: str) -> None:
         """Guards the structure of the arguments, the modes, and how many ranks there are."""
@@ -402,7 +307,7 @@ class Recording:
         if unsupported is not None:
             self._watch.refuse("", *unsupported)
 
-    def _check_reach(self, extents: list[_Extent]) -> None:
+    def _check_reach(self, extents: list[Extent]) -> None:
         """Refuses what is in reach and cannot be guarded, and code that cannot be followed."""
         walk = self._survey.walk
         self._check_buffers(walk.buffers, extents)
@@ -422,7 +327,7 @@ class Recording:
 
     def _watch_reach(self, given: Set[int]) -> None:
         """Says what a recorded step must be seen to use. ``given``: the containers in the arguments."""
-        walk, session = self._survey.walk, self._session
+        walk, session = self._survey.walk, self.session
         self._outlives = walk.seen | given
         self._watch.iterators = walk.iterators
         self._watch.arguments = {id(leaf) for _, leaf in self.leaves if isinstance(leaf, torch.Tensor)}
@@ -455,21 +360,6 @@ class Recording:
             f"{what}: no op shows what it does in memory, and a recording sees it only as a method of a tensor",
             "call the method of the tensor itself (`tensor.tolist()`), or do this outside the captured function",
         )
-
-    def _check_storages(self, extents: list[_Extent]) -> None:
-        """Refuses tensors in the same memory by way of different storages: what shares memory is told by storages."""
-        end, storage, first = 0, 0, ""
-        for begin, last, own, path in extents:
-            if begin < end and own != storage:
-                self._watch.refuse(
-                    "",
-                    f"takes {first} and {path}, which share memory through different storages (for example by two "
-                    "calls of torch.from_numpy on one array): Rote cannot see that a write to one changes the other",
-                    "make one tensor of the memory, and make the other a view of that tensor",
-                )
-                return
-            if last > end:
-                end, storage, first = last, own, path
 
     def _check_generators(self, function: types.FunctionType, generators: bool) -> None:
         """Refuses code that asks for the seed of a generator, or draws from one of the host's whose state it takes back
@@ -517,7 +407,7 @@ class Recording:
                 )
                 return
 
-    def _check_buffers(self, buffers: list[tuple[int, int, str]], extents: list[_Extent]) -> None:
+    def _check_buffers(self, buffers: list[tuple[int, int, str]], extents: list[Extent]) -> None:
         """Refuses arrays in reach that lie in the memory of tensors: no trace is left of what the step reads or writes
         there between two ops."""
         for begin, end, buffer in buffers:
@@ -530,15 +420,6 @@ class Recording:
                     "use the tensor in place of the array inside the captured function; if the step does not use the "
                     f'array, pass ignore=["{buffer}"]',
                 )
-
-    def _extents(self) -> list[_Extent]:
-        """Where the step's tensors and gradients lie, each of those with memory of its own, in order."""
-        found = []
-        for path, tensor in [*self.tensors, *self.leaves, *((path, grad) for path, _, grad in self._grads)]:
-            extent = _memory.extent_of_tensor(tensor) if isinstance(tensor, torch.Tensor) else None
-            if extent is not None:
-                found.append((*extent, path))
-        return sorted(found)
 
     def _follows(self, walk: Reach, given: Set[int]) -> bool:
         """Whether hyperparameters can be followed: all that the step does with them is seen."""
@@ -637,29 +518,14 @@ class Recording:
 
     def _guard(self, kind: int, subject: str, text: str) -> None:
         self._survey.guards.append((kind, subject, text))
-        check(lib.rote_record_guard(self._session, kind, c_text(subject), c_text(text)))
-
-    @staticmethod
-    def _modes() -> list[tuple[str, str]]:
-        autocast = [
-            f"{kind} {torch.get_autocast_dtype(kind)}" for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
-        ]
-        group = f"of {dist.get_world_size()}" if dist.is_initialized() else "none"
-        return [
-            ("default process group", group),
-            ("grad_mode", str(torch.is_grad_enabled())),
-            ("inference_mode", str(torch.is_inference_mode_enabled())),
-            ("autocast", ", ".join(autocast) or "off"),
-            ("deterministic", str(torch.are_deterministic_algorithms_enabled())),
-            ("default_dtype", str(torch.get_default_dtype())),
-        ]
+        check(lib.rote_record_guard(self.session, kind, c_text(subject), c_text(text)))
 
     def _shape_of_arguments(self) -> list[Any]:
         leaves: list[tuple[str, Any]] = []
         containers: list[Any] = []
         text = "".join(
             flatten(path, value, leaves, containers=containers)
-            for path, value in (("args", self._args), ("kwargs", self._kwargs))
+            for path, value in (("args", self.args), ("kwargs", self.kwargs))
         )
         facts = [
             (path, id(leaf), leaf.requires_grad, [(name, id(item)) for name, item in vars(leaf).items()])
@@ -694,7 +560,7 @@ class Recording:
                 "change a copy inside the captured function, or change the arguments outside of it",
             )
         self._containers.clear()
-        for (subject, before), (_, after) in zip(self._modes_before, self._modes(), strict=True):
+        for (subject, before), (_, after) in zip(self._modes_before, modes(), strict=True):
             if before != after:
                 self._watch.refuse(
                     "",
@@ -702,30 +568,11 @@ class Recording:
                     f"change {subject} outside the captured function, or inside it with a context manager",
                 )
 
-    def _name(self, kind: int, path: str, owner: torch.Tensor, tensor: torch.Tensor, leaf: int) -> None:
-        spec = self._specs.of_tensor(tensor)
-        local = local_of(tensor)
-        check(lib.rote_record_tensor(self._session, kind, c_text(path), owner, local, spec, leaf))
-        self._versions.append((tensor, _memory.version_of(tensor), _memory.version_of(local)))
-
-    def _track_grad(self, path: str, tensor: torch.Tensor, leaf: int) -> None:
-        if not tensor.is_leaf or self._step.is_region:
-            return
-        self._grads.append((path, tensor, tensor.grad))
-        if tensor.grad is not None:
-            self._name(BINDING_GRAD, path, tensor, tensor.grad, leaf)
-            if tensor.grad.requires_grad:
-                self._watch.refuse(
-                    "",
-                    f"finds a gradient in {path}.grad that itself requires a gradient",
-                    f"detach the gradient outside of the captured function: {path}.grad = {path}.grad.detach()",
-                )
-
     def _facts(self, facts: list[_facts.Fact]) -> None:
         if not facts:
             return
         self._survey.told += facts
-        Told(facts).tell(self._session)
+        Told(facts).tell(self.session)
 
     @property
     def not_told(self) -> str:
@@ -738,15 +585,15 @@ class Recording:
 
     def run(self, seen: _record.Seen | None = None) -> Any:
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""
-        call = functools.partial(self._step.recorded, *self._args, **self._kwargs)
-        self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self._grads if grad is not None]
+        call = functools.partial(self._step.recorded, *self.args, **self.kwargs)
+        self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self.grads if grad is not None]
         try:
             for optimizer in self._watched:
                 self._reads.watch(optimizer, self._reads_optimizer)
             self.unread.watch(self._reads)
             self.schedulers.watch()
             with self.executed if self._sees_code else contextlib.nullcontext():
-                self._result = self._with_reads(_record.run(self._session, self._watch, call, seen))
+                self._result = self._with_reads(_record.run(self.session, self._watch, call, seen))
             self.unread.check()
             if self.schedulers.lost_metric():
                 self._watch.refuse(
@@ -800,7 +647,7 @@ class Recording:
     def as_survey(self) -> _survey.Survey | None:
         """Ends the recording of a step that has run already; what the next one takes over."""
         number = c_uint32()
-        check(lib.rote_record_survey(self._session, byref(number)))
+        check(lib.rote_record_survey(self.session, byref(number)))
         return self._survey.wait(None if number.value == NO_INDEX else number.value)
 
     def forget(self) -> None:
@@ -811,22 +658,12 @@ class Recording:
         self.unread.forget()
         self.schedulers.forget()
 
-    def own(self) -> Callable[[str], Any]:
-        """Finds the state's tensors by path."""
-        tensors = dict(reversed(self.tensors))
-
-        def find(path: str) -> Any:
-            found = tensors.get(path)
-            return tensors[path.removesuffix(".grad")].grad if found is None else found
-
-        return find
-
     def finish(self) -> dict[str, Any]:
         """Hands results and gradients to the library and ends the recording."""
         structure, output_specs, views, classes = self._leave()
         late = self._late()
         with self.schedulers.hidden(), self._flags.put_back():
-            text = lib.rote_record_finish(self._session, _results.to_json(structure, late, views))
+            text = lib.rote_record_finish(self.session, _results.to_json(structure, late, views))
         if text is None:
             raise RuntimeError(f"rote: {error()}")
         outcome: dict[str, Any] = json.loads(text)
@@ -864,13 +701,13 @@ class Recording:
         late = self._late()
         self.counters.put_back()
         with self._flags.put_back():
-            text = lib.rote_record_compare(self._session, variant, _results.to_json(structure, late, views))
+            text = lib.rote_record_compare(self.session, variant, _results.to_json(structure, late, views))
         return None if text is None else json.loads(text)
 
     def _leave(self) -> tuple[Any, list[tuple[Any, bool]], list[_views.Made], _results.Classes]:
         """Hands results and gradients to the library: the structure of the result, of each tensor in it the
         spec and whether it requires grad, what they are views of, and the classes in the result."""
-        session = self._session
+        session = self.session
         self._check_left()
         left = _wrappers.left(self._step.wrapped)
         if left is not None:
@@ -882,8 +719,8 @@ class Recording:
         for path, tensor in self._named():
             for node, part in _views.parts({"b": path}, tensor):
                 names.setdefault(id(part), node)
-        old = {id(before) for _, _, before in self._grads}
-        for path, tensor, before in self._grads:
+        old = {id(before) for _, _, before in self.grads}
+        for path, tensor, before in self.grads:
             if tensor.grad is not None and tensor.grad is not before:
                 if id(tensor.grad) in names or id(tensor.grad) in old:
                     self._watch.refuse(
@@ -946,13 +783,13 @@ class Recording:
                 )
             output_specs.append((tensor._spec if isinstance(tensor, DTensor) else None, requires_grad))
             local = local_of(tensor)
-            spec = self._specs.of_tensor(tensor)
+            spec = self.specs.of_tensor(tensor)
             check(lib.rote_record_output(session, c_text(f"result[{i}]"), local, spec, requires_grad))
         self._watch.check_moving()
         self._watch.forget()
-        for path, tensor, before in self._grads:
+        for path, tensor, before in self.grads:
             self._finish_grad(path, tensor, before)
-        self._grads = []
+        self.grads = []
         outputs.clear()
         self._result = None
         for name in lib.rote_record_groups(session).decode().split("\n"):
@@ -976,12 +813,10 @@ class Recording:
                 max(0, _memory.version_of(tensor) - before),
                 0 if local_of(tensor) is tensor else max(0, _memory.version_of(local_of(tensor)) - local),
             )
-            for tensor, before, local in self._versions
+            for tensor, before, local in self.versions
         ]
-        self._versions = []
-        check(
-            lib.rote_record_written(self._session, ids([a for a, _ in times]), ids([b for _, b in times]), len(times))
-        )
+        self.versions = []
+        check(lib.rote_record_written(self.session, ids([a for a, _ in times]), ids([b for _, b in times]), len(times)))
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The caller's tensors with their paths; gradients that the step has not replaced too."""
@@ -989,7 +824,7 @@ class Recording:
         for path, leaf in self.leaves:
             if isinstance(leaf, torch.Tensor):
                 yield path, leaf
-        for path, tensor, before in self._grads:
+        for path, tensor, before in self.grads:
             if before is not None and tensor.grad is before:
                 yield f"{path}.grad", before
 
@@ -997,7 +832,7 @@ class Recording:
         """What results are views of; their bases, if nobody else has them, become outputs too."""
         grads = [
             (f"{path}.grad", tensor.grad)
-            for path, tensor, before in self._grads
+            for path, tensor, before in self.grads
             if tensor.grad is not None and tensor.grad is not before
         ]
         try:
@@ -1011,7 +846,7 @@ class Recording:
         if after is before:
             return
         if after is None:
-            check(record_no_grad(self._session, c_text(path), None, NO_INDEX))
+            check(record_no_grad(self.session, c_text(path), None, NO_INDEX))
             self._grad_specs.append((path, None, True))
             return
         if type(after) not in (torch.Tensor, DTensor, AsyncCollectiveTensor):
@@ -1021,8 +856,8 @@ class Recording:
                 "tensors",
                 f"leave a plain tensor: {path}.grad = {path}.grad.as_subclass(torch.Tensor)",
             )
-        spec = self._specs.of_tensor(after)
-        check(lib.rote_record_grad(self._session, c_text(path), local_of(after), spec))
+        spec = self.specs.of_tensor(after)
+        check(lib.rote_record_grad(self.session, c_text(path), local_of(after), spec))
         self._grad_specs.append((path, after._spec if isinstance(after, DTensor) else None, False))
 
     def _group(self, name: str) -> None:
@@ -1031,7 +866,7 @@ class Recording:
         label = getattr(group, "group_desc", "") or name
         label = label.removeprefix("mesh_") if label != "undefined" else name
         array = (c_int64 * len(ranks))(*ranks)
-        check(lib.rote_record_group(self._session, c_text(name), array, len(ranks), c_text(label)))
+        check(lib.rote_record_group(self.session, c_text(name), array, len(ranks), c_text(label)))
         if name not in self._survey.groups:
             self._survey.groups.add(name)
             self._facts([_facts.Fact(GROUP, name, None, WORLD, f"group {name}", "")])

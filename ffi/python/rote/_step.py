@@ -27,10 +27,11 @@ from torch.distributed.tensor import DTensor
 
 from . import _bridge, _difference, _ranks, _results, _state, _survey, _unread, _verify, _wrappers
 from ._executed_code import Codes, ExecutedCode
+from ._naming import flatten
 from ._native import c_text, check, drop_object, error, lib, object_in, take_object
 from ._numbers import EAGER, REPLAYED
 from ._record import uncollected
-from ._recording import Recording, flatten
+from ._recording import Recording
 from ._walk import TooMuchError
 from .propagation import within_a_step
 
