@@ -7,7 +7,7 @@ objects and compares what they hold: an own object must be where its counterpart
 must be the very same object. Facts about common objects need no look: `rote_record_adopt` compares them.
 
 Which objects are own ones, two recordings show: a third step takes a plan over only if the second one's facts are the
-first one's, with its own objects in their places (:meth:`Known.confirm`).
+first one's, with its own objects in their places (:meth:`Known.is_like`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import collections
 import gc
 import threading
 import types
+import weakref
 from array import array
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
@@ -185,7 +186,8 @@ class Known:
             raise Unlike
         self.variant, self.kind = variant, kind
         self.guards, self._facts = survey.guards, survey.told
-        self.confirmed = False
+        #: Recorded parts whose facts are these, and that have the very plan: others may take it over then.
+        self.confirmed: list[weakref.ref[Any]] = []
         self._thread = threading.get_ident()
         self._function, self._ignore = step.function, step.ignore
         self._paths = [path for path, _ in state.modules], [path for path, _ in recording.tensors]
@@ -353,16 +355,16 @@ class Known:
         """The own objects of an equal step, by the identities of the known ones."""
         return {key: objects[number] for key, number in self._numbers.items()}
 
-    def confirm(self, step: Step, recording: Recording, kind: Hashable) -> None:
-        """Is told of the recording of another step, which may be an equal one: whether its facts are these."""
+    def is_like(self, step: Step, recording: Recording, kind: Hashable) -> bool:
+        """Whether the facts of another recording are these, with own objects of its step in their places."""
         if kind != self.kind or self.guards != recording.survey.guards:
-            return
+            return False
         try:
             expected = self._facts_of(self.own_objects(step))
         except Unlike:
-            return
+            return False
         told = recording.survey.told
-        self.confirmed |= len(told) == len(expected) and all(map(_is_same_fact, told, expected))
+        return len(told) == len(expected) and all(map(_is_same_fact, told, expected))
 
 
 def are_plain(value: Any) -> bool:

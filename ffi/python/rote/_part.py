@@ -3,6 +3,7 @@ over that these have made (``_equal.py``)."""
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Callable, Hashable
 from ctypes import byref, c_int
@@ -57,6 +58,11 @@ class Part(Step):
             parts.append(self)
         return parts
 
+    def _looks_of(self, args: Any) -> Hashable:
+        """How arguments look of calls of one kind."""
+        looks: Hashable = _looks(args)
+        return looks
+
     def _has_looked(self) -> bool:
         """Whether a first call such as this one has shown what there is to see."""
         return True
@@ -68,7 +74,7 @@ class Part(Step):
     def _recorded(self, args: Any, kwargs: Any) -> Any:
         """Records, unless another part of the kind is about to have a plan: that one serves this part too."""
         grads = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        self._kind = (self._kind_of_part(), grads, _looks(args), _looks(kwargs))
+        self._kind = (self._kind_of_part(), grads, self._looks_of(args), _looks(kwargs))
         leaders = self._leaders()
         if self in leaders and not self._has_looked():
             return self._look(args, kwargs)
@@ -101,8 +107,13 @@ class Part(Step):
             except Exception:  # objects in reach may be anything
                 return
         else:
-            for known in first._known.values():
-                known.confirm(self, recording, self._kind)
+            for variant, known in first._known.items():
+                if known.is_like(self, recording, self._kind) and first.key(variant) == self.key(outcome["variant"]):
+                    known.confirmed.append(weakref.ref(self))
+
+    def key(self, variant: int) -> str:
+        """The key of a plan."""
+        return str(json.loads(lib.rote_session_variant(self.session, variant))["key"])
 
     # -- plans of other parts -----------------------------------------------------
 

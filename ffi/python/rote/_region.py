@@ -13,7 +13,7 @@ import atexit
 import functools
 import hashlib
 import itertools
-import json
+import operator
 import shutil
 import tempfile
 import types
@@ -157,13 +157,20 @@ class Region(Part):
             problem = "calls a transform of torch.func that differentiates", "use torch.autograd.grad"
         self._writes_state |= look.writes_state()
         autocast = _autocast()
-        self._casts[autocast] = [] if autocast is None else _graph.casts(*look.graph(look.results(result)))
+        self._casts[autocast] = (
+            [] if autocast is None else self._in_order(_graph.casts(*look.graph(look.results(result))))
+        )
         if problem:
             self._off = True
             self._stays_eager(*problem)
         elif self._casts[autocast] is None:
             self._stays_eager("uses a parameter both as autocast casts it and as it is", "enter autocast in the region")
         return result
+
+    def _in_order(self, parameters: list[torch.Tensor] | None) -> list[torch.Tensor] | None:
+        """Parameters in the order of the state, which is that of equal regions."""
+        places = {id(tensor): place for place, (_, tensor) in enumerate(self.state.tensors())}
+        return parameters and sorted(parameters, key=lambda each: places.get(id(each), len(places)))
 
     def _stays_eager(self, why: str, remedy: str) -> None:
         """Says once why calls run eagerly."""
@@ -225,8 +232,7 @@ class Region(Part):
         for gone in self._plans.keys() - set(outcome["variants"]):
             del self._plans[gone]
         if "variant" in outcome and self._made is not None:
-            key = json.loads(lib.rote_session_variant(self.session, outcome["variant"]))["key"]
-            self._add_plan(outcome["variant"], self._made, key)
+            self._add_plan(outcome["variant"], self._made, self.key(outcome["variant"]))
 
     def _add_plan(self, variant: int, made: RegionPlan, key: str) -> None:
         """``key``: of the plan of the forward."""
@@ -239,14 +245,17 @@ class Region(Part):
     def _to_take_over(self, other: Part, known: Known, objects: list[Any]) -> Callable[[int], None] | None:
         assert isinstance(other, Region)
         autocast = _autocast()
-        plan = other._plans.get(known.variant)
-        if other._casts.get(autocast, ()) != [] and torch.is_grad_enabled():
+        plan, renamed = other._plans.get(known.variant), known.renamed(objects)
+        # The casts of parameters that autocast keeps are arguments, in this order.
+        casts = [renamed.get(id(parameter), parameter) for parameter in other._casts.get(autocast) or ()]
+        own = self._casts.get(autocast) or ()
+        if len(casts) != len(own) or not all(map(operator.is_, casts, own)):
             return None
-        made = None if plan is None else plan.of_equal(known.renamed(objects))
+        made = None if plan is None else plan.of_equal(renamed)
 
         def bound(variant: int) -> None:
             self._writes_state |= other._writes_state
-            self._casts.setdefault(autocast, [])
+            self._casts.setdefault(autocast, casts)
             if made is not None and plan is not None:
                 self._add_plan(variant, made, plan.key)
 
@@ -354,6 +363,9 @@ class Region(Part):
     def _kind_of_part(self) -> Hashable:
         return self.kind, _autocast()
 
+    def _looks_of(self, args: Any) -> Hashable:
+        return super()._looks_of(args[1:])  # casts are known once a call has been looked at
+
 
 class Backward(Part):
     """The backward of a piece of a region, for one variant of the forward."""
@@ -378,7 +390,9 @@ class Backward(Part):
 
     def _to_take_over(self, other: Part, known: Known, objects: list[Any]) -> Callable[[int], None] | None:
         assert isinstance(other, Backward)
-        return (lambda _: None) if self._piece.is_of(other._piece) else None
+        shown = [other, *(reference() for reference in known.confirmed)]  # to run over equal graphs
+        same = any(isinstance(each, Backward) and self._piece.is_of(each._piece) for each in shown)
+        return (lambda _: None) if same else None
 
     def _without_views(self, needs: tuple[bool, ...], tangents: Any, given: Any, made: Any) -> Any:
         """The contributions as tensors for themselves: nobody writes what they are views of."""
