@@ -94,7 +94,7 @@ class OtherContainers {
 inline OtherContainers other_containers;
 
 // The arguments of one call, flattened: tuples, lists and dicts are structure, and so are containers of other classes.
-// Everything else is a leaf. `_recording.flatten` does the same.
+// Everything else is a leaf. `_naming.flatten` does the same.
 class Call {
  public:
   std::vector<uint64_t> words;

@@ -3,6 +3,8 @@
 #pragma once
 #include <ATen/autocast_mode.h>
 
+#include <utility>
+
 #include "checks.h"
 #include "hooks.h"
 #include "late_numbers.h"
@@ -45,6 +47,23 @@ inline py::object gather(const std::string& name, const std::string& ours) {
   return py::bytes(all);
 }
 
+// Calls `rote_session_call`, or another function of its signature. The functions, the session and the places where the
+// number of a variant and the results go are addresses: ctypes takes longer over each.
+inline int call_session(size_t function, size_t session, const py::object& args, const py::object& kwargs, size_t variant,
+                        size_t results) {
+  using Function = int (*)(void*, void*, void*, uint32_t*, void**);
+  const int status = reinterpret_cast<Function>(function)(reinterpret_cast<void*>(session), args.ptr(), kwargs.ptr(),
+                                                          reinterpret_cast<uint32_t*>(variant),
+                                                          reinterpret_cast<void**>(results));
+  if (PyErr_Occurred()) throw py::error_already_set();
+  return status;
+}
+
+// The object in a place that owns one reference to it, which is empty then.
+inline py::object take(size_t place) {
+  return py::reinterpret_steal<py::object>(std::exchange(*reinterpret_cast<PyObject**>(place), nullptr));
+}
+
 // What the listener raises at the end of a step must not hide what the step raises.
 inline void end_observation() {
   try {
@@ -61,6 +80,8 @@ PYBIND11_MODULE(bridge, module) {
 
   add("init", init);
   add("gather", gather);
+  add("call_session", call_session);
+  add("take", take);
 
   // Has the listener of `rote_record_observe` told of calls of a composite op.
   add("tell_of", [](const std::string& op) { tell_of(op); });

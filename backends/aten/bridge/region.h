@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -15,11 +16,18 @@
 
 namespace rote {
 
-// Hands its gradients and what the forward has saved to a Python function, which returns the gradients of its edges.
+// How many of the saved tensors, from the first on, the caller has passed, and how many the forward has made. All others
+// are saved only so that writes to them are found.
+struct Live {
+  size_t given, made;
+};
+
+// Hands its gradients and what the forward has saved to a Python function, which returns the gradients of its edges. The
+// function takes all that was saved in one list; or, if it is known which of that is live, two lists of plain tensors.
 class RegionBackward : public torch::autograd::Node {
  public:
-  RegionBackward(torch::autograd::edge_list&& edges, py::object backward)
-      : Node(std::move(edges)), backward_(backward.release().ptr(), getPyInterpreter()) {}
+  RegionBackward(torch::autograd::edge_list&& edges, py::object backward, std::optional<Live> live)
+      : Node(std::move(edges)), backward_(backward.release().ptr(), getPyInterpreter()), live_(live) {}
 
   void save(const at::Tensor& tensor, bool is_output) { saved_.emplace_back(tensor, is_output); }
 
@@ -36,14 +44,26 @@ class RegionBackward : public torch::autograd::Node {
     pybind11::gil_scoped_acquire gil;
     py::tuple needs(num_outputs());
     for (uint32_t i = 0; i < num_outputs(); ++i) needs[i] = task_should_compute_output(i);
-    py::list saved(saved_.size());
-    for (size_t i = 0; i < saved_.size(); ++i) saved[i] = wrapped(saved_[i].unpack(getptr()));
+    torch::autograd::variable_list saved;
+    saved.reserve(saved_.size());
+    for (torch::autograd::SavedVariable& each : saved_) saved.push_back(each.unpack(getptr()));
     py::tuple tangents(gradients.size());
     for (size_t i = 0; i < gradients.size(); ++i) tangents[i] = wrapped(gradients[i]);
     gradients.clear();
     PyObject* function = backward_.ptr(getPyInterpreter());
-    py::object made = py::reinterpret_steal<py::object>(
-        PyObject_CallFunctionObjArgs(function, needs.ptr(), tangents.ptr(), saved.ptr(), nullptr));
+    py::object made;
+    if (live_) {
+      py::list given(live_->given), of_forward(live_->made);
+      for (size_t i = 0; i < live_->given; ++i) given[i] = plain(saved[i], true);
+      for (size_t i = 0; i < live_->made; ++i) of_forward[i] = plain(saved[live_->given + i], false);
+      made = py::reinterpret_steal<py::object>(PyObject_CallFunctionObjArgs(
+          function, needs.ptr(), tangents.ptr(), given.ptr(), of_forward.ptr(), nullptr));
+    } else {
+      py::list all(saved.size());
+      for (size_t i = 0; i < saved.size(); ++i) all[i] = wrapped(saved[i]);
+      made = py::reinterpret_steal<py::object>(
+          PyObject_CallFunctionObjArgs(function, needs.ptr(), tangents.ptr(), all.ptr(), nullptr));
+    }
     if (!made) {
       python_error error;
       error.persist();
@@ -58,6 +78,16 @@ class RegionBackward : public torch::autograd::Node {
     return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
   }
 
+  // A saved tensor without its graph: of a DTensor the local one. One that needs no gradient stays as it is, unless
+  // `always`.
+  static py::object plain(const at::Tensor& tensor, bool always) {
+    py::object object = wrapped(tensor);
+    if (!always && !tensor.requires_grad()) return object;
+    if (always && is_dtensor(object.ptr())) object = object.attr("_local_tensor");
+    if (!THPVariable_CheckTypeExact(Py_TYPE(object.ptr()))) return object.attr("data");
+    return wrapped(THPVariable_Unpack(object.ptr()).variable_data());
+  }
+
   static torch::autograd::variable_list tensors_in(const py::list& list) {
     torch::autograd::variable_list found(list.size());
     for (size_t i = 0; i < list.size(); ++i) {
@@ -69,6 +99,7 @@ class RegionBackward : public torch::autograd::Node {
 
   std::vector<torch::autograd::SavedVariable> saved_;
   c10::SafePyObject backward_;
+  std::optional<Live> live_;
 };
 
 // A node at which the graph of a region ends.
@@ -168,7 +199,10 @@ inline void attach_region(const std::vector<at::Tensor>& outputs, const py::list
     torch::autograd::edge_list edges;
     for (py::handle input : py::handle(PyTuple_GetItem(piece, 1))) edges.push_back(edge_to(input.ptr(), made));
     auto backward = py::reinterpret_borrow<py::object>(PyTuple_GetItem(piece, 2));
-    made[number] = make_node<RegionBackward>(std::move(edges), std::move(backward));
+    PyObject* numbers = PyTuple_GetItem(piece, 4);
+    std::optional<Live> live;
+    if (numbers != Py_None) live = Live{py::handle(PyTuple_GetItem(numbers, 0)).cast<size_t>(), py::handle(PyTuple_GetItem(numbers, 1)).cast<size_t>()};
+    made[number] = make_node<RegionBackward>(std::move(edges), std::move(backward), live);
     for (py::handle slot : py::handle(PyTuple_GetItem(piece, 0))) {
       if (PyLong_Check(slot.ptr())) {
         const size_t place = PyLong_AsSize_t(slot.ptr());

@@ -126,6 +126,10 @@ def _load() -> ctypes.PyDLL:
 
 
 lib: Any = _load()
+#: Where functions are that the bridge calls: `call_session` takes less time than ctypes does.
+SESSION_CALL, SESSION_CALL_WITHIN = (
+    ctypes.cast(function, c_void_p).value for function in (lib.rote_session_call, lib.rote_session_call_within)
+)
 # `local` may be NULL, which py_object cannot say.
 record_no_grad: Any = ctypes.PYFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_uint32)(("rote_record_grad", lib))
 

@@ -129,7 +129,7 @@ class _Entered:
     def meshes(self) -> str:
         """The meshes of ``with mesh:``, outer ones first."""
         stack = getattr(getattr(device_mesh, "_mesh_resources", None), "mesh_stack", ())
-        return "; ".join(map(mesh_text, stack))
+        return "; ".join(map(mesh_text, stack)) if stack else ""
 
 
 _ENTERED = _Entered()

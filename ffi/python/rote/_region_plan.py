@@ -46,16 +46,9 @@ class NodePiece:
         return [*self.saved.checked_state, *(leaves[place] for place in self._checked), *arguments]
 
     def of_hooked(self, needs: tuple[bool, ...], tangents: Any, saved: list[torch.Tensor]) -> Any:
-        return self._gradients(needs, tangents, *self.saved.parts(saved))
+        return self.gradients(needs, tangents, *self.saved.parts(saved))
 
-    def of_plain(self, needs: tuple[bool, ...], tangents: Any, saved: list[torch.Tensor]) -> Any:
-        first = self.saved.live_given
-        given = [local_of(tensor).data for tensor in saved[:first]]
-        made = saved[first : first + self.saved.live_made]
-        # Results may have hooks by now.
-        return self._gradients(needs, tangents, given, [each.data if each.requires_grad else each for each in made])
-
-    def _gradients(
+    def gradients(
         self,
         needs: tuple[bool, ...],
         tangents: tuple[torch.Tensor | None, ...],
@@ -149,18 +142,19 @@ class RegionPlan:
         leaves, structure = ([result], None) if isinstance(result, torch.Tensor) else _pytree.tree_flatten(result)
         given = [find(args, kwargs) for find in self._given]
         outputs = [leaves[place] for place in self._outputs]
-        pieces = []
+        pieces: list[tuple[Any, ...]] = []
         for piece in self.pieces:
             saved = piece.saved
             own = [given[place] for place in saved.given], [made[place] for place in saved.made]
             targets = [given[each] if isinstance(each, int) else each for each in piece.piece.targets]
             if hooked:  # what eager saves
                 tensors = [saved.as_in_eager(number, *own) for number in saved.entries]
-                pieces.append((piece.piece.slots, targets, piece.of_hooked, tensors))
+                pieces.append((piece.piece.slots, targets, piece.of_hooked, tensors, None))
             else:
                 live = *own[0][: saved.live_given], *own[1][: saved.live_made]
                 tensors = [*live, *piece.checked(leaves, args, kwargs)]
-                pieces.append((piece.piece.slots, targets, piece.of_plain, tensors))
+                lives = saved.live_given, saved.live_made
+                pieces.append((piece.piece.slots, targets, piece.gradients, tensors, lives))
         _bridge.bridge().attach_region(outputs, pieces, self._order if hooked else _ANY_ORDER)
         return leaves[0] if structure is None else _pytree.tree_unflatten(leaves, structure)
 

@@ -15,7 +15,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_int, c_uint32, c_void_p
+from ctypes import addressof, byref, c_int, c_uint32, c_void_p
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,17 @@ from torch.distributed.tensor import DTensor
 from . import _bridge, _difference, _ranks, _results, _state, _survey, _unread, _verify, _wrappers
 from ._executed_code import Codes, ExecutedCode
 from ._naming import flatten
-from ._native import c_text, check, drop_object, error, lib, object_in, take_object
+from ._native import (
+    SESSION_CALL,
+    SESSION_CALL_WITHIN,
+    c_text,
+    check,
+    drop_object,
+    error,
+    lib,
+    object_in,
+    take_object,
+)
 from ._numbers import EAGER, REPLAYED
 from ._record import uncollected
 from ._recording import Recording
@@ -50,6 +60,7 @@ _MOST_WAITS = 8
 _MAX_FAILURES = 3
 
 _recording = threading.RLock()
+_DISTRIBUTED = dist.is_available()
 
 
 def _warn(text: str, level: int) -> None:
@@ -80,7 +91,7 @@ _running = _Running()
 
 def _default_group() -> Any:
     """The default process group, or None."""
-    return dist.distributed_c10d.GroupMember.WORLD if dist.is_available() else None
+    return dist.distributed_c10d._world.default_pg if _DISTRIBUTED else None
 
 
 def _within() -> bool:
@@ -216,6 +227,7 @@ class Step:
         self._lock = threading.RLock()
         self.variant = c_uint32()
         self._slot = c_void_p()
+        self._places = addressof(self.variant), addressof(self._slot)
 
     # -- calls ----------------------------------------------------------------
 
@@ -238,12 +250,12 @@ class Step:
             return self._call(args, kwargs)
 
     def _call(self, args: Any, kwargs: Any) -> Any:
-        call = lib.rote_session_call_within if self._agrees and _within() else lib.rote_session_call
+        call = SESSION_CALL_WITHIN if self._agrees and _within() else SESSION_CALL
         if _running.depth:
             self._nested_calls += 1
         _running.depth += 1
         try:
-            status = call(self.session, args, kwargs, byref(self.variant), byref(self._slot))
+            status = _bridge.bridge().call_session(call, self.session, args, kwargs, *self._places)
             if self._agrees:
                 self._notice()
             self._replayed = status == REPLAYED
@@ -290,7 +302,7 @@ class Step:
     def _deliver(self, args: Any, kwargs: Any) -> Any:
         results = self.results[self.variant.value]
         if results.simply is not None:
-            return results.simply(take_object(self._slot))
+            return results.simply(_bridge.bridge().take(self._places[1]))
         tensors = object_in(self._slot)
         self._acts = results.acts(tensors)
         try:
