@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -300,6 +301,29 @@ def test_equal_blocks_under_an_autocast(odd: bool) -> None:
     if not ORACLE_ONLY:
         # The casts are known once a call was looked at.
         assert {3, 5} <= {*taken_over(found, 3)} and (ODD in taken_over(found, 3)) != odd
+
+
+def test_each_directory_has_its_plans(tmp_path: Path) -> None:
+    """Two models at once, equal but for the directories of their plans: neither takes a plan over from the other."""
+
+    def once(capture: Capture) -> Calls:
+        FACTORS.clear()
+        FIRST.clear()
+        models = [blocks(lambda block: None) for _ in range(2)]
+        for number, model in enumerate(models):
+            for block in model:
+                capture(block, plans=tmp_path / str(number))
+        for _ in range(CALLS):
+            losses = [model(torch.randn(4, 8)).sum() for model in models]
+            sum(losses).backward()
+            yield [loss.detach() for loss in losses]
+        return nn.ModuleList(models)
+
+    expected, found = run_eager(once), run(once, region)
+    check_same(expected, found)
+    if not ORACLE_ONLY:
+        plans = [sorted(path.parts[-3:] for path in (tmp_path / each).rglob("*.rote")) for each in "01"]
+        assert plans[0] == plans[1] and plans[0]
 
 
 def test_another_class_with_the_same_code() -> None:

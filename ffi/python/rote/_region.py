@@ -120,14 +120,13 @@ class Region(Part):
         """Says which regions may share plans with this one, and gives them a directory of their own."""
         given = ((f"{i}{tensor.is_leaf}", tensor) for i, tensor in enumerate(tensors_in(args, kwargs)))
         looks = (*_looks(self.state.tensors()), *_looks(given))
-        self.kind = (_code_of(self.function), looks)
         said = repr((getattr(self.function, "__qualname__", ""), looks)).encode()
         directory = Path(self.plans, hashlib.blake2s(said, digest_size=8).hexdigest())
         if self.plans == _plans_of_process():  # share with regions that begin now, and not with those of other models
             numbers = itertools.count()
             while directory.is_dir() and any(directory.iterdir()):
                 directory = directory.with_suffix(f".{next(numbers)}")
-            self.kind = (self.kind, directory)
+        self.kind = _code_of(self.function), looks, directory
         self.plans = self._options["plans"] = str(directory)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
