@@ -7,8 +7,7 @@ use clap::Args;
 use rote_propagation::{
     Arg, Link, Mesh, Placement, Propagation, PropagationError, Query, Registry, Spec, Step,
     Topology, candidates, check_partials, explain, output_strides, parse_placements,
-    partition_spec, plan, propagate,
-    standard_rules, written,
+    partition_spec, plan, propagate, standard_rules, written,
 };
 use serde_json::{Value, json};
 
