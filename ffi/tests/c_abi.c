@@ -293,6 +293,73 @@ static void wrong_recordings(const char *missing) {
     rote_recorder_free(recorder);
 }
 
+static const RotePlacement replicate = {.kind = ROTE_REPLICATE}, rows = {.kind = ROTE_SHARD, .dim = 0},
+                           columns = {.kind = ROTE_SHARD, .dim = 1};
+
+// `mm` of a tensor that lies so by another, on a mesh of 4 ranks.
+static int product(RotePropagator *propagator, const RotePlacement *a, const RotePlacement *b, RoteAnswer *answer) {
+    static const int64_t shapes[2][2] = {{64, 32}, {32, 128}};
+    const RoteSpec tensors[2] = {{.shape = shapes[0], .placements = a, .ndim = 2, .dtype = 6},
+                                 {.shape = shapes[1], .placements = b, .ndim = 2, .dtype = 6}};
+    const RoteArg args[2] = {{.tag = ROTE_ARG_INPUT, .payload.i = 0}, {.tag = ROTE_ARG_INPUT, .payload.i = 1}};
+    const RoteQuestion question = {.op = "aten::mm", .args = args, .tensors = tensors, .nargs = 2, .ntensors = 2};
+    return rote_propagate(propagator, &question, answer);
+}
+
+static void propagation(void) {
+    CHECK(rote_propagator_new("tp=0", NULL, NULL) == NULL);
+    CHECK(said("between 1 and 2^31 ranks"));
+    const uint32_t outside[1] = {4}, second[1] = {1};
+    CHECK(rote_propagator_new("tp=4", outside, NULL) == NULL);
+    CHECK(said("[4] is no coordinate in the mesh tp=4"));
+    rote_propagator_free(NULL);
+    const double links[2] = {0.6, 87.7};
+    RotePropagator *propagator = rote_propagator_new("tp=4", second, links);
+    RoteAnswer answer;
+
+    // Nothing moves: rows by a whole tensor are rows.
+    CHECK(product(propagator, &rows, &replicate, &answer) == ROTE_OK);
+    CHECK(answer.noutputs == 1 && answer.moved == 0 && answer.bytes == 0 && answer.shape_arg == -1);
+    CHECK(answer.outputs[0].ndim == 2 && answer.outputs[0].shape[0] == 64 && answer.outputs[0].shape[1] == 128);
+    CHECK(answer.outputs[0].strides[0] == 128 && answer.outputs[0].strides[1] == 1 && answer.outputs[0].dtype == 6);
+    CHECK(answer.outputs[0].placements[0].kind == ROTE_SHARD && answer.outputs[0].placements[0].dim == 0);
+
+    // The first tensor is gathered: 2 KiB of each of 4 ranks go to the 3 others.
+    CHECK(product(propagator, &rows, &columns, &answer) == ROTE_OK);
+    CHECK(answer.moved == 1 && answer.bytes == 3 * 64 * 32 / 4 * 4 && answer.cost_us > 0);
+    CHECK(answer.inputs[0].kind == ROTE_REPLICATE && answer.inputs[1].kind == ROTE_SHARD && answer.inputs[1].dim == 1);
+
+    // The shape that a rank gives to a view is that of its shard.
+    const int64_t shape[2] = {64, 32}, strides[2] = {32, 1}, view[3] = {8, 8, 32};
+    const RoteSpec tensor = {.shape = shape, .strides = strides, .placements = &rows, .ndim = 2, .dtype = 6};
+    const RoteSpec tensors[2] = {tensor, tensor};
+    RoteArg args[2] = {{.tag = ROTE_ARG_INPUT, .payload.i = 0}, {.tag = ROTE_ARG_INTS, .len = 3, .payload.ints = view}};
+    RoteQuestion question = {.op = "aten::view", .args = args, .tensors = tensors, .nargs = 2, .ntensors = 1};
+    CHECK(rote_propagate(propagator, &question, &answer) == ROTE_OK);
+    CHECK(answer.shape_arg == 1 && answer.local_shape[0] == 2 && answer.local_shape[1] == 8);
+
+    // What is wrong is named.
+    FAILS(rote_propagate(NULL, &question, &answer), "the propagator is null");
+    FAILS(rote_propagate(propagator, NULL, &answer), "the question is null");
+    FAILS(rote_propagate(propagator, &question, NULL), "`answer` is null");
+    args[0].payload.i = 1;
+    FAILS(rote_propagate(propagator, &question, &answer), "expected tensor 0 next among the arguments, found 1");
+    args[0].payload.i = 0;
+    question.ntensors = 2;
+    FAILS(rote_propagate(propagator, &question, &answer), "2 tensors, of which the arguments name 1");
+    question.ntensors = 1;
+    question.op = "aten::no_such_op";
+    FAILS(rote_propagate(propagator, &question, &answer), "aten::no_such_op");
+    args[1].payload.ints = NULL;
+    question.op = "aten::view";
+    FAILS(rote_propagate(propagator, &question, &answer), "a list of 3 entries is null");
+    args[1].tag = 99;
+    FAILS(rote_propagate(propagator, &question, &answer), "the tag 99");
+    const RotePlacement unknown = {.kind = 77};
+    FAILS(product(propagator, &unknown, &replicate, &answer), "77 is not a kind of placement");
+    rote_propagator_free(propagator);
+}
+
 int main(int argc, char **argv) {
     if (argc != 7) {
         return 2;
@@ -307,5 +374,6 @@ int main(int argc, char **argv) {
     record(argv[6]);
     refusals(argv[1]);
     wrong_recordings(argv[1]);
+    propagation();
     return failures != 0;
 }

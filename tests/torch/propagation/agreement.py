@@ -1,6 +1,7 @@
 """Which answers of `rote.propagation` are DTensor's own, op by op.
 
-    python -m propagation.agreement            # from tests/torch; writes ffi/python/rote/_agreement.py
+    python -m propagation.agreement                    # from tests/torch; writes ffi/python/rote/_agreement.py
+    python -m propagation.agreement --refine --seed 1  # leaves out of it what differs for other questions
     python -m propagation.agreement --op aten::mm --show 5
 
 Both are asked about the samples of `validation/src/samples`, with tensors replicated, sharded, strided and partial, on
@@ -21,6 +22,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
+from rote._agreement import AGREED
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
@@ -34,6 +36,9 @@ from .samples import ROOT, Sample, Tensor
 TABLE = ROOT / "ffi" / "python" / "rote" / "_agreement.py"
 # How many questions of a kind must agree before the table says that the kind does.
 LEAST = 2
+# Kinds that are taken at all (`kind_of_answer`). Others hold too often for some questions and not for the next ones:
+# partials that are no sums, uneven shards of which something moves on several mesh dims, strided shards that move.
+TAKEN = (0b000000, 0b000001, 0b000100, 0b000101, 0b000110, 0b001000, 0b001001, 0b001100, 0b100001)
 MESHES = ((2,), (4,), (2, 4), (2, 2, 2))
 # Questions per sample on a mesh of as many dims.
 MOST = {1: 16, 2: 16, 3: 3}
@@ -59,15 +64,17 @@ def alike(each: Sequence[list[str]], dims: int) -> Iterator[list[Placements]]:
         yield [tuple(way) if all_there else ("R",) * dims for all_there in has]
 
 
-def asked(sample: Sample, sizes: tuple[int, ...], most: int) -> Iterator[list[Placements]]:
-    """Placements of a sample's tensors: all alike first, then by chance; the same in every run."""
-    draw = random.Random(f"agreement {sample.name} {' '.join(sample.words)} {sizes}")
+def asked(sample: Sample, sizes: tuple[int, ...], most: int, seed: int) -> Iterator[list[Placements]]:
+    """Placements of a sample's tensors: all alike first, then by chance; the same in every run with a seed. With
+    another seed than 0, by chance alone."""
+    draw = random.Random(f"agreement {sample.name} {' '.join(sample.words)} {sizes} {seed or ''}".rstrip())
     each = [options(t) for t in sample.tensors]
     if not each:
         return
     seen = set()
     chance = ([placed(t, sizes, draw) for t in sample.tensors] for _ in range(4 * most))
-    for placements in itertools.chain(itertools.islice(alike(each, len(sizes)), 2 * most // 3), chance):
+    first = itertools.islice(alike(each, len(sizes)), 0 if seed else 2 * most // 3)
+    for placements in itertools.chain(first, chance):
         if len(seen) == most:
             return
         if tuple(placements) not in seen:
@@ -146,12 +153,12 @@ class Tally:
         """The kinds of answers that agree, by op."""
         bits: defaultdict[str, int] = defaultdict(int)
         for (op, kind), count in self.same.items():
-            if count >= LEAST and not self.other[op, kind]:
+            if kind in TAKEN and count >= LEAST and not self.other[op, kind]:
                 bits[op] |= 1 << kind
         return dict(sorted(bits.items()))
 
 
-def compare(part: list[tuple[Sample, tuple[int, ...], int]]) -> Tally:
+def compare(part: list[tuple[Sample, tuple[int, ...], int]], seed: int = 0) -> Tally:
     """Asks both about samples, each on one mesh with so many placements."""
     import rote.propagation
 
@@ -164,7 +171,7 @@ def compare(part: list[tuple[Sample, tuple[int, ...], int]]) -> Tally:
         assert installed is not None
         ask, otherwise = installed.answers.answer, type(propagator).propagate_op_sharding_non_cached
         for sample, sizes, most in part:
-            for placements in asked(sample, sizes, most):
+            for placements in asked(sample, sizes, most, seed):
                 question = schema(sample, placements, sizes)
                 ours = ask(question)
                 kind = installed.answers.kind()
@@ -191,7 +198,9 @@ def compare(part: list[tuple[Sample, tuple[int, ...], int]]) -> Tally:
     return tally
 
 
-def compare_all(chosen: Sequence[Sample], share: float = 1.0, workers: int = 2, progress: bool = False) -> Tally:
+def compare_all(
+    chosen: Sequence[Sample], share: float = 1.0, workers: int = 2, progress: bool = False, seed: int = 0
+) -> Tally:
     """Compares on several processes; with a `share` of the questions."""
     work = [(s, sizes, max(1, math.ceil(share * MOST[len(sizes)]))) for sizes in MESHES for s in chosen]
     random.Random("agreement").shuffle(work)
@@ -199,10 +208,10 @@ def compare_all(chosen: Sequence[Sample], share: float = 1.0, workers: int = 2, 
     tally = Tally()
     if workers == 1 or len(parts) == 1:
         for part in parts:
-            tally.add(compare(part))
+            tally.add(compare(part, seed))
         return tally
     with ProcessPoolExecutor(workers, get_context("spawn"), one_thread) as pool:
-        for done, result in enumerate(pool.map(compare, parts), 1):
+        for done, result in enumerate(pool.map(compare, parts, itertools.repeat(seed)), 1):
             tally.add(result)
             if progress:
                 print(f"\r{done} of {len(parts)} parts", end="", file=sys.stderr, flush=True)
@@ -222,21 +231,41 @@ def main() -> None:
     parser.add_argument("--op", help="only this op or overload; the table is not written then")
     parser.add_argument("--show", type=int, default=0, help="how many differences to print")
     parser.add_argument("--share", type=float, default=1.0, help="the share of the questions to ask")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="another seed asks other questions; nothing is written then"
+    )
+    parser.add_argument("--refine", action="store_true", help="leave what differs out of the table that is there")
     given = parser.parse_args()
-    tally = compare_all(list(samples.read(given.op)), given.share, progress=True)
-    table = tally.table()
+    tally = compare_all(list(samples.read(given.op)), given.share, progress=True, seed=given.seed)
     for line in tally.shown[: given.show]:
         print(line)
     same, other = tally.same.total(), tally.other.total()
     print(f"{same + other:,} answers, {same:,} of them DTensor's own; {tally.handed_on.total():,} questions handed on")
-    print(f"{len(table):,} ops with kinds of answers that agree, {len({op for op, _ in tally.other}):,} with others")
     for (op, reason), count in tally.handed_on.most_common(given.show):
         print(f"  handed on {count:>5}  {op}: {reason}")
-    if given.op is None and given.share == 1.0:
-        version = ".".join(torch.__version__.split(".")[:2])
-        rows = "".join(f'        "{op}": {bits},\n' for op, bits in table.items())
-        TABLE.write_text(f'{HEAD}\nAGREED: dict[str, dict[str, int]] = {{\n    "{version}": {{\n{rows}    }},\n}}\n')
-        print(f"{TABLE} written")
+    version = ".".join(torch.__version__.split(".")[:2])
+    if given.refine:
+        table = dict(AGREED.get(version, {}))
+        before = sum(bits.bit_count() for bits in table.values())
+        taken = sum(1 << kind for kind in TAKEN)
+        for op in table:
+            table[op] &= taken & ~sum(1 << kind for other_op, kind in tally.other if other_op == op)
+        table = {op: bits for op, bits in table.items() if bits}
+        left = sum(bits.bit_count() for bits in table.values())
+        print(f"{before - left:,} kinds of answers left out; {left:,} kinds are left")
+        write(version, table)
+    elif given.op is None and given.share == 1.0 and given.seed == 0:
+        write(version, tally.table())
+
+
+def write(version: str, table: dict[str, int]) -> None:
+    tables = {**AGREED, version: table}
+    text = "".join(
+        f'    "{name}": {{\n' + "".join(f'        "{op}": {bits:#b},\n' for op, bits in found.items()) + "    },\n"
+        for name, found in sorted(tables.items())
+    )
+    TABLE.write_text(f"{HEAD}\nAGREED: dict[str, dict[str, int]] = {{\n{text}}}\n")
+    print(f"{TABLE} written: {len(table):,} ops")
 
 
 if __name__ == "__main__":
