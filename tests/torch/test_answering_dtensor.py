@@ -30,8 +30,14 @@ SHARE = 1.0 if EVERYTHING else 0.04
 TOLERANCE = 1e-5
 
 
-def cases(module: ModuleType) -> Iterator[Any]:
-    """The tests of a module, with each of their parameters, as parameters of one test."""
+def cases(module: ModuleType, share: int) -> list[Any]:
+    """One in `share` of the tests of a module with their parameters, as parameters of one test; all with
+    `ROTE_TEST_EVERYTHING`."""
+    found = list(all_cases(module))
+    return found if EVERYTHING else found[SEED % share :: share]
+
+
+def all_cases(module: ModuleType) -> Iterator[Any]:
     for name, test in inspect.getmembers(module, inspect.isfunction):
         if not name.startswith("test_"):
             continue
@@ -79,13 +85,13 @@ def instead(module: ModuleType, name: str, value: Any) -> Iterator[None]:
         setattr(module, name, before)
 
 
-@pytest.mark.parametrize(("name", "arguments"), list(cases(test_equality)))
+@pytest.mark.parametrize(("name", "arguments"), cases(test_equality, 4))
 def test_the_same_bits(name: str, arguments: dict[str, Any]) -> None:
     with instead(test_equality, "check_equal", with_propagation("same", check_same)):
         getattr(test_equality, name)(**arguments)
 
 
-@pytest.mark.parametrize(("name", "arguments"), list(cases(test_equality)))
+@pytest.mark.parametrize(("name", "arguments"), cases(test_equality, 6))
 def test_the_best_trains_alike(name: str, arguments: dict[str, Any]) -> None:
     with instead(test_equality, "check_equal", with_propagation("best", check_losses)):
         getattr(test_equality, name)(**arguments)
