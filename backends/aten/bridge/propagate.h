@@ -2,6 +2,7 @@
 // (`torch/distributed/tensor/_sharding_prop.py`).
 #pragma once
 #include <chrono>
+#include <cmath>
 #include <map>
 
 #include <torch/csrc/Dtype.h>
@@ -101,6 +102,8 @@ inline Placement read_placement(PyObject* placement, const ShardingClasses& clas
   } else if (is_a(placement, classes.norm_partial)) {
     read.kind = kNormPartial;
     read.order = attribute(placement, names().norm_type).cast<double>();
+    // Rote reduces these as sums and extrema, and DTensor knows no way from one class of partial to another.
+    if (read.order == 0 || read.order == 1 || std::isinf(read.order)) throw HandedOn{"a norm whose partial DTensor names otherwise"};
   } else {
     throw HandedOn{std::string("a placement of class ") + Py_TYPE(placement)->tp_name};
   }
@@ -150,6 +153,7 @@ struct AskedOp {
   size_t return_count = 0;
   int shape_arg = -1;         // DTensor's table says: this argument is the shape of the result
   bool other_change = false;  // DTensor's tables say: a rank's arguments differ in another way
+  bool handled = false;       // by code of DTensor's own, which expects certain placements
   py::object registered;      // what is registered for the op with DTensor, as a tuple
   bool is_torchs = true;      // all of it comes with PyTorch
   uint64_t agreed = 0;        // which answers are DTensor's own (`kind_of_answer`)
@@ -164,16 +168,18 @@ inline uint32_t kind_of_answer(bool moves, bool strided, bool several_dims, bool
 
 class Answers {
  public:
-  // `ask` is the address of `rote_propagate`, `error` that of `rote_last_error`. `propagator` is DTensor's own.
+  // `ask` is the address of `rote_propagate`, `error` that of `rote_last_error`. `propagator` and
+  // `handlers` (of ops that DTensor runs in ways of its own) are DTensor's.
   // `mesh_propagator` makes the propagator of a mesh: its address, or 0. `registered` says what is registered for an
   // op with DTensor, and whether it comes with PyTorch. `agreement` has the kinds of answers that are DTensor's own by
   // the name of the op; None: every answer is taken.
-  Answers(uintptr_t ask, uintptr_t error, const py::dict& named, py::object propagator, py::object mesh_propagator,
-          py::object registered, py::object agreement)
+  Answers(uintptr_t ask, uintptr_t error, const py::dict& named, py::object propagator, py::object handlers,
+          py::object mesh_propagator, py::object registered, py::object agreement)
       : ask_(reinterpret_cast<int (*)(void*, const Question*, Answer*)>(ask)),
         error_(reinterpret_cast<const char* (*)()>(error)),
         classes_(named),
         propagator_(std::move(propagator)),
+        handlers_(std::move(handlers)),
         mesh_propagator_(std::move(mesh_propagator)),
         registered_(std::move(registered)),
         agreement_(std::move(agreement)) {}
@@ -259,6 +265,7 @@ class Answers {
       py::object found = py::getattr(propagator_, table, py::none());  // not in every version
       if (PyDict_Check(found.ptr()) && PyDict_Contains(found.ptr(), op.ptr()) == 1) known.other_change = true;
     }
+    known.handled = PyDict_Contains(handlers_.ptr(), op.ptr()) == 1;
     if (!agreement_.is_none()) {
       PyObject* bits = PyDict_GetItemString(agreement_.ptr(), known.name.c_str());
       known.agreed = bits ? PyLong_AsUnsignedLongLong(bits) : 0;
@@ -427,6 +434,7 @@ class Answers {
     const py::object args = attribute(schema, names().args_schema);
     const py::object kwargs = attribute(schema, names().kwargs_schema);
     if (!is_torchs(op, op_object)) throw HandedOn{"a strategy of the script's own is registered"};
+    if (op.handled) throw HandedOn{"DTensor runs the op in a way of its own"};
     if (op.other_change) throw HandedOn{"the arguments of the local op differ"};
     asked_.clear();
     const Py_ssize_t given = PyTuple_GET_SIZE(args.ptr());
@@ -453,6 +461,7 @@ class Answers {
     if (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg))
       throw HandedOn{"the arguments of the local op differ"};
     kind_ = kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims > 1, is_uneven(answer), has_other_partials(), chunks(answer));
+    if (agreement_.is_none() && passes_other_partials(answer)) throw HandedOn{"a partial that is no sum would pass"};
     if (!agreement_.is_none() && !(op.agreed & uint64_t{1} << kind_))
       throw HandedOn{"Rote may choose otherwise than DTensor"};
 
@@ -523,6 +532,19 @@ class Answers {
     return false;
   }
 
+  // Whether a partial that is no sum passes through the op. DTensor reduces most of these, so that a script may write in
+  // place what follows; a partial it could not.
+  bool passes_other_partials(const Answer& answer) const {
+    for (size_t m = 0; m < asked_.mesh->dims; ++m) {
+      const auto other = [](const Placement& p) { return p.kind > kPartial || (p.kind == kPartial && p.reduce != kReduceSum); };
+      bool taken = false, given = false;
+      for (size_t i = 0; i < asked_.tensors.size(); ++i) taken |= other(answer.inputs[i * asked_.mesh->dims + m]);
+      for (size_t i = 0; i < answer.noutputs; ++i) given |= other(answer.outputs[i].placements[m]);
+      if (taken && given) return true;
+    }
+    return false;
+  }
+
   bool has_other_partials() const {
     const auto other = [](const Placement& p) { return p.kind > kPartial || (p.kind == kPartial && p.reduce != kReduceSum); };
     return std::any_of(asked_.placements.begin(), asked_.placements.end(), [&](const std::vector<Placement>& placements) {
@@ -581,6 +603,11 @@ class Answers {
     if (!is_gather && op.name != "aten::embedding") throw HandedOn{"a masked partial"};
     if (count(answer.outputs[0].placements) > 1 || count(answer.inputs) || count(answer.inputs + asked_.mesh->dims))
       throw HandedOn{"a masked partial on several mesh dims"};
+    for (size_t m = 0; m < asked_.mesh->dims; ++m) {
+      // DTensor makes a mask of whole indices alone.
+      if (masked(answer.outputs[0].placements[m]) && asked_.tensors[1].placements[m].kind != kReplicate)
+        throw HandedOn{"a masked partial of indices that are not replicated"};
+    }
     const int64_t ndim = asked_.tensors[0].ndim;
     const int64_t dim = is_gather ? asked_.args[1].i : 0;
     const py::object shape = tuple_of(classes_.size, ints_of(asked_.tensors[0].shape, asked_.tensors[0].ndim));
@@ -676,7 +703,7 @@ class Answers {
   int (*ask_)(void*, const Question*, Answer*);
   const char* (*error_)();
   ShardingClasses classes_;
-  py::object propagator_, mesh_propagator_, registered_, agreement_;
+  py::object propagator_, handlers_, mesh_propagator_, registered_, agreement_;
   py::object tables_[3];
   std::unordered_map<PyObject*, AskedOp> ops_;
   std::unordered_map<PyObject*, AskedMesh> meshes_;

@@ -83,6 +83,7 @@ class _Installed:
                 "_NormPartial": _math_ops._NormPartial,
             },
             self.propagator,
+            DTensor._op_dispatcher._custom_op_handlers,
             self.of_mesh,
             self.registered,
             None if policy == "best" else _agreed(),
@@ -186,13 +187,19 @@ CHOOSER = Chooser()
 class _Installation:
     """What `install` returns: a context at whose end Rote is uninstalled."""
 
+    def __init__(self, installed: _Installed) -> None:
+        self._made = installed
+
     def __enter__(self) -> _Installation:
+        if _installed is not self._made:
+            raise RuntimeError("rote: this installation of propagation has ended: call install() again")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
-        uninstall()
+        if _installed is self._made:
+            uninstall()
 
 
 def install(policy: Policy = "same") -> _Installation:
@@ -213,7 +220,7 @@ def install(policy: Policy = "same") -> _Installation:
     _forget()
     if policy == "best":
         CHOOSER.name = "Rote"
-    return _Installation()
+    return _Installation(_installed)
 
 
 def uninstall() -> None:
