@@ -265,6 +265,9 @@
 // Placement: every rank holds the norm of its part; `order` is the norm's.
 #define ROTE_NORM_PARTIAL 5
 
+// Placement, in strategies only: a shard of the tensor dim `dim`, plain or strided, as the inputs have it.
+#define ROTE_PLACEHOLDER 6
+
 // Answers questions about one mesh. It may be used by one thread at a time.
 typedef struct RotePropagator RotePropagator;
 
@@ -580,6 +583,31 @@ typedef struct RoteSpec {
     uint8_t dtype;
 } RoteSpec;
 
+// A tensor that an op writes, and that so stays where it is.
+typedef struct RoteWritten {
+    // Its place among the question's tensors.
+    uint32_t tensor;
+    // The result that it is returned as; -1 if it is not returned.
+    int32_t output;
+} RoteWritten;
+
+// A rule of the caller's own. The strategy that replicates every tensor is added to it.
+typedef struct RoteStatedRule {
+    // The strategies, one after another: on one mesh dim, the placements of the results, then those of the question's
+    // tensors.
+    const struct RotePlacement *strategies;
+    // The results; strides and placements are not read.
+    const struct RoteSpec *outputs;
+    // The tensors that the op writes.
+    const struct RoteWritten *written;
+    // Number of strategies.
+    uint32_t nstrategies;
+    // Number of results.
+    uint32_t noutputs;
+    // Number of tensors that the op writes.
+    uint32_t nwritten;
+} RoteStatedRule;
+
 // An op with its arguments.
 typedef struct RoteQuestion {
     // Name with namespace and overload, for example `aten::sum.dim_IntList`; the default overload has no suffix.
@@ -589,6 +617,8 @@ typedef struct RoteQuestion {
     const struct RoteArg *args;
     // The tensors among the arguments, in the order of the arguments.
     const struct RoteSpec *tensors;
+    // The rule to answer by, whatever rule Rote has for the op; null: Rote's rule.
+    const struct RoteStatedRule *rule;
     // Number of arguments.
     uint32_t nargs;
     // Number of tensors.
@@ -1182,6 +1212,13 @@ struct RotePropagator *rote_propagator_new(const char *mesh,
 // Requires:
 // `propagator` must come from `rote_propagator_new`, or be null.
 void rote_propagator_free(struct RotePropagator *propagator);
+
+// Whether Rote has a rule for an op of this name (`aten::mm`, `aten::add.Tensor`), of its own or by a decomposition: 1
+// or 0; `ROTE_ERROR` on failure.
+//
+// Requires:
+// `op` must be a C string.
+int rote_has_rule(const char *op);
 
 // Answers how an op runs on distributed tensors: the placements in which it takes its tensors at the least cost, and
 // its results. What `answer` points at lives until the propagator's next question. It is an error if the op has no

@@ -1,15 +1,18 @@
 //! Sharding propagation: how an op runs on distributed tensors.
 
 use std::borrow::Cow;
+use std::error::Error;
 use std::ffi::{c_char, c_int};
 
 use rote::plans::{DType, ReduceOp};
 use rote::propagation::{
-    Arg, Link, LocalArgs, Mesh, PartialOp, Placement, Propagation, Query, Spec, TensorMeta,
-    Topology, local_args, local_meta, output_strides, propagate, standard_rules,
+    Arg, Link, LocalArgs, Mesh, PartialOp, Placement, Propagation, Query, Rule, Spec, TensorMeta,
+    Topology, local_args, local_meta, output_strides, propagate, propagate_by,
+    rule::{Need, Slot},
+    standard_rules, stated,
 };
 use rote_events::op::{self, tag};
-use rote_events::question::{self, Answer, Question, kind};
+use rote_events::question::{self, Answer, Question, StatedRule, kind};
 
 use crate::status::{ROTE_OK, guarded, out, slice, text};
 
@@ -104,6 +107,20 @@ pub unsafe extern "C" fn rote_propagator_free(propagator: *mut RotePropagator) {
     }
 }
 
+/// Whether Rote has a rule for an op of this name (`aten::mm`, `aten::add.Tensor`), of its own or by a decomposition: 1
+/// or 0; `ROTE_ERROR` on failure.
+///
+/// # Safety
+/// `op` must be a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_has_rule(op: *const c_char) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the text.
+        let op = unsafe { text(op)? };
+        Ok(c_int::from(standard_rules()?.base(op).is_some()))
+    })
+}
+
 /// Answers how an op runs on distributed tensors: the placements in which it takes its tensors at the least cost, and
 /// its results. What `answer` points at lives until the propagator's next question. It is an error if the op has no
 /// rule, an argument does not fit the op, or a tensor that the op writes would have to be redistributed.
@@ -138,7 +155,15 @@ pub unsafe extern "C" fn rote_propagate(
         let args = unsafe { arguments(asked, mesh.sizes().len() as u32)? };
         let query = Query { op, args: &args };
         let rules = standard_rules()?;
-        let found = propagate(rules, &query, mesh, topology)?;
+        // SAFETY: as above.
+        let found = match unsafe { asked.rule.as_ref() } {
+            None => propagate(rules, &query, mesh, topology)?,
+            Some(stated) => {
+                // SAFETY: as above.
+                let rule = unsafe { own_rule(stated, &query)? };
+                propagate_by(rule, &query, mesh, topology)?
+            }
+        };
         // SAFETY: as above.
         let strides = unsafe { input_strides(asked)? };
         let strides: Vec<&[i64]> = strides.iter().map(|strides| &**strides).collect();
@@ -260,6 +285,61 @@ fn told(placement: Placement) -> question::Placement {
     }
 }
 
+/// The rule that a question states.
+///
+/// # Safety
+/// As [`rote_propagate`].
+unsafe fn own_rule(stated: &StatedRule, query: &Query<'_>) -> Result<Rule, Box<dyn Error>> {
+    // SAFETY: the caller vouches for the lists.
+    let (outputs, written) = unsafe {
+        (
+            slice(stated.outputs, stated.noutputs)?,
+            slice(stated.written, stated.nwritten)?,
+        )
+    };
+    let tensors = query.inputs().count();
+    let width = outputs.len() + tensors;
+    let slots = width.checked_mul(stated.nstrategies as usize);
+    let slots = slots.and_then(|n| u32::try_from(n).ok());
+    let slots = slots.ok_or("more strategies than memory holds")?;
+    // SAFETY: as above.
+    let slots = unsafe { slice(stated.strategies, slots)? };
+    let slots: Vec<Slot> = slots.iter().map(slot).collect::<Result<_, _>>()?;
+    let outputs = outputs.iter();
+    // SAFETY: as above.
+    let outputs = outputs.map(|output| unsafe { meta(output) });
+    let outputs: Vec<TensorMeta> = outputs.collect::<Result<_, _>>()?;
+    let noutputs = outputs.len();
+    let strategies = slots.chunks_exact(width.max(1)).map(<[Slot]>::to_vec);
+    let mut rule = stated::rule(query, outputs, strategies)?;
+    for one in written {
+        let tensor = one.tensor as usize;
+        let output = usize::try_from(one.output).ok();
+        if tensor >= tensors || output.is_some_and(|output| output >= noutputs) {
+            return Err(format!(
+                "tensor {tensor} is written as result {}, of {tensors} tensors and {noutputs} results",
+                one.output
+            )
+            .into());
+        }
+        match output {
+            Some(output) => rule.returns(tensor, output),
+            None => rule.writes(tensor),
+        }
+    }
+    Ok(rule)
+}
+
+/// A placement of a strategy that C has told.
+fn slot(placement: &question::Placement) -> Result<Slot, String> {
+    let dim = placement.dim;
+    Ok(match placement.kind {
+        kind::PLACEHOLDER => Slot::Shard(dim, Need::Nothing),
+        kind::SHARD => Slot::Plain(dim, Need::Nothing),
+        _ => Slot::Fixed(heard(placement)?),
+    })
+}
+
 /// A placement that C has told.
 fn heard(placement: &question::Placement) -> Result<Placement, String> {
     let &question::Placement {
@@ -297,26 +377,31 @@ fn heard(placement: &question::Placement) -> Result<Placement, String> {
 /// # Safety
 /// As [`rote_propagate`].
 unsafe fn spec(spec: &question::Spec, mesh_dims: u32) -> Result<Spec, String> {
+    // SAFETY: the caller vouches for the lists.
+    let (meta, placements) = unsafe { (meta(spec)?, slice(spec.placements, mesh_dims)?) };
+    Ok(Spec {
+        meta: Some(meta),
+        placements: placements.iter().map(heard).collect::<Result<_, _>>()?,
+    })
+}
+
+/// Element type and shape of a tensor that C has told.
+///
+/// # Safety
+/// As [`rote_propagate`].
+unsafe fn meta(spec: &question::Spec) -> Result<TensorMeta, String> {
     if spec.ndim > MAX_DIMS {
         return Err(format!(
             "a tensor has {} dims, expected 0 to {MAX_DIMS}",
             spec.ndim
         ));
     }
-    // SAFETY: the caller vouches for the lists.
-    let (shape, placements) = unsafe {
-        (
-            slice(spec.shape, spec.ndim)?,
-            slice(spec.placements, mesh_dims)?,
-        )
-    };
+    // SAFETY: the caller vouches for the list.
+    let shape = unsafe { slice(spec.shape, spec.ndim)? };
     let size = |d: &i64| u64::try_from(*d).map_err(|_| format!("{d} is not the size of a dim"));
-    Ok(Spec {
-        meta: Some(TensorMeta {
-            dtype: DType(spec.dtype),
-            shape: shape.iter().map(size).collect::<Result<_, _>>()?,
-        }),
-        placements: placements.iter().map(heard).collect::<Result<_, _>>()?,
+    Ok(TensorMeta {
+        dtype: DType(spec.dtype),
+        shape: shape.iter().map(size).collect::<Result<_, _>>()?,
     })
 }
 

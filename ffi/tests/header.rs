@@ -236,6 +236,8 @@ fn abi() -> String {
             .cpp("ReduceOp", "uint8_t", "kReduce"),
         cpp_struct(question, "Placement"),
         cpp_struct(question, "Spec"),
+        cpp_struct(question, "Written"),
+        cpp_struct(question, "StatedRule"),
         cpp_struct(question, "Question"),
         cpp_struct(question, "Answer"),
         cpp_struct(sys, "Sink"),

@@ -377,7 +377,7 @@ fn lies(slot: &Slot) -> Option<Lies> {
     match *slot {
         Slot::Shard(dim, _) => Some(Lies::Sharded(dim)),
         Slot::Fixed(placement) if placement.sharded().is_none() => Some(Lies::Fixed(placement)),
-        Slot::Fixed(_) | Slot::Flattened { .. } => None,
+        Slot::Fixed(_) | Slot::Plain(..) | Slot::Flattened { .. } => None,
     }
 }
 

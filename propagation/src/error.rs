@@ -54,6 +54,26 @@ pub enum PropagationError {
         /// What came.
         found: String,
     },
+    /// A strategy of a caller's own rule does not fit the op.
+    #[error("{op}: strategy {strategy} of the rule: expected {expected}, found {found}")]
+    Strategy {
+        /// The op.
+        op: String,
+        /// Which strategy, from 0.
+        strategy: usize,
+        /// What a strategy of this op has there.
+        expected: String,
+        /// What it has.
+        found: String,
+    },
+    /// A caller's own rule cannot be made.
+    #[error("{op}: {reason}")]
+    OwnRule {
+        /// The op.
+        op: String,
+        /// Why not.
+        reason: String,
+    },
     /// Every strategy would move a tensor that must stay where it is.
     #[error(
         "{op}: argument {argument} is written in place and cannot be redistributed: \
@@ -108,6 +128,8 @@ impl PropagationError {
             | PropagationError::Arity { op, .. }
             | PropagationError::Argument { op, .. }
             | PropagationError::InPlace { op, .. }
+            | PropagationError::Strategy { op, .. }
+            | PropagationError::OwnRule { op, .. }
             | PropagationError::TooLarge { op, .. } => asking.clone_into(op),
             PropagationError::Notation { .. }
             | PropagationError::Mesh { .. }

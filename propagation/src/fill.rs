@@ -284,7 +284,7 @@ impl<'a> Filled<'a> {
             }
         }
         inputs.iter().enumerate().all(|(i, slot)| match *slot {
-            Slot::Shard(dim, Need::Divides(whole)) => {
+            Slot::Shard(dim, Need::Divides(whole)) | Slot::Plain(dim, Need::Divides(whole)) => {
                 // What a rank has left of it stays whole at every split.
                 let left = (0..self.sizes.len()).try_fold(whole, |left, l| {
                     let flat = slots(l).is_some_and(|s| matches!(s.1[i], Slot::Flattened { .. }));
@@ -299,7 +299,7 @@ impl<'a> Filled<'a> {
                 });
                 left.is_some()
             }
-            Slot::Shard(dim, Need::Filled) => {
+            Slot::Shard(dim, Need::Filled) | Slot::Plain(dim, Need::Filled) => {
                 let placements = self.placements(&targets[i]);
                 let size = self.metas[i].shape[dim as usize];
                 smallest(size, dim, &placements, self.sizes) > 0
@@ -401,7 +401,9 @@ enum ShardType {
 /// Whether a slot says nothing of which indices a shard holds together.
 fn any_split(slot: &Slot) -> bool {
     match slot {
-        Slot::Shard(_, need) => matches!(need, Need::Nothing | Need::Filled),
+        Slot::Shard(_, need) | Slot::Plain(_, need) => {
+            matches!(need, Need::Nothing | Need::Filled)
+        }
         // The rows of a lookup are counted from the shard's first.
         Slot::Fixed(placement) => *placement != Placement::Partial(PartialOp::Mask),
         Slot::Flattened { .. } => false,
@@ -515,7 +517,9 @@ impl Filling {
         match (slot, self.kind) {
             (ANY_NORM, _) => Placement::Partial(PartialOp::Norm(self.order)),
             (Slot::Fixed(placement), _) => placement,
-            (Slot::Shard(dim, _), ShardType::Plain) => Placement::Shard { dim },
+            (Slot::Plain(dim, _), _) | (Slot::Shard(dim, _), ShardType::Plain) => {
+                Placement::Shard { dim }
+            }
             (Slot::Shard(dim, _), ShardType::Strided(split_factor)) => {
                 Placement::StridedShard { dim, split_factor }
             }

@@ -10,6 +10,7 @@
 //! | `notation` | the notation of other arguments |
 //! | [`rule`] | strategies on one mesh dim |
 //! | `each` | ops on lists, entry by entry |
+//! | [`stated`] | rules that a caller states as lists of placements |
 //! | [`forms`] | which op an in-place or `out=` name is a form of |
 //! | `schema` | the kinds of arguments that an op takes |
 //! | [`registry`] | the registry of ops |
@@ -71,6 +72,7 @@ pub mod sharding;
 #[cfg(test)]
 mod sharding_tests;
 pub mod spec;
+pub mod stated;
 pub mod strategies;
 pub mod strict;
 pub mod strides;
@@ -89,9 +91,9 @@ pub use local::{LocalArgs, LocalOp, Lookup, local_args, local_meta, local_op};
 pub use placement::{Order, PartialOp, Placement};
 pub use propagator::Propagator;
 pub use redistribute::{Step, plan};
-pub use registry::Registry;
+pub use registry::{OwnRule, Registry};
 pub use rule::{Arg, Query, Rule};
-pub use search::{Input, Propagation, propagate, standard_rules};
+pub use search::{Input, Propagation, propagate, propagate_by, standard_rules};
 pub use sharding::{Sharding, ShardingId, register_sharding};
 pub use spec::{Mesh, Spec, TensorMeta, parse_placements, partition_spec, written};
 pub use strategies::{Claims, claims};

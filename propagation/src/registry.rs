@@ -1,6 +1,9 @@
 //! The registry of rules: which rule an op's name stands for, and how in-place
 //! and `out=` forms follow from the functional one.
 
+use std::fmt;
+use std::sync::Arc;
+
 use hashbrown::HashMap;
 
 use super::decompose::{self, Decomposition};
@@ -47,11 +50,26 @@ struct Change {
     to: String,
 }
 
-#[derive(Clone, Copy, Debug)]
+/// How the rule of an op is made from its arguments, by a caller's own function.
+pub type OwnRule = dyn Fn(&Query<'_>) -> Result<Rule, PropagationError> + Send + Sync;
+
+#[derive(Clone)]
 enum Maker {
     Table(rules::Family),
     Function(RuleFn),
+    Own(Arc<OwnRule>),
     Decomposition(Decomposition),
+}
+
+impl fmt::Debug for Maker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Maker::Table(family) => f.debug_tuple("Table").field(family).finish(),
+            Maker::Function(_) => f.write_str("Function"),
+            Maker::Own(_) => f.write_str("Own"),
+            Maker::Decomposition(_) => f.write_str("Decomposition"),
+        }
+    }
 }
 
 impl Registry {
@@ -84,6 +102,12 @@ impl Registry {
     /// [`PropagationError::Duplicate`] when the op has a rule.
     pub fn register(&mut self, op: &str, rule: RuleFn) -> Result<(), PropagationError> {
         self.insert(op, Maker::Function(rule))
+    }
+
+    /// Puts a rule of the caller's own in the place of the op's rule, if it has one.
+    /// In-place and `out=` forms that have rules of their own keep them.
+    pub fn replace(&mut self, op: &str, rule: Arc<OwnRule>) {
+        self.rules.insert(op.into(), Maker::Own(rule));
     }
 
     /// Puts another strategy in place of one of an op's, both written as `S(0),R
@@ -163,7 +187,7 @@ impl Registry {
         let (base, _) = self.base(op)?;
         let family = match self.rules.get(&base) {
             Some(Maker::Table(family)) => family.name(),
-            Some(Maker::Function(_)) => "registered".into(),
+            Some(Maker::Function(_) | Maker::Own(_)) => "registered".into(),
             Some(Maker::Decomposition(_)) | None => "decomposition".into(),
         };
         Some((base, family))
@@ -179,13 +203,9 @@ impl Registry {
         let (mut rule, mut written) = match form {
             Form::Functional | Form::Each => (maker.rule(self, &read)?, Vec::new()),
             Form::InPlace => in_place(maker.rule(self, &read)?, query)?,
-            Form::Out => out(self, maker, query)?,
+            Form::Out => out(self, &maker, query)?,
         };
-        written.extend(rule.written().iter().map(|input| Written {
-            input: *input,
-            argument: query.inputs().nth(*input).map_or(0, |found| found.0),
-            output: None,
-        }));
+        written.extend(rule.writings(query));
         let placements = query.inputs().flat_map(|(_, spec)| &spec.placements);
         for sharding in placements.filter_map(|p| p.registered()) {
             let (op, family) = self.matched(query.op).unwrap_or_default();
@@ -198,11 +218,11 @@ impl Registry {
 
     fn find(&self, op: &str) -> Option<(Maker, Form)> {
         if let Some(maker) = self.rules.get(op) {
-            return Some((*maker, Form::Functional));
+            return Some((maker.clone(), Form::Functional));
         }
         let (base, form) = self.base_of_one(op)?;
         let decomposition = || self.decompositions.get(&base).copied();
-        let maker = self.rules.get(&base).copied();
+        let maker = self.rules.get(&base).cloned();
         let maker = maker.or_else(|| decomposition().map(Maker::Decomposition));
         Some((maker?, form))
     }
@@ -231,12 +251,25 @@ impl Registry {
 }
 
 impl Maker {
-    fn rule(self, rules: &Registry, query: &Query<'_>) -> Result<Rule, PropagationError> {
+    fn rule(&self, rules: &Registry, query: &Query<'_>) -> Result<Rule, PropagationError> {
         match self {
             Maker::Table(family) => family.rule(query),
             Maker::Function(make) => make(query),
-            Maker::Decomposition(make) => decompose::rule(rules, query, make),
+            Maker::Own(make) => make(query),
+            Maker::Decomposition(make) => decompose::rule(rules, query, *make),
         }
+    }
+}
+
+impl Rule {
+    /// The tensors that the rule says are written.
+    pub(super) fn writings(&self, query: &Query<'_>) -> Vec<Written> {
+        let one = |(input, output): &(usize, Option<usize>)| Written {
+            input: *input,
+            argument: query.inputs().nth(*input).map_or(0, |found| found.0),
+            output: *output,
+        };
+        self.written().iter().map(one).collect()
     }
 }
 
@@ -266,7 +299,7 @@ fn in_place(mut rule: Rule, query: &Query<'_>) -> Result<(Rule, Vec<Written>), P
 /// The last arguments are tensors to write, as many as there are outputs.
 fn out(
     rules: &Registry,
-    maker: Maker,
+    maker: &Maker,
     query: &Query<'_>,
 ) -> Result<(Rule, Vec<Written>), PropagationError> {
     let mut first_error = None;

@@ -271,6 +271,8 @@ pub enum Slot {
     Fixed(Placement),
     /// A sharding placeholder: any shard type, on this tensor dim.
     Shard(u32, Need),
+    /// A plain shard of this tensor dim, and no other shard type.
+    Plain(u32, Need),
     /// A dim flattened behind others: a strided shard of tensor dim `dim` with
     /// as many blocks as the leading dims have elements, or fewer by as much as
     /// mesh dims further left split these.
@@ -307,8 +309,9 @@ pub struct Rule {
     pub outputs: Vec<TensorMeta>,
     slots: Vec<Slot>,
     width: usize,
-    /// Inputs that the op writes besides what its name says.
-    written: Vec<usize>,
+    /// Inputs that the op writes besides what its name says, each with the output
+    /// that it becomes, if it is returned.
+    written: Vec<(usize, Option<usize>)>,
     /// Registered shardings of the inputs that may not fill it.
     pub(super) bars: Vec<ShardingId>,
 }
@@ -348,10 +351,15 @@ impl Rule {
     /// Says that the op writes an input, as running statistics: it stays where
     /// it is.
     pub fn writes(&mut self, input: usize) {
-        self.written.push(input);
+        self.written.push((input, None));
     }
 
-    pub(super) fn written(&self) -> &[usize] {
+    /// Says that the op writes an input and returns it: both stay where the input is.
+    pub fn returns(&mut self, input: usize, output: usize) {
+        self.written.push((input, Some(output)));
+    }
+
+    pub(super) fn written(&self) -> &[(usize, Option<usize>)] {
         &self.written
     }
 
@@ -395,7 +403,7 @@ impl Rule {
         };
         let shown = |slot: &Slot| match *slot {
             Slot::Fixed(placement) => placement,
-            Slot::Shard(dim, _) => Placement::Shard { dim },
+            Slot::Shard(dim, _) | Slot::Plain(dim, _) => Placement::Shard { dim },
             Slot::Flattened { dim, blocks, .. } => Placement::StridedShard {
                 dim,
                 split_factor: blocks,

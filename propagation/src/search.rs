@@ -183,6 +183,16 @@ pub(super) fn check_specs<'a>(
 ) -> Result<Checked<'a>, PropagationError> {
     let inputs = sound(query, mesh)?;
     let (rule, written) = rules.rule(query)?;
+    fitting(query, rule, inputs, written)
+}
+
+/// A rule with the tensors that it is about.
+fn fitting<'a>(
+    query: &Query<'a>,
+    rule: Rule,
+    inputs: Vec<(&'a Spec, &'a TensorMeta)>,
+    written: Vec<Written>,
+) -> Result<Checked<'a>, PropagationError> {
     if rule.inputs() != inputs.len() {
         return Err(PropagationError::Arity {
             op: query.op.into(),
@@ -212,6 +222,23 @@ pub fn propagate(
         return each.propagate(rules, query, mesh, topology);
     }
     let checked = check(rules, query, mesh)?;
+    run(query, &checked, mesh, topology, Effort::FULL)
+}
+
+/// The same by a rule of the caller's own, whatever rule the op has.
+///
+/// # Errors
+///
+/// An error that names op, argument, expected and found.
+pub fn propagate_by(
+    rule: Rule,
+    query: &Query<'_>,
+    mesh: &Mesh,
+    topology: &Topology,
+) -> Result<Propagation, PropagationError> {
+    let inputs = sound(query, mesh)?;
+    let written = rule.writings(query);
+    let checked = fitting(query, rule, inputs, written)?;
     run(query, &checked, mesh, topology, Effort::FULL)
 }
 

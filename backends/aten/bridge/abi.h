@@ -210,6 +210,7 @@ enum PlacementKind : uint8_t {
   kPartial = 3,  // every rank holds a part; `reduce` is the reduction (`ROTE_SUM`, ...)
   kMaskPartial = 4,  // a sum, where a rank's rows are zero if it does not hold their part of a table. A rank of an op with such a result looks up 0 in the place of indices outside of its part, and counts the others from its first row
   kNormPartial = 5,  // every rank holds the norm of its part; `order` is the norm's
+  kPlaceholder = 6,  // a shard of the tensor dim `dim`, plain or strided, as the inputs have it
 };
 
 // The reduction that turns a partial tensor into a whole one, and that a reducing collective applies.
@@ -239,11 +240,28 @@ struct Spec {
   uint8_t dtype;  // element type: PyTorch's `ScalarType` number (6 is f32, 15 bf16, 4 i64)
 };
 
+// A tensor that an op writes, and that so stays where it is.
+struct Written {
+  uint32_t tensor;  // its place among the question's tensors
+  int32_t output;  // the result that it is returned as; -1 if it is not returned
+};
+
+// A rule of the caller's own. The strategy that replicates every tensor is added to it.
+struct StatedRule {
+  const Placement *strategies;  // the strategies, one after another: on one mesh dim, the placements of the results, then those of the question's tensors
+  const Spec *outputs;  // the results; strides and placements are not read
+  const Written *written;  // the tensors that the op writes
+  uint32_t nstrategies;  // number of strategies
+  uint32_t noutputs;  // number of results
+  uint32_t nwritten;  // number of tensors that the op writes
+};
+
 // An op with its arguments.
 struct Question {
   const char *op;  // name with namespace and overload, for example `aten::sum.dim_IntList`; the default overload has no suffix
   const Arg *args;  // arguments in the order of the op's schema; those at the end that have their defaults may be left out. A tensor is a `ROTE_ARG_INPUT`, `i` is its place among `tensors`; a list of tensors is a `ROTE_ARG_INPUTS`
   const Spec *tensors;  // the tensors among the arguments, in the order of the arguments
+  const StatedRule *rule;  // the rule to answer by, whatever rule Rote has for the op; null: Rote's rule
   uint32_t nargs;  // number of arguments
   uint32_t ntensors;  // number of tensors
 };

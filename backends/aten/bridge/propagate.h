@@ -49,7 +49,7 @@ inline py::object attribute(const py::handle& object, PyObject* name) {
 
 // The classes of DTensor's propagation.
 struct ShardingClasses {
-  py::object spec, meta, size, schema, output_sharding;
+  py::object spec, meta, size, schema, output_sharding, placeholder;
   py::object replicate, shard, strided_shard, partial, mask_partial, norm_partial;
 
   explicit ShardingClasses(const py::dict& named)
@@ -58,6 +58,7 @@ struct ShardingClasses {
         size(named["Size"]),
         schema(named["OpSchema"]),
         output_sharding(named["OutputSharding"]),
+        placeholder(named["_ShardingPlaceholder"]),
         replicate(named["Replicate"]),
         shard(named["Shard"]),
         strided_shard(named["_StridedShard"]),
@@ -110,6 +111,16 @@ inline Placement read_placement(PyObject* placement, const ShardingClasses& clas
   return read;
 }
 
+// A placement of a strategy. None stands for a result that there is not.
+inline Placement read_slot(PyObject* slot, const ShardingClasses& classes) {
+  if (slot == Py_None) return Placement{};
+  if (!is_a(slot, classes.placeholder)) return read_placement(slot, classes);
+  Placement read{};
+  read.kind = kPlaceholder;
+  read.dim = small_number(attribute(slot, names().dim).ptr());
+  return read;
+}
+
 inline py::object make_placement(const Placement& placement, const ShardingClasses& classes) {
   switch (placement.kind) {
     case kReplicate: return classes.replicate();
@@ -144,6 +155,8 @@ struct AskedOp {
   struct Formal {
     py::object name;
     bool of_tensors;  // a list of tensors, if it is a list
+    bool written;
+    int32_t output;   // if it is written: the result that it is returned as, or -1
   };
   enum class Returns { kNothing, kTensor, kTuple, kList };
 
@@ -172,9 +185,12 @@ class Answers {
   // `handlers` (of ops that DTensor runs in ways of its own) are DTensor's.
   // `mesh_propagator` makes the propagator of a mesh: its address, or 0. `registered` says what is registered for an
   // op with DTensor, and whether it comes with PyTorch. `agreement` has the kinds of answers that are DTensor's own by
-  // the name of the op; None: every answer is taken.
+  // the name of the op; None: every answer is taken. `own_rules` has the ops for which the script has registered a rule
+  // with Rote. `state` says what the script's rule for a schema is, whether registered with Rote or with DTensor: its
+  // strategies, a list of tuples of placements; the metas of the results, a list; and these as the op returns them. Or it
+  // says why there is none, as text.
   Answers(uintptr_t ask, uintptr_t error, const py::dict& named, py::object propagator, py::object handlers,
-          py::object mesh_propagator, py::object registered, py::object agreement)
+          py::object mesh_propagator, py::object registered, py::object agreement, py::dict own_rules, py::object state)
       : ask_(reinterpret_cast<int (*)(void*, const Question*, Answer*)>(ask)),
         error_(reinterpret_cast<const char* (*)()>(error)),
         classes_(named),
@@ -182,7 +198,9 @@ class Answers {
         handlers_(std::move(handlers)),
         mesh_propagator_(std::move(mesh_propagator)),
         registered_(std::move(registered)),
-        agreement_(std::move(agreement)) {}
+        agreement_(std::move(agreement)),
+        own_rules_(std::move(own_rules)),
+        state_(std::move(state)) {}
 
   // The `OutputSharding` for a schema; None if PyTorch has to answer.
   py::object answer(const py::object& schema) {
@@ -224,6 +242,7 @@ class Answers {
     std::deque<std::vector<Arg>> lists;
     std::deque<std::vector<Placement>> placements;
     std::deque<std::string> text;
+    std::vector<Written> written;
     AskedMesh* mesh = nullptr;
     bool strided = false;             // a tensor lies in strided shards
     bool strided_as_order = false;    // which mean an order of shards
@@ -247,7 +266,10 @@ class Answers {
     for (const c10::Argument& formal : schema.arguments()) {
       const auto list = formal.type()->cast<c10::ListType>();
       const bool of_tensors = list && list->getElementType()->isSubtypeOf(*c10::OptionalType::ofTensor());
-      known.formals.push_back({py::reinterpret_steal<py::object>(PyUnicode_InternFromString(formal.name().c_str())), of_tensors});
+      const auto* alias = formal.alias_info();
+      const bool written = alias && alias->isWrite();
+      known.formals.push_back({py::reinterpret_steal<py::object>(PyUnicode_InternFromString(formal.name().c_str())),
+                               of_tensors, written, written ? returned_as(schema, *alias) : -1});
     }
     known.return_count = schema.returns().size();
     if (known.return_count > 0) {
@@ -271,6 +293,60 @@ class Answers {
       known.agreed = bits ? PyLong_AsUnsignedLongLong(bits) : 0;
     }
     return known;
+  }
+
+  // The result that a written argument is returned as; -1 if it is not returned.
+  static int32_t returned_as(const c10::FunctionSchema& schema, const c10::AliasInfo& written) {
+    for (size_t i = 0; i < schema.returns().size(); ++i) {
+      const auto* alias = schema.returns()[i].alias_info();
+      if (alias && alias->beforeSets() == written.beforeSets()) return static_cast<int32_t>(i);
+    }
+    return -1;
+  }
+
+  // Notes the tensors from `first` on as written, if the op writes the argument that they are.
+  void note_written(const AskedOp& op, const AskedOp::Formal& formal, size_t first) {
+    if (!formal.written) return;
+    for (size_t i = first; i < asked_.tensors.size(); ++i) {
+      const bool one_of_list = op.returns == AskedOp::Returns::kList && formal.output >= 0;
+      const int32_t output = one_of_list ? static_cast<int32_t>(i - first) : formal.output;
+      asked_.written.push_back({static_cast<uint32_t>(i), output});
+    }
+  }
+
+  // What a rule of the script's own says.
+  struct Stated {
+    std::vector<Placement> strategies;
+    std::vector<Spec> outputs;
+    py::object metas;  // of the results, as the op returns them
+    StatedRule rule{};
+  };
+
+  // The script's rule for a schema.
+  void state(const py::object& schema, Stated& stated) {
+    const py::object said = state_(schema);
+    if (PyUnicode_Check(said.ptr())) throw HandedOn{said.cast<std::string>()};
+    const py::tuple parts = said.cast<py::tuple>();
+    const py::list strategies = parts[0].cast<py::list>();
+    const py::list metas = parts[1].cast<py::list>();
+    stated.metas = parts[2];
+    for (const py::handle& strategy : strategies) {
+      if (py::len(strategy) != metas.size() + asked_.tensors.size()) throw HandedOn{"a strategy of another length"};
+      for (const py::handle& slot : strategy) stated.strategies.push_back(read_slot(slot.ptr(), classes_));
+    }
+    for (const py::handle& meta : metas) {
+      Spec& output = stated.outputs.emplace_back();
+      if (meta.is_none()) continue;
+      output.shape = read_ints(PyTuple_GET_ITEM(meta.ptr(), 0)).data();
+      output.ndim = static_cast<uint32_t>(asked_.ints.back().size());
+      output.dtype = static_cast<uint8_t>(reinterpret_cast<THPDtype*>(PyTuple_GET_ITEM(meta.ptr(), 2))->scalar_type);
+    }
+    stated.rule.strategies = stated.strategies.data();
+    stated.rule.nstrategies = static_cast<uint32_t>(strategies.size());
+    stated.rule.outputs = stated.outputs.data();
+    stated.rule.noutputs = static_cast<uint32_t>(stated.outputs.size());
+    stated.rule.written = asked_.written.data();
+    stated.rule.nwritten = static_cast<uint32_t>(asked_.written.size());
   }
 
   // Whether what is registered for an op with DTensor comes with PyTorch. A script may register anew at any time.
@@ -433,8 +509,10 @@ class Answers {
     const py::object op_object = attribute(schema, names().op);
     const py::object args = attribute(schema, names().args_schema);
     const py::object kwargs = attribute(schema, names().kwargs_schema);
-    if (!is_torchs(op, op_object)) throw HandedOn{"a strategy of the script's own is registered"};
     if (op.handled) throw HandedOn{"DTensor runs the op in a way of its own"};
+    const bool is_own = PyDict_Contains(own_rules_.ptr(), op_object.ptr()) == 1;
+    const bool is_stated = !is_torchs(op, op_object) || is_own;
+    if (is_stated && !is_own && !agreement_.is_none()) throw HandedOn{"a strategy of the script's own is registered"};
     if (op.other_change) throw HandedOn{"the arguments of the local op differ"};
     asked_.clear();
     const Py_ssize_t given = PyTuple_GET_SIZE(args.ptr());
@@ -442,7 +520,9 @@ class Answers {
     for (size_t i = 0; i < op.formals.size(); ++i) {
       PyObject* actual = static_cast<Py_ssize_t>(i) < given ? PyTuple_GET_ITEM(args.ptr(), i)
                                                             : PyDict_GetItem(kwargs.ptr(), op.formals[i].name.ptr());
+      const size_t first = asked_.tensors.size();
       asked_.args.push_back(actual ? read(actual, op.formals[i].of_tensors) : Arg{});
+      note_written(op, op.formals[i], first);
       if (static_cast<Py_ssize_t>(i) < given) by_position = asked_.tensors.size();
     }
     if (given > static_cast<Py_ssize_t>(op.formals.size())) throw HandedOn{"more arguments than the op has"};
@@ -455,14 +535,19 @@ class Answers {
     question.nargs = static_cast<uint32_t>(asked_.args.size());
     question.tensors = asked_.tensors.data();
     question.ntensors = static_cast<uint32_t>(asked_.tensors.size());
+    Stated stated;
+    if (is_stated) {
+      state(schema, stated);
+      question.rule = &stated.rule;
+    }
     Answer answer{};
     if (ask_(asked_.mesh->propagator, &question, &answer) < 0) throw HandedOn{error_()};
     const bool has_shape = answer.shape_arg >= 0;
     if (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg))
       throw HandedOn{"the arguments of the local op differ"};
     kind_ = kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims > 1, is_uneven(answer), has_other_partials(), chunks(answer));
-    if (agreement_.is_none() && passes_other_partials(answer)) throw HandedOn{"a partial that is no sum would pass"};
-    if (!agreement_.is_none() && !(op.agreed & uint64_t{1} << kind_))
+    if (!is_stated && agreement_.is_none() && passes_other_partials(answer)) throw HandedOn{"a partial that is no sum would pass"};
+    if (!is_stated && !agreement_.is_none() && !(op.agreed & uint64_t{1} << kind_))
       throw HandedOn{"Rote may choose otherwise than DTensor"};
 
     // All positional tensors as the op takes them.
@@ -482,7 +567,7 @@ class Answers {
                            attribute(taken[1], names().tensor_meta));
       moves = true;
     }
-    py::object outputs = make_outputs(op, answer, schema, mask);
+    py::object outputs = make_outputs(op, answer, schema, mask, is_stated ? &stated : nullptr);
     py::object suggestion = py::none();
     const bool local_shape = has_shape && answer.noutputs > 0 && is_sharded(answer.outputs[0]);
     if (moves || local_shape) {
@@ -669,11 +754,14 @@ class Answers {
     if (!same) throw HandedOn{"PyTorch's result has another shape or dtype"};
   }
 
-  py::object make_outputs(const AskedOp& op, const Answer& answer, const py::object& schema, const py::object& mask) {
+  py::object make_outputs(const AskedOp& op, const Answer& answer, const py::object& schema, const py::object& mask,
+                          const Stated* stated) {
     if (op.returns == AskedOp::Returns::kNothing) return py::none();
-    const bool known = std::all_of(answer.outputs, answer.outputs + answer.noutputs, [](const Spec& spec) { return spec.strides || spec.ndim == 0; });
+    const bool known = !stated && std::all_of(answer.outputs, answer.outputs + answer.noutputs, [](const Spec& spec) { return spec.strides || spec.ndim == 0; });
     py::object metas = py::none();
-    if (!known) {
+    if (stated) {
+      metas = stated->metas;
+    } else if (!known) {
       ++strides_asked_[op.name];
       metas = propagator_.attr("_propagate_tensor_meta_non_cached")(schema);
     }
@@ -681,7 +769,7 @@ class Answers {
       if (meta && meta.is_none()) return py::none();
       const Spec& spec = answer.outputs[i];
       if (meta) check_meta(meta, spec);
-      for (size_t m = 0; m < asked_.mesh->dims; ++m)
+      for (size_t m = 0; !stated && m < asked_.mesh->dims; ++m)
         if (spec.placements[m].kind == kPartial && op.name.find("norm") != std::string::npos && asked_.tensors[0].placements[m].kind != kPartial)
           throw HandedOn{"a norm whose partial DTensor names otherwise"};
       const py::object placed = mask ? masked_spec(spec.placements, spec.placements, mask) : spec_without_meta(spec.placements, asked_.strided_as_order);
@@ -704,6 +792,8 @@ class Answers {
   const char* (*error_)();
   ShardingClasses classes_;
   py::object propagator_, handlers_, mesh_propagator_, registered_, agreement_;
+  py::dict own_rules_;
+  py::object state_;
   py::object tables_[3];
   std::unordered_map<PyObject*, AskedOp> ops_;
   std::unordered_map<PyObject*, AskedMesh> meshes_;

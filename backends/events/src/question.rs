@@ -20,6 +20,8 @@ pub mod kind {
     pub const MASK_PARTIAL: u8 = 4;
     /// Placement: every rank holds the norm of its part; `order` is the norm's.
     pub const NORM_PARTIAL: u8 = 5;
+    /// Placement, in strategies only: a shard of the tensor dim `dim`, plain or strided, as the inputs have it.
+    pub const PLACEHOLDER: u8 = 6;
 }
 
 /// How one mesh dim holds a tensor.
@@ -55,6 +57,35 @@ pub struct Spec {
     pub dtype: u8,
 }
 
+/// A tensor that an op writes, and that so stays where it is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Written {
+    /// Its place among the question's tensors.
+    pub tensor: u32,
+    /// The result that it is returned as; -1 if it is not returned.
+    pub output: i32,
+}
+
+/// A rule of the caller's own. The strategy that replicates every tensor is added to it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct StatedRule {
+    /// The strategies, one after another: on one mesh dim, the placements of the results, then those of the question's
+    /// tensors.
+    pub strategies: *const Placement,
+    /// The results; strides and placements are not read.
+    pub outputs: *const Spec,
+    /// The tensors that the op writes.
+    pub written: *const Written,
+    /// Number of strategies.
+    pub nstrategies: u32,
+    /// Number of results.
+    pub noutputs: u32,
+    /// Number of tensors that the op writes.
+    pub nwritten: u32,
+}
+
 /// An op with its arguments.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +97,8 @@ pub struct Question {
     pub args: *const Arg,
     /// The tensors among the arguments, in the order of the arguments.
     pub tensors: *const Spec,
+    /// The rule to answer by, whatever rule Rote has for the op; null: Rote's rule.
+    pub rule: *const StatedRule,
     /// Number of arguments.
     pub nargs: u32,
     /// Number of tensors.

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, overload
 
 import torch
+from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtensor_spec, _op_schema, placement_types
 from torch.distributed.tensor import _sharding_prop as torchs
 from torch.distributed.tensor._collective_utils import MeshTopoInfo
-from torch.distributed.tensor._ops import _math_ops
+from torch.distributed.tensor._ops import _math_ops, single_dim_strategy
 
+from . import _rules
 from ._agreement import AGREED
 from ._bridge import bridge
 from ._native import c_uint32, c_void_p, error, lib
@@ -62,7 +63,7 @@ def _most(counts: dict[Any, int]) -> list[tuple[Any, int]]:
 class _Installed:
     """Rote in the place of `ShardingPropagator.propagate_op_sharding_non_cached`."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, own_rules: dict[OpOverload, _rules.Strategies]) -> None:
         self.policy = policy
         self.propagator = _propagator()
         self.meshes: list[int] = []
@@ -81,12 +82,15 @@ class _Installed:
                 "Partial": Partial,
                 "_MaskPartial": placement_types._MaskPartial,
                 "_NormPartial": _math_ops._NormPartial,
+                "_ShardingPlaceholder": single_dim_strategy._ShardingPlaceholder,
             },
             self.propagator,
             DTensor._op_dispatcher._custom_op_handlers,
             self.of_mesh,
             self.registered,
             None if policy == "best" else _agreed(),
+            own_rules,
+            self.state,
         )
         self.before = self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding
         self.answer = _answering(self.answers.answer, self.before[0])
@@ -132,7 +136,11 @@ class _Installed:
         propagator = self.propagator
         tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
         found = tuple(table.get(op) for table in tables)
-        return found, all(_is_torchs(one) for one in found)
+        return found, all(_rules.comes_with_torch(one) for one in found)
+
+    def state(self, schema: Any) -> Any:
+        """What the script's own rule says of a schema."""
+        return _rules.state(self.propagator, schema)
 
 
 def _propagator() -> Any:
@@ -158,13 +166,6 @@ def _address(function: str) -> int:
     return int(ctypes.cast(getattr(lib, function), c_void_p).value or 0)
 
 
-def _is_torchs(registered: Any) -> bool:
-    function = getattr(registered, "func", registered)
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function is None or str(getattr(function, "__module__", "")).startswith("torch.")
-
-
 def _forget() -> None:
     """Empties DTensor's caches of answers, as far as they belong to this thread."""
     _propagator().propagate_op_sharding.cache_clear()
@@ -182,6 +183,22 @@ class Chooser:
 
 
 CHOOSER = Chooser()
+
+
+_changes = 0
+
+
+def _name_chooser() -> None:
+    CHOOSER.name = "Rote" if _installed is not None and _installed.policy == "best" else "DTensor"
+    if _installed is not None and _rules.OWN:
+        CHOOSER.name += f" and rules of the script, changed {_changes} times"
+
+
+def _rules_have_changed() -> None:
+    global _changes
+    _changes += 1
+    _forget()
+    _name_chooser()
 
 
 class _Installation:
@@ -215,11 +232,10 @@ def install(policy: Policy = "same") -> _Installation:
         raise ValueError(f'rote: policy={policy!r}: expected "same" or "best"')
     if _installed is not None:
         raise RuntimeError(f'rote: propagation is installed already, with policy="{_installed.policy}"')
-    _installed = _Installed(policy)
+    _installed = _Installed(policy, _rules.OWN)
     _installed.put()
     _forget()
-    if policy == "best":
-        CHOOSER.name = "Rote"
+    _name_chooser()
     return _Installation(_installed)
 
 
@@ -232,7 +248,7 @@ def uninstall() -> None:
         _forget()
         _installed.free()
         _installed = None
-        CHOOSER.name = "DTensor"
+        _name_chooser()
 
 
 @contextlib.contextmanager
@@ -244,7 +260,7 @@ def within_a_step() -> Iterator[None]:
         yield
         return
     if _within_steps is None:
-        _within_steps = _Installed("same")
+        _within_steps = _Installed("same", {})
     before = _propagator().propagate_op_sharding_non_cached
     if before is _within_steps.answer:
         yield
@@ -254,6 +270,42 @@ def within_a_step() -> Iterator[None]:
         yield
     finally:
         _within_steps.take_away()
+
+
+_Function = TypeVar("_Function", bound=_rules.Strategies)
+
+
+@overload
+def register(op: OpOverload, function: None = None, *, replace: bool = False) -> Callable[[_Function], _Function]: ...
+@overload
+def register(op: OpOverload, function: _Function, *, replace: bool = False) -> _Function: ...
+
+
+def register(
+    op: OpOverload, function: _Function | None = None, *, replace: bool = False
+) -> _Function | Callable[[_Function], _Function]:
+    """Registers a sharding rule for an op, as a decorator or a call. While Rote is installed, it answers by the rule.
+
+    `function` gets the op's arguments as they are, and a `TensorMeta` (shape, stride, dtype) in the place of each
+    tensor. It returns strategies that are right on one mesh dim: lists of the placements of the op's results, then of
+    its tensor inputs. `_ShardingPlaceholder(dim)` stands for any shard of `dim`, plain or strided, `Shard(dim)` for a
+    plain one. The strategy that replicates everything is added.
+
+    Raises `ValueError` if Rote has a rule for the op, or one was registered, unless `replace` is true.
+    """
+
+    def put(function: _Function) -> _Function:
+        _rules.put(op, function, replace)
+        _rules_have_changed()
+        return function
+
+    return put if function is None else put(function)
+
+
+def unregister(op: OpOverload) -> None:
+    """Removes the rule that was registered for an op. Raises `ValueError` if there is none."""
+    _rules.remove(op)
+    _rules_have_changed()
 
 
 _last = Stats()
@@ -269,4 +321,4 @@ def stats() -> Stats:
     return Stats(answered, nanoseconds / 1e3, strides, handed_on)
 
 
-__all__ = ["Stats", "install", "stats", "uninstall"]
+__all__ = ["Stats", "install", "register", "stats", "uninstall", "unregister"]

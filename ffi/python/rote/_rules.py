@@ -1,0 +1,203 @@
+"""Sharding rules from Python: what a script has registered for an op, with Rote or with PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops._math_ops import _NormPartial
+from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlaceholder
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ._native import error, lib
+
+Strategies = Callable[..., Sequence[Sequence[Any]]]
+
+#: The functions that scripts have registered with Rote.
+OWN: dict[OpOverload, Strategies] = {}
+#: What DTensor's tables of schema infos held before, by op.
+_BEFORE: dict[OpOverload, tuple[RuntimeSchemaInfo | None, ...]] = {}
+#: What was warned of.
+_WARNED: set[str] = set()
+_REDUCTIONS = ("sum", "avg", "max", "min", "product")
+
+
+class RuleError(ValueError):
+    """A rule of the script's own does not fit its op."""
+
+
+def put(op: OpOverload, function: Strategies, replace: bool) -> None:
+    """Keeps a function for an op."""
+    if not isinstance(op, OpOverload):
+        raise TypeError(f"rote: expected an op with its overload, such as torch.ops.aten.mm.default, found {op!r}")
+    if not callable(function):
+        raise TypeError(f"rote: {name_of(op)}: expected a function that returns strategies, found {function!r}")
+    if not replace and op in OWN:
+        raise ValueError(
+            f"rote: {name_of(op)}: {_described(OWN[op])} is registered already; replace=True puts another in its place"
+        )
+    has_rule = lib.rote_has_rule(name_of(op).encode())
+    if has_rule < 0:
+        raise RuntimeError(f"rote: {error()}")
+    if not replace and has_rule:
+        raise ValueError(f"rote: {name_of(op)}: Rote has a rule for this op; replace=True puts another in its place")
+    OWN[op] = function
+    _cache_by_all_arguments(op)
+
+
+def remove(op: OpOverload) -> None:
+    """Forgets the function of an op, and lets DTensor cache its answers as before."""
+    if OWN.pop(op, None) is None:
+        raise ValueError(f"rote: {name_of(op) if isinstance(op, OpOverload) else op}: no rule is registered")
+    for table, before in zip(_schema_infos(), _BEFORE.pop(op), strict=True):
+        if before is None:
+            table.pop(op, None)
+        else:
+            table[op] = before
+
+
+def _schema_infos() -> tuple[dict[OpOverload, RuntimeSchemaInfo], ...]:
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    return propagator.op_to_schema_info, propagator.op_to_schema_info_for_single_dim_strategy
+
+
+def _cache_by_all_arguments(op: OpOverload) -> None:
+    """Lets DTensor keep an answer for each combination of arguments: a function may look at all of them."""
+    tables = _schema_infos()
+    _BEFORE.setdefault(op, tuple(table.get(op) for table in tables))
+    keywords = [argument.name for argument in op._schema.arguments if argument.kwarg_only]
+    tables[0][op] = RuntimeSchemaInfo(0, keywords or None, needs_pytree=True)
+
+
+def name_of(op: OpOverload) -> str:
+    """`aten::sum.dim_IntList`; the default overload has no suffix."""
+    suffix = op._schema.overload_name
+    return f"{op._schema.name}.{suffix}" if suffix else str(op._schema.name)
+
+
+def comes_with_torch(registered: Any) -> bool:
+    """Whether what is registered for an op with DTensor comes with PyTorch."""
+    function = getattr(registered, "func", registered)
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function is None or str(getattr(function, "__module__", "")).startswith("torch.")
+
+
+def _described(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", repr(function))
+    code = getattr(function, "__code__", None)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else str(name)
+
+
+def state(propagator: Any, schema: Any) -> tuple[list[tuple[Any, ...]], list[TensorMeta | None], Any] | str:
+    """What the script's rule says of a schema: its strategies, and the metas of the results, as a list and as the op
+    returns them. Or why there is no such rule, or none that fits: DTensor then answers."""
+    op = schema.op
+    args = tree_map_only(DTensorSpec, lambda spec: spec.tensor_meta, schema.args_schema)
+    kwargs = tree_map_only(DTensorSpec, lambda spec: spec.tensor_meta, schema.kwargs_schema)
+    tensors = [leaf for leaf in tree_leaves((args, kwargs), _is_meta) if _is_meta(leaf)]
+    function = function_of(propagator, op)
+    if isinstance(function, str):
+        return function
+    metas = propagator._propagate_tensor_meta_non_cached(schema)
+    results = [metas] if _is_meta(metas) else list(metas or ())
+    try:
+        return strategies_of(op, function, args, kwargs, results, tensors), results, metas
+    except RuleError as problem:
+        message = f"rote: {problem}"
+        if message not in _WARNED:
+            _WARNED.add(message)
+            warnings.warn(f"{message}. DTensor's own propagation answers instead", RuntimeWarning, stacklevel=2)
+        return f"a rule that does not fit: {problem}"
+
+
+def function_of(propagator: Any, op: OpOverload) -> Strategies | str:
+    """The function that a script has registered for an op, or why Rote does not ask it."""
+    if op in OWN:
+        return OWN[op]
+    info = propagator.op_single_dim_strategy_funcs.get(op)
+    if info is None or comes_with_torch(info):
+        return "a strategy of the script's own is registered"
+    for option in ("full_mesh_strategy_filter", "different_mesh_args"):
+        if getattr(info, option, None):
+            return f"a strategy of the script's own is registered, with {option}"
+    return _FromPyTorch(op, info.func)
+
+
+class _FromPyTorch:
+    """A function as PyTorch's `register_single_dim_strategy` takes it, called as one that is registered with Rote."""
+
+    def __init__(self, op: OpOverload, func: Callable[..., Any]) -> None:
+        self.op = op
+        self.func = func
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.func(self.op, args, kwargs)
+
+
+def _is_meta(leaf: Any) -> bool:
+    return isinstance(leaf, TensorMeta)
+
+
+def strategies_of(
+    op: OpOverload,
+    function: Strategies,
+    args: Any,
+    kwargs: Any,
+    results: Sequence[TensorMeta | None],
+    tensors: Sequence[TensorMeta],
+) -> list[tuple[Any, ...]]:
+    """What a function says of an op with these arguments. Raises `RuleError` if it says what no rule can be."""
+    who = f"{name_of(op)}: {_described(getattr(function, 'func', function))}"
+    try:
+        said = function(*args, **kwargs)
+        strategies = [tuple(strategy) for strategy in said]
+    except Exception as problem:
+        raise RuleError(f"{who} raised {type(problem).__name__}: {problem}") from problem
+    metas = [*results, *tensors]
+    for at, strategy in enumerate(strategies):
+        if len(strategy) != len(metas):
+            raise RuleError(
+                f"{who}: strategy {at} has {len(strategy)} placements, expected {len(metas)}: of {len(results)} "
+                f"results and {len(tensors)} tensor inputs"
+            )
+    return [tuple(_placements(f"{who}: strategy {at}", strategy, metas)) for at, strategy in enumerate(strategies)]
+
+
+def _placements(where: str, strategy: Sequence[Any], metas: Sequence[TensorMeta | None]) -> Iterator[Any]:
+    """The placements of a strategy, with dims counted from the front."""
+    for at, (placement, meta) in enumerate(zip(strategy, metas, strict=True)):
+        here = f"{where}, placement {at}"
+        kind = type(placement)
+        if meta is None:
+            if placement is not None and kind is not Replicate:
+                raise RuleError(f"{here}: expected None, as there is no such result, found {placement}")
+            yield None
+        elif kind in (Shard, _StridedShard, _ShardingPlaceholder):
+            ndim = len(meta.shape)
+            if not -ndim <= placement.dim < ndim:
+                raise RuleError(f"{here}: {placement} is no shard of a tensor with {ndim} dims")
+            dim = placement.dim % ndim
+            yield _StridedShard(dim, split_factor=placement.split_factor) if kind is _StridedShard else kind(dim)
+        elif kind is Partial and placement.reduce_op not in _REDUCTIONS:
+            raise RuleError(f"{here}: {placement}: expected a reduction among {', '.join(_REDUCTIONS)}")
+        elif kind in (Replicate, Partial, _NormPartial):
+            yield placement
+        else:
+            found = "None" if placement is None else f"{placement!r} of class {kind.__name__}"
+            raise RuleError(
+                f"{here}: expected Shard, _StridedShard, _ShardingPlaceholder, Replicate, Partial or _NormPartial, "
+                f"found {found}"
+            )
+
+
+__all__ = ["OWN", "RuleError", "comes_with_torch", "function_of", "name_of", "put", "remove", "state", "strategies_of"]
