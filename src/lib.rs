@@ -13,6 +13,7 @@
 //! | [`opinion`] | the second opinion on a plan, as text and JSON |
 //! | `second_opinion` | DTensor's redistributions against those of the cheapest strategies |
 //! | [`shown`] | replays that show every result, to find a wrong instruction |
+//! | [`own_rules`] | rules that a script states when it is asked, as JSON |
 //! | [`places`] | where arguments must lie in their storages |
 //! | [`stored`] | stored plans: their names, and whether a stored plan applies |
 //! | [`stats`] | counters |
@@ -27,6 +28,7 @@ pub mod facts;
 pub mod faults;
 pub mod opinion;
 pub mod optimized;
+pub mod own_rules;
 pub mod places;
 pub mod recording;
 mod second_opinion;

@@ -1,10 +1,14 @@
 //! Requests to the truth table and its reports as JSON, so that the command line, C and
 //! Python ask the same way.
 
+use std::sync::Arc;
+
 use rote_propagation::{Combination, Mesh, Registry};
 use rote_validation::samples::{self, Sample};
 use rote_validation::{Event, Finding, Kernels, OpReport, Options, validate};
 use serde_json::{Value as Json, json};
+
+use crate::own_rules::{self, Ask};
 
 /// Answers a request, a JSON object:
 ///
@@ -14,6 +18,7 @@ use serde_json::{Value as Json, json};
 ///   its samples are judged,
 /// - `only`: one combination, such as `S(0),R -> S(0)`,
 /// - `missing`: whether to look for rules that are missing; true by default,
+/// - `own`: names of ops for which `ask` states the rule ([`own_rules`]),
 /// - `changes`: lists of op, strategy and what to put in its place, for tests.
 ///
 /// `tell` is given JSON objects: `{"start": op, "number": 1, "total": 2}` before
@@ -25,6 +30,7 @@ use serde_json::{Value as Json, json};
 pub fn answer(
     request: &str,
     kernels: &mut dyn Kernels,
+    ask: Option<Arc<Ask>>,
     tell: &mut dyn FnMut(&str),
 ) -> Result<(), String> {
     let request: Json = serde_json::from_str(request).map_err(|e| format!("the request: {e}"))?;
@@ -50,6 +56,13 @@ pub fn answer(
             ));
         };
         rules.change(op, from, to);
+    }
+    if let Some(own) = request.get("own").and_then(Json::as_array) {
+        let ask = ask.ok_or("nobody states the scripts' own rules")?;
+        for op in own.iter().filter_map(Json::as_str) {
+            let ask = Arc::clone(&ask);
+            rules.replace(op, Arc::new(move |query| own_rules::rule(&*ask, query)));
+        }
     }
     let samples = chosen(&names, text("args"))?;
     let all = names.contains(&"all");

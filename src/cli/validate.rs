@@ -47,6 +47,9 @@ pub(super) struct Validate {
     /// The op's arguments, as the samples write them: "f32[8,4] i64[3]<8 1"
     #[arg(long, allow_hyphen_values = true)]
     args: Option<String>,
+    /// A Python module to import first, which registers sharding rules; may be repeated
+    #[arg(long, value_name = "MODULE")]
+    import: Vec<String>,
     /// Only this combination, for example 'S(0),R -> S(0)'; tensors are separated
     /// by semicolons where the mesh has several dims
     #[arg(long)]
@@ -95,6 +98,7 @@ impl Validate {
             "ops": self.op,
             "mesh": self.mesh.clone().unwrap_or_else(|| self.world.to_string()),
             "missing": !self.wrong_only,
+            "import": self.import,
         });
         for (key, text) in [("args", &self.args), ("only", &self.only)] {
             if let Some(text) = text {
@@ -172,7 +176,9 @@ impl Validate {
                 let reason = text(f, "reason");
                 let colon = if reason.is_empty() { "" } else { ": " };
                 writeln!(out, "  {what} {}{colon}{reason}", text(f, "combination"))?;
-                writeln!(out, "    {}", text(f, "repro"))?;
+                let imports = self.import.iter();
+                let imports: String = imports.map(|name| format!(" --import {name}")).collect();
+                writeln!(out, "    {}{imports}", text(f, "repro"))?;
             }
         }
         if self.left_out {

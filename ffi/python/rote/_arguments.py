@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 # The names of rote_plans::DType.
-_DTYPES = {
+DTYPES = {
     torch.uint8: "u8",
     torch.int8: "i8",
     torch.int16: "i16",
@@ -54,7 +55,7 @@ def _argument(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)  # which, of a float that is followed, is no use of it
     if isinstance(value, torch.dtype):
-        return _DTYPES.get(value, str(value))
+        return DTYPES.get(value, str(value))
     return "'" + " ".join(str(value).split()) + "'"
 
 
@@ -62,13 +63,19 @@ def _tensor(tensor: torch.Tensor) -> str:
     if isinstance(tensor, DTensor):
         spec = tensor._spec
         dtype, shape = tensor.dtype, () if spec.tensor_meta is None else spec.tensor_meta.shape
-        placed = " @ " + ",".join(map(_placement, spec.placements))
+        placed = " @ " + ",".join(map(written_placement, spec.placements))
     else:  # which DTensor takes for a replicated one
         dtype, shape, placed = tensor.dtype, tensor.shape, ""
-    return f"{_DTYPES.get(dtype, dtype)}[{','.join(map(str, shape))}]{placed}"
+    return written_meta(dtype, shape) + placed
 
 
-def _placement(placement: Placement) -> str:
+def written_meta(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """`f32[64,32]`"""
+    return f"{DTYPES.get(dtype, dtype)}[{','.join(map(str, shape))}]"
+
+
+def written_placement(placement: Placement) -> str:
+    """`S(0)`"""
     if type(placement).__name__ == "_MaskPartial":  # its module depends on the version
         return "P(mask)"
     return str(placement).replace(" ", "")

@@ -14,6 +14,7 @@ from typing import Any
 LogCallback = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_char_p)
 # The caller holds the GIL throughout.
 ReportCallback = ctypes.PYFUNCTYPE(None, c_void_p, c_char_p)
+RuleCallback = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)
 ShowCallback = ctypes.PYFUNCTYPE(None, c_void_p, c_uint32, c_uint32, py_object)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -111,7 +112,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_propagator_free": (None, [c_void_p]),
     "rote_propagate": (c_int, [c_void_p, c_void_p, c_void_p]),
     "rote_has_rule": (c_int, [c_char_p]),
-    "rote_validate": (c_int, [c_char_p, ReportCallback, c_void_p]),
+    "rote_validate": (c_int, [c_char_p, ReportCallback, RuleCallback, c_void_p]),
 }
 
 
@@ -201,6 +202,7 @@ def ids(numbers: Sequence[int]) -> Any:
 __all__ = [
     "LogCallback",
     "ReportCallback",
+    "RuleCallback",
     "ShowCallback",
     "byref",
     "c_uint32",

@@ -105,9 +105,11 @@ def state(propagator: Any, schema: Any) -> tuple[list[tuple[Any, ...]], list[Ten
     args = tree_map_only(DTensorSpec, lambda spec: spec.tensor_meta, schema.args_schema)
     kwargs = tree_map_only(DTensorSpec, lambda spec: spec.tensor_meta, schema.kwargs_schema)
     tensors = [leaf for leaf in tree_leaves((args, kwargs), _is_meta) if _is_meta(leaf)]
-    function = function_of(propagator, op)
+    function = function_of(op)
     if isinstance(function, str):
         return function
+    if not _gives_tensors(op):
+        return "a rule of the script's own, for an op with a result that is no tensor"
     metas = propagator._propagate_tensor_meta_non_cached(schema)
     results = [metas] if _is_meta(metas) else list(metas or ())
     try:
@@ -120,17 +122,21 @@ def state(propagator: Any, schema: Any) -> tuple[list[tuple[Any, ...]], list[Ten
         return f"a rule that does not fit: {problem}"
 
 
-def function_of(propagator: Any, op: OpOverload) -> Strategies | str:
+def function_of(op: OpOverload) -> Strategies | str:
     """The function that a script has registered for an op, or why Rote does not ask it."""
     if op in OWN:
         return OWN[op]
-    info = propagator.op_single_dim_strategy_funcs.get(op)
+    info = DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs.get(op)
     if info is None or comes_with_torch(info):
         return "a strategy of the script's own is registered"
     for option in ("full_mesh_strategy_filter", "different_mesh_args"):
         if getattr(info, option, None):
             return f"a strategy of the script's own is registered, with {option}"
     return _FromPyTorch(op, info.func)
+
+
+def _gives_tensors(op: OpOverload) -> bool:
+    return all("Tensor" in str(result.type) for result in op._schema.returns)
 
 
 class _FromPyTorch:

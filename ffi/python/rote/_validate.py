@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -11,12 +12,17 @@ from typing import Any
 
 from . import _bridge
 from ._native import ReportCallback, check, lib
+from ._own_rules import Stating
 
 
 def _ask(request: dict[str, Any], tell: Callable[[str], None]) -> None:
     _bridge.bridge()
     callback = ReportCallback(lambda _, line: tell(line.decode()))
-    check(lib.rote_validate(json.dumps(request).encode(), callback, None))
+    stating = Stating(request["ops"])
+    request = request | {"own": list(stating.ops)}
+    check(lib.rote_validate(json.dumps(request).encode(), callback, stating.callback, None))
+    if stating.problem is not None:
+        raise ValueError(f"rote: {stating.problem}") from stating.problem
 
 
 def validate(
@@ -35,9 +41,14 @@ def validate(
     ``missing=False`` looks for wrong rules alone. ``changes`` put wrong strategies in place of right ones, to see that
     they are found: op, strategy, strategy.
 
+    Rules that the script has registered, with `rote.propagation.register` or with PyTorch's
+    ``register_single_dim_strategy``, are judged in the place of Rote's.
+
     Returns a report per op: ``correct`` counts claims that hold; ``wrong`` lists claims that do not, ``missing`` what
     holds and is not claimed, ``left_out`` the same where a reason is on record, ``untrue`` what ``only`` asks for and
     is neither, ``unjudged`` what could not be run.
+
+    Raises `ValueError` if a registered rule does not fit its op.
     """
     request: dict[str, Any] = {"ops": list(ops) or ["all"], "mesh": mesh, "missing": missing, "changes": list(changes)}
     request |= {key: text for key, text in (("args", args), ("only", only)) if text is not None}
@@ -55,7 +66,10 @@ def main() -> None:
     def tell(line: str) -> None:
         print(line, file=out, flush=True)
 
+    request = json.loads(sys.argv[1])
+    for module in request.pop("import", []):
+        importlib.import_module(module)
     try:
-        _ask(json.loads(sys.argv[1]), tell)
-    except RuntimeError as error:
+        _ask(request, tell)
+    except (RuntimeError, ValueError) as error:
         sys.exit(str(error))
