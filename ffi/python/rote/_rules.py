@@ -84,9 +84,13 @@ def name_of(op: OpOverload) -> str:
 
 def comes_with_torch(registered: Any) -> bool:
     """Whether what is registered for an op with DTensor comes with PyTorch."""
+    if isinstance(registered, functools.partial):
+        # PyTorch's `register_sharding` keeps the script's function among the arguments.
+        parts = (registered.func, *registered.args, *registered.keywords.values())
+        return all(comes_with_torch(part) for part in parts if callable(part))
     function = getattr(registered, "func", registered)
-    while isinstance(function, functools.partial):
-        function = function.func
+    if isinstance(function, functools.partial):
+        return comes_with_torch(function)
     return function is None or str(getattr(function, "__module__", "")).startswith("torch.")
 
 
