@@ -28,6 +28,7 @@ pub const SOURCES: &[(&str, &str)] = sources! {
     "objects.h"
     "observe.h"
     "others.h"
+    "placements.h"
     "profile_hook.h"
     "program.h"
     "propagate.h"
