@@ -269,7 +269,10 @@ def within_a_step() -> Iterator[None]:
     try:
         yield
     finally:
-        _within_steps.take_away()
+        if (
+            _propagator().propagate_op_sharding_non_cached is _within_steps.answer
+        ):  # else the step has put another there
+            _within_steps.take_away()
 
 
 _Function = TypeVar("_Function", bound=_rules.Strategies)
