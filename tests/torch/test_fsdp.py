@@ -203,6 +203,18 @@ def with_unused(net: Net) -> Net:
     return net
 
 
+def tied(net: Net) -> Net:
+    """All blocks use one weight, and each uses it twice."""
+    for block in net.blocks:
+        block.up.weight = block.down.weight = net.blocks[0].up.weight
+    return net
+
+
+def alone(model: Net, **options: Any) -> FSDPModule:
+    """Blocks that share weights must be in one group."""
+    return fully_shard(model, mesh=line(), **options)
+
+
 def columns(parameter: nn.Parameter) -> Shard | None:
     return Shard(1) if parameter.dim() > 1 and parameter.shape[1] % dist.get_world_size() == 0 else None
 
@@ -214,6 +226,7 @@ def keep_storage(model: Any) -> None:
 
 
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+HALF_PARAMETERS = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 ALL_HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
 HSDP: Any = lambda model, **options: sharded(model, square("replicate", "shard"), **options)  # noqa: E731
 SETTINGS = {
@@ -227,6 +240,10 @@ SETTINGS = {
     "reduced in half": Setting({"mp_policy": ALL_HALF}),
     "mixed precision, accumulation": Setting({"mp_policy": HALF}, parts=3),
     "half": Setting(net=lambda: Net().bfloat16()),
+    "tied, mixed precision": Setting({"mp_policy": HALF}, net=lambda: tied(Net(hidden=6)), wrap=alone),
+    "tied, mixed precision, accumulation": Setting(
+        {"mp_policy": HALF_PARAMETERS}, net=lambda: tied(Net(hidden=6)), wrap=alone, parts=3
+    ),
     "buffers": Setting(net=partial(Net, "batch")),
     "dropout": Setting(net=partial(Net, dropout=0.3)),
     "checkpoints": Setting(net=partial(Net, checkpoints=True)),

@@ -387,6 +387,52 @@ def test_gradients_are_added_up_in_the_order_of_eager() -> None:
     check_regions(script)
 
 
+class UsesTwice(nn.Module):
+    """Uses a weight of another dtype twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.gelu(self.layer(x.bfloat16())), self.layer.weight).float()
+
+
+class Asks(nn.Module):
+    """Says in which dtype a parameter gets its gradient."""
+
+    def __init__(self, parameter: nn.Parameter, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.parameter, self.dtype = [parameter], dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.parameter[0].grad_dtype = self.dtype  # type: ignore[attr-defined]
+        return x
+
+
+@pytest.mark.parametrize("forward", [torch.float32, torch.bfloat16, None])
+@pytest.mark.parametrize("backward", [torch.float32, torch.bfloat16, None])
+def test_a_parameter_asks_for_the_dtype_of_its_gradient_after_the_forward(
+    forward: torch.dtype | None, backward: torch.dtype | None
+) -> None:
+    """FSDP2 with mixed precision asks so: autograd adds up in bfloat16 then."""
+
+    def script(capture: Capture) -> Calls:
+        region = UsesTwice()
+        weight = region.layer.weight
+        model = Wrapped(region, Asks(weight, forward), Asks(weight, backward))
+        capture(region)
+
+        def step(x: Tensor) -> Any:
+            model.zero_grad()
+            model(x).square().mean().backward()
+            return [parameter.grad for parameter in model.parameters()]
+
+        return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=model)
+
+    check_regions(script)
+
+
 def test_several_forwards_wait_for_their_backwards() -> None:
     def script(capture: Capture) -> Calls:
         model = Wrapped(Dense(dropout=0.2), nn.Linear(8, 8))

@@ -21,13 +21,26 @@ def blocks(state: Any) -> list[nn.Module]:
 
 
 @pytest.mark.ranks(1)
-@pytest.mark.parametrize("name", ["default", "mixed precision", "accumulation", "checkpoints"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "default",
+        "mixed precision",
+        "accumulation",
+        "checkpoints",
+        "tied, mixed precision",
+        "tied, mixed precision, accumulation",
+    ],
+)
 def test_fsdp_of_one_rank(name: str) -> None:
     check_steps(test_fsdp.SETTINGS[name].script, blocks)
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("name", test_fsdp.SETTINGS if EVERYTHING else ["buffers", "dropout in checkpoints", "columns"])
+@pytest.mark.parametrize(
+    "name",
+    test_fsdp.SETTINGS if EVERYTHING else ["buffers", "dropout in checkpoints", "columns", "tied, mixed precision"],
+)
 def test_fsdp_of_two_ranks(name: str) -> None:
     check_steps(test_fsdp.SETTINGS[name].script, blocks)
 

@@ -102,7 +102,8 @@ class RegionBackward : public torch::autograd::Node {
   std::optional<Live> live_;
 };
 
-// A node at which the graph of a region ends.
+// A node at which the graph of a region ends. It takes gradients of any dtype: the engine casts what `RegionBackward`
+// returns to what the caller's node asks for at that time, which may change after the forward (FSDP2 sets `grad_dtype`).
 class RegionInput : public torch::autograd::Node {
  public:
   std::string name() const override { return "RegionInput"; }
@@ -110,8 +111,12 @@ class RegionInput : public torch::autograd::Node {
   // Takes the gradients that an edge would hand on, and keeps the node that it led to.
   void stand_for(torch::autograd::Edge edge) {
     input_metadata_.emplace_back(edge.function->input_metadata(edge.input_nr));
+    take_any_dtype();
     before_ = std::move(edge.function);
   }
+
+  // Has the engine hand on the gradients of its only input as they are.
+  void take_any_dtype() { input_metadata_.at(0).set_grad_dtype(std::nullopt); }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
     throw std::runtime_error(
@@ -141,7 +146,9 @@ Pointer make_node(Parts&&... parts) {
 
 // Makes a detached tensor one at which a graph begins: no leaf, and nothing holds it.
 inline void begin_graph(const at::Tensor& tensor) {
-  torch::autograd::create_gradient_edge(const_cast<at::Tensor&>(tensor), make_node<RegionInput>());
+  auto begin = make_node<RegionInput>();
+  torch::autograd::create_gradient_edge(const_cast<at::Tensor&>(tensor), begin);
+  static_cast<RegionInput&>(*begin).take_any_dtype();
 }
 
 // The node of a function of Python, which held it weakly in older versions of torch.
