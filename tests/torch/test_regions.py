@@ -433,6 +433,62 @@ def test_a_parameter_asks_for_the_dtype_of_its_gradient_after_the_forward(
     check_regions(script)
 
 
+class Scales(torch.autograd.Function):
+    """Gives a gradient of float32, and takes one of ``dtype``, or of any if that is None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype | None) -> Tensor:
+        ctx.set_output_grad_dtype(dtype)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0].float() * 1.001, None
+
+
+class ScalesAround(nn.Module):
+    """A linear map between functions that name the dtype of their gradients."""
+
+    def __init__(self, dtype: torch.dtype | None, several: bool) -> None:
+        super().__init__()
+        self.dtype, self.several = dtype, several
+        self.layer = nn.Linear(8, 8, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Any:
+        y = Scales.apply(self.layer(Scales.apply(x, torch.bfloat16)), self.dtype)
+        return (y, Scales.apply(y, torch.bfloat16)) if self.several else y
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.autograd.Function, "set_output_grad_dtype"), reason="torch has no set_output_grad_dtype"
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, None])
+@pytest.mark.parametrize("before", [torch.float32, torch.bfloat16, None])
+@pytest.mark.parametrize("several", [False, True])
+def test_functions_name_the_dtype_of_their_gradients(
+    dtype: torch.dtype | None, before: torch.dtype | None, several: bool
+) -> None:
+    """A function inside makes a result, and one outside makes the argument."""
+
+    def script(capture: Capture) -> Calls:
+        region = ScalesAround(dtype, several)
+        first = nn.Linear(8, 8)
+        capture(region)
+
+        def step(x: Tensor) -> Any:
+            first.zero_grad()
+            region.zero_grad()
+            made = region(Scales.apply(first(x).bfloat16(), before))
+            results = made if several else (made, made)
+            y, z = (Scales.apply(result, torch.bfloat16) for result in results)
+            (y * z).float().square().mean().backward()
+            return [parameter.grad for parameter in (*first.parameters(), *region.parameters())]
+
+        return over(lambda fn, **_: fn, step, inputs(STEPS, 4, 8), state=[first, region])
+
+    check_regions(script)
+
+
 def test_several_forwards_wait_for_their_backwards() -> None:
     def script(capture: Capture) -> Calls:
         model = Wrapped(Dense(dropout=0.2), nn.Linear(8, 8))

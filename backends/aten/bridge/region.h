@@ -34,6 +34,11 @@ class RegionBackward : public torch::autograd::Node {
   // Takes the gradients that a node of the graph inside takes.
   void stand_for(const Node& other, uint32_t input) { input_metadata_.emplace_back(other.input_metadata(input)); }
 
+  // Has its last input take gradients of the dtype that a node of the graph inside asks for.
+  void take_dtype_of(const Node& other, uint32_t input) {
+    input_metadata_.back().set_grad_dtype(other.input_metadata(input).grad_dtype());
+  }
+
   std::string name() const override { return "RegionBackward"; }
 
   void release_variables() override {
@@ -196,8 +201,9 @@ inline torch::autograd::Edge edge_to(PyObject* input, const std::vector<NodePoin
 // Makes the outputs of a region those of new nodes, one for each piece of its graph. The pieces stand in the order in which
 // the engine runs them. A piece is a tuple: what takes gradients (places of outputs, and edges of the graph inside), what
 // gradients go to (tensors, edges, places of later pieces), the function that computes these, one after the other, of which
-// are needed, the gradients that have come, and what was saved; and the list of tensors to save. `order` has the piece of
-// each saved tensor, in the order in which eager saves them; it is empty if that does not matter.
+// are needed, the gradients that have come, and what was saved; the list of tensors to save; which of them are live; and
+// the edges of the graph inside at which gradients come in, one for each of what takes them. `order` has the piece of each
+// saved tensor, in the order in which eager saves them; it is empty if that does not matter.
 inline void attach_region(const std::vector<at::Tensor>& outputs, const py::list& pieces, const std::vector<size_t>& order) {
   std::vector<NodePointer> made(pieces.size());
   std::vector<size_t> owners_of_outputs(outputs.size());
@@ -210,14 +216,17 @@ inline void attach_region(const std::vector<at::Tensor>& outputs, const py::list
     std::optional<Live> live;
     if (numbers != Py_None) live = Live{py::handle(PyTuple_GetItem(numbers, 0)).cast<size_t>(), py::handle(PyTuple_GetItem(numbers, 1)).cast<size_t>()};
     made[number] = make_node<RegionBackward>(std::move(edges), std::move(backward), live);
+    auto& node = static_cast<RegionBackward&>(*made[number]);
+    auto entry = py::iter(py::handle(PyTuple_GetItem(piece, 5)));
     for (py::handle slot : py::handle(PyTuple_GetItem(piece, 0))) {
+      const auto [inside, input] = pair_in((entry++)->ptr());
       if (PyLong_Check(slot.ptr())) {
         const size_t place = PyLong_AsSize_t(slot.ptr());
         torch::autograd::create_gradient_edge(const_cast<at::Tensor&>(outputs.at(place)), made[number]);
+        node.take_dtype_of(*node_in(inside), input);
         owners_of_outputs[place] = number;
       } else {
-        const auto [item, input] = pair_in(slot.ptr());
-        static_cast<RegionBackward&>(*made[number]).stand_for(*node_in(item), input);
+        node.stand_for(*node_in(inside), input);
       }
     }
   }

@@ -149,12 +149,12 @@ class RegionPlan:
             targets = [given[each] if isinstance(each, int) else each for each in piece.piece.targets]
             if hooked:  # what eager saves
                 tensors = [saved.as_in_eager(number, *own) for number in saved.entries]
-                pieces.append((piece.piece.slots, targets, piece.of_hooked, tensors, None))
+                pieces.append((piece.piece.slots, targets, piece.of_hooked, tensors, None, piece.piece.entries))
             else:
                 live = *own[0][: saved.live_given], *own[1][: saved.live_made]
                 tensors = [*live, *piece.checked(leaves, args, kwargs)]
                 lives = saved.live_given, saved.live_made
-                pieces.append((piece.piece.slots, targets, piece.gradients, tensors, lives))
+                pieces.append((piece.piece.slots, targets, piece.gradients, tensors, lives, piece.piece.entries))
         _bridge.bridge().attach_region(outputs, pieces, self._order if hooked else _ANY_ORDER)
         return leaves[0] if structure is None else _pytree.tree_unflatten(leaves, structure)
 
