@@ -401,12 +401,12 @@ class UsesTwice(nn.Module):
 class Asks(nn.Module):
     """Says in which dtype a parameter gets its gradient."""
 
-    def __init__(self, parameter: nn.Parameter, dtype: torch.dtype | None) -> None:
+    def __init__(self, parameter: Tensor, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.parameter, self.dtype = [parameter], dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        self.parameter[0].grad_dtype = self.dtype  # type: ignore[attr-defined]
+        self.parameter[0].grad_dtype = self.dtype
         return x
 
 
