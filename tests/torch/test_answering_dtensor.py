@@ -273,3 +273,55 @@ def test_a_captured_step_asks_rote() -> None:
 def test_a_wrong_choice_of_propagation_is_named() -> None:
     with pytest.raises(ValueError, match='propagation=\'tensor\': expected "torch" or "rote"'):
         rote.capture(squares, propagation="tensor")  # type: ignore[call-overload]
+
+
+AFTER_A_NORM: dict[str, Callable[[DTensor], Any]] = {
+    "1-norm, times 2": lambda x: torch.linalg.vector_norm(x, 1) * 2,
+    "1-norm, negated": lambda x: -torch.linalg.vector_norm(x, 1),
+    "1-norms, stacked": lambda x: torch.stack([torch.linalg.vector_norm(x, 1), torch.linalg.vector_norm(x, 1)]),
+    "maximum norm, plus 1": lambda x: torch.linalg.vector_norm(x, float("inf")) + 1,
+    "2-norm, written in place": lambda x: torch.linalg.vector_norm(x, 2, dim=1).clamp_min_(1.0),
+    "cosine similarity": lambda x: torch.nn.functional.cosine_similarity(x, x + 1, dim=1),
+    "maxima, written in place": lambda x: (x.amax(1) * 2.0).relu_(),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("of", AFTER_A_NORM)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_what_runs_without_rote_runs_with_it(of: str, dim: int) -> None:
+    """Partials of norms and extrema, on which DTensor and scripts expect what DTensor makes of them."""
+    torch.manual_seed(0)
+    x = torch.randn(8, 6)
+    sharded = distribute_tensor(x, mesh(2), [Shard(dim)])
+    expected = AFTER_A_NORM[of](x)
+    try:
+        AFTER_A_NORM[of](sharded)
+    except RuntimeError:
+        return  # DTensor itself cannot
+    with rote.propagation.install("best"):
+        torch.testing.assert_close(AFTER_A_NORM[of](sharded).full_tensor(), expected)
+
+
+@pytest.mark.ranks(2)
+def test_a_lookup_by_sharded_indices() -> None:
+    torch.manual_seed(0)
+    table, indices = torch.randn(12, 64), torch.randint(12, (4, 3))
+    on = mesh(2)
+    with rote.propagation.install("best"):
+        found = torch.nn.functional.embedding(
+            distribute_tensor(indices, on, [Shard(0)]), distribute_tensor(table, on, [Shard(0)])
+        )
+        assert torch.equal(found.full_tensor(), table[indices])
+
+
+@pytest.mark.ranks(2)
+def test_an_installation_that_has_ended_does_nothing() -> None:
+    ended = rote.propagation.install("best")
+    rote.propagation.uninstall()
+    with pytest.raises(RuntimeError, match="has ended"), ended:
+        pass
+    with rote.propagation.install("same"):
+        ended.__exit__(None, None, None)
+        with pytest.raises(RuntimeError, match='policy="same"'):
+            rote.propagation.install()
