@@ -17,6 +17,7 @@ struct Names {
   static PyObject* intern(const char* name) { return PyUnicode_InternFromString(name); }
   PyObject* args_schema = intern("args_schema");
   PyObject* dim = intern("dim");
+  PyObject* hash = intern("_hash");
   PyObject* kwargs_schema = intern("kwargs_schema");
   PyObject* mesh = intern("mesh");
   PyObject* norm_type = intern("norm_type");
@@ -129,6 +130,14 @@ inline py::object make_placement(const Placement& placement, const ShardingClass
     }
     default: throw HandedOn{"a masked partial"};
   }
+}
+
+// Whether it splits a tensor dim.
+inline bool is_shard(const Placement& placement) { return placement.kind == kShard || placement.kind == kStridedShard; }
+
+// Whether it is partial by another reduction than a sum.
+inline bool is_other_partial(const Placement& placement) {
+  return placement.kind > kPartial || (placement.kind == kPartial && placement.reduce != kReduceSum);
 }
 
 inline bool same_placement(const Placement& a, const Placement& b) {

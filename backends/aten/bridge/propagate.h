@@ -15,10 +15,11 @@ namespace rote {
 struct AskedMesh {
   py::object mesh;
   void* propagator = nullptr;  // null: this process is not part of the mesh
-  size_t dims = 0;
   std::vector<int64_t> sizes;
   // A spec of each placements that have come up, without meta.
   std::map<std::string, py::object> specs;
+
+  size_t dims() const { return sizes.size(); }
 };
 
 // An op that questions are about.
@@ -79,8 +80,9 @@ class Answers {
     py::object found = py::none();
     AskedOp* op = nullptr;
     try {
-      op = &know(attribute(schema, names().op));
-      found = try_to_answer(schema, *op);
+      const py::object op_object = attribute(schema, names().op);
+      op = &know(op_object);
+      found = try_to_answer(schema, op_object, *op);
       ++answered_;
     } catch (const HandedOn& handed_on) {
       ++handed_on_[{op ? op->name : "?", handed_on.reason}];
@@ -243,7 +245,6 @@ class Answers {
       AskedMesh made;
       made.mesh = mesh;
       made.sizes = attribute(mesh, names().shape).cast<std::vector<int64_t>>();
-      made.dims = made.sizes.size();
       made.propagator = reinterpret_cast<void*>(mesh_propagator_(mesh).cast<uintptr_t>());
       it = meshes_.emplace(mesh.ptr(), std::move(made)).first;
     }
@@ -265,8 +266,8 @@ class Answers {
       read.push_back(read_placement(PyTuple_GET_ITEM(placements.ptr(), i), classes_));
       strided |= read.back().kind == kStridedShard;
     }
-    if (read.size() != asked_.mesh->dims) throw HandedOn{"placements of another number than mesh dims"};
-    check_order(spec, placements, strided, read);
+    if (read.size() != asked_.mesh->dims()) throw HandedOn{"placements of another number than mesh dims"};
+    check_order(spec, strided, read);
     Spec tensor{};
     tensor.shape = read_ints(PyTuple_GET_ITEM(meta.ptr(), 0)).data();
     tensor.strides = read_ints(PyTuple_GET_ITEM(meta.ptr(), 1)).data();
@@ -281,15 +282,12 @@ class Answers {
   }
 
   // Rote knows one order of the mesh dims that split a tensor dim, from left to right, and strided shards.
-  void check_order(const py::object& spec, const py::object& placements, bool strided, const std::vector<Placement>& read) {
-    const py::object as_order = attribute(spec, names().use_strided_shard_as_shard_order);
-    if (strided) {
-      const bool now = as_order.ptr() == Py_True;
-      asked_.strided_as_order = asked_.strided && asked_.strided_as_order != now ? true : now;
-      asked_.strided = true;
-    }
-    if (as_order.ptr() == Py_True) return;
-    const py::object usual = attribute(spec_without_meta(read.data(), strided && as_order.ptr() == Py_True), names().shard_order);
+  void check_order(const py::object& spec, bool strided, const std::vector<Placement>& read) {
+    const bool as_order = attribute(spec, names().use_strided_shard_as_shard_order).ptr() == Py_True;
+    asked_.strided |= strided;
+    asked_.strided_as_order |= strided && as_order;
+    if (as_order) return;
+    const py::object usual = attribute(spec_without_meta(read.data(), false), names().shard_order);
     const py::object order = attribute(spec, names().shard_order);
     const int same = PyObject_RichCompareBool(order.ptr(), usual.ptr(), Py_EQ);
     if (same < 0) throw py::error_already_set();
@@ -376,8 +374,7 @@ class Answers {
     return arg;
   }
 
-  py::object try_to_answer(const py::object& schema, AskedOp& op) {
-    const py::object op_object = attribute(schema, names().op);
+  py::object try_to_answer(const py::object& schema, const py::object& op_object, AskedOp& op) {
     const py::object args = attribute(schema, names().args_schema);
     const py::object kwargs = attribute(schema, names().kwargs_schema);
     if (op.handled) throw HandedOn{"DTensor runs the op in a way of its own"};
@@ -416,7 +413,7 @@ class Answers {
     const bool has_shape = answer.shape_arg >= 0;
     if (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg))
       throw HandedOn{"the arguments of the local op differ"};
-    kind_ = kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims > 1, is_uneven(answer), has_other_partials(), chunks(answer));
+    kind_ = kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims() > 1, is_uneven(answer), has_other_partials(), chunks(answer));
     if (!is_stated && agreement_.is_none() && passes_other_partials(answer)) throw HandedOn{"a partial that is no sum would pass"};
     if (!is_stated && !agreement_.is_none() && !(op.agreed & uint64_t{1} << kind_))
       throw HandedOn{"Rote may choose otherwise than DTensor"};
@@ -425,16 +422,16 @@ class Answers {
     std::vector<py::object> taken = asked_.specs;
     bool moves = false;
     for (size_t i = 0; i < taken.size(); ++i) {
-      const Placement* to = answer.inputs + i * asked_.mesh->dims;
+      const Placement* to = answer.inputs + i * asked_.mesh->dims();
       const Placement* from = asked_.tensors[i].placements;
-      if (std::equal(to, to + asked_.mesh->dims, from, same_placement)) continue;
+      if (std::equal(to, to + asked_.mesh->dims(), from, same_placement)) continue;
       if (i >= by_position) throw HandedOn{"a keyword argument would have to be redistributed"};
       taken[i] = with_meta(spec_without_meta(to, asked_.strided_as_order), attribute(taken[i], names().tensor_meta));
       moves = true;
     }
     const py::object mask = mask_of(op, answer);
     if (mask) {
-      taken[1] = with_meta(masked_spec(answer.inputs + asked_.mesh->dims, answer.outputs[0].placements, mask),
+      taken[1] = with_meta(masked_spec(answer.inputs + asked_.mesh->dims(), answer.outputs[0].placements, mask),
                            attribute(taken[1], names().tensor_meta));
       moves = true;
     }
@@ -459,9 +456,8 @@ class Answers {
   bool is_uneven(const Spec& spec, const Placement* placements) const {
     for (uint32_t dim = 0; dim < spec.ndim; ++dim) {
       int64_t ranks = 1;
-      for (size_t m = 0; m < asked_.mesh->dims; ++m) {
-        const bool sharded = placements[m].kind == kShard || placements[m].kind == kStridedShard;
-        if (sharded && placements[m].dim == dim) ranks *= asked_.mesh->sizes[m];
+      for (size_t m = 0; m < asked_.mesh->dims(); ++m) {
+        if (is_shard(placements[m]) && placements[m].dim == dim) ranks *= asked_.mesh->sizes[m];
       }
       if (spec.shape[dim] % ranks != 0) return true;
     }
@@ -471,7 +467,7 @@ class Answers {
   bool is_uneven(const Answer& answer) const {
     for (size_t i = 0; i < asked_.tensors.size(); ++i) {
       const Spec& tensor = asked_.tensors[i];
-      if (is_uneven(tensor, tensor.placements) || is_uneven(tensor, answer.inputs + i * asked_.mesh->dims)) return true;
+      if (is_uneven(tensor, tensor.placements) || is_uneven(tensor, answer.inputs + i * asked_.mesh->dims())) return true;
     }
     return std::any_of(answer.outputs, answer.outputs + answer.noutputs,
                        [this](const Spec& spec) { return is_uneven(spec, spec.placements); });
@@ -480,8 +476,8 @@ class Answers {
   // Whether a mesh dim that holds a tensor whole holds shards of it in the answer.
   bool chunks(const Answer& answer) const {
     for (size_t i = 0; i < asked_.tensors.size(); ++i) {
-      for (size_t m = 0; m < asked_.mesh->dims; ++m) {
-        const uint8_t to = answer.inputs[i * asked_.mesh->dims + m].kind;
+      for (size_t m = 0; m < asked_.mesh->dims(); ++m) {
+        const uint8_t to = answer.inputs[i * asked_.mesh->dims() + m].kind;
         if (asked_.tensors[i].placements[m].kind == kReplicate && to != kReplicate) return true;
       }
     }
@@ -491,26 +487,23 @@ class Answers {
   // Whether a partial that is no sum passes through the op. DTensor reduces most of these, so that a script may write in
   // place what follows; a partial it could not.
   bool passes_other_partials(const Answer& answer) const {
-    for (size_t m = 0; m < asked_.mesh->dims; ++m) {
-      const auto other = [](const Placement& p) { return p.kind > kPartial || (p.kind == kPartial && p.reduce != kReduceSum); };
+    for (size_t m = 0; m < asked_.mesh->dims(); ++m) {
       bool taken = false, given = false;
-      for (size_t i = 0; i < asked_.tensors.size(); ++i) taken |= other(answer.inputs[i * asked_.mesh->dims + m]);
-      for (size_t i = 0; i < answer.noutputs; ++i) given |= other(answer.outputs[i].placements[m]);
+      for (size_t i = 0; i < asked_.tensors.size(); ++i) taken |= is_other_partial(answer.inputs[i * asked_.mesh->dims() + m]);
+      for (size_t i = 0; i < answer.noutputs; ++i) given |= is_other_partial(answer.outputs[i].placements[m]);
       if (taken && given) return true;
     }
     return false;
   }
 
   bool has_other_partials() const {
-    const auto other = [](const Placement& p) { return p.kind > kPartial || (p.kind == kPartial && p.reduce != kReduceSum); };
-    return std::any_of(asked_.placements.begin(), asked_.placements.end(), [&](const std::vector<Placement>& placements) {
-      return std::any_of(placements.begin(), placements.end(), other);
+    return std::any_of(asked_.placements.begin(), asked_.placements.end(), [](const std::vector<Placement>& placements) {
+      return std::any_of(placements.begin(), placements.end(), is_other_partial);
     });
   }
 
   bool is_sharded(const Spec& spec) const {
-    const auto sharded = [](const Placement& placement) { return placement.kind == kShard || placement.kind == kStridedShard; };
-    return std::any_of(spec.placements, spec.placements + asked_.mesh->dims, sharded);
+    return std::any_of(spec.placements, spec.placements + asked_.mesh->dims(), is_shard);
   }
 
   // An argument with other specs in the place of its own.
@@ -526,7 +519,7 @@ class Answers {
 
   // The spec of placements on the mesh that is asked about, without meta.
   const py::object& spec_without_meta(const Placement* placements, bool strided_as_order) {
-    const size_t dims = asked_.mesh->dims;
+    const size_t dims = asked_.mesh->dims();
     std::string key(1, static_cast<char>(strided_as_order));
     bool strided = false;
     for (size_t i = 0; i < dims; ++i) {
@@ -553,13 +546,13 @@ class Answers {
   // in it, and gives it to the indices, too.
   py::object mask_of(const AskedOp& op, const Answer& answer) const {
     const auto masked = [](const Placement& placement) { return placement.kind == kMaskPartial; };
-    const auto count = [&](const Placement* placements) { return std::count_if(placements, placements + asked_.mesh->dims, masked); };
+    const auto count = [&](const Placement* placements) { return std::count_if(placements, placements + asked_.mesh->dims(), masked); };
     if (answer.noutputs == 0 || count(answer.outputs[0].placements) == 0) return {};
     const bool is_gather = op.name == "aten::gather";
     if (!is_gather && op.name != "aten::embedding") throw HandedOn{"a masked partial"};
-    if (count(answer.outputs[0].placements) > 1 || count(answer.inputs) || count(answer.inputs + asked_.mesh->dims))
+    if (count(answer.outputs[0].placements) > 1 || count(answer.inputs) || count(answer.inputs + asked_.mesh->dims()))
       throw HandedOn{"a masked partial on several mesh dims"};
-    for (size_t m = 0; m < asked_.mesh->dims; ++m) {
+    for (size_t m = 0; m < asked_.mesh->dims(); ++m) {
       // DTensor makes a mask of whole indices alone.
       if (masked(answer.outputs[0].placements[m]) && asked_.tensors[1].placements[m].kind != kReplicate)
         throw HandedOn{"a masked partial of indices that are not replicated"};
@@ -572,8 +565,8 @@ class Answers {
 
   // A spec with the mask where `masked` has a masked partial.
   py::object masked_spec(const Placement* placements, const Placement* masked, const py::object& mask) const {
-    py::tuple made(asked_.mesh->dims);
-    for (size_t i = 0; i < asked_.mesh->dims; ++i)
+    py::tuple made(asked_.mesh->dims());
+    for (size_t i = 0; i < asked_.mesh->dims(); ++i)
       made[i] = masked[i].kind == kMaskPartial ? mask : make_placement(placements[i], classes_);
     return classes_.spec(asked_.mesh->mesh, made);
   }
@@ -587,10 +580,8 @@ class Answers {
     auto from = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(spec.ptr(), nullptr));
     auto to = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(copy.ptr(), nullptr));
     if (!from || !to || PyDict_Update(to.ptr(), from.ptr()) != 0) throw py::error_already_set();
-    static PyObject* const meta_name = PyUnicode_InternFromString("tensor_meta");
-    static PyObject* const hash_name = PyUnicode_InternFromString("_hash");
-    PyDict_SetItem(to.ptr(), meta_name, meta.ptr());
-    PyDict_SetItem(to.ptr(), hash_name, Py_None);
+    PyDict_SetItem(to.ptr(), names().tensor_meta, meta.ptr());
+    PyDict_SetItem(to.ptr(), names().hash, Py_None);
     return copy;
   }
 
@@ -640,7 +631,7 @@ class Answers {
       if (meta && meta.is_none()) return py::none();
       const Spec& spec = answer.outputs[i];
       if (meta) check_meta(meta, spec);
-      for (size_t m = 0; !stated && m < asked_.mesh->dims; ++m)
+      for (size_t m = 0; !stated && m < asked_.mesh->dims(); ++m)
         if (spec.placements[m].kind == kPartial && op.name.find("norm") != std::string::npos && asked_.tensors[0].placements[m].kind != kPartial)
           throw HandedOn{"a norm whose partial DTensor names otherwise"};
       const py::object placed = mask ? masked_spec(spec.placements, spec.placements, mask) : spec_without_meta(spec.placements, asked_.strided_as_order);
