@@ -6,8 +6,9 @@ use std::ffi::{c_char, c_int};
 
 use rote::plans::{DType, ReduceOp};
 use rote::propagation::{
-    Arg, Link, LocalArgs, Mesh, PartialOp, Placement, Propagation, Query, Rule, Spec, TensorMeta,
-    Topology, local_args, local_meta, output_strides, propagate, propagate_by,
+    Arg, Link, LocalArgs, MEMORY_FORMATS, Mesh, PartialOp, Placement, Propagation, Query, Rule,
+    Spec, TensorMeta, Topology, contiguous, local_args, local_meta, output_strides, propagate,
+    propagate_by,
     rule::{Need, Slot},
     standard_rules, stated,
 };
@@ -18,14 +19,6 @@ use crate::status::{ROTE_OK, guarded, out, slice, text};
 
 /// How many dims a tensor has at most, as in PyTorch.
 const MAX_DIMS: u32 = 64;
-
-/// PyTorch's memory formats by number.
-const MEMORY_FORMATS: [&str; 4] = [
-    "contiguous_format",
-    "preserve_format",
-    "channels_last",
-    "channels_last_3d",
-];
 
 /// Answers questions about one mesh. It may be used by one thread at a time.
 pub struct RotePropagator {
@@ -165,7 +158,7 @@ pub unsafe extern "C" fn rote_propagate(
             }
         };
         // SAFETY: as above.
-        let strides = unsafe { input_strides(asked)? };
+        let strides = unsafe { input_strides(asked, &query)? };
         let strides: Vec<&[i64]> = strides.iter().map(|strides| &**strides).collect();
         given.set(
             &found,
@@ -359,14 +352,9 @@ fn heard(placement: &question::Placement) -> Result<Placement, String> {
                 .ok_or_else(|| format!("{order} is not the order of a norm"))?,
         ),
         kind::PARTIAL => {
-            Placement::Partial(match ReduceOp::ALL.get(usize::from(reduce)).copied() {
-                Some(ReduceOp::Sum) => PartialOp::Sum,
-                Some(ReduceOp::Avg) => PartialOp::Avg,
-                Some(ReduceOp::Max) => PartialOp::Max,
-                Some(ReduceOp::Min) => PartialOp::Min,
-                Some(ReduceOp::Product) => PartialOp::Product,
-                None => return Err(format!("{reduce} is not the number of a reduction")),
-            })
+            let op = ReduceOp::ALL.get(usize::from(reduce)).copied();
+            let op = op.ok_or_else(|| format!("{reduce} is not the number of a reduction"))?;
+            Placement::Partial(op.into())
         }
         kind => return Err(format!("{kind} is not a kind of placement")),
     })
@@ -409,23 +397,21 @@ unsafe fn meta(spec: &question::Spec) -> Result<TensorMeta, String> {
 ///
 /// # Safety
 /// As [`rote_propagate`].
-unsafe fn input_strides(asked: &Question) -> Result<Vec<Cow<'_, [i64]>>, String> {
-    // SAFETY: the caller vouches for the lists.
+unsafe fn input_strides<'a>(
+    asked: &'a Question,
+    query: &Query<'_>,
+) -> Result<Vec<Cow<'a, [i64]>>, String> {
+    // SAFETY: the caller vouches for the list.
     let tensors = unsafe { slice(asked.tensors, asked.ntensors)? }.iter();
-    let one = |tensor: &question::Spec| match tensor.strides.is_null() {
-        // SAFETY: as above.
-        false => unsafe { slice(tensor.strides, tensor.ndim) }.map(Cow::Borrowed),
-        true => {
-            // SAFETY: as above.
-            let shape = unsafe { slice(tensor.shape, tensor.ndim)? };
-            let mut strides = vec![1; shape.len()];
-            for dim in (1..shape.len()).rev() {
-                strides[dim - 1] = shape[dim].max(1).saturating_mul(strides[dim]);
-            }
-            Ok(Cow::Owned(strides))
+    let one = |(told, (_, spec)): (&'a question::Spec, (usize, &Spec))| {
+        if told.strides.is_null() {
+            let shape = spec.meta.as_ref().map_or(&[][..], |meta| &meta.shape);
+            return Ok(Cow::Owned(contiguous(shape)));
         }
+        // SAFETY: as above.
+        unsafe { slice(told.strides, told.ndim) }.map(Cow::Borrowed)
     };
-    tensors.map(one).collect()
+    tensors.zip(query.inputs()).map(one).collect()
 }
 
 /// The arguments of a question. Those at the end that are not given are left out.

@@ -129,6 +129,19 @@ impl PartialOp {
     }
 }
 
+/// The plain partial that a reduction reduces.
+impl From<ReduceOp> for PartialOp {
+    fn from(op: ReduceOp) -> Self {
+        match op {
+            ReduceOp::Sum => PartialOp::Sum,
+            ReduceOp::Avg => PartialOp::Avg,
+            ReduceOp::Max => PartialOp::Max,
+            ReduceOp::Min => PartialOp::Min,
+            ReduceOp::Product => PartialOp::Product,
+        }
+    }
+}
+
 /// The name inside `P(...)`.
 impl fmt::Display for PartialOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -237,13 +250,7 @@ impl Placement {
             rote_plans::Placement::StridedShard { dim, split_factor } => {
                 Placement::StridedShard { dim, split_factor }
             }
-            rote_plans::Placement::Partial { op } => Placement::Partial(match op {
-                ReduceOp::Sum => PartialOp::Sum,
-                ReduceOp::Avg => PartialOp::Avg,
-                ReduceOp::Max => PartialOp::Max,
-                ReduceOp::Min => PartialOp::Min,
-                ReduceOp::Product => PartialOp::Product,
-            }),
+            rote_plans::Placement::Partial { op } => Placement::Partial(op.into()),
             rote_plans::Placement::Other { .. } => return None,
         })
     }

@@ -78,7 +78,8 @@ const KINDS: &[(&str, Kind)] = &[
 /// Truth values that say how a result is stored, or when it is there.
 const STORAGE: [&str; 3] = ["pin_memory", "non_blocking", "copy"];
 
-const MEMORY_FORMATS: [&str; 4] = [
+/// PyTorch's memory formats, by their numbers (`c10/core/MemoryFormat.h`).
+pub const MEMORY_FORMATS: [&str; 4] = [
     "contiguous_format",
     "preserve_format",
     "channels_last",

@@ -47,15 +47,10 @@ enum Format {
 }
 
 impl Format {
-    /// The format at a position, by its number (`c10/core/MemoryFormat.h`) or
-    /// its name.
+    /// The format at a position.
     fn at(call: &Call<'_>, position: usize, default: Format) -> Option<Format> {
         match call.query.args.get(position) {
             None | Some(Arg::None) => Some(default),
-            Some(Arg::Int(0)) => Some(Format::Contiguous),
-            Some(Arg::Int(1)) => Some(Format::Preserve),
-            Some(Arg::Int(2)) => Some(Format::ChannelsLast(4)),
-            Some(Arg::Int(3)) => Some(Format::ChannelsLast(5)),
             Some(Arg::Text(name)) => match name.as_str() {
                 "contiguous_format" => Some(Format::Contiguous),
                 "preserve_format" => Some(Format::Preserve),

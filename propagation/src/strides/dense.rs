@@ -28,11 +28,11 @@ pub(super) fn packed(shape: &[u64], order: &Order) -> Vec<i64> {
     strides
 }
 
-/// Row-major strides.
-pub(in super::super) fn contiguous(shape: &[u64]) -> Vec<i64> {
-    let mut strides = vec![1; shape.len()];
+/// The strides of a contiguous tensor, in elements.
+pub fn contiguous(shape: &[u64]) -> Vec<i64> {
+    let mut strides = vec![1_i64; shape.len()];
     for dim in (1..shape.len()).rev() {
-        strides[dim - 1] = strides[dim] * shape[dim].max(1) as i64;
+        strides[dim - 1] = strides[dim].saturating_mul(shape[dim].max(1) as i64);
     }
     strides
 }

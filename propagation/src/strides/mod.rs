@@ -27,7 +27,7 @@ use super::rule::{Arg, Query};
 use super::rules;
 use super::spec::Spec;
 
-pub(super) use dense::contiguous;
+pub use dense::contiguous;
 
 /// How the outputs of an op lie.
 #[derive(Clone, Copy, Debug)]
@@ -140,8 +140,7 @@ impl<'a> Call<'a> {
 /// `inputs` has the global strides of each tensor among the arguments, in the
 /// order of [`Query::inputs`], and `outputs` are those of
 /// [`Propagation`](super::Propagation). In-place and `out=` forms give the
-/// strides of the written tensors. A memory format is given by its number or by
-/// its name in quotes.
+/// strides of the written tensors.
 pub fn output_strides(
     rules: &Registry,
     query: &Query<'_>,
