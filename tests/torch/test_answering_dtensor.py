@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import rote.propagation
@@ -75,25 +76,15 @@ def check_losses(expected: Run, found: Run) -> None:
                 )
 
 
-@contextlib.contextmanager
-def instead(module: ModuleType, name: str, value: Any) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
-
-
 @pytest.mark.parametrize(("name", "arguments"), cases(test_equality, 4))
 def test_the_same_bits(name: str, arguments: dict[str, Any]) -> None:
-    with instead(test_equality, "check_equal", with_propagation("same", check_same)):
+    with mock.patch.object(test_equality, "check_equal", with_propagation("same", check_same)):
         getattr(test_equality, name)(**arguments)
 
 
 @pytest.mark.parametrize(("name", "arguments"), cases(test_equality, 6))
 def test_the_best_trains_alike(name: str, arguments: dict[str, Any]) -> None:
-    with instead(test_equality, "check_equal", with_propagation("best", check_losses)):
+    with mock.patch.object(test_equality, "check_equal", with_propagation("best", check_losses)):
         getattr(test_equality, name)(**arguments)
 
 
@@ -262,7 +253,7 @@ def test_a_captured_step_asks_rote() -> None:
         rote.propagation._forget()  # what DTensor has answered for eager
         check_replayed(expected, script, 20, {"propagation": "rote"})
 
-    with instead(test_equality, "check_equal", check):
+    with mock.patch.object(test_equality, "check_equal", check):
         test_equality.test_dtensor_activations(tied=False)
     assert rote.propagation._within_steps is not None
     answered = rote.propagation._within_steps.answers.stats()[0]

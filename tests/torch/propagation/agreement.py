@@ -10,15 +10,14 @@ outputs, shapes, strides and dtypes, and the arguments of the local op.
 """
 
 import argparse
+import functools
 import itertools
 import math
 import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -28,8 +27,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.utils._pytree import tree_leaves
 
-from . import dtensor, questions, samples
-from .compare import one_thread
+from . import dtensor, questions, samples, workers
 from .dtensor import Placements
 from .samples import ROOT, Sample, Tensor
 
@@ -198,23 +196,16 @@ def compare(part: list[tuple[Sample, tuple[int, ...], int]], seed: int = 0) -> T
     return tally
 
 
-def compare_all(
-    chosen: Sequence[Sample], share: float = 1.0, workers: int = 2, progress: bool = False, seed: int = 0
-) -> Tally:
+def compare_all(chosen: Sequence[Sample], share: float = 1.0, progress: bool = False, seed: int = 0) -> Tally:
     """Compares on several processes; with a `share` of the questions."""
     work = [(s, sizes, max(1, math.ceil(share * MOST[len(sizes)]))) for sizes in MESHES for s in chosen]
     random.Random("agreement").shuffle(work)
     parts = [work[at : at + 60] for at in range(0, len(work), 60)]
     tally = Tally()
-    if workers == 1 or len(parts) == 1:
-        for part in parts:
-            tally.add(compare(part, seed))
-        return tally
-    with ProcessPoolExecutor(workers, get_context("spawn"), one_thread) as pool:
-        for done, result in enumerate(pool.map(compare, parts, itertools.repeat(seed)), 1):
-            tally.add(result)
-            if progress:
-                print(f"\r{done} of {len(parts)} parts", end="", file=sys.stderr, flush=True)
+    for done, result in enumerate(workers.each(functools.partial(compare, seed=seed), parts), 1):
+        tally.add(result)
+        if progress:
+            print(f"\r{done} of {len(parts)} parts", end="", file=sys.stderr, flush=True)
     return tally
 
 

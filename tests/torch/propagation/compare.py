@@ -4,14 +4,10 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from typing import Any
 
-import torch
-
-from . import dtensor, engine, judge, questions
+from . import dtensor, engine, judge, questions, workers
 from .dtensor import Answer, Placements
 from .engine import Question
 from .pieces import Unmade
@@ -219,10 +215,6 @@ def compare(asked: list[Question]) -> Tally:
     return tally
 
 
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def compare_all(samples: Iterable[Sample], most: int, larger: int, meshes: Iterable[tuple[int, ...]] = ()) -> Tally:
     """Compares on two processes: up to `most` questions per sample and mesh of
     one dim, and `larger` questions in all on meshes of several dims."""
@@ -231,14 +223,8 @@ def compare_all(samples: Iterable[Sample], most: int, larger: int, meshes: Itera
     # Samples lie in turn, so that the parts take the same time.
     parts = [asked[at : at + size] for at in range(0, len(asked), size)]
     tally = Tally()
-    workers = 1 if len(parts) == 1 else int(os.environ.get("ROTE_TEST_PROCESSES", "2"))
-    if workers == 1:
-        for part in parts:
-            tally.add(compare(part))
-        return tally
-    with ProcessPoolExecutor(workers, get_context("spawn"), one_thread) as pool:
-        for result in pool.map(compare, parts):
-            tally.add(result)
+    for result in workers.each(compare, parts):
+        tally.add(result)
     return tally
 
 

@@ -7,21 +7,17 @@ prints what is wrong, and what is refused.
 
 import argparse
 import json
-import math
 import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from typing import Any
 
 import torch
 
-from . import calls, dtensor, engine, judge
+from . import calls, compare, dtensor, engine, judge, workers
 from .calls import Call
-from .compare import one_thread
 from .engine import Question
 from .pieces import Unmade
 from .samples import Tensor
@@ -44,7 +40,6 @@ class Findings:
     refused: dict[str, list[str]] = field(default_factory=dict)
     unjudged: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    slow: list[str] = field(default_factory=list)
 
     def add(self, other: "Findings") -> None:
         self.calls += other.calls
@@ -56,7 +51,6 @@ class Findings:
             self.refused.setdefault(name, []).extend(lines)
         self.unjudged.update(other.unjudged)
         self.wrong += other.wrong
-        self.slow += other.slow
 
     def summary(self) -> str:
         skipped = ", ".join(f"{n} {why}" for why, n in self.unjudged.most_common(8))
@@ -153,7 +147,7 @@ def beyond(sample: Call, answer: dict[str, Any], results: list[torch.Tensor]) ->
     return "partials of large numbers" if any(t.abs().max() > LARGE for t in numbers) else None
 
 
-def judged(asked: Sequence[Question], most_ms: float = math.inf) -> Findings:
+def judged(asked: Sequence[Question]) -> Findings:
     """The verdicts on Rote's answers to these questions."""
     found = Findings()
     unusable: set[int] = set()
@@ -188,8 +182,6 @@ def judged(asked: Sequence[Question], most_ms: float = math.inf) -> Findings:
             if "is written in place" not in answer["error"]:
                 found.wrong.append(f"{line}\n    refused, though not with replicated tensors: {answer['error']}")
             continue
-        if answer["time_ns"] > most_ms * 1e6:
-            found.slow.append(f"{line[:300]}\n    {answer['time_ns'] / 1e6:.0f} ms")
         whole = results[id(sample)]
         assert whole is not None
         ours = engine.read(answer)
@@ -212,15 +204,10 @@ def judged(asked: Sequence[Question], most_ms: float = math.inf) -> Findings:
                 found.unjudged[str(reason)] += 1
                 continue
         if trouble is not None:
-            found.wrong.append(f"{line}\n    {dtensor_shown(ours)}\n    {trouble}")
+            found.wrong.append(f"{line}\n    {compare.shown(ours)}\n    {trouble}")
             if trouble.startswith("outputs ["):
                 unusable.add(id(sample))
     return found
-
-
-def dtensor_shown(answer: dtensor.Answer) -> str:
-    parts = [" ".join(",".join(p) for p in part) for part in (answer.to, answer.outputs)]
-    return f"{parts[0]} -> {parts[1]}"
 
 
 def answered(asked: Sequence[Question]) -> list[dict[str, Any]]:
@@ -254,9 +241,9 @@ def apart(work: Callable[[], Findings]) -> Findings | None:
     return Findings(**{**told, "overloads": set(told["overloads"])})
 
 
-def of_op(work: tuple[int, tuple[torch.dtype, ...], int, int, int | None, float]) -> Findings:
+def of_op(work: tuple[int, tuple[torch.dtype, ...], int, int, int | None]) -> Findings:
     """The findings about the calls of one op test."""
-    at, dtypes, samples, most, seed, most_ms = work
+    at, dtypes, samples, most, seed = work
     dtensor.start()
     judge.KNOWN.clear()
     draw = None if seed is None else random.Random(f"{seed} {at}")
@@ -269,11 +256,11 @@ def of_op(work: tuple[int, tuple[torch.dtype, ...], int, int, int | None, float]
     size = 2_000
     for start in range(0, len(asked), size):
         part = asked[start : start + size]
-        result = apart(lambda part=part: judged(part, most_ms))
+        result = apart(lambda part=part: judged(part))
         if result is None:
             result = Findings()
             for question in part:
-                one = apart(lambda question=question: judged([question], most_ms))
+                one = apart(lambda question=question: judged([question]))
                 if one is None:
                     result.wrong.append(f"{engine.written(question)}\n    the process died")
                 else:
@@ -282,21 +269,13 @@ def of_op(work: tuple[int, tuple[torch.dtype, ...], int, int, int | None, float]
     return found
 
 
-def of_all(
-    names: Sequence[int], samples: int, most: int, seed: int | None = None, most_ms: float = math.inf
-) -> Findings:
+def of_all(names: Sequence[int], samples: int, most: int, seed: int | None = None) -> Findings:
     """The findings about op tests: up to `samples` samples of each dtype, or of one dtype if seeded, and up to
     `most` placements for each call."""
     found = Findings()
-    work = [(at, calls.WANTED, samples, most, seed, most_ms) for at in names]
-    workers = int(os.environ.get("ROTE_TEST_PROCESSES", "2"))
-    if workers == 1 or len(work) == 1:
-        for one in work:
-            found.add(of_op(one))
-        return found
-    with ProcessPoolExecutor(workers, get_context("spawn"), one_thread) as pool:
-        for result in pool.map(of_op, work):
-            found.add(result)
+    work = [(at, calls.WANTED, samples, most, seed) for at in names]
+    for result in workers.each(of_op, work):
+        found.add(result)
     return found
 
 
