@@ -31,7 +31,9 @@ LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ranks(world, timeout=120, faults=False): run the body on every rank")
+    config.addinivalue_line(
+        "markers", "ranks(world, timeout=120, faults=False, last=False): run the body on every rank"
+    )
     config.stash[POOLS] = Pools()
 
 

@@ -152,13 +152,20 @@ class Pools:
         kwargs: dict[str, Any] | None = None,
         timeout: float = 120,
         faults: bool = False,
+        last: bool = False,
     ) -> list[Any]:
-        """Runs `case(**kwargs)` on every rank of this world size's pool; once more if PyTorch's eager died in it."""
+        """Runs `case(**kwargs)` on every rank of this world size's pool; once more if PyTorch's eager died in it.
+
+        `last`: the next case runs in new processes, because this one leaves what cannot be put back.
+        """
         try:
             return self.run_once(world, case, kwargs or {}, timeout, faults)
         except EagerDied as died:
             warnings.warn(f"{case.__qualname__} runs again: eager PyTorch died in it\n{died}", stacklevel=2)
             return self.run_once(world, case, kwargs or {}, timeout, faults)
+        finally:
+            if last:
+                self.restart(world, faults)
 
     def run_once(
         self, world: int, case: Callable[..., Any], kwargs: dict[str, Any], timeout: float, faults: bool

@@ -152,7 +152,8 @@ class Squares(nn.Module):
 
 def on_fake_ranks() -> DeviceMesh:
     """Collectives answer at once: no other thread frees tensors, which a profiler would not see."""
-    return DeviceMesh.from_group(dist.new_group(backend="fake"), "cpu")
+    # The name tells this mesh from others: DTensor's remembered answers hold the mesh of who asked first.
+    return DeviceMesh.from_group(dist.new_group(backend="fake"), "cpu", mesh_dim_names=("fake",))
 
 
 def step_of(model: nn.Module) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:

@@ -84,7 +84,8 @@ def problems(report: Report) -> list[str]:
 
 
 def record(pools: Pools, store: Path, world: int = 2, **how: Any) -> None:
-    """A first run in processes that then end."""
+    """A first run in processes of its own: a plan holds what the process has imported."""
+    pools.restart(world)
     for report in pools.run(world, train, {"store": store, **how}):
         if not ORACLE_ONLY:
             assert report["stats"]["recordings"] >= 1, report
