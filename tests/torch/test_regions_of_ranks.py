@@ -1,18 +1,19 @@
 """Regions inside of FSDP2, DistributedDataParallel and tensor parallel modules leave what eager leaves."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
-import rote
 import test_ddp
 import test_fsdp
+import torch
 from extent import EVERYTHING
 from models import Llama, Mlp, Sizes, as_dtensor, cross_entropy, llama, llama_2d, mesh, token_batches
-from oracle import ORACLE_ONLY, Calls, Capture, check_same, run, run_eager
+from oracle import ORACLE_ONLY, Calls, Capture, check_same, local_of, run, run_eager
 from test_regions import Wrapped, check_regions, check_steps, inputs, region, trained
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 
 
@@ -148,11 +149,51 @@ def test_blocks_on_a_mesh_of_two_dims() -> None:
     check_regions(script)
 
 
+def gathered(module: nn.Module) -> nn.Module:
+    return fully_shard(module, mesh=test_fsdp.line(), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+
+
+def reduced(module: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(module)
+
+
+def flattened(module: nn.Module) -> nn.Module:
+    return FullyShardedDataParallel(module, device_id=torch.device("cpu"), use_orig_params=True)
+
+
 @pytest.mark.ranks(2)
-def test_modules_with_wrappers_inside_are_refused() -> None:
-    inner = fully_shard(Mlp(), mesh=test_fsdp.line())
-    handle = rote.capture_module(outer := Wrapped(inner))
-    with pytest.warns(UserWarning, match=r"FSDP2 \(fully_shard\) at .*region.*inside"):
-        for x in inputs(6, 4, 8):
-            outer(x).sum().backward()
-    assert handle.stats.replays == 0
+@pytest.mark.parametrize("way", ["state", "reach"])
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [(gathered, "FSDP2"), (reduced, "DistributedDataParallel"), (flattened, "FullyShardedDataParallel")],
+)
+def test_modules_with_wrappers_inside_run_as_they_are(
+    wrap: Callable[[nn.Module], nn.Module], name: str, twice: bool, way: str
+) -> None:
+    """Hooks of these wrappers read gradients within the backward: not one call may be cut off."""
+
+    def script(capture: Capture) -> Calls:
+        inner = wrap(Mlp())
+        outer = Wrapped(inner) if way == "state" else Wrapped(nn.Identity())
+        if way == "reach":
+            outer.region.forward = lambda x: inner(x)
+        capture(outer, strict=False)
+        optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+        for x in inputs(8, 4, 8):
+            loss = outer(x).float().square().mean()
+            if twice:
+                loss = loss + outer(x + 1).float().mean()
+            loss.backward()
+            optimizer.step()
+            yield loss.detach(), *(None if p.grad is None else local_of(p.grad) for p in inner.parameters())
+            optimizer.zero_grad()
+        return None
+
+    if ORACLE_ONLY:
+        return
+    expected = run_eager(script)
+    with pytest.warns(UserWarning, match=rf"{name}.*inside"):
+        found = run(script, region)
+    check_same(expected, found)
+    assert all(handle.stats.replays == 0 for handle in found.steps)

@@ -43,6 +43,7 @@ from ._region_checks import (
     tensors_in,
     transforms,
     versions_of_packed,
+    wrappers,
 )
 from ._region_plan import Inputs, RegionPlan
 from ._specs import spec_text
@@ -147,13 +148,14 @@ class Region(Part):
         look = Look(args[1:], kwargs, [tensor for _, tensor in self.state.tensors()])
         hooked = bool(self._hidden)  # by hooks, which may keep what they see
         with _record.uncollected():  # what the call leaves is among the youngest objects
-            with versions_of_packed(self._hidden) as written, transforms() as differentiates:
+            with versions_of_packed(self._hidden) as written, transforms() as differentiates, wrappers() as wrapper:
                 result = self._run(args, kwargs)
             problem = look.problem(result) if hooked else look.problem_of_eager(result)
         if written():
             problem = "writes to what it has saved, after hooks have seen it", "leave it eager"
         if differentiates():
             problem = "calls a transform of torch.func that differentiates", "use torch.autograd.grad"
+        problem = wrapper() or problem
         self._writes_state |= look.writes_state()
         autocast = _autocast()
         self._casts[autocast] = (
@@ -304,13 +306,17 @@ class Region(Part):
         state = [tensor for _, tensor in self.state.tensors()]
         tape = _graph.Tape(inputs.places, inputs.tensors, state, _record.unrecorded)
         look = Look(inputs.args, inputs.kwargs, state)
-        with tape.hooks(), other_hooks(tape):
+        with tape.hooks(), other_hooks(tape), wrappers() as wrapper:
             result = self.function(*inputs.args, **inputs.kwargs)
         self._writes_state |= look.writes_state()
         if look.changes_arguments():
             raise RuntimeError(
                 "rote: a region writes to a list or dict in its arguments, as its first call did not; remedy: return "
                 "what it writes, or call release() on the region"
+            )
+        if (unlike_first := wrapper()) is not None:
+            raise RuntimeError(
+                f"rote: a region {unlike_first[0]}, as its first call did not; remedy: {unlike_first[1]}"
             )
         leaves, structure = _pytree.tree_flatten(result)
         of_call = look.graph(look.results(result))[0]

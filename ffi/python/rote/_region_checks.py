@@ -18,6 +18,7 @@ from . import _graph
 from ._memory import storage_of, version_of
 from ._record import uncollected, unrecorded
 from ._specs import local_of, short_text
+from ._wrappers import REMEDY_INSIDE
 
 # What a result may hold beside tensors: it has no tensors in it.
 _ATOMS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
@@ -195,19 +196,47 @@ def versions_of_packed(hooks: Hooks) -> Iterator[Callable[[], bool]]:
 def transforms() -> Iterator[Callable[[], bool]]:
     """Comes back: a function that says whether a transform of torch.func began within that differentiates, which allows
     no hooks for saved tensors."""
-    module: Any = torch._functorch.eager_transforms
-    begin = module._grad_increment_nesting
-    levels: list[int] = []
+    begun: list[str] = []
+    with _noting(torch._functorch.eager_transforms, "_grad_increment_nesting", "", begun):
+        yield lambda: bool(begun)
 
-    def noting() -> int:
-        levels.append(begin())
-        return levels[-1]
 
-    module._grad_increment_nesting = noting
+@contextlib.contextmanager
+def wrappers() -> Iterator[Callable[[], tuple[str, str] | None]]:
+    """Comes back: a function that says which wrapper of modules ran its hooks within, with the remedy. In the backward,
+    its hooks read gradients that a region hands out only at its end."""
+    run: list[str] = []
+    with contextlib.ExitStack() as stack:
+        for name, package, of, method in _WRAPPERS:
+            owner: Any = sys.modules.get(package)
+            if owner is not None:
+                stack.enter_context(_noting(getattr(owner, of) if of else owner, method, name, run))
+        yield lambda: (f"uses {run[0]} inside the region", REMEDY_INSIDE) if run else None
+
+
+# What runs in each forward of a module with such a wrapper: its name, and the package, class and function.
+_WRAPPERS = (
+    ("FSDP2 (fully_shard)", "torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState", "_root_pre_forward"),
+    ("DistributedDataParallel", "torch.nn.parallel.distributed", "DistributedDataParallel", "_pre_forward"),
+    ("FullyShardedDataParallel", "torch.distributed.fsdp.fully_sharded_data_parallel", "", "_root_pre_forward"),
+)
+
+
+@contextlib.contextmanager
+def _noting(owner: Any, name: str, what: str, noted: list[str]) -> Iterator[None]:
+    """Within, calls of a function of a module or class are noted as ``what``."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        noted.append(what)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, noting)
     try:
-        yield lambda: bool(levels)
+        yield
     finally:
-        module._grad_increment_nesting = begin
+        setattr(owner, name, original)
 
 
 @contextlib.contextmanager

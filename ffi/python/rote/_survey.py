@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _PACKAGES = tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib"))
 _Named = list[tuple[str, Any]]
-_INSIDE = "make regions of modules inside of it, whose forward runs no hooks of the wrapper"
 
 
 def much_code(modules: list[tuple[str, nn.Module]]) -> bool:
@@ -104,14 +103,14 @@ class Survey:
         self.facts = walk.finish()
         for path, reducer in walk.reducers:
             if self._step.is_region:
-                refuse("", f"uses DistributedDataParallel at {path}, inside the region", _INSIDE)
+                refuse("", f"uses DistributedDataParallel at {path}, inside the region", _wrappers.REMEDY_INSIDE)
             unsupported = _wrappers.refused_of_ddp(path, reducer)
             if unsupported is not None:
                 refuse("", *unsupported)
         named = {id(fsdp_state) for _, fsdp_state in _fsdp.states(self._step.wrapped)}
         for path, fsdp_state in walk.fsdp_states:
             if self._step.is_region:
-                refuse("", f"uses FSDP2 (fully_shard) at {path}, inside the region", _INSIDE)
+                refuse("", f"uses FSDP2 (fully_shard) at {path}, inside the region", _wrappers.REMEDY_INSIDE)
             elif id(fsdp_state) not in named:
                 refuse("", f"uses FSDP2 (fully_shard) at {path}, beyond the state", "name the model in state=")
         known = _wrappers.hooked(walk.reducers)

@@ -20,6 +20,8 @@ from . import _fsdp, _introspect
 _Modules = list[tuple[str, nn.Module]]
 #: The DDP modules in reach of a step, with their paths.
 Reducers = list[tuple[str, DistributedDataParallel]]
+#: Where a region meets a module with a wrapper.
+REMEDY_INSIDE = "make regions of modules inside of it, whose forward runs no hooks of the wrapper"
 # Whether the next forward broadcasts buffers: DDP sets it in every forward.
 _FLAG = "require_forward_param_sync"
 # What DDP makes anew of the model's buffers, which are guarded, before each use; and what it only writes.
