@@ -14,6 +14,7 @@
 //! | `second_opinion` | DTensor's redistributions against those of the cheapest strategies |
 //! | [`shown`] | replays that show every result, to find a wrong instruction |
 //! | [`own_rules`] | rules that a script states when it is asked, as JSON |
+//! | [`question`] | questions to propagation, as JSON |
 //! | [`places`] | where arguments must lie in their storages |
 //! | [`stored`] | stored plans: their names, and whether a stored plan applies |
 //! | [`stats`] | counters |
@@ -30,6 +31,7 @@ pub mod opinion;
 pub mod optimized;
 pub mod own_rules;
 pub mod places;
+pub mod question;
 pub mod recording;
 mod second_opinion;
 pub mod session;

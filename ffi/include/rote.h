@@ -649,6 +649,16 @@ typedef struct RoteAnswer {
     uint8_t other_args;
 } RoteAnswer;
 
+// States the rule of an op, as JSON that lives until the next call: takes a question as JSON, and the `context` that the
+// caller passed.
+//
+// The question is `{"op": op, "args": [...]}`, where a tensor is `{"tensor": "f64[8,4]"}`, a list of tensors
+// `{"tensors": [...]}`, a float `{"float": "0.5"}` and a dtype `{"dtype": "f32"}`. The answer is `{"outputs":
+// ["f64[8,4]"], "strategies": [[0, 0], ["P(sum)", "P(sum)"]], "written": []}`: the results, strategies on one mesh dim
+// (results, then tensor inputs; a number is a shard of this dim, plain or strided), and the tensor inputs that the op
+// writes, as pairs of input and result, or null. Or it is `{"error": "..."}`.
+typedef const char *(*RoteRuleCallback)(void *context, const char *question);
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1230,6 +1240,29 @@ int rote_has_rule(const char *op);
 int rote_propagate(struct RotePropagator *propagator,
                    const struct RoteQuestion *question,
                    struct RoteAnswer *answer);
+
+// ---- Questions to propagation in JSON, and the rules that scripts state in JSON ----
+//
+// Answers how an op runs on distributed tensors, as JSON; null on failure. `question` is a JSON object:
+//
+// - `op`: such as `aten::mm`;
+// - `mesh`: such as `dp=8,tp=2`;
+// - `args`: the arguments in the notation of `rote propagate`;
+// - `links`: `[[us per hop, GiB/s], ...]`, one for each mesh dim;
+// - `coordinate`: the rank whose local shapes are told, the first one by default;
+// - `why`: true tells the reasons, too;
+// - `all`: true tells all candidates, cheapest first;
+// - `own`: names of ops whose rule `rule` states, in the place of Rote's.
+//
+// `strict` other than 0 makes it an error if a partial has to be reduced before the op. `rule` may be null if the question
+// has no `own`. The answer is that of `rote propagate --json` (docs/propagation.md).
+//
+// Requires:
+// `question` must be a C string; `rule` must not unwind.
+const char *rote_propagate_json(const char *question,
+                                int strict,
+                                RoteRuleCallback rule,
+                                void *context);
 
 #ifdef __cplusplus
 }  // extern "C"

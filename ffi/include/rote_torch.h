@@ -24,10 +24,6 @@ typedef void (*RoteShowCallback)(void *context, uint32_t instr, uint32_t value, 
 // Takes a line of a report, and the `context` that the caller passed.
 typedef void (*RoteReportCallback)(void *context, const char *line);
 
-// States the rule of an op, as JSON that lives until the next call: takes a question as JSON, and the `context` that the
-// caller passed.
-typedef const char *(*RoteRuleCallback)(void *context, const char *question);
-
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -361,12 +357,7 @@ int rote_record_grad(RoteSession *session,
 // - `missing`: false looks for wrong rules only;
 // - `own`: names of ops whose rule `rule` states, in the place of Rote's.
 //
-// `rule` may be null if the request has no `own`. It gets `{"op": op, "args": [...]}`, where a tensor is
-// `{"tensor": "f64[8,4]"}`, a list of tensors `{"tensors": [...]}`, a float `{"float": "0.5"}` and a dtype
-// `{"dtype": "f32"}`. It returns `{"outputs": ["f64[8,4]"], "strategies": [[0, 0], ["P(sum)", "P(sum)"]],
-// "written": []}`: the results, strategies on one mesh dim (results, then tensor inputs; a number is a shard of this dim,
-// plain or strided), and the tensor inputs that the op writes, as pairs of input and result, or null. Or it returns
-// `{"error": "..."}`.
+// `rule` may be null if the request has no `own`.
 //
 // `report` gets JSON objects: before each op `{"start": op, "number": 1, "total": 2}`, and after it the op's
 // truth table.

@@ -29,6 +29,7 @@ pub mod framework;
 pub mod log;
 pub mod plan;
 pub mod propagate;
+pub mod question;
 pub mod record;
 pub mod recorder;
 pub mod session;

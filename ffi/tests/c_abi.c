@@ -360,6 +360,33 @@ static void propagation(void) {
     rote_propagator_free(propagator);
 }
 
+// States that shards stay shards.
+static const char *stated(void *context, const char *question) {
+    *(int *)context += strstr(question, "\"op\":\"my::op\"") != NULL;
+    return "{\"outputs\": [\"f32[8]\"], \"strategies\": [[0, 0]], \"written\": []}";
+}
+
+static void propagation_in_json(void) {
+    const char *text = rote_propagate_json(
+        "{\"op\": \"aten::mm\", \"mesh\": \"tp=4\", \"args\": [\"f32[64,32] @ S(0)\", \"f32[32,128] @ S(1)\"],"
+        " \"coordinate\": [3], \"why\": true}", 0, NULL, NULL);
+    CHECK(text != NULL && strstr(text, "\"bytes\":6144") != NULL && strstr(text, "\"local_shape\":[64,32]") != NULL);
+    CHECK(strstr(text, "\"why\":{") != NULL && strstr(text, "\"names\":[\"tp\"]") != NULL);
+    int asked = 0;
+    const char *own = "{\"op\": \"my::op\", \"mesh\": \"4\", \"args\": [\"f32[8] @ S(0)\"], \"own\": [\"my::op\"]}";
+    text = rote_propagate_json(own, 0, stated, &asked);
+    CHECK(text != NULL && asked > 0 && strstr(text, "\"placements\":[\"S(0)\"]") != NULL);
+
+    CHECK(rote_propagate_json(own, 0, NULL, NULL) == NULL && said("my::op: no sharding rule is registered"));
+    CHECK(rote_propagate_json("[", 0, NULL, NULL) == NULL && said("expected a JSON object"));
+    CHECK(rote_propagate_json(NULL, 0, NULL, NULL) == NULL && said("expected a JSON object"));
+    CHECK(rote_propagate_json("{\"op\": \"aten::relu\", \"mesh\": \"2\", \"args\": [\"f32[8]\"], \"coordinate\": [2]}", 0,
+                              NULL, NULL) == NULL && said("expected \"coordinate\""));
+    const char *partial = "{\"op\": \"aten::relu\", \"mesh\": \"2\", \"args\": [\"f32[8] @ P(sum)\"]}";
+    CHECK(rote_propagate_json(partial, 0, NULL, NULL) != NULL);
+    CHECK(rote_propagate_json(partial, 1, NULL, NULL) == NULL && said("expected no partial"));
+}
+
 int main(int argc, char **argv) {
     if (argc != 7) {
         return 2;
@@ -375,5 +402,6 @@ int main(int argc, char **argv) {
     refusals(argv[1]);
     wrong_recordings(argv[1]);
     propagation();
+    propagation_in_json();
     return failures != 0;
 }

@@ -37,6 +37,7 @@ const HEADERS: [Header; 2] = [
             "recorder",
             "plan",
             "propagate",
+            "question",
         ],
         structs: &[
             "../backends/callbacks/src/dl.rs",

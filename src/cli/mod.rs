@@ -7,7 +7,6 @@ mod passes;
 mod propagate;
 mod show;
 mod validate;
-mod why;
 
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};

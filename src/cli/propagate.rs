@@ -4,14 +4,14 @@ use std::io::{self, BufRead, Write};
 use std::time::Instant;
 
 use clap::Args;
+use rote::question::{self, Given, why};
 use rote_propagation::{
-    Arg, Link, Mesh, Placement, Propagation, PropagationError, Query, Registry, Spec, Step,
-    Topology, candidates, check_partials, explain, output_strides, parse_placements,
-    partition_spec, plan, propagate, standard_rules, written,
+    Mesh, Propagation, PropagationError, Query, Topology, candidates, check_partials, explain,
+    partition_spec, propagate, standard_rules, written,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{Trouble, complain, ops, why};
+use super::{Trouble, complain, ops};
 
 /// Print how an op runs on distributed tensors: the placements of its inputs, the
 /// collectives that redistribute the inputs, and the placements of its outputs.
@@ -71,7 +71,11 @@ impl Propagate {
         let (Some(op), Some(mesh)) = (&self.op, &self.mesh) else {
             return batch(self.strict, out);
         };
-        match self.answer(op, mesh, out) {
+        let mut answer = || match self.json {
+            true => self.as_json(op, mesh, out),
+            false => self.as_text(op, mesh, out),
+        };
+        match answer() {
             Ok(()) => Ok(0),
             Err(Failed::Question(error)) => {
                 if self.json {
@@ -85,7 +89,21 @@ impl Propagate {
         }
     }
 
-    fn answer(&self, op: &str, mesh: &str, out: &mut impl Write) -> Result<(), Failed> {
+    fn as_json(&self, op: &str, mesh: &str, out: &mut impl Write) -> Result<(), Failed> {
+        let question = json!({
+            "op": op,
+            "mesh": mesh,
+            "args": self.args,
+            "all": self.all,
+            "why": self.why,
+        });
+        let answer = question::answer(&question.to_string(), self.strict, None)?;
+        serde_json::to_writer_pretty(&mut *out, &answer).map_err(io::Error::from)?;
+        writeln!(out)?;
+        Ok(())
+    }
+
+    fn as_text(&self, op: &str, mesh: &str, out: &mut impl Write) -> Result<(), Failed> {
         let mesh = Mesh::parse(mesh)?;
         let given = Given::parse(self.args.iter().map(String::as_str), &mesh)?;
         let query = Query {
@@ -104,30 +122,6 @@ impl Propagate {
             vec![propagate(rules, &query, &mesh, &topology)?]
         };
         let taken = start.elapsed();
-        let reasons = match self.why {
-            true => Some(explain(rules, &query, &mesh, &topology)?),
-            false => None,
-        };
-        if self.json {
-            let rows =
-                (found.iter()).map(|p| described(p, &mesh, &given.outputs(rules, &query, p)));
-            let rows: Vec<_> = rows.collect();
-            let time = taken.as_nanos() as u64;
-            let answer = if self.all {
-                json!({"op": op, "candidates": rows, "time_ns": time})
-            } else {
-                let mut row = rows.into_iter().next().unwrap_or_default();
-                row["op"] = op.into();
-                row["time_ns"] = time.into();
-                if let Some(reasons) = &reasons {
-                    row["why"] = why::described(reasons, &mesh);
-                }
-                row
-            };
-            serde_json::to_writer_pretty(&mut *out, &answer).map_err(io::Error::from)?;
-            writeln!(out)?;
-            return Ok(());
-        }
         for (i, propagation) in found.iter().enumerate() {
             if self.all {
                 writeln!(out, "candidate {}", i + 1)?;
@@ -138,8 +132,8 @@ impl Propagate {
             };
             print(propagation, &query, &mesh, &strides, out)?;
         }
-        if let Some(reasons) = &reasons {
-            why::print(reasons, &mesh, out)?;
+        if self.why {
+            why::print(&explain(rules, &query, &mesh, &topology)?, &mesh, out)?;
         }
         writeln!(out, "time       {:.1} us", taken.as_secs_f64() * 1e6)?;
         Ok(())
@@ -160,45 +154,6 @@ impl From<PropagationError> for Failed {
 impl From<io::Error> for Failed {
     fn from(error: io::Error) -> Self {
         Failed::Output(error)
-    }
-}
-
-/// The arguments of a question, and the strides of the tensors among them.
-struct Given {
-    args: Vec<Arg>,
-    strides: Vec<Vec<i64>>,
-    /// Whether the question has strides.
-    strided: bool,
-}
-
-impl Given {
-    fn parse<'a>(
-        texts: impl Iterator<Item = &'a str>,
-        mesh: &Mesh,
-    ) -> Result<Self, PropagationError> {
-        let mut given = Given {
-            args: Vec::new(),
-            strides: Vec::new(),
-            strided: false,
-        };
-        for text in texts {
-            let (arg, strides, strided) = Arg::parse_with_strides(text, mesh)?;
-            given.args.push(arg);
-            given.strides.extend(strides);
-            given.strided |= strided;
-        }
-        Ok(given)
-    }
-
-    /// The strides of the outputs, where they are known.
-    fn outputs(
-        &self,
-        rules: &Registry,
-        query: &Query<'_>,
-        found: &Propagation,
-    ) -> Vec<Option<Vec<i64>>> {
-        let inputs: Vec<_> = self.strides.iter().map(Vec::as_slice).collect();
-        output_strides(rules, query, &inputs, &found.outputs)
     }
 }
 
@@ -260,61 +215,13 @@ fn print(
     writeln!(out, "cost       {:.1} us", p.cost_us)
 }
 
-fn described(p: &Propagation, mesh: &Mesh, strides: &[Option<Vec<i64>>]) -> Value {
-    let inputs: Vec<_> = p
-        .inputs
-        .iter()
-        .map(|input| {
-            json!({
-                "from": texts(&input.from),
-                "to": texts(&input.to),
-                "steps": listed(&input.steps, mesh),
-                "cost_us": input.cost_us,
-            })
-        })
-        .collect();
-    let outputs: Vec<_> = p
-        .outputs
-        .iter()
-        .zip(strides)
-        .map(|(spec, strides)| {
-            json!({
-                "dtype": spec.meta.as_ref().map(|m| m.dtype.to_string()),
-                "shape": spec.meta.as_ref().map(|m| m.shape.clone()),
-                "strides": strides,
-                "placements": texts(&spec.placements),
-            })
-        })
-        .collect();
-    json!({"inputs": inputs, "outputs": outputs, "cost_us": p.cost_us})
-}
-
-fn listed(steps: &[Step], mesh: &Mesh) -> Vec<Value> {
-    let one = |s: &Step| {
-        json!({
-            "kind": s.kind.name(),
-            "mesh_dim": mesh.names()[s.mesh_dim],
-            "from": s.from.to_string(),
-            "to": s.to.to_string(),
-            "bytes": s.bytes,
-            "padding": s.padding,
-            "cost_us": s.cost_us,
-        })
-    };
-    steps.iter().map(one).collect()
-}
-
-fn texts(placements: &[Placement]) -> Vec<String> {
-    placements.iter().map(ToString::to_string).collect()
-}
-
 fn batch(strict: bool, out: &mut impl Write) -> Result<u8, Trouble> {
     for line in io::stdin().lock().lines() {
         let line = line?;
         if line.trim().is_empty() {
             continue;
         }
-        let answer = match question(&line, strict) {
+        let answer = match question::answer(&line, strict, None) {
             Ok(answer) => answer,
             Err(error) => json!({"error": error.to_string()}),
         };
@@ -322,76 +229,4 @@ fn batch(strict: bool, out: &mut impl Write) -> Result<u8, Trouble> {
         out.flush()?;
     }
     Ok(0)
-}
-
-fn question(line: &str, strict: bool) -> Result<Value, PropagationError> {
-    let wrong = |expected: &str| PropagationError::Notation {
-        expected: expected.into(),
-        found: line.chars().take(80).collect(),
-    };
-    let value: Value = serde_json::from_str(line).map_err(|_| wrong("a JSON object"))?;
-    let text = |key: &str| value.get(key).and_then(Value::as_str);
-    let mesh = Mesh::parse(text("mesh").ok_or_else(|| wrong("\"mesh\", a string"))?)?;
-    let links: Vec<Link> = (value.get("links").and_then(Value::as_array))
-        .into_iter()
-        .flatten()
-        .map(|pair| Link {
-            latency_us: pair[0].as_f64().unwrap_or_default(),
-            bandwidth: pair[1].as_f64().unwrap_or_default(),
-        })
-        .collect();
-    let topology = Topology::measured(&mesh, &links);
-    if let Some(tensor) = text("tensor") {
-        let to = text("to").ok_or_else(|| wrong("\"to\", placements"))?;
-        return moved(tensor, to, &mesh, &topology);
-    }
-    let op = text("op").ok_or_else(|| wrong("\"op\", a string"))?;
-    let args = value.get("args").and_then(Value::as_array);
-    let args = args.ok_or_else(|| wrong("\"args\", a list of strings"))?;
-    let texts = args.iter().map(|a| a.as_str().unwrap_or_default());
-    let given = Given::parse(texts, &mesh)?;
-    let query = Query {
-        op,
-        args: &given.args,
-    };
-    let rules = standard_rules()?;
-    if strict {
-        check_partials(rules, &query, &mesh)?;
-    }
-    let start = Instant::now();
-    let found = propagate(rules, &query, &mesh, &topology)?;
-    let time = start.elapsed().as_nanos() as u64;
-    let mut answer = described(&found, &mesh, &given.outputs(rules, &query, &found));
-    answer["time_ns"] = time.into();
-    Ok(answer)
-}
-
-/// How a tensor gets from its placements to others.
-fn moved(
-    tensor: &str,
-    to: &str,
-    mesh: &Mesh,
-    topology: &Topology,
-) -> Result<Value, PropagationError> {
-    let spec = Spec::parse(tensor, mesh)?;
-    let to = parse_placements(to, spec.meta.as_ref())?;
-    let wrong = |expected: &str| PropagationError::Notation {
-        expected: expected.into(),
-        found: tensor.into(),
-    };
-    let meta = spec.meta.ok_or_else(|| wrong("a tensor with its meta"))?;
-    if [&spec.placements, &to].map(Vec::len) != [mesh.sizes().len(); 2] {
-        return Err(wrong("one placement per mesh dim, before and after"));
-    }
-    let within = |p: &Placement| {
-        p.sharded()
-            .is_none_or(|(dim, blocks)| (dim as usize) < meta.shape.len() && blocks > 0)
-    };
-    if !spec.placements.iter().chain(&to).all(within) {
-        return Err(wrong("shards of dims that the tensor has"));
-    }
-    match plan(&meta, mesh.sizes(), topology, &spec.placements, &to) {
-        Some((steps, cost_us)) => Ok(json!({"steps": listed(&steps, mesh), "cost_us": cost_us})),
-        None => Err(wrong("placements within reach")),
-    }
 }

@@ -8,6 +8,7 @@ for tokens, labels in loader:
 from . import logging, propagation
 from ._capture import Captured, capture, capture_module
 from ._native import LogCallback, lib
+from ._propagate import Propagation, propagate
 from ._region import CapturedModule
 from ._step import RecordingRefused, Stats, VerificationError
 from ._validate import validate
@@ -21,6 +22,7 @@ lib.rote_set_log(_log_callback)
 __all__ = [
     "Captured",
     "CapturedModule",
+    "Propagation",
     "RecordingRefused",
     "Stats",
     "VerificationError",
@@ -28,6 +30,7 @@ __all__ = [
     "capture",
     "capture_module",
     "logging",
+    "propagate",
     "propagation",
     "validate",
 ]

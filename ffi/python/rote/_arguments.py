@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement
 
 # The names of rote_plans::DType.
@@ -32,28 +33,39 @@ DTYPES = {
     torch.uint32: "u32",
     torch.uint64: "u64",
 }
-# No placement depends on these.
-_WHERE = (torch.device, torch.layout, torch.memory_format, torch.Generator)
+# No result depends on these, as propagation sees it.
+_WHERE = (torch.device, torch.Generator)
 
 
 def notation(args: Any) -> bytes:
     """Arguments, a line each."""
-    return "\n".join(map(_argument, args)).encode()
+    return "\n".join(map(written, args)).encode()
 
 
-def _argument(value: Any) -> str:
+class Written(str):
+    """A tensor among the arguments that is written already."""
+
+
+def written(value: Any) -> str:
+    """An argument."""
+    if isinstance(value, Written):
+        return value
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     if isinstance(value, list | tuple):
-        if any(isinstance(item, torch.Tensor) for item in value):
-            return "{" + "; ".join(map(_argument, value)) + "}"
-        return "[" + ",".join(map(_argument, value)) + "]"
+        if any(isinstance(item, torch.Tensor | Written) for item in value):
+            return "{" + "; ".join(map(written, value)) + "}"
+        return "[" + ",".join(map(written, value)) + "]"
     if value is None or isinstance(value, _WHERE):
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)  # which, of a float that is followed, is no use of it
+    if isinstance(value, torch.layout | torch.memory_format):
+        return f"'{str(value).removeprefix('torch.')}'"
+    if isinstance(value, complex):
+        return f"{value.real!r}{value.imag:+}j"
     if isinstance(value, torch.dtype):
         return DTYPES.get(value, str(value))
     return "'" + " ".join(str(value).split()) + "'"
@@ -63,7 +75,7 @@ def _tensor(tensor: torch.Tensor) -> str:
     if isinstance(tensor, DTensor):
         spec = tensor._spec
         dtype, shape = tensor.dtype, () if spec.tensor_meta is None else spec.tensor_meta.shape
-        placed = " @ " + ",".join(map(written_placement, spec.placements))
+        placed = written_placements(spec.placements)
     else:  # which DTensor takes for a replicated one
         dtype, shape, placed = tensor.dtype, tensor.shape, ""
     return written_meta(dtype, shape) + placed
@@ -74,8 +86,15 @@ def written_meta(dtype: torch.dtype, shape: Sequence[int]) -> str:
     return f"{DTYPES.get(dtype, dtype)}[{','.join(map(str, shape))}]"
 
 
+def written_placements(placements: Sequence[Placement]) -> str:
+    """` @ S(0),R`"""
+    return " @ " + ",".join(map(written_placement, placements))
+
+
 def written_placement(placement: Placement) -> str:
     """`S(0)`"""
     if type(placement).__name__ == "_MaskPartial":  # its module depends on the version
         return "P(mask)"
+    if isinstance(placement, _NormPartial):
+        return f"P(norm{placement.norm_type!r})".replace(".0)", ")")
     return str(placement).replace(" ", "")

@@ -111,6 +111,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_propagator_new": (c_void_p, [c_char_p, POINTER(c_uint32), POINTER(c_double)]),
     "rote_propagator_free": (None, [c_void_p]),
     "rote_propagate": (c_int, [c_void_p, c_void_p, c_void_p]),
+    "rote_propagate_json": (c_char_p, [c_char_p, c_int, RuleCallback, c_void_p]),
     "rote_has_rule": (c_int, [c_char_p]),
     "rote_validate": (c_int, [c_char_p, ReportCallback, RuleCallback, c_void_p]),
 }

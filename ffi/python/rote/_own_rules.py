@@ -25,7 +25,7 @@ class Stating:
     """States the rules that the script has registered for the ops of a request, and keeps what goes wrong."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.ops = {name_of(op): op for name in names for op in _overloads(name) if _is_own(op)}
+        self.ops = {name_of(op): op for name in names for op in overloads(name) if _is_own(op)}
         self.problem: Exception | None = None
         self.callback = RuleCallback(self._answer)
         self._text = ctypes.create_string_buffer(b"")
@@ -79,7 +79,7 @@ class Stating:
         }
 
 
-def _overloads(name: str) -> list[OpOverload]:
+def overloads(name: str) -> list[OpOverload]:
     """The ops that a name stands for, with or without namespace and overload."""
     space, _, rest = name.rpartition("::")
     packet_name, _, overload = rest.partition(".")
@@ -153,4 +153,4 @@ def _slot(placement: Any) -> str | int:
     return written_placement(placement)
 
 
-__all__ = ["Stating"]
+__all__ = ["Stating", "overloads"]

@@ -1,4 +1,4 @@
-//! `rote propagate --why`: the reasons of a decision, as text and as JSON.
+//! The reasons of a decision, as text and as JSON.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use rote_propagation::{Explanation, Mesh, Other, Verdict};
 use serde_json::{Value, json};
 
 /// Prints rule, strategies and what each other strategy would have cost.
-pub(super) fn print(why: &Explanation, mesh: &Mesh, out: &mut impl Write) -> io::Result<()> {
+pub fn print(why: &Explanation, mesh: &Mesh, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "rule       {} ({})", why.rule, why.family)?;
     for (name, choice) in mesh.names().iter().zip(&why.choices) {
         writeln!(out, "{name:<10} {}", choice.strategy)?;
