@@ -221,6 +221,7 @@ fn described(
         "outputs": outputs.collect::<Vec<_>>(),
         "bytes": found.bytes(),
         "cost_us": found.cost_us,
+        "tied": found.tied,
     })
 }
 

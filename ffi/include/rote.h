@@ -647,6 +647,8 @@ typedef struct RoteAnswer {
     int32_t shape_arg;
     // Whether the arguments of a rank's call differ from the global ones in other ways than by `local_shape`.
     uint8_t other_args;
+    // Whether other placements may cost the same, or up to a twentieth more.
+    uint8_t tied;
 } RoteAnswer;
 
 // States the rule of an op, as JSON that lives until the next call: takes a question as JSON, and the `context` that the

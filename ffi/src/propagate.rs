@@ -194,6 +194,7 @@ pub unsafe extern "C" fn rote_propagate(
             moved: moved.count() as u32,
             shape_arg,
             other_args,
+            tied: found.tied.into(),
         });
         Ok(ROTE_OK)
     })

@@ -15,7 +15,7 @@ use super::redistribute::{Step, plan};
 use super::registry::{Registry, Written};
 use super::rule::{Arg, Query};
 use super::rules;
-use super::search::{self, Checked, Effort, Input, Propagation, check_specs, sound};
+use super::search::{self, Checked, Effort, Input, Propagation, check_specs, near, sound};
 use super::spec::{Mesh, Spec};
 
 /// How the arguments of an entry follow from those of the list op.
@@ -388,7 +388,14 @@ impl Each {
             };
             match self.along(query, mesh, rules, &shared, run) {
                 Ok(entries) => {
-                    let found = self.joined(query, &shared, entries);
+                    let mut found = self.joined(query, &shared, entries);
+                    if let Some(known) = &mut best {
+                        let (one, other) = (found.cost_us, known.cost_us);
+                        let tied =
+                            one.max(other) <= near(one.min(other)) && found.inputs != known.inputs;
+                        known.tied |= tied;
+                        found.tied |= tied;
+                    }
                     if best.as_ref().is_none_or(|b| found.cost_us < b.cost_us) {
                         best = Some(found);
                     }
@@ -484,6 +491,7 @@ impl Each {
             cost_us: inputs.iter().map(|i| i.cost_us).sum(),
             inputs,
             outputs,
+            tied: entries.iter().any(|(_, entry)| entry.tied),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::fill::Filled;
 use super::redistribute::Reach;
 use super::registry::{Registry, Written};
 use super::rule::Query;
-use super::search::{Checked, Input, Propagation, TIE_US, check};
+use super::search::{Checked, Input, Propagation, TIE_US, check, near};
 use super::spec::Mesh;
 
 /// The most combinations that are enumerated.
@@ -95,11 +95,18 @@ pub(super) fn enumerate(
                 inputs,
                 outputs,
                 cost_us,
+                tied: false,
             };
             all.push(found);
         }
     }
     // The sort is stable: among equal costs, strategies listed first come first.
     all.sort_by_key(|p| (p.cost_us / TIE_US).round() as u64);
+    for i in 1..all.len() {
+        if all[i].cost_us <= near(all[i - 1].cost_us) {
+            all[i - 1].tied = true;
+            all[i].tied = true;
+        }
+    }
     Ok(all)
 }

@@ -58,6 +58,14 @@ impl Effort {
 /// Costs that differ by less are equal: sums of the same steps in another order.
 pub(super) const TIE_US: f64 = 1e-6;
 
+/// The part of a cost within which another one is near: estimates do not tell them apart.
+const NEAR: f64 = 0.05;
+
+/// Up to which cost others are near the best.
+pub(super) fn near(best_us: f64) -> f64 {
+    best_us * (1.0 + NEAR) + TIE_US
+}
+
 /// What became of one input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Input {
@@ -88,6 +96,8 @@ pub struct Propagation {
     pub outputs: Vec<Spec>,
     /// Estimated time of all redistributions, in microseconds.
     pub cost_us: f64,
+    /// Whether other placements may cost the same, or up to a twentieth more.
+    pub tied: bool,
 }
 
 impl Propagation {
@@ -294,6 +304,7 @@ fn in_place(filled: &Filled<'_>, checked: &Checked<'_>) -> Option<Propagation> {
         inputs,
         outputs: filled.outputs(&rows),
         cost_us: 0.0,
+        tied: false,
     })
 }
 
@@ -319,6 +330,7 @@ struct Search<'s, 'a> {
     /// How many combinations of what inputs found were looked at.
     joined: usize,
     answer: Option<(Vec<usize>, Vec<State>)>,
+    tied: bool,
 }
 
 impl<'s, 'a> Search<'s, 'a> {
@@ -367,6 +379,7 @@ impl<'s, 'a> Search<'s, 'a> {
             best: f64::INFINITY,
             joined: 0,
             answer: None,
+            tied: false,
         }
     }
 
@@ -386,7 +399,7 @@ impl<'s, 'a> Search<'s, 'a> {
                 .map(|(at, l)| (l.reach.next_cost(), at))
                 .min_by(|a, b| a.0.total_cmp(&b.0));
             let Some((cost, at)) = next else { break };
-            if cost > self.best + TIE_US || cost.is_infinite() {
+            if cost > near(self.best) || cost.is_infinite() {
                 break;
             }
             let live = &mut self.live[at];
@@ -443,6 +456,7 @@ impl<'s, 'a> Search<'s, 'a> {
             cost_us: inputs.iter().map(|i| i.cost_us).sum(),
             inputs,
             outputs: self.filled.outputs(&rows),
+            tied: true,
         })
     }
 
@@ -461,7 +475,7 @@ impl<'s, 'a> Search<'s, 'a> {
             let (_, more, other) = &self.live[at].found[i];
             let total = cost + more;
             self.joined += 1;
-            if total > self.best + TIE_US || self.joined > self.effort.joins {
+            if total > near(self.best) || self.joined > self.effort.joins {
                 break;
             }
             let mut both = *masks;
@@ -473,7 +487,7 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     fn offer(&mut self, masks: &Masks, cost: f64) {
-        if cost > self.best + TIE_US {
+        if cost > near(self.best) {
             return;
         }
         let accept = |targets: &[State]| {
@@ -483,8 +497,15 @@ impl<'s, 'a> Search<'s, 'a> {
             return;
         };
         let first = match &self.answer {
-            Some(known) if cost > self.best - TIE_US => answer.0 < known.0,
-            _ => true,
+            Some(known) => {
+                let apart = answer.1 != known.1;
+                self.tied = match cost < self.best {
+                    true => apart && self.best <= near(cost),
+                    false => self.tied || apart,
+                };
+                cost < self.best - TIE_US || (cost <= self.best + TIE_US && answer.0 < known.0)
+            }
+            None => true,
         };
         self.best = self.best.min(cost);
         if first {
@@ -532,6 +553,7 @@ impl<'s, 'a> Search<'s, 'a> {
             cost_us: inputs.iter().map(|i| i.cost_us).sum(),
             inputs,
             outputs: self.filled.outputs(rows),
+            tied: self.tied,
         })
     }
 }

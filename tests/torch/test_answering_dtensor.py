@@ -5,8 +5,11 @@ they train to the same losses. Answers themselves are compared with DTensor's in
 """
 
 import contextlib
+import functools
 import inspect
 import itertools
+import random
+import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -21,9 +24,11 @@ from models import mesh
 from oracle import Run, Script, check_replayed, check_same, eager, run, run_eager
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor.experimental import register_sharding
 
-from propagation import agreement, samples
+from propagation import agreement, dtensor, samples
 
 # The share of the questions of `propagation.agreement` that are asked, and which ones.
 SHARE = 1.0 if EVERYTHING else 0.04
@@ -94,10 +99,96 @@ def test_answers_are_dtensors_own() -> None:
     agreed = rote.propagation._agreed()
     wrong = {(op, kind) for op, kind in tally.other if agreed.get(op, 0) >> kind & 1}
     shown = [
-        line for line in tally.shown for op, kind in wrong if line.startswith(f"{op} ") and f"kind {kind:06b}" in line
+        line for line in tally.shown for op, kind in wrong if line.startswith(f"{op} ") and f"kind {kind:07b}" in line
     ]
     assert not wrong, "\n".join([f"seed {SEED}: {len(wrong)} kinds of answers that differ", *shown[:5]])
     assert tally.same.total() > 0.8 * (tally.same.total() + tally.other.total())
+
+
+# An op, the shapes of two tensors, and the sizes of the mesh.
+PAIRS = [
+    ("aten.add.Tensor", (4, 8, 16), (4, 8, 16), (2, 2)),
+    ("aten.mul.Tensor", (4, 8), (8,), (2, 4)),
+    ("aten.mm.default", (8, 16), (16, 8), (2, 2)),
+    ("aten.bmm.default", (4, 8, 16), (4, 16, 8), (2, 4)),
+]
+
+
+@pytest.mark.parametrize(("name", "one", "other", "sizes"), PAIRS)
+def test_all_pairs_of_placements_on_two_mesh_dims(
+    request: pytest.FixtureRequest, name: str, one: tuple[int, ...], other: tuple[int, ...], sizes: tuple[int, int]
+) -> None:
+    """Where two tensors lie apart, both engines compare what it costs to move either of them."""
+    dtensor.start()
+    request.addfinalizer(dtensor.stop)
+    op = functools.reduce(getattr, name.split("."), torch.ops)
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    shapes = [one, other]
+    ways = [
+        list(itertools.product([Replicate(), Partial(), *map(Shard, range(len(shape)))], repeat=2)) for shape in shapes
+    ]
+    pairs = list(itertools.product(*ways))
+    if not EVERYTHING:
+        pairs = random.Random(SEED).sample(pairs, 120)
+    answered = 0
+    with rote.propagation.install("same"):
+        assert rote.propagation._installed is not None
+        ask = rote.propagation._installed.answers.answer
+        for pair in pairs:
+            question = OpSchema(op, tuple(map(functools.partial(spec, sizes), shapes, pair)), {})
+            ours = ask(question)
+            if ours is not None:
+                answered += 1
+                theirs = type(propagator).propagate_op_sharding_non_cached(propagator, question)
+                assert agreement.everything(ours, question) == agreement.everything(theirs, question), pair
+    assert answered > len(pairs) / 20
+
+
+def spec(sizes: tuple[int, ...], shape: tuple[int, ...], placements: tuple[Placement, ...]) -> DTensorSpec:
+    like = torch.empty(shape, device="meta")
+    return DTensorSpec(dtensor.device_mesh(sizes), placements, TensorMeta(like.shape, like.stride(), like.dtype))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_an_empty_list_of_dims(keepdim: bool) -> None:
+    """DTensor takes it for no dims where the op takes it for all."""
+    x = distribute_tensor(torch.ones(4, 6, dtype=torch.bool), mesh(2), [Shard(0)])
+    expected = torch.ops.aten.sum.dim_IntList(x, [], keepdim)
+    with rote.propagation.install("same"):
+        found = torch.ops.aten.sum.dim_IntList(x, [], keepdim)
+    assert found.placements == expected.placements
+
+
+# Ops whose strides come from PyTorch's fake tensors, during which other threads run.
+WITH_FAKE_TENSORS: dict[str, Callable[[DTensor], Any]] = {
+    "sort": lambda x: torch.sort(x, dim=1).values,
+    "qr": lambda x: torch.linalg.qr(x.redistribute(placements=[Replicate()]))[0],
+    "pad": lambda x: torch.nn.functional.pad(x, (0, 1)),
+}
+
+
+@pytest.mark.ranks(1)
+def test_threads_do_not_mix() -> None:
+    on, failed = mesh(1), list[str]()
+
+    def ask(number: int) -> None:
+        try:
+            for i in range(40):
+                x = DTensor.from_local(torch.randn(4, 5 + 4 * i + number), on, [Shard(0)], run_check=False)
+                for act in WITH_FAKE_TENSORS.values():
+                    act(x)
+        except Exception as error:
+            failed.append(repr(error))
+
+    with rote.propagation.install("best"):
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        stats = rote.propagation.stats()
+    assert not failed and stats.strides and not stats.handed_on, (failed, stats)
 
 
 def product(policy: Any = "best") -> tuple[DTensor, rote.propagation.Stats]:
@@ -304,6 +395,20 @@ def test_a_lookup_by_sharded_indices() -> None:
             distribute_tensor(indices, on, [Shard(0)]), distribute_tensor(table, on, [Shard(0)])
         )
         assert torch.equal(found.full_tensor(), table[indices])
+
+
+@pytest.mark.ranks(2)
+def test_a_table_that_is_not_split_stays_whole() -> None:
+    """DTensor's ops fail on a masked partial: a script that does not split its table meets none."""
+    torch.manual_seed(0)
+    on, indices = mesh(2), torch.randint(8, (4, 4))
+    table = DTensor.from_local(torch.randn(8, 6), on, [Partial()], run_check=False)
+    given = distribute_tensor(indices, on, [Replicate()])
+    with rote.propagation.install("best"):
+        looked_up = torch.nn.functional.embedding(given, table)
+        found = torch.nn.functional.linear(looked_up, table).full_tensor()
+    whole = table.full_tensor()
+    torch.testing.assert_close(found, torch.nn.functional.linear(whole[indices], whole))
 
 
 @pytest.mark.ranks(2)

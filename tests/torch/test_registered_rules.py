@@ -3,6 +3,7 @@
 The numbers of the results are those of the op on the whole tensors. What Rote refuses, DTensor answers or refuses.
 """
 
+import gc
 import itertools
 import os
 import re
@@ -10,7 +11,9 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -353,6 +356,69 @@ def test_what_is_registered_with_pytorch() -> None:
 
 def raises(x: Any, scale: Any) -> list[list[Placement]]:
     raise KeyError("no table")
+
+
+@pytest.mark.ranks(2)
+def test_an_interrupt_in_a_rule_ends_the_step() -> None:
+    def interrupted(x: Any, scale: Any) -> Any:
+        raise KeyboardInterrupt
+
+    x = distribute_tensor(torch.ones(4, 2), mesh(2), [Shard(0)])
+    scale = distribute_tensor(torch.ones(4), mesh(2), [Shard(0)])
+    with rule(OPS.scaled_rows.default, interrupted), rote.propagation.install(), pytest.raises(KeyboardInterrupt):
+        OPS.scaled_rows(x, scale)
+
+
+@pytest.mark.ranks(2)
+def test_a_rule_cannot_uninstall() -> None:
+    told = []
+
+    def uninstalling(x: Any, scale: Any) -> Any:
+        with pytest.raises(RuntimeError, match="a sharding rule cannot uninstall Rote") as raised:
+            rote.propagation.uninstall()
+        told.append(raised)
+        return ROWS
+
+    x = distribute_tensor(torch.ones(4, 2), mesh(2), [Shard(0)])
+    scale = distribute_tensor(torch.ones(4), mesh(2), [Shard(0)])
+    with rule(OPS.scaled_rows.default, uninstalling), rote.propagation.install():
+        assert OPS.scaled_rows(x, scale).placements == (Shard(0),)
+    assert told
+
+
+@pytest.mark.ranks(1)
+def test_threads_ask_a_rule_in_turn() -> None:
+    on, made = mesh(1), list[Any]()
+
+    def ask(number: int) -> None:
+        for i in range(100):
+            x = DTensor.from_local(torch.ones(3, 2 + i), on, [Shard(0)], run_check=False)
+            scale = DTensor.from_local(torch.ones(3), on, [Shard(0)], run_check=False)
+            made.append(OPS.scaled_rows(x, scale).placements)
+
+    with rule(OPS.scaled_rows.default, lambda x, scale: ROWS), rote.propagation.install():
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not rote.propagation.stats().handed_on
+    assert made == [(Shard(0),)] * 400
+
+
+@pytest.mark.ranks(1)
+def test_an_installation_leaves_nothing() -> None:
+    on = mesh(1)
+
+    def cycle() -> weakref.ref[Any]:
+        with rule(OPS.scaled_rows.default, lambda x, scale: ROWS), rote.propagation.install():
+            x = DTensor.from_local(torch.ones(3, 2), on, [Shard(0)], run_check=False)
+            OPS.scaled_rows(x, DTensor.from_local(torch.ones(3), on, [Shard(0)], run_check=False))
+            return weakref.ref(rote.propagation._installed)
+
+    gone = [cycle() for _ in range(3)]
+    gc.collect()
+    assert [each() for each in gone] == [None] * 3
 
 
 class Odd(Shard):

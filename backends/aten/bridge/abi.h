@@ -277,6 +277,7 @@ struct Answer {
   uint32_t moved;  // how many tensors must be redistributed
   int32_t shape_arg;  // the argument that is the global shape of the first result: a rank calls the op with `local_shape` there. -1 if there is none
   uint8_t other_args;  // whether the arguments of a rank's call differ from the global ones in other ways than by `local_shape`
+  uint8_t tied;  // whether other placements may cost the same, or up to a twentieth more
 };
 
 // Where what is observed of a step is recorded: a session, and functions of `rote.h` and `rote_torch.h`.

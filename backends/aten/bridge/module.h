@@ -124,6 +124,8 @@ PYBIND11_MODULE(bridge, module) {
   py::class_<Answers>(module, "Answers")
       .def(py::init<uintptr_t, uintptr_t, const py::dict&, py::object, py::object, py::object, py::object, py::object, py::dict, py::object>())
       .def("answer", torch::wrap_pybind_function(&Answers::answer))
+      .def("is_asking", &Answers::is_asking)
+      .def("close", &Answers::close)
       .def("kind", &Answers::kind)
       .def("stats", &Answers::stats);
 }

@@ -1,8 +1,11 @@
 // Answers what DTensor asks its own sharding propagation, from Rust: an `OpSchema` in, an `OutputSharding` out
 // (`torch/distributed/tensor/_sharding_prop.py`).
 #pragma once
+#include <bitset>
 #include <chrono>
 #include <map>
+#include <mutex>
+#include <thread>
 
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -41,15 +44,20 @@ struct AskedOp {
   bool handled = false;       // by code of DTensor's own, which expects certain placements
   py::object registered;      // what is registered for the op with DTensor, as a tuple
   bool is_torchs = true;      // all of it comes with PyTorch
-  uint64_t agreed = 0;        // which answers are DTensor's own (`kind_of_answer`)
+  std::bitset<128> agreed;    // which answers are DTensor's own (`kind_of_answer`)
 };
 
-// What of an answer decides whether it is DTensor's own: 64 kinds, each a bit of `AskedOp::agreed`. `uneven`: ranks
+// What of an answer decides whether it is DTensor's own: 128 kinds, each a bit of `AskedOp::agreed`. `uneven`: ranks
 // have different numbers of elements of a dim. `other_partials`: a tensor is partial by another reduction than a sum.
-// `chunks`: a tensor that ranks hold whole is split, which costs nothing.
-inline uint32_t kind_of_answer(bool moves, bool strided, bool several_dims, bool uneven, bool other_partials, bool chunks) {
-  return moves | strided << 1 | several_dims << 2 | uneven << 3 | other_partials << 4 | chunks << 5;
+// `chunks`: a tensor that ranks hold whole is split, which costs nothing. `split_twice`: several mesh dims split one dim
+// of a tensor.
+inline uint32_t kind_of_answer(bool moves, bool strided, bool several_dims, bool uneven, bool other_partials, bool chunks,
+                               bool split_twice) {
+  return moves | strided << 1 | several_dims << 2 | uneven << 3 | other_partials << 4 | chunks << 5 | split_twice << 6;
 }
+// The kind of answers that may differ from DTensor's whatever was compared: they move tensors where moving others costs
+// about the same, or in several steps, or the op takes an empty list of dims.
+constexpr uint32_t kNeverAgreed = 128;
 
 class Answers {
  public:
@@ -76,10 +84,13 @@ class Answers {
 
   // The `OutputSharding` for a schema; None if PyTorch has to answer.
   py::object answer(const py::object& schema) {
+    const Turn turn(*this);
     const auto start = std::chrono::steady_clock::now();
     py::object found = py::none();
     AskedOp* op = nullptr;
     try {
+      if (closed_) throw HandedOn{"Rote is uninstalled"};
+      if (turn.is_inner) throw HandedOn{"a question within another one"};
       const py::object op_object = attribute(schema, names().op);
       op = &know(op_object);
       found = try_to_answer(schema, op_object, *op);
@@ -87,13 +98,25 @@ class Answers {
     } catch (const HandedOn& handed_on) {
       ++handed_on_[{op ? op->name : "?", handed_on.reason}];
     } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_Exception)) throw;  // an interrupt, or the end of the process
       ++handed_on_[{op ? op->name : "?", std::string("an error: ") + error.what()}];
     }
     nanoseconds_ += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
     return found;
   }
 
-  // The kind of the last answer.
+  // Whether this thread is in the middle of a question: a rule of the script's own runs.
+  bool is_asking() const { return asking_ == std::this_thread::get_id(); }
+
+  // Answers nothing from now on, and lets go of what it was made with: the propagators of the meshes may go.
+  void close() {
+    const Turn turn(*this);
+    closed_ = true;
+    meshes_.clear();
+    mesh_propagator_ = registered_ = state_ = py::none();
+  }
+
+  // The kind of the last answer; `kNeverAgreed` if none such is DTensor's own for sure.
   uint32_t kind() const { return kind_; }
 
   // How many questions were answered, the nanoseconds that all took, for how many answers PyTorch gave the strides by op,
@@ -106,6 +129,28 @@ class Answers {
   }
 
  private:
+  // The turn of a thread: one question is answered at a time, also while Python runs for it, which lets other threads run.
+  struct Turn {
+    explicit Turn(Answers& of) : of(of), is_inner(of.is_asking()) {
+      if (is_inner) return;
+      if (!of.turns_.try_lock()) {
+        py::gil_scoped_release released;
+        of.turns_.lock();
+      }
+      of.asking_ = std::this_thread::get_id();
+    }
+    ~Turn() {
+      if (is_inner) return;
+      of.asking_ = {};
+      of.turns_.unlock();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+    Answers& of;
+    const bool is_inner;  // the thread is in the middle of another question
+  };
+
   // One question as it is read, and what it points at. It is filled anew for each question.
   struct Asked {
     std::vector<Arg> args;
@@ -162,8 +207,11 @@ class Answers {
     }
     known.handled = PyDict_Contains(handlers_.ptr(), op.ptr()) == 1;
     if (!agreement_.is_none()) {
-      PyObject* bits = PyDict_GetItemString(agreement_.ptr(), known.name.c_str());
-      known.agreed = bits ? PyLong_AsUnsignedLongLong(bits) : 0;
+      if (PyObject* bits = PyDict_GetItemString(agreement_.ptr(), known.name.c_str())) {
+        const py::int_ low = py::reinterpret_borrow<py::int_>(bits), high = low >> py::int_(64);
+        known.agreed = PyLong_AsUnsignedLongLongMask(high.ptr());
+        known.agreed = known.agreed << 64 | std::bitset<128>(PyLong_AsUnsignedLongLongMask(low.ptr()));
+      }
     }
     return known;
   }
@@ -413,9 +461,12 @@ class Answers {
     const bool has_shape = answer.shape_arg >= 0;
     if (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg))
       throw HandedOn{"the arguments of the local op differ"};
-    kind_ = kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims() > 1, is_uneven(answer), has_other_partials(), chunks(answer));
+    kind_ = (answer.moved > 0 && answer.tied) || moves_far(answer) || has_no_dims()
+                ? kNeverAgreed
+                : kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims() > 1, is_uneven(answer),
+                                 has_other_partials(), chunks(answer), splits_twice(answer));
     if (!is_stated && agreement_.is_none() && passes_other_partials(answer)) throw HandedOn{"a partial that is no sum would pass"};
-    if (!is_stated && !agreement_.is_none() && !(op.agreed & uint64_t{1} << kind_))
+    if (!is_stated && !agreement_.is_none() && (kind_ == kNeverAgreed || !op.agreed[kind_]))
       throw HandedOn{"Rote may choose otherwise than DTensor"};
 
     // All positional tensors as the op takes them.
@@ -471,6 +522,47 @@ class Answers {
     }
     return std::any_of(answer.outputs, answer.outputs + answer.noutputs,
                        [this](const Spec& spec) { return is_uneven(spec, spec.placements); });
+  }
+
+  // Whether a tensor moves in several steps. For one step, Rote and DTensor expect the same cost; DTensor goes further in
+  // steps of another order than Rote's, which may cost more.
+  bool moves_far(const Answer& answer) const {
+    const size_t dims = asked_.mesh->dims();
+    for (size_t i = 0; i < asked_.tensors.size(); ++i) {
+      const Placement *from = asked_.tensors[i].placements, *to = answer.inputs + i * dims;
+      size_t moved = 0;
+      for (size_t m = 0; m < dims; ++m) {
+        if (same_placement(from[m], to[m])) continue;
+        if (++moved > 1) return true;
+        for (size_t other = 0; other < dims; ++other)
+          if (other != m && (splits_same_dim(from[m], from[other]) || splits_same_dim(to[m], from[other]))) return true;
+      }
+    }
+    return false;
+  }
+
+  // Whether several mesh dims split one dim of a tensor, as it is given, taken or returned.
+  bool splits_twice(const Answer& answer) const {
+    const size_t dims = asked_.mesh->dims();
+    const auto twice = [dims](const Placement* placements) {
+      for (size_t m = 0; m < dims; ++m)
+        for (size_t other = 0; other < m; ++other)
+          if (splits_same_dim(placements[m], placements[other])) return true;
+      return false;
+    };
+    for (size_t i = 0; i < asked_.tensors.size(); ++i)
+      if (twice(asked_.tensors[i].placements) || twice(answer.inputs + i * dims)) return true;
+    return std::any_of(answer.outputs, answer.outputs + answer.noutputs,
+                       [&twice](const Spec& output) { return twice(output.placements); });
+  }
+
+  static bool splits_same_dim(const Placement& one, const Placement& other) {
+    return is_shard(one) && is_shard(other) && one.dim == other.dim;
+  }
+
+  // Whether an argument is an empty list of numbers, which some of DTensor's rules take for no dims, and others for all.
+  bool has_no_dims() const {
+    return std::any_of(asked_.args.begin(), asked_.args.end(), [](const Arg& arg) { return arg.tag == kInts && arg.len == 0; });
   }
 
   // Whether a mesh dim that holds a tensor whole holds shards of it in the answer.
@@ -554,8 +646,11 @@ class Answers {
       throw HandedOn{"a masked partial on several mesh dims"};
     for (size_t m = 0; m < asked_.mesh->dims(); ++m) {
       // DTensor makes a mask of whole indices alone.
-      if (masked(answer.outputs[0].placements[m]) && asked_.tensors[1].placements[m].kind != kReplicate)
+      if (!masked(answer.outputs[0].placements[m])) continue;
+      if (asked_.tensors[1].placements[m].kind != kReplicate)
         throw HandedOn{"a masked partial of indices that are not replicated"};
+      // Many of DTensor's ops fail on a masked partial: that is for scripts that split the table.
+      if (!is_shard(asked_.tensors[0].placements[m])) throw HandedOn{"a masked partial of a table that is not split"};
     }
     const int64_t ndim = asked_.tensors[0].ndim;
     const int64_t dim = is_gather ? asked_.args[1].i : 0;
@@ -659,6 +754,9 @@ class Answers {
   py::object tables_[3];
   std::unordered_map<PyObject*, AskedOp> ops_;
   std::unordered_map<PyObject*, AskedMesh> meshes_;
+  std::mutex turns_;
+  std::thread::id asking_;  // whose turn it is; read and written under the GIL
+  bool closed_ = false;
   Asked asked_;
   uint32_t kind_ = 0;
   uint64_t answered_ = 0, nanoseconds_ = 0;

@@ -129,4 +129,6 @@ pub struct Answer {
     pub shape_arg: i32,
     /// Whether the arguments of a rank's call differ from the global ones in other ways than by `local_shape`.
     pub other_args: u8,
+    /// Whether other placements may cost the same, or up to a twentieth more.
+    pub tied: u8,
 }

@@ -126,6 +126,8 @@ class Propagation:
     """What a rank sends in all redistributions."""
     cost_us: float
     """Their estimated time, in microseconds."""
+    tied: bool
+    """Whether other placements may cost the same, or up to a twentieth more."""
     why: Why | None
     """The reasons, if they were asked for."""
 
@@ -308,7 +310,7 @@ def _read(answer: dict[str, Any]) -> Propagation:
         for each in answer["outputs"]
     )
     why = _why(answer["why"]) if "why" in answer else None
-    return Propagation(answer["op"], mesh, inputs, outputs, answer["bytes"], answer["cost_us"], why)
+    return Propagation(answer["op"], mesh, inputs, outputs, answer["bytes"], answer["cost_us"], answer["tied"], why)
 
 
 def _step(told: dict[str, Any]) -> Step:

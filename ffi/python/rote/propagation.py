@@ -103,6 +103,8 @@ class _Installed:
 
     def take_away(self) -> None:
         """From now on DTensor answers itself, as before."""
+        if self.answers.is_asking():
+            raise RuntimeError("rote: a sharding rule cannot uninstall Rote, which is asking for it")
         if self.propagator.propagate_op_sharding_non_cached is not self.answer:
             raise RuntimeError(
                 "rote: another program has replaced DTensor's propagation since install(): undo that first"
@@ -110,6 +112,7 @@ class _Installed:
         self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding = self.before
 
     def free(self) -> None:
+        self.answers.close()
         for mesh in self.meshes:
             lib.rote_propagator_free(mesh)
         self.meshes.clear()

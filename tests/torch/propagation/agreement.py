@@ -2,6 +2,7 @@
 
     python -m propagation.agreement                    # from tests/torch; writes ffi/python/rote/_agreement.py
     python -m propagation.agreement --refine --seed 1  # leaves out of it what differs for other questions
+    python -m propagation.agreement --several          # asks on meshes of several dims alone, and keeps the rest
     python -m propagation.agreement --op aten::mm --show 5
 
 Both are asked about the samples of `validation/src/samples`, with tensors replicated, sharded, strided and partial, on
@@ -36,7 +37,11 @@ TABLE = ROOT / "ffi" / "python" / "rote" / "_agreement.py"
 LEAST = 2
 # Kinds that are taken at all (`kind_of_answer`). Others hold too often for some questions and not for the next ones:
 # partials that are no sums, uneven shards of which something moves on several mesh dims, strided shards that move.
-TAKEN = (0b000000, 0b000001, 0b000100, 0b000101, 0b000110, 0b001000, 0b001001, 0b001100, 0b100001)
+ON_ONE_DIM = (0b0000000, 0b0000001, 0b0001000, 0b0001001, 0b0100001)
+ON_SEVERAL_DIMS = (0b0000100, 0b0000101, 0b0000110, 0b0001100, 0b0100101, 0b1000100, 0b1000110, 0b1001100)
+TAKEN = ON_ONE_DIM + ON_SEVERAL_DIMS
+# The kind of answers that are never taken (`kNeverAgreed`).
+NEVER = 128
 MESHES = ((2,), (4,), (2, 4), (2, 2, 2))
 # Questions per sample on a mesh of as many dims.
 MOST = {1: 16, 2: 16, 3: 3}
@@ -173,7 +178,7 @@ def compare(part: list[tuple[Sample, tuple[int, ...], int]], seed: int = 0) -> T
                 question = schema(sample, placements, sizes)
                 ours = ask(question)
                 kind = installed.answers.kind()
-                if ours is None:
+                if ours is None or kind == NEVER:
                     continue
                 try:
                     theirs: Any = otherwise(propagator, question)
@@ -188,7 +193,7 @@ def compare(part: list[tuple[Sample, tuple[int, ...], int]], seed: int = 0) -> T
                 if sum(line.startswith(f"{sample.name} ") for line in tally.shown) < 3:
                     given = " ".join(sample.written([",".join(p) for p in placements]))
                     tally.shown.append(
-                        f"{sample.name} {given} on {sizes}, kind {kind:06b}\n    ours   {mine}\n    theirs {their}"
+                        f"{sample.name} {given} on {sizes}, kind {kind:07b}\n    ours   {mine}\n    theirs {their}"
                     )
         tally.handed_on.update(rote.propagation.stats().handed_on)
     finally:
@@ -196,9 +201,15 @@ def compare(part: list[tuple[Sample, tuple[int, ...], int]], seed: int = 0) -> T
     return tally
 
 
-def compare_all(chosen: Sequence[Sample], share: float = 1.0, progress: bool = False, seed: int = 0) -> Tally:
+def compare_all(
+    chosen: Sequence[Sample],
+    share: float = 1.0,
+    progress: bool = False,
+    seed: int = 0,
+    meshes: Sequence[tuple[int, ...]] = MESHES,
+) -> Tally:
     """Compares on several processes; with a `share` of the questions."""
-    work = [(s, sizes, max(1, math.ceil(share * MOST[len(sizes)]))) for sizes in MESHES for s in chosen]
+    work = [(s, sizes, max(1, math.ceil(share * MOST[len(sizes)]))) for sizes in meshes for s in chosen]
     random.Random("agreement").shuffle(work)
     parts = [work[at : at + 60] for at in range(0, len(work), 60)]
     tally = Tally()
@@ -226,8 +237,10 @@ def main() -> None:
         "--seed", type=int, default=0, help="another seed asks other questions; nothing is written then"
     )
     parser.add_argument("--refine", action="store_true", help="leave what differs out of the table that is there")
+    parser.add_argument("--several", action="store_true", help="ask on meshes of several dims alone")
     given = parser.parse_args()
-    tally = compare_all(list(samples.read(given.op)), given.share, progress=True, seed=given.seed)
+    meshes = [sizes for sizes in MESHES if len(sizes) > 1 or not given.several]
+    tally = compare_all(list(samples.read(given.op)), given.share, progress=True, seed=given.seed, meshes=meshes)
     for line in tally.shown[: given.show]:
         print(line)
     same, other = tally.same.total(), tally.other.total()
@@ -246,7 +259,11 @@ def main() -> None:
         print(f"{before - left:,} kinds of answers left out; {left:,} kinds are left")
         write(version, table)
     elif given.op is None and given.share == 1.0 and given.seed == 0:
-        write(version, tally.table())
+        table = tally.table()
+        of_one_dim = sum(1 << kind for kind in ON_ONE_DIM)
+        for op, bits in AGREED.get(version, {}).items() if given.several else ():
+            table[op] = table.get(op, 0) | bits & of_one_dim
+        write(version, {op: bits for op, bits in sorted(table.items()) if bits})
 
 
 def write(version: str, table: dict[str, int]) -> None:
