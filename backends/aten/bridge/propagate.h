@@ -38,6 +38,8 @@ struct AskedOp {
   size_t return_count = 0;
   int shape_arg = -1;         // DTensor's table says: this argument is the shape of the result
   bool other_change = false;  // DTensor's tables say: a rank's arguments differ in another way
+  bool decomposed = false;    // no rule of Rote's, but strategies by PyTorch's decomposition
+  bool gives_views = false;   // of what it takes
   bool handled = false;       // by code of DTensor's own, which expects certain placements
   py::object registered;      // what is registered for the op with DTensor, as a tuple
   bool is_torchs = true;      // all of it comes with PyTorch
@@ -60,9 +62,11 @@ class Answers {
   // the name of the op; None: every answer is taken. `own_rules` has the ops for which the script has registered a rule
   // with Rote. `state` says what the script's rule for a schema is, whether registered with Rote or with DTensor: its
   // strategies, a list of tuples of placements; the metas of the results, a list; and these as the op returns them. Or it
-  // says why there is none, as text.
+  // says why there is none, as text. `decompositions` says the same of ops without a rule that PyTorch decomposes
+  // (`Decompositions` of `_decomposed.py`); None: such ops are handed on.
   Answers(uintptr_t ask, uintptr_t error, const py::dict& named, py::object propagator, py::object handlers,
-          py::object mesh_propagator, py::object registered, py::object agreement, py::dict own_rules, py::object state)
+          py::object mesh_propagator, py::object registered, py::object agreement, py::dict own_rules, py::object state,
+          py::object decompositions)
       : ask_(reinterpret_cast<int (*)(void*, const Question*, Answer*)>(ask)),
         error_(reinterpret_cast<const char* (*)()>(error)),
         classes_(named),
@@ -72,7 +76,8 @@ class Answers {
         registered_(std::move(registered)),
         agreement_(std::move(agreement)),
         own_rules_(std::move(own_rules)),
-        state_(std::move(state)) {}
+        state_(std::move(state)),
+        decompositions_(std::move(decompositions)) {}
 
   // The `OutputSharding` for a schema; None if PyTorch has to answer.
   py::object answer(const py::object& schema) {
@@ -97,12 +102,13 @@ class Answers {
   uint32_t kind() const { return kind_; }
 
   // How many questions were answered, the nanoseconds that all took, for how many answers PyTorch gave the strides by op,
-  // and how many were handed on by op and reason.
+  // how many were answered by PyTorch's decomposition by op, and how many were handed on by op and reason.
   py::tuple stats() const {
-    py::dict strides, handed_on;
+    py::dict strides, decomposed, handed_on;
+    for (const auto& [op, count] : decomposed_) decomposed[py::str(op)] = count;
     for (const auto& [op, count] : strides_asked_) strides[py::str(op)] = count;
     for (const auto& [key, count] : handed_on_) handed_on[py::make_tuple(key.first, key.second)] = count;
-    return py::make_tuple(answered_, nanoseconds_, strides, handed_on);
+    return py::make_tuple(answered_, nanoseconds_, strides, decomposed, handed_on);
   }
 
  private:
@@ -160,6 +166,11 @@ class Answers {
       py::object found = py::getattr(propagator_, table, py::none());  // not in every version
       if (PyDict_Check(found.ptr()) && PyDict_Contains(found.ptr(), op.ptr()) == 1) known.other_change = true;
     }
+    for (const c10::Argument& result : schema.returns()) {
+      const auto* alias = result.alias_info();
+      known.gives_views |= alias && !alias->isWrite();
+    }
+    known.decomposed = !decompositions_.is_none() && decompositions_.attr("has")(op).cast<bool>();
     known.handled = PyDict_Contains(handlers_.ptr(), op.ptr()) == 1;
     if (!agreement_.is_none()) {
       PyObject* bits = PyDict_GetItemString(agreement_.ptr(), known.name.c_str());
@@ -195,9 +206,9 @@ class Answers {
     StatedRule rule{};
   };
 
-  // The script's rule for a schema.
-  void state(const py::object& schema, Stated& stated) {
-    const py::object said = state_(schema);
+  // What `state` says of a schema.
+  void state(const py::object& state, const py::object& schema, Stated& stated) {
+    const py::object said = state(schema);
     if (PyUnicode_Check(said.ptr())) throw HandedOn{said.cast<std::string>()};
     const py::tuple parts = said.cast<py::tuple>();
     const py::list strategies = parts[0].cast<py::list>();
@@ -379,8 +390,10 @@ class Answers {
     const py::object kwargs = attribute(schema, names().kwargs_schema);
     if (op.handled) throw HandedOn{"DTensor runs the op in a way of its own"};
     const bool is_own = PyDict_Contains(own_rules_.ptr(), op_object.ptr()) == 1;
-    const bool is_stated = !is_torchs(op, op_object) || is_own;
-    if (is_stated && !is_own && !agreement_.is_none()) throw HandedOn{"a strategy of the script's own is registered"};
+    const bool is_scripts = !is_torchs(op, op_object) || is_own;
+    const bool is_decomposed = op.decomposed && !is_scripts;
+    const bool is_stated = is_scripts || is_decomposed;
+    if (is_scripts && !is_own && !agreement_.is_none()) throw HandedOn{"a strategy of the script's own is registered"};
     if (op.other_change) throw HandedOn{"the arguments of the local op differ"};
     asked_.clear();
     const Py_ssize_t given = PyTuple_GET_SIZE(args.ptr());
@@ -405,11 +418,19 @@ class Answers {
     question.ntensors = static_cast<uint32_t>(asked_.tensors.size());
     Stated stated;
     if (is_stated) {
-      state(schema, stated);
+      state(is_decomposed ? decompositions_.attr("state") : state_, schema, stated);
       question.rule = &stated.rule;
     }
     Answer answer{};
-    if (ask_(asked_.mesh->propagator, &question, &answer) < 0) throw HandedOn{error_()};
+    const auto ask = [&] {
+      if (ask_(asked_.mesh->propagator, &question, &answer) < 0) throw HandedOn{error_()};
+    };
+    ask();
+    if (is_decomposed && asked_.mesh->dims() > 1 && !holds(schema, answer)) {
+      stated.rule.nstrategies = 0;  // replication is left
+      ask();
+    }
+    if (is_decomposed && op.gives_views && answer.moved > 0) throw HandedOn{"a view of a tensor that would have to be redistributed"};
     const bool has_shape = answer.shape_arg >= 0;
     if (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg))
       throw HandedOn{"the arguments of the local op differ"};
@@ -449,7 +470,21 @@ class Answers {
       if (local_shape && answer.shape_arg >= given) throw HandedOn{"the shape is a keyword argument"};
       suggestion = classes_.schema(op_object, local_args, kwargs);
     }
+    if (is_decomposed) ++decomposed_[op.name];
     return classes_.output_sharding(outputs, suggestion, moves || local_shape, local_shape);
+  }
+
+  // Whether an answer by a decomposition is right on all mesh dims together.
+  bool holds(const py::object& schema, const Answer& answer) {
+    const auto made = [this](const Placement* placements) {
+      py::tuple all(asked_.mesh->dims());
+      for (size_t m = 0; m < asked_.mesh->dims(); ++m) all[m] = make_placement(placements[m], classes_);
+      return all;
+    };
+    py::list placements;
+    for (size_t i = 0; i < answer.noutputs; ++i) placements.append(made(answer.outputs[i].placements));
+    for (size_t i = 0; i < asked_.tensors.size(); ++i) placements.append(made(answer.inputs + i * asked_.mesh->dims()));
+    return decompositions_.attr("schema_holds")(schema, placements).cast<bool>();
   }
 
   // Whether the ranks that a dim is split over do not all have as many elements of it.
@@ -655,14 +690,14 @@ class Answers {
   ShardingClasses classes_;
   py::object propagator_, handlers_, mesh_propagator_, registered_, agreement_;
   py::dict own_rules_;
-  py::object state_;
+  py::object state_, decompositions_;
   py::object tables_[3];
   std::unordered_map<PyObject*, AskedOp> ops_;
   std::unordered_map<PyObject*, AskedMesh> meshes_;
   Asked asked_;
   uint32_t kind_ = 0;
   uint64_t answered_ = 0, nanoseconds_ = 0;
-  std::map<std::string, uint64_t> strides_asked_;
+  std::map<std::string, uint64_t> strides_asked_, decomposed_;
   std::map<std::pair<std::string, std::string>, uint64_t> handed_on_;
 };
 

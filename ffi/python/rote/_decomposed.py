@@ -1,0 +1,354 @@
+"""Sharding strategies of ops without a rule, derived from PyTorch's decompositions.
+
+An op is traced into a graph of ops that have rules. A combination of placements on one mesh dim is a strategy of the
+op if each op of the graph takes its inputs as they lie, and if the local op does what the graph says: the decomposition
+is traced again on the shards of each rank, and must call the same ops with the same arguments. The only arguments that
+may differ are sizes that Rote adjusts for the ranks itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._decomp import decomposition_table
+from torch._ops import OpOverload
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+
+from ._decomposition_graphs import Graph, Node, Untraceable, decomposition_of, has_rule, traced
+from ._rules import name_of
+
+Placements = tuple[Any, ...]
+# A tuple with the placements of each tensor of a graph; None where the graph has not come to the tensor yet.
+Laid = list[Placements | None]
+Strategy = tuple[Any, ...]
+
+#: Arguments of these classes decide no value of a result.
+_WHERE = (torch.device, torch.layout, torch.memory_format)
+#: How many placements of ops are tried for one op on one mesh dim.
+_MOST_STEPS = 5_000
+#: How many ops with their arguments are kept.
+_MOST_KEPT = 4_096
+
+
+class Decompositions:
+    """Answers for ops without a rule. `ask` answers an `OpSchema` of an op inside as DTensor's propagation does, or
+    with None. `propagator` is DTensor's."""
+
+    def __init__(self, ask: Callable[[OpSchema], Any], propagator: Any) -> None:
+        self._ask = ask
+        self._propagator = propagator
+        self._meshes: dict[tuple[str, tuple[int, ...]], DeviceMesh] = {}
+        self._kept: dict[Any, tuple[_Decomposed | None, dict[tuple[int, ...], list[Strategy]]]] = {}
+
+    def has(self, op: Any) -> bool:
+        """Whether an op is answered: Rote and DTensor have no rule for it, PyTorch has a decomposition, and the op is a
+        pure function of its arguments, so that replication at least is right."""
+        return (
+            isinstance(op, OpOverload)
+            and is_pure(op)
+            and not has_rule(op)
+            and decomposition_of(op) is not None
+            and not self._has_strategy(op)
+        )
+
+    def of_lists(self) -> Iterator[OpOverload]:
+        """The answered ops of PyTorch's table of decompositions that take lists of tensors."""
+        for op in decomposition_table:
+            if isinstance(op, OpOverload) and "Tensor[]" in str(op._schema).split("->")[0] and self.has(op):
+                yield op
+
+    def _has_strategy(self, op: OpOverload) -> bool:
+        of = self._propagator
+        return op in of.op_single_dim_strategy_funcs or op in of.op_strategy_funcs or op in of.op_to_rules
+
+    def state(self, schema: OpSchema) -> tuple[list[Strategy], list[TensorMeta | None], Any]:
+        """The strategies for a schema, and the metas of the results, as a list and as the op returns them."""
+        metas = self._propagator._propagate_tensor_meta_non_cached(schema)
+        results = [metas] if _is_meta(metas) else list(metas or ())
+        return self.strategies(*_asked(schema)), results, metas
+
+    def schema_holds(self, schema: OpSchema, placements: Sequence[Placements]) -> bool:
+        """Whether placements of the results and then of the inputs of a schema are right."""
+        return self.holds(*_asked(schema), placements)
+
+    def strategies(self, op: OpOverload, args: Any, kwargs: Any, device: str, sizes: Sequence[int]) -> list[Strategy]:
+        """The strategies that hold on each mesh dim of a mesh, besides replication. Metas stand for tensors."""
+        decomposed, known = self._of(op, args, kwargs, device)
+        if decomposed is None:
+            return []
+        found: list[Strategy] | None = None
+        for size in dict.fromkeys(size for size in sizes if size > 1):
+            key = (size,)
+            if key not in known:
+                known[key] = decomposed.strategies(self._mesh(device, key))
+            found = known[key] if found is None else [one for one in found if one in known[key]]
+        return found or []
+
+    def holds(
+        self,
+        op: OpOverload,
+        args: Any,
+        kwargs: Any,
+        device: str,
+        sizes: Sequence[int],
+        placements: Sequence[Placements],
+    ) -> bool:
+        """Whether placements on all mesh dims together, of the results and then of the inputs, are right."""
+        decomposed, _ = self._of(op, args, kwargs, device)
+        return decomposed is not None and decomposed.holds(self._mesh(device, tuple(sizes)), placements)
+
+    def _mesh(self, device: str, sizes: tuple[int, ...]) -> DeviceMesh:
+        """A mesh without process groups: only its sizes count."""
+        key = device, sizes
+        if key not in self._meshes:
+            ranks = torch.arange(math.prod(sizes)).reshape(sizes)
+            self._meshes[key] = DeviceMesh(device, ranks, _init_backend=False, _rank=0)
+        return self._meshes[key]
+
+    def _of(
+        self, op: OpOverload, args: Any, kwargs: Any, device: str
+    ) -> tuple[_Decomposed | None, dict[tuple[int, ...], list[Strategy]]]:
+        leaves, shape = tree_flatten((args, kwargs), is_leaf=_is_meta)
+        key = op, device, str(shape), tuple((type(leaf), _comparable(leaf)) for leaf in leaves)
+        if key not in self._kept:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            try:
+                made = _Decomposed(op, args, kwargs, device, self._ask)
+            except Untraceable:
+                made = None
+            self._kept[key] = made, {}
+        return self._kept[key]
+
+
+class _Answer(NamedTuple):
+    """How the results of an op of a graph lie, and which of its arguments are adjusted for each rank."""
+
+    outputs: tuple[Placements | None, ...]
+    adjusted: frozenset[int]
+
+
+class _Decomposed:
+    """The graph of an op with its arguments."""
+
+    def __init__(self, op: OpOverload, args: Any, kwargs: Any, device: str, ask: Callable[[OpSchema], Any]) -> None:
+        self.op, self.args, self.kwargs, self.device = op, args, kwargs, device
+        self.graph = traced(op, args, kwargs, device)
+        self._ask = ask
+        self._answers: dict[Any, _Answer | None] = {}
+        self._local: dict[Any, Graph | None] = {}
+
+    def strategies(self, mesh: DeviceMesh) -> list[Strategy]:
+        """The strategies on a mesh of one dim."""
+        found: list[Strategy] = []
+        steps = itertools.count()
+        for laid in self._laid(mesh, 0, [None] * len(self.graph.metas), steps):
+            inputs = [_first(laid[at]) for at in range(self.graph.inputs)]
+            if all(type(one) is Replicate for one in inputs) or not self._is_local(mesh, laid):
+                continue
+            outputs = [None if at is None else _first(laid[at]) for at in self.graph.outputs]
+            strategy = (*outputs, *inputs)
+            if strategy not in found:
+                found.append(strategy)
+        return found
+
+    def holds(self, mesh: DeviceMesh, placements: Sequence[Placements]) -> bool:
+        results = len(self.graph.outputs)
+        laid: Laid = [None] * len(self.graph.metas)
+        laid[: self.graph.inputs] = placements[results:]
+        for one in self._laid(mesh, 0, laid, itertools.count()):
+            outputs = (None if at is None else one[at] for at in self.graph.outputs)
+            same = all(a is None or a == b for a, b in zip(outputs, placements[:results], strict=True))
+            return same and self._is_local(mesh, one)
+        return False
+
+    def _laid(self, mesh: DeviceMesh, at: int, laid: Laid, steps: Iterator[int]) -> Iterator[Laid]:
+        """All ways to lay the inputs in which the ops from `at` on take their inputs as they lie."""
+        last = at == len(self.graph.nodes)
+        node = None if last else self.graph.nodes[at]
+        taken: Sequence[int] = range(self.graph.inputs) if node is None else node.inputs
+        open_ = list(dict.fromkeys(value for value in taken if laid[value] is None))
+        for choice in itertools.product(*(_options(self.graph.metas[value], mesh.size()) for value in open_)):
+            if next(steps) > _MOST_STEPS:
+                return
+            own = list(laid)
+            for value, placement in zip(open_, choice, strict=True):
+                own[value] = (placement,)
+            if node is None:
+                yield own
+                continue
+            answer = self._answer(mesh, at, tuple(own[value] for value in node.inputs))
+            if answer is None:
+                continue
+            for output, placements in zip(node.outputs, answer.outputs, strict=True):
+                if output is not None:
+                    own[output] = placements
+            yield from self._laid(mesh, at + 1, own, steps)
+
+    def _answer(self, mesh: DeviceMesh, at: int, inputs: tuple[Any, ...]) -> _Answer | None:
+        key = tuple(mesh.shape), at, inputs
+        if key not in self._answers:
+            self._answers[key] = self._asked(mesh, self.graph.nodes[at], inputs)
+        return self._answers[key]
+
+    def _asked(self, mesh: DeviceMesh, node: Node, inputs: tuple[Placements, ...]) -> _Answer | None:
+        """What Rote's rules say of an op; None if the op would move an input."""
+        if all(type(placement) is Replicate for placements in inputs for placement in placements):
+            whole = (Replicate(),) * mesh.ndim
+            return _Answer(tuple(None if value is None else whole for value in node.outputs), frozenset())
+        lies = dict(zip(node.inputs, inputs, strict=True))
+
+        def spec(value: Any) -> DTensorSpec:
+            return DTensorSpec(mesh, lies[value.at], tensor_meta=self.graph.metas[value.at])
+
+        args, kwargs = node.filled(spec)
+        found = self._ask(OpSchema(node.op, args, kwargs))
+        if found is None:
+            return None
+        adjusted: set[int] = set()
+        if found.redistribute_schema is not None:
+            for place, (before, after) in enumerate(zip(args, found.redistribute_schema.args_schema, strict=True)):
+                specs = [_placements_in(before), _placements_in(after)]
+                if specs[0] != specs[1]:
+                    return None
+                if not specs[0] and before != after:
+                    adjusted.add(place)
+        outputs = tuple(_placements_in(found.output_spec))
+        kinds = {type(placement).__name__ for placements in outputs for placement in placements or ()}
+        if len(outputs) != len(node.outputs) or "_MaskPartial" in kinds:
+            return None
+        return _Answer(outputs, frozenset(adjusted))
+
+    def _is_local(self, mesh: DeviceMesh, laid: Laid) -> bool:
+        """Whether each rank's local op does what the graph says."""
+        judged: set[tuple[torch.Size, ...]] = set()
+        for rank in itertools.product(*map(range, mesh.shape)):
+            shapes = tuple(
+                _shard(meta.shape, placements or (), mesh.shape, rank)
+                for meta, placements in zip(self.graph.metas, laid, strict=True)
+            )
+            if shapes in judged:
+                continue
+            judged.add(shapes)
+            local = self._traced_locally(shapes[: self.graph.inputs])
+            if local is None or len(local.nodes) != len(self.graph.nodes) or local.outputs != self.graph.outputs:
+                return False
+            ours = [(shape, meta.dtype) for shape, meta in zip(shapes, self.graph.metas, strict=True)]
+            if [(meta.shape, meta.dtype) for meta in local.metas] != ours:
+                return False
+            for at, (node, own) in enumerate(zip(self.graph.nodes, local.nodes, strict=True)):
+                answer = self._answer(mesh, at, tuple(laid[value] for value in node.inputs))
+                if answer is None or not _same_call(node, own, answer.adjusted):
+                    return False
+        return True
+
+    def _traced_locally(self, shapes: tuple[torch.Size, ...]) -> Graph | None:
+        if shapes not in self._local:
+            rest = iter(shapes)
+
+            def local(meta: TensorMeta) -> TensorMeta:
+                shape = next(rest)
+                return TensorMeta(shape, _strides(shape, meta.stride), meta.dtype)
+
+            args, kwargs = tree_map_only(TensorMeta, local, (self.args, self.kwargs), is_leaf=_is_meta)
+            try:
+                self._local[shapes] = traced(self.op, args, kwargs, self.device)
+            except Untraceable:
+                self._local[shapes] = None
+        return self._local[shapes]
+
+
+def _asked(schema: OpSchema) -> tuple[OpOverload, Any, Any, str, tuple[int, ...]]:
+    """The op of a schema, its arguments with metas in the place of tensors, and the device and sizes of the mesh."""
+    given = (list(schema.args_schema), dict(schema.kwargs_schema))
+    mesh = next(leaf.mesh for leaf in tree_leaves(given) if isinstance(leaf, DTensorSpec))
+    args, kwargs = tree_map_only(DTensorSpec, lambda spec: spec.tensor_meta, given)
+    return schema.op, args, kwargs, mesh.device_type, tuple(mesh.shape)
+
+
+def is_pure(op: OpOverload) -> bool:
+    """Whether an op is a function of its arguments that returns tensors."""
+    schema = op._schema
+    return (
+        not schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in op.tags
+        and bool(schema.returns)
+        and all("Tensor" in str(result.type) for result in schema.returns)
+    )
+
+
+def _options(meta: TensorMeta, ranks: int) -> list[Any]:
+    """How one mesh dim may hold a tensor. No shard is empty, as in rules that scripts state."""
+    shards = [Shard(dim) for dim, size in enumerate(meta.shape) if -(-size // ranks) * (ranks - 1) < size]
+    return [Replicate(), *shards, *([] if meta.dtype == torch.bool else [Partial()])]
+
+
+def _shard(shape: torch.Size, placements: Placements, mesh: Sequence[int], rank: Sequence[int]) -> torch.Size:
+    """The shape of a rank's shard; without placements, the whole."""
+    sizes = list(shape)
+    for placement, ranks, at in zip(placements, mesh, rank, strict=bool(placements)):
+        if type(placement) is Shard:
+            most = -(-sizes[placement.dim] // ranks)
+            sizes[placement.dim] = max(0, min(most, sizes[placement.dim] - most * at))
+    return torch.Size(sizes)
+
+
+def _strides(shape: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps, in the order of other strides."""
+    strides, next_ = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (like[dim], -dim)):
+        strides[dim] = next_
+        next_ *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def _same_call(one: Node, other: Node, adjusted: frozenset[int]) -> bool:
+    """Whether two ops of graphs are the same, with the same arguments but for those that are adjusted."""
+    if one.op is not other.op or one.outputs != other.outputs or len(one.args) != len(other.args):
+        return False
+    pairs = [(a, b) for at, (a, b) in enumerate(zip(one.args, other.args, strict=True)) if at not in adjusted]
+    if one.kwargs.keys() != other.kwargs.keys():
+        return False
+    pairs += [(one.kwargs[name], other.kwargs[name]) for name in one.kwargs]
+    return all(_same_argument(a, b) for a, b in pairs)
+
+
+def _same_argument(one: Any, other: Any) -> bool:
+    (ours, our_shape), (theirs, their_shape) = tree_flatten(one), tree_flatten(other)
+    return our_shape == their_shape and all(
+        isinstance(a, _WHERE) or (type(a) is type(b) and _comparable(a) == _comparable(b))
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _comparable(leaf: Any) -> Any:
+    """A leaf that equals another one only if the other is the same: 0.0 is not -0.0, and NaN is NaN."""
+    return repr(leaf) if isinstance(leaf, float | complex) else leaf
+
+
+def _placements_in(found: Any) -> list[Placements | None]:
+    leaves = tree_leaves(found, is_leaf=lambda leaf: leaf is None or isinstance(leaf, DTensorSpec))
+    return [
+        leaf.placements if isinstance(leaf, DTensorSpec) else None
+        for leaf in leaves
+        if leaf is None or isinstance(leaf, DTensorSpec)
+    ]
+
+
+def _first(placements: Placements | None) -> Any:
+    return None if placements is None else placements[0]
+
+
+def _is_meta(leaf: Any) -> bool:
+    return isinstance(leaf, TensorMeta)
+
+
+__all__ = ["Decompositions", "is_pure", "name_of"]
