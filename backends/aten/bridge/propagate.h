@@ -426,13 +426,15 @@ class Answers {
       if (ask_(asked_.mesh->propagator, &question, &answer) < 0) throw HandedOn{error_()};
     };
     ask();
-    if (is_decomposed && asked_.mesh->dims() > 1 && !holds(schema, answer)) {
+    if (is_decomposed && asked_.mesh->dims() > 1 && !decompositions_.attr("schema_holds")(schema, placements_of(answer)).cast<bool>()) {
       stated.rule.nstrategies = 0;  // replication is left
       ask();
     }
     if (is_decomposed && op.gives_views && answer.moved > 0) throw HandedOn{"a view of a tensor that would have to be redistributed"};
-    const bool has_shape = answer.shape_arg >= 0;
-    if (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg))
+    const bool has_shape = answer.shape_arg >= 0 && !is_decomposed;
+    if (is_decomposed) {
+      // `local_args` says what a rank adjusts.
+    } else if (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg))
       throw HandedOn{"the arguments of the local op differ"};
     kind_ = kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims() > 1, is_uneven(answer), has_other_partials(), chunks(answer));
     if (!is_stated && agreement_.is_none() && passes_other_partials(answer)) throw HandedOn{"a partial that is no sum would pass"};
@@ -458,24 +460,32 @@ class Answers {
     }
     py::object outputs = make_outputs(op, answer, schema, mask, is_stated ? &stated : nullptr);
     py::object suggestion = py::none();
-    const bool local_shape = has_shape && answer.noutputs > 0 && is_sharded(answer.outputs[0]);
-    if (moves || local_shape) {
+    // The argument that is another on this rank, and what it is.
+    Py_ssize_t local_at = -1;
+    py::object local_arg;
+    if (has_shape && answer.noutputs > 0 && is_sharded(answer.outputs[0])) {
+      local_at = answer.shape_arg;
+      local_arg = ints_of(answer.local_shape, answer.outputs[0].ndim);
+    } else if (is_decomposed) {
+      const py::object local = decompositions_.attr("local_args")(schema, placements_of(answer), stated.metas);
+      if (!local.is_none()) std::tie(local_at, local_arg) = local.cast<std::pair<Py_ssize_t, py::object>>();
+    }
+    if (moves || local_arg) {
       size_t next = 0;
       py::tuple local_args(given);
       for (Py_ssize_t i = 0; i < given; ++i) {
         py::object arg = replaced(PyTuple_GET_ITEM(args.ptr(), i), taken, next);
-        if (local_shape && i == answer.shape_arg) arg = ints_of(answer.local_shape, answer.outputs[0].ndim);
-        local_args[i] = arg;
+        local_args[i] = i == local_at ? local_arg : arg;
       }
-      if (local_shape && answer.shape_arg >= given) throw HandedOn{"the shape is a keyword argument"};
+      if (local_at >= given) throw HandedOn{"the shape is a keyword argument"};
       suggestion = classes_.schema(op_object, local_args, kwargs);
     }
     if (is_decomposed) ++decomposed_[op.name];
-    return classes_.output_sharding(outputs, suggestion, moves || local_shape, local_shape);
+    return classes_.output_sharding(outputs, suggestion, moves || local_arg, static_cast<bool>(local_arg));
   }
 
-  // Whether an answer by a decomposition is right on all mesh dims together.
-  bool holds(const py::object& schema, const Answer& answer) {
+  // The placements of the results, then of the tensors that the op takes, a tuple each.
+  py::list placements_of(const Answer& answer) const {
     const auto made = [this](const Placement* placements) {
       py::tuple all(asked_.mesh->dims());
       for (size_t m = 0; m < asked_.mesh->dims(); ++m) all[m] = make_placement(placements[m], classes_);
@@ -484,7 +494,7 @@ class Answers {
     py::list placements;
     for (size_t i = 0; i < answer.noutputs; ++i) placements.append(made(answer.outputs[i].placements));
     for (size_t i = 0; i < asked_.tensors.size(); ++i) placements.append(made(answer.inputs + i * asked_.mesh->dims()));
-    return decompositions_.attr("schema_holds")(schema, placements).cast<bool>();
+    return placements;
   }
 
   // Whether the ranks that a dim is split over do not all have as many elements of it.

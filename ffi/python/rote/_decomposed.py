@@ -22,7 +22,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from ._decomposition_graphs import Graph, Node, Untraceable, decomposition_of, has_rule, traced
+from ._decomposition_graphs import Graph, Node, Untraceable, decompositions_of, has_rule, traced
+from ._native import byref, c_int, check, lib
 from ._rules import name_of
 
 Placements = tuple[Any, ...]
@@ -55,7 +56,7 @@ class Decompositions:
             isinstance(op, OpOverload)
             and is_pure(op)
             and not has_rule(op)
-            and decomposition_of(op) is not None
+            and bool(decompositions_of(op))
             and not self._has_strategy(op)
         )
 
@@ -78,6 +79,24 @@ class Decompositions:
     def schema_holds(self, schema: OpSchema, placements: Sequence[Placements]) -> bool:
         """Whether placements of the results and then of the inputs of a schema are right."""
         return self.holds(*_asked(schema), placements)
+
+    def local_args(self, schema: OpSchema, placements: Sequence[Placements], metas: Any) -> tuple[int, Any] | None:
+        """Which argument is a size that this rank adjusts, and to what; None if there is none, or it stays."""
+        size = size_argument(schema.op)
+        mesh = _mesh_of(schema)
+        rank = mesh.get_coordinate()
+        if size is None or rank is None or size.at >= len(schema.args_schema):
+            return None
+        if size.dim is None:
+            result = metas if _is_meta(metas) else metas[0]
+            adjusted: Any = list(_shard(result.shape, placements[0], mesh.shape, rank))
+        else:
+            results = 1 if _is_meta(metas) else len(metas)
+            first = next(leaf for leaf in tree_leaves(schema.args_schema) if isinstance(leaf, DTensorSpec))
+            adjusted = _shard(first.shape, placements[results], mesh.shape, rank)[size.dim]
+        given = schema.args_schema[size.at]
+        same = list(given) == adjusted if isinstance(given, list | tuple) else given == adjusted
+        return None if same else (size.at, adjusted)
 
     def strategies(self, op: OpOverload, args: Any, kwargs: Any, device: str, sizes: Sequence[int]) -> list[Strategy]:
         """The strategies that hold on each mesh dim of a mesh, besides replication. Metas stand for tensors."""
@@ -141,6 +160,7 @@ class _Decomposed:
 
     def __init__(self, op: OpOverload, args: Any, kwargs: Any, device: str, ask: Callable[[OpSchema], Any]) -> None:
         self.op, self.args, self.kwargs, self.device = op, args, kwargs, device
+        self.size = size_argument(op)
         self.graph = traced(op, args, kwargs, device)
         self._ask = ask
         self._answers: dict[Any, _Answer | None] = {}
@@ -238,7 +258,7 @@ class _Decomposed:
             if shapes in judged:
                 continue
             judged.add(shapes)
-            local = self._traced_locally(shapes[: self.graph.inputs])
+            local = self._traced_locally(shapes[: self.graph.inputs], self._local_size(shapes))
             if local is None or len(local.nodes) != len(self.graph.nodes) or local.outputs != self.graph.outputs:
                 return False
             ours = [(shape, meta.dtype) for shape, meta in zip(shapes, self.graph.metas, strict=True)]
@@ -250,8 +270,18 @@ class _Decomposed:
                     return False
         return True
 
-    def _traced_locally(self, shapes: tuple[torch.Size, ...]) -> Graph | None:
-        if shapes not in self._local:
+    def _local_size(self, shapes: Sequence[torch.Size]) -> Any:
+        """What a rank gives in the place of a size, if its tensors have these shapes."""
+        if self.size is None or self.size.at >= len(self.args):
+            return None
+        if self.size.dim is not None:
+            return shapes[0][self.size.dim]
+        first = self.graph.outputs[0]
+        return None if first is None else tuple(shapes[first])
+
+    def _traced_locally(self, shapes: tuple[torch.Size, ...], size: Any) -> Graph | None:
+        key = shapes, size
+        if key not in self._local:
             rest = iter(shapes)
 
             def local(meta: TensorMeta) -> TensorMeta:
@@ -259,19 +289,41 @@ class _Decomposed:
                 return TensorMeta(shape, _strides(shape, meta.stride), meta.dtype)
 
             args, kwargs = tree_map_only(TensorMeta, local, (self.args, self.kwargs), is_leaf=_is_meta)
+            if self.size is not None and size is not None:
+                args[self.size.at] = size if isinstance(size, int) else list(size)
             try:
-                self._local[shapes] = traced(self.op, args, kwargs, self.device)
+                self._local[key] = traced(self.op, args, kwargs, self.device)
             except Untraceable:
-                self._local[shapes] = None
-        return self._local[shapes]
+                self._local[key] = None
+        return self._local[key]
 
 
 def _asked(schema: OpSchema) -> tuple[OpOverload, Any, Any, str, tuple[int, ...]]:
     """The op of a schema, its arguments with metas in the place of tensors, and the device and sizes of the mesh."""
     given = (list(schema.args_schema), dict(schema.kwargs_schema))
-    mesh = next(leaf.mesh for leaf in tree_leaves(given) if isinstance(leaf, DTensorSpec))
+    mesh = _mesh_of(schema)
     args, kwargs = tree_map_only(DTensorSpec, lambda spec: spec.tensor_meta, given)
     return schema.op, args, kwargs, mesh.device_type, tuple(mesh.shape)
+
+
+def _mesh_of(schema: OpSchema) -> DeviceMesh:
+    leaves = tree_leaves((schema.args_schema, schema.kwargs_schema))
+    return next(leaf.mesh for leaf in leaves if isinstance(leaf, DTensorSpec))
+
+
+class Size(NamedTuple):
+    """An argument that is a size which ranks adjust to their shards."""
+
+    at: int
+    dim: int | None
+    """The dim of the first tensor whose size it is; None: it is the shape of the first result."""
+
+
+def size_argument(op: OpOverload) -> Size | None:
+    """The argument of an op that is such a size. All other arguments of a rank's call are the global ones."""
+    at, dim = c_int(), c_int()
+    kind = check(lib.rote_local_args(name_of(op).encode(), byref(at), byref(dim)))
+    return Size(at.value, dim.value if dim.value >= 0 else None) if kind == 1 else None
 
 
 def is_pure(op: OpOverload) -> bool:

@@ -77,12 +77,10 @@ def has_rule(op: OpOverload) -> bool:
 _HAS_RULE: dict[OpOverload, bool] = {}
 
 
-def decomposition_of(op: OpOverload) -> Callable[..., Any] | None:
-    """PyTorch's decomposition of an op."""
-    found: Callable[..., Any] | None = decomposition_table.get(op)
-    if found is None and op._can_decompose():
-        found = op.decompose
-    return found
+def decompositions_of(op: OpOverload) -> list[Callable[..., Any]]:
+    """PyTorch's decompositions of an op: that of its table, and that of its own."""
+    found = [decomposition_table[op]] if op in decomposition_table else []
+    return [*found, op.decompose] if op._can_decompose() else found
 
 
 def traced(op: OpOverload, args: Any, kwargs: Any, device: str) -> Graph:
@@ -90,9 +88,16 @@ def traced(op: OpOverload, args: Any, kwargs: Any, device: str) -> Graph:
 
     Raises `Untraceable` for an op that is no graph of ops with rules.
     """
-    decomposition = decomposition_of(op)
-    if decomposition is None:
-        raise Untraceable(f"PyTorch has no decomposition of {name_of(op)}")
+    problems: list[str] = []
+    for decomposition in decompositions_of(op):
+        try:
+            return _traced(decomposition, args, kwargs, device)
+        except Untraceable as problem:
+            problems.append(str(problem))
+    raise Untraceable(f"{name_of(op)}: {'; '.join(problems) or 'PyTorch has no decomposition'}")
+
+
+def _traced(decomposition: Callable[..., Any], args: Any, kwargs: Any, device: str) -> Graph:
     with FakeTensorMode(), torch.no_grad():
         inputs: list[Tensor] = []
 
@@ -109,7 +114,7 @@ def traced(op: OpOverload, args: Any, kwargs: Any, device: str) -> Graph:
         except Untraceable:
             raise
         except Exception as problem:  # a decomposition may raise anything where it does not fit
-            raise Untraceable(f"{name_of(op)}: {type(problem).__name__}: {problem}") from problem
+            raise Untraceable(f"{type(problem).__name__}: {problem}") from problem
 
 
 class _Tracer(TorchDispatchMode):
@@ -137,6 +142,8 @@ class _Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, OpOverload) and func.namespace == "prim":  # asks for a property, such as the device
+            return func(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not isinstance(func, OpOverload) or torch.Tag.nondeterministic_seeded in func.tags:
             raise Untraceable(f"{func} is no function of its arguments")
@@ -162,15 +169,15 @@ class _Tracer(TorchDispatchMode):
         return made
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        decomposition = decomposition_of(func)
-        if decomposition is None:
+        decompositions = decompositions_of(func)
+        if not decompositions:
             raise Untraceable(f"{name_of(func)} has neither a rule nor a decomposition")
         if self.depth >= _DEEPEST:
             raise Untraceable(f"{name_of(func)} nests too deep")
         self.depth += 1
         try:
             with self:
-                made = decomposition(*args, **kwargs)
+                made = decompositions[0](*args, **kwargs)
         finally:
             self.depth -= 1
         if made is NotImplemented:
@@ -238,4 +245,4 @@ def _is_value(leaf: Any) -> bool:
     return isinstance(leaf, Value)
 
 
-__all__ = ["Graph", "Node", "Untraceable", "Value", "decomposition_of", "has_rule", "traced"]
+__all__ = ["Graph", "Node", "Untraceable", "Value", "decompositions_of", "has_rule", "traced"]

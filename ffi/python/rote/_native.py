@@ -112,6 +112,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_propagator_free": (None, [c_void_p]),
     "rote_propagate": (c_int, [c_void_p, c_void_p, c_void_p]),
     "rote_has_rule": (c_int, [c_char_p]),
+    "rote_local_args": (c_int, [c_char_p, POINTER(c_int), POINTER(c_int)]),
     "rote_validate": (c_int, [c_char_p, ReportCallback, RuleCallback, c_void_p]),
 }
 
@@ -205,6 +206,7 @@ __all__ = [
     "RuleCallback",
     "ShowCallback",
     "byref",
+    "c_int",
     "c_uint32",
     "c_void_p",
 ]
