@@ -136,7 +136,10 @@ pub unsafe extern "C" fn rote_local_args(
                 dim.set(-1);
                 1
             }
-            LocalArgs::Size { at: position, dim: of } => {
+            LocalArgs::Size {
+                at: position,
+                dim: of,
+            } => {
                 at.set(c_int::try_from(position)?);
                 dim.set(c_int::try_from(of)?);
                 1

@@ -33,6 +33,15 @@ Strategy = tuple[Any, ...]
 
 #: Arguments of these classes decide no value of a result.
 _WHERE = (torch.device, torch.layout, torch.memory_format)
+_ATEN = torch.ops.aten
+#: Ops that fill a new tensor with one number, so that it lies in any way; and which argument is its shape, if any.
+_FILLED: dict[Any, int | None] = {
+    **dict.fromkeys([_ATEN.zeros.default, _ATEN.ones.default, _ATEN.full.default], 0),
+    **dict.fromkeys([_ATEN.new_zeros.default, _ATEN.new_ones.default, _ATEN.new_full.default], 1),
+    **dict.fromkeys([_ATEN.zeros_like.default, _ATEN.ones_like.default, _ATEN.full_like.default]),
+}
+#: The same with zeros, whose sum is zero.
+_ZEROS = {_ATEN.zeros.default, _ATEN.new_zeros.default, _ATEN.zeros_like.default}
 #: How many placements of ops are tried for one op on one mesh dim.
 _MOST_STEPS = 5_000
 #: How many ops with their arguments are kept.
@@ -187,7 +196,8 @@ class _Decomposed:
         for one in self._laid(mesh, 0, laid, itertools.count()):
             outputs = (None if at is None else one[at] for at in self.graph.outputs)
             same = all(a is None or a == b for a, b in zip(outputs, placements[:results], strict=True))
-            return same and self._is_local(mesh, one)
+            if same and self._is_local(mesh, one):
+                return True
         return False
 
     def _laid(self, mesh: DeviceMesh, at: int, laid: Laid, steps: Iterator[int]) -> Iterator[Laid]:
@@ -196,7 +206,11 @@ class _Decomposed:
         node = None if last else self.graph.nodes[at]
         taken: Sequence[int] = range(self.graph.inputs) if node is None else node.inputs
         open_ = list(dict.fromkeys(value for value in taken if laid[value] is None))
-        for choice in itertools.product(*(_options(self.graph.metas[value], mesh.size()) for value in open_)):
+        options = [
+            self._beside(value, laid) if value in self.graph.unread else _options(self.graph.metas[value], mesh.size())
+            for value in open_
+        ]
+        for choice in itertools.product(*options):
             if next(steps) > _MOST_STEPS:
                 return
             own = list(laid)
@@ -205,13 +219,38 @@ class _Decomposed:
             if node is None:
                 yield own
                 continue
-            answer = self._answer(mesh, at, tuple(own[value] for value in node.inputs))
-            if answer is None:
-                continue
-            for output, placements in zip(node.outputs, answer.outputs, strict=True):
-                if output is not None:
-                    own[output] = placements
-            yield from self._laid(mesh, at + 1, own, steps)
+            for answer in self._possible(mesh, at, tuple(own[value] for value in node.inputs)):
+                for output, placements in zip(node.outputs, answer.outputs, strict=True):
+                    if output is not None:
+                        own[output] = placements
+                yield from self._laid(mesh, at + 1, own, steps)
+
+    def _beside(self, value: int, laid: Laid) -> list[Any]:
+        """How an input may lie that the decomposition does not read. A kernel may read it all the same, as what forward
+        has saved of another input: it has to lie as all inputs of its shape do, but for partial ones."""
+        shape = self.graph.metas[value].shape
+        if 0 in shape:
+            return [Replicate()]
+        beside = {
+            _first(laid[other])
+            for other in range(self.graph.inputs)
+            if other not in self.graph.unread and self.graph.metas[other].shape == shape
+        }
+        beside = {one for one in beside if type(one) is not Partial}
+        return list(beside) if len(beside) == 1 else []
+
+    def _possible(self, mesh: DeviceMesh, at: int, inputs: tuple[Any, ...]) -> list[_Answer]:
+        """The ways in which the results of an op may lie."""
+        node = self.graph.nodes[at]
+        if node.op not in _FILLED or node.outputs[0] is None:
+            answer = self._answer(mesh, at, inputs)
+            return [] if answer is None else [answer]
+        meta = self.graph.metas[node.outputs[0]]
+        each = [
+            [one for one in _options(meta, ranks) if node.op in _ZEROS or type(one) is not Partial]
+            for ranks in mesh.shape
+        ]
+        return [_Answer((placements,), _adjusted(node)) for placements in itertools.product(*each)]
 
     def _answer(self, mesh: DeviceMesh, at: int, inputs: tuple[Any, ...]) -> _Answer | None:
         key = tuple(mesh.shape), at, inputs
@@ -261,12 +300,14 @@ class _Decomposed:
             local = self._traced_locally(shapes[: self.graph.inputs], self._local_size(shapes))
             if local is None or len(local.nodes) != len(self.graph.nodes) or local.outputs != self.graph.outputs:
                 return False
-            ours = [(shape, meta.dtype) for shape, meta in zip(shapes, self.graph.metas, strict=True)]
-            if [(meta.shape, meta.dtype) for meta in local.metas] != ours:
+            if len(local.metas) != len(shapes):
                 return False
+            for meta, whole, shape, placements in zip(local.metas, self.graph.metas, shapes, laid, strict=True):
+                if placements is not None and (meta.shape, meta.dtype) != (shape, whole.dtype):
+                    return False
             for at, (node, own) in enumerate(zip(self.graph.nodes, local.nodes, strict=True)):
-                answer = self._answer(mesh, at, tuple(laid[value] for value in node.inputs))
-                if answer is None or not _same_call(node, own, answer.adjusted):
+                possible = self._possible(mesh, at, tuple(laid[value] for value in node.inputs))
+                if not possible or not _same_call(node, own, possible[0].adjusted):
                     return False
         return True
 
@@ -335,6 +376,11 @@ def is_pure(op: OpOverload) -> bool:
         and bool(schema.returns)
         and all("Tensor" in str(result.type) for result in schema.returns)
     )
+
+
+def _adjusted(node: Node) -> frozenset[int]:
+    shape = _FILLED[node.op]
+    return frozenset() if shape is None else frozenset({shape})
 
 
 def _options(meta: TensorMeta, ranks: int) -> list[Any]:

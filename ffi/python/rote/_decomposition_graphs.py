@@ -55,12 +55,15 @@ class Node:
 
 @dataclass
 class Graph:
-    """An op as a graph of others: the metas of all tensors, inputs first."""
+    """An op as a graph of others: the metas of all tensors, inputs first, and the ops that results depend on."""
 
     metas: list[TensorMeta]
     inputs: int
     nodes: list[Node]
     outputs: list[int | None]
+
+    unread: set[int]
+    """The inputs that no result depends on."""
 
 
 def has_rule(op: OpOverload) -> bool:
@@ -122,7 +125,7 @@ class _Tracer(TorchDispatchMode):
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self.graph = Graph([], len(inputs), [], [])
+        self.graph = Graph([], len(inputs), [], [], set())
         self.alive: list[Tensor] = []  # so that no address is used again
         self.places: dict[int, int] = {}
         self.sharing: dict[int, int] = {}  # how many tensors share a storage
@@ -233,8 +236,17 @@ class _Tracer(TorchDispatchMode):
         leaves = tree_leaves(made, is_leaf=lambda leaf: leaf is None)
         if any(leaf is not None and not isinstance(leaf, Tensor) for leaf in leaves):
             raise Untraceable("a result that is no tensor")
-        self.graph.outputs = [None if leaf is None else self._place(leaf) for leaf in leaves]
-        return self.graph
+        graph = self.graph
+        graph.outputs = [None if leaf is None else self._place(leaf) for leaf in leaves]
+        needed = set(graph.outputs)
+        nodes: list[Node] = []
+        for node in reversed(graph.nodes):
+            if needed & set(node.outputs) - {None}:
+                needed.update(node.inputs)
+                nodes.insert(0, node)
+        graph.nodes = nodes
+        graph.unread = set(range(graph.inputs)) - needed
+        return graph
 
 
 def _is_meta(leaf: Any) -> bool:

@@ -66,22 +66,57 @@ def _most(counts: dict[Any, int]) -> list[tuple[Any, int]]:
     return sorted(counts.items(), key=lambda item: -item[1])
 
 
+class _Propagators:
+    """The library's propagators, which live until they are freed."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+
+    def of_mesh(self, mesh: Any) -> int:
+        """The address of the propagator of a mesh; 0 if this process is not part of it."""
+        coordinate = mesh.get_coordinate()
+        if coordinate is None:
+            return 0
+        topology = MeshTopoInfo.build_from_mesh(mesh)
+        pairs = zip(topology.mesh_dim_latency, topology.mesh_dim_bandwidth, strict=True)
+        links = [number for pair in pairs for number in pair]
+        return self.new(mesh, coordinate, (ctypes.c_double * len(links))(*links))
+
+    def without_links(self, mesh: Any) -> int:
+        """The address of the propagator of a mesh in which nothing moves."""
+        return self.new(mesh, [0] * mesh.ndim, None)
+
+    def new(self, mesh: Any, coordinate: Sequence[int], links: Any) -> int:
+        """The address of a new propagator."""
+        sizes = ",".join(f"{size}" for size in mesh.shape)
+        made = lib.rote_propagator_new(sizes.encode(), (c_uint32 * len(coordinate))(*coordinate), links)
+        if made is None:
+            raise RuntimeError(f"rote: {error()}")
+        self.made.append(made)
+        return int(made)
+
+    def free(self) -> None:
+        for one in self.made:
+            lib.rote_propagator_free(one)
+        self.made.clear()
+
+    def __del__(self) -> None:
+        self.free()
+
+
 class _Installed:
     """Rote in the place of `ShardingPropagator.propagate_op_sharding_non_cached`."""
 
     def __init__(self, policy: Policy, own_rules: dict[OpOverload, _rules.Strategies]) -> None:
         self.policy = policy
         self.propagator = _propagator()
-        self.meshes: list[int] = []
+        self.propagators = _Propagators()
         self.keyed: set[OpOverload] = set()
-        self.decompositions: Decompositions | None = None
-        if policy == "best":
-            within = _answers(self.propagator, {}, self.without_links, self.inside, None, {}, self.state, None)
-            self.decompositions = Decompositions(within.answer, self.propagator)
+        self.decompositions = decompositions() if policy == "best" else None
         self.answers = _answers(
             self.propagator,
             DTensor._op_dispatcher._custom_op_handlers,
-            self.of_mesh,
+            self.propagators.of_mesh,
             self.registered,
             None if policy == "best" else _agreed(),
             own_rules,
@@ -117,33 +152,6 @@ class _Installed:
             self.keyed.add(op)
             _rules.cache_by_all_arguments(op)
 
-    def free(self) -> None:
-        for mesh in self.meshes:
-            lib.rote_propagator_free(mesh)
-        self.meshes.clear()
-
-    def of_mesh(self, mesh: Any) -> int:
-        """The address of the propagator of a mesh; 0 if this process is not part of it."""
-        coordinate = mesh.get_coordinate()
-        if coordinate is None:
-            return 0
-        topology = MeshTopoInfo.build_from_mesh(mesh)
-        pairs = zip(topology.mesh_dim_latency, topology.mesh_dim_bandwidth, strict=True)
-        links = [number for pair in pairs for number in pair]
-        return self.propagator_of(mesh, coordinate, (ctypes.c_double * len(links))(*links))
-
-    def without_links(self, mesh: Any) -> int:
-        """The address of the propagator of a mesh in which nothing moves."""
-        return self.propagator_of(mesh, [0] * mesh.ndim, None)
-
-    def propagator_of(self, mesh: Any, coordinate: Sequence[int], links: Any) -> int:
-        sizes = ",".join(f"{size}" for size in mesh.shape)
-        made = lib.rote_propagator_new(sizes.encode(), (c_uint32 * len(coordinate))(*coordinate), links)
-        if made is None:
-            raise RuntimeError(f"rote: {error()}")
-        self.meshes.append(made)
-        return int(made)
-
     def registered(self, op: Any) -> tuple[tuple[Any, ...], bool]:
         """What is registered for an op with DTensor, and whether all of it comes with PyTorch."""
         found = _registered(self.propagator, op)
@@ -151,13 +159,20 @@ class _Installed:
             self.key(op)
         return found, all(_rules.comes_with_torch(one) for one in found)
 
-    def inside(self, op: Any) -> tuple[tuple[Any, ...], bool]:
-        """The same for an op inside a decomposition, where Rote's rule answers whatever is registered."""
-        return _registered(self.propagator, op), True
-
     def state(self, schema: Any) -> Any:
         """What the script's own rule says of a schema."""
         return _rules.state(self.propagator, schema)
+
+
+def decompositions() -> Decompositions:
+    """Strategies of ops without a rule. Rote's rules answer for the ops inside, whatever is registered for those."""
+    propagator = _propagator()
+
+    def inside(op: Any) -> tuple[tuple[Any, ...], bool]:
+        return _registered(propagator, op), True
+
+    within = _answers(propagator, {}, _Propagators().without_links, inside, None, {}, None, None)
+    return Decompositions(within.answer, propagator)
 
 
 def _registered(propagator: Any, op: Any) -> tuple[Any, ...]:
@@ -291,7 +306,7 @@ def uninstall() -> None:
         _installed.take_away()
         _last = stats()
         _forget()
-        _installed.free()
+        _installed.propagators.free()
         _installed = None
         _name_chooser()
 
