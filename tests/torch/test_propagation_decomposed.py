@@ -6,7 +6,8 @@ the calls of PyTorch's op tests.
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -18,8 +19,10 @@ import torch
 from extent import EVERYTHING, SEED
 from models import mesh
 from torch import Tensor
+from torch._decomp import decomposition_table
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
+from torch.nn import functional
 
 from propagation import calls, decomposed_calls
 
@@ -165,9 +168,41 @@ def test_values_on_four_ranks() -> None:
     check_on((2, 2), lambda ndim: kinds.choice([Replicate(), *map(Shard, range(ndim))]))
 
 
+@torch.library.custom_op("rote_decomposed::by_longest", mutates_args=())
+def by_longest(x: Tensor) -> Tensor:
+    return x / max(x.shape)
+
+
+@by_longest.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@contextmanager
+def decomposed(op: Any, decomposition: Callable[..., Any]) -> Iterator[None]:
+    decomposition_table[op] = decomposition
+    try:
+        yield
+    finally:
+        del decomposition_table[op]
+
+
 @pytest.mark.ranks(4)
 def test_mesh_dims_are_checked_together() -> None:
-    """Each mesh dim alone divides all 4 rows, both together leave a rank one row of each block of two."""
+    """Either dim of a square may be split: the other is as long as before. Not both."""
+    torch.manual_seed(0)
+    op = torch.ops.rote_decomposed.by_longest.default
+    x = torch.randn(8, 8)
+    with decomposed(op, lambda x: x / max(x.shape)):
+        for placements in ([Shard(0), Replicate()], [Replicate(), Shard(1)]):
+            (found,) = answered_alike(op, (x,), mesh(2, 2), placements)
+            assert list(found) == placements
+        (found,) = answered_alike(op, (x,), mesh(2, 2), [Shard(0), Shard(1)])
+        assert found == (Replicate(), Replicate())
+
+
+@pytest.mark.ranks(4)
+def test_blocks_are_split_by_all_mesh_dims() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 8, 2, 2)
     for placements in itertools.product([Shard(0), Shard(1), Replicate()], repeat=2):
@@ -200,6 +235,34 @@ def test_partials_pass_where_an_op_is_linear() -> None:
         made = ATEN.softplus_backward(gradient, distribute_tensor(x, mesh(2), [Replicate()]), 1.0, 20.0)
     assert made.placements == (Partial(),)
     torch.testing.assert_close(made.full_tensor(), ATEN.softplus_backward(2 * local, x, 1.0, 20.0))
+
+
+def gradients(x: DTensor, weight: DTensor) -> tuple[Tensor, Tensor]:
+    weight.grad = None
+    loss = functional.mse_loss(functional.softplus(x @ weight), x, reduction="sum")
+    loss.backward()
+    assert isinstance(weight.grad, DTensor)
+    return loss.detach().full_tensor(), weight.grad.full_tensor()
+
+
+@pytest.mark.ranks(2)
+def test_a_captured_step_replays() -> None:
+    """The first recording traces decompositions, of which no op is part of the step."""
+    torch.manual_seed(0)
+    x = distribute_tensor(torch.randn(8, 4), mesh(2), [Shard(0)])
+    weight = distribute_tensor(torch.randn(4, 4), mesh(2), [Replicate()]).requires_grad_()
+    whole = weight.full_tensor().detach().requires_grad_()
+    expected = functional.mse_loss(functional.softplus(x.full_tensor() @ whole), x.full_tensor(), reduction="sum")
+    expected.backward()
+    step = rote.capture(gradients, strict=True)
+    with rote.propagation.install("best"):
+        for _ in range(6):
+            loss, gradient = step(x, weight)
+            torch.testing.assert_close(loss, expected.detach())
+            torch.testing.assert_close(gradient, whole.grad)
+        decomposed = rote.propagation.stats().decomposed
+    assert decomposed.keys() == {"aten::softplus_backward", "aten::mse_loss_backward"}
+    assert step.stats.replays >= 3
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch._decomp import decomposition_table
@@ -48,6 +48,18 @@ _MOST_STEPS = 5_000
 _MOST_KEPT = 4_096
 
 
+class SizesOfMesh:
+    """What specs and rules ask of a mesh, without process groups: these a captured step could not make."""
+
+    def __init__(self, device: str, shape: tuple[int, ...]) -> None:
+        self.device_type = device
+        self.shape = shape
+        self.ndim = len(shape)
+
+    def size(self, dim: int | None = None) -> int:
+        return math.prod(self.shape) if dim is None else self.shape[dim]
+
+
 class Decompositions:
     """Answers for ops without a rule. `ask` answers an `OpSchema` of an op inside as DTensor's propagation does, or
     with None. `propagator` is DTensor's."""
@@ -55,7 +67,7 @@ class Decompositions:
     def __init__(self, ask: Callable[[OpSchema], Any], propagator: Any) -> None:
         self._ask = ask
         self._propagator = propagator
-        self._meshes: dict[tuple[str, tuple[int, ...]], DeviceMesh] = {}
+        self._meshes: dict[tuple[str, tuple[int, ...]], SizesOfMesh] = {}
         self._kept: dict[Any, tuple[_Decomposed | None, dict[tuple[int, ...], list[Strategy]]]] = {}
 
     def has(self, op: Any) -> bool:
@@ -133,12 +145,10 @@ class Decompositions:
         decomposed, _ = self._of(op, args, kwargs, device)
         return decomposed is not None and decomposed.holds(self._mesh(device, tuple(sizes)), placements)
 
-    def _mesh(self, device: str, sizes: tuple[int, ...]) -> DeviceMesh:
-        """A mesh without process groups: only its sizes count."""
+    def _mesh(self, device: str, sizes: tuple[int, ...]) -> SizesOfMesh:
         key = device, sizes
         if key not in self._meshes:
-            ranks = torch.arange(math.prod(sizes)).reshape(sizes)
-            self._meshes[key] = DeviceMesh(device, ranks, _init_backend=False, _rank=0)
+            self._meshes[key] = SizesOfMesh(device, sizes)
         return self._meshes[key]
 
     def _of(
@@ -175,21 +185,26 @@ class _Decomposed:
         self._answers: dict[Any, _Answer | None] = {}
         self._local: dict[Any, Graph | None] = {}
 
-    def strategies(self, mesh: DeviceMesh) -> list[Strategy]:
-        """The strategies on a mesh of one dim."""
-        found: list[Strategy] = []
+    def strategies(self, mesh: SizesOfMesh) -> list[Strategy]:
+        """The strategies on a mesh of one dim. Where a tensor has no elements, there is nothing to be gained."""
+        whole = self.graph.metas[: self.graph.inputs]
+        if any(0 in meta.shape and len(meta.shape) > 1 for meta in whole):
+            return []
+        found: dict[Strategy, list[Strategy]] = {}
         steps = itertools.count()
         for laid in self._laid(mesh, 0, [None] * len(self.graph.metas), steps):
             inputs = [_first(laid[at]) for at in range(self.graph.inputs)]
             if all(type(one) is Replicate for one in inputs) or not self._is_local(mesh, laid):
                 continue
             outputs = [None if at is None else _first(laid[at]) for at in self.graph.outputs]
-            strategy = (*outputs, *inputs)
-            if strategy not in found:
-                found.append(strategy)
-        return found
+            read = tuple(None if at in self.graph.unread else one for at, one in enumerate(inputs))
+            alike = found.setdefault((*outputs, *read), [])
+            if (*outputs, *inputs) not in alike:
+                alike.append((*outputs, *inputs))
+        # What is not read must lie in one way: else a kernel that reads it all the same could expect another.
+        return [alike[0] for alike in found.values() if len(alike) == 1]
 
-    def holds(self, mesh: DeviceMesh, placements: Sequence[Placements]) -> bool:
+    def holds(self, mesh: SizesOfMesh, placements: Sequence[Placements]) -> bool:
         results = len(self.graph.outputs)
         laid: Laid = [None] * len(self.graph.metas)
         laid[: self.graph.inputs] = placements[results:]
@@ -200,14 +215,16 @@ class _Decomposed:
                 return True
         return False
 
-    def _laid(self, mesh: DeviceMesh, at: int, laid: Laid, steps: Iterator[int]) -> Iterator[Laid]:
+    def _laid(self, mesh: SizesOfMesh, at: int, laid: Laid, steps: Iterator[int]) -> Iterator[Laid]:
         """All ways to lay the inputs in which the ops from `at` on take their inputs as they lie."""
         last = at == len(self.graph.nodes)
         node = None if last else self.graph.nodes[at]
         taken: Sequence[int] = range(self.graph.inputs) if node is None else node.inputs
         open_ = list(dict.fromkeys(value for value in taken if laid[value] is None))
         options = [
-            self._beside(value, laid) if value in self.graph.unread else _options(self.graph.metas[value], mesh.size())
+            self._beside(value, laid, math.prod(mesh.shape))
+            if value in self.graph.unread
+            else _options(self.graph.metas[value], math.prod(mesh.shape))
             for value in open_
         ]
         for choice in itertools.product(*options):
@@ -225,21 +242,24 @@ class _Decomposed:
                         own[output] = placements
                 yield from self._laid(mesh, at + 1, own, steps)
 
-    def _beside(self, value: int, laid: Laid) -> list[Any]:
+    def _beside(self, value: int, laid: Laid, ranks: int) -> list[Any]:
         """How an input may lie that the decomposition does not read. A kernel may read it all the same, as what forward
-        has saved of another input: it has to lie as all inputs of its shape do, but for partial ones."""
-        shape = self.graph.metas[value].shape
-        if 0 in shape:
+        has saved of another input: it lies as the inputs of its shape do, but for partial ones."""
+        meta = self.graph.metas[value]
+        if meta.shape == (0,):  # there is nothing to read
             return [Replicate()]
-        beside = {
-            _first(laid[other])
+        others = [
+            other
             for other in range(self.graph.inputs)
-            if other not in self.graph.unread and self.graph.metas[other].shape == shape
-        }
+            if other not in self.graph.unread and self.graph.metas[other].shape == meta.shape
+        ]
+        if not others:
+            return [one for one in _options(meta, ranks) if type(one) is not Partial]
+        beside = {_first(laid[other]) for other in others}
         beside = {one for one in beside if type(one) is not Partial}
         return list(beside) if len(beside) == 1 else []
 
-    def _possible(self, mesh: DeviceMesh, at: int, inputs: tuple[Any, ...]) -> list[_Answer]:
+    def _possible(self, mesh: SizesOfMesh, at: int, inputs: tuple[Any, ...]) -> list[_Answer]:
         """The ways in which the results of an op may lie."""
         node = self.graph.nodes[at]
         if node.op not in _FILLED or node.outputs[0] is None:
@@ -252,13 +272,13 @@ class _Decomposed:
         ]
         return [_Answer((placements,), _adjusted(node)) for placements in itertools.product(*each)]
 
-    def _answer(self, mesh: DeviceMesh, at: int, inputs: tuple[Any, ...]) -> _Answer | None:
+    def _answer(self, mesh: SizesOfMesh, at: int, inputs: tuple[Any, ...]) -> _Answer | None:
         key = tuple(mesh.shape), at, inputs
         if key not in self._answers:
             self._answers[key] = self._asked(mesh, self.graph.nodes[at], inputs)
         return self._answers[key]
 
-    def _asked(self, mesh: DeviceMesh, node: Node, inputs: tuple[Placements, ...]) -> _Answer | None:
+    def _asked(self, mesh: SizesOfMesh, node: Node, inputs: tuple[Placements, ...]) -> _Answer | None:
         """What Rote's rules say of an op; None if the op would move an input."""
         if all(type(placement) is Replicate for placements in inputs for placement in placements):
             whole = (Replicate(),) * mesh.ndim
@@ -266,7 +286,7 @@ class _Decomposed:
         lies = dict(zip(node.inputs, inputs, strict=True))
 
         def spec(value: Any) -> DTensorSpec:
-            return DTensorSpec(mesh, lies[value.at], tensor_meta=self.graph.metas[value.at])
+            return DTensorSpec(cast(DeviceMesh, mesh), lies[value.at], tensor_meta=self.graph.metas[value.at])
 
         args, kwargs = node.filled(spec)
         found = self._ask(OpSchema(node.op, args, kwargs))
@@ -286,7 +306,7 @@ class _Decomposed:
             return None
         return _Answer(outputs, frozenset(adjusted))
 
-    def _is_local(self, mesh: DeviceMesh, laid: Laid) -> bool:
+    def _is_local(self, mesh: SizesOfMesh, laid: Laid) -> bool:
         """Whether each rank's local op does what the graph says."""
         judged: set[tuple[torch.Size, ...]] = set()
         for rank in itertools.product(*map(range, mesh.shape)):

@@ -12,7 +12,7 @@ from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor._dtensor_spec import TensorMeta
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ._native import error, lib
@@ -101,7 +101,8 @@ def traced(op: OpOverload, args: Any, kwargs: Any, device: str) -> Graph:
 
 
 def _traced(decomposition: Callable[..., Any], args: Any, kwargs: Any, device: str) -> Graph:
-    with FakeTensorMode(), torch.no_grad():
+    # A mode of the script's own sees nothing of this.
+    with _disable_current_modes(), FakeTensorMode(), torch.no_grad():
         inputs: list[Tensor] = []
 
         def tensor(meta: TensorMeta) -> Tensor:

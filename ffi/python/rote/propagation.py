@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -215,8 +216,11 @@ def _agreed() -> dict[str, int]:
 
 
 def _answering(ask: Callable[[Any], Any], otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    lock = threading.RLock()  # a rule in Python may let another thread run in the midst of a question
+
     def propagate_op_sharding_non_cached(op_schema: Any) -> Any:
-        answer = ask(op_schema)
+        with lock:
+            answer = ask(op_schema)
         return otherwise(op_schema) if answer is None else answer
 
     return propagate_op_sharding_non_cached

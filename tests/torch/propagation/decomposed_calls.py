@@ -60,7 +60,8 @@ def is_wanted(sample: Call) -> bool:
     op = sample.op
     propagator = DTensor._op_dispatcher.sharding_propagator
     tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
-    return bool(sample.tensors) and op in decomposition_table and not any(op in table for table in tables)
+    decomposes = op in decomposition_table or op._can_decompose()
+    return bool(sample.tensors) and decomposes and not any(op in table for table in tables)
 
 
 @cache
