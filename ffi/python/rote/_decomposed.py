@@ -44,6 +44,8 @@ _FILLED: dict[Any, int | None] = {
 _ZEROS = {_ATEN.zeros.default, _ATEN.new_zeros.default, _ATEN.zeros_like.default}
 #: How many placements of ops are tried for one op on one mesh dim.
 _MOST_STEPS = 5_000
+#: How many strategies a rule has, besides replication.
+_MOST_STRATEGIES = 127
 #: How many ops with their arguments are kept.
 _MOST_KEPT = 4_096
 
@@ -202,7 +204,7 @@ class _Decomposed:
             if (*outputs, *inputs) not in alike:
                 alike.append((*outputs, *inputs))
         # What is not read must lie in one way: else a kernel that reads it all the same could expect another.
-        return [alike[0] for alike in found.values() if len(alike) == 1]
+        return [alike[0] for alike in found.values() if len(alike) == 1][:_MOST_STRATEGIES]
 
     def holds(self, mesh: SizesOfMesh, placements: Sequence[Placements]) -> bool:
         results = len(self.graph.outputs)
@@ -388,13 +390,15 @@ def size_argument(op: OpOverload) -> Size | None:
 
 
 def is_pure(op: OpOverload) -> bool:
-    """Whether an op is a function of its arguments that returns tensors."""
+    """Whether an op is a function of its arguments that returns dense tensors, or one list of them."""
     schema = op._schema
     return (
         not schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in op.tags
         and bool(schema.returns)
+        and "sparse" not in schema.name
         and all("Tensor" in str(result.type) for result in schema.returns)
+        and (len(schema.returns) == 1 or all(result.type.kind() == "TensorType" for result in schema.returns))
     )
 
 

@@ -110,6 +110,8 @@ def of_questions(asked: Sequence[Question]) -> Findings:
     found = Findings()
     said = [answered(question) for question in asked]
     found.judged = torch_calls.judged(asked, said)
+    # These count as handed on.
+    found.judged.wrong = [line for line in found.judged.wrong if "    refused, though" not in line]
     refused = {id(sample) for (sample, _, _) in asked if torch_calls.ran(sample) is None}
     for (sample, _, _), answer in zip(asked, said, strict=True):
         if id(sample) in refused:

@@ -19,7 +19,7 @@ UPSAMPLING = [
 # Ops with the shape of the output among the arguments, which a rank calls with
 # the shape of its piece; and where it stands.
 SHAPED = {
-    **dict.fromkeys(["view", "_unsafe_view", "reshape", "expand", "expand_copy", "view_copy"], 1),
+    **dict.fromkeys(["view", "_unsafe_view", "reshape", "expand", "expand_copy", "view_copy", "broadcast_to"], 1),
     **dict.fromkeys(["new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided"], 1),
     **dict.fromkeys(["select_backward", "slice_backward", "diagonal_backward", "unfold_backward"], 1),
     **dict.fromkeys([f"{way}_backward" for way in UPSAMPLING], 2),
