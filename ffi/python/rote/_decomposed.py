@@ -310,15 +310,7 @@ class _Decomposed:
 
     def _is_local(self, mesh: SizesOfMesh, laid: Laid) -> bool:
         """Whether each rank's local op does what the graph says."""
-        judged: set[tuple[torch.Size, ...]] = set()
-        for rank in itertools.product(*map(range, mesh.shape)):
-            shapes = tuple(
-                _shard(meta.shape, placements or (), mesh.shape, rank)
-                for meta, placements in zip(self.graph.metas, laid, strict=True)
-            )
-            if shapes in judged:
-                continue
-            judged.add(shapes)
+        for shapes in _shapes_of_ranks([meta.shape for meta in self.graph.metas], laid, mesh.shape):
             local = self._traced_locally(shapes[: self.graph.inputs], self._local_size(shapes))
             if local is None or len(local.nodes) != len(self.graph.nodes) or local.outputs != self.graph.outputs:
                 return False
@@ -414,13 +406,27 @@ def _options(meta: TensorMeta, ranks: int) -> list[Any]:
 
 
 def _shard(shape: torch.Size, placements: Placements, mesh: Sequence[int], rank: Sequence[int]) -> torch.Size:
-    """The shape of a rank's shard; without placements, the whole."""
+    """The shape of a rank's shard."""
     sizes = list(shape)
-    for placement, ranks, at in zip(placements, mesh, rank, strict=bool(placements)):
+    for placement, ranks, at in zip(placements, mesh, rank, strict=True):
         if type(placement) is Shard:
             most = -(-sizes[placement.dim] // ranks)
             sizes[placement.dim] = max(0, min(most, sizes[placement.dim] - most * at))
     return torch.Size(sizes)
+
+
+def _shapes_of_ranks(whole: Sequence[torch.Size], laid: Laid, mesh: Sequence[int]) -> list[tuple[torch.Size, ...]]:
+    """The shapes of the shards of several tensors, once for ranks with the same. Tensors that are not laid stay whole."""
+    found = [tuple(whole)]
+    for dim, ranks in enumerate(mesh):
+        own = [placements[dim] if placements else Replicate() for placements in laid]
+        each = (
+            tuple(_shard(shape, (placement,), (ranks,), (at,)) for shape, placement in zip(shapes, own, strict=True))
+            for shapes in found
+            for at in range(ranks)
+        )
+        found = list(dict.fromkeys(each))
+    return found
 
 
 def _strides(shape: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:

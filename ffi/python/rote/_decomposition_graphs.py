@@ -21,7 +21,7 @@ from ._rules import name_of
 #: How deep decompositions nest.
 _DEEPEST = 16
 #: How many ops a graph has.
-_MOST_OPS = 1_000
+_MOST_OPS = 300
 _ATEN = torch.ops.aten
 #: Which dims `squeeze` removes depends on their sizes. As views to a shape they are the same on all ranks.
 _VIEWS = {_ATEN.squeeze.default, _ATEN.squeeze.dim, _ATEN.squeeze.dims}
