@@ -118,6 +118,10 @@ def test_answers_differ_by_arguments_within_an_installation() -> None:
         for dim in (1, 0, None, 1):
             for ours, whole in zip(ATEN.aminmax(placed, dim=dim), ATEN.aminmax(x, dim=dim), strict=True):
                 torch.testing.assert_close(ours.full_tensor(), whole)
+        y = distribute_tensor(x + 1, mesh(2), [Shard(0)])
+        for reduction in (1, 2, 0, 1):  # an op for which Rote has a rule, and DTensor has none
+            made = ATEN.mse_loss(placed, y, reduction)
+            torch.testing.assert_close(made.full_tensor(), ATEN.mse_loss(x, x + 1, reduction))
     assert ATEN.aminmax.default not in DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
 
 

@@ -416,7 +416,7 @@ def _shard(shape: torch.Size, placements: Placements, mesh: Sequence[int], rank:
 
 
 def _shapes_of_ranks(whole: Sequence[torch.Size], laid: Laid, mesh: Sequence[int]) -> list[tuple[torch.Size, ...]]:
-    """The shapes of the shards of several tensors, once for ranks with the same. Tensors that are not laid stay whole."""
+    """The shapes of the shards of several tensors, once for ranks with the same. What is not laid stays whole."""
     found = [tuple(whole)]
     for dim, ranks in enumerate(mesh):
         own = [placements[dim] if placements else Replicate() for placements in laid]
