@@ -39,9 +39,16 @@ _FILLED: dict[Any, int | None] = {
     **dict.fromkeys([_ATEN.zeros.default, _ATEN.ones.default, _ATEN.full.default], 0),
     **dict.fromkeys([_ATEN.new_zeros.default, _ATEN.new_ones.default, _ATEN.new_full.default], 1),
     **dict.fromkeys([_ATEN.zeros_like.default, _ATEN.ones_like.default, _ATEN.full_like.default]),
+    _ATEN.scalar_tensor.default: None,
 }
-#: The same with zeros, whose sum is zero.
+#: Those that fill it with zeros, and those that do so if an argument is zero.
 _ZEROS = {_ATEN.zeros.default, _ATEN.new_zeros.default, _ATEN.zeros_like.default}
+_NUMBERS = {
+    _ATEN.full.default: 1,
+    _ATEN.new_full.default: 2,
+    _ATEN.full_like.default: 1,
+    _ATEN.scalar_tensor.default: 0,
+}
 #: How many placements of ops are tried for one op on one mesh dim.
 _MOST_STEPS = 5_000
 #: How many strategies a rule has, besides replication.
@@ -269,8 +276,7 @@ class _Decomposed:
             return [] if answer is None else [answer]
         meta = self.graph.metas[node.outputs[0]]
         each = [
-            [one for one in _options(meta, ranks) if node.op in _ZEROS or type(one) is not Partial]
-            for ranks in mesh.shape
+            [one for one in _options(meta, ranks) if _is_zero(node) or type(one) is not Partial] for ranks in mesh.shape
         ]
         return [_Answer((placements,), _adjusted(node)) for placements in itertools.product(*each)]
 
@@ -397,6 +403,11 @@ def is_pure(op: OpOverload) -> bool:
 def _adjusted(node: Node) -> frozenset[int]:
     shape = _FILLED[node.op]
     return frozenset() if shape is None else frozenset({shape})
+
+
+def _is_zero(node: Node) -> bool:
+    """Whether an op fills a tensor with zeros, whose sum is zero."""
+    return node.op in _ZEROS or (node.op in _NUMBERS and node.args[_NUMBERS[node.op]] == 0)
 
 
 def _options(meta: TensorMeta, ranks: int) -> list[Any]:
