@@ -54,6 +54,7 @@ SWEPT := $(addprefix tests/torch/test_,$(addsuffix .py, \
 	op_sweep \
 	op_tables \
 	propagation_calls \
+	propagation_decomposed \
 	random_programs \
 	sharing_sweep \
 	soak \

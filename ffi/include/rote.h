@@ -1232,6 +1232,16 @@ void rote_propagator_free(struct RotePropagator *propagator);
 // `op` must be a C string.
 int rote_has_rule(const char *op);
 
+// Whether a rank gives other arguments than the global ones to an op: 0 if not, 1 if one argument is a size that the rank
+// adjusts to its shards, 2 if they differ in another way; `ROTE_ERROR` on failure. If 1, `at` becomes the position of the
+// argument, and `dim` the dim of the first tensor whose size it is, or -1 if it is the shape of the first result.
+//
+// Requires:
+// `op` must be a C string, `at` and `dim` valid for a write.
+int rote_local_args(const char *op,
+                    int *at,
+                    int *dim);
+
 // Answers how an op runs on distributed tensors: the placements in which it takes its tensors at the least cost, and
 // its results. What `answer` points at lives until the propagator's next question. It is an error if the op has no
 // rule, an argument does not fit the op, or a tensor that the op writes would have to be redistributed.

@@ -114,6 +114,41 @@ pub unsafe extern "C" fn rote_has_rule(op: *const c_char) -> c_int {
     })
 }
 
+/// Whether a rank gives other arguments than the global ones to an op: 0 if not, 1 if one argument is a size that the rank
+/// adjusts to its shards, 2 if they differ in another way; `ROTE_ERROR` on failure. If 1, `at` becomes the position of the
+/// argument, and `dim` the dim of the first tensor whose size it is, or -1 if it is the shape of the first result.
+///
+/// # Safety
+/// `op` must be a C string, `at` and `dim` valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_local_args(
+    op: *const c_char,
+    at: *mut c_int,
+    dim: *mut c_int,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for all.
+        let (op, at, dim) = unsafe { (text(op)?, out(at, "at")?, out(dim, "dim")?) };
+        Ok(match local_args(op) {
+            LocalArgs::Same => 0,
+            LocalArgs::Shape(position) => {
+                at.set(c_int::try_from(position)?);
+                dim.set(-1);
+                1
+            }
+            LocalArgs::Size {
+                at: position,
+                dim: of,
+            } => {
+                at.set(c_int::try_from(position)?);
+                dim.set(c_int::try_from(of)?);
+                1
+            }
+            LocalArgs::Lookup | LocalArgs::Other => 2,
+        })
+    })
+}
+
 /// Answers how an op runs on distributed tensors: the placements in which it takes its tensors at the least cost, and
 /// its results. What `answer` points at lives until the propagator's next question. It is an error if the op has no
 /// rule, an argument does not fit the op, or a tensor that the op writes would have to be redistributed.
@@ -169,7 +204,7 @@ pub unsafe extern "C" fn rote_propagate(
         match local_args(op) {
             // Where indices shift, a masked partial among the results says so.
             LocalArgs::Same | LocalArgs::Lookup => {}
-            LocalArgs::Other => other_args = 1,
+            LocalArgs::Size { .. } | LocalArgs::Other => other_args = 1,
             LocalArgs::Shape(at) => {
                 shape_arg = i32::try_from(at)?;
                 if let (Some(at), Some(output)) = (&*coordinate, found.outputs.first()) {

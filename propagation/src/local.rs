@@ -152,6 +152,13 @@ pub enum LocalArgs {
     Same,
     /// The argument at this position is the shape of the rank's shard of the first output.
     Shape(usize),
+    /// The argument at a position is the size of a dim of the rank's shard of the first tensor.
+    Size {
+        /// The position.
+        at: usize,
+        /// The dim.
+        dim: usize,
+    },
     /// Indices count rows from the first of the rank's shard, where the output is a masked partial.
     Lookup,
     /// In another way: see [`local_op`].
@@ -163,6 +170,7 @@ pub fn local_args(op: &str) -> LocalArgs {
     match change(op) {
         None => LocalArgs::Same,
         Some(Change::Shape(at)) => LocalArgs::Shape(at),
+        Some(Change::Size { at, dim }) => LocalArgs::Size { at, dim },
         Some(Change::Lookup(_)) => LocalArgs::Lookup,
         Some(_) => LocalArgs::Other,
     }

@@ -122,7 +122,8 @@ PYBIND11_MODULE(bridge, module) {
 
   // Answers DTensor's questions to sharding propagation.
   py::class_<Answers>(module, "Answers")
-      .def(py::init<uintptr_t, uintptr_t, const py::dict&, py::object, py::object, py::object, py::object, py::object, py::dict, py::object>())
+      .def(py::init<uintptr_t, uintptr_t, const py::dict&, py::object, py::object, py::object, py::object, py::object, py::dict, py::object,
+                    py::object>())
       .def("answer", torch::wrap_pybind_function(&Answers::answer))
       .def("is_asking", &Answers::is_asking)
       .def("close", &Answers::close)

@@ -41,6 +41,8 @@ struct AskedOp {
   size_t return_count = 0;
   int shape_arg = -1;         // DTensor's table says: this argument is the shape of the result
   bool other_change = false;  // DTensor's tables say: a rank's arguments differ in another way
+  bool decomposed = false;    // no rule of Rote's, but strategies by PyTorch's decomposition
+  bool gives_views = false;   // of what it takes
   bool handled = false;       // by code of DTensor's own, which expects certain placements
   py::object registered;      // what is registered for the op with DTensor, as a tuple
   bool is_torchs = true;      // all of it comes with PyTorch
@@ -68,9 +70,11 @@ class Answers {
   // the name of the op; None: every answer is taken. `own_rules` has the ops for which the script has registered a rule
   // with Rote. `state` says what the script's rule for a schema is, whether registered with Rote or with DTensor: its
   // strategies, a list of tuples of placements; the metas of the results, a list; and these as the op returns them. Or it
-  // says why there is none, as text.
+  // says why there is none, as text. `decompositions` says the same of ops without a rule that PyTorch decomposes
+  // (`Decompositions` of `_decomposed.py`); None: such ops are handed on.
   Answers(uintptr_t ask, uintptr_t error, const py::dict& named, py::object propagator, py::object handlers,
-          py::object mesh_propagator, py::object registered, py::object agreement, py::dict own_rules, py::object state)
+          py::object mesh_propagator, py::object registered, py::object agreement, py::dict own_rules, py::object state,
+          py::object decompositions)
       : ask_(reinterpret_cast<int (*)(void*, const Question*, Answer*)>(ask)),
         error_(reinterpret_cast<const char* (*)()>(error)),
         classes_(named),
@@ -80,7 +84,8 @@ class Answers {
         registered_(std::move(registered)),
         agreement_(std::move(agreement)),
         own_rules_(std::move(own_rules)),
-        state_(std::move(state)) {}
+        state_(std::move(state)),
+        decompositions_(std::move(decompositions)) {}
 
   // The `OutputSharding` for a schema; None if PyTorch has to answer.
   py::object answer(const py::object& schema) {
@@ -113,19 +118,20 @@ class Answers {
     const Turn turn(*this);
     closed_ = true;
     meshes_.clear();
-    mesh_propagator_ = registered_ = state_ = py::none();
+    mesh_propagator_ = registered_ = state_ = decompositions_ = py::none();
   }
 
   // The kind of the last answer; `kNeverAgreed` if none such is DTensor's own for sure.
   uint32_t kind() const { return kind_; }
 
   // How many questions were answered, the nanoseconds that all took, for how many answers PyTorch gave the strides by op,
-  // and how many were handed on by op and reason.
+  // how many were answered by PyTorch's decomposition by op, and how many were handed on by op and reason.
   py::tuple stats() const {
-    py::dict strides, handed_on;
+    py::dict strides, decomposed, handed_on;
+    for (const auto& [op, count] : decomposed_) decomposed[py::str(op)] = count;
     for (const auto& [op, count] : strides_asked_) strides[py::str(op)] = count;
     for (const auto& [key, count] : handed_on_) handed_on[py::make_tuple(key.first, key.second)] = count;
-    return py::make_tuple(answered_, nanoseconds_, strides, handed_on);
+    return py::make_tuple(answered_, nanoseconds_, strides, decomposed, handed_on);
   }
 
  private:
@@ -205,6 +211,11 @@ class Answers {
       py::object found = py::getattr(propagator_, table, py::none());  // not in every version
       if (PyDict_Check(found.ptr()) && PyDict_Contains(found.ptr(), op.ptr()) == 1) known.other_change = true;
     }
+    for (const c10::Argument& result : schema.returns()) {
+      const auto* alias = result.alias_info();
+      known.gives_views |= alias && !alias->isWrite();
+    }
+    known.decomposed = !decompositions_.is_none() && decompositions_.attr("has")(op).cast<bool>();
     known.handled = PyDict_Contains(handlers_.ptr(), op.ptr()) == 1;
     if (!agreement_.is_none()) {
       if (PyObject* bits = PyDict_GetItemString(agreement_.ptr(), known.name.c_str())) {
@@ -243,9 +254,9 @@ class Answers {
     StatedRule rule{};
   };
 
-  // The script's rule for a schema.
-  void state(const py::object& schema, Stated& stated) {
-    const py::object said = state_(schema);
+  // What `state` says of a schema.
+  void state(const py::object& state, const py::object& schema, Stated& stated) {
+    const py::object said = state(schema);
     if (PyUnicode_Check(said.ptr())) throw HandedOn{said.cast<std::string>()};
     const py::tuple parts = said.cast<py::tuple>();
     const py::list strategies = parts[0].cast<py::list>();
@@ -427,8 +438,10 @@ class Answers {
     const py::object kwargs = attribute(schema, names().kwargs_schema);
     if (op.handled) throw HandedOn{"DTensor runs the op in a way of its own"};
     const bool is_own = PyDict_Contains(own_rules_.ptr(), op_object.ptr()) == 1;
-    const bool is_stated = !is_torchs(op, op_object) || is_own;
-    if (is_stated && !is_own && !agreement_.is_none()) throw HandedOn{"a strategy of the script's own is registered"};
+    const bool is_scripts = !is_torchs(op, op_object) || is_own;
+    const bool is_decomposed = op.decomposed && !is_scripts;
+    const bool is_stated = is_scripts || is_decomposed;
+    if (is_scripts && !is_own && !agreement_.is_none()) throw HandedOn{"a strategy of the script's own is registered"};
     if (op.other_change) throw HandedOn{"the arguments of the local op differ"};
     asked_.clear();
     const Py_ssize_t given = PyTuple_GET_SIZE(args.ptr());
@@ -453,13 +466,23 @@ class Answers {
     question.ntensors = static_cast<uint32_t>(asked_.tensors.size());
     Stated stated;
     if (is_stated) {
-      state(schema, stated);
+      state(is_decomposed ? decompositions_.attr("state") : state_, schema, stated);
       question.rule = &stated.rule;
     }
     Answer answer{};
-    if (ask_(asked_.mesh->propagator, &question, &answer) < 0) throw HandedOn{error_()};
-    const bool has_shape = answer.shape_arg >= 0;
-    if (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg))
+    const auto ask = [&] {
+      if (ask_(asked_.mesh->propagator, &question, &answer) < 0) throw HandedOn{error_()};
+    };
+    ask();
+    if (is_decomposed && asked_.mesh->dims() > 1 && !decompositions_.attr("schema_holds")(schema, placements_of(answer)).cast<bool>()) {
+      stated.rule.nstrategies = 0;  // replication is left
+      ask();
+    }
+    if (is_decomposed && op.gives_views && answer.moved > 0) throw HandedOn{"a view of a tensor that would have to be redistributed"};
+    const bool has_shape = answer.shape_arg >= 0 && !is_decomposed;
+    if (is_decomposed) {
+      // `local_args` says what a rank adjusts.
+    } else if (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg))
       throw HandedOn{"the arguments of the local op differ"};
     kind_ = (answer.moved > 0 && answer.tied) || moves_far(answer) || has_no_dims()
                 ? kNeverAgreed
@@ -488,19 +511,41 @@ class Answers {
     }
     py::object outputs = make_outputs(op, answer, schema, mask, is_stated ? &stated : nullptr);
     py::object suggestion = py::none();
-    const bool local_shape = has_shape && answer.noutputs > 0 && is_sharded(answer.outputs[0]);
-    if (moves || local_shape) {
+    // The argument that is another on this rank, and what it is.
+    Py_ssize_t local_at = -1;
+    py::object local_arg;
+    if (has_shape && answer.noutputs > 0 && is_sharded(answer.outputs[0])) {
+      local_at = answer.shape_arg;
+      local_arg = ints_of(answer.local_shape, answer.outputs[0].ndim);
+    } else if (is_decomposed) {
+      const py::object local = decompositions_.attr("local_args")(schema, placements_of(answer), stated.metas);
+      if (!local.is_none()) std::tie(local_at, local_arg) = local.cast<std::pair<Py_ssize_t, py::object>>();
+    }
+    if (moves || local_arg) {
       size_t next = 0;
       py::tuple local_args(given);
       for (Py_ssize_t i = 0; i < given; ++i) {
         py::object arg = replaced(PyTuple_GET_ITEM(args.ptr(), i), taken, next);
-        if (local_shape && i == answer.shape_arg) arg = ints_of(answer.local_shape, answer.outputs[0].ndim);
-        local_args[i] = arg;
+        local_args[i] = i == local_at ? local_arg : arg;
       }
-      if (local_shape && answer.shape_arg >= given) throw HandedOn{"the shape is a keyword argument"};
+      if (local_at >= given) throw HandedOn{"the shape is a keyword argument"};
       suggestion = classes_.schema(op_object, local_args, kwargs);
     }
-    return classes_.output_sharding(outputs, suggestion, moves || local_shape, local_shape);
+    if (is_decomposed) ++decomposed_[op.name];
+    return classes_.output_sharding(outputs, suggestion, moves || local_arg, static_cast<bool>(local_arg));
+  }
+
+  // The placements of the results, then of the tensors that the op takes, a tuple each.
+  py::list placements_of(const Answer& answer) const {
+    const auto made = [this](const Placement* placements) {
+      py::tuple all(asked_.mesh->dims());
+      for (size_t m = 0; m < asked_.mesh->dims(); ++m) all[m] = make_placement(placements[m], classes_);
+      return all;
+    };
+    py::list placements;
+    for (size_t i = 0; i < answer.noutputs; ++i) placements.append(made(answer.outputs[i].placements));
+    for (size_t i = 0; i < asked_.tensors.size(); ++i) placements.append(made(answer.inputs + i * asked_.mesh->dims()));
+    return placements;
   }
 
   // Whether the ranks that a dim is split over do not all have as many elements of it.
@@ -750,7 +795,7 @@ class Answers {
   ShardingClasses classes_;
   py::object propagator_, handlers_, mesh_propagator_, registered_, agreement_;
   py::dict own_rules_;
-  py::object state_;
+  py::object state_, decompositions_;
   py::object tables_[3];
   std::unordered_map<PyObject*, AskedOp> ops_;
   std::unordered_map<PyObject*, AskedMesh> meshes_;
@@ -760,7 +805,7 @@ class Answers {
   Asked asked_;
   uint32_t kind_ = 0;
   uint64_t answered_ = 0, nanoseconds_ = 0;
-  std::map<std::string, uint64_t> strides_asked_;
+  std::map<std::string, uint64_t> strides_asked_, decomposed_;
   std::map<std::pair<std::string, std::string>, uint64_t> handed_on_;
 };
 

@@ -113,6 +113,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_propagate": (c_int, [c_void_p, c_void_p, c_void_p]),
     "rote_propagate_json": (c_char_p, [c_char_p, c_int, RuleCallback, c_void_p]),
     "rote_has_rule": (c_int, [c_char_p]),
+    "rote_local_args": (c_int, [c_char_p, POINTER(c_int), POINTER(c_int)]),
     "rote_validate": (c_int, [c_char_p, ReportCallback, RuleCallback, c_void_p]),
 }
 
@@ -206,6 +207,7 @@ __all__ = [
     "RuleCallback",
     "ShowCallback",
     "byref",
+    "c_int",
     "c_uint32",
     "c_void_p",
 ]

@@ -1,4 +1,7 @@
-"""Scripts' own sharding rules, stated to the truth table in JSON: what `src/own_rules.rs` asks and reads."""
+"""Rules from Python, stated to the truth table in JSON: what `src/own_rules.rs` asks and reads.
+
+These are scripts' own sharding rules, and strategies by PyTorch's decompositions.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,20 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ._arguments import DTYPES, written_meta, written_placement
 from ._native import RuleCallback
 from ._rules import OWN, RuleError, comes_with_torch, function_of, name_of, strategies_of
+from .propagation import decompositions
 
 _DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Stating:
-    """States the rules that the script has registered for the ops of a request, and keeps what goes wrong."""
+    """States the rules that the script has registered for the ops of a request, and those by decompositions for a mesh
+    such as `dp=2,tp=2`. Keeps what goes wrong."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self.ops = {name_of(op): op for name in names for op in overloads(name) if _is_own(op)}
+    def __init__(self, names: Iterable[str], mesh: str) -> None:
+        self.decompositions = decompositions()
+        self.sizes = mesh
+        found = [op for name in names for op in overloads(name)]
+        self.ops = {name_of(op): op for op in found if _is_own(op) or self.decompositions.has(op)}
         self.problem: Exception | None = None
         self.callback = RuleCallback(self._answer)
         self._text = ctypes.create_string_buffer(b"")
@@ -41,9 +49,6 @@ class Stating:
         return ctypes.addressof(self._text)
 
     def _state(self, op: OpOverload, given: list[Any]) -> dict[str, Any]:
-        function = function_of(op)
-        if isinstance(function, str):
-            raise RuleError(f"{name_of(op)}: {function}")
         formals = op._schema.arguments
         if len(given) > len(formals):
             raise RuleError(f"{name_of(op)}: expected at most {len(formals)} arguments, found {len(given)}")
@@ -61,7 +66,15 @@ class Stating:
                 written += [(len(tensors) + at, _returned_as(op, formal, at)) for at in range(len(own))]
             tensors += own
         results = _results(op, args, kwargs)
-        strategies: list[tuple[Any, ...]] = strategies_of(op, function, args, kwargs, results, tensors)
+        strategies: list[tuple[Any, ...]]
+        if not _is_own(op):
+            sizes = [int(size.rpartition("=")[2]) for size in self.sizes.split(",")]
+            strategies = self.decompositions.strategies(op, args, kwargs, "cpu", sizes)
+        else:
+            function = function_of(op)
+            if isinstance(function, str):
+                raise RuleError(f"{name_of(op)}: {function}")
+            strategies = strategies_of(op, function, args, kwargs, results, tensors)
         there = [at for at, meta in enumerate(results) if meta is not None]
         strategies = [(*(strategy[at] for at in there), *strategy[len(results) :]) for strategy in strategies]
         places = {result: place for place, result in enumerate(there)}

@@ -171,7 +171,7 @@ def propagate(
     process group is needed. ``mesh`` is a `DeviceMesh` or such as ``"dp=8,tp=2"``; without, that of the first DTensor.
 
     ``why`` tells the reasons, too. ``strict`` makes it an error if a partial has to be reduced before the op. Rules
-    that the script has registered answer for their ops.
+    that the script has registered answer for their ops, and PyTorch's decompositions for ops without a rule.
 
     Raises `ValueError` if the op has no rule, or an argument does not fit it, or the tensors lie on other meshes than
     ``mesh``.
@@ -179,12 +179,10 @@ def propagate(
     overload = _overload(op)
     given = _in_order(overload, args, kwargs or {})
     mesh = _mesh_of(given) if mesh is None else mesh
-    stating = Stating([name_of(overload)])
-    question: dict[str, Any] = {"op": name_of(overload), "why": why, "own": list(stating.ops)}
-    if isinstance(mesh, DeviceMesh):
-        question |= _described(mesh)
-    else:
-        question["mesh"] = mesh
+    question: dict[str, Any] = {"op": name_of(overload), "why": why}
+    question |= _described(mesh) if isinstance(mesh, DeviceMesh) else {"mesh": mesh}
+    stating = Stating([name_of(overload)], question["mesh"])
+    question["own"] = list(stating.ops)
     question["args"] = [
         written(_with_tensors_written(arg, mesh, "Tensor" in str(formal.type)))
         for formal, arg in zip(overload._schema.arguments, given, strict=False)

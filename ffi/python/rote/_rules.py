@@ -49,18 +49,14 @@ def put(op: OpOverload, function: Strategies, replace: bool) -> None:
     if not replace and has_rule:
         raise ValueError(f"rote: {name_of(op)}: Rote has a rule for this op; replace=True puts another in its place")
     OWN[op] = function
-    _cache_by_all_arguments(op)
+    cache_by_all_arguments(op)
 
 
 def remove(op: OpOverload) -> None:
     """Forgets the function of an op, and lets DTensor cache its answers as before."""
     if OWN.pop(op, None) is None:
         raise ValueError(f"rote: {name_of(op) if isinstance(op, OpOverload) else op}: no rule is registered")
-    for table, before in zip(_schema_infos(), _BEFORE.pop(op), strict=True):
-        if before is None:
-            table.pop(op, None)
-        else:
-            table[op] = before
+    cache_as_before(op)
 
 
 def _schema_infos() -> tuple[dict[OpOverload, RuntimeSchemaInfo], ...]:
@@ -68,12 +64,21 @@ def _schema_infos() -> tuple[dict[OpOverload, RuntimeSchemaInfo], ...]:
     return propagator.op_to_schema_info, propagator.op_to_schema_info_for_single_dim_strategy
 
 
-def _cache_by_all_arguments(op: OpOverload) -> None:
+def cache_by_all_arguments(op: OpOverload) -> None:
     """Lets DTensor keep an answer for each combination of arguments: a function may look at all of them."""
     tables = _schema_infos()
     _BEFORE.setdefault(op, tuple(table.get(op) for table in tables))
     keywords = [argument.name for argument in op._schema.arguments if argument.kwarg_only]
     tables[0][op] = RuntimeSchemaInfo(0, keywords or None, needs_pytree=True)
+
+
+def cache_as_before(op: OpOverload) -> None:
+    """Lets DTensor keep the answers for an op as it did before `cache_by_all_arguments`."""
+    for table, before in zip(_schema_infos(), _BEFORE.pop(op), strict=True):
+        if before is None:
+            table.pop(op, None)
+        else:
+            table[op] = before
 
 
 def name_of(op: OpOverload) -> str:
@@ -210,4 +215,16 @@ def _placements(where: str, strategy: Sequence[Any], metas: Sequence[TensorMeta 
             )
 
 
-__all__ = ["OWN", "RuleError", "comes_with_torch", "function_of", "name_of", "put", "remove", "state", "strategies_of"]
+__all__ = [
+    "OWN",
+    "RuleError",
+    "cache_as_before",
+    "cache_by_all_arguments",
+    "comes_with_torch",
+    "function_of",
+    "name_of",
+    "put",
+    "remove",
+    "state",
+    "strategies_of",
+]

@@ -18,7 +18,7 @@ from ._own_rules import Stating
 def _ask(request: dict[str, Any], tell: Callable[[str], None]) -> None:
     _bridge.bridge()
     callback = ReportCallback(lambda _, line: tell(line.decode()))
-    stating = Stating(request["ops"])
+    stating = Stating(request["ops"], request.get("mesh", "2"))
     request = request | {"own": list(stating.ops)}
     check(lib.rote_validate(json.dumps(request).encode(), callback, stating.callback, None))
     if stating.problem is not None:
@@ -42,7 +42,8 @@ def validate(
     they are found: op, strategy, strategy.
 
     Rules that the script has registered, with `rote.propagation.register` or with PyTorch's
-    ``register_single_dim_strategy``, are judged in the place of Rote's.
+    ``register_single_dim_strategy``, are judged in the place of Rote's. If a named op has no rule, the strategies are
+    judged that PyTorch's decomposition leads to.
 
     Returns a report per op: ``correct`` counts claims that hold; ``wrong`` lists claims that do not, ``missing`` what
     holds and is not claimed, ``left_out`` the same where a reason is on record, ``untrue`` what ``only`` asks for and

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
@@ -26,6 +26,7 @@ from torch.distributed.tensor._ops import _math_ops, single_dim_strategy
 from . import _rules
 from ._agreement import AGREED
 from ._bridge import bridge
+from ._decomposed import Decompositions
 from ._native import c_uint32, c_void_p, error, lib
 
 Policy = Literal["same", "best"]
@@ -41,6 +42,8 @@ class Stats:
     """Time that Rote took for all questions, those handed on included."""
     strides: dict[str, int] = field(default_factory=dict)
     """Answers in which the strides of results come from PyTorch's fake tensors, by op: these take longer."""
+    decomposed: dict[str, int] = field(default_factory=dict)
+    """Answers about ops without a rule, by PyTorch's decomposition, by op."""
     handed_on: dict[tuple[str, str], int] = field(default_factory=dict)
     """Questions that DTensor had to answer itself, by op and reason."""
 
@@ -53,11 +56,52 @@ class Stats:
         if self.strides:
             lines.append(f"{sum(self.strides.values())} answers with strides of PyTorch's fake tensors")
             lines += [f"  {count:>5}  {op}" for op, count in _most(self.strides)]
+        if self.decomposed:
+            lines.append(f"{sum(self.decomposed.values())} answers by PyTorch's decompositions")
+            lines += [f"  {count:>5}  {op}" for op, count in _most(self.decomposed)]
         return "\n".join(lines)
 
 
 def _most(counts: dict[Any, int]) -> list[tuple[Any, int]]:
     return sorted(counts.items(), key=lambda item: -item[1])
+
+
+class _Propagators:
+    """The library's propagators, which live until they are freed."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+
+    def of_mesh(self, mesh: Any) -> int:
+        """The address of the propagator of a mesh; 0 if this process is not part of it."""
+        coordinate = mesh.get_coordinate()
+        if coordinate is None:
+            return 0
+        topology = MeshTopoInfo.build_from_mesh(mesh)
+        pairs = zip(topology.mesh_dim_latency, topology.mesh_dim_bandwidth, strict=True)
+        links = [number for pair in pairs for number in pair]
+        return self.new(mesh, coordinate, (ctypes.c_double * len(links))(*links))
+
+    def without_links(self, mesh: Any) -> int:
+        """The address of the propagator of a mesh in which nothing moves."""
+        return self.new(mesh, [0] * mesh.ndim, None)
+
+    def new(self, mesh: Any, coordinate: Sequence[int], links: Any) -> int:
+        """The address of a new propagator."""
+        sizes = ",".join(f"{size}" for size in mesh.shape)
+        made = lib.rote_propagator_new(sizes.encode(), (c_uint32 * len(coordinate))(*coordinate), links)
+        if made is None:
+            raise RuntimeError(f"rote: {error()}")
+        self.made.append(made)
+        return int(made)
+
+    def free(self) -> None:
+        for one in self.made:
+            lib.rote_propagator_free(one)
+        self.made.clear()
+
+    def __del__(self) -> None:
+        self.free()
 
 
 class _Installed:
@@ -66,31 +110,18 @@ class _Installed:
     def __init__(self, policy: Policy, own_rules: dict[OpOverload, _rules.Strategies]) -> None:
         self.policy = policy
         self.propagator = _propagator()
-        self.meshes: list[int] = []
-        self.answers = bridge().Answers(
-            _address("rote_propagate"),
-            _address("rote_last_error"),
-            {
-                "DTensorSpec": _dtensor_spec.DTensorSpec,
-                "TensorMeta": _dtensor_spec.TensorMeta,
-                "Size": torch.Size,
-                "OpSchema": _op_schema.OpSchema,
-                "OutputSharding": _op_schema.OutputSharding,
-                "Replicate": Replicate,
-                "Shard": Shard,
-                "_StridedShard": placement_types._StridedShard,
-                "Partial": Partial,
-                "_MaskPartial": placement_types._MaskPartial,
-                "_NormPartial": _math_ops._NormPartial,
-                "_ShardingPlaceholder": single_dim_strategy._ShardingPlaceholder,
-            },
+        self.propagators = _Propagators()
+        self.keyed: set[OpOverload] = set()
+        self.decompositions = decompositions() if policy == "best" else None
+        self.answers = _answers(
             self.propagator,
             DTensor._op_dispatcher._custom_op_handlers,
-            self.of_mesh,
+            self.propagators.of_mesh,
             self.registered,
             None if policy == "best" else _agreed(),
             own_rules,
             self.state,
+            self.decompositions,
         )
         self.before = self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding
         self.answer = _answering(self.answers.answer, self.before[0])
@@ -100,6 +131,9 @@ class _Installed:
         """From now on DTensor asks Rote."""
         self.propagator.propagate_op_sharding_non_cached = self.answer
         self.propagator.propagate_op_sharding = self.cached
+        if self.decompositions is not None:
+            for op in self.decompositions.of_lists():
+                self.key(op)
 
     def take_away(self) -> None:
         """From now on DTensor answers itself, as before."""
@@ -110,40 +144,69 @@ class _Installed:
                 "rote: another program has replaced DTensor's propagation since install(): undo that first"
             )
         self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding = self.before
+        for op in self.keyed - _rules.OWN.keys():
+            _rules.cache_as_before(op)
 
     def free(self) -> None:
         self.answers.close()
-        for mesh in self.meshes:
-            lib.rote_propagator_free(mesh)
-        self.meshes.clear()
+        self.propagators.free()
 
-    def of_mesh(self, mesh: Any) -> int:
-        """The address of the propagator of a mesh; 0 if this process is not part of it."""
-        coordinate = mesh.get_coordinate()
-        if coordinate is None:
-            return 0
-        sizes = ",".join(f"{size}" for size in mesh.shape)
-        topology = MeshTopoInfo.build_from_mesh(mesh)
-        pairs = zip(topology.mesh_dim_latency, topology.mesh_dim_bandwidth, strict=True)
-        links = [number for pair in pairs for number in pair]
-        made = lib.rote_propagator_new(
-            sizes.encode(), (c_uint32 * len(coordinate))(*coordinate), (ctypes.c_double * len(links))(*links)
-        )
-        if made is None:
-            raise RuntimeError(f"rote: {error()}")
-        self.meshes.append(made)
-        return int(made)
+    def key(self, op: OpOverload) -> None:
+        """Lets DTensor cache the answers for an op that it knows nothing of by all arguments, and look for tensors in
+        lists."""
+        if op not in self.keyed and op not in self.propagator.op_to_schema_info:
+            self.keyed.add(op)
+            _rules.cache_by_all_arguments(op)
 
     def registered(self, op: Any) -> tuple[tuple[Any, ...], bool]:
         """What is registered for an op with DTensor, and whether all of it comes with PyTorch."""
-        propagator = self.propagator
-        tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
-        found = tuple(table.get(op) for table in tables)
+        found = _registered(self.propagator, op)
+        if self.policy == "best" and not any(found):
+            self.key(op)
         return found, all(_rules.comes_with_torch(one) for one in found)
 
     def state(self, schema: Any) -> Any:
         """What the script's own rule says of a schema."""
         return _rules.state(self.propagator, schema)
+
+
+def decompositions() -> Decompositions:
+    """Strategies of ops without a rule. Rote's rules answer for the ops inside, whatever is registered for those."""
+    propagator = _propagator()
+
+    def inside(op: Any) -> tuple[tuple[Any, ...], bool]:
+        return _registered(propagator, op), True
+
+    within = _answers(propagator, {}, _Propagators().without_links, inside, None, {}, None, None)
+    return Decompositions(within.answer, propagator)
+
+
+def _registered(propagator: Any, op: Any) -> tuple[Any, ...]:
+    tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
+    return tuple(table.get(op) for table in tables)
+
+
+def _answers(*parts: Any) -> Any:
+    """The `Answers` of the bridge."""
+    return bridge().Answers(
+        _address("rote_propagate"),
+        _address("rote_last_error"),
+        {
+            "DTensorSpec": _dtensor_spec.DTensorSpec,
+            "TensorMeta": _dtensor_spec.TensorMeta,
+            "Size": torch.Size,
+            "OpSchema": _op_schema.OpSchema,
+            "OutputSharding": _op_schema.OutputSharding,
+            "Replicate": Replicate,
+            "Shard": Shard,
+            "_StridedShard": placement_types._StridedShard,
+            "Partial": Partial,
+            "_MaskPartial": placement_types._MaskPartial,
+            "_NormPartial": _math_ops._NormPartial,
+            "_ShardingPlaceholder": single_dim_strategy._ShardingPlaceholder,
+        },
+        *parts,
+    )
 
 
 def _propagator() -> Any:
@@ -311,6 +374,8 @@ def register(
 def unregister(op: OpOverload) -> None:
     """Removes the rule that was registered for an op. Raises `ValueError` if there is none."""
     _rules.remove(op)
+    if _installed is not None and op in _installed.keyed:
+        _rules.cache_by_all_arguments(op)
     _rules_have_changed()
 
 
@@ -323,8 +388,8 @@ def stats() -> Stats:
     installed = _installed or (_within_steps if _last == Stats() else None)
     if installed is None:
         return _last
-    answered, nanoseconds, strides, handed_on = installed.answers.stats()
-    return Stats(answered, nanoseconds / 1e3, strides, handed_on)
+    answered, nanoseconds, strides, decomposed, handed_on = installed.answers.stats()
+    return Stats(answered, nanoseconds / 1e3, strides, decomposed, handed_on)
 
 
 __all__ = ["Stats", "install", "register", "stats", "uninstall", "unregister"]

@@ -19,13 +19,15 @@ UPSAMPLING = [
 # Ops with the shape of the output among the arguments, which a rank calls with
 # the shape of its piece; and where it stands.
 SHAPED = {
-    **dict.fromkeys(["view", "_unsafe_view", "reshape", "expand", "expand_copy", "view_copy"], 1),
+    **dict.fromkeys(["view", "_unsafe_view", "reshape", "expand", "expand_copy", "view_copy", "broadcast_to"], 1),
     **dict.fromkeys(["new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided"], 1),
-    **dict.fromkeys(["select_backward", "slice_backward"], 1),
+    **dict.fromkeys(["select_backward", "slice_backward", "diagonal_backward", "unfold_backward"], 1),
     **dict.fromkeys([f"{way}_backward" for way in UPSAMPLING], 2),
 }
 # Of these, batch, channels and places of the first output.
 SIZED = {"native_group_norm": 3}
+# Of these, the batch of the first input.
+BATCHED = {"native_group_norm_backward": 5}
 # Ops whose output has no defined values.
 UNDEFINED = {"empty_like", "new_empty", "new_empty_strided", "empty"}
 
@@ -108,6 +110,8 @@ def run(sample: Sample, op: Any, tensors: list[torch.Tensor], piece: torch.Tenso
         if at := SIZED.get(name(sample)):
             batch, channels, *places = piece.shape
             args[at : at + 3] = [batch, channels, math.prod(places)]
+        if at := BATCHED.get(name(sample)):
+            args[at] = tensors[0].shape[0]
         if name(sample) in ("squeeze", "squeeze_"):
             op, args = getattr(torch.ops.aten, name(sample)).dims, [args[0], squeezed(sample)]
     return op(*args, **kwargs), args, kwargs

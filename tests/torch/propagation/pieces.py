@@ -122,6 +122,8 @@ def reduce(parts: list[torch.Tensor], placement: str) -> torch.Tensor:
             raise ValueError(f"pieces of sizes {[p.shape[dim] for p in parts]} on dim {dim} are no {placement}")
         cut = [p.split([row[r] for row in rows], dim) for r, p in enumerate(parts)]
         return torch.cat([cut[r][b] for b in range(blocks) for r in range(len(parts))], dim)
+    if parts[0].dtype == torch.complex32:
+        raise Unmade(f"{placement} of {parts[0].dtype}, which cannot be added")
     stacked = torch.stack(parts)
     if p := order(placement):
         if (stacked < 0).any():
