@@ -142,11 +142,11 @@ impl Sample {
 
     fn parse(family: &'static str, line: usize, text: &str) -> Option<Result<Self, String>> {
         let text = text.split('#').next()?;
-        let mut words = text.split_whitespace();
-        let op = words.next()?.to_owned();
+        let mut words = words(text).into_iter();
+        let op = words.next()?;
         let (mut args, mut values) = (Vec::new(), Vec::new());
         for word in words {
-            match argument(word, &mut values) {
+            match argument(&word, &mut values) {
                 Ok(arg) => args.push(arg),
                 Err(error) => return Some(Err(format!("{family}.txt:{line}: {error}"))),
             }
@@ -159,6 +159,20 @@ impl Sample {
             values,
         }))
     }
+}
+
+/// The words of a line. A list of tensors in braces is one word.
+fn words(text: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut in_list = false;
+    for part in text.split_whitespace() {
+        match words.last_mut() {
+            Some(list) if in_list => list.push_str(part),
+            _ => words.push(part.to_owned()),
+        }
+        in_list = (in_list || part.starts_with('{')) && !part.ends_with('}');
+    }
+    words
 }
 
 /// An argument without what its values must be, which is appended to `values`.
@@ -209,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_line_gives_arguments_and_values() {
-        let text = "aten::x f32[8,4]>0 1 {none;i64[3]<4} [1,2] 'a[b]' # comment";
+        let text = "aten::x f32[8,4]>0 1 {none; i64[3]<4} [1,2] 'a[b]' # comment";
         let sample = Sample::parse("t", 1, text).unwrap().unwrap();
         assert_eq!(sample.op, "aten::x");
         assert_eq!(
