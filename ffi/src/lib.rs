@@ -20,6 +20,7 @@
 //! | `faults` | plans made wrong, for tests |
 //! | [`plan`] | opening and describing plan files |
 //! | [`propagate`] | sharding propagation |
+//! | [`question`] | the same, asked in JSON; rules that scripts state |
 //! | [`validate`] | the truth table of sharding rules |
 
 pub mod bridge;
