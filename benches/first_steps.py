@@ -7,12 +7,13 @@ The model is that of the headline figures: 4 blocks, every activation a DTensor,
 dim, the batch over the others, on a fake process group. Each row is a process of its own, one after the other. The
 first step asks for every op; the median of later steps, which ask for nothing, stands beside it. A row that takes
 longer than the limit is stopped and says so. `rote, same` answers as DTensor would, and hands the rest on; `rote, best`
-takes the cheapest strategy.
+takes the cheapest strategy. `sent` is what a rank sends in one step, by the usual ring algorithms.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -20,6 +21,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +60,52 @@ def measure(shape: tuple[int, ...], policy: str | None) -> dict[str, Any]:
         step(*batch)
         times.append(time.perf_counter() - start)
     row: dict[str, Any] = {"first_s": times[0], "later_s": statistics.median(times[2:])}
+    with sent() as counted:
+        step(*batch)
+    row["sent"] = sum(counted.values())
     if policy is not None:
         stats = rote.propagation.stats()
         row["answered"], row["us"] = stats.answered, stats.microseconds
         row["handed_on"] = sum(stats.handed_on.values())
         row["strides"] = sum(stats.strides.values())
     return row
+
+
+@contextlib.contextmanager
+def sent() -> Iterator[Counter[str]]:
+    """The bytes that this rank sends within, by collective: among `n` ranks, `n - 1` times its input to gather, and
+    `(n - 1) / n` of it to reduce or to exchange, twice that to all-reduce."""
+    import torch
+    from torch.distributed.tensor import DTensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    bytes_of: Counter[str] = Counter()
+
+    def ranks(group: Any) -> int:
+        found = torch._C._distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group
+        return int(found.size())
+
+    class Counting(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if DTensor in types:
+                return NotImplemented  # and its collectives come here
+            name = func._schema.name.rpartition("::")[2]
+            if name in SHARES:
+                n = ranks(args[-1])
+                bytes_of[name] += round(args[0].numel() * args[0].element_size() * SHARES[name](n))
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        yield bytes_of
+
+
+# What a rank sends of its input, by the number of ranks.
+SHARES: dict[str, Callable[[int], float]] = {
+    "all_gather_into_tensor": lambda n: n - 1,
+    "reduce_scatter_tensor": lambda n: (n - 1) / n,
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "shard_dim_alltoall": lambda n: (n - 1) / n,
+}
 
 
 def run(mesh: str, way: str, limit: float) -> dict[str, Any] | None:
@@ -96,7 +139,9 @@ def main() -> None:
         print(json.dumps(measure(shape, None if policy == "None" else policy)))
         return
     rows = []
-    print(f"{'mesh':<9} {'propagation':<11} {'first step':>11} {'later steps':>11} {'faster':>7}  questions")
+    print(
+        f"{'mesh':<9} {'propagation':<11} {'first step':>11} {'later steps':>11} {'faster':>7} {'sent':>9}  questions"
+    )
     for mesh in given.meshes:
         theirs = None
         for way in WAYS:
@@ -110,10 +155,8 @@ def main() -> None:
             ratio = "" if way == "DTensor" else f"{theirs / row['first_s']:.1f}x"
             asked = row.get("answered", 0) + row.get("handed_on", 0)
             said = f"{row['answered']} of {asked} answered, {row['us'] / asked:.0f} us each" if asked else ""
-            print(
-                f"{mesh:<9} {way:<11} {text(row['first_s']):>11} {text(row['later_s']):>11} {ratio:>7}  {said}",
-                flush=True,
-            )
+            times = f"{text(row['first_s']):>11} {text(row['later_s']):>11} {ratio:>7}"
+            print(f"{mesh:<9} {way:<11} {times} {row['sent'] / 1e6:>6.2f} MB  {said}", flush=True)
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "first_steps.json").write_text(json.dumps(rows, indent=1))
