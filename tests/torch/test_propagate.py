@@ -141,6 +141,12 @@ def test_a_mesh_is_asked_for() -> None:
         rote.propagate("aten::relu", ("f32[2]",), mesh="nonsense=x")
     with pytest.raises(TypeError, match="tuple or list of arguments"):
         rote.propagate("aten::relu", "f32[2]", mesh="2")
+    with pytest.raises(TypeError, match="expected a dict of keyword arguments"):
+        rote.propagate("aten::relu", ("f32[2]",), [("a", 1)], mesh="2")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected mesh="):
+        rote.propagate("aten::relu", ("f32[2]",), mesh=(2, 2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected strided tensors"):
+        rote.propagate("aten::relu", (torch.eye(4).to_sparse(),), mesh="2")
     with pytest.raises(TypeError, match="with its overload"):
         rote.propagate(aten.relu, ("f32[2]",), mesh="2")  # type: ignore[arg-type]
 

@@ -197,3 +197,36 @@ def test_modules_with_wrappers_inside_run_as_they_are(
         found = run(script, region)
     check_same(expected, found)
     assert all(handle.stats.replays == 0 for handle in found.steps)
+
+
+class Branching(nn.Module):
+    """Calls a module with a wrapper in some calls only."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Linear(8, 8), inner
+
+    def forward(self, x: Tensor, extra: bool) -> Tensor:
+        y = self.first(x).tanh()
+        return self.inner(y) if extra else y  # type: ignore[no-any-return]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("wrap", [gathered, reduced])
+@pytest.mark.parametrize("begin", [1, 5])
+def test_a_wrapper_that_later_calls_reach(wrap: Callable[[nn.Module], nn.Module], begin: int) -> None:
+    def script(capture: Capture) -> Calls:
+        model = Branching(wrap(Mlp()))
+        capture(model, strict=False)
+        for i, x in enumerate(inputs(10, 4, 8)):
+            loss = model(x, i >= begin).float().square().mean()
+            loss.backward()
+            yield loss.detach(), *(None if p.grad is None else local_of(p.grad) for p in model.parameters())
+            model.zero_grad()
+        return None
+
+    if ORACLE_ONLY:
+        return
+    expected = run_eager(script)
+    with pytest.warns(UserWarning, match=r"inside the region"):
+        check_same(expected, run(script, region))

@@ -58,7 +58,8 @@ inline uint32_t kind_of_answer(bool moves, bool strided, bool several_dims, bool
   return moves | strided << 1 | several_dims << 2 | uneven << 3 | other_partials << 4 | chunks << 5 | split_twice << 6;
 }
 // The kind of answers that may differ from DTensor's whatever was compared: they move tensors where moving others costs
-// about the same, or in several steps, or the op takes an empty list of dims.
+// about the same, or in several steps; they keep a partial of some tensors only; a list of dims is empty; a view is of
+// strides that decide nothing.
 constexpr uint32_t kNeverAgreed = 128;
 
 class Answers {
@@ -480,11 +481,11 @@ class Answers {
     }
     if (is_decomposed && op.gives_views && answer.moved > 0) throw HandedOn{"a view of a tensor that would have to be redistributed"};
     const bool has_shape = answer.shape_arg >= 0 && !is_decomposed;
-    if (is_decomposed) {
-      // `local_args` says what a rank adjusts.
-    } else if (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg))
+    // Of a decomposed op, `local_args` says what a rank adjusts.
+    if (!is_decomposed && (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg)))
       throw HandedOn{"the arguments of the local op differ"};
-    kind_ = (answer.moved > 0 && answer.tied) || moves_far(answer) || has_no_dims()
+    kind_ = (answer.moved > 0 && answer.tied) || moves_far(answer) || has_no_dims() || mixes_partials(answer) ||
+                    (op.shape_arg >= 0 && has_odd_strides())
                 ? kNeverAgreed
                 : kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims() > 1, is_uneven(answer),
                                  has_other_partials(), chunks(answer), splits_twice(answer));
@@ -603,6 +604,31 @@ class Answers {
 
   static bool splits_same_dim(const Placement& one, const Placement& other) {
     return is_shard(one) && is_shard(other) && one.dim == other.dim;
+  }
+
+  // Whether a result stays partial where not all tensors are: DTensor reduces some of these first.
+  bool mixes_partials(const Answer& answer) const {
+    const size_t dims = asked_.mesh->dims();
+    const auto is_partial = [](const Placement& placement) { return placement.kind == kPartial; };
+    for (size_t m = 0; m < dims; ++m) {
+      size_t partial = 0;
+      for (size_t i = 0; i < asked_.tensors.size(); ++i) partial += is_partial(answer.inputs[i * dims + m]);
+      if (partial == 0 || partial == asked_.tensors.size()) continue;
+      for (size_t i = 0; i < answer.noutputs; ++i)
+        if (is_partial(answer.outputs[i].placements[m])) return true;
+    }
+    return false;
+  }
+
+  // Whether a dim of size 1 has a stride that decides nothing: views of such tensors may state any.
+  bool has_odd_strides() const {
+    for (const Spec& tensor : asked_.tensors) {
+      for (uint32_t dim = 0; dim < tensor.ndim; ++dim) {
+        const int64_t next = dim + 1 < tensor.ndim ? tensor.shape[dim + 1] * tensor.strides[dim + 1] : 1;
+        if (tensor.shape[dim] == 1 && tensor.strides[dim] != next) return true;
+      }
+    }
+    return false;
   }
 
   // Whether an argument is an empty list of numbers, which some of DTensor's rules take for no dims, and others for all.

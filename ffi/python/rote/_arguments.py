@@ -60,7 +60,9 @@ def written(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int | float):
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
         return repr(value)  # which, of a float that is followed, is no use of it
     if isinstance(value, torch.layout | torch.memory_format):
         return f"'{str(value).removeprefix('torch.')}'"

@@ -177,7 +177,9 @@ def propagate(
     ``mesh``.
     """
     overload = _overload(op)
-    given = _in_order(overload, args, kwargs or {})
+    if not (mesh is None or isinstance(mesh, DeviceMesh | str)):
+        raise TypeError(f'rote: expected mesh=, a DeviceMesh or such as "dp=8,tp=2", found {mesh!r}')
+    given = _in_order(overload, args, {} if kwargs is None else kwargs)
     mesh = _mesh_of(given) if mesh is None else mesh
     question: dict[str, Any] = {"op": name_of(overload), "why": why}
     question |= _described(mesh) if isinstance(mesh, DeviceMesh) else {"mesh": mesh}
@@ -187,7 +189,7 @@ def propagate(
         written(_with_tensors_written(arg, mesh, "Tensor" in str(formal.type)))
         for formal, arg in zip(overload._schema.arguments, given, strict=False)
     ]
-    answer = lib.rote_propagate_json(json.dumps(question).encode(), strict, stating.callback, None)
+    answer = lib.rote_propagate_json(json.dumps(question).encode(), bool(strict), stating.callback, None)
     if stating.problem is not None:
         raise ValueError(f"rote: {stating.problem}") from stating.problem
     if answer is None:
@@ -214,6 +216,8 @@ def _in_order(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     formals = op._schema.arguments
     if isinstance(args, str | torch.Tensor) or not isinstance(args, Sequence):
         raise TypeError(f"rote: {name_of(op)}: expected a tuple or list of arguments, found {args!r}")
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"rote: {name_of(op)}: expected a dict of keyword arguments, found {kwargs!r}")
     positional = [formal.name for formal in formals if not formal.kwarg_only]
     if len(args) > len(positional):
         raise ValueError(f"rote: {name_of(op)}: expected at most {len(positional)} arguments, found {len(args)}")
@@ -258,6 +262,8 @@ def _with_tensors_written(arg: Any, mesh: DeviceMesh | str, is_tensor: bool) -> 
     if isinstance(spec, DTensorSpec):
         return Written(_of_spec(spec, mesh))
     if isinstance(arg, torch.Tensor):
+        if arg.layout is not torch.strided or arg.is_nested:
+            raise ValueError(f"rote: expected strided tensors, found one of layout {arg.layout}")
         return Written(_laid_out(arg.dtype, arg.shape, arg.stride()))
     return Written(_laid_out(arg.dtype, arg.shape, arg.stride)) if isinstance(arg, TensorMeta) else arg
 

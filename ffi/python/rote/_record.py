@@ -361,6 +361,7 @@ class Watch:
         self.follows_nothing()
         self.number: float | None = None  # of which PyTorch makes a tensor now
         self.literal = False  # whether PyTorch makes a tensor of numbers now, which is all that it has in its memory
+        self.was_refused = False
         self.metadata_reads = MetadataReads(session, self.refuse, _is_step, self._resized)
 
     def _resized(self, storage: int, before: int, after: int) -> None:
@@ -437,6 +438,7 @@ class Watch:
 
     def refuse(self, op: str, reason: str, remedy: str) -> None:
         """Refuses the recording at the user's current line."""
+        self.was_refused = True
         lib.rote_record_refuse(self._session, c_text(op), user_line(), c_text(reason), c_text(remedy))
 
     def moving(

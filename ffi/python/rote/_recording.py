@@ -195,6 +195,11 @@ class Recording(Naming):
     def refuse(self, op: str, reason: str, remedy: str) -> None:
         self._watch.refuse(op, reason, remedy)
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether it has been refused so far."""
+        return self._watch.was_refused
+
     def prepare(self) -> None:
         """Names tensors, collects facts, and tells the library that the step is about to run."""
         structure = self._open_arguments()

@@ -74,6 +74,7 @@ class Region(Part):
         # Of settings of autocast that a call was seen under: the parameters that are cast; None if calls stay eager.
         self._casts: dict[Any, list[torch.Tensor] | None] = {}
         self._made: RegionPlan | None = None  # by the forward that is recorded
+        self._is_refused = False  # the recording, before the forward runs
         self._plans: dict[int, RegionPlan] = {}  # by the numbers of variants
         self._found: RegionPlan | None = None  # whose graph the result of the last call needs
         self._replayed_plan: RegionPlan | None = None  # of the verified call that is under way
@@ -221,6 +222,7 @@ class Region(Part):
         return result
 
     def _observed(self, recording: Recording) -> Any:
+        self._is_refused = recording.is_refused
         try:
             result = super()._observed(recording)
             self._found = self._made
@@ -290,6 +292,8 @@ class Region(Part):
 
     def _cut_off(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the function as :meth:`_run_apart` has it, while it is recorded."""
+        if self._is_refused:
+            return self._run(args, kwargs)
         result, self._made, problem = self._run_apart(*args, **kwargs)
         if problem is not None:
             lib.rote_record_refuse(self.session, b"", b"", *map(c_text, problem))
