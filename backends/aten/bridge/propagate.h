@@ -43,6 +43,7 @@ struct AskedOp {
   bool other_change = false;  // DTensor's tables say: a rank's arguments differ in another way
   bool decomposed = false;    // no rule of Rote's, but strategies by PyTorch's decomposition
   bool gives_views = false;   // of what it takes
+  bool is_product = false;    // linear in each tensor, which is how DTensor's strategies for it say it
   bool handled = false;       // by code of DTensor's own, which expects certain placements
   py::object registered;      // what is registered for the op with DTensor, as a tuple
   bool is_torchs = true;      // all of it comes with PyTorch
@@ -58,8 +59,8 @@ inline uint32_t kind_of_answer(bool moves, bool strided, bool several_dims, bool
   return moves | strided << 1 | several_dims << 2 | uneven << 3 | other_partials << 4 | chunks << 5 | split_twice << 6;
 }
 // The kind of answers that may differ from DTensor's whatever was compared: they move tensors where moving others costs
-// about the same, or in several steps; they keep a partial of some tensors only; a list of dims is empty; a view is of
-// strides that decide nothing.
+// about the same, or in several steps; they keep a partial of some tensors only, and are no products; a list of dims is
+// empty; a view is of strides that decide nothing.
 constexpr uint32_t kNeverAgreed = 128;
 
 class Answers {
@@ -217,6 +218,7 @@ class Answers {
       known.gives_views |= alias && !alias->isWrite();
     }
     known.decomposed = !decompositions_.is_none() && decompositions_.attr("has")(op).cast<bool>();
+    known.is_product = known.name == "aten::mul.Tensor" || known.name == "aten::mm" || known.name == "aten::bmm";
     known.handled = PyDict_Contains(handlers_.ptr(), op.ptr()) == 1;
     if (!agreement_.is_none()) {
       if (PyObject* bits = PyDict_GetItemString(agreement_.ptr(), known.name.c_str())) {
@@ -484,7 +486,7 @@ class Answers {
     // Of a decomposed op, `local_args` says what a rank adjusts.
     if (!is_decomposed && (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg)))
       throw HandedOn{"the arguments of the local op differ"};
-    kind_ = (answer.moved > 0 && answer.tied) || moves_far(answer) || has_no_dims() || mixes_partials(answer) ||
+    kind_ = (answer.moved > 0 && answer.tied) || moves_far(answer) || has_no_dims() || (!op.is_product && mixes_partials(answer)) ||
                     (op.shape_arg >= 0 && has_odd_strides())
                 ? kNeverAgreed
                 : kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims() > 1, is_uneven(answer),
