@@ -23,6 +23,7 @@ from extent import EVERYTHING, SEED
 from models import mesh
 from oracle import Run, Script, check_replayed, check_same, eager, run, run_eager
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
@@ -159,6 +160,27 @@ def test_an_empty_list_of_dims(keepdim: bool) -> None:
     with rote.propagation.install("same"):
         found = torch.ops.aten.sum.dim_IntList(x, [], keepdim)
     assert found.placements == expected.placements
+
+
+# Where an attack found another answer than DTensor's.
+LIKE_DTENSOR: dict[str, Callable[[DeviceMesh], DTensor]] = {
+    "a backward of a partial": lambda on: torch.ops.aten.leaky_relu_backward(
+        DTensor.from_local(torch.ones(8, 8), on, [Partial()]), distribute_tensor(torch.ones(8, 8), on), 0.1, False
+    ),
+    "a view of odd strides": lambda on: distribute_tensor(torch.ones(2).as_strided((1, 1, 2), (1, 2, 1)), on).view(
+        1, 2
+    ),
+    "logsumexp": lambda on: torch.logsumexp(distribute_tensor(torch.ones(8, 8, 3), on, [Shard(1)]), [0], keepdim=True),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("of", LIKE_DTENSOR)
+def test_what_is_answered_otherwise_is_handed_on(of: str) -> None:
+    expected = LIKE_DTENSOR[of](mesh(2))
+    with rote.propagation.install("same"):
+        found = LIKE_DTENSOR[of](mesh(2))
+    assert found._spec == expected._spec and found.stride() == expected.stride()
 
 
 # Ops whose strides come from PyTorch's fake tensors, during which other threads run.
