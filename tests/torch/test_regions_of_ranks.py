@@ -157,6 +157,10 @@ def reduced(module: nn.Module) -> nn.Module:
     return nn.parallel.DistributedDataParallel(module)
 
 
+def gradients(module: nn.Module) -> list[Tensor | None]:
+    return [None if parameter.grad is None else local_of(parameter.grad) for parameter in module.parameters()]
+
+
 def flattened(module: nn.Module) -> nn.Module:
     return FullyShardedDataParallel(module, device_id=torch.device("cpu"), use_orig_params=True)
 
@@ -186,7 +190,7 @@ def test_modules_with_wrappers_inside_run_as_they_are(
                 loss = loss + outer(x + 1).float().mean()
             loss.backward()
             optimizer.step()
-            yield loss.detach(), *(None if p.grad is None else local_of(p.grad) for p in inner.parameters())
+            yield loss.detach(), *gradients(inner)
             optimizer.zero_grad()
         return None
 
@@ -221,7 +225,7 @@ def test_a_wrapper_that_later_calls_reach(wrap: Callable[[nn.Module], nn.Module]
         for i, x in enumerate(inputs(10, 4, 8)):
             loss = model(x, i >= begin).float().square().mean()
             loss.backward()
-            yield loss.detach(), *(None if p.grad is None else local_of(p.grad) for p in model.parameters())
+            yield loss.detach(), *gradients(model)
             model.zero_grad()
         return None
 
