@@ -9,17 +9,27 @@
 //! `written` lists inputs that the op writes, each with the result that it becomes, or
 //! null. An answer `{"error": "..."}` says why there is no rule.
 
+use std::sync::Arc;
+
 use rote_propagation::rule::{Need, Slot};
 use rote_propagation::{
-    Arg, Mesh, Placement, PropagationError, Query, Rule, Spec, TensorMeta, stated,
+    Arg, Mesh, Placement, PropagationError, Query, Registry, Rule, Spec, TensorMeta, stated,
 };
 use serde_json::{Value as Json, json};
 
 /// Answers a question about an op.
 pub type Ask = dyn Fn(&str) -> Result<String, String> + Send + Sync;
 
+/// Puts rules that `ask` states in the place of those of ops.
+pub(crate) fn put<'a>(rules: &mut Registry, ops: impl Iterator<Item = &'a str>, ask: &Arc<Ask>) {
+    for op in ops {
+        let ask = Arc::clone(ask);
+        rules.replace(op, Arc::new(move |query| rule(&*ask, query)));
+    }
+}
+
 /// The rule of an op with these arguments.
-pub(crate) fn rule(ask: &Ask, query: &Query<'_>) -> Result<Rule, PropagationError> {
+fn rule(ask: &Ask, query: &Query<'_>) -> Result<Rule, PropagationError> {
     let wrong = |reason: String| PropagationError::OwnRule {
         op: query.op.into(),
         reason,

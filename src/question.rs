@@ -72,10 +72,15 @@ pub fn answer(
         Some(at) => place(at, &mesh).ok_or_else(|| expected("\"coordinate\", a rank's place"))?,
     };
     let own = list("own").into_iter().flatten().filter_map(Json::as_str);
-    let of_script = ask.map(|ask| with_own(own, &ask)).transpose()?;
-    let rules = match &of_script {
-        Some(rules) => rules,
-        None => standard_rules()?,
+    let own: Vec<&str> = own.collect();
+    let mut of_script;
+    let rules = match ask {
+        Some(ask) if !own.is_empty() => {
+            of_script = Registry::standard()?;
+            own_rules::put(&mut of_script, own.into_iter(), &ask);
+            &of_script
+        }
+        _ => standard_rules()?,
     };
     let query = Query {
         op,
@@ -121,19 +126,6 @@ fn place(at: &[Json], mesh: &Mesh) -> Option<Vec<u32>> {
     let at: Vec<u32> = at.collect::<Option<_>>()?;
     let sizes = mesh.sizes();
     (at.len() == sizes.len() && at.iter().zip(sizes).all(|(c, n)| c < n)).then_some(at)
-}
-
-/// Rote's rules, with those of the script in the place of their ops'.
-fn with_own<'a>(
-    ops: impl Iterator<Item = &'a str>,
-    ask: &Arc<Ask>,
-) -> Result<Registry, PropagationError> {
-    let mut rules = Registry::standard()?;
-    for op in ops {
-        let ask = Arc::clone(ask);
-        rules.replace(op, Arc::new(move |query| own_rules::rule(&*ask, query)));
-    }
-    Ok(rules)
 }
 
 /// The arguments of a question, and the strides of the tensors among them.

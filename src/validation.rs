@@ -59,10 +59,7 @@ pub fn answer(
     }
     if let Some(own) = request.get("own").and_then(Json::as_array) {
         let ask = ask.ok_or("nobody states the scripts' own rules")?;
-        for op in own.iter().filter_map(Json::as_str) {
-            let ask = Arc::clone(&ask);
-            rules.replace(op, Arc::new(move |query| own_rules::rule(&*ask, query)));
-        }
+        own_rules::put(&mut rules, own.iter().filter_map(Json::as_str), &ask);
     }
     let samples = chosen(&names, text("args"))?;
     let all = names.contains(&"all");

@@ -33,6 +33,8 @@ DTYPES = {
     torch.uint32: "u32",
     torch.uint64: "u64",
 }
+#: Dtypes by these names.
+DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 # No result depends on these, as propagation sees it.
 _WHERE = (torch.device, torch.Generator)
 

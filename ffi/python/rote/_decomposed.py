@@ -22,9 +22,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from ._decomposition_graphs import Graph, Node, Untraceable, decompositions_of, has_rule, traced
+from ._decomposition_graphs import Graph, Node, Untraceable, decompositions_of, traced
 from ._native import byref, c_int, check, lib
-from ._rules import name_of
+from ._rules import has_rule, is_meta, name_of
 
 Placements = tuple[Any, ...]
 # A tuple with the placements of each tensor of a graph; None where the graph has not come to the tensor yet.
@@ -103,7 +103,7 @@ class Decompositions:
     def state(self, schema: OpSchema) -> tuple[list[Strategy], list[TensorMeta | None], Any]:
         """The strategies for a schema, and the metas of the results, as a list and as the op returns them."""
         metas = self._propagator._propagate_tensor_meta_non_cached(schema)
-        results = [metas] if _is_meta(metas) else list(metas or ())
+        results = [metas] if is_meta(metas) else list(metas or ())
         return self.strategies(*_asked(schema)), results, metas
 
     def schema_holds(self, schema: OpSchema, placements: Sequence[Placements]) -> bool:
@@ -118,10 +118,10 @@ class Decompositions:
         if size is None or rank is None or size.at >= len(schema.args_schema):
             return None
         if size.dim is None:
-            result = metas if _is_meta(metas) else metas[0]
+            result = metas if is_meta(metas) else metas[0]
             adjusted: Any = list(_shard(result.shape, placements[0], mesh.shape, rank))
         else:
-            results = 1 if _is_meta(metas) else len(metas)
+            results = 1 if is_meta(metas) else len(metas)
             first = next(leaf for leaf in tree_leaves(schema.args_schema) if isinstance(leaf, DTensorSpec))
             adjusted = _shard(first.shape, placements[results], mesh.shape, rank)[size.dim]
         given = schema.args_schema[size.at]
@@ -163,7 +163,7 @@ class Decompositions:
     def _of(
         self, op: OpOverload, args: Any, kwargs: Any, device: str
     ) -> tuple[_Decomposed | None, dict[tuple[int, ...], list[Strategy]]]:
-        leaves, shape = tree_flatten((args, kwargs), is_leaf=_is_meta)
+        leaves, shape = tree_flatten((args, kwargs), is_leaf=is_meta)
         key = op, device, str(shape), tuple((type(leaf), _comparable(leaf)) for leaf in leaves)
         if key not in self._kept:
             if len(self._kept) >= _MOST_KEPT:
@@ -349,7 +349,7 @@ class _Decomposed:
                 shape = next(rest)
                 return TensorMeta(shape, _strides(shape, meta.stride), meta.dtype)
 
-            args, kwargs = tree_map_only(TensorMeta, local, (self.args, self.kwargs), is_leaf=_is_meta)
+            args, kwargs = tree_map_only(TensorMeta, local, (self.args, self.kwargs), is_leaf=is_meta)
             if self.size is not None and size is not None:
                 args[self.size.at] = size if isinstance(size, int) else list(size)
             try:
@@ -484,10 +484,6 @@ def _placements_in(found: Any) -> list[Placements | None]:
 
 def _first(placements: Placements | None) -> Any:
     return None if placements is None else placements[0]
-
-
-def _is_meta(leaf: Any) -> bool:
-    return isinstance(leaf, TensorMeta)
 
 
 __all__ = ["Decompositions", "is_pure", "name_of"]

@@ -15,8 +15,7 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ._native import error, lib
-from ._rules import name_of
+from ._rules import has_rule, is_meta, name_of
 
 #: How deep decompositions nest.
 _DEEPEST = 16
@@ -66,20 +65,6 @@ class Graph:
     """The inputs that no result depends on."""
 
 
-def has_rule(op: OpOverload) -> bool:
-    """Whether Rote has a rule for an op, of its own or by a decomposition of its own."""
-    found = _HAS_RULE.get(op)
-    if found is None:
-        answer = lib.rote_has_rule(name_of(op).encode())
-        if answer < 0:
-            raise RuntimeError(f"rote: {error()}")
-        found = _HAS_RULE[op] = bool(answer)
-    return found
-
-
-_HAS_RULE: dict[OpOverload, bool] = {}
-
-
 def decompositions_of(op: OpOverload) -> list[Callable[..., Any]]:
     """PyTorch's decompositions of an op: that of its table, and that of its own."""
     found = [decomposition_table[op]] if op in decomposition_table else []
@@ -109,7 +94,7 @@ def _traced(decomposition: Callable[..., Any], args: Any, kwargs: Any, device: s
             inputs.append(torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device))
             return inputs[-1]
 
-        fake_args, fake_kwargs = tree_map_only(TensorMeta, tensor, (args, kwargs), is_leaf=_is_meta)
+        fake_args, fake_kwargs = tree_map_only(TensorMeta, tensor, (args, kwargs), is_leaf=is_meta)
         tracer = _Tracer(inputs)
         try:
             with tracer:
@@ -138,11 +123,14 @@ class _Tracer(TorchDispatchMode):
         place = len(self.graph.metas)
         self.graph.metas.append(TensorMeta(tensor.shape, tensor.stride(), tensor.dtype))
         if id(tensor) not in self.places:
-            self.alive.append(tensor)
-            storage = tensor.untyped_storage()._cdata
-            self.sharing[storage] = self.sharing.get(storage, 0) + 1
+            self._hold(tensor)
         self.places[id(tensor)] = place
         return place
+
+    def _hold(self, tensor: Tensor) -> None:
+        self.alive.append(tensor)
+        storage = tensor.untyped_storage()._cdata
+        self.sharing[storage] = self.sharing.get(storage, 0) + 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -167,9 +155,7 @@ class _Tracer(TorchDispatchMode):
     def _alias(self, func: Any, args: Any) -> Any:
         made = func(*args)
         self.places[id(made)] = self._place(args[0])
-        self.alive.append(made)
-        storage = made.untyped_storage()._cdata
-        self.sharing[storage] = self.sharing.get(storage, 0) + 1
+        self._hold(made)
         return made
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -250,12 +236,8 @@ class _Tracer(TorchDispatchMode):
         return graph
 
 
-def _is_meta(leaf: Any) -> bool:
-    return isinstance(leaf, TensorMeta)
-
-
 def _is_value(leaf: Any) -> bool:
     return isinstance(leaf, Value)
 
 
-__all__ = ["Graph", "Node", "Untraceable", "Value", "decompositions_of", "has_rule", "traced"]
+__all__ = ["Graph", "Node", "Untraceable", "Value", "decompositions_of", "traced"]

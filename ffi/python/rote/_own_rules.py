@@ -17,12 +17,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ._arguments import DTYPES, written_meta, written_placement
+from ._arguments import DTYPES_BY_NAME, written_meta, written_placement
 from ._native import RuleCallback
-from ._rules import OWN, RuleError, comes_with_torch, function_of, name_of, strategies_of
+from ._rules import OWN, RuleError, comes_with_torch, function_of, is_meta, name_of, strategies_of
 from .propagation import decompositions
-
-_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Stating:
@@ -61,7 +59,7 @@ class Stating:
                 kwargs[formal.name] = arg
             else:
                 args.append(arg)
-            own = [leaf for leaf in tree_leaves(arg, _is_meta) if _is_meta(leaf)]
+            own = [leaf for leaf in tree_leaves(arg, is_meta) if is_meta(leaf)]
             if formal.alias_info is not None and formal.alias_info.is_write:
                 written += [(len(tensors) + at, _returned_as(op, formal, at)) for at in range(len(own))]
             tensors += own
@@ -108,10 +106,6 @@ def _is_own(op: OpOverload) -> bool:
     return op in OWN or not comes_with_torch(registered)
 
 
-def _is_meta(leaf: Any) -> bool:
-    return isinstance(leaf, TensorMeta)
-
-
 def _argument(asked: Any) -> Any:
     """An argument of a question, with a meta in the place of each tensor."""
     match asked:
@@ -122,7 +116,7 @@ def _argument(asked: Any) -> Any:
         case {"float": text}:
             return float(text)
         case {"dtype": text}:
-            return _DTYPES[text]
+            return DTYPES_BY_NAME[text]
         case list():
             return [_argument(item) for item in asked]
         case _:
@@ -133,7 +127,7 @@ def _meta(text: str) -> TensorMeta:
     """The meta of `f64[8,4]`, contiguous."""
     dtype, _, dims = text.removesuffix("]").partition("[")
     shape = [int(dim) for dim in dims.split(",") if dim]
-    like = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
+    like = torch.empty(shape, dtype=DTYPES_BY_NAME[dtype], device="meta")
     return TensorMeta(like.shape, like.stride(), like.dtype)
 
 
@@ -144,7 +138,7 @@ def _results(op: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> list[Te
         def tensor(meta: TensorMeta) -> torch.Tensor:
             return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
 
-        fake_args, fake_kwargs = tree_map_only(TensorMeta, tensor, (args, kwargs), _is_meta)
+        fake_args, fake_kwargs = tree_map_only(TensorMeta, tensor, (args, kwargs), is_meta)
         made = op(*fake_args, **fake_kwargs)
     results = made if isinstance(made, list | tuple) else [] if made is None else [made]
     if any(result is not None and not isinstance(result, torch.Tensor) for result in results):

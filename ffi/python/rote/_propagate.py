@@ -12,17 +12,15 @@ import torch
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, placement_types
-from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement
 
-from ._arguments import DTYPES, Written, written, written_meta, written_placements
+from ._arguments import DTYPES_BY_NAME, Written, written, written_meta, written_placements
 from ._native import error, lib
 from ._own_rules import Stating, overloads
 from ._rules import name_of
-
-_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+from ._specs import links_of
 
 
 @dataclass(frozen=True)
@@ -244,8 +242,7 @@ def _described(mesh: DeviceMesh) -> dict[str, Any]:
     """A mesh as a question has it, with what its links are said to cost."""
     names = mesh.mesh_dim_names or [f"d{dim}" for dim in range(mesh.ndim)]
     described: dict[str, Any] = {"mesh": ",".join(f"{n}={size}" for n, size in zip(names, mesh.shape, strict=True))}
-    links = MeshTopoInfo.build_from_mesh(mesh)
-    described["links"] = list(zip(links.mesh_dim_latency, links.mesh_dim_bandwidth, strict=True))
+    described["links"] = links_of(mesh)
     coordinate = mesh.get_coordinate()
     if coordinate is not None:
         described["coordinate"] = list(coordinate)
@@ -291,7 +288,7 @@ def _read(answer: dict[str, Any]) -> Propagation:
     inputs = tuple(
         Input(
             argument=each["argument"],
-            dtype=_DTYPES[each["dtype"]],
+            dtype=DTYPES_BY_NAME[each["dtype"]],
             shape=tuple(each["shape"]),
             strides=tuple(each["strides"]),
             before=_placements(each["from"]),
@@ -304,7 +301,7 @@ def _read(answer: dict[str, Any]) -> Propagation:
     )
     outputs = tuple(
         Output(
-            dtype=_DTYPES[each["dtype"]],
+            dtype=DTYPES_BY_NAME[each["dtype"]],
             shape=tuple(each["shape"]),
             strides=None if each["strides"] is None else tuple(each["strides"]),
             placements=_placements(each["placements"]),

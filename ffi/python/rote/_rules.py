@@ -43,13 +43,19 @@ def put(op: OpOverload, function: Strategies, replace: bool) -> None:
         raise ValueError(
             f"rote: {name_of(op)}: {_described(OWN[op])} is registered already; replace=True puts another in its place"
         )
-    has_rule = lib.rote_has_rule(name_of(op).encode())
-    if has_rule < 0:
-        raise RuntimeError(f"rote: {error()}")
-    if not replace and has_rule:
+    if not replace and has_rule(op):
         raise ValueError(f"rote: {name_of(op)}: Rote has a rule for this op; replace=True puts another in its place")
     OWN[op] = function
     cache_by_all_arguments(op)
+
+
+@functools.cache
+def has_rule(op: OpOverload) -> bool:
+    """Whether Rote has a rule for an op, of its own or by a decomposition of its own."""
+    answer = lib.rote_has_rule(name_of(op).encode())
+    if answer < 0:
+        raise RuntimeError(f"rote: {error()}")
+    return bool(answer)
 
 
 def remove(op: OpOverload) -> None:
@@ -113,14 +119,14 @@ def state(propagator: Any, schema: Any) -> tuple[list[tuple[Any, ...]], list[Ten
     op = schema.op
     args = tree_map_only(DTensorSpec, lambda spec: spec.tensor_meta, schema.args_schema)
     kwargs = tree_map_only(DTensorSpec, lambda spec: spec.tensor_meta, schema.kwargs_schema)
-    tensors = [leaf for leaf in tree_leaves((args, kwargs), _is_meta) if _is_meta(leaf)]
+    tensors = [leaf for leaf in tree_leaves((args, kwargs), is_meta) if is_meta(leaf)]
     function = function_of(op)
     if isinstance(function, str):
         return function
     if not _gives_tensors(op):
         return "a rule of the script's own, for an op with a result that is no tensor"
     metas = propagator._propagate_tensor_meta_non_cached(schema)
-    results = [metas] if _is_meta(metas) else list(metas or ())
+    results = [metas] if is_meta(metas) else list(metas or ())
     try:
         return strategies_of(op, function, args, kwargs, results, tensors), results, metas
     except RuleError as problem:
@@ -159,7 +165,8 @@ class _FromPyTorch:
         return self.func(self.op, args, kwargs)
 
 
-def _is_meta(leaf: Any) -> bool:
+def is_meta(leaf: Any) -> bool:
+    """Whether a leaf of arguments or results is the meta of a tensor."""
     return isinstance(leaf, TensorMeta)
 
 
@@ -222,6 +229,8 @@ __all__ = [
     "cache_by_all_arguments",
     "comes_with_torch",
     "function_of",
+    "has_rule",
+    "is_meta",
     "name_of",
     "put",
     "remove",

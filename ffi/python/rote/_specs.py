@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ._identity import by_identity
@@ -33,6 +34,12 @@ def _mesh_in_words(mesh: Any) -> str:
     if ranks != ",".join(map(str, range(mesh.mesh.numel()))):
         words += f" of ranks {ranks}"
     return words
+
+
+def links_of(mesh: Any) -> list[tuple[float, float]]:
+    """What DTensor estimates of the links of each mesh dim: microseconds per hop, and GiB per second."""
+    topology = MeshTopoInfo.build_from_mesh(mesh)
+    return list(zip(topology.mesh_dim_latency, topology.mesh_dim_bandwidth, strict=True))
 
 
 def spec_text(spec: Any) -> str:

@@ -20,7 +20,6 @@ import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtensor_spec, _op_schema, placement_types
 from torch.distributed.tensor import _sharding_prop as torchs
-from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.distributed.tensor._ops import _math_ops, single_dim_strategy
 
 from . import _rules
@@ -28,6 +27,7 @@ from ._agreement import AGREED
 from ._bridge import bridge
 from ._decomposed import Decompositions
 from ._native import c_uint32, c_void_p, error, lib
+from ._specs import links_of
 
 Policy = Literal["same", "best"]
 
@@ -77,9 +77,7 @@ class _Propagators:
         coordinate = mesh.get_coordinate()
         if coordinate is None:
             return 0
-        topology = MeshTopoInfo.build_from_mesh(mesh)
-        pairs = zip(topology.mesh_dim_latency, topology.mesh_dim_bandwidth, strict=True)
-        links = [number for pair in pairs for number in pair]
+        links = [number for link in links_of(mesh) for number in link]
         return self.new(mesh, coordinate, (ctypes.c_double * len(links))(*links))
 
     def without_links(self, mesh: Any) -> int:
