@@ -76,7 +76,7 @@ check: lint
 	ROTE_PASSES=default $(PYTEST) -q $(KEPT) $(HELD)
 
 test: setup
-	cargo test --workspace
+	ROTE_LIBRARY=$(abspath $(TARGET))/release/librote.so cargo test --workspace
 	$(PYTEST) tests/torch
 
 # Every pass that keeps bits by itself, over all that holds whatever the passes

@@ -23,9 +23,12 @@ pub fn program(source: &str, flags: &[&str], made: &Path) {
         .succeeds();
 }
 
-/// The library, built as this test was.
+/// The library that `ROTE_LIBRARY` names (`make test` has just built one), or else one built as this test was.
 pub fn library() -> &'static Path {
     static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| {
+        if let Some(named) = std::env::var_os("ROTE_LIBRARY") {
+            return PathBuf::from(named);
+        }
         let mut cargo = Command::new(env!("CARGO"));
         cargo
             .args(["build", "--package", "rote-ffi", "--lib"])
@@ -73,8 +76,9 @@ impl Succeeds for Command {
             .output()
             .unwrap_or_else(|error| panic!("{} does not run: {error}", name(&program)));
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (out, err) = (text(&stdout), text(&stderr));
-        assert!(status.success(), "{}: {status}\n{out}{err}", name(&program));
+        let out = text(&stdout);
+        let said = || text(&stderr) + &out;
+        assert!(status.success(), "{}: {status}\n{}", name(&program), said());
         out
     }
 }
