@@ -619,6 +619,8 @@ typedef struct RoteQuestion {
     const struct RoteSpec *tensors;
     // The rule to answer by, whatever rule Rote has for the op; null: Rote's rule.
     const struct RoteStatedRule *rule;
+    // Whether Rote's rule passes no partials but sums from a tensor to a result: others are reduced before the op.
+    uint8_t sums_only;
     // Number of arguments.
     uint32_t nargs;
     // Number of tensors.

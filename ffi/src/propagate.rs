@@ -8,7 +8,7 @@ use rote::plans::{DType, ReduceOp};
 use rote::propagation::{
     Arg, Link, LocalArgs, MEMORY_FORMATS, Mesh, PartialOp, Placement, Propagation, Query, Rule,
     Spec, TensorMeta, Topology, contiguous, local_args, local_meta, output_strides, propagate,
-    propagate_by,
+    propagate_by, propagate_passing_sums,
     rule::{Need, Slot},
     standard_rules, stated,
 };
@@ -185,6 +185,7 @@ pub unsafe extern "C" fn rote_propagate(
         let rules = standard_rules()?;
         // SAFETY: as above.
         let found = match unsafe { asked.rule.as_ref() } {
+            None if asked.sums_only != 0 => propagate_passing_sums(rules, &query, mesh, topology)?,
             None => propagate(rules, &query, mesh, topology)?,
             Some(stated) => {
                 // SAFETY: as above.

@@ -94,7 +94,9 @@ pub use redistribute::{Step, plan};
 pub use registry::{OwnRule, Registry};
 pub use rule::{Arg, Query, Rule};
 pub use schema::MEMORY_FORMATS;
-pub use search::{Input, Propagation, propagate, propagate_by, standard_rules};
+pub use search::{
+    Input, Propagation, propagate, propagate_by, propagate_passing_sums, standard_rules,
+};
 pub use sharding::{Sharding, ShardingId, register_sharding};
 pub use spec::{Mesh, Spec, TensorMeta, parse_placements, partition_spec, written};
 pub use strategies::{Claims, claims};

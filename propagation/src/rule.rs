@@ -375,6 +375,21 @@ impl Rule {
         self.slots.extend(more);
     }
 
+    /// Leaves out the strategies that pass a partial other than a sum from an input to an
+    /// output.
+    pub(super) fn pass_only_sums(&mut self) {
+        let (width, outputs) = (self.width.max(1), self.outputs.len());
+        let is_other = |slot: &Slot| match slot {
+            Slot::Fixed(Placement::Partial(op)) => *op != PartialOp::Sum,
+            _ => false,
+        };
+        let strategies = self.slots.chunks_exact(width).filter(|strategy| {
+            let (o, i) = strategy.split_at(outputs);
+            !(o.iter().any(is_other) && i.iter().any(is_other))
+        });
+        self.slots = strategies.flatten().copied().collect();
+    }
+
     /// The strategies, each with the outputs' slots first.
     pub fn strategies(&self) -> impl Iterator<Item = (&[Slot], &[Slot])> {
         let outputs = self.outputs.len();

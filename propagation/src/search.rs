@@ -235,6 +235,26 @@ pub fn propagate(
     run(query, &checked, mesh, topology, Effort::FULL)
 }
 
+/// The same, where partials other than sums are reduced before the op instead of passing
+/// through it. Ops on lists pass them all the same.
+///
+/// # Errors
+///
+/// An error that names op, argument, expected and found.
+pub fn propagate_passing_sums(
+    rules: &Registry,
+    query: &Query<'_>,
+    mesh: &Mesh,
+    topology: &Topology,
+) -> Result<Propagation, PropagationError> {
+    if Each::of(query.op, rules).is_some() {
+        return propagate(rules, query, mesh, topology);
+    }
+    let mut checked = check(rules, query, mesh)?;
+    checked.rule.pass_only_sums();
+    run(query, &checked, mesh, topology, Effort::FULL)
+}
+
 /// The same by a rule of the caller's own, whatever rule the op has.
 ///
 /// # Errors

@@ -262,6 +262,7 @@ struct Question {
   const Arg *args;  // arguments in the order of the op's schema; those at the end that have their defaults may be left out. A tensor is a `ROTE_ARG_INPUT`, `i` is its place among `tensors`; a list of tensors is a `ROTE_ARG_INPUTS`
   const Spec *tensors;  // the tensors among the arguments, in the order of the arguments
   const StatedRule *rule;  // the rule to answer by, whatever rule Rote has for the op; null: Rote's rule
+  uint8_t sums_only;  // whether Rote's rule passes no partials but sums from a tensor to a result: others are reduced before the op
   uint32_t nargs;  // number of arguments
   uint32_t ntensors;  // number of tensors
 };

@@ -467,6 +467,8 @@ class Answers {
     question.nargs = static_cast<uint32_t>(asked_.args.size());
     question.tensors = asked_.tensors.data();
     question.ntensors = static_cast<uint32_t>(asked_.tensors.size());
+    // DTensor reduces most other partials, so that a script may write in place what follows; a partial it could not.
+    question.sums_only = agreement_.is_none();
     Stated stated;
     if (is_stated) {
       state(is_decomposed ? decompositions_.attr("state") : state_, schema, stated);
@@ -649,8 +651,7 @@ class Answers {
     return false;
   }
 
-  // Whether a partial that is no sum passes through the op. DTensor reduces most of these, so that a script may write in
-  // place what follows; a partial it could not.
+  // Whether a partial that is no sum passes through the op.
   bool passes_other_partials(const Answer& answer) const {
     for (size_t m = 0; m < asked_.mesh->dims(); ++m) {
       bool taken = false, given = false;

@@ -99,6 +99,8 @@ pub struct Question {
     pub tensors: *const Spec,
     /// The rule to answer by, whatever rule Rote has for the op; null: Rote's rule.
     pub rule: *const StatedRule,
+    /// Whether Rote's rule passes no partials but sums from a tensor to a result: others are reduced before the op.
+    pub sums_only: u8,
     /// Number of arguments.
     pub nargs: u32,
     /// Number of tensors.

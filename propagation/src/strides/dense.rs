@@ -81,6 +81,27 @@ pub(super) fn is_channels_last(shape: &[u64], strides: &[i64], ndim: usize) -> b
         })
 }
 
+/// Whether `Tensor.suggest_memory_format()` is that of channels last, of a tensor of 4 or 5
+/// dims (`is_channels_last_strides_2d` in `c10/core/MemoryFormat.h`).
+pub(super) fn suggests_channels_last(shape: &[u64], strides: &[i64]) -> bool {
+    let ndim = shape.len();
+    let mut least = 0;
+    let inner_first = std::iter::once(1).chain((2..ndim).rev()).chain([0]);
+    (4..=5).contains(&ndim)
+        && strides[1] != 0
+        && inner_first.into_iter().all(|dim| {
+            let stride = strides[dim];
+            // Contiguous N11W and channels last look the same but for this.
+            let fits = shape[dim] != 0 && stride >= least && !(dim == 0 && least == strides[1]);
+            least = if stride > 1 {
+                stride * shape[dim] as i64
+            } else {
+                stride
+            };
+            fits
+        })
+}
+
 /// Whether each element has a place of its own and no place is unused.
 pub(super) fn is_dense(shape: &[u64], strides: &[i64]) -> bool {
     if is_contiguous(shape, strides) {

@@ -15,9 +15,9 @@ use super::{Call, Tensor, dense};
 pub(super) enum Kind {
     /// A new tensor.
     New,
-    /// A new tensor of two operands, both of which count also if one of them is
-    /// broadcast.
-    Both,
+    /// A new tensor, made by `TensorIterator` or a reference that sorts as it does, so that
+    /// operands in different orders have an answer too.
+    Ordered,
     /// The first operand, as it lies.
     Same,
     /// A copy of the first operand, or the operand itself.
@@ -26,17 +26,23 @@ pub(super) enum Kind {
     Unknown,
 }
 
-/// Ops that do not make a new tensor in the order of all their operands.
-const OTHERS: &[(&str, Kind)] = &[
-    ("aten::_conj", Kind::Same),
-    ("aten::positive", Kind::Same),
-    ("aten::conj_physical", Kind::Copy),
-    ("aten::copy", Kind::Copy),
-    ("aten::mvlgamma", Kind::Unknown),
-    ("aten::add.Tensor", Kind::Both),
-    ("aten::sub.Tensor", Kind::Both),
-    ("aten::mul.Tensor", Kind::Both),
-    ("aten::div.Tensor", Kind::Both),
+/// Ops that are no plain [`Kind::New`].
+#[rustfmt::skip]
+const OTHERS: &[(Kind, &[&str])] = &[
+    (Kind::Same, &["aten::_conj", "aten::positive"]),
+    (Kind::Copy, &["aten::conj_physical", "aten::copy"]),
+    (Kind::Unknown, &["aten::mvlgamma"]),
+    (Kind::Ordered, &[
+        "aten::add.Tensor", "aten::sub.Tensor", "aten::mul.Tensor", "aten::div.Tensor",
+        "aten::maximum", "aten::minimum", "aten::pow.Tensor_Tensor", "aten::where.self",
+        "aten::eq.Tensor", "aten::ne.Tensor", "aten::lt.Tensor", "aten::le.Tensor",
+        "aten::gt.Tensor", "aten::ge.Tensor", "aten::bitwise_and.Tensor",
+        "aten::bitwise_or.Tensor", "aten::bitwise_xor.Tensor", "aten::remainder.Tensor",
+        "aten::fmod.Tensor", "aten::atan2", "aten::addcmul", "aten::addcdiv",
+        "aten::lerp.Scalar", "aten::lerp.Tensor", "aten::clamp_min.Tensor",
+        "aten::clamp_max.Tensor", "aten::gelu_backward", "aten::silu_backward",
+        "aten::sigmoid_backward", "aten::tanh_backward",
+    ]),
 ];
 
 /// More tensors than any element-wise op takes.
@@ -44,8 +50,8 @@ const MAX_OPERANDS: usize = 8;
 
 /// The kind of an element-wise op.
 pub(super) fn kind(op: &str) -> Kind {
-    let other = OTHERS.iter().find(|row| row.0 == op);
-    other.map_or(Kind::New, |row| row.1)
+    let other = OTHERS.iter().find(|(_, ops)| ops.contains(&op));
+    other.map_or(Kind::New, |(kind, _)| *kind)
 }
 
 pub(super) fn strides(kind: Kind, call: &Call<'_>, output: usize) -> Option<Vec<i64>> {
@@ -58,7 +64,7 @@ pub(super) fn strides(kind: Kind, call: &Call<'_>, output: usize) -> Option<Vec<
     }
     let operands = &operands[..count];
     match kind {
-        Kind::New | Kind::Both => of(shape, operands, kind),
+        Kind::New | Kind::Ordered => of(shape, operands, kind),
         Kind::Same => Some(operands.first()?.strides.to_vec()),
         Kind::Copy => {
             let first = operands.first()?;
@@ -91,20 +97,54 @@ fn of(shape: &[u64], operands: &[Tensor<'_>], kind: Kind) -> Option<Vec<i64>> {
     // In another order, the operands of the whole shape decide about each pair of
     // dims. Some ops take the order of one operand alone, which must be whole.
     let whole = |o: &&Tensor<'_>| o.shape == shape;
-    let parts = usize::from(kind == Kind::Both);
-    if shape.iter().any(|size| *size < 2) || operands().filter(|o| !whole(o)).count() > parts {
+    if shape.iter().any(|size| *size < 2) {
         return None;
     }
-    let first = operands().find(whole)?;
+    if kind == Kind::Ordered {
+        return ordered(shape, operands());
+    }
+    if operands().any(|o| !whole(&o)) {
+        return None;
+    }
+    let first = operands().next()?;
     let order = dense::sorted(ndim, |a, b| compare(first, shape, a as u8, b as u8));
     let agree = |o: &Tensor<'_>| {
         pairs(ndim).all(|(p, q)| {
             let strides = (stride(o, shape, order[p]), stride(o, shape, order[q]));
-            let broadcast = o.shape != shape && (strides.0 == 0 || strides.1 == 0);
-            broadcast || 0 < strides.0 && strides.0 < strides.1
+            0 < strides.0 && strides.0 < strides.1
         })
     };
     operands().all(agree).then(|| dense::packed(shape, &order))
+}
+
+/// The strides of a new tensor of this shape, no size of which is below 2: the first
+/// operand that is not broadcast in either of two dims decides which of them lies outside.
+///
+/// Operands whose elements may overlap, and those of which none has the whole shape, are
+/// copied first by some ops.
+fn ordered<'a>(
+    shape: &[u64],
+    operands: impl Iterator<Item = &'a Tensor<'a>> + Clone,
+) -> Option<Vec<i64>> {
+    let ndim = shape.len();
+    let dims = |o: &Tensor<'_>| ndim - o.shape.len()..ndim;
+    let is_apart = |o: &Tensor<'_>| {
+        let mut own = dims(o).filter(|dim| o.shape[dim + o.shape.len() - ndim] != 1);
+        own.all(|a| {
+            let at = |dim: usize| stride(o, shape, dim as u8);
+            at(a) > 0 && dims(o).all(|b| a == b || at(a) != at(b))
+        })
+    };
+    if !operands.clone().all(is_apart) || !operands.clone().any(|o| o.shape == shape) {
+        return None;
+    }
+    let order = dense::sorted(ndim, |a, b| {
+        let mut found = operands
+            .clone()
+            .map(|o| compare(o, shape, a as u8, b as u8));
+        found.find(|found| *found != 0).unwrap_or(0)
+    });
+    Some(dense::packed(shape, &order))
 }
 
 /// The strides of an output of an op on lists, which is made of the entries of

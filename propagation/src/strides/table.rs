@@ -11,6 +11,8 @@ pub(super) enum Kind {
     /// Outputs with elements are contiguous if the inputs are; in other strides
     /// they are not stated.
     Plain,
+    /// The tensors of a list, joined: contiguous, or channels last if all of them are.
+    Joined,
     /// Outputs lie as a copy of the tensor at a position.
     Like(usize),
 }
@@ -88,7 +90,7 @@ pub(super) const OPS: &[(Kind, &[&str])] = &[
     ]),
     // Pieces, triangles, order, linear algebra, optimizers.
     (Kind::Plain, &[
-        "aten::cat", "aten::stack", "aten::split_with_sizes_copy", "aten::flip", "aten::roll",
+        "aten::stack", "aten::split_with_sizes_copy", "aten::flip", "aten::roll",
         "aten::tril", "aten::triu", "aten::diag_embed", "aten::diagonal_scatter",
         "aten::select_scatter", "aten::slice_scatter", "aten::sort", "aten::sort.stable",
         "aten::index.Tensor", "aten::index_put", "aten::index_fill.int_Scalar",
@@ -98,6 +100,7 @@ pub(super) const OPS: &[(Kind, &[&str])] = &[
         "aten::_fused_adam.tensor_lr", "aten::_fused_adamw", "aten::_fused_adamw.tensor_lr",
         "aten::_fused_sgd", "aten::_fused_sgd.tensor_lr",
     ]),
+    (Kind::Joined, &["aten::cat"]),
     (Kind::Like(0), &[
         "aten::normal_functional", "prims::convert_element_type", "prims::conj_physical",
     ]),
@@ -113,6 +116,16 @@ pub(super) fn strides(kind: Kind, call: &Call<'_>, output: usize) -> Option<Vec<
             let mut inputs = call.tensors();
             let plain = inputs.all(|t| t.is_some_and(|t| dense::is_plain(t.shape, t.strides)));
             (plain && filled()).then(|| dense::contiguous(shape))
+        }
+        Kind::Joined => {
+            let has_channels = shape.len() == 4 || shape.len() == 5;
+            let mut inputs = call.tensors();
+            let lies_so = |t: super::Tensor<'_>| dense::suggests_channels_last(t.shape, t.strides);
+            let last = has_channels && inputs.all(|t| t.is_some_and(lies_so));
+            Some(match last {
+                true => dense::channels_last(shape),
+                false => dense::contiguous(shape),
+            })
         }
         Kind::Like(at) => {
             let tensor = call.tensor(at).filter(|t| t.shape == shape)?;
