@@ -9,6 +9,8 @@ pub(super) enum Kind {
     /// A copy of the first tensor as it lies, or in the memory format at a
     /// position.
     Copy(usize),
+    /// The same, where a step in between may give other strides to dims of size 1.
+    Converted(usize),
     /// A new tensor in the order of the first one's dims, or in the memory format
     /// at a position.
     Like(usize),
@@ -31,7 +33,7 @@ pub(super) const OPS: &[(&str, Kind)] = &[
     ("aten::randn_like", Kind::Like(5)),
     ("aten::randint_like", Kind::Like(6)),
     ("aten::randint_like.low_dtype", Kind::Like(7)),
-    ("aten::_to_copy", Kind::Copy(6)),
+    ("aten::_to_copy", Kind::Converted(6)),
     ("aten::empty.memory_format", Kind::New(5)),
     ("aten::new_empty_strided", Kind::Given(2)),
     ("aten::contiguous", Kind::Contiguous(1)),
@@ -78,11 +80,14 @@ impl Format {
 pub(super) fn strides(kind: Kind, call: &Call<'_>, output: usize) -> Option<Vec<i64>> {
     let shape = call.shape(output)?;
     match kind {
-        Kind::Copy(at) | Kind::Like(at) => {
+        Kind::Copy(at) | Kind::Converted(at) | Kind::Like(at) => {
             let input = call.tensor(0)?;
+            let copy = || dense::like(input.shape, input.strides);
+            let sorted = || dense::empty_like(input.shape, input.strides);
             match (Format::at(call, at, Format::Preserve)?, kind) {
-                (Format::Preserve, Kind::Copy(_)) => Some(dense::like(input.shape, input.strides)),
-                (Format::Preserve, _) => Some(dense::empty_like(input.shape, input.strides)),
+                (Format::Preserve, Kind::Copy(_)) => Some(copy()),
+                (Format::Preserve, Kind::Converted(_)) => Some(copy()).filter(|c| *c == sorted()),
+                (Format::Preserve, _) => Some(sorted()),
                 (format, _) => format.strides(shape),
             }
         }

@@ -62,7 +62,11 @@ pub(super) fn strides(kind: Kind, call: &Call<'_>, output: usize) -> Option<Vec<
         *operands.get_mut(count)? = tensor?;
         count += 1;
     }
-    let operands = &operands[..count];
+    made(kind, shape, &operands[..count])
+}
+
+/// The strides of an output of this shape.
+fn made(kind: Kind, shape: &[u64], operands: &[Tensor<'_>]) -> Option<Vec<i64>> {
     match kind {
         Kind::New | Kind::Ordered => of(shape, operands, kind),
         Kind::Same => Some(operands.first()?.strides.to_vec()),
@@ -163,7 +167,11 @@ pub(super) fn of_entry(call: &Call<'_>, entry: usize) -> Option<Vec<i64>> {
         *operands.get_mut(count)? = call.tensors_at(at).nth(place)??;
         count += 1;
     }
-    of(shape, &operands[..count], Kind::New)
+    let kind = match call.query.op {
+        "aten::_foreach_clone" => Kind::Copy,
+        _ => Kind::New,
+    };
+    made(kind, shape, &operands[..count])
 }
 
 /// Pairs of places in an order, the first inside the second.

@@ -6,8 +6,11 @@ use super::{Call, dense};
 pub(super) enum Kind {
     /// All outputs are contiguous.
     Contiguous,
-    /// Outputs with elements are contiguous.
+    /// Outputs with elements are contiguous, unless dims of size 1 have strides of their own:
+    /// what is reduced over these alone may keep them.
     Filled,
+    /// Contiguous if rows fill multiples of 16 bytes, to which they are padded.
+    Rows,
     /// Outputs with elements are contiguous if the inputs are; in other strides
     /// they are not stated.
     Plain,
@@ -22,9 +25,8 @@ pub(super) const OPS: &[(Kind, &[&str])] = &[
     // Products, reads and writes by index, scans, factories.
     (Kind::Contiguous, &[
         "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::dot", "aten::mv",
-        "aten::addmv", "aten::vdot", "aten::addbmm", "aten::addr", "aten::_grouped_mm",
-        "aten::_scaled_mm", "aten::_foreach_mm", "aten::gather", "aten::index_add",
-        "aten::index_copy", "aten::index_reduce", "aten::index_select", "aten::scatter.src",
+        "aten::addmv", "aten::vdot", "aten::addbmm", "aten::_scaled_mm", "aten::_foreach_mm", "aten::gather",
+        "aten::index_select", "aten::scatter.src",
         "aten::scatter.value", "aten::scatter_add", "aten::scatter_reduce.two", "aten::embedding",
         "aten::embedding_dense_backward", "aten::_softmax", "aten::_safe_softmax", "aten::cumsum",
         "aten::cumprod", "aten::cummax", "aten::cummin", "aten::logcumsumexp", "aten::topk",
@@ -35,6 +37,7 @@ pub(super) const OPS: &[(Kind, &[&str])] = &[
         "aten::new_empty", "aten::new_full", "aten::new_ones", "aten::zeros", "aten::ones",
         "aten::full", "aten::eye",
     ]),
+    (Kind::Filled, &["aten::index_add", "aten::index_reduce"]),
     // Reductions. Of some without elements, the kept dims have strides of 0.
     (Kind::Filled, &[
         "aten::sum", "aten::sum.dim_IntList", "aten::nansum", "aten::prod", "aten::prod.dim_int",
@@ -93,13 +96,14 @@ pub(super) const OPS: &[(Kind, &[&str])] = &[
         "aten::stack", "aten::split_with_sizes_copy", "aten::flip", "aten::roll",
         "aten::tril", "aten::triu", "aten::diag_embed", "aten::diagonal_scatter",
         "aten::select_scatter", "aten::slice_scatter", "aten::sort", "aten::sort.stable",
-        "aten::index.Tensor", "aten::index_put", "aten::index_fill.int_Scalar",
+        "aten::addr", "aten::index.Tensor", "aten::index_copy", "aten::index_put", "aten::index_fill.int_Scalar",
         "aten::index_fill.int_Tensor", "aten::view.dtype", "aten::to.dtype",
         "aten::linalg_cross", "aten::linalg_lu", "aten::linalg_matrix_exp",
         "aten::linalg_pinv.atol_rtol_tensor", "aten::lu_unpack", "aten::_fused_adam",
         "aten::_fused_adam.tensor_lr", "aten::_fused_adamw", "aten::_fused_adamw.tensor_lr",
         "aten::_fused_sgd", "aten::_fused_sgd.tensor_lr",
     ]),
+    (Kind::Rows, &["aten::_grouped_mm"]),
     (Kind::Joined, &["aten::cat"]),
     (Kind::Like(0), &[
         "aten::normal_functional", "prims::convert_element_type", "prims::conj_physical",
@@ -111,7 +115,17 @@ pub(super) fn strides(kind: Kind, call: &Call<'_>, output: usize) -> Option<Vec<
     let filled = || shape.len() < 2 || !shape.contains(&0);
     match kind {
         Kind::Contiguous => Some(dense::contiguous(shape)),
-        Kind::Filled => filled().then(|| dense::contiguous(shape)),
+        Kind::Filled => {
+            let is_usual =
+                |t: super::Tensor<'_>| !t.shape.contains(&1) || dense::is_plain(t.shape, t.strides);
+            let usual = call.tensors().all(|t| t.is_some_and(is_usual));
+            (usual && filled()).then(|| dense::contiguous(shape))
+        }
+        Kind::Rows => {
+            let meta = call.outputs[output].meta.as_ref()?;
+            let row = meta.shape.last()? * meta.dtype.bytes()?;
+            (row % 16 == 0 && filled()).then(|| dense::contiguous(shape))
+        }
         Kind::Plain => {
             let mut inputs = call.tensors();
             let plain = inputs.all(|t| t.is_some_and(|t| dense::is_plain(t.shape, t.strides)));
