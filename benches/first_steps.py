@@ -169,7 +169,10 @@ def main() -> None:
             theirs = theirs or row["first_s"]
             ratio = "" if way == "DTensor" else f"{theirs / row['first_s']:.1f}x"
             asked = row.get("answered", 0) + row.get("handed_on", 0)
-            said = f"{row['answered']} of {asked} answered, {row['us'] / asked:.0f} us each, {row['us_again']:.0f} again" if asked else ""
+            said = ""
+            if asked:
+                each = f"{row['us'] / asked:.0f} us each, {row['us_again']:.0f} again"
+                said = f"{row['answered']} of {asked} answered, {each}"
             times = f"{text(row['first_s']):>11} {text(row['later_s']):>11} {ratio:>7}"
             print(f"{mesh:<9} {way:<11} {times} {row['sent'] / 1e6:>6.2f} MB  {said}", flush=True)
     if given.out is not None:

@@ -10,6 +10,7 @@ import inspect
 import itertools
 import random
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 import rote.propagation
 import test_equality
 import torch
+import torch.distributed as dist
 from extent import EVERYTHING, SEED
 from models import mesh
 from oracle import Run, Script, check_replayed, check_same, eager, run, run_eager
@@ -230,6 +232,37 @@ def test_what_is_answered_is_counted() -> None:
     assert stats.answered == 1, stats
     assert not stats.handed_on
     assert stats.microseconds > 0
+
+
+@pytest.mark.ranks(2)
+def test_a_wrong_choice_of_dtensors_is_warned_of_once() -> None:
+    """DTensor reads the summand of this rank as if it were the sum."""
+    half = DTensor.from_local(torch.ones(()), mesh(2), [Partial()], run_check=False)
+    with rote.propagation.install("same"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read = [half.item() for _ in range(2)]
+        other = (half + half, half * 2)
+        stats = rote.propagation.stats()
+    assert read == [1.0, 1.0]
+    assert all(one.full_tensor() == 4 for one in other)
+    said = [str(one.message) for one in caught if "rote" in str(one.message)]
+    assert len(said) == 1 and "aten::_local_scalar_dense on P(sum)" in said[0] and f"{__file__}:" in said[0], said
+    assert list(stats.refuted) == ["aten::_local_scalar_dense on P(sum)"] and "wrong by Rote's rules" in str(stats)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("reduction", ["avg", "max"])
+def test_the_best_reduces_other_partials_first(reduction: str) -> None:
+    """So that the script may write in place what follows."""
+    on = mesh(2)
+    part = torch.arange(6.0).reshape(2, 3) + dist.get_rank()
+    x = DTensor.from_local(part, on, [Partial(reduction)], run_check=False)
+    with rote.propagation.install("best"):
+        made = (-x + 1).mul_(x.full_tensor())
+        stats = rote.propagation.stats()
+    assert not any(one.is_partial() for one in made.placements) and not stats.handed_on, (made, stats)
+    whole = x.full_tensor()
+    assert torch.equal(made.full_tensor(), (1 - whole) * whole)
 
 
 @pytest.mark.ranks(2)

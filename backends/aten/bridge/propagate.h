@@ -60,7 +60,7 @@ inline uint32_t kind_of_answer(bool moves, bool strided, bool several_dims, bool
 }
 // The kind of answers that may differ from DTensor's whatever was compared: they move tensors where moving others costs
 // about the same, or in several steps; they keep a partial of some tensors only, and are no products; a list of dims is
-// empty; a view is of strides that decide nothing.
+// empty; a view is of strides that decide nothing, or joins or takes apart dims that several mesh dims split.
 constexpr uint32_t kNeverAgreed = 128;
 
 class Answers {
@@ -489,7 +489,7 @@ class Answers {
     if (!is_decomposed && (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg)))
       throw HandedOn{"the arguments of the local op differ"};
     kind_ = (answer.moved > 0 && answer.tied) || moves_far(answer) || has_no_dims() || (!op.is_product && mixes_partials(answer)) ||
-                    (op.shape_arg >= 0 && has_odd_strides())
+                    (op.shape_arg >= 0 && (has_odd_strides() || splits_otherwise(answer)))
                 ? kNeverAgreed
                 : kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims() > 1, is_uneven(answer),
                                  has_other_partials(), chunks(answer), splits_twice(answer));
@@ -604,6 +604,22 @@ class Answers {
       if (twice(asked_.tensors[i].placements) || twice(answer.inputs + i * dims)) return true;
     return std::any_of(answer.outputs, answer.outputs + answer.noutputs,
                        [&twice](const Spec& output) { return twice(output.placements); });
+  }
+
+  // Whether a view joins dims that several mesh dims split, or takes such dims apart.
+  bool splits_otherwise(const Answer& answer) const {
+    const size_t dims = asked_.mesh->dims();
+    const auto is_strided = [dims](const Placement* placements) {
+      return std::any_of(placements, placements + dims, [](const Placement& one) { return one.kind == kStridedShard; });
+    };
+    const Placement* before = answer.inputs;
+    return std::any_of(answer.outputs, answer.outputs + answer.noutputs, [&](const Spec& output) {
+      const Placement* after = output.placements;
+      for (size_t m = 0; m < dims; ++m)
+        for (size_t other = 0; other < m; ++other)
+          if (splits_same_dim(before[m], before[other]) != splits_same_dim(after[m], after[other])) return true;
+      return is_strided(before) != is_strided(after);
+    });
   }
 
   static bool splits_same_dim(const Placement& one, const Placement& other) {

@@ -27,6 +27,7 @@ from ._agreement import AGREED
 from ._bridge import bridge
 from ._decomposed import Decompositions
 from ._native import c_uint32, c_void_p, error, lib
+from ._refuted import Refuted
 from ._specs import links_of
 
 Policy = Literal["same", "best"]
@@ -46,6 +47,9 @@ class Stats:
     """Answers about ops without a rule, by PyTorch's decomposition, by op."""
     handed_on: dict[tuple[str, str], int] = field(default_factory=dict)
     """Questions that DTensor had to answer itself, by op and reason."""
+    refuted: dict[str, int] = field(default_factory=dict)
+    """Answers of DTensor's by which an op gives another result than on whole tensors, as Rote's rules say; with policy
+    `"same"`. Rote warns of each once."""
 
     def __str__(self) -> str:
         total = sum(self.handed_on.values())
@@ -59,6 +63,9 @@ class Stats:
         if self.decomposed:
             lines.append(f"{sum(self.decomposed.values())} answers by PyTorch's decompositions")
             lines += [f"  {count:>5}  {op}" for op, count in _most(self.decomposed)]
+        if self.refuted:
+            lines.append(f"{sum(self.refuted.values())} answers of DTensor's that are wrong by Rote's rules")
+            lines += [f"  {count:>5}  {what}" for what, count in _most(self.refuted)]
         return "\n".join(lines)
 
 
@@ -111,19 +118,27 @@ class _Installed:
         self.propagators = _Propagators()
         self.keyed: set[OpOverload] = set()
         self.decompositions = decompositions() if policy == "best" else None
-        self.answers = _answers(
+        agreed = None if policy == "best" else _agreed()
+        self.answers = self.made(agreed, own_rules)
+        self.judge = self.made(None, own_rules)
+        self.refuted = Refuted(self.judge.answer)
+        self.before = self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding
+        look = self.refuted.look if policy == "same" else None
+        self.answer = _answering(self.answers.answer, self.before[0], look)
+        self.cached = torchs.LocalLRUCache(self.answer)
+
+    def made(self, agreed: dict[str, int] | None, own_rules: dict[OpOverload, _rules.Strategies]) -> Any:
+        """What answers questions: those of the kinds in `agreed`, or all."""
+        return _answers(
             self.propagator,
             DTensor._op_dispatcher._custom_op_handlers,
             self.propagators.of_mesh,
             self.registered,
-            None if policy == "best" else _agreed(),
+            agreed,
             own_rules,
             self.state,
             self.decompositions,
         )
-        self.before = self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding
-        self.answer = _answering(self.answers.answer, self.before[0])
-        self.cached = torchs.LocalLRUCache(self.answer)
 
     def put(self) -> None:
         """From now on DTensor asks Rote."""
@@ -147,6 +162,7 @@ class _Installed:
 
     def free(self) -> None:
         self.answers.close()
+        self.judge.close()
         self.propagators.free()
 
     def key(self, op: OpOverload) -> None:
@@ -218,10 +234,17 @@ def _agreed() -> dict[str, int]:
     return AGREED.get(version, {})
 
 
-def _answering(ask: Callable[[Any], Any], otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _answering(
+    ask: Callable[[Any], Any], otherwise: Callable[[Any], Any], look: Callable[[Any, Any], None] | None
+) -> Callable[[Any], Any]:
     def propagate_op_sharding_non_cached(op_schema: Any) -> Any:
         answer = ask(op_schema)
-        return otherwise(op_schema) if answer is None else answer
+        if answer is not None:
+            return answer
+        answer = otherwise(op_schema)
+        if look is not None:
+            look(op_schema, answer)
+        return answer
 
     return propagate_op_sharding_non_cached
 
@@ -387,7 +410,7 @@ def stats() -> Stats:
     if installed is None:
         return _last
     answered, nanoseconds, strides, decomposed, handed_on = installed.answers.stats()
-    return Stats(answered, nanoseconds / 1e3, strides, decomposed, handed_on)
+    return Stats(answered, nanoseconds / 1e3, strides, decomposed, handed_on, dict(installed.refuted.found))
 
 
 __all__ = ["Stats", "install", "register", "stats", "uninstall", "unregister"]
