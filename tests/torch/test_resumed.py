@@ -240,7 +240,7 @@ def test_a_step_that_takes_its_batch_apart(monkeypatch: pytest.MonkeyPatch) -> N
     rubbish: list[Any] = []
 
     def script(capture: Capture) -> Calls:
-        for _ in range(20):
+        for _ in range(5):
             step = capture(apart)
             for call in range(3):
                 yield step({"x": x_of(call), "labels": x_of(2), "text": "a" * call, "more": [Plain()]})
