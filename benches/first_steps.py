@@ -9,6 +9,9 @@ first step asks for every op; the median of later steps, which ask for nothing, 
 longer than the limit is stopped and says so. `rote, same` answers as DTensor would, and hands the rest on; `rote, best`
 takes the cheapest strategy. Beside the microseconds of an answer in the first step stand those in a step for which
 DTensor has forgotten all answers (`again`). `sent` is what a rank sends in one step, by the usual ring algorithms.
+
+A second table captures the step and gives it a new batch size at every call, eight in turn, until all are replayed:
+beside it stands what the same calls take eagerly, after these.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,15 +34,16 @@ from typing import Any
 MESHES = ("8", "2x4", "2x2x2", "4x4x4", "2x2x2x2")
 WAYS = {"DTensor": None, "rote, same": "same", "rote, best": "best"}
 BATCH, LATER_STEPS = 16, 8
+CAPTURED = ("8", "2x4", "2x2x2")
+"""The meshes of the second table."""
+SIZES, MOST_ROUNDS = 8, 12
 
 
-def measure(shape: tuple[int, ...], policy: str | None) -> dict[str, Any]:
-    """The steps of one row, in this process."""
-    import rote
+def subjects(shape: tuple[int, ...]) -> Callable[[int], Any]:
+    """Starts a fake process group for a mesh. Returns what makes the subject for a size of batches."""
     import torch
     import torch.distributed as dist
     from steps import llama
-    from steps.subject import eager
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -51,7 +56,15 @@ def measure(shape: tuple[int, ...], policy: str | None) -> dict[str, Any]:
         return on
 
     llama.mesh = mesh  # of more dims than the other benches have
-    subject = llama.full_dtensor("x".join(map(str, shape)), *shape, batch=max(BATCH, math.prod(shape[:-1])))
+    return lambda batch: llama.full_dtensor("x".join(map(str, shape)), *shape, batch=batch)
+
+
+def measure(shape: tuple[int, ...], policy: str | None) -> dict[str, Any]:
+    """The steps of one row, in this process."""
+    import rote
+    from steps.subject import eager
+
+    subject = subjects(shape)(max(BATCH, math.prod(shape[:-1])))
     if policy is not None:
         rote.propagation.install(policy)  # type: ignore[arg-type]
     step, batch = eager(subject), subject.batch()
@@ -70,6 +83,37 @@ def measure(shape: tuple[int, ...], policy: str | None) -> dict[str, Any]:
         row["handed_on"] = sum(stats.handed_on.values())
         row["strides"] = sum(stats.strides.values())
         row["us_again"] = statistics.median(asked_again(lambda: step(*batch)) for _ in range(5))
+    return row
+
+
+def measure_captured(shape: tuple[int, ...], way: str) -> dict[str, Any]:
+    """A captured step that gets a new batch size at every call, in turn, until a round of all sizes is replayed."""
+    import rote
+    from steps.subject import eager, forward_and_loss, training_step
+
+    subject_of = subjects(shape)
+    made = [subject_of(math.prod(shape) * count) for count in range(1, SIZES + 1)]
+    batches = [subject.batch() for subject in made]
+    if way == "rote, best":
+        rote.propagation.install("best")
+    model = made[0].model()
+    opt = made[0].optimizer(model)
+    step = training_step(forward_and_loss(model, made[0].loss), opt)
+    with tempfile.TemporaryDirectory() as plans:
+        propagation: Any = "torch" if way == "DTensor" else "rote"
+        captured = rote.capture(step, state={"model": model, "opt": opt}, plans=plans, propagation=propagation)
+        began, rounds, replayed = time.perf_counter(), 0, -1
+        while captured.stats.replays < replayed + SIZES and rounds < MOST_ROUNDS:
+            replayed, rounds = captured.stats.replays, rounds + 1
+            for batch in batches:
+                captured(*batch)
+        row: dict[str, Any] = {"s": time.perf_counter() - began, "rounds": rounds}
+        row["replayed"] = captured.stats.replays - replayed
+    plain = eager(made[0])
+    began = time.perf_counter()
+    for batch in batches * rounds:
+        plain(*batch)
+    row["eager_s"] = time.perf_counter() - began
     return row
 
 
@@ -123,9 +167,9 @@ SHARES: dict[str, Callable[[int], float]] = {
 }
 
 
-def run(mesh: str, way: str, limit: float) -> dict[str, Any] | None:
+def run(mesh: str, way: str, limit: float, row: str = "--row") -> dict[str, Any] | None:
     """One row, in a process of its own; None if it was stopped."""
-    command = [sys.executable, __file__, "--row", mesh, str(WAYS[way])]
+    command = [sys.executable, __file__, row, mesh, way]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "8"}
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment, check=False)
@@ -135,6 +179,10 @@ def run(mesh: str, way: str, limit: float) -> dict[str, Any] | None:
         raise SystemExit(f"{mesh}, {way}:\n{ran.stderr}")
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return found
+
+
+def shape_of(mesh: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in mesh.split("x"))
 
 
 def text(seconds: float) -> str:
@@ -147,11 +195,15 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds after which a row is stopped")
     parser.add_argument("--out", type=Path, help="a folder for first_steps.json")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--captured-row", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.row is not None:
-        mesh, policy = given.row
-        shape = tuple(int(size) for size in mesh.split("x"))
-        print(json.dumps(measure(shape, None if policy == "None" else policy)))
+        mesh, way = given.row
+        print(json.dumps(measure(shape_of(mesh), WAYS[way])))
+        return
+    if given.captured_row is not None:
+        mesh, way = given.captured_row
+        print(json.dumps(measure_captured(shape_of(mesh), way)))
         return
     rows = []
     print(
@@ -175,6 +227,18 @@ def main() -> None:
                 said = f"{row['answered']} of {asked} answered, {each}"
             times = f"{text(row['first_s']):>11} {text(row['later_s']):>11} {ratio:>7}"
             print(f"{mesh:<9} {way:<11} {times} {row['sent'] / 1e6:>6.2f} MB  {said}", flush=True)
+    print(f"\nA captured step with {SIZES} batch sizes in turn, until all are replayed")
+    print(f"{'mesh':<9} {'propagation':<11} {'took':>11} {'eager took':>11}  rounds")
+    for mesh in [mesh for mesh in given.meshes if mesh in CAPTURED]:
+        for way in WAYS:
+            row = run(mesh, way, given.limit, "--captured-row")
+            rows.append({"mesh": mesh, "way": f"captured, {way}", **(row or {"stopped_after_s": given.limit})})
+            if row is None:
+                print(f"{mesh:<9} {way:<11} {'> ' + text(given.limit):>11} {'stopped':>11}", flush=True)
+                continue
+            all_are = "" if row["replayed"] == SIZES else f", {row['replayed']} of {SIZES} replayed"
+            times = f"{text(row['s']):>11} {text(row['eager_s']):>11}"
+            print(f"{mesh:<9} {way:<11} {times}  {row['rounds']}{all_are}", flush=True)
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "first_steps.json").write_text(json.dumps(rows, indent=1))
