@@ -13,7 +13,6 @@ takes the cheapest strategy. `sent` is what a rank sends in one step, by the usu
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import os
@@ -21,8 +20,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +34,7 @@ def measure(shape: tuple[int, ...], policy: str | None) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
     from steps import llama
+    from steps.sent import sent
     from steps.subject import eager
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -69,43 +67,6 @@ def measure(shape: tuple[int, ...], policy: str | None) -> dict[str, Any]:
         row["handed_on"] = sum(stats.handed_on.values())
         row["strides"] = sum(stats.strides.values())
     return row
-
-
-@contextlib.contextmanager
-def sent() -> Iterator[Counter[str]]:
-    """The bytes that this rank sends within, by collective: among `n` ranks, `n - 1` times its input to gather, and
-    `(n - 1) / n` of it to reduce or to exchange, twice that to all-reduce."""
-    import torch
-    from torch.distributed.tensor import DTensor
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    bytes_of: Counter[str] = Counter()
-
-    def ranks(group: Any) -> int:
-        found = torch._C._distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group
-        return int(found.size())
-
-    class Counting(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if DTensor in types:
-                return NotImplemented  # and its collectives come here
-            name = func._schema.name.rpartition("::")[2]
-            if name in SHARES:
-                n = ranks(args[-1])
-                bytes_of[name] += round(args[0].numel() * args[0].element_size() * SHARES[name](n))
-            return func(*args, **(kwargs or {}))
-
-    with Counting():
-        yield bytes_of
-
-
-# What a rank sends of its input, by the number of ranks.
-SHARES: dict[str, Callable[[int], float]] = {
-    "all_gather_into_tensor": lambda n: n - 1,
-    "reduce_scatter_tensor": lambda n: (n - 1) / n,
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "shard_dim_alltoall": lambda n: (n - 1) / n,
-}
 
 
 def run(mesh: str, way: str, limit: float) -> dict[str, Any] | None:
