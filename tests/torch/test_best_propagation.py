@@ -1,8 +1,11 @@
-"""Policy "best" of `rote.propagation`: models train to the losses of a single device, on meshes of three dims."""
+"""Policy "best" of `rote.propagation`: models train to the losses of a single device, and no rank sends more than with
+DTensor's own propagation, on meshes of one, two and three dims."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -21,9 +24,12 @@ from models import (
     sharded_over_last,
     token_batches,
 )
+from sending import sent
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+from propagation import dtensor
 
 STEPS = 4
 BATCH = 8
@@ -123,7 +129,7 @@ def of_ranks(sizes: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("sizes", map(of_ranks, MESHES))
+@pytest.mark.parametrize("sizes", [of_ranks(sizes) for sizes in MESHES])
 def test_losses_of_one_device_on_three_mesh_dims(sizes: tuple[int, ...], model: str) -> None:
     of = MODELS[model]
     torch.manual_seed(0)
@@ -134,3 +140,62 @@ def test_losses_of_one_device_on_three_mesh_dims(sizes: tuple[int, ...], model: 
     assert stats.answered > 10
     torch.testing.assert_close(torch.stack(found), torch.stack(expected), rtol=TOLERANCE, atol=TOLERANCE)
     assert found[0] != found[-1]
+
+
+@pytest.fixture(scope="module")
+def eight_ranks() -> Iterator[None]:
+    """In name only: nothing moves."""
+    dtensor.start()
+    yield
+    dtensor.stop()
+
+
+def sent_in_a_step(on: DeviceMesh, of: Model, propagation: AbstractContextManager[object]) -> dict[str, int]:
+    """The bytes that this rank sends in the third step, by collective."""
+    with propagation:
+        steps = train_on(on, of)
+        list(itertools.islice(steps, 2))
+        with sent() as counted:
+            next(steps)
+    return dict(counted)
+
+
+# DTensor takes minutes to place a transformer on three mesh dims.
+SENT = [
+    (sizes, name)
+    for sizes in [(8,), (2, 4), (4, 2), (2, 2, 2)]
+    for name in MODELS
+    if len(sizes) < 3 or not name.endswith("llama")
+]
+
+
+@pytest.mark.parametrize(("sizes", "model"), SENT, ids=[f"{'x'.join(map(str, s))}-{name}" for s, name in SENT])
+def test_no_more_is_sent_than_with_dtensor(eight_ranks: None, sizes: tuple[int, ...], model: str) -> None:
+    on, of = mesh_of(sizes), MODELS[model]
+    theirs = sent_in_a_step(on, of, nullcontext())
+    ours = sent_in_a_step(on, of, rote.propagation.install("best"))
+    assert sum(ours.values()) <= sum(theirs.values()), (ours, theirs)
+    assert sum(theirs.values()) > 0
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "detach": Tensor.detach,
+    "view": lambda x: x.view(1, -1),
+    "expand": lambda x: x.expand(1, *x.shape),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("of", VIEWS)
+@pytest.mark.parametrize("made", ["mean", "amax"])
+def test_a_view_of_a_partial_is_a_view(of: str, made: str) -> None:
+    """Of partials other than sums too: these are reduced before other ops."""
+    x = distribute_tensor(torch.arange(12.0).reshape(4, 3), mesh_of((2,)), [Shard(0)])
+    with rote.propagation.install("best"):
+        partial = getattr(x, made)(0)
+        with sent() as counted:
+            view = VIEWS[of](partial)
+    assert isinstance(partial, DTensor) and isinstance(view, DTensor)
+    assert partial.placements[0].is_partial() and view.placements == partial.placements
+    assert view.to_local().data_ptr() == partial.to_local().data_ptr()
+    assert not counted
