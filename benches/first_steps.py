@@ -17,7 +17,6 @@ beside it stands what the same calls take eagerly, after these.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import os
@@ -26,8 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +60,7 @@ def subjects(shape: tuple[int, ...]) -> Callable[[int], Any]:
 def measure(shape: tuple[int, ...], policy: str | None) -> dict[str, Any]:
     """The steps of one row, in this process."""
     import rote
+    from steps.sent import sent
     from steps.subject import eager
 
     subject = subjects(shape)(max(BATCH, math.prod(shape[:-1])))
@@ -128,43 +127,6 @@ def asked_again(step: Callable[[], Any]) -> float:
     after = rote.propagation.stats()
     asked = after.answered + sum(after.handed_on.values()) - before.answered - sum(before.handed_on.values())
     return (after.microseconds - before.microseconds) / max(asked, 1)
-
-
-@contextlib.contextmanager
-def sent() -> Iterator[Counter[str]]:
-    """The bytes that this rank sends within, by collective: among `n` ranks, `n - 1` times its input to gather, and
-    `(n - 1) / n` of it to reduce or to exchange, twice that to all-reduce."""
-    import torch
-    from torch.distributed.tensor import DTensor
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    bytes_of: Counter[str] = Counter()
-
-    def ranks(group: Any) -> int:
-        found = torch._C._distributed_c10d._resolve_process_group(group) if isinstance(group, str) else group
-        return int(found.size())
-
-    class Counting(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if DTensor in types:
-                return NotImplemented  # and its collectives come here
-            name = func._schema.name.rpartition("::")[2]
-            if name in SHARES:
-                n = ranks(args[-1])
-                bytes_of[name] += round(args[0].numel() * args[0].element_size() * SHARES[name](n))
-            return func(*args, **(kwargs or {}))
-
-    with Counting():
-        yield bytes_of
-
-
-# What a rank sends of its input, by the number of ranks.
-SHARES: dict[str, Callable[[int], float]] = {
-    "all_gather_into_tensor": lambda n: n - 1,
-    "reduce_scatter_tensor": lambda n: (n - 1) / n,
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "shard_dim_alltoall": lambda n: (n - 1) / n,
-}
 
 
 def run(mesh: str, way: str, limit: float, row: str = "--row") -> dict[str, Any] | None:

@@ -5,6 +5,7 @@
 - `floor`: what a step's kernels cost by themselves
 - `measure`: times, recording cost, plan size
 - `memory`: bytes that a step holds at its peak
+- `sent`: bytes that a rank sends in a step
 - `sweep`: a series of subjects measured alike
 - `report`: tables, plots and raw numbers
 """

@@ -1221,6 +1221,12 @@ struct RotePropagator *rote_propagator_new(const char *mesh,
                                            const uint32_t *coordinate,
                                            const double *links);
 
+// From now on a propagator prices redistributions as DTensor runs them: in an order that is not always the cheapest.
+//
+// Requires:
+// `propagator` must come from `rote_propagator_new` and not be in use elsewhere.
+int rote_propagator_in_dtensors_order(struct RotePropagator *propagator);
+
 // Frees a propagator.
 //
 // Requires:

@@ -88,6 +88,22 @@ pub unsafe extern "C" fn rote_propagator_new(
     made
 }
 
+/// From now on a propagator prices redistributions as DTensor runs them: in an order that is not always the cheapest.
+///
+/// # Safety
+/// `propagator` must come from `rote_propagator_new` and not be in use elsewhere.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_propagator_in_dtensors_order(
+    propagator: *mut RotePropagator,
+) -> c_int {
+    guarded(|| {
+        // SAFETY: the caller vouches for the pointer.
+        let propagator = unsafe { propagator.as_mut() }.ok_or("the propagator is null")?;
+        propagator.topology = propagator.topology.clone().in_dtensors_order();
+        Ok(ROTE_OK)
+    })
+}
+
 /// Frees a propagator.
 ///
 /// # Safety

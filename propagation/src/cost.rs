@@ -23,10 +23,21 @@ pub struct Link {
     pub bandwidth: f64,
 }
 
+/// In which order the operations of a redistribution run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Order {
+    /// In the order that costs least.
+    #[default]
+    Cheapest,
+    /// In the order in which DTensor runs them.
+    DTensors,
+}
+
 /// The links of a mesh.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Topology {
     links: Vec<Link>,
+    order: Order,
 }
 
 /// One operation between two placements on one mesh dim.
@@ -95,7 +106,20 @@ impl Topology {
         };
         Topology {
             links: vec![link; mesh.sizes().len()],
+            order: Order::default(),
         }
+    }
+
+    /// The same links, where DTensor redistributes: in an order of its own (PyTorch's
+    /// `_redistribute.py`, `generate_greedy_transform_infos`), which may cost more than
+    /// the cheapest, and without operations on mesh dims of one rank.
+    pub fn in_dtensors_order(mut self) -> Self {
+        self.order = Order::DTensors;
+        self
+    }
+
+    pub(super) fn order(&self) -> Order {
+        self.order
     }
 
     /// Links as measured, one per mesh dim; a mesh dim without one, or whose
@@ -115,6 +139,9 @@ impl Topology {
     /// Microseconds of one operation over `ranks` ranks of a mesh dim, of which
     /// each holds `local` bytes before.
     pub(super) fn us(&self, kind: Kind, mesh_dim: usize, ranks: u32, local: f64) -> f64 {
+        if ranks == 1 && self.order == Order::DTensors {
+            return 0.0;
+        }
         let link = self.links[mesh_dim];
         let ranks = f64::from(ranks);
         let (hops, bytes, more) = match kind {

@@ -100,6 +100,9 @@ impl Descent<'_, '_> {
 impl Reach<'_> {
     /// The cost of [`Reach::simple_way`], if it is no more than a limit.
     fn simple_cost(&self, target: &State, limit: f64) -> Option<f64> {
+        if let Some(cost) = self.dtensors_cost(target) {
+            return (cost <= limit).then_some(cost);
+        }
         let mut total = 0.0;
         self.simple(target, |before, m, code| {
             total += self.change(before, m, code)?;
@@ -111,6 +114,9 @@ impl Reach<'_> {
     /// A way to a state that need not be the cheapest; `None` when there is
     /// none, as from a shard to a partial.
     pub(super) fn simple_way(&self, target: &State) -> Option<Way> {
+        if let Some(way) = self.dtensors_way(target) {
+            return Some(way);
+        }
         let (mut steps, mut total) = (Vec::new(), 0.0);
         self.simple(target, |before, m, code| {
             total += self.change(before, m, code)?;

@@ -48,6 +48,7 @@ mod decompositions;
 #[cfg(test)]
 mod defect_tests;
 mod descent;
+mod dtensors_order;
 mod each;
 #[cfg(test)]
 mod each_tests;

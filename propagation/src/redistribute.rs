@@ -13,7 +13,7 @@ use std::collections::BinaryHeap;
 
 use hashbrown::HashMap;
 
-use super::cost::{ALL_TO_ALL_US, Kind, Topology};
+use super::cost::{ALL_TO_ALL_US, Kind, Order, Topology};
 use super::layout::smallest;
 use super::placement::Placement;
 use super::spec::{MAX_MESH_DIMS, TensorMeta};
@@ -102,6 +102,8 @@ pub(super) struct Reach<'a> {
     partitions: bool,
     nodes: HashMap<State, Node>,
     heap: BinaryHeap<Entry>,
+    /// States that DTensor may reach at a higher cost than those still in `heap`.
+    waiting: BinaryHeap<Entry>,
     number: u32,
     finished: usize,
 }
@@ -138,6 +140,7 @@ impl<'a> Reach<'a> {
             partitions: true,
             nodes: HashMap::from_iter([(source, node)]),
             heap: BinaryHeap::from(vec![entry]),
+            waiting: BinaryHeap::new(),
             number: 1,
             finished: 0,
         }
@@ -150,8 +153,35 @@ impl<'a> Reach<'a> {
         self
     }
 
-    /// The cost of the state that [`Reach::next`] would give, or infinity.
+    /// The cost that no state which [`Reach::next`] has yet to give is below, or
+    /// infinity if there is none.
     pub(super) fn next_cost(&mut self) -> f64 {
+        let waiting = self.waiting.peek().map_or(f64::INFINITY, |e| e.cost);
+        waiting.min(self.next_cheapest_cost())
+    }
+
+    /// The next state in order of cost, and its cost.
+    pub(super) fn next(&mut self) -> Option<(State, f64)> {
+        if self.topology.order() == Order::Cheapest {
+            return self.next_cheapest();
+        }
+        loop {
+            let least = self.next_cheapest_cost();
+            let first = self.waiting.peek().filter(|entry| entry.cost <= least);
+            if first.is_some() || least.is_infinite() {
+                return self.waiting.pop().map(|entry| (entry.state, entry.cost));
+            }
+            let (state, cost) = self.next_cheapest()?;
+            self.waiting.push(Entry {
+                cost: self.dtensors_cost(&state).unwrap_or(cost),
+                steps: 0,
+                number: self.finished as u32,
+                state,
+            });
+        }
+    }
+
+    fn next_cheapest_cost(&mut self) -> f64 {
         while let Some(entry) = self.heap.peek() {
             if !self.nodes[&entry.state].done {
                 return entry.cost;
@@ -161,8 +191,7 @@ impl<'a> Reach<'a> {
         f64::INFINITY
     }
 
-    /// The next state in order of cost, and its cost.
-    pub(super) fn next(&mut self) -> Option<(State, f64)> {
+    fn next_cheapest(&mut self) -> Option<(State, f64)> {
         while let Some(entry) = self.heap.pop() {
             let node = self.nodes.get_mut(&entry.state)?;
             if std::mem::replace(&mut node.done, true) {
@@ -234,6 +263,32 @@ impl<'a> Reach<'a> {
         let own = dim(target, m);
         let moves = |l: usize| now[l] != target[l];
         own.is_some() && (0..m).any(|l| moves(l) && [dim(now, l), dim(target, l)].contains(&own))
+    }
+
+    pub(super) fn order(&self) -> Order {
+        self.topology.order()
+    }
+
+    /// The tensor dim that a mesh dim shards.
+    pub(super) fn shard_dim(&self, state: &State, m: usize) -> Option<u32> {
+        self.placement(state, m).sharded().map(|(dim, _)| dim)
+    }
+
+    /// Into how many shards a tensor is split.
+    pub(super) fn shards(&self, state: &State) -> u64 {
+        let split = |m: &usize| self.shard_dim(state, *m).is_some();
+        (0..self.sizes.len())
+            .filter(split)
+            .map(|m| u64::from(self.sizes[m]))
+            .product()
+    }
+
+    /// Whether a shard is not a plain one.
+    pub(super) fn is_strided(&self, state: &State) -> bool {
+        (0..self.sizes.len()).any(|m| {
+            let placement = self.placement(state, m);
+            placement.sharded().is_some() && !matches!(placement, Placement::Shard { .. })
+        })
     }
 
     pub(super) fn source(&self) -> State {
@@ -353,6 +408,9 @@ impl<'a> Reach<'a> {
 
     /// The operations that lead to a state that was given out.
     pub(super) fn steps(&self, mut state: State) -> Vec<Step> {
+        if let Some((steps, _)) = self.dtensors_way(&state) {
+            return steps;
+        }
         let mut steps = Vec::new();
         while let Some(node) = self.nodes.get(&state) {
             if node.before == state {
@@ -524,6 +582,9 @@ pub fn plan(
     let (source, target) = (state(from), state(to));
     let allowed = (0..table.len() as u8).collect();
     let mut reach = Reach::new(sizes, topology, meta, &table, allowed, source);
+    if let Some(way) = reach.dtensors_way(&target) {
+        return Some(way);
+    }
     while let Some((state, cost)) = reach.next() {
         if state == target {
             return Some((reach.steps(state), cost));

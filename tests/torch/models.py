@@ -204,24 +204,31 @@ def llama(
     return model
 
 
-def llama_2d(sizes: Sizes, on: DeviceMesh) -> Llama:
-    """Every parameter a DTensor on a (dp, tp) mesh; activations follow from them."""
-    rows = {"embedding.weight", "wo.weight", "w2.weight"}
+ROWWISE = ("embedding.weight", "wo.weight", "w2.weight", "down.weight")
+
+
+def sharded_over_last(model: nn.Module, on: DeviceMesh) -> nn.Module:
+    """Every parameter and buffer a DTensor on a mesh of any number of dims: matrices are sharded over the last one, and
+    all is replicated over the others. Activations follow from them."""
 
     def shard(name: str, module: nn.Module, on: DeviceMesh) -> None:
         for key, parameter in module.named_parameters(recurse=False):
-            path = f"{name}.{key}"
-            if parameter.dim() == 1:
-                tp: Placement = Replicate()
-            elif any(path.endswith(row) for row in rows):
-                tp = Shard(1)
+            if parameter.dim() != 2:
+                last: Placement = Replicate()
             else:
-                tp = Shard(0)
-            placed = distribute_tensor(parameter, on, [Replicate(), tp])
+                last = Shard(1) if f"{name}.{key}".endswith(ROWWISE) else Shard(0)
+            placed = distribute_tensor(parameter, on, [*[Replicate()] * (on.ndim - 1), last])
             module.register_parameter(key, nn.Parameter(placed))
 
-    model = distribute_module(Llama(sizes), on, shard)
-    model.table = distribute_tensor(model.table, on, [Replicate(), Replicate()])
+    return distribute_module(model, on, shard)
+
+
+def llama_over_last(sizes: Sizes, on: DeviceMesh) -> Llama:
+    """As `sharded_over_last` places it."""
+    model = sharded_over_last(Llama(sizes), on)
+    model.table = as_dtensor(model.table, on, *[Replicate()] * on.ndim)
+    if sizes.tied:
+        model.output.weight = model.embedding.weight
     return model
 
 

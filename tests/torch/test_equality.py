@@ -21,7 +21,7 @@ from models import (
     cross_entropy,
     inputs,
     llama,
-    llama_2d,
+    llama_over_last,
     mesh,
     mlp,
     replicated,
@@ -114,7 +114,7 @@ def test_2d_mesh_with_sharded_batch() -> None:
     sizes = Sizes(fused_attention=False, batch=4, layers=1)
 
     def script(capture: Capture) -> Calls:
-        model = llama_2d(sizes, mesh(2, 2))
+        model = llama_over_last(sizes, mesh(2, 2))
         batches = token_batches(sizes, STEPS, mesh(2, 2), [Shard(0), Replicate()])
         return (yield from train(capture, model, fused_adamw(model.parameters()), batches))
 

@@ -9,7 +9,7 @@ import test_ddp
 import test_fsdp
 import torch
 from extent import EVERYTHING
-from models import Llama, Mlp, Sizes, as_dtensor, cross_entropy, llama, llama_2d, mesh, token_batches
+from models import Llama, Mlp, Sizes, as_dtensor, cross_entropy, llama, llama_over_last, mesh, token_batches
 from oracle import ORACLE_ONLY, Calls, Capture, check_same, local_of, run, run_eager
 from test_regions import Wrapped, check_regions, check_steps, inputs, region, trained
 from torch import Tensor, nn
@@ -144,7 +144,7 @@ def test_blocks_on_a_mesh_of_two_dims() -> None:
 
     def script(capture: Capture) -> Calls:
         batches = token_batches(sizes, 28, mesh(2, 2), [Shard(0), Replicate()])
-        return trained(capture, llama_2d(sizes, mesh(2, 2)), batches, lambda model: model.layers, cross_entropy)
+        return trained(capture, llama_over_last(sizes, mesh(2, 2)), batches, lambda model: model.layers, cross_entropy)
 
     check_regions(script)
 

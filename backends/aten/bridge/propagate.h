@@ -460,6 +460,8 @@ class Answers {
     if (given > static_cast<Py_ssize_t>(op.formals.size())) throw HandedOn{"more arguments than the op has"};
     if (!asked_.mesh) throw HandedOn{"no distributed tensor"};
     if (!asked_.mesh->propagator) throw HandedOn{"this rank is not part of the mesh"};
+    // A view stays one: reducing the tensor would make a copy.
+    if (agreement_.is_none() && op.gives_views && !is_stated && takes_other_partials()) throw HandedOn{"a partial that is no sum would pass"};
 
     Question question{};
     question.op = op.name.c_str();
@@ -676,6 +678,14 @@ class Answers {
       if (taken && given) return true;
     }
     return false;
+  }
+
+  // The same without the masked ones of lookups, which few ops of DTensor can take.
+  bool takes_other_partials() const {
+    return std::any_of(asked_.placements.begin(), asked_.placements.end(), [](const std::vector<Placement>& placements) {
+      return std::any_of(placements.begin(), placements.end(),
+                         [](const Placement& one) { return is_other_partial(one) && one.kind != kMaskPartial; });
+    });
   }
 
   bool has_other_partials() const {

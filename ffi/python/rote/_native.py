@@ -109,6 +109,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_finish": (c_char_p, [c_void_p, c_char_p]),
     "rote_plan_check": (c_int, [c_char_p]),
     "rote_propagator_new": (c_void_p, [c_char_p, POINTER(c_uint32), POINTER(c_double)]),
+    "rote_propagator_in_dtensors_order": (c_int, [c_void_p]),
     "rote_propagator_free": (None, [c_void_p]),
     "rote_propagate": (c_int, [c_void_p, c_void_p, c_void_p]),
     "rote_propagate_json": (c_char_p, [c_char_p, c_int, RuleCallback, c_void_p]),

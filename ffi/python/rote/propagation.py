@@ -26,7 +26,7 @@ from . import _rules
 from ._agreement import AGREED
 from ._bridge import bridge
 from ._decomposed import Decompositions
-from ._native import c_uint32, c_void_p, error, lib
+from ._native import c_uint32, c_void_p, check, error, lib
 from ._refuted import Refuted
 from ._specs import links_of
 
@@ -74,10 +74,12 @@ def _most(counts: dict[Any, int]) -> list[tuple[Any, int]]:
 
 
 class _Propagators:
-    """The library's propagators, which live until they are freed."""
+    """The library's propagators, which live until they are freed. `in_dtensors_order`: they price redistributions as
+    DTensor runs them."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_dtensors_order: bool = False) -> None:
         self.made: list[int] = []
+        self.in_dtensors_order = in_dtensors_order
 
     def of_mesh(self, mesh: Any) -> int:
         """The address of the propagator of a mesh; 0 if this process is not part of it."""
@@ -98,6 +100,8 @@ class _Propagators:
         if made is None:
             raise RuntimeError(f"rote: {error()}")
         self.made.append(made)
+        if self.in_dtensors_order:
+            check(lib.rote_propagator_in_dtensors_order(made))
         return int(made)
 
     def free(self) -> None:
@@ -115,7 +119,7 @@ class _Installed:
     def __init__(self, policy: Policy, own_rules: dict[OpOverload, _rules.Strategies]) -> None:
         self.policy = policy
         self.propagator = _propagator()
-        self.propagators = _Propagators()
+        self.propagators = _Propagators(in_dtensors_order=policy == "best")
         self.keyed: set[OpOverload] = set()
         self.decompositions = decompositions() if policy == "best" else None
         agreed = None if policy == "best" else _agreed()

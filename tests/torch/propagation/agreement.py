@@ -41,7 +41,9 @@ ON_ONE_DIM = (0b0000000, 0b0000001, 0b0001000, 0b0001001, 0b0100001)
 ON_SEVERAL_DIMS = (0b0000100, 0b0000101, 0b0000110, 0b0001100, 0b0100101, 0b1000100, 0b1000110, 0b1001100)
 TAKEN = ON_ONE_DIM + ON_SEVERAL_DIMS
 # A kind that is taken of products alone: something moves, and several mesh dims split one dim.
-OF_PRODUCTS = {op: (0b1000101,) for op in ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")}
+OF_PRODUCTS: dict[str, tuple[int, ...]] = dict.fromkeys(
+    ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"), (0b1000101,)
+)
 # DTensor's rule is wrong for some arguments, which the samples do not have.
 NEVER_TAKEN = {"aten::logsumexp"}
 # The kind of answers that are never taken (`kNeverAgreed`).
@@ -207,16 +209,18 @@ def compare(part: list[tuple[Sample, tuple[int, ...], int]], seed: int = 0) -> T
     dtensor.start()
     propagator = DTensor._op_dispatcher.sharding_propagator
     tally = Tally()
-    rote.propagation.install("best")
+    rote.propagation.install("same")
     try:
         installed = rote.propagation._installed
         assert installed is not None
-        ask, otherwise = installed.answers.answer, type(propagator).propagate_op_sharding_non_cached
+        # What "same" would answer if it took every kind.
+        answers = installed.judge
+        ask, otherwise = answers.answer, type(propagator).propagate_op_sharding_non_cached
         for sample, sizes, most in part:
             for placements in asked(sample, sizes, most, seed):
                 question = schema(sample, placements, sizes)
                 ours = ask(question)
-                kind = installed.answers.kind()
+                kind = answers.kind()
                 if ours is None or kind == NEVER:
                     continue
                 try:
@@ -234,7 +238,8 @@ def compare(part: list[tuple[Sample, tuple[int, ...], int]], seed: int = 0) -> T
                     tally.shown.append(
                         f"{sample.name} {given} on {sizes}, kind {kind:07b}\n    ours   {mine}\n    theirs {their}"
                     )
-        tally.handed_on.update(rote.propagation.stats().handed_on)
+        *_, handed_on = answers.stats()
+        tally.handed_on.update(handed_on)
     finally:
         rote.propagation.uninstall()
     return tally
