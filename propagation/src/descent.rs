@@ -36,22 +36,27 @@ impl Descent<'_, '_> {
             None => self.filled.choose(&self.base, |_| true)?.0,
         };
         let mut best = self.costs(&rows).unwrap_or_default();
-        for _ in 0..ROUNDS {
-            let mut changed = false;
+        // How many rows were tried without a change: after all of them, none is cheaper.
+        let mut tried = 0;
+        let rows_of =
+            |m: usize| (0..self.filled.rows()).filter(move |row| self.base[m] >> row & 1 == 1);
+        let all: usize = (0..rows.len()).map(|m| rows_of(m).count()).sum();
+        'rounds: for _ in 0..ROUNDS {
             for m in 0..rows.len() {
-                for row in (0..self.filled.rows()).filter(|row| self.base[m] >> row & 1 == 1) {
+                for row in rows_of(m) {
                     let old = std::mem::replace(&mut rows[m], row);
                     match self.cheaper(&rows, (m, old), &best) {
                         Some(costs) => {
                             best = costs;
-                            changed = true;
+                            tried = 0;
                         }
                         None => rows[m] = old,
                     }
+                    tried += 1;
+                    if tried >= all {
+                        break 'rounds;
+                    }
                 }
-            }
-            if !changed {
-                break;
             }
         }
         let targets = self.filled.targets(&rows)?;
@@ -88,9 +93,22 @@ impl Descent<'_, '_> {
             return None;
         }
         let targets = self.filled.targets(rows)?;
+        // What the others cost at least leaves less for each. Sums are rounded: the last
+        // comparison decides.
+        let limit = least * (1.0 + 1e-9);
         let mut costs = known.to_vec();
+        let mut rest = 0.0;
         for input in (0..known.len()).filter(|input| !kept[*input]) {
-            costs[input] = self.reaches[input].simple_cost(&targets[input], least - total)?;
+            costs[input] = self.reaches[input].operations.least(&targets[input])?;
+            rest += costs[input];
+        }
+        if total + rest > limit {
+            return None;
+        }
+        for input in (0..known.len()).filter(|input| !kept[*input]) {
+            rest -= costs[input];
+            let left = limit - total - rest;
+            costs[input] = self.reaches[input].simple_cost(&targets[input], left)?;
             total += costs[input];
         }
         (total < least).then_some(costs)
@@ -104,8 +122,8 @@ impl Reach<'_> {
             return (cost <= limit).then_some(cost);
         }
         let mut total = 0.0;
-        self.simple(target, |before, m, code| {
-            total += self.change(before, m, code)?;
+        self.simple(target, |_, _, _, cost| {
+            total += cost;
             (total <= limit).then_some(())
         })?;
         Some(total)
@@ -118,8 +136,8 @@ impl Reach<'_> {
             return Some(way);
         }
         let (mut steps, mut total) = (Vec::new(), 0.0);
-        self.simple(target, |before, m, code| {
-            total += self.change(before, m, code)?;
+        self.simple(target, |before, m, code, cost| {
+            total += cost;
             let mut after = *before;
             after[m] = code;
             steps.push(self.step(*before, after)?);
@@ -128,40 +146,51 @@ impl Reach<'_> {
         Some((steps, total))
     }
 
+    /// Runs something on each operation of the way: the state before, the mesh dim, its
+    /// placement after, and the cost.
     fn simple(
         &self,
         target: &State,
-        mut each: impl FnMut(&State, usize, u8) -> Option<()>,
+        mut each: impl FnMut(&State, usize, u8, f64) -> Option<()>,
     ) -> Option<()> {
+        let operations = &self.operations;
         let mut now = self.source();
         let dims = self.mesh_dims();
-        let mut apply = |now: &mut State, m: usize, code: u8| -> Option<()> {
-            each(now, m, code)?;
-            now[m] = code;
-            Some(())
-        };
         // Every round brings a mesh dim home or replicates one; what was
         // replicated is brought home at once or stays until all others are.
         let mut gathered = [false; super::spec::MAX_MESH_DIMS];
-        loop {
+        while now != *target {
+            let lying = operations.lying(&now);
             // The cheapest first: what splits a tensor makes later steps cheaper.
-            let free = (0..dims).filter(|m| now[*m] != target[*m] && !self.waits(&now, target, *m));
-            let direct = free
-                .filter_map(|m| Some((self.change(&now, m, target[m])?, m)))
-                .min_by(|a, b| a.0.total_cmp(&b.0));
-            if let Some((_, m)) = direct {
-                apply(&mut now, m, target[m])?;
-                continue;
+            let mut direct: Option<(f64, usize)> = None;
+            // Tensor dims that a mesh dim further left has yet to split, or to gather.
+            let mut moving = 0_u64;
+            for m in (0..dims).filter(|m| now[*m] != target[*m]) {
+                let (before, after) = operations.split(now[m], target[m]);
+                let waits = after & moving != 0;
+                moving |= before | after;
+                if waits {
+                    continue;
+                }
+                if let Some(cost) = operations.change(&lying, m, now[m], target[m]) {
+                    if direct.is_none_or(|d| cost.total_cmp(&d.0).is_lt()) {
+                        direct = Some((cost, m));
+                    }
+                }
             }
-            if now == *target {
-                return Some(());
-            }
-            let away = (0..dims)
-                .rev()
-                .find(|m| now[*m] != 0 && !gathered[*m] && self.change(&now, *m, 0).is_some());
-            let m = away?;
-            gathered[m] = true;
-            apply(&mut now, m, 0)?;
+            let (cost, m, code) = match direct {
+                Some((cost, m)) => (cost, m, target[m]),
+                None => {
+                    let gather = |m: usize| operations.change(&lying, m, now[m], 0);
+                    let away = (0..dims).rev().filter(|m| now[*m] != 0 && !gathered[*m]);
+                    let (cost, m) = away.filter_map(|m| Some((gather(m)?, m))).next()?;
+                    gathered[m] = true;
+                    (cost, m, 0)
+                }
+            };
+            each(&now, m, code, cost)?;
+            now[m] = code;
         }
+        Some(())
     }
 }

@@ -16,7 +16,9 @@ impl Reach<'_> {
     pub(super) fn dtensors_way(&self, target: &State) -> Option<(Vec<Step>, f64)> {
         let (mut steps, mut total) = (Vec::new(), 0.0);
         self.in_dtensors_order(target, |before, m, code| {
-            total += self.change(before, m, code)?;
+            total += self
+                .operations
+                .change(&self.operations.lying(before), m, before[m], code)?;
             let mut after = *before;
             after[m] = code;
             steps.push(self.step(*before, after)?);
@@ -29,7 +31,9 @@ impl Reach<'_> {
     pub(super) fn dtensors_cost(&self, target: &State) -> Option<f64> {
         let mut total = 0.0;
         self.in_dtensors_order(target, |before, m, code| {
-            total += self.change(before, m, code)?;
+            total += self
+                .operations
+                .change(&self.operations.lying(before), m, before[m], code)?;
             Some(())
         })?;
         Some(total)

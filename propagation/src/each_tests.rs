@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use super::tests::ask;
+use super::work::counted;
 use super::*;
 
 /// Placements of inputs as taken, then of outputs; or what is wrong.
@@ -172,6 +173,53 @@ fn hundreds_of_entries_are_as_many_questions() {
         found.cost_us
     };
     assert!((cost(300) - 300.0 * cost(1)).abs() < 1e-3);
+}
+
+/// Lists of an op with entries of different shapes that lie without any order on 6 mesh
+/// dims of 2 ranks.
+fn without_order(lists: usize, entries: usize) -> Vec<String> {
+    let random = &mut super::tests::Random(3);
+    let mut entry = |i: usize| {
+        let shape = format!(
+            "{},{},{}",
+            64 * (1 + i % 7),
+            64 * (1 + i / 7 % 7),
+            64 * (1 + i / 49)
+        );
+        super::tests::random_spec(random, &shape, 3, 6)
+    };
+    let list = |_| (0..entries).map(&mut entry).collect::<Vec<_>>();
+    let lists: Vec<_> = (0..lists).map(list).collect();
+    lists
+        .iter()
+        .map(|l| format!("{{{}}}", l.join(";")))
+        .collect()
+}
+
+/// Counted instead of timed. Descents that try every row to the end take a third more.
+#[test]
+fn hundreds_of_different_entries_take_bounded_work() {
+    for (op, lists, most) in [
+        ("aten::_foreach_add.List", 2, 1_600_000),
+        ("aten::_foreach_addcmul.Scalar", 3, 2_400_000),
+        ("aten::_fused_adam", 5, 3_600_000),
+    ] {
+        let mut args = without_order(lists, 300);
+        if op == "aten::_fused_adam" {
+            args.push(format!("{{{}}}", vec!["f32[]"; 300].join(";")));
+            let numbers = ["0.01", "0.9", "0.99", "0.1", "1e-8", "false", "false"];
+            args.extend(numbers.map(str::to_owned));
+        }
+        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        let (found, work) = counted(|| ask(op, "2,2,2,2,2,2", &args));
+        assert!(found.is_ok(), "{op}");
+        let [states, joins, operations] = work;
+        let told = format!("{op}: {states} states, {joins} joins, {operations} operations");
+        // Each entry may end one state and one join beyond its share of two ops.
+        assert!(states <= 16_000 + 300, "{told}");
+        assert!(joins <= 2_000_000 + 300, "{told}");
+        assert!(operations <= most, "{told}, at most {most}");
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@
 //! | `decompositions` | the table of decompositions |
 //! | `fill` | sharding placeholders filled with the inputs' shard types |
 //! | [`cost`] | the cost of a collective |
+//! | `operation` | what changes the placement of one mesh dim, and what it costs |
 //! | [`redistribute`] | the cheapest way between two specs |
 //! | [`search`] | the cheapest strategies on a mesh |
 //! | `enumerate` | all of them, cheapest first |
@@ -32,6 +33,7 @@
 //! | [`strides`] | how outputs lie in memory |
 //! | [`strategies`] | every combination that the rules claim |
 //! | [`local`] | the arguments of the local op |
+//! | `work` | how much work answers take |
 //! | [`error`] | errors in questions |
 
 #![forbid(unsafe_code)]
@@ -60,6 +62,7 @@ pub mod forms;
 pub mod layout;
 pub mod local;
 mod notation;
+mod operation;
 pub mod placement;
 mod promote;
 pub mod propagator;
@@ -79,6 +82,7 @@ pub mod strict;
 pub mod strides;
 #[cfg(test)]
 mod tests;
+mod work;
 
 pub use combination::Combination;
 pub use cost::{Kind, Link, Topology};

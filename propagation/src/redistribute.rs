@@ -11,12 +11,14 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, hash_map};
 
-use super::cost::{ALL_TO_ALL_US, Kind, Order, Topology};
+use super::cost::{Kind, Order, Topology};
 use super::layout::smallest;
+use super::operation::{Lying, Operations};
 use super::placement::Placement;
 use super::spec::{MAX_MESH_DIMS, TensorMeta};
+use super::work::{self, Work};
 
 /// One operation of a redistribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,13 +96,20 @@ impl PartialOrd for Entry {
 /// The specs that a tensor can be brought into, cheapest first.
 pub(super) struct Reach<'a> {
     sizes: &'a [u32],
-    topology: &'a Topology,
     meta: &'a TensorMeta,
     table: &'a [Placement],
+    pub(super) operations: Operations<'a>,
+    order: Order,
     allowed: Vec<u8>,
     source: State,
     partitions: bool,
-    nodes: HashMap<State, Node>,
+    /// Beyond this cost, nothing is looked for.
+    limit: f64,
+    /// How many states will be asked for at most.
+    keeps: usize,
+    /// How many entries the heap had after the last [`Reach::forget`].
+    kept: usize,
+    nodes: HashMap<u64, Node>,
     heap: BinaryHeap<Entry>,
     /// States that DTensor may reach at a higher cost than those still in `heap`.
     waiting: BinaryHeap<Entry>,
@@ -132,13 +141,17 @@ impl<'a> Reach<'a> {
         };
         Reach {
             sizes,
-            topology,
             meta,
             table,
+            operations: Operations::new(sizes, topology, meta, table, source),
+            order: topology.order(),
             allowed,
             source,
             partitions: true,
-            nodes: HashMap::from_iter([(source, node)]),
+            limit: f64::INFINITY,
+            keeps: usize::MAX,
+            kept: 0,
+            nodes: HashMap::from_iter([(u64::from_ne_bytes(source), node)]),
             heap: BinaryHeap::from(vec![entry]),
             waiting: BinaryHeap::new(),
             number: 1,
@@ -153,6 +166,38 @@ impl<'a> Reach<'a> {
         self
     }
 
+    /// Leaves out states that cost more than this, from now on.
+    pub(super) fn within(&mut self, limit: f64) {
+        self.limit = self.limit.min(limit);
+    }
+
+    /// Leaves out states that would only be given out after so many others.
+    pub(super) fn keeping(mut self, states: usize) -> Self {
+        self.keeps = states;
+        self
+    }
+
+    /// Drops what lies beyond the states that are kept, once there is much of it.
+    fn forget(&mut self) {
+        if self.heap.len() / 2 < self.keeps.max(self.kept) {
+            return;
+        }
+        let mut entries = std::mem::take(&mut self.heap).into_vec();
+        // A state has more than one entry if a cheaper way to it was found later.
+        entries.retain(|e| {
+            let node = self.nodes.get(&u64::from_ne_bytes(e.state));
+            node.is_some_and(|node| !node.done && node.cost == e.cost)
+        });
+        if entries.len() > self.keeps {
+            let by_cost = |a: &Entry, b: &Entry| a.cost.total_cmp(&b.cost);
+            let (_, last, _) = entries.select_nth_unstable_by(self.keeps, by_cost);
+            self.limit = self.limit.min(last.cost);
+            entries.retain(|e| e.cost <= self.limit);
+        }
+        self.kept = entries.len();
+        self.heap = BinaryHeap::from(entries);
+    }
+
     /// The cost that no state which [`Reach::next`] has yet to give is below, or
     /// infinity if there is none.
     pub(super) fn next_cost(&mut self) -> f64 {
@@ -162,7 +207,7 @@ impl<'a> Reach<'a> {
 
     /// The next state in order of cost, and its cost.
     pub(super) fn next(&mut self) -> Option<(State, f64)> {
-        if self.topology.order() == Order::Cheapest {
+        if self.order == Order::Cheapest {
             return self.next_cheapest();
         }
         loop {
@@ -183,7 +228,7 @@ impl<'a> Reach<'a> {
 
     fn next_cheapest_cost(&mut self) -> f64 {
         while let Some(entry) = self.heap.peek() {
-            if !self.nodes[&entry.state].done {
+            if !self.nodes[&u64::from_ne_bytes(entry.state)].done {
                 return entry.cost;
             }
             self.heap.pop();
@@ -193,7 +238,7 @@ impl<'a> Reach<'a> {
 
     fn next_cheapest(&mut self) -> Option<(State, f64)> {
         while let Some(entry) = self.heap.pop() {
-            let node = self.nodes.get_mut(&entry.state)?;
+            let node = self.nodes.get_mut(&u64::from_ne_bytes(entry.state))?;
             if std::mem::replace(&mut node.done, true) {
                 continue;
             }
@@ -202,71 +247,26 @@ impl<'a> Reach<'a> {
                 self.heap.clear();
                 return None;
             }
+            work::count(Work::State);
             self.expand(&entry);
+            self.forget();
             return Some((entry.state, entry.cost));
         }
         None
     }
 
     fn expand(&mut self, entry: &Entry) {
-        let state = entry.state;
-        let mut shards = 1_u64;
-        for (m, n) in self.sizes.iter().enumerate() {
-            if self.placement(&state, m).sharded().is_some() {
-                shards *= u64::from(*n);
-            }
-        }
-        let local = self.meta.bytes() as f64 / shards as f64;
-        // Tensor dims that mesh dims to the right split, as bits.
-        let mut right = 0_u64;
+        let lying = self.operations.lying(&entry.state);
         for m in (0..self.sizes.len()).rev() {
-            let from = self.placement(&state, m);
-            if self.sizes[m] > 1 || from != Placement::Replicate {
-                self.leave(entry, m, from, right, local);
-            }
-            if let Some((dim, _)) = from.sharded() {
-                right |= 1 << dim;
+            let can_change = self.sizes[m] > 1 || entry.state[m] != 0;
+            if can_change && self.operations.can_leave(&lying, m) {
+                self.leave(entry, &lying, m);
             }
         }
-    }
-
-    /// The cost of bringing one mesh dim of a state into a placement, if one
-    /// operation does.
-    pub(super) fn change(&self, state: &State, m: usize, code: u8) -> Option<f64> {
-        let (from, to) = (self.placement(state, m), self.table[usize::from(code)]);
-        let kind = transition(from, to)?;
-        if kind == Kind::Partition && self.source[m] != 0 {
-            return None;
-        }
-        let (mut right, mut shards) = (0_u64, 1.0);
-        for (l, n) in self.sizes.iter().enumerate() {
-            if let Some((dim, _)) = self.placement(state, l).sharded() {
-                shards *= f64::from(*n);
-                if l > m {
-                    right |= 1 << dim;
-                }
-            }
-        }
-        if from.sharded().is_some() && !self.innermost(state, m, from, right)
-            || to.sharded().is_some() && !self.splits(state, m, to, right)
-        {
-            return None;
-        }
-        let local = self.meta.bytes() as f64 / shards;
-        Some(self.price(kind, m, to, local))
-    }
-
-    /// Whether a mesh dim left of `m` has yet to split the same tensor dim, or to
-    /// gather it.
-    pub(super) fn waits(&self, now: &State, target: &State, m: usize) -> bool {
-        let dim = |state: &State, l: usize| self.placement(state, l).sharded().map(|s| s.0);
-        let own = dim(target, m);
-        let moves = |l: usize| now[l] != target[l];
-        own.is_some() && (0..m).any(|l| moves(l) && [dim(now, l), dim(target, l)].contains(&own))
     }
 
     pub(super) fn order(&self) -> Order {
-        self.topology.order()
+        self.order
     }
 
     /// The tensor dim that a mesh dim shards.
@@ -299,42 +299,38 @@ impl<'a> Reach<'a> {
         self.sizes.len()
     }
 
-    /// How many states were given out.
-    pub(super) fn finished(&self) -> usize {
-        self.finished
-    }
-
-    fn leave(&mut self, entry: &Entry, m: usize, from: Placement, right: u64, local: f64) {
+    fn leave(&mut self, entry: &Entry, lying: &Lying, m: usize) {
         let state = &entry.state;
-        if from.sharded().is_some() && !self.innermost(state, m, from, right) {
-            return;
-        }
         for at in 0..self.allowed.len() {
             let code = self.allowed[at];
-            let to = self.table[usize::from(code)];
-            let Some(kind) = transition(from, to) else {
+            let Some(kind) = self.operations.kind(lying, m, state[m], code) else {
                 continue;
             };
-            if kind == Kind::Partition && (self.source[m] != 0 || !self.partitions) {
-                // What was a shard or another partial has no way there.
+            if kind == Kind::Partition && !self.partitions {
                 continue;
             }
-            if to.sharded().is_some() && !self.splits(state, m, to, right) {
+            let cost = entry.cost + self.operations.price(lying, kind, m, code);
+            if cost > self.limit {
                 continue;
             }
-            let cost = entry.cost + self.price(kind, m, to, local);
             let mut next = *state;
             next[m] = code;
-            let known = self.nodes.get(&next);
-            if known.is_some_and(|k| k.done || k.cost <= cost) {
-                continue;
-            }
             let node = Node {
                 cost,
                 before: *state,
                 done: false,
             };
-            self.nodes.insert(next, node);
+            match self.nodes.entry(u64::from_ne_bytes(next)) {
+                hash_map::Entry::Occupied(mut known) => {
+                    if known.get().done || known.get().cost <= cost {
+                        continue;
+                    }
+                    known.insert(node);
+                }
+                hash_map::Entry::Vacant(place) => {
+                    place.insert(node);
+                }
+            }
             self.heap.push(Entry {
                 cost,
                 steps: entry.steps + 1,
@@ -345,65 +341,8 @@ impl<'a> Reach<'a> {
         }
     }
 
-    /// Microseconds of one operation.
-    fn price(&self, kind: Kind, m: usize, to: Placement, local: f64) -> f64 {
-        let source = self.table[usize::from(self.source[m])];
-        let us = self.topology.us(kind, m, self.sizes[m], local);
-        if kind == Kind::Chunk && source.sharded().is_some() && source != to {
-            // A gather and a chunk in place of an all-to-all save nothing.
-            us + ALL_TO_ALL_US
-        } else {
-            us
-        }
-    }
-
     fn placement(&self, state: &State, m: usize) -> Placement {
         self.table[usize::from(state[m])]
-    }
-
-    /// Whether the shard of mesh dim `m` is the last split of its tensor dim.
-    fn innermost(&self, state: &State, m: usize, shard: Placement, right: u64) -> bool {
-        let Some((dim, blocks)) = shard.sharded() else {
-            return false;
-        };
-        if right & (1 << dim) == 0 {
-            return true;
-        }
-        let mut product = 1_u64;
-        for later in m + 1..self.sizes.len() {
-            match self.placement(state, later).sharded() {
-                Some((d, _)) if d == dim && self.placement(state, later).registered().is_some() => {
-                    return false;
-                }
-                Some((d, 1)) if d == dim => product *= u64::from(self.sizes[later]),
-                Some((d, _)) if d == dim => return false,
-                _ => {}
-            }
-        }
-        let pieces = product.saturating_mul(u64::from(self.sizes[m]));
-        // Left of `m` too, or the blocks would not be those of the whole dim.
-        let whole = (0..m).all(|l| {
-            self.placement(state, l)
-                .sharded()
-                .is_none_or(|s| s.0 != dim)
-        });
-        product == u64::from(blocks) && whole && self.meta.shape[dim as usize] % pieces == 0
-    }
-
-    /// Whether mesh dim `m` may split what it holds into `shard`.
-    fn splits(&self, state: &State, m: usize, shard: Placement, right: u64) -> bool {
-        let Some((dim, _)) = shard.sharded() else {
-            return false;
-        };
-        let after = |l| {
-            if l == m {
-                shard
-            } else {
-                self.placement(state, l)
-            }
-        };
-        fits(&self.meta.shape, dim, self.sizes, after)
-            && (right & (1 << dim) == 0 || self.innermost(state, m, shard, right))
     }
 
     /// The operations that lead to a state that was given out.
@@ -412,7 +351,7 @@ impl<'a> Reach<'a> {
             return steps;
         }
         let mut steps = Vec::new();
-        while let Some(node) = self.nodes.get(&state) {
+        while let Some(node) = self.nodes.get(&u64::from_ne_bytes(state)) {
             if node.before == state {
                 break;
             }
@@ -428,7 +367,8 @@ impl<'a> Reach<'a> {
     pub(super) fn step(&self, before: State, after: State) -> Option<Step> {
         let m = (0..self.sizes.len()).find(|m| before[*m] != after[*m])?;
         let (from, to) = (self.placement(&before, m), self.placement(&after, m));
-        let kind = transition(from, to)?;
+        let lying = self.operations.lying(&before);
+        let kind = self.operations.kind(&lying, m, before[m], after[m])?;
         let ranks = u64::from(self.sizes[m]);
         // Collectives take pieces of one size: that of the first rank.
         let large = self.largest(&before);
@@ -444,12 +384,6 @@ impl<'a> Reach<'a> {
             Kind::ReduceScatter | Kind::AllToAll => sent.min(large - large.div_ceil(ranks)),
             _ => sent,
         };
-        let mut shards = 1.0;
-        for (l, n) in self.sizes.iter().enumerate() {
-            if self.placement(&before, l).sharded().is_some() {
-                shards *= f64::from(*n);
-            }
-        }
         Some(Step {
             kind,
             mesh_dim: m,
@@ -457,7 +391,7 @@ impl<'a> Reach<'a> {
             to,
             bytes: sent,
             padding: sent.saturating_sub(exact),
-            cost_us: self.price(kind, m, to, self.meta.bytes() as f64 / shards),
+            cost_us: self.operations.price(&lying, kind, m, after[m]),
         })
     }
 
@@ -534,28 +468,6 @@ pub(super) fn fits(
         ranks = ranks.saturating_mul(u64::from(*n));
         *size >= ranks.saturating_mul(u64::from(blocks))
     })
-}
-
-/// The operation that leads from one placement of a mesh dim to another.
-fn transition(from: Placement, to: Placement) -> Option<Kind> {
-    use Placement::{Partial, Replicate};
-    match (from, to) {
-        _ if from == to => None,
-        (Replicate, Partial(_)) => to.is_made_of_copies().then_some(Kind::Partition),
-        (_, Partial(_)) => None,
-        (Replicate, _) => Some(Kind::Chunk),
-        (_, _) if to != Replicate && !(exchanges(from) && exchanges(to)) => None,
-        (Partial(_), Replicate) => Some(Kind::AllReduce),
-        (Partial(_), _) => Some(Kind::ReduceScatter),
-        (_, Replicate) => Some(Kind::AllGather),
-        (_, _) => Some(Kind::AllToAll),
-    }
-}
-
-/// Whether reductions and swaps know a placement.
-fn exchanges(placement: Placement) -> bool {
-    let registered = placement.registered();
-    registered.is_none_or(|s| s.sharding().exchanges())
 }
 
 /// The cheapest way from one list of placements to another and its cost in

@@ -21,6 +21,7 @@ use super::redistribute::{Reach, State, Step, fits, plan};
 use super::registry::{Registry, Written};
 use super::rule::{Query, Rule};
 use super::spec::{MAX_TENSOR_DIMS, Mesh, Spec, TensorMeta, written};
+use super::work::{self, Work};
 
 /// How far a search goes before it gives way to a descent.
 #[derive(Clone, Copy, Debug)]
@@ -336,6 +337,8 @@ fn narrow(masks: &mut Masks, by: &Masks) {
 struct Live<'a> {
     input: usize,
     reach: Reach<'a>,
+    /// What the next state of it costs.
+    next_us: f64,
     found: Vec<(State, f64, Masks)>,
 }
 
@@ -381,10 +384,13 @@ impl<'s, 'a> Search<'s, 'a> {
                     filled.allowed(i),
                     *source,
                 )
-                .without_partitions();
+                .without_partitions()
+                // One more state than the effort ends the search.
+                .keeping(effort.states.saturating_add(2));
                 live.push(Live {
                     input: i,
                     reach,
+                    next_us: 0.0,
                     found: Vec::new(),
                 });
             }
@@ -409,24 +415,28 @@ impl<'s, 'a> Search<'s, 'a> {
             self.offer(&base, 0.0);
         }
         let mut ended = true;
+        // How many states were given out.
+        let mut states = 0;
         loop {
-            let states: usize = self.live.iter().map(|l| l.reach.finished()).sum();
             if states > self.effort.states || self.joined > self.effort.joins {
                 ended = false;
                 break;
             }
-            let next = (self.live.iter_mut().enumerate())
-                .map(|(at, l)| (l.reach.next_cost(), at))
+            let next = (self.live.iter().enumerate())
+                .map(|(at, l)| (l.next_us, at))
                 .min_by(|a, b| a.0.total_cmp(&b.0));
             let Some((cost, at)) = next else { break };
             if cost > near(self.best) || cost.is_infinite() {
                 break;
             }
             let live = &mut self.live[at];
+            live.reach.within(near(self.best));
             let Some((state, cost)) = live.reach.next() else {
                 ended = false;
                 break;
             };
+            states += 1;
+            live.next_us = live.reach.next_cost();
             let masks = self.filled.masks_with_partitions(live.input, &state);
             let mut fits = self.base;
             narrow(&mut fits, &masks);
@@ -495,6 +505,7 @@ impl<'s, 'a> Search<'s, 'a> {
             let (_, more, other) = &self.live[at].found[i];
             let total = cost + more;
             self.joined += 1;
+            work::count(Work::Join);
             if total > near(self.best) || self.joined > self.effort.joins {
                 break;
             }

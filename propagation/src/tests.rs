@@ -248,7 +248,7 @@ fn an_op_is_registered_once() {
 }
 
 /// Numbers that look random and are the same in every run (splitmix64).
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
     fn below(&mut self, n: usize) -> usize {
@@ -264,7 +264,12 @@ impl Random {
     }
 }
 
-fn random_spec(random: &mut Random, shape: &str, ndim: usize, mesh_dims: usize) -> String {
+pub(super) fn random_spec(
+    random: &mut Random,
+    shape: &str,
+    ndim: usize,
+    mesh_dims: usize,
+) -> String {
     let placements: Vec<String> = (0..mesh_dims)
         .map(|_| match random.below(8) {
             0 | 1 => "R".into(),
