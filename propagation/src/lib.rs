@@ -19,6 +19,7 @@
 //! | `decompositions` | the table of decompositions |
 //! | `fill` | sharding placeholders filled with the inputs' shard types |
 //! | [`cost`] | the cost of a collective |
+//! | `dtensors_order` | the ways by which DTensor redistributes |
 //! | `operation` | what changes the placement of one mesh dim, and what it costs |
 //! | [`redistribute`] | the cheapest way between two specs |
 //! | [`search`] | the cheapest strategies on a mesh |
