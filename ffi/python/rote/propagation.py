@@ -123,15 +123,21 @@ class _Installed:
         self.keyed: set[OpOverload] = set()
         self.decompositions = decompositions() if policy == "best" else None
         agreed = None if policy == "best" else _agreed()
-        self.answers = self.made(agreed, own_rules)
-        self.judge = self.made(None, own_rules)
+        self.answers = self.made(agreed, own_rules, self.state)
+        # Runs no code of the script's.
+        self.judge = self.made(None, own_rules, lambda _: "a strategy of the script's own")
         self.refuted = Refuted(self.judge.answer)
         self.before = self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding
         look = self.refuted.look if policy == "same" else None
         self.answer = _answering(self.answers.answer, self.before[0], look)
         self.cached = torchs.LocalLRUCache(self.answer)
 
-    def made(self, agreed: dict[str, int] | None, own_rules: dict[OpOverload, _rules.Strategies]) -> Any:
+    def made(
+        self,
+        agreed: dict[str, int] | None,
+        own_rules: dict[OpOverload, _rules.Strategies],
+        state: Callable[[Any], Any],
+    ) -> Any:
         """What answers questions: those of the kinds in `agreed`, or all."""
         return _answers(
             self.propagator,
@@ -140,7 +146,7 @@ class _Installed:
             self.registered,
             agreed,
             own_rules,
-            self.state,
+            state,
             self.decompositions,
         )
 
