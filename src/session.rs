@@ -318,7 +318,7 @@ impl<F: Frontend> Session<F> {
         }
         let full = match refused || missed.near {
             true => None,
-            false => self.no_room(),
+            false => self.no_room()?,
         };
         if let Some(why) = &full {
             self.notices.tell_full(why);
@@ -441,16 +441,16 @@ impl<F: Frontend> Session<F> {
     }
 
     /// Why nothing more is recorded, if so.
-    fn no_room(&mut self) -> Option<String> {
+    fn no_room(&mut self) -> Result<Option<String>, SessionError> {
         let (most, call) = (self.config.max_variants, self.stats.calls);
         if !self.variants.are_full(call) {
             return self.judge.pause(&self.frontend, call);
         }
-        Some(format!(
+        Ok(Some(format!(
             "{most} variants are recorded, which is the limit (max_variants), and all are in use: calls that match no \
              variant run eagerly, until a variant was not used for {IDLE_CALLS} calls; the last miss was on {}",
             self.missed.as_deref().unwrap_or("?")
-        ))
+        )))
     }
 
     /// What the last replay has left of each gradient of a variant's plan, if it failed;

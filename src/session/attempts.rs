@@ -134,10 +134,15 @@ impl<F: Frontend> Attempts<F> {
         call < self.paused_until
     }
 
+    /// Whether too many recordings were not confirmed.
+    pub fn are_too_many(&self) -> bool {
+        self.unconfirmed >= self.most
+    }
+
     /// Begins a pause at a call if too many recordings were not confirmed. Comes back: how many there were, and for how
     /// many calls nothing is recorded.
     pub fn pause(&mut self, call: u64) -> Option<(usize, u64)> {
-        if self.unconfirmed < self.most {
+        if !self.are_too_many() {
             return None;
         }
         let (attempts, pause) = (std::mem::take(&mut self.unconfirmed), self.pause);

@@ -91,6 +91,16 @@ impl<F: Frontend> Candidates<F> {
         Ok(true)
     }
 
+    /// Whether all guards of a candidate hold for the call, so that a recording of it may confirm that one.
+    pub fn any_holds(&mut self, frontend: &F) -> Result<bool, SessionError> {
+        for candidate in &mut self.all {
+            if candidate.parts.hold(frontend)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Where the candidates are that were recorded under the guards of the call, but for `hyperparameters` that only
     /// arithmetic was seen on. And of a candidate whose guard on a host value missed: that value, and what it was.
     pub fn near(

@@ -76,18 +76,24 @@ impl<F: Frontend> Judge<F> {
     }
 
     /// Why nothing is recorded at a call, if too many recordings were not confirmed.
-    pub fn pause(&mut self, frontend: &F, call: u64) -> Option<String> {
+    pub fn pause(&mut self, frontend: &F, call: u64) -> Result<Option<String>, SessionError> {
         if self.attempts.is_paused(call) {
-            return Some(String::new()); // users know since it began
+            return Ok(Some(String::new())); // users know since it began
         }
-        let (attempts, pause) = self.attempts.pause(call)?;
+        // As many kinds of calls as there may be in turn: the first of them comes back.
+        if self.attempts.are_too_many() && self.candidates.any_holds(frontend)? {
+            return Ok(None);
+        }
+        let Some((attempts, pause)) = self.attempts.pause(call) else {
+            return Ok(None);
+        };
         let changing = self.candidates.changing(frontend);
-        Some(format!(
+        Ok(Some(format!(
             "{attempts} recordings in a row were made under different guards, so no recording was confirmed by a second \
              one (max_variants): the next {pause} calls that match no plan run eagerly, then Rote records again; the \
              value that changes is {}",
             changing.as_deref().unwrap_or("a host value")
-        ))
+        )))
     }
 
     /// Finds what may confirm a recording that is about to run. Refuses the recording if nothing can, and a host value is

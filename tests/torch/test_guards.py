@@ -600,6 +600,27 @@ def test_more_shapes_than_variants() -> None:
         assert len(ours) == 1, [str(w.message) for w in caught]
 
 
+@pytest.mark.ranks(1)
+def test_as_many_shapes_in_turn_as_variants() -> None:
+    """Each recording waits until its shape comes back, after all the others."""
+    sizes = 5
+
+    def script(capture: Capture) -> Calls:
+        model, source = mlp(mesh(1)), Source()
+        step = capture(lambda x: model(x).detach(), state={"model": model}, max_variants=sizes)
+        for i in range(4 * sizes):
+            yield step(source(1 + i % sizes, 8))
+        return None
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = check_right(script)
+    if not ORACLE_ONLY:
+        stats = found.steps[0].stats
+        assert stats.variants == sizes and stats.replays >= sizes, stats
+        assert not any("max_variants" in str(w.message) for w in caught), [str(w.message) for w in caught]
+
+
 # Changes made to a training run from outside, which must never go unseen: the
 # result is right, whether by replaying, by a new recording or by a refusal.
 
