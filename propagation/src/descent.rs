@@ -9,7 +9,7 @@
 //! the best answer.
 
 use super::fill::{Filled, Masks};
-use super::redistribute::{Reach, State, Step};
+use super::redistribute::{Reach, State, Way};
 
 /// How often all mesh dims are gone through.
 const ROUNDS: usize = 4;
@@ -21,9 +21,6 @@ pub(super) struct Descent<'s, 'a> {
     /// The strategies that each mesh dim may use.
     pub(super) base: Masks,
 }
-
-/// A way, and its cost.
-type Way = (Vec<Step>, f64);
 
 impl Descent<'_, '_> {
     /// Strategies per mesh dim, the inputs' states and the ways there.
@@ -135,15 +132,7 @@ impl Reach<'_> {
         if let Some(way) = self.dtensors_way(target) {
             return Some(way);
         }
-        let (mut steps, mut total) = (Vec::new(), 0.0);
-        self.simple(target, |before, m, code, cost| {
-            total += cost;
-            let mut after = *before;
-            after[m] = code;
-            steps.push(self.step(*before, after)?);
-            Some(())
-        })?;
-        Some((steps, total))
+        self.way(|each| self.simple(target, each))
     }
 
     /// Runs something on each operation of the way: the state before, the mesh dim, its

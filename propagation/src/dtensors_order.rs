@@ -7,52 +7,42 @@
 //! shard is strided.
 
 use super::cost::Order;
-use super::redistribute::{Reach, State, Step};
+use super::redistribute::{Reach, State, Way};
 use super::spec::MAX_MESH_DIMS;
 
 impl Reach<'_> {
     /// DTensor's way to a state and its cost; `None` where it is the cheapest one, or if
     /// the topology does not ask for it.
-    pub(super) fn dtensors_way(&self, target: &State) -> Option<(Vec<Step>, f64)> {
-        let (mut steps, mut total) = (Vec::new(), 0.0);
-        self.in_dtensors_order(target, |before, m, code| {
-            total += self
-                .operations
-                .change(&self.operations.lying(before), m, before[m], code)?;
-            let mut after = *before;
-            after[m] = code;
-            steps.push(self.step(*before, after)?);
-            Some(())
-        })?;
-        Some((steps, total))
+    pub(super) fn dtensors_way(&self, target: &State) -> Option<Way> {
+        self.way(|each| self.in_dtensors_order(target, each))
     }
 
     /// The cost of [`Reach::dtensors_way`].
     pub(super) fn dtensors_cost(&self, target: &State) -> Option<f64> {
         let mut total = 0.0;
-        self.in_dtensors_order(target, |before, m, code| {
-            total += self
-                .operations
-                .change(&self.operations.lying(before), m, before[m], code)?;
+        self.in_dtensors_order(target, |_, _, _, cost| {
+            total += cost;
             Some(())
         })?;
         Some(total)
     }
 
-    /// Calls `each` with the state before an operation, the mesh dim and the code of the
-    /// placement that it is brought into.
+    /// Runs something on each operation of the way: the state before, the mesh dim, the
+    /// code of its placement after, and the cost.
     fn in_dtensors_order(
         &self,
         target: &State,
-        mut each: impl FnMut(&State, usize, u8) -> Option<()>,
+        mut each: impl FnMut(&State, usize, u8, f64) -> Option<()>,
     ) -> Option<()> {
         let (mut now, dims) = (self.source(), self.mesh_dims());
         if self.order() != Order::DTensors || self.is_strided(&now) || self.is_strided(target) {
             return None;
         }
+        let operations = &self.operations;
         let mut bring = |now: &mut State, m: usize, code: u8| -> Option<()> {
             if now[m] != code {
-                each(now, m, code)?;
+                let cost = operations.change(&operations.lying(now), m, now[m], code)?;
+                each(now, m, code, cost)?;
                 now[m] = code;
             }
             Some(())

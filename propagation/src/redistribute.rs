@@ -20,6 +20,13 @@ use super::placement::Placement;
 use super::spec::{MAX_MESH_DIMS, TensorMeta};
 use super::work::{self, Work};
 
+/// The operations of a redistribution, and what they cost in microseconds.
+pub(super) type Way = (Vec<Step>, f64);
+
+/// What is done at an operation: with the state before, the mesh dim, the code of its
+/// placement after, and the cost.
+pub(super) type Visit<'v> = dyn FnMut(&State, usize, u8, f64) -> Option<()> + 'v;
+
 /// One operation of a redistribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
@@ -364,7 +371,20 @@ impl<'a> Reach<'a> {
         steps
     }
 
-    pub(super) fn step(&self, before: State, after: State) -> Option<Step> {
+    /// The steps and the cost of the operations that something goes through.
+    pub(super) fn way(&self, through: impl FnOnce(&mut Visit<'_>) -> Option<()>) -> Option<Way> {
+        let (mut steps, mut total) = (Vec::new(), 0.0);
+        through(&mut |before, m, code, cost| {
+            total += cost;
+            let mut after = *before;
+            after[m] = code;
+            steps.push(self.step(*before, after)?);
+            Some(())
+        })?;
+        Some((steps, total))
+    }
+
+    fn step(&self, before: State, after: State) -> Option<Step> {
         let m = (0..self.sizes.len()).find(|m| before[*m] != after[*m])?;
         let (from, to) = (self.placement(&before, m), self.placement(&after, m));
         let lying = self.operations.lying(&before);
