@@ -680,17 +680,18 @@ class Answers {
     return false;
   }
 
+  bool has_other_partials() const { return is_any_placement(is_other_partial); }
+
   // The same without the masked ones of lookups, which few ops of DTensor can take.
   bool takes_other_partials() const {
-    return std::any_of(asked_.placements.begin(), asked_.placements.end(), [](const std::vector<Placement>& placements) {
-      return std::any_of(placements.begin(), placements.end(),
-                         [](const Placement& one) { return is_other_partial(one) && one.kind != kMaskPartial; });
-    });
+    return is_any_placement([](const Placement& one) { return is_other_partial(one) && one.kind != kMaskPartial; });
   }
 
-  bool has_other_partials() const {
-    return std::any_of(asked_.placements.begin(), asked_.placements.end(), [](const std::vector<Placement>& placements) {
-      return std::any_of(placements.begin(), placements.end(), is_other_partial);
+  // Whether a tensor of the question has such a placement.
+  template <class Is>
+  bool is_any_placement(const Is& is) const {
+    return std::any_of(asked_.placements.begin(), asked_.placements.end(), [&is](const std::vector<Placement>& placements) {
+      return std::any_of(placements.begin(), placements.end(), is);
     });
   }
 
