@@ -31,15 +31,17 @@ enum Form {
     Fractional,
     /// `(self, indices, output_size, ..)`
     Unpool,
-    /// `(grad_output, self)`
-    AdaptiveAverageBackward,
-    /// `(grad_output, self, kernel_size, stride, padding, dilation, ceil_mode,
-    /// indices)`
-    MaximumBackward,
+    /// A gradient: `(grad_output, self, ..)`, so many arguments at most, with indices
+    /// at a position.
+    Backward { most: usize, indices: Option<usize> },
 }
 
 const fn pool(dims: usize, form: Form) -> Kind {
     Kind { dims, form }
+}
+
+const fn backward(dims: usize, most: usize, indices: Option<usize>) -> Kind {
+    pool(dims, Form::Backward { most, indices })
 }
 
 #[rustfmt::skip]
@@ -60,10 +62,14 @@ pub(super) const OPS: &[(&str, Kind)] = &[
     ("aten::fractional_max_pool3d", pool(3, Form::Fractional)),
     ("aten::max_unpool2d", pool(2, Form::Unpool)),
     ("aten::max_unpool3d", pool(3, Form::Unpool)),
-    ("aten::_adaptive_avg_pool2d_backward", pool(2, Form::AdaptiveAverageBackward)),
-    ("aten::_adaptive_avg_pool3d_backward", pool(3, Form::AdaptiveAverageBackward)),
-    ("aten::max_pool2d_with_indices_backward", pool(2, Form::MaximumBackward)),
-    ("aten::max_pool3d_with_indices_backward", pool(3, Form::MaximumBackward)),
+    ("aten::avg_pool2d_backward", backward(2, 8, None)),
+    ("aten::avg_pool3d_backward", backward(3, 8, None)),
+    ("aten::_adaptive_avg_pool2d_backward", backward(2, 2, None)),
+    ("aten::_adaptive_avg_pool3d_backward", backward(3, 2, None)),
+    ("aten::adaptive_max_pool2d_backward", backward(2, 3, Some(2))),
+    ("aten::adaptive_max_pool3d_backward", backward(3, 3, Some(2))),
+    ("aten::max_pool2d_with_indices_backward", backward(2, 8, Some(7))),
+    ("aten::max_pool3d_with_indices_backward", backward(3, 8, Some(7))),
 ];
 
 pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationError> {
@@ -93,19 +99,19 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
             inputs.push(Operand::new(3, query.tensor(3)?, samples));
             (4, fractions(query, &first.shape[lead..])?)
         }
-        Form::AdaptiveAverageBackward | Form::MaximumBackward => {
+        Form::Backward { most, indices } => {
             let input = query.tensor(1)?;
             inputs.push(Operand::new(1, input, dims));
-            if let Form::MaximumBackward = form {
-                let indices = query.tensor(7)?;
+            if let Some(at) = indices {
+                let indices = query.tensor(at)?;
                 if indices.shape != first.shape {
                     let expected = format!("indices of shape {:?}", first.shape);
-                    return Err(query.wrong(7, expected, indices.to_string()));
+                    return Err(query.wrong(at, expected, indices.to_string()));
                 }
-                inputs.push(Operand::new(7, indices, dims));
+                inputs.push(Operand::new(at, indices, dims));
             }
             let places = input.shape.get(lead..).unwrap_or_default();
-            (if inputs.len() == 3 { 8 } else { 2 }, places.to_vec())
+            (most, places.to_vec())
         }
     };
     query.arity(inputs.len(), most)?;

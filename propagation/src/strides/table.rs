@@ -68,7 +68,9 @@ pub(super) const OPS: &[(Kind, &[&str])] = &[
     // Convolution, pooling, resampling.
     (Kind::Plain, &[
         "aten::convolution", "aten::convolution_backward", "aten::avg_pool1d", "aten::avg_pool2d",
-        "aten::avg_pool3d", "aten::adaptive_avg_pool1d", "aten::_adaptive_avg_pool2d",
+        "aten::avg_pool3d", "aten::avg_pool2d_backward", "aten::avg_pool3d_backward",
+        "aten::adaptive_max_pool2d_backward", "aten::adaptive_max_pool3d_backward",
+        "aten::adaptive_avg_pool1d", "aten::_adaptive_avg_pool2d",
         "aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d",
         "aten::_adaptive_avg_pool3d_backward", "aten::adaptive_max_pool1d",
         "aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d", "aten::max_pool1d_with_indices",

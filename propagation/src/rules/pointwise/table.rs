@@ -332,5 +332,6 @@ pub(super) const OPS: &[Group] = &[
         "aten::gelu_backward", "aten::silu_backward", "aten::sigmoid_backward",
         "aten::tanh_backward", "aten::threshold_backward", "aten::hardswish_backward",
         "aten::leaky_relu_backward", "aten::elu_backward", "aten::logit_backward",
+        "aten::hardshrink_backward", "aten::softshrink_backward",
     ]),
 ];
