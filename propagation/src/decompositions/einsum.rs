@@ -3,7 +3,7 @@
 use super::super::decompose::{Builder, Value};
 use super::super::error::PropagationError;
 use super::Made;
-use super::product::{fitting, product, sizes};
+use super::product::{einsum_product, fitting, sizes};
 
 /// The dims that `...` stands for, from the last one on.
 const ELLIPSIS: [char; 10] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9'];
@@ -74,7 +74,7 @@ pub(super) fn einsum(g: &mut Builder<'_>) -> Made {
     let typed: Vec<_> = factors.iter().map(|(v, t)| (1, *v, t.as_str())).collect();
     fitting(g, &typed, |_| true)?;
     let factors: Vec<_> = factors.iter().map(|(v, t)| (*v, t.as_str())).collect();
-    product(g, &factors, &right)
+    einsum_product(g, &factors, &right)
 }
 
 /// A tensor whose letters are different: dims of one letter become their diagonal.

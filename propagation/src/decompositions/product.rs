@@ -9,6 +9,17 @@ use super::{Made, One, pair};
 /// A product of tensors whose dims have letters, summed over the letters that
 /// the output lacks.
 pub(super) fn product(g: &mut Builder<'_>, factors: &[(Value, &str)], output: &str) -> Made {
+    summed(g, factors, output, false)
+}
+
+/// The same as `torch.einsum` does it: where it sums a factor before a product, integers
+/// widen.
+pub(super) fn einsum_product(g: &mut Builder<'_>, factors: &[(Value, &str)], output: &str) -> Made {
+    let widens = sums_a_factor(g, factors, output);
+    summed(g, factors, output, widens)
+}
+
+fn summed(g: &mut Builder<'_>, factors: &[(Value, &str)], output: &str, widens: bool) -> Made {
     let mut letters: Vec<char> = output.chars().collect();
     for letter in factors.iter().flat_map(|f| f.1.chars()) {
         if !letters.contains(&letter) {
@@ -43,13 +54,27 @@ pub(super) fn product(g: &mut Builder<'_>, factors: &[(Value, &str)], output: &s
         .collect();
     Ok(vec![match summed.is_empty() {
         true => total,
-        // Of a single tensor it is a plain sum, which widens integers.
-        false if factors.len() == 1 => {
+        false if widens => {
             let op = "aten::sum.dim_IntList";
             g.op(op, [total.into(), Arg::Ints(summed).into()])?
         }
         false => sum(g, total, summed)?,
     }])
+}
+
+/// Whether a dim is summed that only one factor has (`sumproduct_pair` in
+/// `aten/src/ATen/native/Linear.cpp`).
+fn sums_a_factor(g: &Builder<'_>, factors: &[(Value, &str)], output: &str) -> bool {
+    let long = |(value, own): &(Value, &str), letter: char| {
+        let at = own.chars().position(|l| l == letter);
+        at.is_some_and(|at| g.meta(*value).shape[at] != 1)
+    };
+    factors.len() == 1
+        || factors.iter().any(|factor| {
+            let only = |l: char| factors.iter().filter(|other| long(other, l)).count() == 1;
+            let mut letters = factor.1.chars().filter(|l| !output.contains(*l));
+            letters.any(|l| long(factor, l) && only(l))
+        })
 }
 
 /// The sum over some dims, in the dtype of the summands: integers too.
