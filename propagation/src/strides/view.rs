@@ -139,6 +139,9 @@ pub(super) fn strides(kind: Kind, call: &Call<'_>, output: usize) -> Option<Vec<
 fn expand(input: &Tensor<'_>, shape: &[u64]) -> Option<Vec<i64>> {
     let lead = shape.len().checked_sub(input.shape.len())?;
     let mut strides = vec![0; shape.len()];
+    if input.shape.is_empty() {
+        return Some(strides);
+    }
     for dim in (0..shape.len()).rev() {
         let (size, stride) = match dim.checked_sub(lead) {
             Some(own) => (input.shape[own], input.strides[own]),
