@@ -119,3 +119,42 @@ fn strided_and_plain_shards_do_not_contract() {
     let found = ask("aten::mm", on, &args).unwrap();
     assert_eq!(placed(&found), "S(1),S(1) S(0),S(0) -> P(sum),P(sum)");
 }
+
+/// A scatter of real numbers into complex ones passed on their maximum, which is no
+/// reduction of complex numbers: the collective fails, or ends the process.
+#[test]
+fn no_complex_tensor_is_an_extremum() {
+    let (real, complex) = ("f32[4,4] @ P(max)", "c64[4,4] @ R");
+    let asked: [(&str, &[&str]); 6] = [
+        ("aten::diagonal_scatter", &[complex, "f32[4] @ P(max)"]),
+        (
+            "aten::select_scatter",
+            &[complex, "f32[4] @ P(max)", "0", "1"],
+        ),
+        ("aten::slice_scatter", &[complex, real]),
+        ("aten::copy", &[complex, real]),
+        ("aten::where.self", &["bool[4,4] @ R", complex, real]),
+        ("aten::_to_copy", &[real, "c64"]),
+    ];
+    for (op, args) in asked {
+        let found = ask(op, "tp=2", args).unwrap();
+        assert_eq!(found.outputs[0].placements, [Placement::Replicate], "{op}");
+        assert!(found.cost_us > 0.0, "{op}: the maximum is reduced first");
+    }
+}
+
+/// A bias of integers is no partial sum, so that the strategy which contracts a sharded
+/// dim is out of reach: the answer gathers, and is not refused.
+#[test]
+fn a_replicated_tensor_of_integers_stays_one() {
+    let args = ["i32[2,3,8] @ S(2),P(sum)", "i32[8,8] @ R,R", "i32[8] @ R,R"];
+    let found = ask("aten::linear", "a=2,b=2", &args).unwrap();
+    assert_eq!(found.inputs[2].to, [Placement::Replicate; 2]);
+    // One of floats is.
+    let args = ["f32[8] @ S(0)", "f32[8,8] @ R", "f32[8] @ R"];
+    let found = ask("aten::addmv", "a=2", &[args[2], args[1], args[0]]).unwrap();
+    assert_eq!(placed(&found), "P(sum) S(1) S(0) -> P(sum)");
+    let args = args.map(|arg| arg.replace("f32", "i64"));
+    let found = ask("aten::addmv", "a=2", &[&args[2], &args[1], &args[0]]).unwrap();
+    assert_eq!(placed(&found), "R R R -> R");
+}

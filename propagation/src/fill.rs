@@ -202,19 +202,29 @@ impl<'a> Filled<'a> {
         self.masks_of(state, |row, m| {
             let code = self.rows[row].inputs[input];
             let free = state[m] == 0 && self.sources[input][m] == 0;
-            code == state[m] || free && self.is_made_of_copies(code)
+            code == state[m] || free && self.is_made_of_copies(input, code)
         })
     }
 
-    fn is_made_of_copies(&self, code: u8) -> bool {
-        self.table[usize::from(code)].is_made_of_copies()
+    /// The strategies that each mesh dim can use of a replicated input: all but those
+    /// that take it as a partial that copies do not make.
+    pub(super) fn masks_of_replicated(&self, input: usize) -> Masks {
+        self.masks_of(&State::default(), |row, _| {
+            let code = self.rows[row].inputs[input];
+            let placement = self.table[usize::from(code)];
+            !matches!(placement, Placement::Partial(_)) || self.is_made_of_copies(input, code)
+        })
+    }
+
+    fn is_made_of_copies(&self, input: usize, code: u8) -> bool {
+        self.table[usize::from(code)].is_made_of_copies(self.metas[input].dtype)
     }
 
     /// A target without the partials that were made of replicated mesh dims.
     pub(super) fn before_partitions(&self, input: usize, target: &State) -> State {
         let mut state = *target;
         for (code, source) in state.iter_mut().zip(&self.sources[input]) {
-            if *source == 0 && self.is_made_of_copies(*code) {
+            if *source == 0 && self.is_made_of_copies(input, *code) {
                 *code = 0;
             }
         }

@@ -9,6 +9,7 @@ use super::placement::Placement;
 use super::redistribute::State;
 use super::spec::{MAX_MESH_DIMS, TensorMeta};
 use super::work::{self, Work};
+use rote_plans::DType;
 
 /// What a placement is to the operations.
 #[derive(Clone, Copy, PartialEq)]
@@ -35,11 +36,11 @@ struct Code {
 }
 
 impl Code {
-    fn of(placement: Placement) -> Code {
+    fn of(placement: Placement, dtype: DType) -> Code {
         let registered = placement.registered();
         let sort = match placement {
             Placement::Replicate => Sort::Replicate,
-            Placement::Partial(_) if placement.is_made_of_copies() => Sort::OfCopies,
+            Placement::Partial(_) if placement.is_made_of_copies(dtype) => Sort::OfCopies,
             Placement::Partial(_) => Sort::Partial,
             _ if registered.is_none_or(|s| s.sharding().exchanges()) => Sort::Shard,
             _ => Sort::Alone,
@@ -103,7 +104,7 @@ impl<'a> Operations<'a> {
             shape: &meta.shape,
             bytes: meta.bytes() as f64,
             source,
-            codes: table.iter().map(|p| Code::of(*p)).collect(),
+            codes: table.iter().map(|p| Code::of(*p, meta.dtype)).collect(),
         }
     }
 

@@ -6,9 +6,10 @@
 
 use std::fmt;
 
-use rote_plans::ReduceOp;
+use rote_plans::{DType, ReduceOp};
 
 use super::error::PropagationError;
+use super::promote::{Class, class};
 use super::sharding::ShardingId;
 
 /// How one mesh dim holds a tensor.
@@ -174,10 +175,15 @@ impl Placement {
     }
 
     /// Whether a mesh dim that is replicated can be made so without moving
-    /// anything. Negative elements are no norms.
-    pub(super) fn is_made_of_copies(self) -> bool {
+    /// anything, for elements of a type. PyTorch divides by the number of ranks for
+    /// a sum (`Partial._partition_value`), which integers and truth values do not
+    /// survive. It makes no factors. Negative elements are no norms.
+    pub(super) fn is_made_of_copies(self, dtype: DType) -> bool {
         match self {
-            Placement::Partial(op) => !matches!(op, PartialOp::Norm(_)),
+            Placement::Partial(PartialOp::Sum) => {
+                matches!(class(dtype), Class::Float | Class::Complex)
+            }
+            Placement::Partial(PartialOp::Avg | PartialOp::Max | PartialOp::Min) => true,
             _ => false,
         }
     }

@@ -126,6 +126,7 @@ impl Registry {
         for change in self.changes.iter().filter(|c| c.op == query.op) {
             rule.replace(&change.from, &change.to)?;
         }
+        rule.leave_out_complex_extrema(query);
         Ok((rule, written))
     }
 
@@ -316,6 +317,7 @@ fn out(
         match made {
             Ok(mut rule) if rule.outputs.len() == outs => {
                 let (inputs, arguments) = (rule.inputs(), rest.len());
+                rule.keep_dtypes_of(last);
                 rule.add_outs();
                 let written = |output| Written {
                     input: inputs + output,

@@ -378,16 +378,41 @@ impl Rule {
     /// Leaves out the strategies that pass a partial other than a sum from an input to an
     /// output.
     pub(super) fn pass_only_sums(&mut self) {
-        let (width, outputs) = (self.width.max(1), self.outputs.len());
+        let outputs = self.outputs.len();
         let is_other = |slot: &Slot| match slot {
             Slot::Fixed(Placement::Partial(op)) => *op != PartialOp::Sum,
             _ => false,
         };
-        let strategies = self.slots.chunks_exact(width).filter(|strategy| {
+        self.retain(|strategy| {
             let (o, i) = strategy.split_at(outputs);
             !(o.iter().any(is_other) && i.iter().any(is_other))
         });
-        self.slots = strategies.flatten().copied().collect();
+    }
+
+    /// Leaves out the strategies with an extremum of complex tensors: complex numbers
+    /// have no order.
+    pub(super) fn leave_out_complex_extrema(&mut self, query: &Query<'_>) {
+        let inputs = query.inputs().filter_map(|(_, spec)| spec.meta.as_ref());
+        let is_complex = |meta: &TensorMeta| meta.dtype.is_complex();
+        let complex: Vec<bool> = self.outputs.iter().chain(inputs).map(is_complex).collect();
+        if complex.len() != self.width || !complex.contains(&true) {
+            return;
+        }
+        let has_order = |(slot, complex): (&Slot, &bool)| match slot {
+            Slot::Fixed(Placement::Partial(PartialOp::Max | PartialOp::Min)) => !complex,
+            _ => true,
+        };
+        self.retain(|strategy| strategy.iter().zip(&complex).all(has_order));
+    }
+
+    /// Keeps the strategies that are wanted: outputs' slots, then the inputs'.
+    fn retain(&mut self, wanted: impl Fn(&[Slot]) -> bool) {
+        let strategies = self.slots.chunks_exact(self.width.max(1));
+        self.slots = strategies
+            .filter(|strategy| wanted(strategy))
+            .flatten()
+            .copied()
+            .collect();
     }
 
     /// The strategies, each with the outputs' slots first.
@@ -443,6 +468,28 @@ impl Rule {
     /// How many tensors the op takes.
     pub fn inputs(&self) -> usize {
         self.width - self.outputs.len()
+    }
+
+    /// Gives the results the dtypes of the tensors that they are written to. Where these
+    /// are others, PyTorch casts, which partials do not pass.
+    pub(super) fn keep_dtypes_of(&mut self, outs: &[Arg]) {
+        let mut casts = vec![false; self.outputs.len()];
+        for (at, (output, out)) in self.outputs.iter_mut().zip(outs).enumerate() {
+            if let Arg::Tensor(Spec {
+                meta: Some(own), ..
+            }) = out
+            {
+                casts[at] = output.dtype != own.dtype;
+                output.dtype = own.dtype;
+            }
+        }
+        if casts.contains(&true) {
+            let is_partial = |slot: &Slot| matches!(slot, Slot::Fixed(Placement::Partial(_)));
+            self.retain(|strategy| {
+                let mut written = strategy.iter().zip(&casts);
+                !written.any(|(slot, casts)| *casts && is_partial(slot))
+            });
+        }
     }
 
     /// Adds an input per output, which must lie as that output does (`out=`).

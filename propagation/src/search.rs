@@ -375,7 +375,9 @@ impl<'s, 'a> Search<'s, 'a> {
                 if let Some(output) = written.output {
                     narrow(&mut base, &filled.writes(output, source));
                 }
-            } else if !replicated[i] {
+            } else if replicated[i] {
+                narrow(&mut base, &filled.masks_of_replicated(i));
+            } else {
                 let reach = Reach::new(
                     filled.sizes,
                     topology,
