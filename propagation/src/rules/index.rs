@@ -6,8 +6,8 @@
 //! may be sharded where each reads or adds on its own.
 
 use super::super::error::PropagationError;
-use super::super::placement::{PartialOp, Placement};
-use super::super::rule::{Query, R, Rule, Slot, partial, shard};
+use super::super::placement::PartialOp;
+use super::super::rule::{Need, Query, R, Rule, Slot, partial, shard};
 use super::super::spec::TensorMeta;
 use super::MOVED;
 use super::pointwise::broadcast;
@@ -76,12 +76,14 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
 /// A tensor of indices: integers, no mask.
 fn indices<'a>(query: &Query<'a>, at: usize) -> Result<&'a TensorMeta, PropagationError> {
     let meta = query.tensor(at)?;
-    integers(query, at, meta)?;
+    // None at all may be of any type.
+    if !meta.shape.contains(&0) {
+        integers(query, at, meta)?;
+    }
     Ok(meta)
 }
 
 fn integers(query: &Query<'_>, at: usize, meta: &TensorMeta) -> Result<(), PropagationError> {
-    // No indices may be of any type.
     let none = meta.shape.contains(&0);
     if matches!(meta.dtype, DType::I32 | DType::I64) || none && !is_mask(meta) {
         return Ok(());
@@ -146,8 +148,8 @@ fn gather(query: &Query<'_>) -> Result<Rule, PropagationError> {
     let mut rule = Rule::new(vec![output], 2);
     if index.shape.get(dim) == Some(&1) && !input.shape.is_empty() {
         // One rank of each line has the element, the others add a masked zero.
-        let rows = Placement::Shard { dim: dim as u32 };
-        rule.add([partial(PartialOp::Mask), Slot::Fixed(rows), R]);
+        let rows = Slot::Plain(dim as u32, Need::Filled);
+        rule.add([partial(PartialOp::Mask), rows, R]);
     }
     if dim < index.shape.len() {
         rule.add([shard(dim), R, shard(dim)]);

@@ -81,9 +81,10 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
             dtype: input.dtype,
             shape: Vec::new(),
         };
-        // The total weight is zero where nothing is reduced, and does not depend
-        // on the input anywhere.
-        let of: &[usize] = if reduction == SUM { &[1, 2] } else { &[] };
+        // The total weight is zero where nothing is reduced, unless there is but one
+        // sample, and does not depend on the input anywhere.
+        let adds_up = reduction == SUM || reduction == NONE && places.is_empty();
+        let of: &[usize] = if adds_up { &[1, 2] } else { &[] };
         let outputs = vec![
             Output::new(loss, kept),
             Output {

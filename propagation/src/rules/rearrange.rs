@@ -7,7 +7,7 @@
 use super::super::error::PropagationError;
 use super::super::placement::PartialOp;
 use super::super::promote::{complex_of, real};
-use super::super::rule::{Query, Rule, shard};
+use super::super::rule::{Arg, Query, Rule, shard};
 use super::super::spec::TensorMeta;
 use super::MOVED;
 use rote_plans::DType;
@@ -285,9 +285,11 @@ fn pad(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> 
         let expected = format!("two widths for each of up to {ndim} dims");
         return Err(query.wrong(1, expected, format!("{widths:?}")));
     }
-    let value = match query.flag(2) {
-        Ok(truth) => f64::from(u8::from(truth)),
-        Err(_) => query.float(2, Some(0.0))?,
+    let value = match query.args.get(2) {
+        Some(Arg::Bool(truth)) => f64::from(u8::from(*truth)),
+        Some(Arg::Complex(re, 0.0)) => *re,
+        Some(Arg::Complex(..)) => f64::NAN,
+        _ => query.float(2, Some(0.0))?,
     };
     let mut shape = input.shape.clone();
     let mut touched = vec![false; ndim];

@@ -238,7 +238,9 @@ fn reduced(dims: Dims, query: &Query<'_>, ndim: usize) -> Result<Vec<bool>, Prop
     };
     match dims {
         Dims::At(_) if list.is_empty() => return Ok(vec![true; ndim]),
-        Dims::Some(_) if list.is_empty() => return Err(query.wrong(at, "at least one dim", "[]")),
+        Dims::Some(_) if list.is_empty() && ndim > 0 => {
+            return Err(query.wrong(at, "at least one dim", "[]"));
+        }
         _ => {}
     }
     let mut reduced = vec![false; ndim];
@@ -277,7 +279,7 @@ fn dtype(kind: Kind, output: usize, input: DType, wanted: Option<DType>) -> DTyp
         Types::Truth if input != U8 => DType::BOOL,
         Types::Wide if integer => wanted.unwrap_or(DType::I64),
         Types::Floating => promote::float(input),
-        Types::Real if output == 0 => wanted.unwrap_or(promote::real(input)),
+        Types::Real if output == 0 => promote::real(wanted.unwrap_or(input)),
         _ => wanted.unwrap_or(input),
     }
 }

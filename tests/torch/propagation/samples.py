@@ -156,6 +156,8 @@ def argument(word: str, kind: str) -> Any:
         return Tensor(f"{dtype}[{shape}]", sizes, DTYPES[dtype], values)
     if word in DTYPES:
         return DTYPES[word]
+    if word.endswith("j"):
+        return complex(word)
     number = float(word)
     if "float" in kind or any(c in word for c in ".einf"):
         return number

@@ -253,11 +253,11 @@ def of_op(work: tuple[int, tuple[torch.dtype, ...], int, int, int | None]) -> Fi
     if draw is not None:
         supported = [d for d in dtypes if d in calls.ops()[at].supported_dtypes("cpu")]
         chosen = tuple(draw.sample(supported, min(1, len(supported))))
-    asked = [q for sample in calls.of_op(at, chosen, samples, draw) for q in questions(sample, most)]
     found = Findings()
-    size = 2_000
-    for start in range(0, len(asked), size):
-        part = asked[start : start + size]
+    # All questions about a call stay together: the first of them says whether it can be asked about.
+    each = [questions(sample, most) for sample in calls.of_op(at, chosen, samples, draw)]
+    for start in range(0, len(each), 80):
+        part = [question for one in each[start : start + 80] for question in one]
         result = apart(lambda part=part: judged(part, answered(part)))
         if result is None:
             result = Findings()
