@@ -45,6 +45,7 @@ struct AskedOp {
   bool gives_views = false;   // of what it takes
   bool is_product = false;    // linear in each tensor, which is how DTensor's strategies for it say it
   bool handled = false;       // by code of DTensor's own, which expects certain placements
+  bool seems_in_place = false;  // by the end of its name, by which DTensor tells; it writes nothing (`__lshift__`)
   py::object registered;      // what is registered for the op with DTensor, as a tuple
   bool is_torchs = true;      // all of it comes with PyTorch
   std::bitset<128> agreed;    // which answers are DTensor's own (`kind_of_answer`)
@@ -60,7 +61,8 @@ inline uint32_t kind_of_answer(bool moves, bool strided, bool several_dims, bool
 }
 // The kind of answers that may differ from DTensor's whatever was compared: they move tensors where moving others costs
 // about the same, or in several steps; they keep a partial of some tensors only, and are no products; a list of dims is
-// empty; a view is of strides that decide nothing, or joins or takes apart dims that several mesh dims split.
+// empty; a view is of strides that decide nothing, or joins or takes apart dims that several mesh dims split; partial sums
+// move beside a tensor of integers, or become complex; a rank has no elements.
 constexpr uint32_t kNeverAgreed = 128;
 
 class Answers {
@@ -220,6 +222,11 @@ class Answers {
     known.decomposed = !decompositions_.is_none() && decompositions_.attr("has")(op).cast<bool>();
     known.is_product = known.name == "aten::mul.Tensor" || known.name == "aten::mm" || known.name == "aten::bmm";
     known.handled = PyDict_Contains(handlers_.ptr(), op.ptr()) == 1;
+    const auto& formals = schema.arguments();
+    // Without handlers, no dispatcher of DTensor's runs the op.
+    known.seems_in_place = PyDict_GET_SIZE(handlers_.ptr()) > 0 && schema.name().back() == '_' && std::none_of(formals.begin(), formals.end(), [](const auto& formal) {
+      return formal.alias_info() && formal.alias_info()->isWrite();
+    });
     if (!agreement_.is_none()) {
       if (PyObject* bits = PyDict_GetItemString(agreement_.ptr(), known.name.c_str())) {
         const py::int_ low = py::reinterpret_borrow<py::int_>(bits), high = low >> py::int_(64);
@@ -440,6 +447,7 @@ class Answers {
     const py::object args = attribute(schema, names().args_schema);
     const py::object kwargs = attribute(schema, names().kwargs_schema);
     if (op.handled) throw HandedOn{"DTensor runs the op in a way of its own"};
+    if (op.seems_in_place) throw HandedOn{"DTensor takes the op for one in place"};
     const bool is_own = PyDict_Contains(own_rules_.ptr(), op_object.ptr()) == 1;
     const bool is_scripts = !is_torchs(op, op_object) || is_own;
     const bool is_decomposed = op.decomposed && !is_scripts;
@@ -485,13 +493,13 @@ class Answers {
       stated.rule.nstrategies = 0;  // replication is left
       ask();
     }
+    if (!is_scripts && changes_shape_in_place(answer) && !is_known_to_dtensor(op)) throw HandedOn{"a tensor that changes its shape in place"};
     if (is_decomposed && op.gives_views && answer.moved > 0) throw HandedOn{"a view of a tensor that would have to be redistributed"};
     const bool has_shape = answer.shape_arg >= 0 && !is_decomposed;
     // Of a decomposed op, `local_args` says what a rank adjusts.
     if (!is_decomposed && (answer.other_args || (has_shape && answer.shape_arg != op.shape_arg)))
       throw HandedOn{"the arguments of the local op differ"};
-    kind_ = (answer.moved > 0 && answer.tied) || moves_far(answer) || has_no_dims() || (!op.is_product && mixes_partials(answer)) ||
-                    (op.shape_arg >= 0 && (has_odd_strides() || splits_otherwise(answer)))
+    kind_ = may_differ(op, answer)
                 ? kNeverAgreed
                 : kind_of_answer(answer.moved > 0, asked_.strided, asked_.mesh->dims() > 1, is_uneven(answer),
                                  has_other_partials(), chunks(answer), splits_twice(answer));
@@ -555,6 +563,13 @@ class Answers {
     return placements;
   }
 
+  // Whether an answer may differ from DTensor's whatever was compared (`kNeverAgreed`).
+  bool may_differ(const AskedOp& op, const Answer& answer) const {
+    return (answer.moved > 0 && answer.tied) || moves_far(answer) || has_no_dims() ||
+           (!op.is_product && mixes_partials(answer)) || (op.shape_arg >= 0 && (has_odd_strides() || splits_otherwise(answer))) ||
+           moves_sums_beside_integers(answer) || has_complex_partials(answer) || is_empty_somewhere(answer);
+  }
+
   // Whether the ranks that a dim is split over do not all have as many elements of it.
   bool is_uneven(const Spec& spec, const Placement* placements) const {
     for (uint32_t dim = 0; dim < spec.ndim; ++dim) {
@@ -574,6 +589,42 @@ class Answers {
     }
     return std::any_of(answer.outputs, answer.outputs + answer.noutputs,
                        [this](const Spec& spec) { return is_uneven(spec, spec.placements); });
+  }
+
+  // Whether a tensor has no elements, or a rank none of a dim that is split: DTensor does not always see that.
+  bool is_empty_somewhere(const Spec& spec, const Placement* placements) const {
+    for (uint32_t dim = 0; dim < spec.ndim; ++dim) {
+      int64_t least = spec.shape[dim];
+      for (size_t m = 0; m < asked_.mesh->dims(); ++m) {
+        if (!is_shard(placements[m]) || placements[m].dim != dim) continue;
+        const int64_t ranks = asked_.mesh->sizes[m], most = (least + ranks - 1) / ranks;
+        least -= most * (ranks - 1);
+      }
+      if (least <= 0) return true;
+    }
+    return false;
+  }
+
+  bool is_empty_somewhere(const Answer& answer) const {
+    for (const Spec& tensor : asked_.tensors)
+      if (is_empty_somewhere(tensor, tensor.placements)) return true;
+    return std::any_of(answer.outputs, answer.outputs + answer.noutputs,
+                       [this](const Spec& spec) { return is_empty_somewhere(spec, spec.placements); });
+  }
+
+  // Whether a tensor that is written has another shape after: DTensor changes what it knows of the tensor for its own ops only.
+  bool changes_shape_in_place(const Answer& answer) const {
+    return std::any_of(asked_.written.begin(), asked_.written.end(), [&](const Written& one) {
+      if (one.output < 0 || static_cast<size_t>(one.output) >= answer.noutputs) return false;
+      const Spec &before = asked_.tensors[one.tensor], &after = answer.outputs[one.output];
+      return !std::equal(before.shape, before.shape + before.ndim, after.shape, after.shape + after.ndim);
+    });
+  }
+
+  // Whether a rule for an op is registered with DTensor.
+  static bool is_known_to_dtensor(const AskedOp& op) {
+    const auto parts = py::reinterpret_borrow<py::tuple>(op.registered);
+    return std::any_of(parts.begin(), parts.end(), [](const py::handle& part) { return !part.is_none(); });
   }
 
   // Whether a tensor moves in several steps. For one step, Rote and DTensor expect the same cost; DTensor goes further in
@@ -640,6 +691,22 @@ class Answers {
         if (is_partial(answer.outputs[i].placements[m])) return true;
     }
     return false;
+  }
+
+  // Whether partial sums move beside a tensor of integers or truth values: DTensor divides such a tensor to make it a partial
+  // sum, which Rote does not.
+  bool moves_sums_beside_integers(const Answer& answer) const {
+    return answer.moved > 0 &&
+           std::any_of(asked_.tensors.begin(), asked_.tensors.end(),
+                       [](const Spec& tensor) { return c10::isIntegralType(static_cast<c10::ScalarType>(tensor.dtype), true); }) &&
+           is_any_placement([](const Placement& one) { return one.kind == kPartial && !is_other_partial(one); });
+  }
+
+  // Whether a partial tensor becomes a complex one: DTensor reduces some casts first.
+  bool has_complex_partials(const Answer& answer) const {
+    return is_any_placement([](const Placement& one) { return one.kind == kPartial; }) &&
+           std::any_of(answer.outputs, answer.outputs + answer.noutputs,
+                       [](const Spec& spec) { return c10::isComplexType(static_cast<c10::ScalarType>(spec.dtype)); });
   }
 
   // Whether a dim of size 1 has a stride that decides nothing: views of such tensors may state any.

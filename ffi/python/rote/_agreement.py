@@ -480,7 +480,6 @@ AGREED: dict[str, dict[str, int]] = {
         "aten::lgamma_": 0x10500000000000001111,
         "aten::linalg__powsum": 0x10500000000000001111,
         "aten::linalg_cholesky_ex": 0x10400000000000001333,
-        "aten::linalg_cross": 0x10500000000000001110,
         "aten::linalg_eig": 0x10400000000000001333,
         "aten::linalg_householder_product": 0x10000000000200001333,
         "aten::linalg_inv_ex": 0x10400000000000001333,

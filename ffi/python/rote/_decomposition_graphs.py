@@ -159,7 +159,9 @@ class _Tracer(TorchDispatchMode):
         return made
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        decompositions = decompositions_of(func)
+        # A composite op gets here where autograd is switched off, as within a dispatch of DTensor's; elsewhere PyTorch
+        # takes it apart before.
+        decompositions = [func.decompose] if func._can_decompose() else decompositions_of(func)
         if not decompositions:
             raise Untraceable(f"{name_of(func)} has neither a rule nor a decomposition")
         if self.depth >= _DEEPEST:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -244,14 +245,29 @@ def _agreed() -> dict[str, int]:
     return AGREED.get(version, {})
 
 
+class _Thread(threading.local):
+    dtensor_answers = False
+
+
+_thread = _Thread()
+
+
 def _answering(
     ask: Callable[[Any], Any], otherwise: Callable[[Any], Any], look: Callable[[Any, Any], None] | None
 ) -> Callable[[Any], Any]:
     def propagate_op_sharding_non_cached(op_schema: Any) -> Any:
+        if _thread.dtensor_answers:
+            # About a part of an op that DTensor decomposes. With other strategies for its parts it may answer for ops
+            # that it refuses, and move what these write.
+            return otherwise(op_schema)
         answer = ask(op_schema)
         if answer is not None:
             return answer
-        answer = otherwise(op_schema)
+        _thread.dtensor_answers = True
+        try:
+            answer = otherwise(op_schema)
+        finally:
+            _thread.dtensor_answers = False
         if look is not None:
             look(op_schema, answer)
         return answer
