@@ -268,6 +268,10 @@
 // Placement, in strategies only: a shard of the tensor dim `dim`, plain or strided, as the inputs have it.
 #define ROTE_PLACEHOLDER 6
 
+// Placement: the tensor dim `dim` is split as a sharding that the caller has registered says; `split_factor` is the
+// number of the sharding (`rote_sharding`).
+#define ROTE_REGISTERED_SHARD 7
+
 // Answers questions about one mesh. It may be used by one thread at a time.
 typedef struct RotePropagator RotePropagator;
 
@@ -562,7 +566,7 @@ typedef struct RotePlacement {
     uint8_t reduce;
     // Of a shard: the tensor dim, counted from the front.
     uint32_t dim;
-    // Of a strided shard: the number of blocks.
+    // Of a strided shard: the number of blocks. Of a registered one: the number of the sharding.
     uint32_t split_factor;
     // Of the partial of a norm: the order.
     double order;
@@ -662,6 +666,15 @@ typedef struct RoteAnswer {
 // (results, then tensor inputs; a number is a shard of this dim, plain or strided), and the tensor inputs that the op
 // writes, as pairs of input and result, or null. Or it is `{"error": "..."}`.
 typedef const char *(*RoteRuleCallback)(void *context, const char *question);
+
+// Says what the ranks hold by a sharding, as JSON that lives until the next call: takes a question as JSON, and the
+// `context` that the caller passed.
+//
+// The question is `{"parameters": "1,3", "size": 8, "ranks": 2}`. The answer is `{"ranks": [[[0, 1, 2]], [[2, 1, 6]]]}`:
+// for each rank the indices that it holds, in local order, as ranges `[start, step, count]`. Or it is `{"unfit": true}`
+// where no tensor can lie so, or `{"error": "..."}`. Or the question is `{"op": op, "base": base}`, and the answer
+// `{"fills": true}` if shards of this kind may fill the rule of `base`, which answers for `op`.
+typedef const char *(*RoteShardingCallback)(void *context, const char *question);
 
 #ifdef __cplusplus
 extern "C" {
@@ -1283,6 +1296,32 @@ const char *rote_propagate_json(const char *question,
                                 int strict,
                                 RoteRuleCallback rule,
                                 void *context);
+
+// ---- Shardings that scripts register, whose pieces a callback lists ----
+//
+// Makes shardings of a name known, which have parameters: they are written as `RaggedShard(0,1,3)`, the tensor dim and
+// then the parameters. The name is a letter, then letters and digits. It is an error if the name is taken.
+//
+// Requires:
+// `name` must be a C string. `callback` must not unwind, and must live with `context` until `rote_forget_shardings`.
+int rote_register_shardings(const char *name,
+                            RoteShardingCallback callback,
+                            void *context);
+
+// Forgets the shardings of a name. It is an error if there are none.
+//
+// Requires:
+// `name` must be a C string.
+int rote_forget_shardings(const char *name);
+
+// The number of a sharding of a registered name, for `split_factor` of a `ROTE_REGISTERED_SHARD`. `parameters` are digits,
+// commas, signs and brackets. `number` becomes the same for the same parameters.
+//
+// Requires:
+// `name` and `parameters` must be C strings, `number` valid for a write.
+int rote_sharding(const char *name,
+                  const char *parameters,
+                  uint32_t *number);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -21,6 +21,7 @@
 //! | [`plan`] | opening and describing plan files |
 //! | [`propagate`] | sharding propagation |
 //! | [`question`] | the same, asked in JSON; rules that scripts state |
+//! | [`sharding`] | shardings that scripts register |
 //! | [`validate`] | the truth table of sharding rules |
 
 pub mod bridge;
@@ -34,6 +35,7 @@ pub mod question;
 pub mod record;
 pub mod recorder;
 pub mod session;
+pub mod sharding;
 mod spec;
 pub mod status;
 pub mod torch_record;

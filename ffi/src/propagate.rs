@@ -7,8 +7,8 @@ use std::ffi::{c_char, c_int};
 use rote::plans::{DType, ReduceOp};
 use rote::propagation::{
     Arg, Link, LocalArgs, MEMORY_FORMATS, Mesh, PartialOp, Placement, Propagation, Query, Rule,
-    Spec, TensorMeta, Topology, contiguous, local_args, local_meta, output_strides, propagate,
-    propagate_by, propagate_passing_sums,
+    ShardingId, Spec, TensorMeta, Topology, contiguous, local_args, local_meta, output_strides,
+    propagate, propagate_by, propagate_passing_sums,
     rule::{Need, Slot},
     standard_rules, stated,
 };
@@ -302,10 +302,15 @@ fn told(placement: Placement) -> question::Placement {
     };
     match placement {
         Placement::Replicate => none,
-        // Another sharding that a Rust program registered: C cannot have asked with it.
-        Placement::Shard { dim } | Placement::Registered { dim, .. } => question::Placement {
+        Placement::Shard { dim } => question::Placement {
             kind: kind::SHARD,
             dim,
+            ..none
+        },
+        Placement::Registered { dim, sharding } => question::Placement {
+            kind: kind::REGISTERED_SHARD,
+            dim,
+            split_factor: sharding.number(),
             ..none
         },
         Placement::StridedShard { dim, split_factor } => question::Placement {
@@ -399,6 +404,11 @@ fn heard(placement: &question::Placement) -> Result<Placement, String> {
         kind::REPLICATE => Placement::Replicate,
         kind::SHARD => Placement::Shard { dim },
         kind::STRIDED_SHARD => Placement::StridedShard { dim, split_factor },
+        kind::REGISTERED_SHARD => {
+            let sharding = ShardingId::numbered(split_factor)
+                .ok_or_else(|| format!("{split_factor} is not the number of a sharding"))?;
+            Placement::Registered { dim, sharding }
+        }
         kind::MASK_PARTIAL => Placement::Partial(PartialOp::Mask),
         kind::NORM_PARTIAL => Placement::Partial(
             PartialOp::of_norm(order)

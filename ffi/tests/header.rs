@@ -38,6 +38,7 @@ const HEADERS: [Header; 2] = [
             "plan",
             "propagate",
             "question",
+            "sharding",
         ],
         structs: &[
             "../backends/callbacks/src/dl.rs",

@@ -8,7 +8,6 @@
 
 use super::cost::Order;
 use super::redistribute::{Reach, State, Way};
-use super::spec::MAX_MESH_DIMS;
 
 impl Reach<'_> {
     /// DTensor's way to a state and its cost; `None` where it is the cheapest one, or if
@@ -40,10 +39,17 @@ impl Reach<'_> {
         }
         let operations = &self.operations;
         let mut bring = |now: &mut State, m: usize, code: u8| -> Option<()> {
-            if now[m] != code {
-                let cost = operations.change(&operations.lying(now), m, now[m], code)?;
-                each(now, m, code, cost)?;
-                now[m] = code;
+            if now[m] == code {
+                return Some(());
+            }
+            // A sharding that the program has registered comes and goes by way of R.
+            let direct = !self.is_registered(now[m]) && !self.is_registered(code);
+            let whole = [now[m], code].contains(&0);
+            let steps: &[u8] = if direct || whole { &[code] } else { &[0, code] };
+            for code in steps {
+                let cost = operations.change(&operations.lying(now), m, now[m], *code)?;
+                each(now, m, *code, cost)?;
+                now[m] = *code;
             }
             Some(())
         };
@@ -59,9 +65,12 @@ impl Reach<'_> {
         (0..dims).try_for_each(|m| bring(&mut now, m, target[m]))
     }
 
-    /// The mesh dims left of `m` that shard a tensor dim.
-    fn left(&self, state: &State, m: usize, dim: u32) -> [bool; MAX_MESH_DIMS] {
-        std::array::from_fn(|l| l < m && self.shard_dim(state, l) == Some(dim))
+    /// The placements of the mesh dims left of `m` that shard a tensor dim; 0 for others.
+    fn left(&self, state: &State, m: usize, dim: u32) -> State {
+        std::array::from_fn(|l| match l < m && self.shard_dim(state, l) == Some(dim) {
+            true => state[l],
+            false => 0,
+        })
     }
 }
 

@@ -97,6 +97,22 @@ pub enum PropagationError {
         /// What this one is.
         found: String,
     },
+    /// What each rank holds by a sharding of a family is not known.
+    #[error(
+        "sharding {name}, parameters ({parameters}), of {size} elements on {ranks} ranks: {reason}"
+    )]
+    Pieces {
+        /// The name of the family.
+        name: String,
+        /// The parameters of the sharding.
+        parameters: String,
+        /// The elements of the dim.
+        size: u64,
+        /// The ranks that it is split over.
+        ranks: u64,
+        /// Why not.
+        reason: String,
+    },
     /// A search would be too large.
     #[error("{op}: expected at most {limit} {what}, found {found}")]
     TooLarge {
@@ -133,7 +149,8 @@ impl PropagationError {
             | PropagationError::TooLarge { op, .. } => asking.clone_into(op),
             PropagationError::Notation { .. }
             | PropagationError::Mesh { .. }
-            | PropagationError::Sharding { .. } => {}
+            | PropagationError::Sharding { .. }
+            | PropagationError::Pieces { .. } => {}
         }
         self
     }

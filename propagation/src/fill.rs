@@ -1,7 +1,7 @@
 //! Filling a rule's sharding placeholders with the shard types of its inputs.
 
 use super::error::PropagationError;
-use super::layout::smallest;
+use super::layout::{self, smallest};
 use super::placement::{Order, PartialOp, Placement};
 use super::redistribute::State;
 use super::rule::{Need, Query, Rule, Slot, partial};
@@ -265,9 +265,29 @@ impl<'a> Filled<'a> {
                 target[m] = *code;
             }
         }
-        (0..rows.len())
-            .all(|m| self.holds(m, rows, &targets))
-            .then_some(targets)
+        let holds = (0..rows.len()).all(|m| self.holds(m, rows, &targets));
+        (holds && self.splits_fit(rows, &targets)).then_some(targets)
+    }
+
+    /// Whether registered shardings can split the inputs so, and the outputs.
+    fn splits_fit(&self, rows: &[usize], targets: &[State]) -> bool {
+        if self.table.iter().all(|p| p.registered().is_none()) {
+            return true;
+        }
+        let fits = |meta: &TensorMeta, placements: &[Placement]| {
+            let mut dims = meta.shape.iter().enumerate();
+            dims.all(|(dim, size)| layout::fits(*size, dim as u32, placements, self.sizes))
+        };
+        let inputs = self.metas.iter().zip(targets);
+        inputs
+            .into_iter()
+            .all(|(meta, target)| fits(meta, &self.placements(target)))
+            && (self.outputs(rows).iter()).all(|output| {
+                output
+                    .meta
+                    .as_ref()
+                    .is_none_or(|meta| fits(meta, &output.placements))
+            })
     }
 
     fn placements(&self, state: &State) -> Vec<Placement> {

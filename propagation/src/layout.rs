@@ -75,6 +75,29 @@ impl Layout {
             let mut kept = Vec::new();
             if let Some(sharding) = placement.registered() {
                 let sharding = sharding.sharding();
+                if !sharding.fits(total, n) {
+                    return None;
+                }
+                if let Some(listed) = sharding.runs(total, n, rank) {
+                    for run in listed {
+                        if run.step == 1 || run.count <= 1 {
+                            cut(&runs, run.start, run.start + run.count, &mut kept);
+                        } else {
+                            for place in 0..run.count {
+                                let index = run.at(place);
+                                cut(&runs, index, index.saturating_add(1), &mut kept);
+                                if kept.len() > MAX_BLOCKS {
+                                    return None;
+                                }
+                            }
+                        }
+                        if kept.len() > MAX_BLOCKS {
+                            return None;
+                        }
+                    }
+                    runs = kept;
+                    continue;
+                }
                 let held = sharding.held(total, n, rank);
                 if held > MAX_BLOCKS as u64 {
                     return None;
@@ -129,26 +152,66 @@ pub fn smallest(size: u64, dim: u32, placements: &[Placement], mesh: &[u32]) -> 
             sizes = vec![held.min().unwrap_or(0)];
             continue;
         }
-        let mut next = Vec::with_capacity(sizes.len() * 2);
-        for left in sizes {
-            let block = left.div_ceil(blocks).max(1);
-            let rest = left % block;
-            // The ranks at which what a rank holds changes.
-            let ends = [block, rest].map(|b| b / b.div_ceil(n).max(1));
-            for rank in [0, ends[0], ends[0] + 1, ends[1], ends[1] + 1, n - 1] {
-                let piece = |b| {
-                    let (from, to) = chunk(b, n, rank.min(n - 1));
-                    to - from
-                };
-                let held = left / block * piece(block) + piece(rest);
-                if !next.contains(&held) {
-                    next.push(held);
-                }
-            }
-        }
-        sizes = next;
+        sizes = held_sizes(&sizes, n, blocks);
     }
     sizes.into_iter().min().unwrap_or(0)
+}
+
+/// The numbers of elements that ranks hold of pieces of these sizes, each once.
+fn held_sizes(sizes: &[u64], n: u64, blocks: u64) -> Vec<u64> {
+    let mut next = Vec::with_capacity(sizes.len() * 2);
+    for &left in sizes {
+        let block = left.div_ceil(blocks).max(1);
+        let rest = left % block;
+        // The ranks at which what a rank holds changes.
+        let ends = [block, rest].map(|b| b / b.div_ceil(n).max(1));
+        for rank in [0, ends[0], ends[0] + 1, ends[1], ends[1] + 1, n - 1] {
+            let piece = |b| {
+                let (from, to) = chunk(b, n, rank.min(n - 1));
+                to - from
+            };
+            let held = left / block * piece(block) + piece(rest);
+            if !next.contains(&held) {
+                next.push(held);
+            }
+        }
+    }
+    next
+}
+
+/// Whether the registered shardings among some placements can split what the placements
+/// to their left leave of a dim, on every rank.
+pub fn fits(size: u64, dim: u32, placements: &[Placement], mesh: &[u32]) -> bool {
+    let of_dim = |p: &&Placement| p.sharded().is_some_and(|s| s.0 == dim);
+    if !placements
+        .iter()
+        .filter(of_dim)
+        .any(|p| p.registered().is_some())
+    {
+        return true;
+    }
+    let mut sizes = vec![size];
+    for (placement, n) in placements.iter().zip(mesh) {
+        let Some((_, blocks)) = placement.sharded().filter(|s| s.0 == dim) else {
+            continue;
+        };
+        let n = u64::from(*n);
+        let Some(sharding) = placement.registered() else {
+            sizes = held_sizes(&sizes, n, u64::from(blocks));
+            continue;
+        };
+        let sharding = sharding.sharding();
+        if !sizes.iter().all(|size| sharding.fits(*size, n)) {
+            return false;
+        }
+        let mut next: Vec<u64> = (sizes.iter())
+            .flat_map(|size| (0..n).map(|rank| sharding.held(*size, n, rank)))
+            .collect();
+        next.sort_unstable();
+        next.dedup();
+        sizes = next;
+    }
+    true
 }
 
 /// Appends the elements `from..to` of what the runs hold.

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`placement`] | how one mesh dim holds a tensor |
 //! | [`sharding`] | ways to split a dim that callers register |
+//! | [`family`] | shardings with parameters |
 //! | [`layout`] | which global index each local index stands for |
 //! | [`spec`] | meshes, specs and their notations |
 //! | `notation` | the notation of other arguments |
@@ -58,6 +59,7 @@ mod each_tests;
 mod enumerate;
 pub mod error;
 pub mod explain;
+pub mod family;
 mod fill;
 pub mod forms;
 pub mod layout;
@@ -91,6 +93,7 @@ pub use decompose::{Builder, Decomposition, Part, Value};
 pub use enumerate::candidates;
 pub use error::PropagationError;
 pub use explain::{Choice, Explanation, OneDim, Other, Verdict, explain};
+pub use family::{Run, Runs, Splits, forget_family, register_family};
 pub use forms::Form;
 pub use layout::Layout;
 pub use local::{LocalArgs, LocalOp, Lookup, local_args, local_meta, local_op};

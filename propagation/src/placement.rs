@@ -32,7 +32,8 @@ pub enum Placement {
         split_factor: u32,
     },
     /// The tensor dim is split as a registered [`Sharding`] says. Written with
-    /// its name: `RoundRobin(0)`.
+    /// its name, and with its parameters if it has some: `RoundRobin(0)`,
+    /// `RaggedShard(0,1,3)`.
     ///
     /// [`Sharding`]: super::sharding::Sharding
     Registered {
@@ -241,8 +242,12 @@ impl Placement {
             }
             "_NormP" => norm(inside).ok_or_else(wrong),
             name => {
-                let sharding = ShardingId::named(name).ok_or_else(wrong)?;
-                let dim = dim(inside)?;
+                let (split, parameters) = match inside.split_once(',') {
+                    Some((split, parameters)) => (split, Some(parameters.replace(' ', ""))),
+                    None => (inside, None),
+                };
+                let sharding = ShardingId::named(name, parameters.as_deref()).ok_or_else(wrong)?;
+                let dim = dim(split)?;
                 Ok(Placement::Registered { dim, sharding })
             }
         }
@@ -275,7 +280,12 @@ impl fmt::Display for Placement {
             Placement::Shard { dim } => write!(f, "S({dim})"),
             Placement::StridedShard { dim, split_factor } => write!(f, "_S({dim},{split_factor})"),
             Placement::Registered { dim, sharding } => {
-                write!(f, "{}({dim})", sharding.sharding().name())
+                let sharding = sharding.sharding();
+                write!(f, "{}({dim}", sharding.name())?;
+                match sharding.parameters() {
+                    Some(parameters) => write!(f, ",{parameters})"),
+                    None => f.write_str(")"),
+                }
             }
             Placement::Partial(op) => write!(f, "P({op})"),
         }

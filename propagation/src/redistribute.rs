@@ -292,10 +292,13 @@ impl<'a> Reach<'a> {
 
     /// Whether a shard is not a plain one.
     pub(super) fn is_strided(&self, state: &State) -> bool {
-        (0..self.sizes.len()).any(|m| {
-            let placement = self.placement(state, m);
-            placement.sharded().is_some() && !matches!(placement, Placement::Shard { .. })
-        })
+        (0..self.sizes.len())
+            .any(|m| matches!(self.placement(state, m), Placement::StridedShard { .. }))
+    }
+
+    /// Whether a placement is a shard that a caller has registered.
+    pub(super) fn is_registered(&self, code: u8) -> bool {
+        self.table[usize::from(code)].registered().is_some()
     }
 
     pub(super) fn source(&self) -> State {

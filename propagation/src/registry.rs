@@ -207,13 +207,7 @@ impl Registry {
             Form::Out => out(self, &maker, query)?,
         };
         written.extend(rule.writings(query));
-        let placements = query.inputs().flat_map(|(_, spec)| &spec.placements);
-        for sharding in placements.filter_map(|p| p.registered()) {
-            let (op, family) = self.matched(query.op).unwrap_or_default();
-            if rule.takes(sharding) && !sharding.sharding().fills(&family, &op) {
-                rule.bars.push(sharding);
-            }
-        }
+        rule.bar(query, || self.matched(query.op).unwrap_or_default());
         Ok((rule, written))
     }
 
@@ -263,6 +257,22 @@ impl Maker {
 }
 
 impl Rule {
+    /// Bars registered shardings of the inputs that may not fill the rule, which is that of an
+    /// op of a family.
+    pub(super) fn bar(&mut self, query: &Query<'_>, of: impl FnOnce() -> (String, String)) {
+        let placements = query.inputs().flat_map(|(_, spec)| &spec.placements);
+        let mut shardings = placements.filter_map(|p| p.registered()).peekable();
+        if shardings.peek().is_none() {
+            return;
+        }
+        let (base, family) = of();
+        for sharding in shardings {
+            if self.takes(sharding) && !sharding.sharding().fills_as(&family, &base, query.op) {
+                self.bars.push(sharding);
+            }
+        }
+    }
+
     /// The tensors that the rule says are written.
     pub(super) fn writings(&self, query: &Query<'_>) -> Vec<Written> {
         let one = |(input, output): &(usize, Option<usize>)| Written {

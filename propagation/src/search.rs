@@ -15,7 +15,9 @@ use super::cost::Topology;
 use super::descent::Descent;
 use super::each::Each;
 use super::error::PropagationError;
+use super::family::unless_faulty;
 use super::fill::{Filled, Masks};
+use super::layout;
 use super::placement::Placement;
 use super::redistribute::{Reach, State, Step, fits, plan};
 use super::registry::{Registry, Written};
@@ -156,6 +158,12 @@ pub(super) fn sound<'a>(
         if bytes.is_none() || others.is_none() || others > Some(1 << 62) {
             return Err(query.wrong(i, "a tensor of fewer than 2^58 elements", meta.to_string()));
         }
+        for (dim, size) in meta.shape.iter().enumerate() {
+            if !layout::fits(*size, dim as u32, &spec.placements, mesh.sizes()) {
+                let expected = format!("shards that fit {meta} on mesh {mesh}");
+                return Err(query.wrong(i, expected, written(&spec.placements)));
+            }
+        }
         for placement in &spec.placements {
             match placement.sharded() {
                 Some((dim, _)) if dim as usize >= ndim => {
@@ -229,11 +237,13 @@ pub fn propagate(
     mesh: &Mesh,
     topology: &Topology,
 ) -> Result<Propagation, PropagationError> {
-    if let Some(each) = Each::of(query.op, rules) {
-        return each.propagate(rules, query, mesh, topology);
-    }
-    let checked = check(rules, query, mesh)?;
-    run(query, &checked, mesh, topology, Effort::FULL)
+    unless_faulty(|| {
+        if let Some(each) = Each::of(query.op, rules) {
+            return each.propagate(rules, query, mesh, topology);
+        }
+        let checked = check(rules, query, mesh)?;
+        run(query, &checked, mesh, topology, Effort::FULL)
+    })
 }
 
 /// The same, where partials other than sums are reduced before the op instead of passing
@@ -251,9 +261,11 @@ pub fn propagate_passing_sums(
     if Each::of(query.op, rules).is_some() {
         return propagate(rules, query, mesh, topology);
     }
-    let mut checked = check(rules, query, mesh)?;
-    checked.rule.pass_only_sums();
-    run(query, &checked, mesh, topology, Effort::FULL)
+    unless_faulty(|| {
+        let mut checked = check(rules, query, mesh)?;
+        checked.rule.pass_only_sums();
+        run(query, &checked, mesh, topology, Effort::FULL)
+    })
 }
 
 /// The same by a rule of the caller's own, whatever rule the op has.
@@ -262,15 +274,18 @@ pub fn propagate_passing_sums(
 ///
 /// An error that names op, argument, expected and found.
 pub fn propagate_by(
-    rule: Rule,
+    mut rule: Rule,
     query: &Query<'_>,
     mesh: &Mesh,
     topology: &Topology,
 ) -> Result<Propagation, PropagationError> {
-    let inputs = sound(query, mesh)?;
-    let written = rule.writings(query);
-    let checked = fitting(query, rule, inputs, written)?;
-    run(query, &checked, mesh, topology, Effort::FULL)
+    unless_faulty(|| {
+        let inputs = sound(query, mesh)?;
+        rule.bar(query, || (query.op.into(), "registered".into()));
+        let written = rule.writings(query);
+        let checked = fitting(query, rule, inputs, written)?;
+        run(query, &checked, mesh, topology, Effort::FULL)
+    })
 }
 
 /// The same, for a question that was checked.

@@ -37,6 +37,7 @@
 use std::sync::{PoisonError, RwLock};
 
 use super::error::PropagationError;
+use super::family::{self, Run, Tabled};
 
 /// A way to split a tensor dim of `size` elements over `ranks` ranks.
 ///
@@ -69,6 +70,37 @@ pub trait Sharding: Send + Sync {
     /// or take it apart. If not, its ways lead through `R`.
     fn exchanges(&self) -> bool {
         false
+    }
+
+    /// What tells it from other shardings of its name, as it is written behind the
+    /// dim; `None`: it has the name alone.
+    fn parameters(&self) -> Option<&str> {
+        None
+    }
+
+    /// Whether its name is still its own.
+    fn is_known(&self) -> bool {
+        true
+    }
+
+    /// Whether it can split a dim of this size over so many ranks. If not, no tensor
+    /// lies so.
+    fn fits(&self, size: u64, ranks: u64) -> bool {
+        let _ = (size, ranks);
+        true
+    }
+
+    /// What [`Sharding::merge`] says of all local indices of a rank, as ranges;
+    /// `None`: ask that.
+    fn runs(&self, size: u64, ranks: u64, rank: u64) -> Option<Vec<Run>> {
+        let _ = (size, ranks, rank);
+        None
+    }
+
+    /// As [`Sharding::fills`] of the rule of `base`, where it answers for `op`.
+    fn fills_as(&self, family: &str, base: &str, op: &str) -> bool {
+        let _ = op;
+        self.fills(family, base)
     }
 }
 
@@ -104,13 +136,7 @@ pub fn register_sharding(
         expected: expected.into(),
         found,
     };
-    let mut letters = name.chars();
-    let named = letters.next().is_some_and(|c| c.is_ascii_alphabetic())
-        && letters.all(|c| c.is_ascii_alphanumeric());
-    if !named || ["R", "S", "P", "PartitionSpec"].contains(&name.as_str()) {
-        let expected = "a letter, then letters and digits, other than R, S, P, PartitionSpec";
-        return Err(wrong(expected, format!("{name:?}")));
-    }
+    check_name(&name)?;
     for ranks in RANKS {
         for size in SIZES {
             check(&sharding, size, ranks).map_err(|(expected, found)| {
@@ -122,11 +148,34 @@ pub fn register_sharding(
         }
     }
     let mut all = SHARDINGS.write().unwrap_or_else(PoisonError::into_inner);
-    if all.iter().any(|s| s.name() == name) {
+    let taken = |s: &&dyn Sharding| s.is_known() && s.name() == name;
+    if all.iter().any(taken) || family::named(&name).is_some() {
         return Err(wrong("a name that is not taken", format!("{name:?}")));
     }
     all.push(Box::leak(Box::new(sharding)));
     Ok(ShardingId(all.len() as u32 - 1))
+}
+
+/// Checks that placements can be written with a name.
+pub(super) fn check_name(name: &str) -> Result<(), PropagationError> {
+    let mut letters = name.chars();
+    let named = letters.next().is_some_and(|c| c.is_ascii_alphabetic())
+        && letters.all(|c| c.is_ascii_alphanumeric());
+    if named && !["R", "S", "P", "PartitionSpec"].contains(&name) {
+        return Ok(());
+    }
+    let expected = "a letter, then letters and digits, other than R, S, P, PartitionSpec";
+    Err(PropagationError::Sharding {
+        name: name.into(),
+        expected: expected.into(),
+        found: format!("{name:?}"),
+    })
+}
+
+/// Whether a sharding without parameters has this name.
+pub(super) fn is_taken(name: &str) -> bool {
+    let all = SHARDINGS.read().unwrap_or_else(PoisonError::into_inner);
+    all.iter().any(|s| s.is_known() && s.name() == name)
 }
 
 /// Checks that every index is held exactly once and comes back.
@@ -163,11 +212,31 @@ fn check(sharding: &impl Sharding, size: u64, ranks: u64) -> Result<(), (&'stati
 }
 
 impl ShardingId {
-    /// The sharding of this name.
-    pub(super) fn named(name: &str) -> Option<Self> {
+    /// The sharding of this name with these parameters: those of a family come to be
+    /// when they are first named.
+    pub fn named(name: &str, parameters: Option<&str>) -> Option<Self> {
+        let parameters = parameters.filter(|parameters| !parameters.is_empty());
+        let same =
+            |s: &&dyn Sharding| s.is_known() && s.name() == name && s.parameters() == parameters;
+        let find = |all: &[&'static dyn Sharding]| {
+            let at = all.iter().position(same)?;
+            Some(ShardingId(at as u32))
+        };
+        let known = find(&SHARDINGS.read().unwrap_or_else(PoisonError::into_inner));
+        known.or_else(|| {
+            let made = Tabled::new(family::named(name)?, parameters.unwrap_or_default())?;
+            let mut all = SHARDINGS.write().unwrap_or_else(PoisonError::into_inner);
+            find(&all).or_else(|| {
+                all.push(Box::leak(Box::new(made)));
+                Some(ShardingId(all.len() as u32 - 1))
+            })
+        })
+    }
+
+    /// The sharding with a number that [`ShardingId::number`] gave.
+    pub fn numbered(number: u32) -> Option<Self> {
         let all = SHARDINGS.read().unwrap_or_else(PoisonError::into_inner);
-        let at = all.iter().position(|s| s.name() == name)?;
-        Some(ShardingId(at as u32))
+        ((number as usize) < all.len()).then_some(ShardingId(number))
     }
 
     /// What was registered.
@@ -176,7 +245,8 @@ impl ShardingId {
         SHARDINGS.read().unwrap_or_else(PoisonError::into_inner)[self.0 as usize]
     }
 
-    pub(super) fn number(self) -> u32 {
+    /// Its number in this process.
+    pub fn number(self) -> u32 {
         self.0
     }
 

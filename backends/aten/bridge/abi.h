@@ -211,6 +211,7 @@ enum PlacementKind : uint8_t {
   kMaskPartial = 4,  // a sum, where a rank's rows are zero if it does not hold their part of a table. A rank of an op with such a result looks up 0 in the place of indices outside of its part, and counts the others from its first row
   kNormPartial = 5,  // every rank holds the norm of its part; `order` is the norm's
   kPlaceholder = 6,  // a shard of the tensor dim `dim`, plain or strided, as the inputs have it
+  kRegisteredShard = 7,  // the tensor dim `dim` is split as a sharding that the caller has registered says; `split_factor` is the number of the sharding (`rote_sharding`)
 };
 
 // The reduction that turns a partial tensor into a whole one, and that a reducing collective applies.
@@ -227,7 +228,7 @@ struct Placement {
   uint8_t kind;  // the kind of placement (`ROTE_REPLICATE`, ...)
   uint8_t reduce;  // of a partial: the reduction (`ROTE_SUM`, ...)
   uint32_t dim;  // of a shard: the tensor dim, counted from the front
-  uint32_t split_factor;  // of a strided shard: the number of blocks
+  uint32_t split_factor;  // of a strided shard: the number of blocks. Of a registered one: the number of the sharding
   double order;  // of the partial of a norm: the order
 };
 

@@ -47,6 +47,10 @@ inline py::object attribute(const py::handle& object, PyObject* name) {
 struct ShardingClasses {
   py::object spec, meta, size, schema, output_sharding, placeholder;
   py::object replicate, shard, strided_shard, partial, mask_partial, norm_partial;
+  // Placements of the script's own: `own` says the number of one (`rote_sharding`), or why it is none, as text; None for
+  // a class that is not registered. `made_own` makes one of a number and a dim. `warn_own` warns once of what cannot be
+  // said of a class. `own` is None where none are answered.
+  py::object own, made_own, warn_own;
 
   explicit ShardingClasses(const py::dict& named)
       : spec(named["DTensorSpec"]),
@@ -60,7 +64,10 @@ struct ShardingClasses {
         strided_shard(named["_StridedShard"]),
         partial(named["Partial"]),
         mask_partial(named["_MaskPartial"]),
-        norm_partial(named["_NormPartial"]) {}
+        norm_partial(named["_NormPartial"]),
+        own(named["own"]),
+        made_own(named["made_own"]),
+        warn_own(named["warn_own"]) {}
 };
 
 // Reductions of `Partial`, by number.
@@ -75,6 +82,18 @@ inline uint32_t small_number(PyObject* number) {
   if (value == -1 && PyErr_Occurred()) throw py::error_already_set();
   if (value < 0) throw HandedOn{"a dim or number of blocks below zero"};
   return static_cast<uint32_t>(value);
+}
+
+// A placement of a class that is not PyTorch's.
+inline Placement read_own(PyObject* placement, const ShardingClasses& classes) {
+  const py::object said = classes.own.is_none() ? py::none() : classes.own(py::handle(placement));
+  if (PyUnicode_Check(said.ptr())) throw HandedOn{said.cast<std::string>()};
+  if (said.is_none()) throw HandedOn{std::string("a placement of class ") + Py_TYPE(placement)->tp_name};
+  Placement read{};
+  read.kind = kRegisteredShard;
+  read.dim = small_number(attribute(placement, names().dim).ptr());
+  read.split_factor = said.cast<uint32_t>();
+  return read;
 }
 
 inline Placement read_placement(PyObject* placement, const ShardingClasses& classes) {
@@ -102,7 +121,7 @@ inline Placement read_placement(PyObject* placement, const ShardingClasses& clas
     // Rote reduces these as sums and extrema, and DTensor knows no way from one class of partial to another.
     if (read.order == 0 || read.order == 1 || std::isinf(read.order)) throw HandedOn{"a norm whose partial DTensor names otherwise"};
   } else {
-    throw HandedOn{std::string("a placement of class ") + Py_TYPE(placement)->tp_name};
+    return read_own(placement, classes);
   }
   return read;
 }
@@ -122,6 +141,7 @@ inline py::object make_placement(const Placement& placement, const ShardingClass
     case kReplicate: return classes.replicate();
     case kShard: return classes.shard(placement.dim);
     case kStridedShard: return classes.strided_shard(placement.dim, py::arg("split_factor") = placement.split_factor);
+    case kRegisteredShard: return classes.made_own(placement.split_factor, placement.dim);
     case kPartial: return classes.partial(kReductions[placement.reduce]);
     case kNormPartial: {
       const auto whole = static_cast<int64_t>(placement.order);
@@ -133,11 +153,14 @@ inline py::object make_placement(const Placement& placement, const ShardingClass
 }
 
 // Whether it splits a tensor dim.
-inline bool is_shard(const Placement& placement) { return placement.kind == kShard || placement.kind == kStridedShard; }
+inline bool is_shard(const Placement& placement) {
+  return placement.kind == kShard || placement.kind == kStridedShard || placement.kind == kRegisteredShard;
+}
 
 // Whether it is partial by another reduction than a sum.
 inline bool is_other_partial(const Placement& placement) {
-  return placement.kind > kPartial || (placement.kind == kPartial && placement.reduce != kReduceSum);
+  return placement.kind == kMaskPartial || placement.kind == kNormPartial ||
+         (placement.kind == kPartial && placement.reduce != kReduceSum);
 }
 
 inline bool same_placement(const Placement& a, const Placement& b) {

@@ -468,6 +468,7 @@ class Answers {
     if (given > static_cast<Py_ssize_t>(op.formals.size())) throw HandedOn{"more arguments than the op has"};
     if (!asked_.mesh) throw HandedOn{"no distributed tensor"};
     if (!asked_.mesh->propagator) throw HandedOn{"this rank is not part of the mesh"};
+    check_own_placements();
     // A view stays one: reducing the tensor would make a copy.
     if (agreement_.is_none() && op.gives_views && !is_stated && takes_other_partials()) throw HandedOn{"a partial that is no sum would pass"};
 
@@ -486,7 +487,10 @@ class Answers {
     }
     Answer answer{};
     const auto ask = [&] {
-      if (ask_(asked_.mesh->propagator, &question, &answer) < 0) throw HandedOn{error_()};
+      if (ask_(asked_.mesh->propagator, &question, &answer) >= 0) return;
+      const std::string reason = error_();
+      if (reason.rfind("sharding ", 0) == 0) classes_.warn_own(reason);
+      throw HandedOn{reason};
     };
     ask();
     if (is_decomposed && asked_.mesh->dims() > 1 && !decompositions_.attr("schema_holds")(schema, placements_of(answer)).cast<bool>()) {
@@ -548,6 +552,13 @@ class Answers {
     }
     if (is_decomposed) ++decomposed_[op.name];
     return classes_.output_sharding(outputs, suggestion, moves || local_arg, static_cast<bool>(local_arg));
+  }
+
+  // Placements of the script's own are for policy "best", and not beside strided shards, which may mean an order of shards.
+  void check_own_placements() const {
+    if (!is_any_placement([](const Placement& one) { return one.kind == kRegisteredShard; })) return;
+    if (!agreement_.is_none()) throw HandedOn{"a placement of the script's own"};
+    if (asked_.strided) throw HandedOn{"a placement of the script's own beside a strided shard"};
   }
 
   // The placements of the results, then of the tensors that the op takes, a tuple each.

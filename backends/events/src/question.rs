@@ -22,6 +22,9 @@ pub mod kind {
     pub const NORM_PARTIAL: u8 = 5;
     /// Placement, in strategies only: a shard of the tensor dim `dim`, plain or strided, as the inputs have it.
     pub const PLACEHOLDER: u8 = 6;
+    /// Placement: the tensor dim `dim` is split as a sharding that the caller has registered says; `split_factor` is the
+    /// number of the sharding (`rote_sharding`).
+    pub const REGISTERED_SHARD: u8 = 7;
 }
 
 /// How one mesh dim holds a tensor.
@@ -34,7 +37,7 @@ pub struct Placement {
     pub reduce: u8,
     /// Of a shard: the tensor dim, counted from the front.
     pub dim: u32,
-    /// Of a strided shard: the number of blocks.
+    /// Of a strided shard: the number of blocks. Of a registered one: the number of the sharding.
     pub split_factor: u32,
     /// Of the partial of a norm: the order.
     pub order: f64,

@@ -10,6 +10,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement
 
+from . import _own_placements
+
 # The names of rote_plans::DType.
 DTYPES = {
     torch.uint8: "u8",
@@ -99,6 +101,9 @@ def written_placement(placement: Placement) -> str:
     """`S(0)`"""
     if type(placement).__name__ == "_MaskPartial":  # its module depends on the version
         return "P(mask)"
+    own = _own_placements.written(placement)
+    if own is not None:
+        return own
     if isinstance(placement, _NormPartial):
         return f"P(norm{placement.norm_type!r})".replace(".0)", ")")
     return str(placement).replace(" ", "")

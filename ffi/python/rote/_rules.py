@@ -17,6 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ._native import error, lib
+from ._own_placements import SHARDINGS
 
 Strategies = Callable[..., Sequence[Sequence[Any]]]
 
@@ -210,6 +211,11 @@ def _placements(where: str, strategy: Sequence[Any], metas: Sequence[TensorMeta 
                 raise RuleError(f"{here}: {placement} is no shard of a tensor with {ndim} dims")
             dim = placement.dim % ndim
             yield _StridedShard(dim, split_factor=placement.split_factor) if kind is _StridedShard else kind(dim)
+        elif kind in SHARDINGS:
+            ndim = len(meta.shape)
+            if not 0 <= placement.dim < ndim:
+                raise RuleError(f"{here}: {placement!r} is no shard of a tensor with {ndim} dims")
+            yield placement
         elif kind is Partial and placement.reduce_op not in _REDUCTIONS:
             raise RuleError(f"{here}: {placement}: expected a reduction among {', '.join(_REDUCTIONS)}")
         elif kind in (Replicate, Partial, _NormPartial):
@@ -217,8 +223,8 @@ def _placements(where: str, strategy: Sequence[Any], metas: Sequence[TensorMeta 
         else:
             found = "None" if placement is None else f"{placement!r} of class {kind.__name__}"
             raise RuleError(
-                f"{here}: expected Shard, _StridedShard, _ShardingPlaceholder, Replicate, Partial or _NormPartial, "
-                f"found {found}"
+                f"{here}: expected Shard, _StridedShard, _ShardingPlaceholder, Replicate, Partial, _NormPartial or a "
+                f"registered class, found {found}"
             )
 
 

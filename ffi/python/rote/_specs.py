@@ -10,6 +10,7 @@ from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ._identity import by_identity
+from ._own_placements import written
 
 
 @by_identity
@@ -49,7 +50,7 @@ def spec_text(spec: Any) -> str:
     return "|".join(
         (
             mesh_text(spec.mesh),
-            ";".join(str(placement) for placement in spec.placements),
+            ";".join(written(placement) or str(placement) for placement in spec.placements),
             ",".join(map(str, shape)),
             ",".join(map(str, stride)),
         )
@@ -63,7 +64,8 @@ def short_text(tensor: torch.Tensor) -> str:
     text += f" on {tensor.device.type}"
     if isinstance(tensor, DTensor):
         spec = tensor._spec
-        text += f" placed {','.join(map(str, spec.placements))} on mesh {_mesh_in_words(spec.mesh)}"
+        placed = ",".join(written(one) or str(one) for one in spec.placements)
+        text += f" placed {placed} on mesh {_mesh_in_words(spec.mesh)}"
     return text + (" requires grad" if tensor.requires_grad else "")
 
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtenso
 from torch.distributed.tensor import _sharding_prop as torchs
 from torch.distributed.tensor._ops import _math_ops, single_dim_strategy
 
-from . import _rules
+from . import _own_placements, _rules
 from ._agreement import AGREED
 from ._bridge import bridge
 from ._decomposed import Decompositions
@@ -126,11 +126,11 @@ class _Installed:
         agreed = None if policy == "best" else _agreed()
         self.answers = self.made(agreed, own_rules, self.state)
         # Runs no code of the script's.
-        self.judge = self.made(None, own_rules, lambda _: "a strategy of the script's own")
+        self.judge = self.made(None, own_rules, lambda _: "a strategy of the script's own", False)
         self.refuted = Refuted(self.judge.answer)
         self.before = self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding
         look = self.refuted.look if policy == "same" else None
-        self.answer = _answering(self.answers.answer, self.before[0], look)
+        self.answer = _answering(self.answers.answer, _own_placements.replicated(self.before[0]), look)
         self.cached = torchs.LocalLRUCache(self.answer)
 
     def made(
@@ -138,9 +138,11 @@ class _Installed:
         agreed: dict[str, int] | None,
         own_rules: dict[OpOverload, _rules.Strategies],
         state: Callable[[Any], Any],
+        own_placements: bool = True,
     ) -> Any:
         """What answers questions: those of the kinds in `agreed`, or all."""
         return _answers(
+            own_placements,
             self.propagator,
             DTensor._op_dispatcher._custom_op_handlers,
             self.propagators.of_mesh,
@@ -202,7 +204,7 @@ def decompositions() -> Decompositions:
     def inside(op: Any) -> tuple[tuple[Any, ...], bool]:
         return _registered(propagator, op), True
 
-    within = _answers(propagator, {}, _Propagators().without_links, inside, None, {}, None, None)
+    within = _answers(False, propagator, {}, _Propagators().without_links, inside, None, {}, None, None)
     return Decompositions(within.answer, propagator)
 
 
@@ -211,8 +213,8 @@ def _registered(propagator: Any, op: Any) -> tuple[Any, ...]:
     return tuple(table.get(op) for table in tables)
 
 
-def _answers(*parts: Any) -> Any:
-    """The `Answers` of the bridge."""
+def _answers(own_placements: bool, *parts: Any) -> Any:
+    """The `Answers` of the bridge, about placements of the script's own too or not."""
     return bridge().Answers(
         _address("rote_propagate"),
         _address("rote_last_error"),
@@ -229,6 +231,9 @@ def _answers(*parts: Any) -> Any:
             "_MaskPartial": placement_types._MaskPartial,
             "_NormPartial": _math_ops._NormPartial,
             "_ShardingPlaceholder": single_dim_strategy._ShardingPlaceholder,
+            "own": _own_placements.number_of if own_placements else None,
+            "made_own": _own_placements.made,
+            "warn_own": _own_placements.warn,
         },
         *parts,
     )
@@ -275,6 +280,26 @@ def _answering(
     return propagate_op_sharding_non_cached
 
 
+_alone: tuple[Any, Any, Any] | None = None
+"""While placements of the script's own are registered and Rote is not installed: what DTensor asks, and before."""
+
+
+def _look_for_own_placements() -> None:
+    """Keeps DTensor from taking registered placements for PyTorch's, as long as there are some."""
+    global _alone
+    propagator = _propagator()
+    here = _alone is not None and propagator.propagate_op_sharding_non_cached is _alone[0]
+    if _own_placements.SHARDINGS and not here and _installed is None:
+        before = propagator.propagate_op_sharding_non_cached, propagator.propagate_op_sharding
+        asked = _own_placements.replicated(before[0])
+        _alone = asked, *before
+        propagator.propagate_op_sharding_non_cached = asked
+        propagator.propagate_op_sharding = torchs.LocalLRUCache(asked)
+    elif here and _alone is not None and not _own_placements.SHARDINGS:
+        _, propagator.propagate_op_sharding_non_cached, propagator.propagate_op_sharding = _alone
+        _alone = None
+
+
 def _address(function: str) -> int:
     return int(ctypes.cast(getattr(lib, function), c_void_p).value or 0)
 
@@ -303,7 +328,7 @@ _changes = 0
 
 def _name_chooser() -> None:
     CHOOSER.name = "Rote" if _installed is not None and _installed.policy == "best" else "DTensor"
-    if _installed is not None and _rules.OWN:
+    if _installed is not None and (_rules.OWN or _own_placements.SHARDINGS):
         CHOOSER.name += f" and rules of the script, changed {_changes} times"
 
 
@@ -361,6 +386,7 @@ def uninstall() -> None:
         _forget()
         _installed.free()
         _installed = None
+        _look_for_own_placements()
         _name_chooser()
 
 
@@ -386,6 +412,7 @@ def within_a_step() -> Iterator[None]:
             _propagator().propagate_op_sharding_non_cached is _within_steps.answer
         ):  # else the step has put another there
             _within_steps.take_away()
+            _look_for_own_placements()
 
 
 _Function = TypeVar("_Function", bound=_rules.Strategies)
@@ -426,6 +453,40 @@ def unregister(op: OpOverload) -> None:
     _rules_have_changed()
 
 
+def register_sharding(
+    cls: type[Shard],
+    *,
+    indices: _own_placements.Indices,
+    parameters: Sequence[str] = (),
+    fills: _own_placements.Fills | None = None,
+) -> None:
+    """Registers a subclass of `Shard`, which splits a tensor dim in another way. Under policy `"best"`, Rote answers
+    about tensors that lie so.
+
+    `parameters` are the names of the attributes that tell one placement of the class from another: integers, or tuples
+    of integers. `cls(dim, units=(1, 3))` makes a placement, where `units` is such a name. `indices(placement, size,
+    ranks)` returns the indices of a dim of this size that each rank holds, in local order, as `range` objects or other
+    sequences; it raises `ValueError` where no tensor can lie so. Each index has to be on one rank. `fills` has the ops
+    whose rules a shard of the class may fill, or is a function that says so of an op; without, all that fit.
+
+    The class needs `__eq__` and `__hash__` that compare the parameters, `_split_tensor`, `_to_replicate_tensor` and
+    `_local_shard_size_and_offset`. While a class is registered, DTensor redistributes from its shards to others by way
+    of `Replicate()`.
+
+    Raises `ValueError` if a class of this name is registered already, `TypeError` if the class lacks a method.
+    """
+    _own_placements.put(cls, indices, parameters, fills)
+    _look_for_own_placements()
+    _rules_have_changed()
+
+
+def unregister_sharding(cls: type[Shard]) -> None:
+    """Removes what was registered for a subclass of `Shard`. Raises `ValueError` if nothing was."""
+    _own_placements.remove(cls)
+    _look_for_own_placements()
+    _rules_have_changed()
+
+
 _last = Stats()
 
 
@@ -439,4 +500,13 @@ def stats() -> Stats:
     return Stats(answered, nanoseconds / 1e3, strides, decomposed, handed_on, dict(installed.refuted.found))
 
 
-__all__ = ["Stats", "install", "register", "stats", "uninstall", "unregister"]
+__all__ = [
+    "Stats",
+    "install",
+    "register",
+    "register_sharding",
+    "stats",
+    "uninstall",
+    "unregister",
+    "unregister_sharding",
+]

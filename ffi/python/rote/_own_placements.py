@@ -1,0 +1,406 @@
+"""Shardings of the script's own: subclasses of `Shard` that `rote.propagation.register_sharding` makes known.
+
+Rust asks here which indices each rank holds. DTensor redistributes such shards by way of replication.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import functools
+import json
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.distributed.tensor import Replicate, Shard, _redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.utils._pytree import tree_map_only
+
+from ._native import RuleCallback, byref, c_uint32, error, lib
+
+Indices = Callable[[Any, int, int], Sequence[Sequence[int]]]
+Fills = Collection[OpOverload] | Callable[[OpOverload], bool]
+Values = tuple[int | tuple[int, ...], ...]
+
+#: What is registered, by class.
+SHARDINGS: dict[type, OwnSharding] = {}
+#: What a class has to define otherwise than `Shard`.
+_NEEDED = ("__eq__", "__hash__", "_split_tensor", "_to_replicate_tensor", "_local_shard_size_and_offset")
+#: The placement of each number by its dim.
+_MADE: dict[int, dict[int, Any]] = {}
+_WARNED: set[str] = set()
+# Rust may call back for the shardings of a class that was forgotten.
+_KEPT: list[Any] = []
+
+
+class OwnSharding:
+    """A registered class."""
+
+    def __init__(self, cls: type[Shard], indices: Indices, parameters: Sequence[str], fills: Fills | None) -> None:
+        self.cls = cls
+        self.indices = indices
+        self.parameters = tuple(parameters)
+        self.fills = fills
+        self.numbers: dict[Values, int] = {}
+        self.callback = RuleCallback(self._answer)
+        self._text = ctypes.create_string_buffer(b"")
+
+    @property
+    def name(self) -> str:
+        return self.cls.__name__
+
+    def number(self, placement: Any) -> int:
+        """The number of a placement of the class. Raises `ValueError` if the parameters do not say what it is."""
+        values = self.values(placement)
+        known = self.numbers.get(values)
+        if known is not None:
+            return known
+        made = self.made(placement.dim, values)
+        if not (made == placement and placement == made):
+            raise ValueError(
+                f"{placement!r} is not equal to a {self.name} that is made of its dim and parameters: name all "
+                "attributes that matter in parameters="
+            )
+        if made == Shard(made.dim) or any(made == self.made(made.dim, other) for other in self.numbers):
+            raise ValueError(f"{placement!r} is equal to another placement: __eq__ has to compare the parameters")
+        number = c_uint32()
+        if lib.rote_sharding(self.name.encode(), self.text(values).encode(), byref(number)) < 0:
+            raise ValueError(error())
+        _MADE.setdefault(number.value, {})[placement.dim] = placement
+        self.numbers[values] = number.value
+        return number.value
+
+    def values(self, placement: Any) -> Values:
+        """The parameters of a placement."""
+        return tuple(self._value(name, getattr(placement, name)) for name in self.parameters)
+
+    def _value(self, name: str, value: Any) -> int | tuple[int, ...]:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return int(value)
+        if isinstance(value, tuple) and all(isinstance(one, int) and not isinstance(one, bool) for one in value):
+            return tuple(int(one) for one in value)
+        raise ValueError(f"{self.name}.{name}: expected an integer or a tuple of integers, found {value!r}")
+
+    def made(self, dim: int, values: Values) -> Any:
+        """A placement of the class."""
+        made = self.cls(dim, **dict(zip(self.parameters, values, strict=True)))
+        if type(made) is not self.cls or made.dim != dim or self.values(made) != values:
+            raise ValueError(
+                f"expected {self.cls.__name__}(dim, {', '.join(f'{name}=...' for name in self.parameters)}) to make a "
+                f"placement of these, found {made!r}"
+            )
+        return made
+
+    def text(self, values: Values) -> str:
+        """Parameters as placements are written: `1,3` of a tuple alone, `2,[1,3]` of several."""
+        if len(values) == 1 and isinstance(values[0], tuple):
+            return _numbers(values[0])
+        return ",".join(f"[{_numbers(value)}]" if isinstance(value, tuple) else str(value) for value in values)
+
+    def read(self, text: str) -> Values:
+        """Parameters that are written so."""
+        if len(self.parameters) == 1 and "," in text:
+            return (tuple(int(one) for one in text.split(",") if one),)
+        if len(self.parameters) == 1 and not text:
+            return ((),)
+        found: list[int | tuple[int, ...]] = []
+        for many, one in re.findall(r"\[([-\d,]*)\]|(-?\d+)", text):
+            found.append(int(one) if one else tuple(int(each) for each in many.split(",") if each))
+        if len(found) != len(self.parameters) or self.text(tuple(found)) != text:
+            raise ValueError(f"expected {len(self.parameters)} parameters of {self.name}, found {text!r}")
+        return tuple(found)
+
+    def _runs(self, placement: Any, size: int, ranks: int) -> list[list[tuple[int, int, int]]]:
+        return [list(_ranges(held)) for held in self.indices(placement, size, ranks)]
+
+    def _answer(self, _: Any, question: bytes) -> int:
+        try:
+            answer = self._said(json.loads(question))
+        except Exception as problem:  # no exception crosses C
+            answer = {"error": f"{type(problem).__name__}: {problem}"}
+        except BaseException as problem:  # an interrupt: it is raised once Rust has returned
+            _thread.interrupt_main()
+            answer = {"error": f"{type(problem).__name__}"}
+        self._text = ctypes.create_string_buffer(json.dumps(answer).encode())
+        return ctypes.addressof(self._text)
+
+    def _said(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if "op" in asked:
+            return {"fills": self._may_fill(asked["base"], asked["op"])}
+        placement = self.made(0, self.read(asked["parameters"]))
+        try:
+            return {"ranks": self._runs(placement, asked["size"], asked["ranks"])}
+        except ValueError:
+            return {"unfit": True}
+
+    def _may_fill(self, base: str, op: str) -> bool:
+        from ._own_rules import overloads
+        from ._rules import name_of
+
+        if self.fills is None:
+            return True
+        if callable(self.fills):
+            return all(bool(self.fills(one)) for one in overloads(op))
+        names = {name_of(one) for one in self.fills}
+        return op in names or base in names or any(name.partition(".")[0] == base for name in names)
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ",".join(map(str, values)) + ("," if len(values) == 1 else "")
+
+
+def _ranges(held: Iterable[int]) -> Iterable[tuple[int, int, int]]:
+    """What a rank holds, as start, step and count of ranges."""
+    if isinstance(held, range):
+        if len(held):
+            yield held.start, held.step, len(held)
+        return
+    if isinstance(held, torch.Tensor):
+        held = held.tolist()
+    start, count = 0, 0
+    for index in held:
+        if not hasattr(index, "__index__"):
+            raise TypeError(f"expected indices, found {index!r}")
+        index = index.__index__()
+        if count and index == start + count:
+            count += 1
+            continue
+        if count:
+            yield start, 1, count
+        start, count = index, 1
+    if count:
+        yield start, 1, count
+
+
+def number_of(placement: Any) -> int | str | None:
+    """The number of a placement of a registered class; or why it has none, which is warned of once. None: the class is
+    not registered."""
+    own = SHARDINGS.get(type(placement))
+    if own is None:
+        return None
+    try:
+        return own.number(placement)
+    except Exception as problem:
+        reason = f"a placement of class {own.name}: {type(problem).__name__}: {problem}"
+        warn(reason)
+        return reason
+
+
+def made(number: int, dim: int) -> Any:
+    """The placement of a number and a dim."""
+    known = _MADE[number]
+    if dim not in known:
+        first = next(iter(known.values()))
+        own = SHARDINGS[type(first)]
+        known[dim] = own.made(dim, own.values(first))
+    return known[dim]
+
+
+def warn(reason: str) -> None:
+    """Warns once of what a registered class cannot say. DTensor then answers."""
+    if reason not in _WARNED:
+        _WARNED.add(reason)
+        warnings.warn(f"rote: {reason}. DTensor's own propagation answers instead", RuntimeWarning, stacklevel=3)
+
+
+def written(placement: Any) -> str | None:
+    """`RaggedShard(0,1,3)`; None for a placement that is not of a registered class."""
+    own = SHARDINGS.get(type(placement))
+    if own is None:
+        return None
+    own.number(placement)
+    text = own.text(own.values(placement))
+    return f"{own.name}({placement.dim},{text})" if text else f"{own.name}({placement.dim})"
+
+
+def read(name: str, inside: str) -> Placement:
+    """The placement that is written so."""
+    own = next(own for own in SHARDINGS.values() if own.name == name)
+    dim, _, text = inside.partition(",")
+    placement: Placement = own.made(int(dim), own.read(text))
+    return placement
+
+
+def put(cls: Any, indices: Indices, parameters: Sequence[str], fills: Fills | None) -> None:
+    """Registers a class."""
+    if not (isinstance(cls, type) and issubclass(cls, Shard)) or cls is Shard or issubclass(cls, _StridedShard):
+        raise TypeError(f"rote: expected a subclass of Shard, found {cls!r}")
+    name = cls.__name__
+    if cls in SHARDINGS:
+        raise ValueError(f"rote: {name} is registered already")
+    if isinstance(parameters, str) or not all(isinstance(one, str) and one.isidentifier() for one in parameters):
+        raise TypeError(f"rote: {name}: expected names of attributes in parameters=, found {parameters!r}")
+    if not callable(indices):
+        raise TypeError(f"rote: {name}: expected indices=, a function, found {indices!r}")
+    if fills is not None and not callable(fills) and not all(isinstance(op, OpOverload) for op in fills):
+        raise TypeError(f"rote: {name}: expected fills=, ops with their overloads or a function, found {fills!r}")
+    lacking = [one for one in _NEEDED if _is_shards(cls, one)]
+    if lacking:
+        raise TypeError(f"rote: {name}: expected a class with {' and '.join(lacking)} of its own, not Shard's")
+    own = OwnSharding(cls, indices, parameters, fills)
+    if lib.rote_register_shardings(name.encode(), own.callback, None) < 0:
+        raise ValueError(f"rote: {error()}")
+    _KEPT.append(own)
+    SHARDINGS[cls] = own
+    _tell_dtensor()
+
+
+def _is_shards(cls: type, name: str) -> bool:
+    return getattr(cls, name, None) is getattr(Shard, name)
+
+
+def remove(cls: Any) -> None:
+    """Forgets a class."""
+    own = SHARDINGS.pop(cls, None)
+    if own is None:
+        raise ValueError(f"rote: {getattr(cls, '__name__', cls)}: no sharding is registered")
+    lib.rote_forget_shardings(own.name.encode())
+    _tell_dtensor()
+
+
+def _is_own(placements: Iterable[Any]) -> bool:
+    return any(type(placement) in SHARDINGS for placement in placements)
+
+
+def replicated(otherwise: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any]:
+    """DTensor's propagation, asked about replicated tensors in the place of those that lie in registered shards: it
+    would take these for plain ones."""
+
+    def propagate_op_sharding_non_cached(schema: OpSchema) -> Any:
+        if not SHARDINGS:
+            return otherwise(schema)
+        args = _without_own(schema.args_schema)
+        if args is None:
+            return otherwise(schema)
+        written = [
+            formal.name
+            for formal, arg in zip(schema.op._schema.arguments, schema.args_schema, strict=False)
+            if formal.alias_info is not None and formal.alias_info.is_write and _without_own(arg) is not None
+        ]
+        if written:
+            raise RuntimeError(
+                f"rote: {schema.op}: DTensor cannot keep how {written[0]} lies, which the op writes: "
+                f"{', '.join(map(str, schema.args_spec))}"
+            )
+        asked = OpSchema(schema.op, args, schema.kwargs_schema, schema.schema_info)
+        answer = otherwise(asked)
+        return OutputSharding(
+            answer.output_spec, answer.redistribute_schema or asked, True, answer.use_val_from_redistribute_schema
+        )
+
+    return propagate_op_sharding_non_cached
+
+
+def _without_own(schema: Any) -> Any:
+    """Arguments with replication in the place of registered shards; None if there are none."""
+    found = False
+
+    def whole(spec: DTensorSpec) -> DTensorSpec:
+        nonlocal found
+        if not _is_own(spec.placements):
+            return spec
+        found = True
+        placements = tuple(Replicate() if type(one) in SHARDINGS else one for one in spec.placements)
+        return DTensorSpec(spec.mesh, placements, tensor_meta=spec.tensor_meta)
+
+    made = tree_map_only(DTensorSpec, whole, schema)
+    return made if found else None
+
+
+class _Alone(_redistribute._TransformInfo):
+    """A change of one mesh dim that is not merged with those of others."""
+
+    def _comm_type_key(self) -> str | None:
+        return None
+
+
+_planned = _redistribute._gen_transform_infos_non_cached
+_verified = DTensorSpec._verify_shard_order
+
+
+def _tell_dtensor() -> None:
+    """Lets DTensor make specs with registered shardings and redistribute them, as long as there are some."""
+    _redistribute._gen_transform_infos_non_cached = _plan if SHARDINGS else _planned
+    DTensorSpec._verify_shard_order = _verify if SHARDINGS else _verified  # type: ignore[method-assign]
+    _redistribute._gen_transform_infos.cache_clear()
+
+
+@functools.wraps(_verified)
+def _verify(self: DTensorSpec, shard_order: Any) -> None:
+    # DTensor compares each shard with `Shard(dim)`, to which none of a subclass is equal.
+    if _is_own(self.placements) and shard_order == DTensorSpec.compute_default_shard_order(self.placements):
+        return
+    _verified(self, shard_order)
+
+
+@functools.wraps(_planned)
+def _plan(src_spec: DTensorSpec, dst_spec: DTensorSpec, use_graph_based_transform: bool | None = None) -> list[Any]:
+    now, target = list(src_spec.placements), list(dst_spec.placements)
+    if not _is_own(now + target) or any(isinstance(one, _StridedShard) for one in now + target):
+        return _planned(src_spec, dst_spec, use_graph_based_transform)
+    mesh = src_spec.device_mesh
+    shapes = _logical_shapes(src_spec)
+    infos: list[Any] = []
+
+    def bring(m: int, to: Placement) -> None:
+        if now[m] == to:
+            return
+        for step in [to] if _is_direct(now[m], to) else [Replicate(), to]:
+            infos.append(_Alone(m, (now[m], step), shapes[m]))
+            now[m] = step
+
+    def left(placements: Sequence[Any], m: int, dim: int) -> list[tuple[int, Any]]:
+        return [(other, placements[other]) for other in range(m) if placements[other].is_shard(dim)]
+
+    # From the right, as DTensor does: a shard is the inner split of what those to its left have split.
+    for m in reversed(range(mesh.ndim)) if src_spec.num_shards > 1 else ():
+        to = target[m]
+        if isinstance(to, Shard) and left(now, m, to.dim) != left(target, m, to.dim):
+            to = Replicate()
+        bring(m, to)
+    for m in range(mesh.ndim):
+        bring(m, target[m])
+    return infos
+
+
+def _is_direct(now: Placement, to: Placement) -> bool:
+    """Whether DTensor has an operation between two placements."""
+    if type(now) in SHARDINGS:
+        return to.is_replicate()
+    if type(to) in SHARDINGS:
+        return now.is_replicate() or (now.is_partial() and not _is_shards(type(to), "_reduce_shard_tensor"))
+    return True
+
+
+def _logical_shapes(spec: DTensorSpec) -> list[list[int]]:
+    """For each mesh dim, the shape of what it splits."""
+    mesh = spec.device_mesh
+    shape = list(spec.shape)
+    shapes = []
+    for m, placement in enumerate(spec.placements):
+        shapes.append(list(shape))
+        if isinstance(placement, Shard):
+            size, ranks, rank = shape[placement.dim], mesh.size(m), mesh.get_local_rank(m)
+            shape[placement.dim] = placement._local_shard_size_and_offset(size, ranks, rank)[0]
+    return shapes
+
+
+__all__ = [
+    "SHARDINGS",
+    "Fills",
+    "Indices",
+    "made",
+    "number_of",
+    "put",
+    "read",
+    "remove",
+    "replicated",
+    "warn",
+    "written",
+]
