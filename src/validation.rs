@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rote_propagation::{Combination, Mesh, Registry};
+use rote_propagation::{Combination, Mesh, Placement, Registry};
 use rote_validation::samples::{self, Sample};
 use rote_validation::{Event, Finding, Kernels, OpReport, Options, validate};
 use serde_json::{Value as Json, json};
@@ -19,6 +19,7 @@ use crate::own_rules::{self, Ask};
 /// - `only`: one combination, such as `S(0),R -> S(0)`,
 /// - `missing`: whether to look for rules that are missing; true by default,
 /// - `own`: names of ops for which `ask` states the rule ([`own_rules`]),
+/// - `shards`: shards of registered kinds (`RaggedShard(0,1,3)`) that fill placeholders, too,
 /// - `changes`: lists of op, strategy and what to put in its place, for tests.
 ///
 /// `tell` is given JSON objects: `{"start": op, "number": 1, "total": 2}` before
@@ -42,6 +43,14 @@ pub fn answer(
     };
     let dims = mesh.sizes().len();
     let only = text("only").map(|only| Combination::parse(only, dims));
+    let shards = request.get("shards").and_then(Json::as_array).into_iter();
+    let shards = shards
+        .flatten()
+        .filter_map(Json::as_str)
+        .map(Placement::parse);
+    let shards: Vec<Placement> = shards
+        .collect::<Result<_, _>>()
+        .map_err(|e| e.to_string())?;
     let mut rules = Registry::standard().map_err(|e| e.to_string())?;
     for change in request
         .get("changes")
@@ -69,6 +78,7 @@ pub fn answer(
         mesh: mesh.clone(),
         only: only.transpose().map_err(|e| e.to_string())?,
         missing: request.get("missing").and_then(Json::as_bool) != Some(false),
+        shards,
     };
     validate(&rules, kernels, &options, &mut |event| {
         let line = match event {

@@ -43,18 +43,16 @@ impl<'a> Filled<'a> {
         inputs: &[(&'a Spec, &'a TensorMeta)],
         sizes: &'a [u32],
     ) -> Result<Self, PropagationError> {
-        Self::with_types(query, rule, inputs, sizes, &[], &[])
+        Self::with_types(query, rule, inputs, sizes, &[])
     }
 
-    /// Filled with more shard types, 0 for the plain one or a split factor, and
-    /// more orders of norms.
+    /// Filled with the shard types and the orders of norms of more placements.
     pub(super) fn with_types(
         query: &Query<'_>,
         rule: &'a Rule,
         inputs: &[(&'a Spec, &'a TensorMeta)],
         sizes: &'a [u32],
-        more: &[u32],
-        orders: &[Order],
+        more: &[Placement],
     ) -> Result<Self, PropagationError> {
         let mut filled = Filled {
             table: Vec::with_capacity(16),
@@ -67,13 +65,12 @@ impl<'a> Filled<'a> {
         filled.table.push(Placement::Replicate);
         let mut choices = Choices {
             types: Vec::with_capacity(2 + more.len()),
-            orders: orders.to_vec(),
+            orders: Vec::new(),
             divisors: products(&sizes[..sizes.len().saturating_sub(1)]),
         };
-        choices.types.extend(more.iter().map(|factor| match factor {
-            0 => ShardType::Plain,
-            factor => ShardType::Strided(*factor),
-        }));
+        for placement in more {
+            choices.take_from(*placement, rule);
+        }
         for (spec, _) in inputs {
             filled.add_source(spec, &mut choices);
         }

@@ -11,6 +11,7 @@ use super::decompositions;
 use super::each::Each;
 use super::error::PropagationError;
 use super::forms::{self, Form};
+use super::placement::Placement;
 use super::rule::{Arg, Query, Rule, RuleFn};
 use super::rules;
 use super::schema::Schema;
@@ -207,8 +208,19 @@ impl Registry {
             Form::Out => out(self, &maker, query)?,
         };
         written.extend(rule.writings(query));
-        rule.bar(query, || self.matched(query.op).unwrap_or_default());
+        let placements = query.inputs().flat_map(|(_, spec)| &spec.placements);
+        self.bar(&mut rule, query.op, placements);
         Ok((rule, written))
+    }
+
+    /// Bars the registered shardings among some placements that may not fill the rule of an op.
+    pub(super) fn bar<'p>(
+        &self,
+        rule: &mut Rule,
+        op: &str,
+        placements: impl Iterator<Item = &'p Placement>,
+    ) {
+        rule.bar(op, placements, || self.matched(op).unwrap_or_default());
     }
 
     fn find(&self, op: &str) -> Option<(Maker, Form)> {
@@ -257,17 +269,21 @@ impl Maker {
 }
 
 impl Rule {
-    /// Bars registered shardings of the inputs that may not fill the rule, which is that of an
-    /// op of a family.
-    pub(super) fn bar(&mut self, query: &Query<'_>, of: impl FnOnce() -> (String, String)) {
-        let placements = query.inputs().flat_map(|(_, spec)| &spec.placements);
+    /// Bars the registered shardings among some placements that may not fill the rule, which is that of
+    /// an op of a family.
+    pub(super) fn bar<'p>(
+        &mut self,
+        op: &str,
+        placements: impl Iterator<Item = &'p Placement>,
+        of: impl FnOnce() -> (String, String),
+    ) {
         let mut shardings = placements.filter_map(|p| p.registered()).peekable();
         if shardings.peek().is_none() {
             return;
         }
         let (base, family) = of();
         for sharding in shardings {
-            if self.takes(sharding) && !sharding.sharding().fills_as(&family, &base, query.op) {
+            if self.takes(sharding) && !sharding.sharding().fills_as(&family, &base, op) {
                 self.bars.push(sharding);
             }
         }

@@ -281,7 +281,10 @@ pub fn propagate_by(
 ) -> Result<Propagation, PropagationError> {
     unless_faulty(|| {
         let inputs = sound(query, mesh)?;
-        rule.bar(query, || (query.op.into(), "registered".into()));
+        let placements = inputs.iter().flat_map(|(spec, _)| &spec.placements);
+        rule.bar(query.op, placements, || {
+            (query.op.into(), "registered".into())
+        });
         let written = rule.writings(query);
         let checked = fitting(query, rule, inputs, written)?;
         run(query, &checked, mesh, topology, Effort::FULL)

@@ -5,6 +5,7 @@ use super::combination::Combination;
 use super::cost::Topology;
 use super::each::Each;
 use super::error::PropagationError;
+use super::family::unless_faulty;
 use super::fill::Filled;
 use super::placement::{PartialOp, Placement};
 use super::registry::Registry;
@@ -33,9 +34,10 @@ pub struct Claims {
     pub unfit: usize,
 }
 
-/// The combinations that the rules claim, with plain shards and with strided
-/// ones of the given split factors, and norm partials of order 2.5 where a rule
-/// takes any and the mesh has one dim. The placements of the inputs do not matter.
+/// The combinations that the rules claim, with plain shards and with those of the
+/// types of some placements, whatever these split, and norm partials of order 2.5
+/// where a rule takes any and the mesh has one dim. The placements of the inputs do
+/// not matter.
 ///
 /// # Errors
 ///
@@ -45,26 +47,31 @@ pub fn claims(
     rules: &Registry,
     query: &Query<'_>,
     mesh: &Mesh,
-    split_factors: &[u32],
+    types: &[Placement],
+) -> Result<Claims, PropagationError> {
+    unless_faulty(|| claimed(rules, query, mesh, types))
+}
+
+fn claimed(
+    rules: &Registry,
+    query: &Query<'_>,
+    mesh: &Mesh,
+    types: &[Placement],
 ) -> Result<Claims, PropagationError> {
     if Each::of(query.op, rules).is_some() {
         return asked(rules, query, mesh);
     }
-    let checked = check(rules, query, mesh)?;
+    let mut checked = check(rules, query, mesh)?;
+    rules.bar(&mut checked.rule, query.op, types.iter());
     let dims = mesh.sizes().len();
-    let mut types = vec![0];
-    types.extend_from_slice(split_factors);
+    let mut types = types.to_vec();
+    types.push(Placement::Shard { dim: 0 });
     // What holds for norms of any order is tried with one, alone: most partials
     // beside it have negative parts.
     let order = PartialOp::of_norm(2.5).filter(|_| dims == 1);
-    let orders: Vec<_> = (order.into_iter())
-        .filter_map(|op| match op {
-            PartialOp::Norm(order) => Some(order),
-            _ => None,
-        })
-        .collect();
+    types.extend(order.map(Placement::Partial));
     let (inputs, sizes) = (&checked.inputs, mesh.sizes());
-    let filled = Filled::with_types(query, &checked.rule, inputs, sizes, &types, &orders)?;
+    let filled = Filled::with_types(query, &checked.rule, inputs, sizes, &types)?;
     let total = filled.combinations(query.op, dims, LIMIT)?;
     let written: Vec<_> = (checked.written.iter())
         .filter_map(|w| Some((w.input, w.output?)))

@@ -23,6 +23,7 @@ from models import mesh
 from ragged_shard import RaggedShard
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlaceholder
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 aten = torch.ops.aten
@@ -449,6 +450,24 @@ def test_without_rote_dtensor_takes_them_for_no_plain_shards() -> None:
 
 
 @pytest.mark.ranks(2)
+def test_ops_that_look_at_shards_themselves_raise() -> None:
+    on = mesh(2)
+    torch.manual_seed(0)
+    image, weight = torch.randn(8, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    ragged = [RaggedShard(0, (1, 3))]
+    with registered(), rote.propagation.install("best"):
+        for call in (
+            lambda: laid(image, ragged, on).argmax(1),
+            lambda: laid(image, ragged, on).argmin(),
+            lambda: F.conv2d(laid(image, ragged, on), laid(weight, [Replicate()], on)),
+        ):
+            with pytest.raises(RuntimeError, match=r"DTensor takes shards for those that torch\.chunk makes"):
+                call()
+        whole = laid(image, ragged, on).redistribute(placements=[Replicate()])
+        torch.testing.assert_close(whole.argmax(1).full_tensor(), image.argmax(1))
+
+
+@pytest.mark.ranks(2)
 def test_only_ops_that_may_be_filled_keep_them() -> None:
     on = mesh(2)
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
@@ -493,6 +512,12 @@ class Odd(RaggedShard):
 
     def __hash__(self) -> int:
         return hash(self.dim)
+
+
+class Unprinted(RaggedShard):
+    """Which prints as a plain shard."""
+
+    __str__ = Shard.__str__
 
 
 class Lacking(Shard):
@@ -573,3 +598,125 @@ def test_the_example_is_a_placement() -> None:
     one = RaggedShard(0, (1, 3))
     assert pickle.loads(pickle.dumps(one)) == one == copy.deepcopy(one)
     assert one != RaggedShard(0, (3, 1)) and one != Shard(0)
+
+
+@torch.library.custom_op("rote_placements::scaled", mutates_args=())
+def scaled(x: Tensor, scale: Tensor) -> Tensor:
+    return x * scale[:, None]
+
+
+@scaled.register_fake
+def _(x: Tensor, scale: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+SCALED = torch.ops.rote_placements.scaled
+
+
+@contextmanager
+def rule(strategies: Sequence[Sequence[Any]]) -> Iterator[None]:
+    rote.propagation.register(SCALED.default, lambda x, scale: strategies)
+    try:
+        yield
+    finally:
+        rote.propagation.unregister(SCALED.default)
+
+
+ROWS = RaggedShard(0, (1, 3))
+RULES: dict[str, Sequence[Sequence[Any]]] = {
+    "named": [[ROWS, ROWS, ROWS]],
+    "placeholders": [[_ShardingPlaceholder(0)] * 3],
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("strategies", RULES.values(), ids=RULES)
+def test_rules_of_a_script_take_them(strategies: Sequence[Sequence[Any]]) -> None:
+    on = mesh(2)
+    torch.manual_seed(0)
+    x, scale = torch.randn(8, 4), torch.randn(8)
+    ways: list[Placement] = [Replicate(), Shard(0), ROWS, RaggedShard(0, (3, 1))]
+    with registered(), rule(strategies), rote.propagation.install("best"):
+        for of_x, of_scale in itertools.product(ways, repeat=2):
+            found = SCALED(laid(x, [of_x], on), laid(scale, [of_scale], on))
+            check_equal(f"{of_x}, {of_scale}", found.full_tensor(), scaled(x, scale))
+        assert SCALED(laid(x, [ROWS], on), laid(scale, [ROWS], on)).placements == (ROWS,)
+        assert SCALED(laid(x, [ROWS], on), laid(scale, [Replicate()], on)).placements == (ROWS,)
+        answered()
+    with registered(fills={aten.add.Tensor}), rule(RULES["placeholders"]), rote.propagation.install("best"):
+        assert SCALED(laid(x, [ROWS], on), laid(scale, [ROWS], on)).placements == (Replicate(),)
+
+
+def test_the_truth_table_judges_rules_of_a_script() -> None:
+    args = "f32[8,4] f32[8]"
+    with registered():
+        with rule(RULES["named"]):
+            report = rote.validate("rote_placements::scaled", args=args)[0]
+            assert not report["wrong"] and report["correct"] == 2, report
+            assert "RaggedShard(0,1,3),RaggedShard(0,1,3)" not in str(report["missing"])
+        with rule(RULES["placeholders"]):
+            shards = [ROWS, RaggedShard(0, (3, 1))]
+            plain = rote.validate("rote_placements::scaled", args=args)[0]
+            report = rote.validate("rote_placements::scaled", args=args, shards=shards)[0]
+            assert not report["wrong"] and report["correct"] == plain["correct"] + 2, report
+        for strategy, reason in (
+            ([ROWS, ROWS, RaggedShard(0, (3, 1))], "RaggedShard(0,1,3),RaggedShard(0,3,1) -> RaggedShard(0,1,3)"),
+            ([RaggedShard(0, (3, 1)), ROWS, ROWS], "RaggedShard(0,1,3),RaggedShard(0,1,3) -> RaggedShard(0,3,1)"),
+            ([Shard(0), ROWS, ROWS], "RaggedShard(0,1,3),RaggedShard(0,1,3) -> S(0)"),
+            ([RaggedShard(1, (1, 3)), ROWS, ROWS], "-> RaggedShard(1,1,3)"),
+        ):
+            with rule([strategy]):
+                report = rote.validate("rote_placements::scaled", args=args, missing=False)[0]
+                assert reason in str(report["wrong"]), report
+        with (
+            rule([[RaggedShard(2, (1, 3)), ROWS, ROWS]]),
+            pytest.raises(ValueError, match="no shard of a tensor with 2"),
+        ):
+            rote.validate("rote_placements::scaled", args=args)
+
+
+def test_the_truth_table_judges_rotes_rules_with_them() -> None:
+    shards = [RaggedShard(0, (1, 3)), RaggedShard(0, (2, 2))]
+    with registered():
+        for op, args in (
+            ("aten::mm", "f32[8,4] f32[4,8]"),
+            ("aten::add.Tensor", "f32[8,4] f32[4]"),
+            ("aten::amax", "f32[8,4] [0]"),
+            ("aten::cat", "{f32[8,4];f32[8,4]} 1"),
+            ("aten::view", "f32[8,4] [8,2,2]"),
+            ("aten::embedding", "f32[8,4] i64[8]<8"),
+        ):
+            plain = rote.validate(op, args=args, missing=False)[0]
+            report = rote.validate(op, args=args, missing=False, shards=shards)[0]
+            assert not report["wrong"] and report["correct"] > plain["correct"], report
+        only = "RaggedShard(1,1,3),RaggedShard(0,1,3) -> P(sum)"
+        report = rote.validate("aten::mm", args="f32[8,4] f32[4,8]", only=only, shards=shards)[0]
+        assert report["correct"] == 1, report
+        only = "RaggedShard(1,1,3),RaggedShard(0,2,2) -> P(sum)"
+        report = rote.validate("aten::mm", args="f32[8,4] f32[4,8]", only=only, shards=shards)[0]
+        assert report["correct"] == 0 and report["untrue"], report
+
+
+@pytest.mark.ranks(2)
+def test_a_captured_step_is_guarded_by_them() -> None:
+    on = mesh(2)
+    torch.manual_seed(0)
+    weight, x = torch.randn(8, 8), torch.randn(8, 8)
+
+    def step(of: Tensor) -> Tensor:
+        return (of @ placed_weight).square()
+
+    rote.propagation.register_sharding(Unprinted, indices=ragged_shard.indices, parameters=("units",))
+    try:
+        with registered(), rote.propagation.install("best"):
+            placed_weight = laid(weight, [ROWS], on)
+            captured = rote.capture(step, state={"weight": placed_weight})
+            # The last two have the same local tensors, and no other text.
+            ways = (RaggedShard(1, (1, 3)), RaggedShard(1, (3, 1)), Unprinted(1, (2, 2)), Shard(1))
+            for variants, way in enumerate(ways, 1):
+                for _ in range(4):
+                    check_equal(str(way), captured(laid(x, [way], on)).full_tensor(), (x @ weight).square())
+                assert captured.stats.variants == variants, captured.stats
+            assert captured.stats.replays >= len(ways), captured.stats
+    finally:
+        rote.propagation.unregister_sharding(Unprinted)

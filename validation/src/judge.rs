@@ -118,7 +118,7 @@ impl<'a> Case<'a> {
         values: &'a [Values],
         mesh: &'a Mesh,
         kernels: &'a mut dyn Kernels,
-        split_factors: &[u32],
+        types: &[Placement],
     ) -> Result<Self, Unfit> {
         let mut wide = precise(args);
         let mut first = try_once(op, &wide, values, kernels);
@@ -129,7 +129,7 @@ impl<'a> Case<'a> {
         }
         let ran = first.map_err(Unfit::Kernel)?;
         let query = Query { op, args: &wide };
-        let claims = claims(rules, &query, mesh, split_factors).map_err(Unfit::Refused)?;
+        let claims = claims(rules, &query, mesh, types).map_err(Unfit::Refused)?;
         let metas: Option<Vec<_>> = query.inputs().map(|(_, s)| s.meta.clone()).collect();
         let metas = metas.ok_or_else(|| Unfit::Kernel("a tensor without meta".into()))?;
         let random = ran.random && draws(op, &wide, values, kernels, claims.outputs.len());

@@ -22,6 +22,8 @@ pub struct Options {
     pub only: Option<Combination>,
     /// Whether to look for true combinations that no rule claims.
     pub missing: bool,
+    /// Shards by whose types placeholders are filled, too, whatever dim they split.
+    pub shards: Vec<Placement>,
 }
 
 /// How far a validation is.
@@ -89,7 +91,12 @@ fn one(
     };
     let flat = mesh.sizes().len() == 1;
     // Strided shards: those of a mesh dim of 2 further left.
-    let split_factors: &[u32] = if flat { &[2] } else { &[] };
+    let strided = Placement::StridedShard {
+        dim: 0,
+        split_factor: 2,
+    };
+    let mut types = options.shards.clone();
+    types.extend(flat.then_some(strided));
     let case = Case::new(
         rules,
         &sample.op,
@@ -97,7 +104,7 @@ fn one(
         &sample.values,
         mesh,
         kernels,
-        split_factors,
+        &types,
     );
     let case = match case {
         Ok(case) => case,
@@ -218,8 +225,13 @@ impl Judging<'_, '_> {
             }
             let replicated = |p: &Placement| *p == Placement::Replicate;
             let idle = inputs.iter().flatten().all(replicated);
-            let strided = |p: &Placement| matches!(p, Placement::StridedShard { .. });
-            if self.open && !idle && !inputs.iter().flatten().any(strided) {
+            let other = |p: &Placement| {
+                matches!(
+                    p,
+                    Placement::StridedShard { .. } | Placement::Registered { .. }
+                )
+            };
+            if self.open && !idle && !inputs.iter().flatten().any(other) {
                 let outputs = open_outputs(&verdict.open, &self.case.varies);
                 found.push((inputs, outputs));
             }

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.distributed.tensor import Replicate, Shard, _redistribute
+from torch.distributed.tensor import DTensor, Replicate, Shard, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
@@ -278,6 +278,12 @@ def replicated(otherwise: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any
         args = _without_own(schema.args_schema)
         if args is None:
             return otherwise(schema)
+        if schema.op in DTensor._op_dispatcher._custom_op_handlers:
+            # What follows looks at the shards as they lie.
+            raise RuntimeError(
+                f"rote: {schema.op}: DTensor takes shards for those that torch.chunk makes: redistribute "
+                f"{', '.join(map(str, schema.args_spec))} before"
+            )
         written = [
             formal.name
             for formal, arg in zip(schema.op._schema.arguments, schema.args_schema, strict=False)

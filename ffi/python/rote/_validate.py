@@ -10,7 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch.distributed.tensor.placement_types import Placement
+
 from . import _bridge
+from ._arguments import written_placement
 from ._native import ReportCallback, check, lib
 from ._own_rules import Stating
 
@@ -32,6 +35,7 @@ def validate(
     only: str | None = None,
     missing: bool = True,
     changes: Sequence[tuple[str, str, str]] = (),
+    shards: Sequence[Placement] = (),
 ) -> list[dict[str, Any]]:
     """Judges the sharding rules of ops by running their local ops on pieces of random tensors.
 
@@ -40,6 +44,9 @@ def validate(
     (``"f32[8,4] f32[4,6]"``); without, its samples are judged. ``only`` is one combination (``"S(0),R -> S(0)"``).
     ``missing=False`` looks for wrong rules alone. ``changes`` put wrong strategies in place of right ones, to see that
     they are found: op, strategy, strategy.
+
+    ``shards`` are placements of classes that the script has registered (`rote.propagation.register_sharding`): rules
+    are judged with such shards too, of any dim.
 
     Rules that the script has registered, with `rote.propagation.register` or with PyTorch's
     ``register_single_dim_strategy``, are judged in the place of Rote's. If a named op has no rule, the strategies are
@@ -53,6 +60,7 @@ def validate(
     """
     request: dict[str, Any] = {"ops": list(ops) or ["all"], "mesh": mesh, "missing": missing, "changes": list(changes)}
     request |= {key: text for key, text in (("args", args), ("only", only)) if text is not None}
+    request["shards"] = [written_placement(one) for one in shards]
     lines: list[dict[str, Any]] = []
     _ask(request, lambda line: lines.append(json.loads(line)))
     return [line for line in lines if "op" in line]
