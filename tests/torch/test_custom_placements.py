@@ -27,6 +27,7 @@ from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlacehold
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 aten = torch.ops.aten
+ROWS = RaggedShard(0, (1, 3))
 # DTensor squeezes in a way of its own, and makes masks of tables that are split.
 HANDED_ON = {
     "a placement of the script's own beside a strided shard",
@@ -396,6 +397,25 @@ def test_what_indices_cannot_say_is_left_to_dtensor_with_one_warning() -> None:
 
 
 @pytest.mark.ranks(2)
+def test_an_interrupt_in_indices_ends_the_step() -> None:
+    on = mesh(2)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    asked = []
+
+    def interrupted(placement: RaggedShard, size: int, ranks: int) -> Any:
+        asked.append(size)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        return ragged_shard.indices(placement, size, ranks)
+
+    with registered(interrupted), rote.propagation.install("best"):
+        made = laid(x, [ROWS], on)
+        with pytest.raises(KeyboardInterrupt):
+            torch.relu(made)
+        assert torch.exp(made).placements == (ROWS,)
+
+
+@pytest.mark.ranks(2)
 def test_a_shard_that_fits_nowhere_is_not_made() -> None:
     on = mesh(2)
     torch.manual_seed(0)
@@ -421,6 +441,8 @@ def test_same_leaves_them_to_dtensor() -> None:
         torch.testing.assert_close(made.view(4, 2, 4).full_tensor(), x.view(4, 2, 4))
         with pytest.raises(RuntimeError, match=r"aten\.mul_\.Tensor: DTensor cannot keep how self lies"):
             made.mul_(2)
+        with pytest.raises(RuntimeError, match=r"aten\.add\.out: DTensor cannot redistribute keyword arguments"):
+            torch.add(laid(x, [Replicate()], on), 1, out=made)
         assert {reason for _, reason in rote.propagation.stats().handed_on} == {"a placement of the script's own"}
 
 
@@ -622,7 +644,6 @@ def rule(strategies: Sequence[Sequence[Any]]) -> Iterator[None]:
         rote.propagation.unregister(SCALED.default)
 
 
-ROWS = RaggedShard(0, (1, 3))
 RULES: dict[str, Sequence[Sequence[Any]]] = {
     "named": [[ROWS, ROWS, ROWS]],
     "placeholders": [[_ShardingPlaceholder(0)] * 3],

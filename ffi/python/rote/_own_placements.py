@@ -5,9 +5,7 @@ Rust asks here which indices each rank holds. DTensor redistributes such shards 
 
 from __future__ import annotations
 
-import _thread
 import ctypes
-import functools
 import json
 import re
 import warnings
@@ -35,6 +33,8 @@ _NEEDED = ("__eq__", "__hash__", "_split_tensor", "_to_replicate_tensor", "_loca
 #: The placement of each number by its dim.
 _MADE: dict[int, dict[int, Any]] = {}
 _WARNED: set[str] = set()
+#: What has ended a function that Rust has called, to be raised once Rust has returned.
+_INTERRUPTS: list[BaseException] = []
 # Rust may call back for the shardings of a class that was forgotten.
 _KEPT: list[Any] = []
 
@@ -124,8 +124,8 @@ class OwnSharding:
             answer = self._said(json.loads(question))
         except Exception as problem:  # no exception crosses C
             answer = {"error": f"{type(problem).__name__}: {problem}"}
-        except BaseException as problem:  # an interrupt: it is raised once Rust has returned
-            _thread.interrupt_main()
+        except BaseException as problem:  # an interrupt
+            _INTERRUPTS.append(problem)
             answer = {"error": f"{type(problem).__name__}"}
         self._text = ctypes.create_string_buffer(json.dumps(answer).encode())
         return ctypes.addressof(self._text)
@@ -192,6 +192,14 @@ def number_of(placement: Any) -> int | str | None:
         return reason
 
 
+def go_on() -> None:
+    """Raises what has ended a function of the script's, other than an error."""
+    if _INTERRUPTS:
+        interrupt = _INTERRUPTS[0]
+        _INTERRUPTS.clear()
+        raise interrupt
+
+
 def made(number: int, dim: int) -> Any:
     """The placement of a number and a dim."""
     known = _MADE[number]
@@ -231,6 +239,8 @@ def put(cls: Any, indices: Indices, parameters: Sequence[str], fills: Fills | No
     """Registers a class."""
     if not (isinstance(cls, type) and issubclass(cls, Shard)) or cls is Shard or issubclass(cls, _StridedShard):
         raise TypeError(f"rote: expected a subclass of Shard, found {cls!r}")
+    if None in (_planned, _verified) or not all(hasattr(Shard, one) for one in _NEEDED):
+        raise RuntimeError(f"rote: DTensor of PyTorch {torch.__version__} cannot be told of registered shardings")
     name = cls.__name__
     if cls in SHARDINGS:
         raise ValueError(f"rote: {name} is registered already")
@@ -276,6 +286,10 @@ def replicated(otherwise: Callable[[OpSchema], Any]) -> Callable[[OpSchema], Any
         if not SHARDINGS:
             return otherwise(schema)
         args = _without_own(schema.args_schema)
+        if _without_own(schema.kwargs_schema) is not None:
+            raise RuntimeError(
+                f"rote: {schema.op}: DTensor cannot redistribute keyword arguments: {schema.kwargs_schema}"
+            )
         if args is None:
             return otherwise(schema)
         if schema.op in DTensor._op_dispatcher._custom_op_handlers:
@@ -326,8 +340,9 @@ class _Alone(_redistribute._TransformInfo):
         return None
 
 
-_planned = _redistribute._gen_transform_infos_non_cached
-_verified = DTensorSpec._verify_shard_order
+# Not in every version.
+_planned: Any = getattr(_redistribute, "_gen_transform_infos_non_cached", None)
+_verified: Any = getattr(DTensorSpec, "_verify_shard_order", None)
 
 
 def _tell_dtensor() -> None:
@@ -337,7 +352,6 @@ def _tell_dtensor() -> None:
     _redistribute._gen_transform_infos.cache_clear()
 
 
-@functools.wraps(_verified)
 def _verify(self: DTensorSpec, shard_order: Any) -> None:
     # DTensor compares each shard with `Shard(dim)`, to which none of a subclass is equal.
     if _is_own(self.placements) and shard_order == DTensorSpec.compute_default_shard_order(self.placements):
@@ -345,14 +359,14 @@ def _verify(self: DTensorSpec, shard_order: Any) -> None:
     _verified(self, shard_order)
 
 
-@functools.wraps(_planned)
 def _plan(src_spec: DTensorSpec, dst_spec: DTensorSpec, use_graph_based_transform: bool | None = None) -> list[Any]:
     now, target = list(src_spec.placements), list(dst_spec.placements)
     if not _is_own(now + target) or any(isinstance(one, _StridedShard) for one in now + target):
-        return _planned(src_spec, dst_spec, use_graph_based_transform)
+        infos: list[Any] = _planned(src_spec, dst_spec, use_graph_based_transform)
+        return infos
     mesh = src_spec.device_mesh
     shapes = _logical_shapes(src_spec)
-    infos: list[Any] = []
+    infos = []
 
     def bring(m: int, to: Placement) -> None:
         if now[m] == to:
@@ -401,6 +415,7 @@ __all__ = [
     "SHARDINGS",
     "Fills",
     "Indices",
+    "go_on",
     "made",
     "number_of",
     "put",

@@ -189,6 +189,7 @@ def propagate(
         for formal, arg in zip(overload._schema.arguments, given, strict=False)
     ]
     answer = lib.rote_propagate_json(json.dumps(question).encode(), bool(strict), stating.callback, None)
+    _own_placements.go_on()
     if stating.problem is not None:
         raise ValueError(f"rote: {stating.problem}") from stating.problem
     if answer is None:

@@ -15,6 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from . import _bridge
 from ._arguments import written_placement
 from ._native import ReportCallback, check, lib
+from ._own_placements import go_on
 from ._own_rules import Stating
 
 
@@ -23,7 +24,9 @@ def _ask(request: dict[str, Any], tell: Callable[[str], None]) -> None:
     callback = ReportCallback(lambda _, line: tell(line.decode()))
     stating = Stating(request["ops"], request.get("mesh", "2"))
     request = request | {"own": list(stating.ops)}
-    check(lib.rote_validate(json.dumps(request).encode(), callback, stating.callback, None))
+    status = lib.rote_validate(json.dumps(request).encode(), callback, stating.callback, None)
+    go_on()
+    check(status)
     if stating.problem is not None:
         raise ValueError(f"rote: {stating.problem}") from stating.problem
 

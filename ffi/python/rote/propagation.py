@@ -268,6 +268,7 @@ def _answering(
         answer = ask(op_schema)
         if answer is not None:
             return answer
+        _own_placements.go_on()
         _thread.dtensor_answers = True
         try:
             answer = otherwise(op_schema)
