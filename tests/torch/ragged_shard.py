@@ -43,18 +43,18 @@ class RaggedShard(Shard):
         return sizes[rank], sum(sizes[:rank])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RaggedShard) and (self.dim, self.units) == (other.dim, other.units)
+        return type(other) is type(self) and (self.dim, self.units) == (other.dim, other.units)
 
     def __hash__(self) -> int:
         return hash((self.dim, self.units))
 
     def __repr__(self) -> str:
-        return f"RaggedShard({self.dim}, units={self.units})"
+        return f"{type(self).__name__}({self.dim}, units={self.units})"
 
     __str__ = __repr__
 
     def __reduce__(self) -> Any:
-        return RaggedShard, (self.dim, self.units)
+        return type(self), (self.dim, self.units)
 
 
 def indices(placement: RaggedShard, size: int, ranks: int) -> list[range]:

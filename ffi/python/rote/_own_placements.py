@@ -67,8 +67,9 @@ class OwnSharding:
                 f"{placement!r} is not equal to a {self.name} that is made of its dim and parameters: name all "
                 "attributes that matter in parameters="
             )
-        if made == Shard(made.dim) or any(made == self.made(made.dim, other) for other in self.numbers):
-            raise ValueError(f"{placement!r} is equal to another placement: __eq__ has to compare the parameters")
+        others = [own.made(made.dim, other) for own in SHARDINGS.values() for other in own.numbers]
+        if any(made == other or other == made for other in (Shard(made.dim), *others)):
+            raise ValueError(f"{placement!r} is equal to another placement: __eq__ has to compare class and parameters")
         number = c_uint32()
         if lib.rote_sharding(self.name.encode(), self.text(values).encode(), byref(number)) < 0:
             raise ValueError(error())
@@ -361,7 +362,7 @@ def _verify(self: DTensorSpec, shard_order: Any) -> None:
 
 def _plan(src_spec: DTensorSpec, dst_spec: DTensorSpec, use_graph_based_transform: bool | None = None) -> list[Any]:
     now, target = list(src_spec.placements), list(dst_spec.placements)
-    if not _is_own(now + target) or any(isinstance(one, _StridedShard) for one in now + target):
+    if not _is_own(now + target):
         infos: list[Any] = _planned(src_spec, dst_spec, use_graph_based_transform)
         return infos
     mesh = src_spec.device_mesh
@@ -376,17 +377,21 @@ def _plan(src_spec: DTensorSpec, dst_spec: DTensorSpec, use_graph_based_transfor
             now[m] = step
 
     def left(placements: Sequence[Any], m: int, dim: int) -> list[tuple[int, Any]]:
-        return [(other, placements[other]) for other in range(m) if placements[other].is_shard(dim)]
+        return [(other, placements[other]) for other in range(m) if _splits(placements[other], dim)]
 
     # From the right, as DTensor does: a shard is the inner split of what those to its left have split.
     for m in reversed(range(mesh.ndim)) if src_spec.num_shards > 1 else ():
         to = target[m]
-        if isinstance(to, Shard) and left(now, m, to.dim) != left(target, m, to.dim):
+        if isinstance(to, Shard | _StridedShard) and left(now, m, to.dim) != left(target, m, to.dim):
             to = Replicate()
         bring(m, to)
     for m in range(mesh.ndim):
         bring(m, target[m])
     return infos
+
+
+def _splits(placement: Any, dim: int) -> bool:
+    return isinstance(placement, Shard | _StridedShard) and placement.dim == dim
 
 
 def _is_direct(now: Placement, to: Placement) -> bool:
@@ -405,7 +410,7 @@ def _logical_shapes(spec: DTensorSpec) -> list[list[int]]:
     shapes = []
     for m, placement in enumerate(spec.placements):
         shapes.append(list(shape))
-        if isinstance(placement, Shard):
+        if isinstance(placement, Shard | _StridedShard):
             size, ranks, rank = shape[placement.dim], mesh.size(m), mesh.get_local_rank(m)
             shape[placement.dim] = placement._local_shard_size_and_offset(size, ranks, rank)[0]
     return shapes
