@@ -672,6 +672,60 @@ def test_propagate_says_how_an_op_runs() -> None:
         rote.propagate("aten::t", ("f32[8,6] @ RaggedShard(1,1,2)",), mesh="tp=2")
 
 
+class Blocks(RaggedShard):
+    """Blocks of some elements, dealt to the ranks as `order` says again and again."""
+
+    def __init__(self, dim: int, block: int = 1, order: tuple[int, ...] = ()) -> None:
+        Shard.__init__(self, dim)
+        self.block, self.order = block, order
+
+    def __eq__(self, other: object) -> bool:
+        mine = self.dim, self.block, self.order
+        return type(other) is Blocks and mine == (other.dim, other.block, other.order)
+
+    def __hash__(self) -> int:
+        return hash((self.dim, self.block, self.order))
+
+    @staticmethod
+    def indices(placement: Any, size: int, ranks: int) -> list[list[int]]:
+        if not placement.order or set(placement.order) != set(range(ranks)):
+            raise ValueError
+        held: list[list[int]] = [[] for _ in range(ranks)]
+        for index in range(size):
+            held[placement.order[index // placement.block % len(placement.order)]].append(index)
+        return held
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        (("block", "order"), "Blocks(1,2,[0,1,1])"),
+        (("order", "block"), "Blocks(1,[0,1,1],2)"),
+        (("order",), "Blocks(1,0,1,1)"),
+        (("block",), "Blocks(1,2)"),
+        ((), "Blocks(1)"),
+    ],
+    ids=str,
+)
+def test_parameters_are_written_and_read(parameters: tuple[str, ...], text: str) -> None:
+    known = {"block": 2, "order": (0, 1, 1)}
+    one = Blocks(1, **{name: known[name] for name in parameters})  # type: ignore[arg-type]
+    order = known["order"] if "order" not in parameters else None
+
+    def indices(placement: Any, size: int, ranks: int) -> Any:
+        return Blocks.indices(Blocks(0, placement.block, order or placement.order), size, ranks)  # type: ignore[arg-type]
+
+    rote.propagation.register_sharding(Blocks, indices=indices, parameters=parameters)
+    try:
+        found = rote.propagate("aten::relu", [f"f32[4,9] @ {text}"], mesh="2")
+        assert found.outputs[0].placements == (one,) and f"@ {text}" in str(found)
+        assert found.outputs[0].local_shape == (4, len(indices(one, 9, 2)[0]))
+        report = rote.validate("aten::mm", args="f32[8,6] f32[6,4]", shards=[one], missing=False)[0]
+        assert not report["wrong"] and report["correct"] > 10, report
+    finally:
+        rote.propagation.unregister_sharding(Blocks)
+
+
 def test_the_example_is_a_placement() -> None:
     one = RaggedShard(0, (1, 3))
     assert pickle.loads(pickle.dumps(one)) == one == copy.deepcopy(one)

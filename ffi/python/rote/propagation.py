@@ -470,9 +470,9 @@ def register_sharding(
     sequences; it raises `ValueError` where no tensor can lie so. Each index has to be on one rank. `fills` has the ops
     whose rules a shard of the class may fill, or is a function that says so of an op; without, all that fit.
 
-    The class needs `__eq__` and `__hash__` that compare the parameters, `_split_tensor`, `_to_replicate_tensor` and
-    `_local_shard_size_and_offset`. While a class is registered, DTensor redistributes from its shards to others by way
-    of `Replicate()`.
+    The class needs `__eq__` and `__hash__` that compare class and parameters, `_split_tensor`, `_to_replicate_tensor`
+    and `_local_shard_size_and_offset`. While a class is registered, DTensor redistributes from its shards to others by
+    way of `Replicate()`.
 
     Raises `ValueError` if a class of this name is registered already, `TypeError` if the class lacks a method.
     """
