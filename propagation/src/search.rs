@@ -56,7 +56,19 @@ impl Effort {
             joins: (self.joins / by).min(Self::FULL.joins),
         }
     }
+
+    /// What is left for several inputs that can lie in so many ways each: next to nothing
+    /// where the effort reaches a small part of these, and a descent finds as much.
+    fn among(self, inputs: usize, ways: usize) -> Effort {
+        match inputs > 1 && ways / HOPELESS > self.states {
+            true => self.shared(2 * inputs),
+            false => self,
+        }
+    }
 }
+
+/// A search that reaches less than one in so many ways to lay an input rarely ends.
+const HOPELESS: usize = 1000;
 
 /// Costs that differ by less are equal: sums of the same steps in another order.
 pub(super) const TIE_US: f64 = 1e-6;
@@ -387,6 +399,7 @@ impl<'s, 'a> Search<'s, 'a> {
             .collect();
         let mut base = filled.every();
         let mut live = Vec::new();
+        let mut ways = 0;
         for (i, source) in filled.sources.iter().enumerate() {
             if let Some(written) = written(i) {
                 narrow(&mut base, &filled.masks(i, source));
@@ -396,12 +409,14 @@ impl<'s, 'a> Search<'s, 'a> {
             } else if replicated[i] {
                 narrow(&mut base, &filled.masks_of_replicated(i));
             } else {
+                let allowed = filled.allowed(i);
+                ways = ways.max(allowed.len().saturating_pow(filled.sizes.len() as u32));
                 let reach = Reach::new(
                     filled.sizes,
                     topology,
                     filled.metas[i],
                     &filled.table,
-                    filled.allowed(i),
+                    allowed,
                     *source,
                 )
                 .without_partitions()
@@ -419,9 +434,9 @@ impl<'s, 'a> Search<'s, 'a> {
             filled,
             base,
             replicated,
+            effort: effort.among(live.len(), ways),
             live,
             topology,
-            effort,
             best: f64::INFINITY,
             joined: 0,
             answer: None,
