@@ -191,3 +191,17 @@ def test_a_result_has_the_dtype_of_what_it_is_written_to(dtype: torch.dtype) -> 
     assert isinstance(made, DTensor)
     assert made._spec.tensor_meta is not None
     assert made.dtype == made._spec.tensor_meta.dtype == made.to_local().dtype == dtype
+
+
+@pytest.mark.ranks(2)
+def test_a_division_of_integers_is_warned_of() -> None:
+    """DTensor adds a replicated tensor of integers to a partial one in floats."""
+    with rote.propagation.install("same"):
+        partial, other = placed(numbers() % 9, Partial()), placed(numbers() % 9, R)
+        with pytest.warns(
+            RuntimeWarning, match=r"test_odd_answers.*divides tensor 1, of integers.*tensor 0 of the call"
+        ):
+            found = partial + other
+        counted = rote.propagation.stats().refuted
+    assert found.dtype == torch.float32
+    assert sum(counted.values()) == 1
