@@ -7,13 +7,15 @@
 //! sharding placeholder of that dim:
 //! `{"outputs": ["f64[8,4]"], "strategies": [[0, 0], ["P(sum)", "P(sum)"]], "written": []}`.
 //! `written` lists inputs that the op writes, each with the result that it becomes, or
-//! null. An answer `{"error": "..."}` says why there is no rule.
+//! null. With `"added": true`, the strategies are added to Rote's rule, which says the rest.
+//! An answer `{"error": "..."}` says why there is no rule.
 
 use std::sync::Arc;
 
 use rote_propagation::rule::{Need, Slot};
 use rote_propagation::{
-    Arg, Mesh, Placement, PropagationError, Query, Registry, Rule, Spec, TensorMeta, stated,
+    Arg, Mesh, Placement, PropagationError, Query, Registry, Rule, Spec, TensorMeta, rule_with,
+    standard_rules, stated,
 };
 use serde_json::{Value as Json, json};
 
@@ -54,9 +56,13 @@ fn rule(ask: &Ask, query: &Query<'_>) -> Result<Rule, PropagationError> {
     let strategies: Option<Vec<Vec<Slot>>> = strategies
         .map(|strategy| strategy.as_array()?.iter().map(slot).collect())
         .collect();
+    let strategies = strategies.ok_or_else(unreadable)?;
+    if answer.get("added").and_then(Json::as_bool) == Some(true) {
+        return rule_with(standard_rules()?, query, strategies, false);
+    }
     let outputs = outputs.ok_or_else(unreadable)?;
     let (tensors, results) = (query.inputs().count(), outputs.len());
-    let mut rule = stated::rule(query, outputs, strategies.ok_or_else(unreadable)?)?;
+    let mut rule = stated::rule(query, outputs, strategies)?;
     for written in list("written")? {
         let place = |at: usize, limit: usize| {
             let place = written.get(at).and_then(Json::as_u64)?;

@@ -272,6 +272,10 @@
 // number of the sharding (`rote_sharding`).
 #define ROTE_REGISTERED_SHARD 7
 
+// Placement: every rank holds a part, and they combine as the caller knows who has registered it; `split_factor` is
+// the number of the partial (`rote_partial`).
+#define ROTE_REGISTERED_PARTIAL 8
+
 // Answers questions about one mesh. It may be used by one thread at a time.
 typedef struct RotePropagator RotePropagator;
 
@@ -566,7 +570,8 @@ typedef struct RotePlacement {
     uint8_t reduce;
     // Of a shard: the tensor dim, counted from the front.
     uint32_t dim;
-    // Of a strided shard: the number of blocks. Of a registered one: the number of the sharding.
+    // Of a strided shard: the number of blocks. Of a registered one: the number of the sharding. Of a registered partial:
+    // its number.
     uint32_t split_factor;
     // Of the partial of a norm: the order.
     double order;
@@ -610,6 +615,9 @@ typedef struct RoteStatedRule {
     uint32_t noutputs;
     // Number of tensors that the op writes.
     uint32_t nwritten;
+    // Whether the strategies are added to Rote's rule for the op, which says what is written; `sums_only` does not hold for
+    // them. If not, they are in its place.
+    uint8_t added;
 } RoteStatedRule;
 
 // An op with its arguments.
@@ -1322,6 +1330,32 @@ int rote_forget_shardings(const char *name);
 int rote_sharding(const char *name,
                   const char *parameters,
                   uint32_t *number);
+
+// ---- Partials that scripts register ----
+//
+// Makes partials of a name known, which have parameters: they are written as `P(LogSumExp)` and `P(LogSumExp,2)`. To reduce
+// one costs as much as `reduction` (`ROTE_SUM`, ...). The name is a letter, then letters and digits. It is an error if the
+// name is taken.
+//
+// Requires:
+// `name` must be a C string.
+int rote_register_partials(const char *name,
+                           uint8_t reduction);
+
+// Forgets the partials of a name. It is an error if there are none.
+//
+// Requires:
+// `name` must be a C string.
+int rote_forget_partials(const char *name);
+
+// The number of a partial of a registered name, for `split_factor` of a `ROTE_REGISTERED_PARTIAL`. `parameters` are digits,
+// commas, signs and brackets. `number` becomes the same for the same parameters.
+//
+// Requires:
+// `name` and `parameters` must be C strings, `number` valid for a write.
+int rote_partial(const char *name,
+                 const char *parameters,
+                 uint32_t *number);
 
 #ifdef __cplusplus
 }  // extern "C"

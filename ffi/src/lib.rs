@@ -19,6 +19,7 @@
 //! | `spec` | specs as text |
 //! | `faults` | plans made wrong, for tests |
 //! | [`plan`] | opening and describing plan files |
+//! | [`partial`] | partials that scripts register |
 //! | [`propagate`] | sharding propagation |
 //! | [`question`] | the same, asked in JSON; rules that scripts state |
 //! | [`sharding`] | shardings that scripts register |
@@ -29,6 +30,7 @@ pub mod bridge;
 pub mod faults;
 pub mod framework;
 pub mod log;
+pub mod partial;
 pub mod plan;
 pub mod propagate;
 pub mod question;

@@ -6,11 +6,11 @@ use std::ffi::{c_char, c_int};
 
 use rote::plans::{DType, ReduceOp};
 use rote::propagation::{
-    Arg, Link, LocalArgs, MEMORY_FORMATS, Mesh, PartialOp, Placement, Propagation, Query, Rule,
-    ShardingId, Spec, TensorMeta, Topology, contiguous, local_args, local_meta, output_strides,
-    propagate, propagate_by, propagate_passing_sums,
+    Arg, Link, LocalArgs, MEMORY_FORMATS, Mesh, PartialId, PartialOp, Placement, Propagation,
+    Query, Rule, ShardingId, Spec, TensorMeta, Topology, contiguous, local_args, local_meta,
+    output_strides, propagate, propagate_by, propagate_passing_sums,
     rule::{Need, Slot},
-    standard_rules, stated,
+    rule_with, standard_rules, stated,
 };
 use rote_events::op::{self, tag};
 use rote_events::question::{self, Answer, Question, StatedRule, kind};
@@ -204,8 +204,15 @@ pub unsafe extern "C" fn rote_propagate(
             None if asked.sums_only != 0 => propagate_passing_sums(rules, &query, mesh, topology)?,
             None => propagate(rules, &query, mesh, topology)?,
             Some(stated) => {
-                // SAFETY: as above.
-                let rule = unsafe { own_rule(stated, &query)? };
+                let rule = match stated.added {
+                    // SAFETY: as above.
+                    0 => unsafe { own_rule(stated, &query)? },
+                    _ => {
+                        // SAFETY: as above.
+                        let strategies = unsafe { strategies(stated, &query)? };
+                        rule_with(rules, &query, strategies, asked.sums_only != 0)?
+                    }
+                };
                 propagate_by(rule, &query, mesh, topology)?
             }
         };
@@ -328,6 +335,11 @@ fn told(placement: Placement) -> question::Placement {
             order: order.p(),
             ..none
         },
+        Placement::Partial(PartialOp::Registered(partial)) => question::Placement {
+            kind: kind::REGISTERED_PARTIAL,
+            split_factor: partial.number(),
+            ..none
+        },
         Placement::Partial(partial) => question::Placement {
             kind: kind::PARTIAL,
             reduce: partial.reduce_op() as u8,
@@ -349,19 +361,13 @@ unsafe fn own_rule(stated: &StatedRule, query: &Query<'_>) -> Result<Rule, Box<d
         )
     };
     let tensors = query.inputs().count();
-    let width = outputs.len() + tensors;
-    let slots = width.checked_mul(stated.nstrategies as usize);
-    let slots = slots.and_then(|n| u32::try_from(n).ok());
-    let slots = slots.ok_or("more strategies than memory holds")?;
     // SAFETY: as above.
-    let slots = unsafe { slice(stated.strategies, slots)? };
-    let slots: Vec<Slot> = slots.iter().map(slot).collect::<Result<_, _>>()?;
+    let strategies = unsafe { strategies(stated, query)? };
     let outputs = outputs.iter();
     // SAFETY: as above.
     let outputs = outputs.map(|output| unsafe { meta(output) });
     let outputs: Vec<TensorMeta> = outputs.collect::<Result<_, _>>()?;
     let noutputs = outputs.len();
-    let strategies = slots.chunks_exact(width.max(1)).map(<[Slot]>::to_vec);
     let mut rule = stated::rule(query, outputs, strategies)?;
     for one in written {
         let tensor = one.tensor as usize;
@@ -379,6 +385,25 @@ unsafe fn own_rule(stated: &StatedRule, query: &Query<'_>) -> Result<Rule, Box<d
         }
     }
     Ok(rule)
+}
+
+/// The strategies of a rule that C has told.
+///
+/// # Safety
+/// As [`rote_propagate`].
+unsafe fn strategies(
+    stated: &StatedRule,
+    query: &Query<'_>,
+) -> Result<Vec<Vec<Slot>>, Box<dyn Error>> {
+    let width = stated.noutputs as usize + query.inputs().count();
+    let slots = width.checked_mul(stated.nstrategies as usize);
+    let slots = slots.and_then(|n| u32::try_from(n).ok());
+    let slots = slots.ok_or("more strategies than memory holds")?;
+    // SAFETY: the caller vouches for the list.
+    let slots = unsafe { slice(stated.strategies, slots)? };
+    let slots: Vec<Slot> = slots.iter().map(slot).collect::<Result<_, _>>()?;
+    let strategies = slots.chunks_exact(width.max(1));
+    Ok(strategies.map(<[Slot]>::to_vec).collect())
 }
 
 /// A placement of a strategy that C has told.
@@ -408,6 +433,11 @@ fn heard(placement: &question::Placement) -> Result<Placement, String> {
             let sharding = ShardingId::numbered(split_factor)
                 .ok_or_else(|| format!("{split_factor} is not the number of a sharding"))?;
             Placement::Registered { dim, sharding }
+        }
+        kind::REGISTERED_PARTIAL => {
+            let partial = PartialId::numbered(split_factor)
+                .ok_or_else(|| format!("{split_factor} is not the number of a partial"))?;
+            Placement::Partial(PartialOp::Registered(partial))
         }
         kind::MASK_PARTIAL => Placement::Partial(PartialOp::Mask),
         kind::NORM_PARTIAL => Placement::Partial(

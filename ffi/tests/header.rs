@@ -39,6 +39,7 @@ const HEADERS: [Header; 2] = [
             "propagate",
             "question",
             "sharding",
+            "partial",
         ],
         structs: &[
             "../backends/callbacks/src/dl.rs",

@@ -237,6 +237,9 @@ fn hash_spec(spec: &Spec, hasher: &mut impl Hasher) {
             Placement::Registered { dim, sharding } => {
                 3 << 62 | u64::from(dim) << 28 | u64::from(sharding.number()) << 4
             }
+            Placement::Partial(PartialOp::Registered(partial)) => {
+                3 << 62 | 9 | u64::from(partial.number()) << 4
+            }
             Placement::Partial(PartialOp::Norm(order)) => order.p().to_bits().rotate_left(4),
             Placement::Partial(op) => 3 << 62 | 8 | op.reduce_op() as u64,
         });

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use hashbrown::HashMap;
 
 use super::error::PropagationError;
-use super::sharding::{Sharding, check_name, is_taken};
+use super::sharding::{Sharding, are_parameters, check_name, is_taken};
 
 /// Indices at one distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,8 +93,6 @@ const MAX_TABLES: usize = 1024;
 const MAX_RUNS: usize = 1 << 20;
 /// The largest dim whose indices are checked one by one.
 const MAX_LISTED: u64 = 1 << 28;
-/// The most letters of parameters.
-const MAX_PARAMETERS: usize = 4096;
 
 /// Makes a family of shardings known.
 ///
@@ -153,8 +151,7 @@ type Tables = HashMap<(u64, u64), Option<Arc<Table>>>;
 impl Tabled {
     /// `None` for parameters that cannot stand in a placement.
     pub(super) fn new(family: &'static Family, parameters: &str) -> Option<Self> {
-        let fine = |c: char| c.is_ascii_digit() || matches!(c, ',' | '-' | '[' | ']');
-        (parameters.len() <= MAX_PARAMETERS && parameters.chars().all(fine)).then(|| Tabled {
+        are_parameters(parameters).then(|| Tabled {
             family,
             parameters: parameters.into(),
             tables: Mutex::default(),

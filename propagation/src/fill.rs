@@ -2,6 +2,7 @@
 
 use super::error::PropagationError;
 use super::layout::{self, smallest};
+use super::partials::PartialId;
 use super::placement::{Order, PartialOp, Placement};
 use super::redistribute::State;
 use super::rule::{Need, Query, Rule, Slot, partial};
@@ -46,7 +47,8 @@ impl<'a> Filled<'a> {
         Self::with_types(query, rule, inputs, sizes, &[])
     }
 
-    /// Filled with the shard types and the orders of norms of more placements.
+    /// Filled with the shard types, the orders of norms and the registered partials of more
+    /// placements.
     pub(super) fn with_types(
         query: &Query<'_>,
         rule: &'a Rule,
@@ -65,7 +67,7 @@ impl<'a> Filled<'a> {
         filled.table.push(Placement::Replicate);
         let mut choices = Choices {
             types: Vec::with_capacity(2 + more.len()),
-            orders: Vec::new(),
+            partials: Vec::new(),
             divisors: products(&sizes[..sizes.len().saturating_sub(1)]),
         };
         for placement in more {
@@ -75,7 +77,7 @@ impl<'a> Filled<'a> {
             filled.add_source(spec, &mut choices);
         }
         choices.types.sort_unstable();
-        choices.orders.sort_unstable();
+        choices.partials.sort_unstable();
         for (strategy, (outputs, inputs)) in rule.strategies().enumerate() {
             filled.add_rows(strategy, outputs, inputs, &choices);
             filled.check_limits(query)?;
@@ -454,18 +456,21 @@ fn products(sizes: &[u32]) -> Vec<u32> {
 /// A norm partial of any order.
 const ANY_NORM: Slot = partial(PartialOp::Norm(Order::ANY));
 
+/// Any registered partial.
+const ANY_REGISTERED: Slot = partial(PartialOp::Registered(PartialId::ANY));
+
 /// What placeholders can be filled with.
 struct Choices {
     /// The shard types of the inputs, and more that were asked for.
     types: Vec<ShardType>,
-    /// The orders of norms, in the same way.
-    orders: Vec<Order>,
+    /// The norms and the registered partials, in the same way.
+    partials: Vec<PartialOp>,
     /// By what mesh dims to the left can divide the blocks of a flattened dim.
     divisors: Vec<u32>,
 }
 
 impl Choices {
-    /// Adds the shard type or the order of a placement of an input.
+    /// Adds the shard type or the partial of a placement of an input.
     fn take_from(&mut self, placement: Placement, rule: &Rule) {
         let kind = match placement {
             Placement::Shard { .. } => ShardType::Plain,
@@ -473,9 +478,9 @@ impl Choices {
             Placement::Registered { sharding, .. } if rule.takes(sharding) => {
                 ShardType::Registered(sharding)
             }
-            Placement::Partial(PartialOp::Norm(order)) => {
-                if !self.orders.contains(&order) {
-                    self.orders.push(order);
+            Placement::Partial(partial @ (PartialOp::Norm(_) | PartialOp::Registered(_))) => {
+                if !self.partials.contains(&partial) {
+                    self.partials.push(partial);
                 }
                 return;
             }
@@ -506,9 +511,16 @@ impl Choices {
             Some(_) => &self.divisors,
             None => &[1],
         };
-        // A strategy of norms stands for one of each order.
+        // A strategy of norms stands for one of each order, one of registered partials for
+        // one of each.
         let norms = slots().any(|s| *s == ANY_NORM);
-        let orders: &[Order] = if norms { &self.orders } else { &[Order::ANY] };
+        let open = norms || slots().any(|s| *s == ANY_REGISTERED);
+        let partials: &[PartialOp] = if open {
+            &self.partials
+        } else {
+            &[PartialOp::Sum]
+        };
+        let meant = move |op: &&PartialOp| !open || norms == matches!(op, PartialOp::Norm(_));
         let fits = move |kind: &ShardType| {
             !matches!(kind, ShardType::Registered(_)) || slots().all(any_split)
         };
@@ -517,12 +529,12 @@ impl Choices {
         types.flat_map(move |kind| {
             let divisors = divisors.iter().filter(move |divided| divides(divided));
             divisors.flat_map(move |divided| {
-                let fill = |order: &Order| Filling {
+                let fill = |partial: &PartialOp| Filling {
                     kind: *kind,
                     divided: *divided,
-                    order: *order,
+                    partial: *partial,
                 };
-                orders.iter().map(fill)
+                partials.iter().filter(meant).map(fill)
             })
         })
     }
@@ -535,14 +547,14 @@ struct Filling {
     kind: ShardType,
     /// The divisor of the blocks of a flattened dim.
     divided: u32,
-    /// For norm partials.
-    order: Order,
+    /// For norms and registered partials.
+    partial: PartialOp,
 }
 
 impl Filling {
     fn fill(self, slot: Slot) -> Placement {
         match (slot, self.kind) {
-            (ANY_NORM, _) => Placement::Partial(PartialOp::Norm(self.order)),
+            (ANY_NORM | ANY_REGISTERED, _) => Placement::Partial(self.partial),
             (Slot::Fixed(placement), _) => placement,
             (Slot::Plain(dim, _), _) | (Slot::Shard(dim, _), ShardType::Plain) => {
                 Placement::Shard { dim }

@@ -6,6 +6,7 @@
 //! | [`placement`] | how one mesh dim holds a tensor |
 //! | [`sharding`] | ways to split a dim that callers register |
 //! | [`family`] | shardings with parameters |
+//! | [`partials`] | partials that callers register |
 //! | [`layout`] | which global index each local index stands for |
 //! | [`spec`] | meshes, specs and their notations |
 //! | `notation` | the notation of other arguments |
@@ -66,6 +67,7 @@ pub mod layout;
 pub mod local;
 mod notation;
 mod operation;
+pub mod partials;
 pub mod placement;
 mod promote;
 pub mod propagator;
@@ -97,6 +99,7 @@ pub use family::{Run, Runs, Splits, forget_family, register_family};
 pub use forms::Form;
 pub use layout::Layout;
 pub use local::{LocalArgs, LocalOp, Lookup, local_args, local_meta, local_op};
+pub use partials::{PartialId, forget_partials, register_partials};
 pub use placement::{Order, PartialOp, Placement};
 pub use propagator::Propagator;
 pub use redistribute::{Step, plan};
@@ -104,7 +107,7 @@ pub use registry::{OwnRule, Registry};
 pub use rule::{Arg, Query, Rule};
 pub use schema::MEMORY_FORMATS;
 pub use search::{
-    Input, Propagation, propagate, propagate_by, propagate_passing_sums, standard_rules,
+    Input, Propagation, propagate, propagate_by, propagate_passing_sums, rule_with, standard_rules,
 };
 pub use sharding::{Sharding, ShardingId, register_sharding};
 pub use spec::{Mesh, Spec, TensorMeta, parse_placements, partition_spec, written};

@@ -9,6 +9,7 @@ use std::fmt;
 use rote_plans::{DType, ReduceOp};
 
 use super::error::PropagationError;
+use super::partials::PartialId;
 use super::promote::{Class, class};
 use super::sharding::ShardingId;
 
@@ -67,6 +68,8 @@ pub enum PartialOp {
     /// of the powers, and its root. Every rank's elements are norms, none of them
     /// negative.
     Norm(Order),
+    /// As a caller has registered.
+    Registered(PartialId),
 }
 
 /// The order p of a norm `(sum of |x|^p)^(1/p)`: finite, and neither 0 nor 1.
@@ -127,7 +130,13 @@ impl PartialOp {
             PartialOp::Max => ReduceOp::Max,
             PartialOp::Min => ReduceOp::Min,
             PartialOp::Product => ReduceOp::Product,
+            PartialOp::Registered(partial) => partial.reduction(),
         }
+    }
+
+    /// Whether a partial is written so that no caller brought.
+    pub(super) fn is_name(name: &str) -> bool {
+        name.starts_with("norm") || OPS.iter().any(|(_, known)| *known == name)
     }
 }
 
@@ -147,11 +156,14 @@ impl From<ReduceOp> for PartialOp {
 /// The name inside `P(...)`.
 impl fmt::Display for PartialOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let PartialOp::Norm(order) = self {
-            return write!(f, "norm{order}");
+        match self {
+            PartialOp::Norm(order) => write!(f, "norm{order}"),
+            PartialOp::Registered(partial) => write!(f, "{partial}"),
+            _ => {
+                let known = OPS.iter().find(|(op, _)| op == self);
+                f.write_str(known.map_or("", |(_, name)| name))
+            }
         }
-        let known = OPS.iter().find(|(op, _)| op == self);
-        f.write_str(known.map_or("", |(_, name)| name))
     }
 }
 
@@ -178,7 +190,8 @@ impl Placement {
     /// Whether a mesh dim that is replicated can be made so without moving
     /// anything, for elements of a type. PyTorch divides by the number of ranks for
     /// a sum (`Partial._partition_value`), which integers and truth values do not
-    /// survive. It makes no factors. Negative elements are no norms.
+    /// survive. It makes no factors. Negative elements are no norms. What callers bring is
+    /// not known.
     pub(super) fn is_made_of_copies(self, dtype: DType) -> bool {
         match self {
             Placement::Partial(PartialOp::Sum) => {
@@ -234,11 +247,16 @@ impl Placement {
             }
             "P" => {
                 let inside = inside.trim();
-                let found = OPS.iter().find(|(_, name)| *name == inside);
-                match inside.strip_prefix("norm") {
-                    Some(order) => norm(order).ok_or_else(wrong),
-                    None => (found.map(|(op, _)| Placement::Partial(*op))).ok_or_else(wrong),
+                if let Some(order) = inside.strip_prefix("norm") {
+                    return norm(order).ok_or_else(wrong);
                 }
+                let found = OPS.iter().find(|(_, name)| *name == inside);
+                let found = found.map(|(op, _)| *op).or_else(|| {
+                    let (name, parameters) = inside.split_once(',').unwrap_or((inside, ""));
+                    let parameters = parameters.replace(' ', "");
+                    PartialId::named(name, &parameters).map(PartialOp::Registered)
+                });
+                found.map(Placement::Partial).ok_or_else(wrong)
             }
             "_NormP" => norm(inside).ok_or_else(wrong),
             name => {

@@ -146,6 +146,9 @@ pub(super) fn commutes(op: PartialOp, from: DType, to: DType) -> bool {
     if from == to {
         return true;
     }
+    if let PartialOp::Registered(_) = op {
+        return false;
+    }
     if let PartialOp::Norm(_) = op {
         return class(from) == Class::Float && class(to) == Class::Float;
     }

@@ -348,6 +348,16 @@ impl Rule {
         }
     }
 
+    /// Adds the strategies of a rule for the same outputs and inputs, but for the one that replicates.
+    pub(super) fn add_all(&mut self, other: &Rule) {
+        self.slots.extend(other.slots.iter().skip(other.width));
+    }
+
+    /// Says which inputs the op writes, and as which output each is returned.
+    pub(super) fn writes_all(&mut self, written: impl Iterator<Item = (usize, Option<usize>)>) {
+        self.written = written.collect();
+    }
+
     /// Says that the op writes an input, as running statistics: it stays where
     /// it is.
     pub fn writes(&mut self, input: usize) {
@@ -376,11 +386,12 @@ impl Rule {
     }
 
     /// Leaves out the strategies that pass a partial other than a sum from an input to an
-    /// output.
+    /// output, but for those that callers bring.
     pub(super) fn pass_only_sums(&mut self) {
         let outputs = self.outputs.len();
         let is_other = |slot: &Slot| match slot {
-            Slot::Fixed(Placement::Partial(op)) => *op != PartialOp::Sum,
+            Slot::Fixed(Placement::Partial(PartialOp::Sum | PartialOp::Registered(_))) => false,
+            Slot::Fixed(Placement::Partial(_)) => true,
             _ => false,
         };
         self.retain(|strategy| {
@@ -413,6 +424,19 @@ impl Rule {
             .flatten()
             .copied()
             .collect();
+    }
+
+    /// Leaves out the strategies of registered partials: the op writes numbers of its own
+    /// beside the elements that it moves.
+    pub(super) fn without_registered_partials(mut self) -> Self {
+        let is_registered = |slot: &Slot| {
+            matches!(
+                slot,
+                Slot::Fixed(Placement::Partial(PartialOp::Registered(_)))
+            )
+        };
+        self.retain(|strategy| !strategy.iter().any(is_registered));
+        self
     }
 
     /// The strategies, each with the outputs' slots first.

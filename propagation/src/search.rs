@@ -21,8 +21,9 @@ use super::layout;
 use super::placement::Placement;
 use super::redistribute::{Reach, State, Step, fits, plan};
 use super::registry::{Registry, Written};
-use super::rule::{Query, Rule};
+use super::rule::{Query, Rule, Slot};
 use super::spec::{MAX_TENSOR_DIMS, Mesh, Spec, TensorMeta, written};
+use super::stated;
 use super::work::{self, Work};
 
 /// How far a search goes before it gives way to a descent.
@@ -278,6 +279,32 @@ pub fn propagate_passing_sums(
         checked.rule.pass_only_sums();
         run(query, &checked, mesh, topology, Effort::FULL)
     })
+}
+
+/// The rule of an op with more strategies, each with the outputs' slots first. `sums`: as
+/// [`propagate_passing_sums`], which holds for the rule alone.
+///
+/// # Errors
+///
+/// An error that names op, argument, expected and found.
+pub fn rule_with(
+    rules: &Registry,
+    query: &Query<'_>,
+    strategies: Vec<Vec<Slot>>,
+    sums: bool,
+) -> Result<Rule, PropagationError> {
+    if Each::of(query.op, rules).is_some() {
+        let expected = "an op on single tensors, whose rule strategies can be added to";
+        return Err(query.wrong(0, expected, "one on lists"));
+    }
+    rules.takes(query)?;
+    let (mut rule, written) = rules.rule(query)?;
+    if sums {
+        rule.pass_only_sums();
+    }
+    rule.add_all(&stated::rule(query, rule.outputs.clone(), strategies)?);
+    rule.writes_all(written.iter().map(|one| (one.input, one.output)));
+    Ok(rule)
 }
 
 /// The same by a rule of the caller's own, whatever rule the op has.

@@ -172,6 +172,15 @@ pub(super) fn check_name(name: &str) -> Result<(), PropagationError> {
     })
 }
 
+/// The most letters of parameters.
+const MAX_PARAMETERS: usize = 4096;
+
+/// Whether a text can stand in a placement as parameters.
+pub(super) fn are_parameters(text: &str) -> bool {
+    let fine = |c: char| c.is_ascii_digit() || matches!(c, ',' | '-' | '[' | ']');
+    text.len() <= MAX_PARAMETERS && text.chars().all(fine)
+}
+
 /// Whether a sharding without parameters has this name.
 pub(super) fn is_taken(name: &str) -> bool {
     let all = SHARDINGS.read().unwrap_or_else(PoisonError::into_inner);

@@ -104,6 +104,8 @@ fn split(
     };
     let numbers: Vec<Numbers> = match (&whole.numbers, kind, op) {
         // No norm is negative.
+        // How parts of one combine is not known.
+        (_, _, PartialOp::Registered(_)) => return None,
         (Numbers::Real(x), _, PartialOp::Norm(_)) if !x.iter().all(|x| *x >= 0.0) => return None,
         (Numbers::Real(x), _, _) => {
             let mut out = vec![vec![0.0; count]; n];
@@ -181,7 +183,7 @@ fn split_real(x: f64, op: PartialOp, n: usize, own: usize, rng: &mut Rng) -> Vec
         PartialOp::Sum | PartialOp::Mask => x - others(&parts).iter().sum::<f64>(),
         PartialOp::Avg => n as f64 * x - others(&parts).iter().sum::<f64>(),
         PartialOp::Product => x / others(&parts).iter().product::<f64>(),
-        PartialOp::Max | PartialOp::Min | PartialOp::Norm(_) => x,
+        PartialOp::Max | PartialOp::Min | PartialOp::Norm(_) | PartialOp::Registered(_) => x,
     };
     parts
 }
@@ -211,7 +213,9 @@ fn split_whole(
                 parts.fill_with(|| x + rng.below((bound - x).max(1) as u64) as i64);
                 parts[own] = x;
             }
-            PartialOp::Avg | PartialOp::Product | PartialOp::Norm(_) => return None,
+            PartialOp::Avg | PartialOp::Product | PartialOp::Norm(_) | PartialOp::Registered(_) => {
+                return None;
+            }
         }
         return Some(parts);
     }
@@ -229,7 +233,7 @@ fn split_whole(
         PartialOp::Product => x * others().map(|r| parts[r]).product::<i64>(),
         PartialOp::Max | PartialOp::Min => x,
         // A mean or a root of integers is none in general.
-        PartialOp::Avg | PartialOp::Norm(_) => return None,
+        PartialOp::Avg | PartialOp::Norm(_) | PartialOp::Registered(_) => return None,
     };
     Some(parts)
 }
@@ -291,6 +295,9 @@ fn combined(parts: &[&HostTensor], op: PartialOp) -> Result<HostTensor, String> 
     if let PartialOp::Norm(order) = op {
         return norm(parts, order.p());
     }
+    if let PartialOp::Registered(partial) = op {
+        return Err(format!("how parts of P({partial}) combine is not known"));
+    }
     let truth = kind(first.meta.dtype) == Some(Kind::Truth);
     let mut numbers = first.numbers.clone();
     for part in &parts[1..] {
@@ -304,7 +311,9 @@ fn combined(parts: &[&HostTensor], op: PartialOp) -> Result<HostTensor, String> 
                         _ if a.is_nan() || b.is_nan() => f64::NAN,
                         PartialOp::Max => a.max(*b),
                         PartialOp::Min => a.min(*b),
-                        PartialOp::Norm(_) => return Err("a norm is no sum".into()),
+                        PartialOp::Norm(_) | PartialOp::Registered(_) => {
+                            return Err("a norm is no sum".into());
+                        }
                     };
                 }
             }
@@ -317,7 +326,10 @@ fn combined(parts: &[&HostTensor], op: PartialOp) -> Result<HostTensor, String> 
                         PartialOp::Product => {
                             [a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]]
                         }
-                        PartialOp::Max | PartialOp::Min | PartialOp::Norm(_) => {
+                        PartialOp::Max
+                        | PartialOp::Min
+                        | PartialOp::Norm(_)
+                        | PartialOp::Registered(_) => {
                             return Err("complex numbers have no order".into());
                         }
                     };
@@ -331,7 +343,7 @@ fn combined(parts: &[&HostTensor], op: PartialOp) -> Result<HostTensor, String> 
                         _ if truth => return Err("truth values have no sum or product".into()),
                         PartialOp::Sum | PartialOp::Mask => a.wrapping_add(*b),
                         PartialOp::Product => a.wrapping_mul(*b),
-                        PartialOp::Avg | PartialOp::Norm(_) => {
+                        PartialOp::Avg | PartialOp::Norm(_) | PartialOp::Registered(_) => {
                             return Err("integers have no mean".into());
                         }
                     };

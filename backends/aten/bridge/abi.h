@@ -212,6 +212,7 @@ enum PlacementKind : uint8_t {
   kNormPartial = 5,  // every rank holds the norm of its part; `order` is the norm's
   kPlaceholder = 6,  // a shard of the tensor dim `dim`, plain or strided, as the inputs have it
   kRegisteredShard = 7,  // the tensor dim `dim` is split as a sharding that the caller has registered says; `split_factor` is the number of the sharding (`rote_sharding`)
+  kRegisteredPartial = 8,  // every rank holds a part, and they combine as the caller knows who has registered it; `split_factor` is the number of the partial (`rote_partial`)
 };
 
 // The reduction that turns a partial tensor into a whole one, and that a reducing collective applies.
@@ -228,7 +229,7 @@ struct Placement {
   uint8_t kind;  // the kind of placement (`ROTE_REPLICATE`, ...)
   uint8_t reduce;  // of a partial: the reduction (`ROTE_SUM`, ...)
   uint32_t dim;  // of a shard: the tensor dim, counted from the front
-  uint32_t split_factor;  // of a strided shard: the number of blocks. Of a registered one: the number of the sharding
+  uint32_t split_factor;  // of a strided shard: the number of blocks. Of a registered one: the number of the sharding. Of a registered partial: its number
   double order;  // of the partial of a norm: the order
 };
 
@@ -255,6 +256,7 @@ struct StatedRule {
   uint32_t nstrategies;  // number of strategies
   uint32_t noutputs;  // number of results
   uint32_t nwritten;  // number of tensors that the op writes
+  uint8_t added;  // whether the strategies are added to Rote's rule for the op, which says what is written; `sums_only` does not hold for them. If not, they are in its place
 };
 
 // An op with its arguments.

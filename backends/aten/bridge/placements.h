@@ -48,9 +48,10 @@ struct ShardingClasses {
   py::object spec, meta, size, schema, output_sharding, placeholder;
   py::object replicate, shard, strided_shard, partial, mask_partial, norm_partial;
   // Placements of the script's own: `own` says the number of one (`rote_sharding`), or why it is none, as text; None for
-  // a class that is not registered. `made_own` makes one of a number and a dim. `warn_own` warns once of what cannot be
-  // said of a class. `own` is None where none are answered.
-  py::object own, made_own, warn_own;
+  // a class that is not registered. `made_own` makes one of a number and a dim, `made_own_partial` of a number. `warn_own`
+  // warns once of what cannot be said of a class. `passes` has the ops that pass registered partials by further strategies,
+  // which `state_passes` says of a schema. `own` is None where none are answered.
+  py::object own, made_own, made_own_partial, warn_own, passes, state_passes;
 
   explicit ShardingClasses(const py::dict& named)
       : spec(named["DTensorSpec"]),
@@ -67,7 +68,10 @@ struct ShardingClasses {
         norm_partial(named["_NormPartial"]),
         own(named["own"]),
         made_own(named["made_own"]),
-        warn_own(named["warn_own"]) {}
+        made_own_partial(named["made_own_partial"]),
+        warn_own(named["warn_own"]),
+        passes(named["passes"]),
+        state_passes(named["state_passes"]) {}
 };
 
 // Reductions of `Partial`, by number.
@@ -90,9 +94,13 @@ inline Placement read_own(PyObject* placement, const ShardingClasses& classes) {
   if (PyUnicode_Check(said.ptr())) throw HandedOn{said.cast<std::string>()};
   if (said.is_none()) throw HandedOn{std::string("a placement of class ") + Py_TYPE(placement)->tp_name};
   Placement read{};
+  read.split_factor = said.cast<uint32_t>();
+  if (py::isinstance(placement, classes.partial)) {
+    read.kind = kRegisteredPartial;
+    return read;
+  }
   read.kind = kRegisteredShard;
   read.dim = small_number(attribute(placement, names().dim).ptr());
-  read.split_factor = said.cast<uint32_t>();
   return read;
 }
 
@@ -142,6 +150,7 @@ inline py::object make_placement(const Placement& placement, const ShardingClass
     case kShard: return classes.shard(placement.dim);
     case kStridedShard: return classes.strided_shard(placement.dim, py::arg("split_factor") = placement.split_factor);
     case kRegisteredShard: return classes.made_own(placement.split_factor, placement.dim);
+    case kRegisteredPartial: return classes.made_own_partial(placement.split_factor);
     case kPartial: return classes.partial(kReductions[placement.reduce]);
     case kNormPartial: {
       const auto whole = static_cast<int64_t>(placement.order);
@@ -157,7 +166,7 @@ inline bool is_shard(const Placement& placement) {
   return placement.kind == kShard || placement.kind == kStridedShard || placement.kind == kRegisteredShard;
 }
 
-// Whether it is partial by another reduction than a sum.
+// Whether it is partial by another reduction than a sum, which is PyTorch's.
 inline bool is_other_partial(const Placement& placement) {
   return placement.kind == kMaskPartial || placement.kind == kNormPartial ||
          (placement.kind == kPartial && placement.reduce != kReduceSum);

@@ -484,6 +484,10 @@ class Answers {
     if (is_stated) {
       state(is_decomposed ? decompositions_.attr("state") : state_, schema, stated);
       question.rule = &stated.rule;
+    } else if (agreement_.is_none() && PyDict_Contains(classes_.passes.ptr(), op_object.ptr()) == 1) {
+      state(classes_.state_passes, schema, stated);
+      stated.rule.added = 1;
+      question.rule = &stated.rule;
     }
     Answer answer{};
     const auto ask = [&] {
@@ -554,11 +558,13 @@ class Answers {
     return classes_.output_sharding(outputs, suggestion, moves || local_arg, static_cast<bool>(local_arg));
   }
 
-  // Placements of the script's own are for policy "best", and not beside strided shards, which may mean an order of shards.
+  // Placements of the script's own are for policy "best", and shards not beside strided ones, which may mean an order of
+  // shards.
   void check_own_placements() const {
-    if (!is_any_placement([](const Placement& one) { return one.kind == kRegisteredShard; })) return;
+    const bool has_shards = is_any_placement([](const Placement& one) { return one.kind == kRegisteredShard; });
+    if (!has_shards && !is_any_placement([](const Placement& one) { return one.kind == kRegisteredPartial; })) return;
     if (!agreement_.is_none()) throw HandedOn{"a placement of the script's own"};
-    if (asked_.strided) throw HandedOn{"a placement of the script's own beside a strided shard"};
+    if (has_shards && asked_.strided) throw HandedOn{"a placement of the script's own beside a strided shard"};
   }
 
   // The placements of the results, then of the tensors that the op takes, a tuple each.

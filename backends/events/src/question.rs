@@ -25,6 +25,9 @@ pub mod kind {
     /// Placement: the tensor dim `dim` is split as a sharding that the caller has registered says; `split_factor` is the
     /// number of the sharding (`rote_sharding`).
     pub const REGISTERED_SHARD: u8 = 7;
+    /// Placement: every rank holds a part, and they combine as the caller knows who has registered it; `split_factor` is
+    /// the number of the partial (`rote_partial`).
+    pub const REGISTERED_PARTIAL: u8 = 8;
 }
 
 /// How one mesh dim holds a tensor.
@@ -37,7 +40,8 @@ pub struct Placement {
     pub reduce: u8,
     /// Of a shard: the tensor dim, counted from the front.
     pub dim: u32,
-    /// Of a strided shard: the number of blocks. Of a registered one: the number of the sharding.
+    /// Of a strided shard: the number of blocks. Of a registered one: the number of the sharding. Of a registered partial:
+    /// its number.
     pub split_factor: u32,
     /// Of the partial of a norm: the order.
     pub order: f64,
@@ -87,6 +91,9 @@ pub struct StatedRule {
     pub noutputs: u32,
     /// Number of tensors that the op writes.
     pub nwritten: u32,
+    /// Whether the strategies are added to Rote's rule for the op, which says what is written; `sums_only` does not hold for
+    /// them. If not, they are in its place.
+    pub added: u8,
 }
 
 /// An op with its arguments.

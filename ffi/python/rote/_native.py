@@ -7,7 +7,7 @@ import os
 import re
 from array import array
 from collections.abc import Iterable, Sequence
-from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_uint32, c_uint64, c_void_p, py_object
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_uint8, c_uint32, c_uint64, c_void_p, py_object
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_register_shardings": (c_int, [c_char_p, RuleCallback, c_void_p]),
     "rote_forget_shardings": (c_int, [c_char_p]),
     "rote_sharding": (c_int, [c_char_p, c_char_p, POINTER(c_uint32)]),
+    "rote_register_partials": (c_int, [c_char_p, c_uint8]),
+    "rote_forget_partials": (c_int, [c_char_p]),
+    "rote_partial": (c_int, [c_char_p, c_char_p, POINTER(c_uint32)]),
     "rote_has_rule": (c_int, [c_char_p]),
     "rote_local_args": (c_int, [c_char_p, POINTER(c_int), POINTER(c_int)]),
     "rote_validate": (c_int, [c_char_p, ReportCallback, RuleCallback, c_void_p]),

@@ -26,7 +26,8 @@ Indices = Callable[[Any, int, int], Sequence[Sequence[int]]]
 Fills = Collection[OpOverload] | Callable[[OpOverload], bool]
 Values = tuple[int | tuple[int, ...], ...]
 
-#: What is registered, by class.
+#: What is registered, by class: all placements, and shardings alone.
+KNOWN: dict[type, Own] = {}
 SHARDINGS: dict[type, OwnSharding] = {}
 #: What a class has to define otherwise than `Shard`.
 _NEEDED = ("__eq__", "__hash__", "_split_tensor", "_to_replicate_tensor", "_local_shard_size_and_offset")
@@ -39,41 +40,56 @@ _INTERRUPTS: list[BaseException] = []
 _KEPT: list[Any] = []
 
 
-class OwnSharding:
+class Own:
     """A registered class."""
 
-    def __init__(self, cls: type[Shard], indices: Indices, parameters: Sequence[str], fills: Fills | None) -> None:
+    def __init__(self, cls: type[Any], parameters: Sequence[str]) -> None:
         self.cls = cls
-        self.indices = indices
         self.parameters = tuple(parameters)
-        self.fills = fills
         self.numbers: dict[Values, int] = {}
-        self.callback = RuleCallback(self._answer)
-        self._text = ctypes.create_string_buffer(b"")
 
     @property
     def name(self) -> str:
         return self.cls.__name__
 
+    def like(self, placement: Any, values: Values) -> Any:
+        """A placement that is made of parameters, and of the dim of another if it has one."""
+        raise NotImplementedError
+
+    def others(self, made: Any) -> list[Any]:
+        """What a placement has to differ from."""
+        raise NotImplementedError
+
+    def ask(self, text: bytes, number: Any) -> int:
+        """Asks the library for the number of the placement with parameters that are written so."""
+        raise NotImplementedError
+
+    def keep(self, number: int, placement: Any) -> None:
+        """Keeps a placement, to answer with."""
+        raise NotImplementedError
+
+    def written(self, placement: Any) -> str:
+        """The notation of a placement."""
+        raise NotImplementedError
+
     def number(self, placement: Any) -> int:
         """The number of a placement of the class. Raises `ValueError` if the parameters do not say what it is."""
         values = self.values(placement)
+        made = self.like(placement, values)
+        if not (made == placement and placement == made):
+            raise ValueError(
+                f"{placement!r} is not equal to a {self.name} that is made of its parameters: name all "
+                "attributes that matter in parameters="
+            )
         known = self.numbers.get(values)
         if known is not None:
             return known
-        made = self.made(placement.dim, values)
-        if not (made == placement and placement == made):
-            raise ValueError(
-                f"{placement!r} is not equal to a {self.name} that is made of its dim and parameters: name all "
-                "attributes that matter in parameters="
-            )
-        others = [own.made(made.dim, other) for own in SHARDINGS.values() for other in own.numbers]
-        if any(made == other or other == made for other in (Shard(made.dim), *others)):
+        if any(made == other or other == made for other in self.others(made)):
             raise ValueError(f"{placement!r} is equal to another placement: __eq__ has to compare class and parameters")
         number = c_uint32()
-        if lib.rote_sharding(self.name.encode(), self.text(values).encode(), byref(number)) < 0:
+        if self.ask(self.text(values).encode(), byref(number)) < 0:
             raise ValueError(error())
-        _MADE.setdefault(number.value, {})[placement.dim] = placement
+        self.keep(number.value, placement)
         self.numbers[values] = number.value
         return number.value
 
@@ -88,14 +104,12 @@ class OwnSharding:
             return tuple(int(one) for one in value)
         raise ValueError(f"{self.name}.{name}: expected an integer or a tuple of integers, found {value!r}")
 
-    def made(self, dim: int, values: Values) -> Any:
+    def construct(self, values: Values, **dim: int) -> Any:
         """A placement of the class."""
-        made = self.cls(dim, **dict(zip(self.parameters, values, strict=True)))
-        if type(made) is not self.cls or made.dim != dim or self.values(made) != values:
-            raise ValueError(
-                f"expected {self.cls.__name__}(dim, {', '.join(f'{name}=...' for name in self.parameters)}) to make a "
-                f"placement of these, found {made!r}"
-            )
+        made = self.cls(*dim.values(), **dict(zip(self.parameters, values, strict=True)))
+        if type(made) is not self.cls or getattr(made, "dim", None) != dim.get("dim") or self.values(made) != values:
+            named = ", ".join([*dim, *(f"{name}=..." for name in self.parameters)])
+            raise ValueError(f"expected {self.name}({named}) to make a placement of these, found {made!r}")
         return made
 
     def text(self, values: Values) -> str:
@@ -116,6 +130,40 @@ class OwnSharding:
         if len(found) != len(self.parameters) or self.text(tuple(found)) != text:
             raise ValueError(f"expected {len(self.parameters)} parameters of {self.name}, found {text!r}")
         return tuple(found)
+
+
+class OwnSharding(Own):
+    """A registered class of shards."""
+
+    def __init__(self, cls: type[Shard], indices: Indices, parameters: Sequence[str], fills: Fills | None) -> None:
+        super().__init__(cls, parameters)
+        self.indices = indices
+        self.fills = fills
+        self.callback = RuleCallback(self._answer)
+        self._text = ctypes.create_string_buffer(b"")
+
+    def made(self, dim: int, values: Values) -> Any:
+        """A placement of the class."""
+        return self.construct(values, dim=dim)
+
+    def like(self, placement: Any, values: Values) -> Any:
+        return self.made(placement.dim, values)
+
+    def others(self, made: Any) -> list[Any]:
+        return [
+            Shard(made.dim),
+            *(own.made(made.dim, other) for own in SHARDINGS.values() for other in own.numbers),
+        ]
+
+    def ask(self, text: bytes, number: Any) -> int:
+        return int(lib.rote_sharding(self.name.encode(), text, number))
+
+    def keep(self, number: int, placement: Any) -> None:
+        _MADE.setdefault(number, {})[placement.dim] = placement
+
+    def written(self, placement: Any) -> str:
+        text = self.text(self.values(placement))
+        return f"{self.name}({placement.dim},{text})" if text else f"{self.name}({placement.dim})"
 
     def _runs(self, placement: Any, size: int, ranks: int) -> list[list[tuple[int, int, int]]]:
         return [list(_ranges(held)) for held in self.indices(placement, size, ranks)]
@@ -182,7 +230,7 @@ def _ranges(held: Iterable[int]) -> Iterable[tuple[int, int, int]]:
 def number_of(placement: Any) -> int | str | None:
     """The number of a placement of a registered class; or why it has none, which is warned of once. None: the class is
     not registered."""
-    own = SHARDINGS.get(type(placement))
+    own = KNOWN.get(type(placement))
     if own is None:
         return None
     try:
@@ -220,12 +268,11 @@ def warn(reason: str) -> None:
 
 def written(placement: Any) -> str | None:
     """`RaggedShard(0,1,3)`; None for a placement that is not of a registered class."""
-    own = SHARDINGS.get(type(placement))
+    own = KNOWN.get(type(placement))
     if own is None:
         return None
     own.number(placement)
-    text = own.text(own.values(placement))
-    return f"{own.name}({placement.dim},{text})" if text else f"{own.name}({placement.dim})"
+    return own.written(placement)
 
 
 def read(name: str, inside: str) -> Placement:
@@ -245,8 +292,7 @@ def put(cls: Any, indices: Indices, parameters: Sequence[str], fills: Fills | No
     name = cls.__name__
     if cls in SHARDINGS:
         raise ValueError(f"rote: {name} is registered already")
-    if isinstance(parameters, str) or not all(isinstance(one, str) and one.isidentifier() for one in parameters):
-        raise TypeError(f"rote: {name}: expected names of attributes in parameters=, found {parameters!r}")
+    check_parameters(name, parameters)
     if not callable(indices):
         raise TypeError(f"rote: {name}: expected indices=, a function, found {indices!r}")
     if fills is not None and not callable(fills) and not all(isinstance(op, OpOverload) for op in fills):
@@ -258,8 +304,14 @@ def put(cls: Any, indices: Indices, parameters: Sequence[str], fills: Fills | No
     if lib.rote_register_shardings(name.encode(), own.callback, None) < 0:
         raise ValueError(f"rote: {error()}")
     _KEPT.append(own)
-    SHARDINGS[cls] = own
+    SHARDINGS[cls] = KNOWN[cls] = own
     _tell_dtensor()
+
+
+def check_parameters(name: str, parameters: Any) -> None:
+    """Raises `TypeError` unless these are names of attributes."""
+    if isinstance(parameters, str) or not all(isinstance(one, str) and one.isidentifier() for one in parameters):
+        raise TypeError(f"rote: {name}: expected names of attributes in parameters=, found {parameters!r}")
 
 
 def _is_shards(cls: type, name: str) -> bool:
@@ -271,6 +323,7 @@ def remove(cls: Any) -> None:
     own = SHARDINGS.pop(cls, None)
     if own is None:
         raise ValueError(f"rote: {getattr(cls, '__name__', cls)}: no sharding is registered")
+    del KNOWN[cls]
     lib.rote_forget_shardings(own.name.encode())
     _tell_dtensor()
 
@@ -417,9 +470,13 @@ def _logical_shapes(spec: DTensorSpec) -> list[list[int]]:
 
 
 __all__ = [
+    "KNOWN",
     "SHARDINGS",
     "Fills",
     "Indices",
+    "Own",
+    "Values",
+    "check_parameters",
     "go_on",
     "made",
     "number_of",

@@ -13,28 +13,44 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ._arguments import DTYPES_BY_NAME, written_meta, written_placement
 from ._native import RuleCallback
-from ._rules import OWN, RuleError, comes_with_torch, function_of, is_meta, name_of, strategies_of
+from ._own_placements import KNOWN
+from ._rules import (
+    OWN,
+    PASSES,
+    RuleError,
+    comes_with_torch,
+    function_of,
+    is_meta,
+    name_of,
+    passes_of,
+    strategies_of,
+)
 from .propagation import decompositions
 
 
 class Stating:
     """States the rules that the script has registered for the ops of a request, and those by decompositions for a mesh
-    such as `dp=2,tp=2`. Keeps what goes wrong."""
+    such as `dp=2,tp=2`, and what is added to Rote's rules. Keeps what goes wrong. `judged`: nothing is added, as the
+    truth table cannot judge registered partials."""
 
-    def __init__(self, names: Iterable[str], mesh: str) -> None:
+    def __init__(self, names: Iterable[str], mesh: str, judged: bool = False) -> None:
+        self.judged = judged
         self.decompositions = decompositions()
         self.sizes = mesh
         found = [op for name in names for op in overloads(name)]
-        self.ops = {name_of(op): op for op in found if _is_own(op) or self.decompositions.has(op)}
+        self.ops = {name_of(op): op for op in found if self._states(op)}
         self.problem: Exception | None = None
         self.callback = RuleCallback(self._answer)
         self._text = ctypes.create_string_buffer(b"")
+
+    def _states(self, op: OpOverload) -> bool:
+        return _is_own(op) or self.decompositions.has(op) or (op in PASSES and not self.judged)
 
     def _answer(self, _: Any, question: bytes) -> int:
         try:
@@ -65,7 +81,10 @@ class Stating:
             tensors += own
         results = _results(op, args, kwargs)
         strategies: list[tuple[Any, ...]]
-        if not _is_own(op):
+        added = not self.judged and op in PASSES and not _is_own(op)
+        if added:
+            strategies = []
+        elif not _is_own(op):
             sizes = [int(size.rpartition("=")[2]) for size in self.sizes.split(",")]
             strategies = self.decompositions.strategies(op, args, kwargs, "cpu", sizes)
         else:
@@ -73,6 +92,10 @@ class Stating:
             if isinstance(function, str):
                 raise RuleError(f"{name_of(op)}: {function}")
             strategies = strategies_of(op, function, args, kwargs, results, tensors)
+        if not self.judged:
+            strategies += passes_of(op, args, kwargs, results, tensors)
+        elif any(isinstance(one, Partial) and type(one) in KNOWN for strategy in strategies for one in strategy):
+            raise RuleError(f"{name_of(op)}: the truth table cannot judge a rule with registered partials")
         there = [at for at, meta in enumerate(results) if meta is not None]
         strategies = [(*(strategy[at] for at in there), *strategy[len(results) :]) for strategy in strategies]
         places = {result: place for place, result in enumerate(there)}
@@ -86,6 +109,7 @@ class Stating:
         return {
             "outputs": [written_meta(meta.dtype, meta.shape) for meta in outputs if meta is not None],
             "strategies": [[_slot(placement) for placement in strategy] for strategy in strategies],
+            "added": added,
             "written": [(at, None if output is None else places[output]) for at, output in written],
         }
 

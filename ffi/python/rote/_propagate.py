@@ -16,7 +16,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement
 
-from . import _own_placements
+from . import _own_partials, _own_placements
 from ._arguments import DTYPES_BY_NAME, Written, written, written_meta, written_placements
 from ._native import error, lib
 from ._own_rules import Stating, overloads
@@ -351,6 +351,9 @@ def _placement(text: str) -> Placement:
             pass
         case _:
             return _own_placements.read(kind, inside)
+    own = _own_partials.read(inside)
+    if own is not None:
+        return own
     if inside == "mask":
         return placement_types._MaskPartial()
     return _NormPartial(float(inside.removeprefix("norm"))) if inside.startswith("norm") else Partial(inside)

@@ -17,17 +17,20 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ._native import error, lib
-from ._own_placements import SHARDINGS
+from ._own_placements import KNOWN, SHARDINGS
 
 Strategies = Callable[..., Sequence[Sequence[Any]]]
 
 #: The functions that scripts have registered with Rote.
 OWN: dict[OpOverload, Strategies] = {}
+#: Further strategies of ops, by registered class of partials.
+PASSES: dict[OpOverload, dict[type, Strategies]] = {}
 #: What DTensor's tables of schema infos held before, by op.
 _BEFORE: dict[OpOverload, tuple[RuntimeSchemaInfo | None, ...]] = {}
 #: What was warned of.
 _WARNED: set[str] = set()
-_REDUCTIONS = ("sum", "avg", "max", "min", "product")
+#: Those of `Partial`, in the order of their numbers in C.
+REDUCTIONS = ("sum", "avg", "max", "min", "product")
 
 
 class RuleError(ValueError):
@@ -63,7 +66,7 @@ def remove(op: OpOverload) -> None:
     """Forgets the function of an op, and lets DTensor cache its answers as before."""
     if OWN.pop(op, None) is None:
         raise ValueError(f"rote: {name_of(op) if isinstance(op, OpOverload) else op}: no rule is registered")
-    cache_as_before(op)
+    cache_unless_needed(op)
 
 
 def _schema_infos() -> tuple[dict[OpOverload, RuntimeSchemaInfo], ...]:
@@ -77,6 +80,12 @@ def cache_by_all_arguments(op: OpOverload) -> None:
     _BEFORE.setdefault(op, tuple(table.get(op) for table in tables))
     keywords = [argument.name for argument in op._schema.arguments if argument.kwarg_only]
     tables[0][op] = RuntimeSchemaInfo(0, keywords or None, needs_pytree=True)
+
+
+def cache_unless_needed(op: OpOverload) -> None:
+    """Lets DTensor keep the answers for an op as before, unless a function of the script's answers."""
+    if op not in OWN and op not in PASSES:
+        cache_as_before(op)
 
 
 def cache_as_before(op: OpOverload) -> None:
@@ -114,14 +123,17 @@ def _described(function: Any) -> str:
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else str(name)
 
 
-def state(propagator: Any, schema: Any) -> tuple[list[tuple[Any, ...]], list[TensorMeta | None], Any] | str:
-    """What the script's rule says of a schema: its strategies, and the metas of the results, as a list and as the op
-    returns them. Or why there is no such rule, or none that fits: DTensor then answers."""
+def state(
+    propagator: Any, schema: Any, passes_alone: bool = False
+) -> tuple[list[tuple[Any, ...]], list[TensorMeta | None], Any] | str:
+    """What the script's rule says of a schema, with what passes its partials: the strategies, and the metas of the
+    results, as a list and as the op returns them. Or why there is no such rule, or none that fits: DTensor then
+    answers. `passes_alone`: the strategies are added to Rote's rule."""
     op = schema.op
     args = tree_map_only(DTensorSpec, lambda spec: spec.tensor_meta, schema.args_schema)
     kwargs = tree_map_only(DTensorSpec, lambda spec: spec.tensor_meta, schema.kwargs_schema)
     tensors = [leaf for leaf in tree_leaves((args, kwargs), is_meta) if is_meta(leaf)]
-    function = function_of(op)
+    function = None if passes_alone else function_of(op)
     if isinstance(function, str):
         return function
     if not _gives_tensors(op):
@@ -129,7 +141,8 @@ def state(propagator: Any, schema: Any) -> tuple[list[tuple[Any, ...]], list[Ten
     metas = propagator._propagate_tensor_meta_non_cached(schema)
     results = [metas] if is_meta(metas) else list(metas or ())
     try:
-        return strategies_of(op, function, args, kwargs, results, tensors), results, metas
+        stated = [] if function is None else strategies_of(op, function, args, kwargs, results, tensors)
+        return [*stated, *passes_of(op, args, kwargs, results, tensors)], results, metas
     except RuleError as problem:
         message = f"rote: {problem}"
         if message not in _WARNED:
@@ -196,6 +209,14 @@ def strategies_of(
     return [tuple(_placements(f"{who}: strategy {at}", strategy, metas)) for at, strategy in enumerate(strategies)]
 
 
+def passes_of(
+    op: OpOverload, args: Any, kwargs: Any, results: Sequence[TensorMeta | None], tensors: Sequence[TensorMeta]
+) -> list[tuple[Any, ...]]:
+    """The further strategies of an op with these arguments. Raises `RuleError` as `strategies_of`."""
+    functions = PASSES.get(op, {}).values()
+    return [one for function in functions for one in strategies_of(op, function, args, kwargs, results, tensors)]
+
+
 def _placements(where: str, strategy: Sequence[Any], metas: Sequence[TensorMeta | None]) -> Iterator[Any]:
     """The placements of a strategy, with dims counted from the front."""
     for at, (placement, meta) in enumerate(zip(strategy, metas, strict=True)):
@@ -216,9 +237,9 @@ def _placements(where: str, strategy: Sequence[Any], metas: Sequence[TensorMeta 
             if not 0 <= placement.dim < ndim:
                 raise RuleError(f"{here}: {placement!r} is no shard of a tensor with {ndim} dims")
             yield placement
-        elif kind is Partial and placement.reduce_op not in _REDUCTIONS:
-            raise RuleError(f"{here}: {placement}: expected a reduction among {', '.join(_REDUCTIONS)}")
-        elif kind in (Replicate, Partial, _NormPartial):
+        elif kind is Partial and placement.reduce_op not in REDUCTIONS:
+            raise RuleError(f"{here}: {placement}: expected a reduction among {', '.join(REDUCTIONS)}")
+        elif kind in (Replicate, Partial, _NormPartial) or kind in KNOWN:
             yield placement
         else:
             found = "None" if placement is None else f"{placement!r} of class {kind.__name__}"
@@ -230,14 +251,18 @@ def _placements(where: str, strategy: Sequence[Any], metas: Sequence[TensorMeta 
 
 __all__ = [
     "OWN",
+    "PASSES",
+    "REDUCTIONS",
     "RuleError",
     "cache_as_before",
     "cache_by_all_arguments",
+    "cache_unless_needed",
     "comes_with_torch",
     "function_of",
     "has_rule",
     "is_meta",
     "name_of",
+    "passes_of",
     "put",
     "remove",
     "state",

@@ -22,7 +22,7 @@ from ._own_rules import Stating
 def _ask(request: dict[str, Any], tell: Callable[[str], None]) -> None:
     _bridge.bridge()
     callback = ReportCallback(lambda _, line: tell(line.decode()))
-    stating = Stating(request["ops"], request.get("mesh", "2"))
+    stating = Stating(request["ops"], request.get("mesh", "2"), judged=True)
     request = request | {"own": list(stating.ops)}
     status = lib.rote_validate(json.dumps(request).encode(), callback, stating.callback, None)
     go_on()

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtenso
 from torch.distributed.tensor import _sharding_prop as torchs
 from torch.distributed.tensor._ops import _math_ops, single_dim_strategy
 
-from . import _own_placements, _rules
+from . import _own_partials, _own_placements, _rules
 from ._agreement import AGREED
 from ._bridge import bridge
 from ._decomposed import Decompositions
@@ -170,7 +170,7 @@ class _Installed:
                 "rote: another program has replaced DTensor's propagation since install(): undo that first"
             )
         self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding = self.before
-        for op in self.keyed - _rules.OWN.keys():
+        for op in self.keyed - _rules.OWN.keys() - _rules.PASSES.keys():
             _rules.cache_as_before(op)
 
     def free(self) -> None:
@@ -233,7 +233,10 @@ def _answers(own_placements: bool, *parts: Any) -> Any:
             "_ShardingPlaceholder": single_dim_strategy._ShardingPlaceholder,
             "own": _own_placements.number_of if own_placements else None,
             "made_own": _own_placements.made,
+            "made_own_partial": _own_partials.made,
             "warn_own": _own_placements.warn,
+            "passes": _rules.PASSES if own_placements else {},
+            "state_passes": lambda schema: _rules.state(_propagator(), schema, passes_alone=True),
         },
         *parts,
     )
@@ -329,7 +332,7 @@ _changes = 0
 
 def _name_chooser() -> None:
     CHOOSER.name = "Rote" if _installed is not None and _installed.policy == "best" else "DTensor"
-    if _installed is not None and (_rules.OWN or _own_placements.SHARDINGS):
+    if _installed is not None and (_rules.OWN or _own_placements.KNOWN):
         CHOOSER.name += f" and rules of the script, changed {_changes} times"
 
 
@@ -449,9 +452,13 @@ def register(
 def unregister(op: OpOverload) -> None:
     """Removes the rule that was registered for an op. Raises `ValueError` if there is none."""
     _rules.remove(op)
+    _key_again(op)
+    _rules_have_changed()
+
+
+def _key_again(op: OpOverload) -> None:
     if _installed is not None and op in _installed.keyed:
         _rules.cache_by_all_arguments(op)
-    _rules_have_changed()
 
 
 def register_sharding(
@@ -488,6 +495,39 @@ def unregister_sharding(cls: type[Shard]) -> None:
     _rules_have_changed()
 
 
+def register_partial(
+    cls: type[Partial],
+    *,
+    reduction: str,
+    parameters: Sequence[str] = (),
+    passes: _own_partials.Passes | None = None,
+) -> None:
+    """Registers a subclass of `Partial`, whose parts combine in another way. Under policy `"best"`, Rote answers about
+    tensors that lie so: they pass ops that only move elements, and are reduced before others.
+
+    `reduction` is `"sum"`, `"avg"`, `"max"`, `"min"` or `"product"`: reducing costs as much as this collective.
+    `parameters` are the names of the attributes that tell one placement of the class from another: integers, or tuples
+    of integers. `cls(base=2)` makes a placement, where `base` is such a name. `passes` has further strategies of ops:
+    lists of placements as `register` takes them, or a function of the op's arguments that returns such lists. They are
+    added to the op's rule. Nothing checks that they are right.
+
+    The class needs `__eq__` and `__hash__` that compare class and parameters, `_reduce_value`, `_reduce_shard_value`
+    and `_partition_value`.
+
+    Raises `ValueError` if a class of this name is registered already, or an op in `passes` has no rule, `TypeError` if
+    the class lacks a method.
+    """
+    _own_partials.put(cls, reduction, parameters, passes)
+    _rules_have_changed()
+
+
+def unregister_partial(cls: type[Partial]) -> None:
+    """Removes what was registered for a subclass of `Partial`. Raises `ValueError` if nothing was."""
+    for op in _own_partials.remove(cls):
+        _key_again(op)
+    _rules_have_changed()
+
+
 _last = Stats()
 
 
@@ -505,9 +545,11 @@ __all__ = [
     "Stats",
     "install",
     "register",
+    "register_partial",
     "register_sharding",
     "stats",
     "uninstall",
     "unregister",
+    "unregister_partial",
     "unregister_sharding",
 ]

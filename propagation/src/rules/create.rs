@@ -109,6 +109,7 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
             Kind::Fill => {
                 // Ranks that all write a number make it if they are combined.
                 let same = match (op, query.args.get(1)) {
+                    (PartialOp::Registered(_), _) => false,
                     (_, None) | (PartialOp::Avg | PartialOp::Max | PartialOp::Min, _) => true,
                     (PartialOp::Product, Some(Arg::Int(1))) => true,
                     (_, Some(number)) => {

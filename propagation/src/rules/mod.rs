@@ -58,18 +58,21 @@ pub(super) use fused::on_lists;
 pub(super) use random::draws;
 
 use super::error::PropagationError;
+use super::partials::PartialId;
 use super::placement::{Order, PartialOp};
 use super::rule::{Query, Rule};
 
 /// Partials that pass through ops which only move elements, or put zeros in
-/// place of some.
-pub(super) const MOVED: [PartialOp; 6] = [
+/// place of some: there, those that callers register do not
+/// ([`Rule::without_registered_partials`]).
+pub(super) const MOVED: [PartialOp; 7] = [
     PartialOp::Sum,
     PartialOp::Avg,
     PartialOp::Max,
     PartialOp::Min,
     PartialOp::Product,
     PartialOp::Norm(Order::ANY),
+    PartialOp::Registered(PartialId::ANY),
 ];
 
 /// A family of ops, with what tells its members apart.

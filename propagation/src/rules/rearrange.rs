@@ -151,13 +151,16 @@ fn triangle(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationEr
     }
     query.int(1, Some(0))?;
     let matrix: Vec<_> = (0..ndim).map(|d| d + 2 >= ndim).collect();
-    Ok(untouched(input, &matrix))
+    Ok(untouched(input, &matrix).without_registered_partials())
 }
 
 fn diag(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
     let offset = query.int(1, Some(0))?;
     let shape = match *input.shape.as_slice() {
-        [n] => vec![n.saturating_add(offset.unsigned_abs()); 2],
+        [n] => {
+            let shape = vec![n.saturating_add(offset.unsigned_abs()); 2];
+            return Ok(moved(input, shape, &[]).without_registered_partials());
+        }
         [rows, columns] => vec![diagonal_length(offset, rows, columns)],
         _ => return Err(query.wrong(0, "a tensor of 1 or 2 dims", input.to_string())),
     };
@@ -188,7 +191,7 @@ fn diag_embed(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, Propagation
     }
     let kept = (0..ndim + 1).filter(|d| *d != a && *d != b);
     let pairs: Vec<_> = kept.enumerate().map(|(from, to)| (to, from)).collect();
-    Ok(moved(input, shape, &pairs))
+    Ok(moved(input, shape, &pairs).without_registered_partials())
 }
 
 fn select_backward(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
@@ -199,7 +202,7 @@ fn select_backward(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, Propag
     same_shape(query, 0, &expected)?;
     index_in(query, 3, sizes[dim])?;
     let pairs: Vec<_> = (0..ndim).map(|d| (d + usize::from(d >= dim), d)).collect();
-    Ok(moved(input, sizes, &pairs))
+    Ok(moved(input, sizes, &pairs).without_registered_partials())
 }
 
 fn slice_backward(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
@@ -210,7 +213,7 @@ fn slice_backward(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, Propaga
     same_shape(query, 0, &expected)?;
     let kept = (0..ndim).filter(|d| *d != dim || expected == sizes);
     let pairs: Vec<_> = kept.map(|d| (d, d)).collect();
-    Ok(moved(input, sizes, &pairs))
+    Ok(moved(input, sizes, &pairs).without_registered_partials())
 }
 
 fn select_scatter(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> {
@@ -316,6 +319,7 @@ fn pad(query: &Query<'_>, input: &TensorMeta) -> Result<Rule, PropagationError> 
             PartialOp::Sum | PartialOp::Mask | PartialOp::Norm(_) => value == 0.0,
             PartialOp::Product => value == 0.0 || value == 1.0,
             PartialOp::Avg | PartialOp::Max | PartialOp::Min => true,
+            PartialOp::Registered(_) => false,
         };
         if stays || !pads {
             rule.pass(&[op]);

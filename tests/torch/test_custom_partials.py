@@ -1,0 +1,408 @@
+"""Partials that a script registers with Rote: subclasses of `Partial`, on gloo ranks.
+
+What they give is compared with the op on whole tensors.
+"""
+
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import log_sum_exp
+import pytest
+import ragged_shard
+import rote
+import rote.propagation
+import torch
+import torch.nn.functional as F
+from log_sum_exp import LogSumExp, P
+from models import mesh
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import Placement
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def registered(**options: Any) -> Iterator[None]:
+    if options:
+        rote.propagation.register_partial(LogSumExp, **{"reduction": "sum", "parameters": ("scale",), **options})
+    else:
+        log_sum_exp.register()
+    try:
+        yield
+    finally:
+        rote.propagation.unregister_partial(LogSumExp)
+
+
+def laid(whole: Tensor, on: Any, scale: int = 1) -> DTensor:
+    """A partial tensor of unequal parts that is this one when it is reduced."""
+    ranks, rank = on.size(), on.get_local_rank(0)
+    share = (rank + 1) / (ranks * (ranks + 1) / 2)
+    return DTensor.from_local(whole + scale * math.log(share), on, [LogSumExp(scale)], run_check=False)
+
+
+MOVES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "clone": (torch.clone, (6, 4)),
+    "t": (lambda x: x.t(), (6, 4)),
+    "transpose": (lambda x: x.transpose(0, 1), (6, 4)),
+    "permute": (lambda x: x.permute(2, 0, 1), (6, 4, 2)),
+    "view": (lambda x: x.view(24), (6, 4)),
+    "unsqueeze": (lambda x: x.unsqueeze(0), (6, 4)),
+    "expand": (lambda x: x.expand(6, 3, 4), (6, 1, 4)),
+    "slice": (lambda x: x[1:5:2], (6, 4)),
+    "select": (lambda x: x[2], (6, 4)),
+    "split": (lambda x: x.split(2)[1], (6, 4)),
+    "cat": (lambda x: torch.cat([x, x], 1), (6, 4)),
+    "stack": (lambda x: torch.stack([x, x]), (6, 4)),
+    "flip": (lambda x: x.flip(0), (6, 4)),
+    "roll": (lambda x: x.roll(1, 0), (6, 4)),
+    "repeat": (lambda x: x.repeat(2, 1), (6, 4)),
+    "diagonal": (lambda x: x.diagonal(), (6, 4)),
+    "crop": (lambda x: F.pad(x, (-1, -1)), (6, 4)),
+    "index_select": (lambda x: x.index_select(0, beside(x, torch.tensor([3, 0]))), (6, 4)),
+    "gather": (lambda x: x.gather(0, beside(x, torch.tensor([[3, 0, 1, 1]]))), (6, 4)),
+    "nearest": (lambda x: F.interpolate(x, scale_factor=2), (2, 3, 4)),
+}
+REDUCED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "exp": (torch.exp, (6, 4)),
+    "sum": (torch.sum, (6, 4)),
+    "amax": (lambda x: x.amax(0), (6, 4)),
+    "mul": (lambda x: x * 2, (6, 4)),
+    "neg": (torch.neg, (6, 4)),
+    "mm": (lambda x: x @ x.t(), (6, 4)),
+    "sub": (lambda x: x - x, (6, 4)),
+    "pad": (lambda x: F.pad(x, (1, 2)), (6, 4)),
+    "triu": (torch.triu, (6, 4)),
+    "tril": (torch.tril, (6, 4)),
+    "diag of a vector": (torch.diag, (6,)),
+    "diag_embed": (torch.diag_embed, (6, 4)),
+    "where": (lambda x: torch.where(beside(x, torch.arange(4) > 1), x, beside(x, torch.zeros(4))), (6, 4)),
+    "masked_fill": (lambda x: x.masked_fill(beside(x, torch.arange(4) > 1), 0.0), (6, 4)),
+    "index_fill": (lambda x: x.index_fill(0, beside(x, torch.tensor([1])), 0.0), (6, 4)),
+    "scatter": (lambda x: x.scatter(0, beside(x, torch.tensor([[3, 0, 1, 1]])), 0.0), (6, 4)),
+    "slice_scatter": (lambda x: x.slice_scatter(beside(x, torch.zeros(2, 4)), 0, 1, 3), (6, 4)),
+    "slice_backward": (lambda x: aten.slice_backward(x, [8, 4], 0, 1, 7, 1), (6, 4)),
+    "select_backward": (lambda x: aten.select_backward(x, [3, 6, 4], 0, 1), (6, 4)),
+    "relu": (torch.relu, (6, 4)),
+    "cast": (lambda x: x.float(), (6, 4)),
+    "softmax": (lambda x: x.softmax(0), (6, 4)),
+    "cumsum": (lambda x: x.cumsum(0), (6, 4)),
+    "where of copies": (lambda x: torch.where(beside(x, torch.arange(4) > 1), x, x), (6, 4)),
+    "bilinear": (lambda x: F.interpolate(x, scale_factor=2, mode="linear"), (2, 3, 4)),
+}
+
+
+def beside(like: Tensor, whole: Tensor) -> Tensor:
+    return DTensor.from_local(whole, like.device_mesh) if isinstance(like, DTensor) else whole
+
+
+def check(name: str, op: Callable[..., Any], shape: tuple[int, ...], placement: Placement, collectives: int) -> None:
+    torch.manual_seed(1)
+    whole = torch.randn(shape, dtype=torch.float64)
+    for scale in (1, 2):
+        with CommDebugMode() as seen:
+            found = op(laid(whole, mesh(2), scale))
+        expected = LogSumExp(scale) if placement == P else placement
+        assert found.placements == (expected,), f"{name}: {found.placements}"
+        assert seen.get_total_counts() == collectives, f"{name}: {seen.get_comm_counts()}"
+        torch.testing.assert_close(found.full_tensor(), op(whole), msg=lambda said: f"{name}: {said}")
+
+
+@pytest.mark.ranks(2)
+def test_ops_that_move_elements_pass_them() -> None:
+    with registered(), rote.propagation.install("best"):
+        for name, (op, shape) in MOVES.items():
+            check(name, op, shape, P, 0)
+        assert {reason for _, reason in rote.propagation.stats().handed_on} <= {
+            "DTensor runs the op in a way of its own"
+        }
+
+
+@pytest.mark.ranks(2)
+def test_other_ops_reduce_them_first() -> None:
+    with registered(), rote.propagation.install("best"):
+        torch.manual_seed(1)
+        for name, (op, shape) in REDUCED.items():
+            whole = torch.randn(shape, dtype=torch.float64)
+            with CommDebugMode() as seen:
+                found = op(laid(whole, mesh(2)))
+            assert not any(isinstance(one, LogSumExp) for one in found.placements), f"{name}: {found.placements}"
+            assert seen.get_total_counts() > 0, name
+            torch.testing.assert_close(found.full_tensor(), op(whole), msg=lambda said, name=name: f"{name}: {said}")
+
+
+@pytest.mark.ranks(2)
+def test_ops_pass_them_as_the_script_says() -> None:
+    """A step moves nothing until it is reduced, and its parts come from shards."""
+    on = mesh(2)
+    torch.manual_seed(1)
+    whole, bias = torch.randn(8, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    with registered(), rote.propagation.install("best"):
+        x = distribute_tensor(whole, on, [Shard(0)])
+        with CommDebugMode() as seen:
+            found = (x.logsumexp(0) + beside(x, bias)).view(2, 2).t()[1]
+        assert found.placements == (P,)
+        assert seen.get_total_counts() == 0
+        with CommDebugMode() as seen:
+            reduced = found.redistribute(placements=[Replicate()])
+        assert seen.get_total_counts() == 1
+        expected = (whole.logsumexp(0) + bias).view(2, 2).t()[1]
+        torch.testing.assert_close(reduced.to_local(), expected)
+        torch.testing.assert_close(found.redistribute(placements=[Shard(0)]).full_tensor(), expected)
+        # Of two, one is reduced.
+        both = laid(whole, on) + laid(whole, on)
+        assert both.placements == (P,)
+        torch.testing.assert_close(both.full_tensor(), 2 * whole)
+        # The function looks at the arguments, and what is not among the strategies is by Rote's rule.
+        assert x.logsumexp(1).placements == (Shard(0),)
+        assert (laid(whole, on) + 1.0).placements == (Replicate(),)
+        torch.testing.assert_close((laid(whole, on) + 1.0).full_tensor(), whole + 1.0)
+
+
+@pytest.mark.ranks(2)
+def test_a_function_may_refuse_arguments_and_a_wrong_one_is_warned_of() -> None:
+    on = mesh(2)
+    whole = torch.randn(8, 4, dtype=torch.float64)
+
+    def passes(x: Any, other: Any, alpha: float = 1) -> Any:
+        return [[P, P, Replicate()]] if alpha == 1 else []
+
+    with registered(passes={aten.add.Tensor: passes}), rote.propagation.install("best"):
+        x = laid(whole, on)
+        other = beside(x, whole)
+        assert torch.add(x, other).placements == (P,)
+        assert torch.add(x, other, alpha=2).placements == (Replicate(),)
+        torch.testing.assert_close(torch.add(x, other, alpha=2).full_tensor(), whole * 3)
+    with (
+        registered(passes={aten.add.Tensor: [[P, P]]}),
+        rote.propagation.install("best"),
+        pytest.warns(RuntimeWarning, match=r"passes= of LogSumExp: strategy 0 has 2 placements, expected 3"),
+    ):
+        beside(x, whole) + beside(x, whole)
+
+
+@pytest.mark.ranks(2)
+def test_other_parameters_and_other_partials_are_not_mixed() -> None:
+    on = mesh(2)
+    torch.manual_seed(1)
+    whole = torch.randn(6, 4, dtype=torch.float64)
+    share = 0.25 if on.get_local_rank(0) else 0.75
+    with registered(), rote.propagation.install("best"):
+        others = {
+            "scale 2": laid(whole, on, 2),
+            "sum": DTensor.from_local(whole * share, on, [Partial()], run_check=False),
+            "replicated": DTensor.from_local(whole, on, [Replicate()], run_check=False),
+            "shard": distribute_tensor(whole, on, [Shard(0)]),
+        }
+        for name, other in others.items():
+            for op in (torch.stack, torch.cat):
+                for pair in ([laid(whole, on), other], [other, laid(whole, on)]):
+                    found = op(pair)
+                    assert not any(isinstance(one, LogSumExp) for one in found.placements), name
+                    torch.testing.assert_close(found.full_tensor(), op([whole, whole]), msg=name)
+        for scale in (1, 2):
+            assert torch.stack([laid(whole, on, scale)] * 2).placements == (LogSumExp(scale),)
+
+
+@pytest.mark.ranks(2)
+def test_a_mesh_of_two_dims_has_them_beside_others() -> None:
+    on = mesh(1, 2)
+    torch.manual_seed(1)
+    whole = torch.randn(6, 4, dtype=torch.float64)
+    share = math.log(0.25 if on.get_local_rank(1) else 0.75)
+    with registered(), rote.propagation.install("best"):
+        x = DTensor.from_local(whole + share, on, [Shard(0), P], run_check=False)
+        assert x.t().placements == (Shard(1), P)
+        torch.testing.assert_close(x.t().full_tensor(), whole.t())
+        torch.testing.assert_close(x.exp().full_tensor(), whole.exp())
+
+
+@pytest.mark.ranks(2)
+def test_what_is_written_stays_as_it_lies() -> None:
+    on = mesh(2)
+    whole = torch.randn(6, 4, dtype=torch.float64)
+    passes = {aten.add_.Tensor: [[P, P, Replicate()]], aten.add.Tensor: [[P, P, Replicate()]]}
+    with registered(passes=passes), rote.propagation.install("best"):
+        x = laid(whole, on)
+        x += beside(x, whole)
+        assert x.placements == (P,)
+        torch.testing.assert_close(x.full_tensor(), 2 * whole)
+        for write in (lambda y: y.mul_(2), lambda y: y.zero_(), lambda y: y.fill_(1.0), lambda y: y.exp_()):
+            y = laid(whole, on)
+            with pytest.raises(RuntimeError):
+                write(y)
+            torch.testing.assert_close(y.full_tensor(), whole)
+        assert laid(whole, on).t_().placements == (P,)
+
+
+@pytest.mark.ranks(2)
+def test_rules_of_a_script_take_them() -> None:
+    on = mesh(2)
+    whole = torch.randn(6, 4, dtype=torch.float64)
+
+    def scaled(x: Any, other: Any) -> Any:
+        return [[P, P, Replicate()]]
+
+    rote.propagation.register(aten.logaddexp.default, scaled, replace=True)
+    try:
+        with registered(passes={aten.logaddexp.default: [[P, Replicate(), P]]}), rote.propagation.install("best"):
+            x = laid(whole, on)
+            # Wrong for this op, and taken all the same: from its rule and from what is added to it.
+            assert torch.logaddexp(x, beside(x, whole)).placements == (P,)
+            assert torch.logaddexp(beside(x, whole), x).placements == (P,)
+            rote.propagation.unregister(aten.logaddexp.default)
+            assert torch.logaddexp(x, beside(x, whole)).placements == (Replicate(),)
+            assert torch.logaddexp(beside(x, whole), x).placements == (P,)
+            rote.propagation.register(aten.logaddexp.default, scaled, replace=True)
+    finally:
+        rote.propagation.unregister(aten.logaddexp.default)
+
+
+@pytest.mark.ranks(2)
+def test_they_lie_beside_registered_shards() -> None:
+    on = mesh(1, 2)
+    torch.manual_seed(1)
+    whole = torch.randn(8, 4, dtype=torch.float64)
+    rows = ragged_shard.RaggedShard(0, (1, 3))
+    ragged_shard.register()
+    try:
+        with registered(), rote.propagation.install("best"):
+            x = DTensor.from_local(
+                whole + math.log(0.25 if on.get_local_rank(1) else 0.75), on, [Replicate(), P], run_check=False
+            )
+            found = x.redistribute(placements=[Replicate(), rows])
+            assert found.placements == (Replicate(), rows)
+            torch.testing.assert_close(found.full_tensor(), whole)
+            torch.testing.assert_close((x.exp() + found).full_tensor(), whole.exp() + whole)
+    finally:
+        rote.propagation.unregister_sharding(ragged_shard.RaggedShard)
+
+
+@pytest.mark.ranks(2)
+def test_same_and_unregistered_ones_are_dtensors() -> None:
+    """DTensor is asked as it is about any class, and Rote takes none for a plain partial."""
+    on = mesh(2)
+    whole = torch.randn(6, 4, dtype=torch.float64)
+
+    def seen() -> list[Any]:
+        found: list[Any] = []
+        for op in (torch.t, lambda x: x.view(24), lambda x: x * 2, torch.exp, lambda x: x + x):
+            try:
+                found.append(op(laid(whole, on)).placements)
+            except Exception as problem:
+                found.append(type(problem))
+        return found
+
+    today = seen()
+    with rote.propagation.install("best"):
+        assert seen() == today
+        assert any("LogSumExp" in reason for _, reason in rote.propagation.stats().handed_on)
+        with registered():
+            assert laid(whole, on).t().placements == (P,)
+            assert (laid(whole, on) * 2).placements == (Replicate(),)
+        assert seen() == today
+        with pytest.raises(ValueError, match="LogSumExp: no partial is registered"):
+            rote.propagation.unregister_partial(LogSumExp)
+    with registered(), rote.propagation.install():
+        assert seen() == today
+        reasons = {reason for _, reason in rote.propagation.stats().handed_on}
+        assert "a placement of the script's own" in reasons
+    with registered():
+        assert seen() == today
+    assert not rote.propagation._rules.PASSES
+
+
+@pytest.mark.ranks(2)
+def test_the_example_of_the_documentation_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "propagation.md").read_text()
+    section = page.partition("## Partials of your own\n")[2].partition("\n## ")[0]
+    lines = section[section.index("\n    ") :].split("\n- **")[0].splitlines()
+    names: dict[str, Any] = {"mesh": mesh(2), "whole": torch.randn(8, 4, dtype=torch.float64)}
+    exec(textwrap.dedent("\n".join(line for line in lines if line.startswith("    ") or not line)), names)
+    try:
+        with CommDebugMode() as seen:
+            found = names["step"](names["whole"])
+        assert seen.get_total_counts() == 1
+        torch.testing.assert_close(found.to_local(), names["whole"].logsumexp(0) + 1)
+    finally:
+        rote.propagation.uninstall()
+        rote.propagation.unregister_partial(names["LogSumExp"])
+
+
+def test_what_cannot_be_registered() -> None:
+    class Inherits(Partial):
+        def __eq__(self, other: object) -> bool:
+            return type(other) is type(self)
+
+        __hash__ = Partial.__hash__
+
+    def refused(kind: type[Exception], said: str, cls: Any = LogSumExp, **options: Any) -> None:
+        with pytest.raises(kind, match=said):
+            rote.propagation.register_partial(cls, **{"reduction": "sum", **options})
+
+    refused(TypeError, "expected a subclass of Partial", cls=Shard)
+    refused(TypeError, "expected a subclass of Partial", cls=Partial)
+    refused(TypeError, "expected a subclass of Partial", cls=P)
+    refused(
+        TypeError,
+        "with __hash__ and _reduce_value and _reduce_shard_value and _partition_value of its own",
+        cls=Inherits,
+    )
+    refused(ValueError, "expected reduction=, one of sum, avg, max, min, product, found 'mean'", reduction="mean")
+    refused(TypeError, "expected names of attributes in parameters=", parameters="scale")
+    refused(TypeError, "expected passes=, strategies by op", passes=[[P, P]])
+    refused(TypeError, "expected passes= of ops with their overloads", passes={aten.add: [[P, P]]})
+    refused(TypeError, "expected a list of strategies or a function", passes={aten.add.Tensor: 3})
+    refused(ValueError, "there is no rule to add to: register one", passes={aten.nonzero.default: [[P, P]]})
+    with registered():
+        refused(ValueError, "LogSumExp is registered already")
+        refused(ValueError, "expected a name that is not taken", cls=type("LogSumExp", (LogSumExp,), {}))
+    refused(ValueError, "expected a name that is not taken", cls=type("max", (LogSumExp,), {}))
+    assert not rote.propagation._rules.PASSES
+
+
+@pytest.mark.ranks(2)
+def test_parameters_have_to_say_what_a_placement_is() -> None:
+    """One that they do not tell apart from others is left to DTensor, with a warning."""
+    on = mesh(2)
+    whole = torch.randn(6, 4)
+    with registered(parameters=()), rote.propagation.install("best"), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert laid(whole, on).t().placements == (P,)
+        answered = rote.propagation.stats().answered
+        laid(whole, on, 3).t()
+        assert any("is not equal to a LogSumExp that is made of its parameters" in str(one.message) for one in said)
+        assert rote.propagation.stats().answered == answered
+
+
+def test_propagate_says_how_an_op_runs() -> None:
+    with registered():
+        found = rote.propagate("aten::t", ["f32[6,4] @ P(LogSumExp,2)"], mesh="tp=2")
+        assert found.outputs[0].placements == (LogSumExp(2),)
+        assert "P(LogSumExp,2)" in str(found)
+        found = rote.propagate("aten::exp", ["f32[6,4] @ P(LogSumExp,1)"], mesh="tp=2", why=True)
+        assert [step.kind for step in found.inputs[0].steps] == ["all_reduce"]
+        found = rote.propagate("aten::add.Tensor", ["f32[6,4] @ P(LogSumExp,1)", "f32[6,4] @ R"], mesh="tp=2")
+        assert found.outputs[0].placements == (P,)
+        assert found.bytes == 0
+        found = rote.propagate("aten::logsumexp", ["f32[6,4] @ S(0)", [0]], mesh="tp=2")
+        assert found.outputs[0].placements == (P,)
+        # What is added to a rule is not judged by the truth table, which knows no such partials.
+        assert not [line for line in rote.validate("aten::t") if "WRONG" in str(line)]
+    with pytest.raises(ValueError, match="LogSumExp"):
+        rote.propagate("aten::t", ["f32[6,4] @ P(LogSumExp,2)"], mesh="tp=2")
+
+
+def test_the_truth_table_refuses_rules_with_them() -> None:
+    rote.propagation.register(aten.logaddexp.default, lambda x, y: [[P, P, Replicate()]], replace=True)
+    try:
+        with registered(), pytest.raises(Exception, match="cannot judge a rule with registered partials"):
+            rote.validate("aten::logaddexp")
+    finally:
+        rote.propagation.unregister(aten.logaddexp.default)
