@@ -159,10 +159,18 @@ def test_ops_pass_them_as_the_script_says() -> None:
         both = laid(whole, on) + laid(whole, on)
         assert both.placements == (P,)
         torch.testing.assert_close(both.full_tensor(), 2 * whole)
+        # A number is no tensor: strategies of as many tensors are taken.
+        reduced = laid(whole, on) + 1.0
+        assert reduced.placements == (Replicate(),)
+        torch.testing.assert_close(reduced.to_local(), whole + 1.0)
         # The function looks at the arguments, and what is not among the strategies is by Rote's rule.
         assert x.logsumexp(1).placements == (Shard(0),)
-        assert (laid(whole, on) + 1.0).placements == (Replicate(),)
-        torch.testing.assert_close((laid(whole, on) + 1.0).full_tensor(), whole + 1.0)
+        handed_on = {op for op, _ in rote.propagation.stats().handed_on}
+        assert not handed_on & {"aten::add.Tensor", "aten::logsumexp"}
+    with registered(passes={aten.add.Tensor: [[P, P]]}), rote.propagation.install("best"), CommDebugMode() as seen:
+        kept = laid(whole, on) + 1.0
+        assert (kept.placements, seen.get_total_counts()) == ((P,), 0)
+        torch.testing.assert_close(kept.full_tensor(), whole + 1.0)
 
 
 @pytest.mark.ranks(2)
@@ -180,9 +188,9 @@ def test_a_function_may_refuse_arguments_and_a_wrong_one_is_warned_of() -> None:
         assert torch.add(x, other, alpha=2).placements == (Replicate(),)
         torch.testing.assert_close(torch.add(x, other, alpha=2).full_tensor(), whole * 3)
     with (
-        registered(passes={aten.add.Tensor: [[P, P]]}),
+        registered(passes={aten.add.Tensor: lambda x, other: [[P, P]]}),
         rote.propagation.install("best"),
-        pytest.warns(RuntimeWarning, match=r"passes= of LogSumExp: strategy 0 has 2 placements, expected 3"),
+        pytest.warns(RuntimeWarning, match=r"strategy 0 has 2 placements, expected 3"),
     ):
         beside(x, whole) + beside(x, whole)
 
@@ -359,6 +367,9 @@ def test_what_cannot_be_registered() -> None:
     refused(TypeError, "expected passes=, strategies by op", passes=[[P, P]])
     refused(TypeError, "expected passes= of ops with their overloads", passes={aten.add: [[P, P]]})
     refused(TypeError, "expected a list of strategies or a function", passes={aten.add.Tensor: 3})
+    refused(ValueError, "strategy 1 has 4 placements", passes={aten.add.Tensor: [[P, P], [P, P, P, P]]})
+    refused(ValueError, "strategy 0 has 1 placements", passes={aten.add.Tensor: [[P]]})
+    refused(ValueError, "expected ops on single tensors", passes={aten._foreach_neg.default: [[P, P]]})
     refused(ValueError, "there is no rule to add to: register one", passes={aten.nonzero.default: [[P, P]]})
     with registered():
         refused(ValueError, "LogSumExp is registered already")

@@ -45,20 +45,6 @@ class OwnPartial(Own):
         return f"P({self.name},{text})" if text else f"P({self.name})"
 
 
-class _Listed:
-    """Strategies whatever the arguments are."""
-
-    def __init__(self, name: str, strategies: Sequence[Sequence[Any]]) -> None:
-        self.name = name
-        self.strategies = strategies
-
-    def __call__(self, *_: Any, **__: Any) -> Sequence[Sequence[Any]]:
-        return self.strategies
-
-    def __repr__(self) -> str:
-        return f"passes= of {self.name}"
-
-
 def put(cls: Any, reduction: str, parameters: Sequence[str], passes: Passes | None) -> None:
     """Registers a class."""
     if not (isinstance(cls, type) and issubclass(cls, Partial)) or cls.__module__.startswith("torch."):
@@ -90,6 +76,8 @@ def _checked(name: str, op: Any, strategies: Any) -> _rules.Strategies:
         raise TypeError(f"rote: {name}: expected passes= of ops with their overloads, found {op!r}")
     if not _rules.has_rule(op) and isinstance(_rules.function_of(op), str):
         raise ValueError(f"rote: {name}: passes= of {_rules.name_of(op)}: there is no rule to add to: register one")
+    if "_foreach_" in op._schema.name:
+        raise ValueError(f"rote: {name}: passes= of {_rules.name_of(op)}: expected ops on single tensors")
     if callable(strategies):
         function: _rules.Strategies = strategies
         return function
@@ -98,7 +86,16 @@ def _checked(name: str, op: Any, strategies: Any) -> _rules.Strategies:
             f"rote: {name}: passes= of {_rules.name_of(op)}: expected a list of strategies or a function, found "
             f"{strategies!r}"
         )
-    return _Listed(name, strategies)
+    formals, results = op._schema.arguments, op._schema.returns
+    tensors = sum("Tensor" in str(formal.type) for formal in formals)
+    lists = any("List[" in str(part.type) for part in [*formals, *results] if "Tensor" in str(part.type))
+    for at, strategy in enumerate(strategies):
+        if not lists and not len(results) < len(strategy) <= len(results) + tensors:
+            raise ValueError(
+                f"rote: {name}: passes= of {_rules.name_of(op)}: strategy {at} has {len(strategy)} placements, "
+                f"expected those of {len(results)} results and up to {tensors} tensor inputs"
+            )
+    return _rules.Listed(strategies)
 
 
 def remove(cls: Any) -> list[OpOverload]:

@@ -209,11 +209,29 @@ def strategies_of(
     return [tuple(_placements(f"{who}: strategy {at}", strategy, metas)) for at, strategy in enumerate(strategies)]
 
 
+class Listed:
+    """Strategies for each number of tensors that an op may be given."""
+
+    def __init__(self, strategies: Sequence[Sequence[Any]]) -> None:
+        self.strategies = strategies
+
+    def of(self, width: int) -> Listed:
+        """Those of so many results and tensor inputs."""
+        return Listed([strategy for strategy in self.strategies if len(strategy) == width])
+
+    def __call__(self, *_: Any, **__: Any) -> Sequence[Sequence[Any]]:
+        return self.strategies
+
+    def __repr__(self) -> str:
+        return "passes="
+
+
 def passes_of(
     op: OpOverload, args: Any, kwargs: Any, results: Sequence[TensorMeta | None], tensors: Sequence[TensorMeta]
 ) -> list[tuple[Any, ...]]:
     """The further strategies of an op with these arguments. Raises `RuleError` as `strategies_of`."""
-    functions = PASSES.get(op, {}).values()
+    width = len(results) + len(tensors)
+    functions = [one.of(width) if isinstance(one, Listed) else one for one in PASSES.get(op, {}).values()]
     return [one for function in functions for one in strategies_of(op, function, args, kwargs, results, tensors)]
 
 
@@ -253,6 +271,7 @@ __all__ = [
     "OWN",
     "PASSES",
     "REDUCTIONS",
+    "Listed",
     "RuleError",
     "cache_as_before",
     "cache_by_all_arguments",
