@@ -327,6 +327,22 @@ def test_same_and_unregistered_ones_are_dtensors() -> None:
 
 
 @pytest.mark.ranks(2)
+def test_a_captured_step_is_guarded_by_them() -> None:
+    on = mesh(2)
+    torch.manual_seed(1)
+    with registered(), rote.propagation.install("best"):
+        captured = rote.capture(lambda x: (x.t().exp(), x.t()))
+        for _ in range(4):
+            for scale in (1, 2):
+                whole = torch.randn(6, 4, dtype=torch.float64)
+                reduced, moved = captured(laid(whole, on, scale))
+                torch.testing.assert_close(reduced.full_tensor(), whole.t().exp())
+                assert moved.placements == (LogSumExp(scale),)
+                torch.testing.assert_close(moved.full_tensor(), whole.t())
+        assert (captured.stats.variants, captured.stats.replays) == (2, 4), captured.stats
+
+
+@pytest.mark.ranks(2)
 def test_the_example_of_the_documentation_runs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "propagation.md").read_text()
     section = page.partition("## Partials of your own\n")[2].partition("\n## ")[0]
