@@ -72,6 +72,28 @@ INTEGERS: dict[str, Call] = {
 }
 
 
+def pairs() -> Tensor:
+    return torch.complex(floats(4, 3), floats(4, 3).flip(0))
+
+
+# Collectives refuse tensors that are conjugated where they are read.
+CONJUGATED: dict[str, Call] = {
+    "mm": lambda on: on(pairs(), Partial()) @ on(pairs(), Partial()).mH,
+    "sum": lambda on: on(pairs(), Partial()).conj().sum(0).resolve_conj(),
+    "exp": lambda on: on(pairs(), Partial()).conj().exp(),
+    "cov": lambda on: torch.cov(on(pairs(), Partial())),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", CONJUGATED)
+def test_the_best_reduces_before_it_conjugates(name: str) -> None:
+    expected = CONJUGATED[name](whole)
+    with rote.propagation.install("best"):
+        found = full(CONJUGATED[name](placed))
+    torch.testing.assert_close(found.resolve_conj(), expected.resolve_conj())
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", INTEGERS)
 def test_the_best_keeps_integers(name: str) -> None:

@@ -45,6 +45,7 @@ struct AskedOp {
   bool gives_views = false;   // of what it takes
   bool is_product = false;    // linear in each tensor, which is how DTensor's strategies for it say it
   bool handled = false;       // by code of DTensor's own, which expects certain placements
+  bool is_lazy = false;       // its result is conjugated or negated where it is read
   bool seems_in_place = false;  // by the end of its name, by which DTensor tells; it writes nothing (`__lshift__`)
   py::object registered;      // what is registered for the op with DTensor, as a tuple
   bool is_torchs = true;      // all of it comes with PyTorch
@@ -222,6 +223,7 @@ class Answers {
     known.decomposed = !decompositions_.is_none() && decompositions_.attr("has")(op).cast<bool>();
     known.is_product = known.name == "aten::mul.Tensor" || known.name == "aten::mm" || known.name == "aten::bmm";
     known.handled = PyDict_Contains(handlers_.ptr(), op.ptr()) == 1;
+    known.is_lazy = known.name == "aten::_conj" || known.name == "aten::_neg_view";
     const auto& formals = schema.arguments();
     // Without handlers, no dispatcher of DTensor's runs the op.
     known.seems_in_place = PyDict_GET_SIZE(handlers_.ptr()) > 0 && schema.name().back() == '_' && std::none_of(formals.begin(), formals.end(), [](const auto& formal) {
@@ -469,6 +471,8 @@ class Answers {
     if (!asked_.mesh) throw HandedOn{"no distributed tensor"};
     if (!asked_.mesh->propagator) throw HandedOn{"this rank is not part of the mesh"};
     check_own_placements();
+    // Collectives refuse such tensors.
+    if (op.is_lazy && is_any_placement([](const Placement& one) { return one.kind == kPartial; })) throw HandedOn{"a partial that is conjugated where it is read"};
     // A view stays one: reducing the tensor would make a copy.
     if (agreement_.is_none() && op.gives_views && !is_stated && takes_other_partials()) throw HandedOn{"a partial that is no sum would pass"};
 
