@@ -19,7 +19,7 @@ static TEXT: &str = include_str!("schemas.txt");
 #[derive(Debug)]
 pub(super) struct Schema {
     parameters: Vec<Parameter>,
-    /// How many have no default, or stand before one that has none.
+    /// How many have no default and may not be none, or stand before one such.
     least: usize,
 }
 
@@ -200,7 +200,9 @@ fn parsed(line: &'static str) -> Option<(&'static str, Schema)> {
         .filter(|part| !part.is_empty() && *part != "*")
         .map(parameter)
         .collect::<Option<_>>()?;
-    let last = parameters.iter().rposition(|p| !p.has_default);
+    // One that may be none may be left out at the end.
+    let given = |p: &Parameter| !p.has_default && !p.optional;
+    let last = parameters.iter().rposition(given);
     Some((
         name,
         Schema {

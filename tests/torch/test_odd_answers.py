@@ -204,6 +204,30 @@ def test_gradients_of_activations_stay_sharded(name: str) -> None:
     assert torch.equal(found.full_tensor(), BACKWARDS[name](grad, x))
 
 
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "avg_pool1d": lambda x: F.avg_pool1d(x[..., 0], 2),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 3, 2, 1),
+    "avg_pool2d, divided": lambda x: F.avg_pool2d(x, 2, divisor_override=3),
+    "avg_pool3d": lambda x: F.avg_pool3d(x, 2),
+    "lp_pool2d": lambda x: F.lp_pool2d(x, 2.0, 2),
+    "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x, 3),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 3),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), R])
+@pytest.mark.parametrize("name", POOLS)
+def test_gradients_of_pools(name: str, placement: Placement) -> None:
+    """DTensor has no rule for some of these. An argument that may be none is left out at the end."""
+    one, other = floats(4, 6, 8, 8).requires_grad_(), placed(floats(4, 6, 8, 8), placement).requires_grad_()
+    POOLS[name](one).pow(2).sum().backward()
+    with rote.propagation.install("best"):
+        POOLS[name](other).pow(2).sum().backward()
+    assert other.grad is not None
+    torch.testing.assert_close(full(other.grad), one.grad)
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
 def test_a_result_has_the_dtype_of_what_it_is_written_to(dtype: torch.dtype) -> None:
