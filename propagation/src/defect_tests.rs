@@ -158,3 +158,14 @@ fn a_replicated_tensor_of_integers_stays_one() {
     let found = ask("aten::addmv", "a=2", &[&args[2], &args[1], &args[0]]).unwrap();
     assert_eq!(placed(&found), "R R R -> R");
 }
+
+/// `addmv` of an empty matrix returns a single added element as it is, of another shape
+/// than the shard of the result.
+#[test]
+fn a_single_element_is_added_to_no_empty_shard() {
+    for beta in ["1", "0.5"] {
+        let args = ["i64[] @ R", "i64[1,3] @ S(0)", "i64[3] @ R", beta];
+        let found = ask("aten::addmv", "tp=2", &args).unwrap();
+        assert_eq!(placed(&found), "R R R -> R", "beta {beta}");
+    }
+}

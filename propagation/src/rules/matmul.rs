@@ -79,7 +79,7 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
                 let letters = ["b", "m", "n"]
                     .into_iter()
                     .filter(|letter| out.contains(letter));
-                let letters = letters.map(|letter| (letter, Need::Nothing));
+                let letters = letters.map(|letter| (letter, need(&inputs, out)));
                 return Ok(einsum::rule(
                     vec![Output::new(output, out)],
                     &inputs,
@@ -116,18 +116,21 @@ fn multiply(output: TensorMeta, inputs: &[Operand<'_>], out: &str) -> Rule {
     let first = inputs.len() - 2;
     let held = |letter: &&str| inputs[first..].iter().any(|i| i.dims.contains(*letter));
     let letters = ["b", "k", "m", "n"].into_iter().filter(held);
-    // Of an empty matrix, addmv returns a single added element as it is.
-    let single = out == "m" && inputs.iter().any(|i| i.added && !i.dims.contains('m'));
-    let need = match single {
-        true => Need::Filled,
-        false => Need::Nothing,
-    };
     einsum::rule(
         vec![Output::new(output, out)],
         inputs,
-        letters.map(|letter| (letter, need)),
+        letters.map(|letter| (letter, need(inputs, out))),
         &[first, first + 1],
     )
+}
+
+/// What shards of a product need: of an empty matrix, addmv returns a single added
+/// element as it is.
+fn need(inputs: &[Operand<'_>], out: &str) -> Need {
+    match out == "m" && inputs.iter().any(|i| i.added && !i.dims.contains('m')) {
+        true => Need::Filled,
+        false => Need::Nothing,
+    }
 }
 
 /// The letters of a tensor that broadcasts to the output; a dim of size 1 has
