@@ -11,6 +11,7 @@ from rote import _native
 HEADERS = [Path(__file__).parents[2] / "ffi/include" / name for name in ("rote.h", "rote_torch.h")]
 NUMBERS = {
     "int": ctypes.c_int,
+    "uint8_t": ctypes.c_uint8,
     "int32_t": ctypes.c_int32,
     "uint32_t": ctypes.c_uint32,
     "int64_t": ctypes.c_int64,
@@ -24,6 +25,7 @@ CALLBACKS = {
     "RoteLogCallback": _native.LogCallback,
     "RoteReportCallback": _native.ReportCallback,
     "RoteRuleCallback": _native.RuleCallback,
+    "RoteShardingCallback": _native.RuleCallback,
     "RoteShowCallback": _native.ShowCallback,
 }
 
