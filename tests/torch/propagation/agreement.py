@@ -36,9 +36,10 @@ TABLE = ROOT / "ffi" / "python" / "rote" / "_agreement.py"
 # How many questions of a kind must agree before the table says that the kind does.
 LEAST = 2
 # Kinds that are taken at all (`kind_of_answer`). Others hold too often for some questions and not for the next ones:
-# partials that are no sums, uneven shards of which something moves on several mesh dims, strided shards that move.
+# partials that are no sums, uneven shards of which something moves on several mesh dims, or which several mesh dims
+# make of one dim, strided shards that move.
 ON_ONE_DIM = (0b0000000, 0b0000001, 0b0001000, 0b0001001, 0b0100001)
-ON_SEVERAL_DIMS = (0b0000100, 0b0000101, 0b0000110, 0b0001100, 0b0100101, 0b1000100, 0b1000110, 0b1001100)
+ON_SEVERAL_DIMS = (0b0000100, 0b0000101, 0b0000110, 0b0001100, 0b0100101, 0b1000100, 0b1000110)
 TAKEN = ON_ONE_DIM + ON_SEVERAL_DIMS
 # A kind that is taken of products alone: something moves, and several mesh dims split one dim.
 OF_PRODUCTS: dict[str, tuple[int, ...]] = dict.fromkeys(
