@@ -58,10 +58,11 @@ impl Effort {
         }
     }
 
-    /// What is left for several inputs that can lie in so many ways each: next to nothing
-    /// where the effort reaches a small part of these, and a descent finds as much.
+    /// What is left of a part of the effort for several inputs that can lie in so many ways
+    /// each: next to nothing where it reaches few of these, and a descent finds as much.
     fn among(self, inputs: usize, ways: usize) -> Effort {
-        match inputs > 1 && ways / HOPELESS > self.states {
+        let is_part = self.states < Self::FULL.states;
+        match is_part && inputs > 1 && ways / HOPELESS > self.states {
             true => self.shared(2 * inputs),
             false => self,
         }
