@@ -6,12 +6,12 @@
 //! A failure of the caller's is kept until the answer is made, and is its error.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hashbrown::HashMap;
 
 use super::error::PropagationError;
+use super::names::{Named, Names};
 use super::sharding::{Sharding, are_parameters, check_name, is_taken};
 
 /// Indices at one distance.
@@ -71,21 +71,9 @@ pub trait Splits: Send + Sync {
     }
 }
 
-pub(super) struct Family {
-    name: String,
-    splits: Box<dyn Splits>,
-    active: AtomicBool,
-}
+pub(super) type Family = Named<Box<dyn Splits>>;
 
-impl Family {
-    pub(super) fn is_active(&self) -> bool {
-        self.active.load(Ordering::Relaxed)
-    }
-}
-
-/// Those that were registered, the last ones last. What is registered stays, since placements
-/// name it; a family that was forgotten is no longer active.
-static FAMILIES: RwLock<Vec<&'static Family>> = RwLock::new(Vec::new());
+static FAMILIES: Names<Box<dyn Splits>> = Names::new();
 
 /// The most tables of one sharding that are kept.
 const MAX_TABLES: usize = 1024;
@@ -101,36 +89,17 @@ const MAX_LISTED: u64 = 1 << 28;
 /// [`PropagationError::Sharding`] when the name is taken or no name.
 pub fn register_family(name: &str, splits: impl Splits + 'static) -> Result<(), PropagationError> {
     check_name(name)?;
-    let mut all = FAMILIES.write().unwrap_or_else(PoisonError::into_inner);
-    if is_taken(name) || all.iter().any(|f| f.is_active() && f.name == name) {
-        return Err(PropagationError::Sharding {
-            name: name.into(),
-            expected: "a name that is not taken".into(),
-            found: format!("{name:?}"),
-        });
-    }
-    all.push(Box::leak(Box::new(Family {
-        name: name.into(),
-        splits: Box::new(splits),
-        active: AtomicBool::new(true),
-    })));
-    Ok(())
+    FAMILIES.register(name, Box::new(splits), |name| !is_taken(name))
 }
 
 /// Forgets a family: its name is free again. Returns whether there was one.
 pub fn forget_family(name: &str) -> bool {
-    let all = FAMILIES.read().unwrap_or_else(PoisonError::into_inner);
-    let found = all.iter().rev().find(|f| f.is_active() && f.name == name);
-    found.is_some_and(|family| family.active.swap(false, Ordering::Relaxed))
+    FAMILIES.forget(name)
 }
 
 /// The family of this name.
 pub(super) fn named(name: &str) -> Option<&'static Family> {
-    let all = FAMILIES.read().unwrap_or_else(PoisonError::into_inner);
-    all.iter()
-        .rev()
-        .find(|f| f.is_active() && f.name == name)
-        .copied()
+    FAMILIES.named(name)
 }
 
 /// What a caller lists for one size and number of ranks, checked.
@@ -164,7 +133,7 @@ impl Tabled {
         if let Some(known) = tables().get(&(size, ranks)) {
             return known.clone();
         }
-        let said = self.family.splits.runs(&self.parameters, size, ranks);
+        let said = self.family.is.runs(&self.parameters, size, ranks);
         let made = said.and_then(|runs| runs.map(|runs| table(runs, size, ranks)).transpose());
         match made {
             Ok(made) => {
@@ -343,7 +312,7 @@ impl Sharding for Tabled {
     }
 
     fn fills_as(&self, _family: &str, base: &str, op: &str) -> bool {
-        self.family.splits.fills(base, op).unwrap_or_else(|reason| {
+        self.family.is.fills(base, op).unwrap_or_else(|reason| {
             note_fault(PropagationError::Sharding {
                 name: self.family.name.clone(),
                 expected: format!("whether it may fill the rule of {op}"),
@@ -381,7 +350,7 @@ pub(super) fn unless_faulty<T>(
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use std::sync::OnceLock;
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
     use crate::{

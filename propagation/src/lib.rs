@@ -7,6 +7,7 @@
 //! | [`sharding`] | ways to split a dim that callers register |
 //! | [`family`] | shardings with parameters |
 //! | [`partials`] | partials that callers register |
+//! | `names` | what callers register by name |
 //! | [`layout`] | which global index each local index stands for |
 //! | [`spec`] | meshes, specs and their notations |
 //! | `notation` | the notation of other arguments |
@@ -65,6 +66,7 @@ mod fill;
 pub mod forms;
 pub mod layout;
 pub mod local;
+mod names;
 mod notation;
 mod operation;
 pub mod partials;

@@ -7,24 +7,19 @@
 //! `P(LogSumExp,2)`.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use rote_plans::ReduceOp;
 
 use super::error::PropagationError;
+use super::names::{Named, Names};
 use super::placement::PartialOp;
 use super::sharding::{are_parameters, check_name};
 
-struct Kind {
-    name: String,
-    reduction: ReduceOp,
-    active: AtomicBool,
-}
+/// What a collective that reduces one is.
+type Kind = Named<ReduceOp>;
 
-/// Those that were registered, the last ones last. What is registered stays, since
-/// placements name it; a kind that was forgotten is no longer active.
-static KINDS: RwLock<Vec<&'static Kind>> = RwLock::new(Vec::new());
+static KINDS: Names<ReduceOp> = Names::new();
 
 /// The partials of these kinds, by number: kind and parameters.
 static PARTIALS: RwLock<Vec<(&'static Kind, &'static str)>> = RwLock::new(Vec::new());
@@ -40,32 +35,12 @@ pub struct PartialId(u32);
 /// [`PropagationError::Sharding`] when the name is taken or no name.
 pub fn register_partials(name: &str, reduction: ReduceOp) -> Result<(), PropagationError> {
     check_name(name)?;
-    let mut all = KINDS.write().unwrap_or_else(PoisonError::into_inner);
-    if PartialOp::is_name(name) || active(&all, name).is_some() {
-        return Err(PropagationError::Sharding {
-            name: name.into(),
-            expected: "a name that is not taken".into(),
-            found: format!("{name:?}"),
-        });
-    }
-    all.push(Box::leak(Box::new(Kind {
-        name: name.into(),
-        reduction,
-        active: AtomicBool::new(true),
-    })));
-    Ok(())
+    KINDS.register(name, reduction, |name| !PartialOp::is_name(name))
 }
 
 /// Forgets partials: their name is free again. Returns whether there were some.
 pub fn forget_partials(name: &str) -> bool {
-    let all = KINDS.read().unwrap_or_else(PoisonError::into_inner);
-    active(&all, name).is_some_and(|kind| kind.active.swap(false, Ordering::Relaxed))
-}
-
-fn active(all: &[&'static Kind], name: &str) -> Option<&'static Kind> {
-    let mut all = all.iter().rev();
-    let is = |kind: &&&Kind| kind.active.load(Ordering::Relaxed) && kind.name == name;
-    all.find(is).copied()
+    KINDS.forget(name)
 }
 
 impl PartialId {
@@ -74,7 +49,7 @@ impl PartialId {
 
     /// The partial of a registered name with these parameters.
     pub fn named(name: &str, parameters: &str) -> Option<Self> {
-        let kind = active(&KINDS.read().unwrap_or_else(PoisonError::into_inner), name)?;
+        let kind = KINDS.named(name)?;
         if !are_parameters(parameters) {
             return None;
         }
@@ -99,8 +74,7 @@ impl PartialId {
     }
 
     pub(super) fn reduction(self) -> ReduceOp {
-        self.registered()
-            .map_or(ReduceOp::Sum, |one| one.0.reduction)
+        self.registered().map_or(ReduceOp::Sum, |one| one.0.is)
     }
 
     fn registered(self) -> Option<(&'static Kind, &'static str)> {
