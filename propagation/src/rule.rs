@@ -403,10 +403,17 @@ impl Rule {
     /// Leaves out the strategies with an extremum of complex tensors: complex numbers
     /// have no order.
     pub(super) fn leave_out_complex_extrema(&mut self, query: &Query<'_>) {
-        let inputs = query.inputs().filter_map(|(_, spec)| spec.meta.as_ref());
-        let is_complex = |meta: &TensorMeta| meta.dtype.is_complex();
-        let complex: Vec<bool> = self.outputs.iter().chain(inputs).map(is_complex).collect();
-        if complex.len() != self.width || !complex.contains(&true) {
+        let are_complex = || {
+            let inputs = query.inputs().filter_map(|(_, spec)| spec.meta.as_ref());
+            let metas = self.outputs.iter().chain(inputs);
+            metas.map(|meta| meta.dtype.is_complex())
+        };
+        // Few questions have some: for the others nothing is collected.
+        if !are_complex().any(|is| is) {
+            return;
+        }
+        let complex: Vec<bool> = are_complex().collect();
+        if complex.len() != self.width {
             return;
         }
         let has_order = |(slot, complex): (&Slot, &bool)| match slot {
