@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dtenso
 from torch.distributed.tensor import _sharding_prop as torchs
 from torch.distributed.tensor._ops import _math_ops, single_dim_strategy
 
-from . import _own_partials, _own_placements, _rules
+from . import _own_partials, _own_placements, _own_shards_in_dtensor, _rules
 from ._agreement import AGREED
 from ._bridge import bridge
 from ._decomposed import Decompositions
@@ -130,7 +130,7 @@ class _Installed:
         self.refuted = Refuted(self.judge.answer)
         self.before = self.propagator.propagate_op_sharding_non_cached, self.propagator.propagate_op_sharding
         look = self.refuted.look if policy == "same" else None
-        self.answer = _answering(self.answers.answer, _own_placements.replicated(self.before[0]), look)
+        self.answer = _answering(self.answers.answer, _own_shards_in_dtensor.replicated(self.before[0]), look)
         self.cached = torchs.LocalLRUCache(self.answer)
 
     def made(
@@ -295,7 +295,7 @@ def _look_for_own_placements() -> None:
     here = _alone is not None and propagator.propagate_op_sharding_non_cached is _alone[0]
     if _own_placements.SHARDINGS and not here and _installed is None:
         before = propagator.propagate_op_sharding_non_cached, propagator.propagate_op_sharding
-        asked = _own_placements.replicated(before[0])
+        asked = _own_shards_in_dtensor.replicated(before[0])
         _alone = asked, *before
         propagator.propagate_op_sharding_non_cached = asked
         propagator.propagate_op_sharding = torchs.LocalLRUCache(asked)
@@ -483,7 +483,9 @@ def register_sharding(
 
     Raises `ValueError` if a class of this name is registered already, `TypeError` if the class lacks a method.
     """
+    _own_shards_in_dtensor.check()
     _own_placements.put(cls, indices, parameters, fills)
+    _own_shards_in_dtensor.tell()
     _look_for_own_placements()
     _rules_have_changed()
 
@@ -491,6 +493,7 @@ def register_sharding(
 def unregister_sharding(cls: type[Shard]) -> None:
     """Removes what was registered for a subclass of `Shard`. Raises `ValueError` if nothing was."""
     _own_placements.remove(cls)
+    _own_shards_in_dtensor.tell()
     _look_for_own_placements()
     _rules_have_changed()
 
