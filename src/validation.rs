@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rote_propagation::{Combination, Mesh, Placement, Registry};
+use rote_propagation::{Combination, Mesh, PartialOp, Placement, Registry};
 use rote_validation::samples::{self, Sample};
 use rote_validation::{Event, Finding, Kernels, OpReport, Options, validate};
 use serde_json::{Value as Json, json};
@@ -19,7 +19,8 @@ use crate::own_rules::{self, Ask};
 /// - `only`: one combination, such as `S(0),R -> S(0)`,
 /// - `missing`: whether to look for rules that are missing; true by default,
 /// - `own`: names of ops for which `ask` states the rule ([`own_rules`]),
-/// - `shards`: shards of registered kinds (`RaggedShard(0,1,3)`) that fill placeholders, too,
+/// - `placements`: placements of registered kinds (`RaggedShard(0,1,3)`, `P(LogSumExp)`) by which
+///   placeholders are filled, too,
 /// - `changes`: lists of op, strategy and what to put in its place, for tests.
 ///
 /// `tell` is given JSON objects: `{"start": op, "number": 1, "total": 2}` before
@@ -43,14 +44,9 @@ pub fn answer(
     };
     let dims = mesh.sizes().len();
     let only = text("only").map(|only| Combination::parse(only, dims));
-    let shards = request.get("shards").and_then(Json::as_array).into_iter();
-    let shards = shards
-        .flatten()
-        .filter_map(Json::as_str)
-        .map(Placement::parse);
-    let shards: Vec<Placement> = shards
-        .collect::<Result<_, _>>()
-        .map_err(|e| e.to_string())?;
+    let placements = request.get("placements").and_then(Json::as_array);
+    let placements = placements.into_iter().flatten().filter_map(Json::as_str);
+    let registered: Vec<Placement> = placements.map(is_registered).collect::<Result<_, _>>()?;
     let mut rules = Registry::standard().map_err(|e| e.to_string())?;
     for change in request
         .get("changes")
@@ -75,17 +71,17 @@ pub fn answer(
     let known: Vec<String> = samples.iter().map(|s| s.op.clone()).collect();
     let options = Options {
         samples,
-        mesh: mesh.clone(),
+        mesh,
         only: only.transpose().map_err(|e| e.to_string())?,
         missing: request.get("missing").and_then(Json::as_bool) != Some(false),
-        shards,
+        registered,
     };
     validate(&rules, kernels, &options, &mut |event| {
         let line = match event {
             Event::Start { op, number, total } => {
                 json!({"start": op, "number": number, "total": total})
             }
-            Event::Done(report) => described(report, &mesh),
+            Event::Done(report) => described(report, &options),
         };
         tell(&line.to_string());
     });
@@ -96,10 +92,25 @@ pub fn answer(
                 ..OpReport::default()
             };
             report.unjudged.push(("no sample".into(), String::new()));
-            tell(&described(&report, &mesh).to_string());
+            tell(&described(&report, &options).to_string());
         }
     }
     Ok(())
+}
+
+/// The placement of a registered kind, whose pieces or parts can be made.
+fn is_registered(text: &str) -> Result<Placement, String> {
+    let placement = Placement::parse(text).map_err(|e| e.to_string())?;
+    match placement {
+        Placement::Registered { .. } => Ok(placement),
+        Placement::Partial(PartialOp::Registered(partial)) if partial.combines() => Ok(placement),
+        Placement::Partial(PartialOp::Registered(partial)) => Err(format!(
+            "P({partial}): it is not known how parts combine: register it with combine="
+        )),
+        _ => Err(format!(
+            "{text}: expected a placement of a registered class"
+        )),
+    }
 }
 
 /// The samples to judge.
@@ -135,8 +146,15 @@ fn is_named(op: &str, name: &str) -> bool {
         .any(|full| *full == name || full.split('.').next() == Some(name))
 }
 
-fn described(report: &OpReport, mesh: &Mesh) -> Json {
-    let sizes: Vec<_> = mesh.sizes().iter().map(ToString::to_string).collect();
+fn described(report: &OpReport, options: &Options) -> Json {
+    let sizes: Vec<_> = options
+        .mesh
+        .sizes()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    let placements = options.registered.iter();
+    let placements: String = placements.map(|p| format!(" --placement '{p}'")).collect();
     let findings = |list: &[Finding]| -> Vec<Json> {
         let one = |f: &Finding| {
             let combination = f.combination.to_string();
@@ -153,7 +171,7 @@ fn described(report: &OpReport, mesh: &Mesh) -> Json {
                 "args": f.args,
                 "reason": f.reason,
                 "repro": format!(
-                    "rote validate --op {} --args \"{}\" {mesh}{only}",
+                    "rote validate --op {} --args \"{}\" {mesh}{placements}{only}",
                     report.op, f.args
                 ),
             })

@@ -684,6 +684,16 @@ typedef const char *(*RoteRuleCallback)(void *context, const char *question);
 // `{"fills": true}` if shards of this kind may fill the rule of `base`, which answers for `op`.
 typedef const char *(*RoteShardingCallback)(void *context, const char *question);
 
+// Combines what ranks hold of a partial, element by element, and in whichever order and grouping the ranks come. Takes the
+// partial's parameters (`2`), `count` numbers of each of `ranks` ranks, one rank after the other, and where to write `count`
+// numbers. Returns null, or what is wrong, as a C string that lives until the next call.
+typedef const char *(*RoteCombineCallback)(void *context,
+                                           const char *parameters,
+                                           const double *parts,
+                                           uint32_t ranks,
+                                           uint64_t count,
+                                           double *combined);
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1335,12 +1345,14 @@ int rote_sharding(const char *name,
 //
 // Makes partials of a name known, which have parameters: they are written as `P(LogSumExp)` and `P(LogSumExp,2)`. To reduce
 // one costs as much as `reduction` (`ROTE_SUM`, ...). The name is a letter, then letters and digits. It is an error if the
-// name is taken.
+// name is taken. `rote_validate` can judge what passes them if `combine` is not null.
 //
 // Requires:
-// `name` must be a C string.
+// `name` must be a C string. `combine` must not unwind, and must live with `context` until the process ends.
 int rote_register_partials(const char *name,
-                           uint8_t reduction);
+                           uint8_t reduction,
+                           RoteCombineCallback combine,
+                           void *context);
 
 // Forgets the partials of a name. It is an error if there are none.
 //

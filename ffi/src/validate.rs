@@ -20,7 +20,8 @@ pub type RoteReportCallback =
 /// - `mesh`: ranks per mesh dim (`2`, or `2,2`);
 /// - `args`: arguments of one op, in the notation of the samples;
 /// - `only`: one combination (`S(0),R -> S(0)`);
-/// - `shards`: shards of registered kinds (`["RaggedShard(0,1,3)"]`) by which placeholders are filled, too;
+/// - `placements`: placements of registered kinds (`["RaggedShard(0,1,3)", "P(LogSumExp)"]`) by which placeholders are
+///   filled, too;
 /// - `missing`: false looks for wrong rules only;
 /// - `own`: names of ops whose rule `rule` states, in the place of Rote's.
 ///

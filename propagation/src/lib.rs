@@ -101,7 +101,7 @@ pub use family::{Run, Runs, Splits, forget_family, register_family};
 pub use forms::Form;
 pub use layout::Layout;
 pub use local::{LocalArgs, LocalOp, Lookup, local_args, local_meta, local_op};
-pub use partials::{PartialId, forget_partials, register_partials};
+pub use partials::{Combine, PartialId, forget_partials, register_partials};
 pub use placement::{Order, PartialOp, Placement};
 pub use propagator::Propagator;
 pub use redistribute::{Step, plan};

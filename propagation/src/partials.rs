@@ -16,10 +16,20 @@ use super::names::{Named, Names};
 use super::placement::PartialOp;
 use super::sharding::{are_parameters, check_name};
 
-/// What a collective that reduces one is.
-type Kind = Named<ReduceOp>;
+/// Combines what the ranks hold, element by element: takes the parameters, and as many
+/// numbers of each rank. Says what is wrong if it cannot.
+pub type Combine = dyn Fn(&str, &[&[f64]]) -> Result<Vec<f64>, String> + Send + Sync;
 
-static KINDS: Names<ReduceOp> = Names::new();
+/// What is known of a kind.
+struct How {
+    /// What a collective costs as much as.
+    reduction: ReduceOp,
+    combine: Option<Box<Combine>>,
+}
+
+type Kind = Named<How>;
+
+static KINDS: Names<How> = Names::new();
 
 /// The partials of these kinds, by number: kind and parameters.
 static PARTIALS: RwLock<Vec<(&'static Kind, &'static str)>> = RwLock::new(Vec::new());
@@ -29,13 +39,20 @@ static PARTIALS: RwLock<Vec<(&'static Kind, &'static str)>> = RwLock::new(Vec::n
 pub struct PartialId(u32);
 
 /// Makes partials of a name known. `reduction`: what a collective costs as much as.
+/// `combine`: what such a collective gives, in whichever order and grouping it takes the
+/// ranks; without, the truth table cannot judge what passes them.
 ///
 /// # Errors
 ///
 /// [`PropagationError::Sharding`] when the name is taken or no name.
-pub fn register_partials(name: &str, reduction: ReduceOp) -> Result<(), PropagationError> {
+pub fn register_partials(
+    name: &str,
+    reduction: ReduceOp,
+    combine: Option<Box<Combine>>,
+) -> Result<(), PropagationError> {
     check_name(name)?;
-    KINDS.register(name, reduction, |name| !PartialOp::is_name(name))
+    let how = How { reduction, combine };
+    KINDS.register(name, how, |name| !PartialOp::is_name(name))
 }
 
 /// Forgets partials: their name is free again. Returns whether there were some.
@@ -74,7 +91,36 @@ impl PartialId {
     }
 
     pub(super) fn reduction(self) -> ReduceOp {
-        self.registered().map_or(ReduceOp::Sum, |one| one.0.is)
+        self.registered()
+            .map_or(ReduceOp::Sum, |one| one.0.is.reduction)
+    }
+
+    /// Whether it is known how parts combine.
+    pub fn combines(self) -> bool {
+        self.registered()
+            .is_some_and(|one| one.0.is.combine.is_some())
+    }
+
+    /// What parts combine to, element by element: as many numbers of each rank.
+    ///
+    /// # Errors
+    ///
+    /// Why they cannot be combined.
+    pub fn combined(self, parts: &[&[f64]]) -> Result<Vec<f64>, String> {
+        let found = self.registered().and_then(|(kind, parameters)| {
+            let combine = kind.is.combine.as_ref()?;
+            Some(combine(parameters, parts))
+        });
+        let found =
+            found.ok_or_else(|| format!("nothing says how parts of P({self}) combine"))??;
+        let counts = (parts.first().map_or(0, |part| part.len()), found.len());
+        match counts.0 == counts.1 {
+            true => Ok(found),
+            false => Err(format!(
+                "parts of P({self}): expected {} numbers when they are combined, found {}",
+                counts.0, counts.1
+            )),
+        }
     }
 
     fn registered(self) -> Option<(&'static Kind, &'static str)> {
@@ -115,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_partial_is_known_by_its_parameters() {
-        register_partials("Logs", ReduceOp::Max).unwrap();
+        register_partials("Logs", ReduceOp::Max, None).unwrap();
         for text in ["P(Logs)", "P(Logs,2)", "P(Logs,2,[1,3])"] {
             let placement = Placement::parse(text).unwrap();
             assert_eq!(placement.to_string(), text);
@@ -132,17 +178,20 @@ mod tests {
             assert!(Placement::parse(text).is_err(), "{text}");
         }
         for name in ["Logs", "sum", "normal", "a b"] {
-            assert!(register_partials(name, ReduceOp::Sum).is_err(), "{name}");
+            assert!(
+                register_partials(name, ReduceOp::Sum, None).is_err(),
+                "{name}"
+            );
         }
         assert!(forget_partials("Logs") && !forget_partials("Logs"));
         assert!(Placement::parse("P(Logs)").is_err());
-        register_partials("Logs", ReduceOp::Sum).unwrap();
+        register_partials("Logs", ReduceOp::Sum, None).unwrap();
         assert_ne!(PartialId::named("Logs", "2"), Some(two));
     }
 
     #[test]
     fn they_pass_what_moves_elements_and_mix_with_none() {
-        register_partials("Own", ReduceOp::Sum).unwrap();
+        register_partials("Own", ReduceOp::Sum, None).unwrap();
         for (op, args, expected) in [
             ("aten::t", &["f32[4,6] @ P(Own)"][..], "P(Own) -> P(Own)"),
             ("aten::t", &["f32[4,6] @ P(Own,2)"], "P(Own,2) -> P(Own,2)"),

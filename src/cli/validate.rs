@@ -50,6 +50,10 @@ pub(super) struct Validate {
     /// A Python module to import first, which registers sharding rules; may be repeated
     #[arg(long, value_name = "MODULE")]
     import: Vec<String>,
+    /// Also judge with this placement of a class that the modules register, for example
+    /// 'RaggedShard(0,1,3)' (shards of any dim) or 'P(LogSumExp)'; may be repeated
+    #[arg(long, value_name = "PLACEMENT")]
+    placement: Vec<String>,
     /// Only this combination, for example 'S(0),R -> S(0)'; tensors are separated
     /// by semicolons where the mesh has several dims
     #[arg(long)]
@@ -99,6 +103,7 @@ impl Validate {
             "mesh": self.mesh.clone().unwrap_or_else(|| self.world.to_string()),
             "missing": !self.wrong_only,
             "import": self.import,
+            "placements": self.placement,
         });
         for (key, text) in [("args", &self.args), ("only", &self.only)] {
             if let Some(text) = text {

@@ -44,6 +44,11 @@ class LogSumExp(Partial):
 P = LogSumExp()
 
 
+def combined(placement: LogSumExp, parts: list[Tensor]) -> Tensor:
+    """What parts combine to."""
+    return torch.stack(parts).div(placement.scale).logsumexp(0) * placement.scale
+
+
 def register() -> None:
     """Lets Rote answer about such tensors, and add whole ones to them."""
     rote.propagation.register_partial(
@@ -51,7 +56,8 @@ def register() -> None:
         reduction="sum",
         parameters=("scale",),
         passes={
-            torch.ops.aten.add.Tensor: [[P, P, Replicate()], [P, Replicate(), P]],
+            torch.ops.aten.add.Tensor: [[P, P, Replicate()]],
             torch.ops.aten.logsumexp.default: lambda x, dims, keepdim=False: [[P, Shard(dim)] for dim in dims],
         },
+        combine=combined,
     )

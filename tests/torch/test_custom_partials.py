@@ -4,6 +4,11 @@ What they give is compared with the op on whole tensors.
 """
 
 import math
+import os
+import re
+import shlex
+import subprocess
+import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,10 +25,13 @@ import torch
 import torch.nn.functional as F
 from log_sum_exp import LogSumExp, P
 from models import mesh
+from rote._rules import name_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import Placement
+
+from propagation import engine
 
 aten = torch.ops.aten
 
@@ -420,16 +428,182 @@ def test_propagate_says_how_an_op_runs() -> None:
         assert found.bytes == 0
         found = rote.propagate("aten::logsumexp", ["f32[6,4] @ S(0)", [0]], mesh="tp=2")
         assert found.outputs[0].placements == (P,)
-        # What is added to a rule is not judged by the truth table, which knows no such partials.
-        assert not [line for line in rote.validate("aten::t") if "WRONG" in str(line)]
     with pytest.raises(ValueError, match="LogSumExp"):
         rote.propagate("aten::t", ["f32[6,4] @ P(LogSumExp,2)"], mesh="tp=2")
 
 
-def test_the_truth_table_refuses_rules_with_them() -> None:
-    rote.propagation.register(aten.logaddexp.default, lambda x, y: [[P, P, Replicate()]], replace=True)
+def judged(op: str, args: str, **options: Any) -> dict[str, Any]:
+    (report,) = rote.validate(op, args=args, missing=options.pop("missing", False), **options)
+    assert report["samples"] == 1, report["unjudged"]
+    return report
+
+
+def wrong(report: dict[str, Any]) -> list[str]:
+    return [one["combination"] for one in report["wrong"]]
+
+
+@pytest.mark.parametrize("device_mesh", ["2", "3", "2,2"])
+def test_the_truth_table_judges_what_passes_them(device_mesh: str) -> None:
+    def added(name: str, op: str, args: str) -> int:
+        """How many claims the registration adds, all of them right."""
+        before = judged(op, args, mesh=device_mesh)["correct"]
+        with registered():
+            after = judged(op, args, mesh=device_mesh)
+        assert not wrong(after), (name, after["wrong"])
+        return int(after["correct"]) - int(before)
+
+    assert added("whole", "aten::add.Tensor", "f32[8,6] f32[8,6]") > 0
+    assert added("whole, scaled", "aten::add.Tensor", "f32[8,6] f32[6] 2.5") > 0
+    assert added("made", "aten::logsumexp", "f32[12,6] [0]") > 0
+    assert added("made of both dims", "aten::logsumexp", "f32[12,6] [0,1]") > 0
+    assert added("moved", "aten::t", "f32[8,6]") == 0
+    with registered():
+        for op, args in [
+            ("aten::t", "f32[8,6]"),
+            ("aten::view", "f32[8,6] [48]"),
+            ("aten::cat", "{f32[4,6]; f32[2,6]}"),
+            ("aten::roll", "f32[8,6] [1] [0]"),
+            ("aten::gather", "f32[8,6] 0 i64[3,6]<8"),
+        ]:
+            with_them = judged(op, args, mesh=device_mesh, placements=[P, LogSumExp(3)])
+            assert not wrong(with_them), (op, with_them["wrong"])
+            assert with_them["correct"] >= judged(op, args, mesh=device_mesh)["correct"] + 2, op
+
+
+# Strategies that are wrong for some arguments or all.
+WRONG: dict[str, tuple[Any, list[tuple[Any, ...]], str, str]] = {
+    "twice": (aten.add.Tensor, [(P, P, P)], "f32[8,6] f32[8,6]", "P(LogSumExp,1),P(LogSumExp,1) -> P(LogSumExp,1)"),
+    "alpha": (aten.add.Tensor, [(P, Replicate(), P)], "f32[8,6] f32[8,6] 2", "R,P(LogSumExp,1) -> P(LogSumExp,1)"),
+    "neg": (aten.neg.default, [(P, P)], "f32[8,6]", "P(LogSumExp,1) -> P(LogSumExp,1)"),
+    "as a sum": (aten.exp.default, [(P, P)], "f32[8,6]", "P(LogSumExp,1) -> P(LogSumExp,1)"),
+    "other": (aten.t.default, [(LogSumExp(2), P)], "f32[8,6]", "P(LogSumExp,1) -> P(LogSumExp,2)"),
+    "of a whole": (aten.t.default, [(P, Replicate())], "f32[8,6]", "R -> P(LogSumExp,1)"),
+    "of a shard": (aten.sum.dim_IntList, [(P, Shard(0))], "f32[8,6] [0]", "S(0) -> P(LogSumExp,1)"),
+    "reduced": (aten.sum.dim_IntList, [(P, P)], "f32[8,6] [0]", "P(LogSumExp,1) -> P(LogSumExp,1)"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_the_truth_table_finds_wrong_strategies(case: str) -> None:
+    op, strategies, args, combination = WRONG[case]
+    with registered(passes={op: strategies}, combine=log_sum_exp.combined):
+        assert wrong(judged(name_of(op), args)) == [combination]
+
+
+def test_the_truth_table_says_what_could_pass() -> None:
+    args = "f32[8,6] f32[8,6]"
+    with registered(passes={}, combine=log_sum_exp.combined):
+        report = judged("aten::add.Tensor", args, placements=[P], missing=True)
+        assert not report["missing"]
+        could = {one["combination"] for one in report["left_out"] if "LogSumExp" in one["reason"]}
+        assert could == {f"{inputs} -> P(LogSumExp,1)" for inputs in ("P(LogSumExp,1),R", "R,P(LogSumExp,1)")}
+        only = rote.validate("aten::neg", args="f32[8,6]", only="P(LogSumExp,1) -> P(LogSumExp,1)")[0]
+        assert [one["combination"] for one in only["untrue"]] == ["P(LogSumExp,1) -> P(LogSumExp,1)"]
+
+
+def test_the_command_line_judges_them(tmp_path: Path) -> None:
+    rote_binary = engine.binary()
+    assert rote_binary is not None, "cargo build --release"
+    (tmp_path / "my_partials.py").write_text(
+        "import log_sum_exp, torch, rote.propagation\n"
+        "P = log_sum_exp.P\n"
+        "passes = {torch.ops.aten.add.Tensor: [(P, P, P)]}\n"
+        "rote.propagation.register_partial(log_sum_exp.LogSumExp, reduction='sum', parameters=('scale',),"
+        " passes=passes, combine=log_sum_exp.combined)\n"
+    )
+    places = os.pathsep.join([str(Path(rote.__file__).parent.parent), str(Path(__file__).parent)])
+    environment = os.environ | {"ROTE_PYTHON": sys.executable, "PYTHONPATH": places}
+    with_them = ["--import", "my_partials", "--placement", "P(LogSumExp,1)"]
+
+    def judged_by(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [rote_binary, "validate", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    right = judged_by("--op", "t,exp,logsumexp", *with_them)
+    assert right.returncode == 0, right.stdout + right.stderr
+    wrong = judged_by("--op", "add.Tensor", "--args", "f32[8,6] f32[6]", *with_them)
+    assert wrong.returncode == 1
+    assert "WRONG P(LogSumExp,1),P(LogSumExp,1) -> P(LogSumExp,1)" in wrong.stdout
+    repro = next(line for line in wrong.stdout.splitlines() if line.lstrip().startswith("rote validate "))
+    again = judged_by(*shlex.split(repro)[2:])
+    assert again.returncode == 1 and "WRONG" in again.stdout, again.stdout + again.stderr
+    unknown = judged_by("--op", "t", "--placement", "P(LogSumExp,1)")
+    assert unknown.returncode == 2 and "P(LogSumExp,1)" in unknown.stderr
+
+
+class GeometricMean(LogSumExp):
+    """Of positive numbers alone. The scale is part of the class's name alone."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is GeometricMean
+
+    def __hash__(self) -> int:
+        return hash(GeometricMean)
+
+
+def test_parts_may_have_to_be_positive() -> None:
+    G = GeometricMean()
+    passes = {
+        aten.mul.Tensor: [[G, G, G]],
+        aten.reciprocal.default: [[G, G]],
+        aten.exp.default: [[G, G]],
+        aten.sqrt.default: [[G, G]],
+    }
+    rote.propagation.register_partial(
+        GeometricMean,
+        reduction="product",
+        passes=passes,
+        combine=lambda placement, parts: torch.stack(parts).log().mean(0).exp(),
+    )
     try:
-        with registered(), pytest.raises(Exception, match="cannot judge a rule with registered partials"):
-            rote.validate("aten::logaddexp")
+        assert not wrong(judged("aten::mul.Tensor", "f32[8,6] f32[8,6]"))
+        assert not wrong(judged("aten::reciprocal", "f32[8,6]"))
+        assert not wrong(judged("aten::sqrt", "f32[8,6]"))
+        assert wrong(judged("aten::exp", "f32[8,6]")) == ["P(GeometricMean) -> P(GeometricMean)"]
+        # With both on one mesh dim each: means of means.
+        assert not wrong(judged("aten::mul.Tensor", "f32[4,6] f32[4,6]", mesh="2,3"))
+    finally:
+        rote.propagation.unregister_partial(GeometricMean)
+
+
+def test_the_truth_table_has_to_know_how_parts_combine() -> None:
+    rote.propagation.register(aten.logaddexp.default, lambda x, y: [[P, P, P]], replace=True)
+    args = "f32[8,6] f32[8,6]"
+    passes = {aten.neg.default: [[P, P]]}
+    try:
+        with registered(passes=passes):
+            # What cannot be judged is left out of a rule of Rote's.
+            assert not wrong(judged("aten::neg", "f32[8,6]"))
+            with pytest.raises(ValueError, match=r"cannot judge a rule with LogSumExp\(1\): register .* with combine="):
+                rote.validate("aten::logaddexp", args=args)
+            with pytest.raises(RuntimeError, match=r"P\(LogSumExp,1\): .* register it with combine="):
+                rote.validate("aten::t", args="f32[8,6]", placements=[P])
+        with registered(combine=log_sum_exp.combined):
+            assert not wrong(judged("aten::logaddexp", args))
     finally:
         rote.propagation.unregister(aten.logaddexp.default)
+    with registered(), pytest.raises(RuntimeError, match=r"S\(0\): expected a placement of a registered class"):
+        rote.validate("aten::t", args="f32[8,6]", placements=[Shard(0)])
+    with pytest.raises(TypeError, match="expected combine=, a function, found 3"), registered(combine=3):
+        pass
+
+
+def raising(placement: Any, parts: list[Tensor]) -> Tensor:
+    raise ArithmeticError("no sum today")
+
+
+@pytest.mark.parametrize(
+    ("combine", "reason"),
+    [
+        (raising, "LogSumExp: ArithmeticError: no sum today"),
+        (lambda placement, parts: parts[0][:1], r"expected combine= to return a tensor of shape \[48\]"),
+        (lambda placement, parts: 3.0, r"expected combine= to return a tensor of shape \[48\], found 3.0"),
+    ],
+)
+def test_what_goes_wrong_in_combine_is_said(combine: Any, reason: str) -> None:
+    passes = {aten.logsumexp.default: lambda x, dims, keepdim=False: [[P, Shard(0)]], aten.neg.default: [[P, P]]}
+    with registered(passes=passes, combine=combine):
+        report = judged("aten::neg", "f32[48]")
+        assert any(re.search(reason, one["reason"]) for one in report["unjudged"]), report
+        (one,) = judged("aten::logsumexp", "f32[8,48] [0]")["wrong"]
+        assert re.search(reason, one["reason"])

@@ -720,7 +720,7 @@ def test_parameters_are_written_and_read(parameters: tuple[str, ...], text: str)
         found = rote.propagate("aten::relu", [f"f32[4,9] @ {text}"], mesh="2")
         assert found.outputs[0].placements == (one,) and f"@ {text}" in str(found)
         assert found.outputs[0].local_shape == (4, len(indices(one, 9, 2)[0]))
-        report = rote.validate("aten::mm", args="f32[8,6] f32[6,4]", shards=[one], missing=False)[0]
+        report = rote.validate("aten::mm", args="f32[8,6] f32[6,4]", placements=[one], missing=False)[0]
         assert not report["wrong"] and report["correct"] > 10, report
     finally:
         rote.propagation.unregister_sharding(Blocks)
@@ -788,7 +788,7 @@ def test_the_truth_table_judges_rules_of_a_script() -> None:
         with rule(RULES["placeholders"]):
             shards = [ROWS, RaggedShard(0, (3, 1))]
             plain = rote.validate("rote_placements::scaled", args=args)[0]
-            report = rote.validate("rote_placements::scaled", args=args, shards=shards)[0]
+            report = rote.validate("rote_placements::scaled", args=args, placements=shards)[0]
             assert not report["wrong"] and report["correct"] == plain["correct"] + 2, report
         for strategy, reason in (
             ([ROWS, ROWS, RaggedShard(0, (3, 1))], "RaggedShard(0,1,3),RaggedShard(0,3,1) -> RaggedShard(0,1,3)"),
@@ -818,13 +818,13 @@ def test_the_truth_table_judges_rotes_rules_with_them() -> None:
             ("aten::embedding", "f32[8,4] i64[8]<8"),
         ):
             plain = rote.validate(op, args=args, missing=False)[0]
-            report = rote.validate(op, args=args, missing=False, shards=shards)[0]
+            report = rote.validate(op, args=args, missing=False, placements=shards)[0]
             assert not report["wrong"] and report["correct"] > plain["correct"], report
         only = "RaggedShard(1,1,3),RaggedShard(0,1,3) -> P(sum)"
-        report = rote.validate("aten::mm", args="f32[8,4] f32[4,8]", only=only, shards=shards)[0]
+        report = rote.validate("aten::mm", args="f32[8,4] f32[4,8]", only=only, placements=shards)[0]
         assert report["correct"] == 1, report
         only = "RaggedShard(1,1,3),RaggedShard(0,2,2) -> P(sum)"
-        report = rote.validate("aten::mm", args="f32[8,4] f32[4,8]", only=only, shards=shards)[0]
+        report = rote.validate("aten::mm", args="f32[8,4] f32[4,8]", only=only, placements=shards)[0]
         assert report["correct"] == 0 and report["untrue"], report
 
 

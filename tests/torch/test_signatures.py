@@ -26,6 +26,7 @@ CALLBACKS = {
     "RoteReportCallback": _native.ReportCallback,
     "RoteRuleCallback": _native.RuleCallback,
     "RoteShardingCallback": _native.RuleCallback,
+    "RoteCombineCallback": _native.CombineCallback,
     "RoteShowCallback": _native.ShowCallback,
 }
 

@@ -178,6 +178,15 @@ impl HostTensor {
         }
     }
 
+    /// Whether no element is NaN or infinite.
+    pub(super) fn is_finite(&self) -> bool {
+        match &self.numbers {
+            Numbers::Real(x) => x.iter().all(|x| x.is_finite()),
+            Numbers::Complex(x) => x.iter().flatten().all(|x| x.is_finite()),
+            Numbers::Whole(_) => true,
+        }
+    }
+
     /// The largest finite magnitude.
     pub(super) fn scale(&self) -> f64 {
         let largest = |all: &mut dyn Iterator<Item = f64>| {

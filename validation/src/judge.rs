@@ -21,6 +21,7 @@ use super::host::{HostTensor, Kind, kind};
 use super::kernels::Kernels;
 use super::names::{EXACT, ROUNDED, SPECIAL, checks_shapes, stem, unwritten};
 use super::pieces::{coordinates, holds, pieces};
+use super::registered::{self, Partials, Parts, registered};
 use super::run::{clear, draws, look_up, run_whole, try_once};
 
 /// Draws that a combination has to pass. As many after them are without negative
@@ -39,8 +40,8 @@ pub(super) struct Verdict {
     pub(super) claimed: Vec<(Placed, Result<(), String>)>,
     /// What else is true, output by output.
     pub(super) open: Vec<Placed>,
-    /// Whether it could not be tried: a tensor cannot lie so.
-    pub(super) untried: bool,
+    /// Why it could not be tried, if so.
+    pub(super) untried: Option<String>,
 }
 
 /// The pieces of each input by its placements, unless it cannot lie so.
@@ -52,6 +53,8 @@ type Ranks = Result<Vec<Vec<HostTensor>>, String>;
 /// A draw of the inputs, with what the op makes of them.
 struct Draw {
     wholes: Vec<HostTensor>,
+    /// Of inputs that lie in registered partials, the parts.
+    parts: Vec<Option<Parts>>,
     outputs: Vec<HostTensor>,
     special: bool,
     pieces: Pieces,
@@ -65,7 +68,12 @@ pub(super) struct Case<'a> {
     values: &'a [Values],
     mesh: &'a Mesh,
     kernels: &'a mut dyn Kernels,
+    /// The registered partials that are tried though no rule names them.
+    registered: Vec<Placement>,
+    /// The draws for inputs that lie in these registered partials, and those for others.
     draws: Vec<Draw>,
+    partials: Partials,
+    others: HashMap<Partials, Vec<Draw>>,
     /// What the rules say.
     pub(super) claims: Claims,
     /// Whether the op draws random numbers or leaves its output unwritten, so
@@ -159,14 +167,18 @@ impl<'a> Case<'a> {
         }
         let varies = vec![false; claims.outputs.len()];
         let shapes_only = random || unwritten(op);
+        let registered = types.iter().filter(|p| registered(p).is_some());
         Ok(Case {
             op,
             args: wide,
+            partials: vec![None; metas.len()],
             metas,
             values,
             mesh,
             kernels,
+            registered: registered.copied().collect(),
             draws: Vec::new(),
+            others: HashMap::new(),
             claims,
             shapes_only,
             varies,
@@ -249,7 +261,18 @@ impl<'a> Case<'a> {
         if (any || !whole) && !self.shapes_only && !matches!(self.values[input], Values::Below(_)) {
             all.extend(partials(meta));
         }
+        if !self.shapes_only && self.values[input] == Values::Any {
+            all.extend(self.registered_partials(meta));
+        }
         all
+    }
+
+    /// The registered partials that are tried with a dtype.
+    fn registered_partials(&self, meta: &TensorMeta) -> &[Placement] {
+        match kind(meta.dtype) {
+            Some(Kind::Real) => &self.registered,
+            _ => &[],
+        }
     }
 
     /// Judges one placement of the inputs. `open`: whether to look for true
@@ -278,16 +301,18 @@ impl<'a> Case<'a> {
         let follows = follows_outputs(self.op);
         let mut dead: HashMap<(usize, Vec<Placement>), String> = HashMap::new();
         let first = if norms(inputs) { DRAWS } else { 0 };
+        self.draw_for(registered::partials(inputs));
+        let special = first > 0 || self.partials.iter().any(Option::is_some);
         for draw in first..first + DRAWS {
-            if self.draw(draw).is_err() {
-                verdict.untried |= first > 0 && draw == first;
+            if let Err(reason) = self.draw(draw) {
+                verdict.untried = (special && draw == first).then_some(reason);
                 break;
             }
             if self.draws[draw].special && partial(inputs) {
                 continue;
             }
             let Some(held) = self.held(draw, inputs) else {
-                verdict.untried = true;
+                verdict.untried = Some("no tensor can lie so".into());
                 break;
             };
             // Candidates whose local ops are the same are judged by one run.
@@ -357,7 +382,19 @@ impl<'a> Case<'a> {
         let mut all = vec![Placement::Replicate];
         all.extend(shards(meta));
         all.extend(partials(meta));
+        all.extend(self.registered_partials(meta));
         all.into_iter().map(|p| vec![p]).collect()
+    }
+
+    /// Goes on with the draws for inputs that lie in these registered partials.
+    fn draw_for(&mut self, partials: Partials) {
+        if partials == self.partials {
+            return;
+        }
+        let draws = self.others.remove(&partials).unwrap_or_default();
+        let draws = std::mem::replace(&mut self.draws, draws);
+        let partials = std::mem::replace(&mut self.partials, partials);
+        self.others.insert(partials, draws);
     }
 
     /// Makes a draw unless it is there.
@@ -384,17 +421,27 @@ impl<'a> Case<'a> {
         let number = self.draws.len() as u64;
         let mut rng = Rng::new(&[number, attempt]);
         let name = stem(self.op);
-        let special = number == 1 && SPECIAL.contains(&name);
-        let mut wholes = Vec::new();
-        for (meta, values) in self.metas.iter().zip(self.values) {
+        let plain = self.partials.iter().all(Option::is_none);
+        let special = plain && number == 1 && SPECIAL.contains(&name);
+        let negative = self.draws.len() < DRAWS;
+        let (mut wholes, mut parts) = (Vec::new(), Vec::new());
+        for ((meta, values), partial) in self.metas.iter().zip(self.values).zip(&self.partials) {
             let mut tensor = whole(meta, *values, &mut rng, number % 2 == 1)
                 .ok_or_else(|| format!("no arithmetic for {meta}"))?;
+            if let Some(partial) = partial {
+                let (mesh, signs) = (self.mesh.sizes(), negative.then_some(number % 2 == 1));
+                let drawn = Parts::drawn(*partial, &tensor, *values, mesh, &mut rng, signs)?;
+                wholes.push(drawn.whole()?);
+                parts.push(Some(drawn));
+                continue;
+            }
+            parts.push(None);
             if special {
                 make_special(&mut tensor, *values, &mut rng);
             } else if ROUNDED.contains(&name) {
                 make_rounded(&mut tensor, *values);
             }
-            if self.draws.len() >= DRAWS {
+            if !negative {
                 make_non_negative(&mut tensor, *values);
             }
             wholes.push(tensor);
@@ -404,6 +451,7 @@ impl<'a> Case<'a> {
         outputs.truncate(self.claims.outputs.len());
         Ok(Draw {
             wholes,
+            parts,
             outputs,
             special,
             pieces: HashMap::new(),
@@ -422,7 +470,11 @@ impl<'a> Case<'a> {
                 .entry((i, placements.clone()))
                 .or_insert_with(|| {
                     let mut rng = Rng::new(&[draw_seed, 1 + i as u64]);
-                    pieces(&draw.wholes[i], values[i], placements, mesh, &mut rng).map(Rc::new)
+                    let made = match &draw.parts[i] {
+                        Some(parts) => parts.pieces(placements, mesh),
+                        None => pieces(&draw.wholes[i], values[i], placements, mesh, &mut rng),
+                    };
+                    made.map(Rc::new)
                 });
             held.push(made.clone()?);
         }

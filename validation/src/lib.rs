@@ -7,6 +7,7 @@
 //! | [`kernels`] | the trait of kernels that run the ops |
 //! | `draw` | random whole tensors |
 //! | `pieces` | from whole tensors to the pieces of ranks, and back |
+//! | `registered` | tensors that lie in registered partials |
 //! | `names` | facts about ops, by name |
 //! | `run` | an op on whole tensors |
 //! | `judge` | one sample of an op: claims and truth |
@@ -26,6 +27,7 @@ pub mod kernels;
 mod left_out;
 mod names;
 mod pieces;
+mod registered;
 pub mod report;
 mod run;
 pub mod samples;

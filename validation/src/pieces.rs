@@ -11,6 +11,7 @@ use rote_propagation::{PartialOp, Placement};
 
 use super::draw::Rng;
 use super::host::{HostTensor, Kind, Numbers, kind};
+use super::registered;
 
 /// The coordinates of a mesh, last dim fastest.
 pub(super) fn coordinates(mesh: &[u32]) -> Vec<Vec<u32>> {
@@ -103,9 +104,9 @@ fn split(
         false => rng.below(n as u64) as usize,
     };
     let numbers: Vec<Numbers> = match (&whole.numbers, kind, op) {
-        // No norm is negative.
-        // How parts of one combine is not known.
+        // How a tensor comes apart is not known.
         (_, _, PartialOp::Registered(_)) => return None,
+        // No norm is negative.
         (Numbers::Real(x), _, PartialOp::Norm(_)) if !x.iter().all(|x| *x >= 0.0) => return None,
         (Numbers::Real(x), _, _) => {
             let mut out = vec![vec![0.0; count]; n];
@@ -296,7 +297,7 @@ fn combined(parts: &[&HostTensor], op: PartialOp) -> Result<HostTensor, String> 
         return norm(parts, order.p());
     }
     if let PartialOp::Registered(partial) = op {
-        return Err(format!("how parts of P({partial}) combine is not known"));
+        return registered::combined(partial, parts);
     }
     let truth = kind(first.meta.dtype) == Some(Kind::Truth);
     let mut numbers = first.numbers.clone();

@@ -9,6 +9,7 @@ use super::judge::{Case, Placed, Unfit};
 use super::kernels::Kernels;
 use super::left_out;
 use super::names::checks_shapes;
+use super::registered::registered;
 use super::report::{Finding, OpReport};
 
 /// What to validate.
@@ -22,8 +23,9 @@ pub struct Options {
     pub only: Option<Combination>,
     /// Whether to look for true combinations that no rule claims.
     pub missing: bool,
-    /// Shards by whose types placeholders are filled, too, whatever dim they split.
-    pub shards: Vec<Placement>,
+    /// Placements of registered kinds by which placeholders are filled, too: shards,
+    /// whatever dim they split, and partials.
+    pub registered: Vec<Placement>,
 }
 
 /// How far a validation is.
@@ -95,7 +97,7 @@ fn one(
         dim: 0,
         split_factor: 2,
     };
-    let mut types = options.shards.clone();
+    let mut types = options.registered.clone();
     types.extend(flat.then_some(strided));
     let case = Case::new(
         rules,
@@ -202,10 +204,10 @@ impl Judging<'_, '_> {
         for inputs in order {
             let outputs = self.claimed.get(&inputs).cloned().unwrap_or_default();
             let verdict = self.case.judge(&inputs, &outputs, self.open);
-            if verdict.untried {
+            if let Some(reason) = verdict.untried {
                 if let Some(outputs) = outputs.into_iter().next() {
                     let combination = Combination { inputs, outputs };
-                    let reason = format!("{combination}: no tensor can lie so");
+                    let reason = format!("{combination}: {reason}");
                     self.report.unjudged(reason, &self.args);
                 }
                 continue;
@@ -262,6 +264,7 @@ impl Judging<'_, '_> {
                 };
                 let reason = (self.case.empties(&combination.inputs))
                     .or_else(|| incidental(&combination, &all, values))
+                    .or_else(|| to_be_stated(&combination))
                     .or_else(|| left_out::reason(&self.report.op, &combination).map(str::to_owned));
                 match reason {
                     Some(reason) => {
@@ -295,8 +298,8 @@ impl Judging<'_, '_> {
         let claimed = self.claimed.get(&only.inputs);
         let is_claimed = claimed.is_some_and(|all| all.contains(&only.outputs));
         let verdict = case.judge(&only.inputs, std::slice::from_ref(&only.outputs), false);
-        if verdict.untried {
-            return report.unjudged(format!("{only}: no tensor can lie so"), args);
+        if let Some(reason) = verdict.untried {
+            return report.unjudged(format!("{only}: {reason}"), args);
         }
         report.tried += 1;
         let found = verdict.claimed.into_iter().next().map(|c| c.1);
@@ -340,6 +343,19 @@ fn incidental(
         }
     }
     None
+}
+
+/// That what is true of a registered partial is for those to state who register it.
+fn to_be_stated(combination: &Combination) -> Option<String> {
+    let mut all = combination
+        .inputs
+        .iter()
+        .chain(&combination.outputs)
+        .flatten();
+    let partial = all.find_map(registered)?;
+    Some(format!(
+        "what passes P({partial}) is stated where it is registered"
+    ))
 }
 
 fn note(list: &mut Vec<Finding>, combination: Combination, args: &str, reason: String) {

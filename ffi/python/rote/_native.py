@@ -15,6 +15,9 @@ LogCallback = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_char_p)
 # The caller holds the GIL throughout.
 ReportCallback = ctypes.PYFUNCTYPE(None, c_void_p, c_char_p)
 RuleCallback = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)
+CombineCallback = ctypes.PYFUNCTYPE(
+    c_void_p, c_void_p, c_char_p, POINTER(c_double), c_uint32, c_uint64, POINTER(c_double)
+)
 ShowCallback = ctypes.PYFUNCTYPE(None, c_void_p, c_uint32, c_uint32, py_object)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -116,7 +119,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_register_shardings": (c_int, [c_char_p, RuleCallback, c_void_p]),
     "rote_forget_shardings": (c_int, [c_char_p]),
     "rote_sharding": (c_int, [c_char_p, c_char_p, POINTER(c_uint32)]),
-    "rote_register_partials": (c_int, [c_char_p, c_uint8]),
+    "rote_register_partials": (c_int, [c_char_p, c_uint8, CombineCallback, c_void_p]),
     "rote_forget_partials": (c_int, [c_char_p]),
     "rote_partial": (c_int, [c_char_p, c_char_p, POINTER(c_uint32)]),
     "rote_has_rule": (c_int, [c_char_p]),
@@ -209,6 +212,7 @@ def ids(numbers: Sequence[int]) -> Any:
 
 
 __all__ = [
+    "CombineCallback",
     "LogCallback",
     "ReportCallback",
     "RuleCallback",

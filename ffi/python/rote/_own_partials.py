@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
 from . import _rules
-from ._native import error, lib
-from ._own_placements import KNOWN, Own, Values, check_parameters
+from ._native import CombineCallback, error, lib
+from ._own_placements import INTERRUPTS, KEPT, KNOWN, Own, Values, check_parameters
 
+Combine = Callable[[Any, list[torch.Tensor]], torch.Tensor]
 Passes = Mapping[OpOverload, _rules.Strategies | Sequence[Sequence[Any]]]
 
 #: What a class has to define otherwise than `Partial`.
@@ -23,6 +26,12 @@ _MADE: dict[int, Any] = {}
 
 class OwnPartial(Own):
     """A registered class of partials."""
+
+    def __init__(self, cls: type[Partial], parameters: Sequence[str], combine: Combine | None) -> None:
+        super().__init__(cls, parameters)
+        self.combine = combine
+        self.callback = CombineCallback() if combine is None else CombineCallback(self._combine)
+        self._text = ctypes.create_string_buffer(b"")
 
     def like(self, placement: Any, values: Values) -> Any:
         return self.construct(values)
@@ -40,12 +49,28 @@ class OwnPartial(Own):
     def keep(self, number: int, placement: Any) -> None:
         _MADE[number] = placement
 
+    def _combine(self, _: Any, parameters: bytes, parts: Any, ranks: int, count: int, combined: Any) -> int | None:
+        assert self.combine is not None
+        try:
+            held = torch.tensor(parts[: ranks * count], dtype=torch.float64).reshape(ranks, count)
+            found = self.combine(self.construct(self.read(parameters.decode())), list(held))
+            if not isinstance(found, torch.Tensor) or found.shape != (count,):
+                raise TypeError(f"expected combine= to return a tensor of shape [{count}], found {found!r}")
+            for at, number in enumerate(found.tolist()):
+                combined[at] = number
+        except BaseException as problem:  # no exception crosses C
+            if not isinstance(problem, Exception):
+                INTERRUPTS.append(problem)
+            self._text = ctypes.create_string_buffer(f"{self.name}: {type(problem).__name__}: {problem}".encode())
+            return ctypes.addressof(self._text)
+        return None
+
     def written(self, placement: Any) -> str:
         text = self.text(self.values(placement))
         return f"P({self.name},{text})" if text else f"P({self.name})"
 
 
-def put(cls: Any, reduction: str, parameters: Sequence[str], passes: Passes | None) -> None:
+def put(cls: Any, reduction: str, parameters: Sequence[str], passes: Passes | None, combine: Combine | None) -> None:
     """Registers a class."""
     if not (isinstance(cls, type) and issubclass(cls, Partial)) or cls.__module__.startswith("torch."):
         raise TypeError(f"rote: expected a subclass of Partial, found {cls!r}")
@@ -61,10 +86,14 @@ def put(cls: Any, reduction: str, parameters: Sequence[str], passes: Passes | No
         raise TypeError(f"rote: {name}: expected a class with {' and '.join(lacking)} of its own, not Partial's")
     if not isinstance(passes, Mapping | None):
         raise TypeError(f"rote: {name}: expected passes=, strategies by op, found {passes!r}")
+    if combine is not None and not callable(combine):
+        raise TypeError(f"rote: {name}: expected combine=, a function, found {combine!r}")
     added = {op: _checked(name, op, strategies) for op, strategies in (passes or {}).items()}
-    if lib.rote_register_partials(name.encode(), _rules.REDUCTIONS.index(reduction)) < 0:
+    own = OwnPartial(cls, parameters, combine)
+    if lib.rote_register_partials(name.encode(), _rules.REDUCTIONS.index(reduction), own.callback, None) < 0:
         raise ValueError(f"rote: {error()}")
-    KNOWN[cls] = OwnPartial(cls, parameters)
+    KEPT.append(own)
+    KNOWN[cls] = own
     for op, strategies in added.items():
         _rules.PASSES.setdefault(op, {})[cls] = strategies
         _rules.cache_by_all_arguments(op)
@@ -129,4 +158,4 @@ def read(inside: str) -> Placement | None:
     return None
 
 
-__all__ = ["OwnPartial", "Passes", "made", "put", "read", "remove"]
+__all__ = ["Combine", "OwnPartial", "Passes", "made", "put", "read", "remove"]

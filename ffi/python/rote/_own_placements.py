@@ -32,9 +32,9 @@ NEEDED = ("__eq__", "__hash__", "_split_tensor", "_to_replicate_tensor", "_local
 _MADE: dict[int, dict[int, Any]] = {}
 _WARNED: set[str] = set()
 #: What has ended a function that Rust has called, to be raised once Rust has returned.
-_INTERRUPTS: list[BaseException] = []
-# Rust may call back for the shardings of a class that was forgotten.
-_KEPT: list[Any] = []
+INTERRUPTS: list[BaseException] = []
+#: Rust may call back for a class that was forgotten.
+KEPT: list[Any] = []
 
 
 class Own:
@@ -171,7 +171,7 @@ class OwnSharding(Own):
         except Exception as problem:  # no exception crosses C
             answer = {"error": f"{type(problem).__name__}: {problem}"}
         except BaseException as problem:  # an interrupt
-            _INTERRUPTS.append(problem)
+            INTERRUPTS.append(problem)
             answer = {"error": f"{type(problem).__name__}"}
         self._text = ctypes.create_string_buffer(json.dumps(answer).encode())
         return ctypes.addressof(self._text)
@@ -240,9 +240,9 @@ def number_of(placement: Any) -> int | str | None:
 
 def go_on() -> None:
     """Raises what has ended a function of the script's, other than an error."""
-    if _INTERRUPTS:
-        interrupt = _INTERRUPTS[0]
-        _INTERRUPTS.clear()
+    if INTERRUPTS:
+        interrupt = INTERRUPTS[0]
+        INTERRUPTS.clear()
         raise interrupt
 
 
@@ -298,7 +298,7 @@ def put(cls: Any, indices: Indices, parameters: Sequence[str], fills: Fills | No
     own = OwnSharding(cls, indices, parameters, fills)
     if lib.rote_register_shardings(name.encode(), own.callback, None) < 0:
         raise ValueError(f"rote: {error()}")
-    _KEPT.append(own)
+    KEPT.append(own)
     SHARDINGS[cls] = KNOWN[cls] = own
 
 
@@ -322,6 +322,8 @@ def remove(cls: Any) -> None:
 
 
 __all__ = [
+    "INTERRUPTS",
+    "KEPT",
     "KNOWN",
     "NEEDED",
     "SHARDINGS",

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ._arguments import DTYPES_BY_NAME, written_meta, written_placement
 from ._native import RuleCallback
+from ._own_partials import OwnPartial
 from ._own_placements import KNOWN
 from ._rules import (
     OWN,
@@ -36,8 +37,8 @@ from .propagation import decompositions
 
 class Stating:
     """States the rules that the script has registered for the ops of a request, and those by decompositions for a mesh
-    such as `dp=2,tp=2`, and what is added to Rote's rules. Keeps what goes wrong. `judged`: nothing is added, as the
-    truth table cannot judge registered partials."""
+    such as `dp=2,tp=2`, and what is added to Rote's rules. Keeps what goes wrong. `judged`: for the truth table, which
+    cannot judge registered partials of which it is not known how parts combine."""
 
     def __init__(self, names: Iterable[str], mesh: str, judged: bool = False) -> None:
         self.judged = judged
@@ -50,7 +51,15 @@ class Stating:
         self._text = ctypes.create_string_buffer(b"")
 
     def _states(self, op: OpOverload) -> bool:
-        return _is_own(op) or self.decompositions.has(op) or (op in PASSES and not self.judged)
+        return _is_own(op) or self.decompositions.has(op) or self._is_added_to(op)
+
+    def _is_added_to(self, op: OpOverload) -> bool:
+        return any(self._may_name(cls) for cls in PASSES.get(op, ()))
+
+    def _may_name(self, cls: type) -> bool:
+        """Whether the strategies may have placements of a registered class."""
+        own = KNOWN.get(cls)
+        return not self.judged or not isinstance(own, OwnPartial) or own.combine is not None
 
     def _answer(self, _: Any, question: bytes) -> int:
         try:
@@ -81,7 +90,7 @@ class Stating:
             tensors += own
         results = _results(op, args, kwargs)
         strategies: list[tuple[Any, ...]]
-        added = not self.judged and op in PASSES and not _is_own(op)
+        added = self._is_added_to(op) and not _is_own(op)
         if added:
             strategies = []
         elif not _is_own(op):
@@ -92,10 +101,13 @@ class Stating:
             if isinstance(function, str):
                 raise RuleError(f"{name_of(op)}: {function}")
             strategies = strategies_of(op, function, args, kwargs, results, tensors)
-        if not self.judged:
-            strategies += passes_of(op, args, kwargs, results, tensors)
-        elif any(isinstance(one, Partial) and type(one) in KNOWN for strategy in strategies for one in strategy):
-            raise RuleError(f"{name_of(op)}: the truth table cannot judge a rule with registered partials")
+        strategies += passes_of(op, args, kwargs, results, tensors, self._may_name)
+        for one in tree_leaves(strategies):
+            if not self._may_name(type(one)):
+                raise RuleError(
+                    f"{name_of(op)}: the truth table cannot judge a rule with {one}: register "
+                    f"{type(one).__name__} with combine="
+                )
         there = [at for at, meta in enumerate(results) if meta is not None]
         strategies = [(*(strategy[at] for at in there), *strategy[len(results) :]) for strategy in strategies]
         places = {result: place for place, result in enumerate(there)}

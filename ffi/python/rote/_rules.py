@@ -227,11 +227,18 @@ class Listed:
 
 
 def passes_of(
-    op: OpOverload, args: Any, kwargs: Any, results: Sequence[TensorMeta | None], tensors: Sequence[TensorMeta]
+    op: OpOverload,
+    args: Any,
+    kwargs: Any,
+    results: Sequence[TensorMeta | None],
+    tensors: Sequence[TensorMeta],
+    of: Callable[[type], bool] = lambda cls: True,
 ) -> list[tuple[Any, ...]]:
-    """The further strategies of an op with these arguments. Raises `RuleError` as `strategies_of`."""
+    """The further strategies of an op with these arguments, by classes `of` which is true. Raises `RuleError` as
+    `strategies_of`."""
     width = len(results) + len(tensors)
-    functions = [one.of(width) if isinstance(one, Listed) else one for one in PASSES.get(op, {}).values()]
+    stated = (strategies for cls, strategies in PASSES.get(op, {}).items() if of(cls))
+    functions = [one.of(width) if isinstance(one, Listed) else one for one in stated]
     return [one for function in functions for one in strategies_of(op, function, args, kwargs, results, tensors)]
 
 

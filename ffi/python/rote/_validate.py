@@ -38,7 +38,7 @@ def validate(
     only: str | None = None,
     missing: bool = True,
     changes: Sequence[tuple[str, str, str]] = (),
-    shards: Sequence[Placement] = (),
+    placements: Sequence[Placement] = (),
 ) -> list[dict[str, Any]]:
     """Judges the sharding rules of ops by running their local ops on pieces of random tensors.
 
@@ -48,8 +48,8 @@ def validate(
     ``missing=False`` looks for wrong rules alone. ``changes`` put wrong strategies in place of right ones, to see that
     they are found: op, strategy, strategy.
 
-    ``shards`` are placements of classes that the script has registered (`rote.propagation.register_sharding`): rules
-    are judged with such shards too, of any dim.
+    ``placements`` are of classes that the script has registered (`rote.propagation.register_sharding`,
+    `rote.propagation.register_partial`): rules are judged with such shards too, of any dim, and with such partials.
 
     Rules that the script has registered, with `rote.propagation.register` or with PyTorch's
     ``register_single_dim_strategy``, are judged in the place of Rote's. If a named op has no rule, the strategies are
@@ -59,11 +59,12 @@ def validate(
     holds and is not claimed, ``left_out`` the same where a reason is on record, ``untrue`` what ``only`` asks for and
     is neither, ``unjudged`` what could not be run.
 
-    Raises `ValueError` if a registered rule does not fit its op.
+    Raises `ValueError` if a registered rule does not fit its op, or has a registered partial of which it is not known
+    how parts combine.
     """
     request: dict[str, Any] = {"ops": list(ops) or ["all"], "mesh": mesh, "missing": missing, "changes": list(changes)}
     request |= {key: text for key, text in (("args", args), ("only", only)) if text is not None}
-    request["shards"] = [written_placement(one) for one in shards]
+    request["placements"] = [written_placement(one) for one in placements]
     lines: list[dict[str, Any]] = []
     _ask(request, lambda line: lines.append(json.loads(line)))
     return [line for line in lines if "op" in line]

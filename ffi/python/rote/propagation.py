@@ -504,6 +504,7 @@ def register_partial(
     reduction: str,
     parameters: Sequence[str] = (),
     passes: _own_partials.Passes | None = None,
+    combine: _own_partials.Combine | None = None,
 ) -> None:
     """Registers a subclass of `Partial`, whose parts combine in another way. Under policy `"best"`, Rote answers about
     tensors that lie so: they pass ops that only move elements, and are reduced before others.
@@ -512,7 +513,11 @@ def register_partial(
     `parameters` are the names of the attributes that tell one placement of the class from another: integers, or tuples
     of integers. `cls(base=2)` makes a placement, where `base` is such a name. `passes` has further strategies of ops:
     lists of placements as `register` takes them, or a function of the op's arguments that returns such lists. They are
-    added to the op's rule. Nothing checks that they are right.
+    added to the op's rule.
+
+    `combine(placement, parts)` returns what parts combine to, element by element: `parts` are tensors of shape `[n]`,
+    one for each rank, and so is what it returns. Order and grouping of the parts may not matter. With it,
+    `rote.validate` judges what passes such partials; without, nothing checks that `passes` is right.
 
     The class needs `__eq__` and `__hash__` that compare class and parameters, `_reduce_value`, `_reduce_shard_value`
     and `_partition_value`.
@@ -520,7 +525,7 @@ def register_partial(
     Raises `ValueError` if a class of this name is registered already, or an op in `passes` has no rule, `TypeError` if
     the class lacks a method.
     """
-    _own_partials.put(cls, reduction, parameters, passes)
+    _own_partials.put(cls, reduction, parameters, passes, combine)
     _rules_have_changed()
 
 
