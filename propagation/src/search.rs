@@ -63,7 +63,7 @@ impl Effort {
     fn among(self, inputs: usize, ways: usize) -> Effort {
         let is_part = self.states < Self::FULL.states;
         match is_part && inputs > 1 && ways / HOPELESS > self.states {
-            true => self.shared(2 * inputs),
+            true => self.shared(4 * inputs),
             false => self,
         }
     }
