@@ -45,23 +45,8 @@ KEPT := tests/torch/test_equality.py tests/torch/test_aliasing.py
 HELD := tests/torch/test_guards.py tests/torch/test_refusals.py tests/torch/test_soundness.py
 # The same of every place where a step may keep a value.
 PLACES := tests/torch/test_state_sweep.py::test_each_place_holder_read_and_sort_of_values_once
-# Sweeps of which `make test` runs a part.
-SWEPT := $(addprefix tests/torch/test_,$(addsuffix .py, \
-	arguments \
-	custom_ops \
-	divergence \
-	hostile_plans \
-	op_sweep \
-	op_tables \
-	propagation_calls \
-	propagation_decomposed \
-	random_programs \
-	sharing_sweep \
-	soak \
-	state_sweep \
-	tensor_methods \
-	trainer_sweep \
-	views))
+# Tests of which `make test` runs a part.
+SWEPT := $(shell grep -lE 'EVERYTHING|mark\.sampled' tests/torch/test_*.py)
 
 .PHONY: setup demo check test test-all test-passes test-versions test-wild bench lint clean
 

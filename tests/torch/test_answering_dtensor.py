@@ -114,12 +114,14 @@ def check_losses(expected: Run, found: Run) -> None:
                 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "arguments"), cases(test_equality, 4))
 def test_the_same_bits(name: str, arguments: dict[str, Any]) -> None:
     with mock.patch.object(test_equality, "check_equal", with_propagation("same", check_same)):
         getattr(test_equality, name)(**arguments)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "arguments"), cases(test_equality, 6))
 def test_the_best_trains_alike_and_sends_no_more(name: str, arguments: dict[str, Any]) -> None:
     with mock.patch.object(test_equality, "check_equal", check_the_best):

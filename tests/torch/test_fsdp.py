@@ -295,6 +295,7 @@ def test_two_ranks(name: str) -> None:
     check_equal(SETTINGS[name].script, replays=REPLAYS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("name", OF_FOUR)
 def test_four_ranks(name: str) -> None:
@@ -390,6 +391,7 @@ BETWEEN: dict[str, Callable[[Any, Any], object]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", BETWEEN)
 def test_changes_between_steps(name: str) -> None:
@@ -488,6 +490,7 @@ def test_one_rank_misses_a_guard(alone: int) -> None:
         assert stats.replays >= (REPLAYS - 8 if dist.get_rank() == alone else REPLAYS) and not stats.refusals, stats
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("passes", ["none", "all", "+buckets,+sums,+overlap"])
 @pytest.mark.parametrize("name", ["default", "accumulation", "mixed precision"])

@@ -18,7 +18,7 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta
 from propagation import calls, engine, torch_calls
 
 aten = torch.ops.aten
-OP_TESTS, SAMPLES = (None, 10) if EVERYTHING else (60, 2)
+OP_TESTS, SAMPLES = (None, 10) if EVERYTHING else (30, 2)
 
 
 def test_a_product() -> None:

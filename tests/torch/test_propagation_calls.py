@@ -15,7 +15,7 @@ from extent import EVERYTHING, SEED
 from propagation import calls, engine, torch_calls
 
 # Op tests, samples of each, and placements for each call; in all of 703 op tests.
-TESTS, SAMPLES, PLACEMENTS = (None, 10_000, 20) if EVERYTHING else (60, 3, 4)
+TESTS, SAMPLES, PLACEMENTS = (None, 10_000, 20) if EVERYTHING else (30, 3, 4)
 # Parts of the messages of refusals, with the reason.
 REFUSED = {
     "as the shape would depend on the values of a mask": "a result has a shape before it has values",

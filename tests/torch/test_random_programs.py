@@ -20,9 +20,9 @@ from extent import EVERYTHING, SEED
 from generated import ROOT, command
 from ranks import Pools
 
-PROGRAMS = int(os.environ.get("ROTE_TEST_PROGRAMS", "20000" if EVERYTHING else "1000"))
+PROGRAMS = int(os.environ.get("ROTE_TEST_PROGRAMS", "20000" if EVERYTHING else "600"))
 #: Of these, so many run on two gloo ranks as well.
-ON_RANKS = min(100, PROGRAMS)
+ON_RANKS = min(100, PROGRAMS // 10)
 PROCESSES = 2
 #: There more are refused: tensors of collectives under way outlive the call.
 LEAST_ON_RANKS = 0.5

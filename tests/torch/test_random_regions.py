@@ -184,6 +184,7 @@ def program(seed: int) -> Callable[[Capture], Calls]:
     return script
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(ORACLE_ONLY, reason="compares two ways of running")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("first", range(SEED, SEED + PROGRAMS, AT_ONCE))

@@ -202,6 +202,7 @@ def by_finalizer() -> tuple[Callable[[], float], Callable[[], object]]:
     return lambda: sum(gone) * (1.0 if reference() is None else 2.0), held.clear
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("build", [by_reference, by_value, by_set, by_module, by_finalizer])
 @pytest.mark.parametrize("at", range(1, 4))
 @pytest.mark.parametrize("called", [False, True])
@@ -311,6 +312,7 @@ HOW_IMPORTED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", HOW_IMPORTED)
 @pytest.mark.parametrize("at", range(1, 5))
 @pytest.mark.parametrize("called", [False, True])

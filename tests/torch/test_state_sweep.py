@@ -14,7 +14,7 @@ from extent import EVERYTHING, SEED
 from generated import command, in_batches
 from scripts.places import OUT_OF_SIGHT
 
-SCRIPTS = int(os.environ.get("ROTE_TEST_SCRIPTS", "5000" if EVERYTHING else "300"))
+SCRIPTS = int(os.environ.get("ROTE_TEST_SCRIPTS", "5000" if EVERYTHING else "200"))
 #: Scripts of one process.
 BATCH = 500
 #: At least so many are replayed both before and after the change, of all and of those in which nothing changes.
@@ -44,6 +44,7 @@ def test_changes_before_a_stored_plan_is_trusted() -> None:
     assert found["counts"]["replayed before and after"] >= LEAST_REPLAYED * SCRIPTS, found["counts"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["", "--called", "--stored"])
 def test_each_place_holder_read_and_sort_of_values_once(how: str) -> None:
     """As plain as can be: a call sees the change, and replays go on, but for what is refused."""

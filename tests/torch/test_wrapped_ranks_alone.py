@@ -139,6 +139,7 @@ def one_rank(rank: int, port: Any, what: dict[str, Any], at: Any, answers: Any) 
     os._exit(0)  # the group may be beyond a proper end
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(ORACLE_ONLY, reason="about replays")
 @pytest.mark.parametrize("world", [2, FOUR])
 @pytest.mark.parametrize("kind", HARMLESS)
@@ -151,6 +152,7 @@ def test_one_rank_misses_a_guard(wrapper: str, kind: str, world: int) -> None:
     assert {replays for _, replays, *_ in found.values()} == {alone[1] + 1}, (found, alone)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(ORACLE_ONLY, reason="about replays")
 @pytest.mark.parametrize(
     ("kind", "place"),

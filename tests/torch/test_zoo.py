@@ -60,6 +60,7 @@ def test_mixture_of_experts(ranks: int, tmp_path: Path) -> None:
     check_regions(table, share=0.6)  # each padded shape is a variant
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("attention", ["ring", "ulysses"])
 def test_context_parallel(attention: str, tmp_path: Path) -> None:
     first = []
