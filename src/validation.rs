@@ -66,7 +66,7 @@ pub fn answer(
         let ask = ask.ok_or("nobody states the scripts' own rules")?;
         own_rules::put(&mut rules, own.iter().filter_map(Json::as_str), &ask);
     }
-    let samples = chosen(&names, text("args"))?;
+    let samples = chosen(&names, text("args"), &mesh)?;
     let all = names.contains(&"all");
     let known: Vec<String> = samples.iter().map(|s| s.op.clone()).collect();
     let options = Options {
@@ -114,7 +114,7 @@ fn is_registered(text: &str) -> Result<Placement, String> {
 }
 
 /// The samples to judge.
-fn chosen(names: &[&str], args: Option<&str>) -> Result<Vec<Sample>, String> {
+fn chosen(names: &[&str], args: Option<&str>, mesh: &Mesh) -> Result<Vec<Sample>, String> {
     if let Some(args) = args {
         let [op] = names else {
             return Err(format!(
@@ -126,7 +126,9 @@ fn chosen(names: &[&str], args: Option<&str>) -> Result<Vec<Sample>, String> {
             true => (*op).to_owned(),
             false => format!("aten::{op}"),
         };
-        return Ok(vec![Sample::read(&format!("{op} {args}"))?]);
+        let sample = Sample::read(&format!("{op} {args}"))?;
+        sample.replicated(mesh).map_err(|e| e.to_string())?;
+        return Ok(vec![sample]);
     }
     let samples = samples::all()?;
     for name in names.iter().filter(|n| **n != "all") {

@@ -684,7 +684,7 @@ typedef const char *(*RoteRuleCallback)(void *context, const char *question);
 // `{"fills": true}` if shards of this kind may fill the rule of `base`, which answers for `op`.
 typedef const char *(*RoteShardingCallback)(void *context, const char *question);
 
-// Combines what ranks hold of a partial, element by element, and in whichever order and grouping the ranks come. Takes the
+// Combines what the ranks of a mesh dim hold of a partial, element by element, and in whichever order they come. Takes the
 // partial's parameters (`2`), `count` numbers of each of `ranks` ranks, one rank after the other, and where to write `count`
 // numbers. Returns null, or what is wrong, as a C string that lives until the next call.
 typedef const char *(*RoteCombineCallback)(void *context,

@@ -8,7 +8,7 @@ use rote::propagation::{Combine, PartialId, forget_partials, register_partials};
 
 use crate::status::{ROTE_OK, c_string, guarded, out, text};
 
-/// Combines what ranks hold of a partial, element by element, and in whichever order and grouping the ranks come. Takes the
+/// Combines what the ranks of a mesh dim hold of a partial, element by element, and in whichever order they come. Takes the
 /// partial's parameters (`2`), `count` numbers of each of `ranks` ranks, one rank after the other, and where to write `count`
 /// numbers. Returns null, or what is wrong, as a C string that lives until the next call.
 pub type RoteCombineCallback = Option<

@@ -39,8 +39,8 @@ static PARTIALS: RwLock<Vec<(&'static Kind, &'static str)>> = RwLock::new(Vec::n
 pub struct PartialId(u32);
 
 /// Makes partials of a name known. `reduction`: what a collective costs as much as.
-/// `combine`: what such a collective gives, in whichever order and grouping it takes the
-/// ranks; without, the truth table cannot judge what passes them.
+/// `combine`: what such a collective gives, in whichever order it takes the ranks; without,
+/// the truth table cannot judge what passes them.
 ///
 /// # Errors
 ///
@@ -213,10 +213,12 @@ mod tests {
                 "P(Own) -> P(Own)",
             ),
             ("aten::zeros_like", &["f32[4,6] @ P(Own)"], "P(Own) -> R"),
+            ("aten::detach", &["f32[4] @ P(Own)"], "P(Own) -> P(Own)"),
+            ("aten::empty_like", &["f32[4] @ P(Own)"], "P(Own) -> R"),
             (
-                "aten::_to_copy",
-                &["f32[4] @ P(Own)", "f32"],
-                "P(Own) -> P(Own)",
+                "aten::new_empty",
+                &["f32[4] @ P(Own)", "[4]"],
+                "P(Own) -> R",
             ),
         ] {
             assert_eq!(placed(op, args), expected, "{op} {args:?}");
@@ -226,6 +228,8 @@ mod tests {
             ("aten::triu", &["f32[4,6] @ P(Own)"]),
             ("aten::diag", &["f32[4] @ P(Own)"]),
             ("aten::diag_embed", &["f32[4] @ P(Own)"]),
+            ("aten::clone", &["f32[4] @ P(Own)"]),
+            ("aten::_to_copy", &["f32[4] @ P(Own)", "f32"]),
             ("aten::_to_copy", &["f32[4] @ P(Own)", "f64"]),
             ("aten::sum", &["f32[4] @ P(Own)"]),
             ("aten::mul.Scalar", &["f32[4] @ P(Own)", "1"]),

@@ -31,7 +31,7 @@ use super::{Trouble, complain};
 /// judged by their shapes alone.
 ///
 /// The exit status is 1 if a rule is wrong, or is missing without a reason on
-/// record.
+/// record, or if the arguments given are none that the op takes.
 #[derive(Debug, Args)]
 pub(super) struct Validate {
     /// Ops, separated by commas: mm, add.Tensor, aten::mm; or all, for every op that
@@ -150,7 +150,8 @@ impl Validate {
         if !self.json {
             total.show(out)?;
         }
-        Ok(u8::from(total.wrong + total.missing > 0))
+        let unfit = self.args.is_some() && total.samples == 0;
+        Ok(u8::from(total.wrong + total.missing > 0 || unfit))
     }
 
     fn show(&self, report: &Value, out: &mut impl Write) -> io::Result<()> {

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from log_sum_exp import LogSumExp, P
 from models import mesh
+from rote._own_rules import overloads
 from rote._rules import name_of
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -56,7 +57,6 @@ def laid(whole: Tensor, on: Any, scale: int = 1) -> DTensor:
 
 
 MOVES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
-    "clone": (torch.clone, (6, 4)),
     "t": (lambda x: x.t(), (6, 4)),
     "transpose": (lambda x: x.transpose(0, 1), (6, 4)),
     "permute": (lambda x: x.permute(2, 0, 1), (6, 4, 2)),
@@ -78,6 +78,11 @@ MOVES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "nearest": (lambda x: F.interpolate(x, scale_factor=2), (2, 3, 4)),
 }
 REDUCED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "clone": (torch.clone, (6, 4)),
+    "written clone": (lambda x: x.clone().mul_(2).neg_(), (6, 4)),
+    "written list": (lambda x: torch._foreach_mul([x.clone()], 2)[0], (6, 4)),
+    "written memory": (lambda x: torch.empty_like(x).copy_(x), (6, 4)),
+    "written new memory": (lambda x: x.new_empty(6, 4).copy_(x), (6, 4)),
     "exp": (torch.exp, (6, 4)),
     "sum": (torch.sum, (6, 4)),
     "amax": (lambda x: x.amax(0), (6, 4)),
@@ -527,8 +532,13 @@ def test_the_command_line_judges_them(tmp_path: Path) -> None:
     repro = next(line for line in wrong.stdout.splitlines() if line.lstrip().startswith("rote validate "))
     again = judged_by(*shlex.split(repro)[2:])
     assert again.returncode == 1 and "WRONG" in again.stdout, again.stdout + again.stderr
-    unknown = judged_by("--op", "t", "--placement", "P(LogSumExp,1)")
-    assert unknown.returncode == 2 and "P(LogSumExp,1)" in unknown.stderr
+    for placement in ("P(LogSumExp,x)", "P(Nope)", "Nope(0)", "P(", "S(0)"):
+        unknown = judged_by("--op", "t", "--import", "my_partials", "--placement", placement)
+        assert unknown.returncode == 2 and placement in unknown.stderr, placement
+    for arguments in ("f32[8,6", "b8[8,6]"):
+        unread = judged_by("--op", "neg", "--args", arguments)
+        assert unread.returncode == 2 and arguments in unread.stderr, unread.stderr
+    assert judged_by("--op", "mm", "--args", "f32[8,6] f32[8,6]").returncode == 1
 
 
 class GeometricMean(LogSumExp):
@@ -566,6 +576,102 @@ def test_parts_may_have_to_be_positive() -> None:
         rote.propagation.unregister_partial(GeometricMean)
 
 
+class Combined(LogSumExp):
+    """Parts combine as a function says."""
+
+    combine: Callable[[Tensor], Tensor]
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+class Halves(Combined):
+    combine = staticmethod(lambda parts: parts.sum(0) / 2)
+
+
+class Root(Combined):
+    combine = staticmethod(lambda parts: parts.square().sum(0).sqrt())
+
+
+class Largest(Combined):
+    """By magnitude."""
+
+    combine = staticmethod(
+        lambda parts: torch.where(parts.amax(0) >= -parts.amin(0), parts.amax(0), parts.amin(0)),
+    )
+
+
+class Top(Combined):
+    combine = staticmethod(lambda parts: parts.amax(0))
+
+
+class MeanOfMeans(Combined):
+    """It matters on which mesh dim parts are combined first."""
+
+    combine = staticmethod(lambda parts: parts.mean(0) + parts[0].abs() * 0.1)
+
+
+S: Any = Partial()
+# What parts combine to when there is one, or when some are negative.
+TOLD: list[tuple[type[Combined], str, str, list[Any], bool]] = [
+    (Halves, "aten::neg", "f32[6,4]", [Halves(), Halves()], True),
+    (Halves, "aten::add.Tensor", "f32[6,4] f32[4]", [Halves(), Halves(), Halves()], True),
+    (Halves, "aten::neg", "f32[6,4]", [S, Halves()], False),
+    (Halves, "aten::mul.Scalar", "f32[6,4] 2.0", [S, Halves()], False),
+    (Root, "aten::relu", "f32[6,4]", [Root(), Root()], False),
+    (Root, "aten::abs", "f32[6,4]", [Root(), Root()], True),
+    (Largest, "aten::neg", "f32[6,4]", [Largest(), Largest()], True),
+    (Largest, "aten::relu", "f32[6,4]", [Largest(), Largest()], False),
+    (Largest, "aten::neg", "i64[6,4]", [Largest(), Largest()], True),
+    (Largest, "aten::mul.Tensor", "f32[6,4] f32[4]", [Largest(), Largest(), Replicate()], True),
+    (Top, "aten::_to_copy", "f32[6,4] i64", [Top(), Top()], True),
+    (Top, "aten::neg", "i64[6,4]", [Top(), Top()], False),
+]
+
+
+@pytest.mark.parametrize("device_mesh", ["2", "3", "2,2"])
+@pytest.mark.parametrize(("cls", "op", "args", "strategy", "right"), TOLD)
+def test_the_truth_table_combines_as_many_parts_as_there_are_ranks(
+    cls: type[Combined], op: str, args: str, strategy: list[Any], right: bool, device_mesh: str
+) -> None:
+    overload = overloads(op)[0]
+    rote.propagation.register_partial(
+        cls,
+        reduction="sum",
+        passes={overload: [strategy]},
+        combine=lambda placement, parts: cls.combine(torch.stack(parts)),
+    )
+    try:
+        report = judged(op, args, mesh=device_mesh)
+    finally:
+        rote.propagation.unregister_partial(cls)
+    assert bool(wrong(report)) != right, report
+    if device_mesh != "2,2":  # else, mixed with other partials
+        assert not any(f"P({cls.__name__})" in one["reason"] for one in report["unjudged"]), report["unjudged"]
+
+
+def test_parts_that_depend_on_the_mesh_dim_are_not_judged() -> None:
+    rote.propagation.register_partial(
+        MeanOfMeans,
+        reduction="sum",
+        passes={aten.neg.default: [[MeanOfMeans(), MeanOfMeans()]]},
+        combine=lambda placement, parts: MeanOfMeans.combine(torch.stack(parts)),
+    )
+    try:
+        report = judged("aten::neg", "f32[6,4]", mesh="2,2")
+        assert not wrong(report)
+        assert any("if another mesh dim comes first" in one["reason"] for one in report["unjudged"]), report
+    finally:
+        rote.propagation.unregister_partial(MeanOfMeans)
+
+
+def test_bf16_is_judged_by_what_it_can_hold() -> None:
+    assert not wrong(judged("aten::mul.Tensor", "bf16[6,4] bf16[4]"))
+
+
 def test_the_truth_table_has_to_know_how_parts_combine() -> None:
     rote.propagation.register(aten.logaddexp.default, lambda x, y: [[P, P, P]], replace=True)
     args = "f32[8,6] f32[8,6]"
@@ -596,8 +702,9 @@ def raising(placement: Any, parts: list[Tensor]) -> Tensor:
     ("combine", "reason"),
     [
         (raising, "LogSumExp: ArithmeticError: no sum today"),
-        (lambda placement, parts: parts[0][:1], r"expected combine= to return a tensor of shape \[48\]"),
-        (lambda placement, parts: 3.0, r"expected combine= to return a tensor of shape \[48\], found 3.0"),
+        (lambda placement, parts: parts[0][:1], r"expected combine= to return torch.float64 of shape \[48\]"),
+        (lambda placement, parts: parts[0].float(), "expected combine= to return torch.float64"),
+        (lambda placement, parts: 3.0, r"to return torch.float64 of shape \[48\], found 3.0"),
     ],
 )
 def test_what_goes_wrong_in_combine_is_said(combine: Any, reason: str) -> None:

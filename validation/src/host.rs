@@ -212,6 +212,7 @@ impl HostTensor {
             (None, _) => (0.0, 0.0),
             (_, DType::F64 | DType::C128) => (1e-7, 1e-9),
             (_, DType::F32 | DType::C64) => (1e-3, 1e-4),
+            (_, DType::BF16) => (5e-2, 5e-2),
             _ => (3e-2, 1e-2),
         };
         let scale = scale.unwrap_or(0.0);

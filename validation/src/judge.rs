@@ -270,7 +270,7 @@ impl<'a> Case<'a> {
     /// The registered partials that are tried with a dtype.
     fn registered_partials(&self, meta: &TensorMeta) -> &[Placement] {
         match kind(meta.dtype) {
-            Some(Kind::Real) => &self.registered,
+            Some(Kind::Real | Kind::Whole) => &self.registered,
             _ => &[],
         }
     }
@@ -431,7 +431,7 @@ impl<'a> Case<'a> {
             if let Some(partial) = partial {
                 let (mesh, signs) = (self.mesh.sizes(), negative.then_some(number % 2 == 1));
                 let drawn = Parts::drawn(*partial, &tensor, *values, mesh, &mut rng, signs)?;
-                wholes.push(drawn.whole()?);
+                wholes.push(drawn.whole(mesh)?);
                 parts.push(Some(drawn));
                 continue;
             }

@@ -255,17 +255,8 @@ pub(super) fn holds(
         let Placement::Partial(op) = placements[m] else {
             continue;
         };
-        let inner: usize = sizes[m + 1..].iter().map(|n| *n as usize).product();
-        let n = sizes[m] as usize;
-        let mut next = Vec::with_capacity(now.len() / n);
-        for outer in 0..now.len() / (n * inner) {
-            for at in 0..inner {
-                let along: Vec<_> = (0..n).map(|r| &now[(outer * n + r) * inner + at]).collect();
-                next.push(combined(&along, op)?);
-            }
-        }
+        parts = along(now, &sizes, m, |parts| combined(parts, op))?;
         sizes[m] = 1;
-        parts = next;
         now = &parts;
     }
     for (found, coordinate) in now.iter().zip(coordinates(&sizes)) {
@@ -285,6 +276,26 @@ pub(super) fn holds(
         }
     }
     Ok(())
+}
+
+/// What the ranks along a mesh dim combine to, for each of the others, in the order of
+/// [`coordinates`]. `sizes` are those of the mesh on which the tensors lie.
+pub(super) fn along(
+    ranks: &[HostTensor],
+    sizes: &[u32],
+    dim: usize,
+    combine: impl Fn(&[&HostTensor]) -> Result<HostTensor, String>,
+) -> Result<Vec<HostTensor>, String> {
+    let inner: usize = sizes[dim + 1..].iter().map(|n| *n as usize).product();
+    let n = sizes[dim] as usize;
+    let mut all = Vec::with_capacity(ranks.len() / n);
+    for outer in 0..ranks.len() / (n * inner) {
+        for at in 0..inner {
+            let parts = (0..n).map(|r| &ranks[(outer * n + r) * inner + at]);
+            all.push(combine(&parts.collect::<Vec<_>>())?);
+        }
+    }
+    Ok(all)
 }
 
 fn combined(parts: &[&HostTensor], op: PartialOp) -> Result<HostTensor, String> {

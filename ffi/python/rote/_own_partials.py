@@ -54,8 +54,8 @@ class OwnPartial(Own):
         try:
             held = torch.tensor(parts[: ranks * count], dtype=torch.float64).reshape(ranks, count)
             found = self.combine(self.construct(self.read(parameters.decode())), list(held))
-            if not isinstance(found, torch.Tensor) or found.shape != (count,):
-                raise TypeError(f"expected combine= to return a tensor of shape [{count}], found {found!r}")
+            if not isinstance(found, torch.Tensor) or found.shape != (count,) or found.dtype != held.dtype:
+                raise TypeError(f"expected combine= to return {held.dtype} of shape [{count}], found {found!r}")
             for at, number in enumerate(found.tolist()):
                 combined[at] = number
         except BaseException as problem:  # no exception crosses C

@@ -273,8 +273,10 @@ def written(placement: Any) -> str | None:
 
 
 def read(name: str, inside: str) -> Placement:
-    """The placement that is written so."""
-    own = next(own for own in SHARDINGS.values() if own.name == name)
+    """The placement that is written so. Raises `ValueError` if no class makes it."""
+    own = next((own for own in SHARDINGS.values() if own.name == name), None)
+    if own is None:
+        raise ValueError(f"no sharding {name} is registered")
     dim, _, text = inside.partition(",")
     placement: Placement = own.made(int(dim), own.read(text))
     return placement

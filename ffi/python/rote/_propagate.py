@@ -334,11 +334,16 @@ def _why(told: dict[str, Any]) -> Why:
 
 
 def _placements(texts: Sequence[str]) -> tuple[Placement, ...]:
-    return tuple(map(_placement, texts))
+    return tuple(map(read_placement, texts))
 
 
-def _placement(text: str) -> Placement:
-    kind, inside = re.fullmatch(r"(\w+)(?:\((.*)\))?", text).groups()  # type: ignore[union-attr]
+def read_placement(text: str) -> Placement:
+    """The placement of `S(0)` or `P(LogSumExp,2)`, as Rote writes it. Raises `ValueError` if a registered class makes
+    none of these parameters."""
+    found = re.fullmatch(r"(\w+)(?:\((.*)\))?", text)
+    if found is None:
+        raise ValueError(f"expected a placement, found {text!r}")
+    kind, inside = found.groups()
     match kind:
         case "R":
             return Replicate()
@@ -363,4 +368,4 @@ def _listed(placements: Sequence[Placement]) -> str:
     return written_placements(placements).removeprefix(" @ ")
 
 
-__all__ = ["Propagation", "propagate"]
+__all__ = ["Propagation", "propagate", "read_placement"]

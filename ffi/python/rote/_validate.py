@@ -17,10 +17,16 @@ from ._arguments import written_placement
 from ._native import ReportCallback, check, lib
 from ._own_placements import go_on
 from ._own_rules import Stating
+from ._propagate import read_placement
 
 
 def _ask(request: dict[str, Any], tell: Callable[[str], None]) -> None:
     _bridge.bridge()
+    for text in request.get("placements", ()):
+        try:
+            read_placement(text)
+        except ValueError as problem:
+            raise ValueError(f"rote: {text}: {problem}") from problem
     callback = ReportCallback(lambda _, line: tell(line.decode()))
     stating = Stating(request["ops"], request.get("mesh", "2"), judged=True)
     request = request | {"own": list(stating.ops)}

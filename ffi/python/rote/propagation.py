@@ -515,9 +515,9 @@ def register_partial(
     lists of placements as `register` takes them, or a function of the op's arguments that returns such lists. They are
     added to the op's rule.
 
-    `combine(placement, parts)` returns what parts combine to, element by element: `parts` are tensors of shape `[n]`,
-    one for each rank, and so is what it returns. Order and grouping of the parts may not matter. With it,
-    `rote.validate` judges what passes such partials; without, nothing checks that `passes` is right.
+    `combine(placement, parts)` returns what the ranks of a mesh dim combine to, element by element: `parts` are tensors
+    of shape `[n]` in double precision, one for each rank, and so is what it returns. The order of the parts may not
+    matter. With it, `rote.validate` judges what passes such partials; without, nothing checks that `passes` is right.
 
     The class needs `__eq__` and `__hash__` that compare class and parameters, `_reduce_value`, `_reduce_shard_value`
     and `_partition_value`.

@@ -11,8 +11,12 @@ use rote_plans::DType;
 
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) enum Kind {
+    /// The input itself.
+    Same,
     /// The values of the input.
     Copy,
+    /// Memory in the input's shape, whose values mean nothing.
+    Empty,
     /// The values of the input in the dtype at position 1.
     Cast,
     /// The bits of the input, as the dtype at position 1.
@@ -33,13 +37,13 @@ pub(in super::super) enum Kind {
 pub(super) const OPS: &[(&str, Kind)] = &[
     ("aten::clone", Kind::Copy),
     ("aten::contiguous", Kind::Copy),
-    ("aten::detach", Kind::Copy),
-    ("aten::alias", Kind::Copy),
-    ("prims::view_of", Kind::Copy),
+    ("aten::detach", Kind::Same),
+    ("aten::alias", Kind::Same),
+    ("prims::view_of", Kind::Same),
     ("aten::view.dtype", Kind::Bits),
     ("aten::fill.Scalar", Kind::Fill),
     ("aten::zero", Kind::Fill),
-    ("aten::empty_like", Kind::Copy),
+    ("aten::empty_like", Kind::Empty),
     ("aten::_to_copy", Kind::Cast),
     ("aten::to.dtype", Kind::Cast),
     ("prims::convert_element_type", Kind::Cast),
@@ -98,8 +102,14 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
         rule.add([output, shard(dim)]);
     }
     for op in MOVED {
+        let is_registered = matches!(op, PartialOp::Registered(_));
         let keeps = match kind {
+            Kind::Same => true,
+            // A script may write to a copy in place, which it could not if it was a
+            // registered partial.
+            Kind::Copy | Kind::Cast if is_registered => continue,
             Kind::Copy => true,
+            Kind::Empty => !is_registered,
             Kind::Cast => {
                 if !commutes(op, input.dtype, to) {
                     continue;
@@ -122,7 +132,7 @@ pub(super) fn rule(kind: Kind, query: &Query<'_>) -> Result<Rule, PropagationErr
                 }
                 false
             }
-            Kind::New { filled } => !filled && same_shape,
+            Kind::New { filled } => !filled && same_shape && !is_registered,
             Kind::Like | Kind::Factory | Kind::Eye | Kind::Bits => false,
         };
         rule.add([if keeps { partial(op) } else { R }, partial(op)]);
