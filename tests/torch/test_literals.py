@@ -72,6 +72,58 @@ def test_written_in_place_and_part_of_a_graph() -> None:
     check_equal(each_call(step), replays=5)
 
 
+def written(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[[0, 1]] = 2.0
+    y[:, [3]] += x[:, [0]]
+    y[..., (1, 2)] = x[[0], 0]
+    return y
+
+
+def in_a_graph(x: Tensor) -> Tensor:
+    y = x.clone().requires_grad_()
+    (y[:, [0, 0, 1]] * y[[2]][:, [1]]).sum().backward()
+    assert y.grad is not None
+    return y.grad
+
+
+INDICES: dict[str, Callable[[Tensor], Any]] = {
+    "columns": lambda x: x[:, [0, -1]],
+    "rows": lambda x: x[[3, 0]],
+    "a tuple": lambda x: x[..., (1, 2)],
+    "pairs": lambda x: x[[0, 1], [2, 3]],
+    "of two dims": lambda x: x[:, [[0, 1], [1, 0]]],
+    "empty": lambda x: x[[]],
+    "a range": lambda x: x[range(1, 4, 2)],
+    "flag": lambda x: x[True],
+    "new dims": lambda x: x[None, [1], ...],
+    "beside a tensor": lambda x: x[torch.arange(2), [0, 3]],
+    "in a graph": in_a_graph,
+    "written": written,
+}
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("how", INDICES)
+def test_an_index_of_numbers(how: str) -> None:
+    draw = torch.Generator().manual_seed(1)
+    calls = [torch.randn(4, 4, generator=draw) for _ in range(8)]
+    check_equal(lambda capture: over(capture, INDICES[how], calls), replays=5)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_the_numbers_of_an_index_are_guarded() -> None:
+    def script(capture: Capture) -> Calls:
+        places = [0, 1]
+        step = capture(lambda x, last: x[:, places] * x[:, [last]])
+        for i in range(24):
+            places[1] = 1 if i < 6 or i > 18 else 3
+            yield step(torch.arange(16.0).reshape(4, 4) + i, 2 if i % 3 else 0)
+
+    check_right(script, replays=6)
+
+
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 def test_what_the_numbers_follow_from_is_guarded() -> None:
@@ -109,9 +161,20 @@ def test_a_function_that_the_script_has_replaced() -> None:
         check_right(script)
 
 
+OTHERS: dict[str, Callable[..., Tensor]] = {
+    "index that counts": lambda x, array, counter: x[[0, counter.__next__() % 2]],
+    "index by an array": lambda x, array, counter: x[array.astype(np.int64)],
+    "index by a number of an array": lambda x, array, counter: x[[np.int64(counter.__next__() % 2)]],
+    "index of many": lambda x, array, counter: x[[0] * 65][: 1 + counter.__next__() % 2],
+    "flags": lambda x, array, counter: x[[True, counter.__next__() % 2 == 0]],
+}
+
+
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
-@pytest.mark.parametrize("what", ["counter", "array", "a view of an array", "number of an array", "read", "too many"])
+@pytest.mark.parametrize(
+    "what", ["counter", "array", "a view of an array", "number of an array", "read", "too many", *OTHERS]
+)
 def test_what_is_still_refused(what: str) -> None:
     def script(capture: Capture) -> Calls:
         counter = itertools.count()
@@ -128,6 +191,8 @@ def test_what_is_still_refused(what: str) -> None:
                 return x + made
             if what == "number of an array":
                 return x + torch.as_tensor(np.array(float(counter.__next__())))
+            if what in OTHERS:
+                return OTHERS[what](x, array, counter)
             if what == "read":
                 return x + torch.tensor([x[0, 0].item(), 1.0])
             return x.view(-1)[:1] + torch.tensor([1.0] * 65)

@@ -34,6 +34,18 @@ def is_literal(data: Any) -> bool:
     return True
 
 
+def in_index(key: Any) -> int:
+    """How many tensors PyTorch makes at most of the sequences in an index, such as `x[:, [0, -1]]`; 0 if one of them is
+    no literal."""
+    parts = key if type(key) is tuple else (key,)
+    sequences = [list(part[: _MOST + 1]) if type(part) is range else part for part in parts]
+    sequences = [part for part in sequences if type(part) in (list, tuple, bool)]
+    if not all(map(is_literal, sequences)):
+        return 0
+    # A list of lists may be taken for a tuple of them.
+    return len(sequences) + sum(len(part) for part in sequences if type(part) is list)
+
+
 def ops_of(tensor: torch.Tensor, number: float | None, unrecorded: Callable[[], Any]) -> Iterator[Op]:
     """The ops that make a constant anew. ``number``: what it was made of, where that is known more exactly than the
     tensor holds it. What runs under ``unrecorded()`` is not recorded."""

@@ -249,7 +249,8 @@ class _Recorder:
         """Whether a tensor is made of numbers that are written in the code, or follow from guarded values: were it no
         constant, the next recording would differ. PyTorch's own code makes such of no dims, as optimizers do."""
         by_torch = not is_users_own(by) and by.co_filename != __file__  # code here stands before what users call
-        return self._watch.literal or (tensor.dim() == 0 and by_torch)
+        self._watch.literals -= 1
+        return self._watch.literals >= 0 or (tensor.dim() == 0 and by_torch)
 
     def _may_raise(self, late: bool) -> None:
         """A replay of the last op may raise, perhaps too late to start again: notes what eager leaves then."""
@@ -313,6 +314,7 @@ _HOST_READS = ("tolist", "numpy", "__array__")
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _ADDRESSES = ("data_ptr", "const_data_ptr")  # the last one is new
 _MADE_OF_DATA = ("tensor", "as_tensor", "asarray")
+_INDEX = ("__getitem__", "__setitem__")
 _BY_ELEMENTS = ("apply_", "map_", "map2_")  # call a function for each element, without an op
 # These read meshes, and places of shards, which are no data of the step.
 _READS_MESHES = (f"{TORCH}distributed/device_mesh.py", f"{TORCH}distributed/tensor/placement_types.py")
@@ -360,7 +362,7 @@ class Watch:
         self.more: list[Callable[[ExitStack, Callable[..., Any]], None]] = []
         self.follows_nothing()
         self.number: float | None = None  # of which PyTorch makes a tensor now
-        self.literal = False  # whether PyTorch makes a tensor of numbers now, which is all that it has in its memory
+        self.literals = 0  # how many tensors PyTorch makes of numbers now, which is all that these have in their memory
         self.was_refused = False
         self.metadata_reads = MetadataReads(session, self.refuse, _is_step, self._resized)
 
@@ -392,6 +394,8 @@ class Watch:
         stack.enter_context(_patched(torch.Tensor, "__bool__", self._bool()))
         for name in _MADE_OF_DATA:
             stack.enter_context(_patched(torch, name, self._made_of_data(getattr(torch, name))))
+        for name in _INDEX:
+            stack.enter_context(_patched(torch.Tensor, name, self._index(name)))
         for name in _BY_ELEMENTS:
             stack.enter_context(_patched(torch.Tensor, name, self._by_elements(name)))
         for name in _ADDRESSES:
@@ -600,13 +604,26 @@ class Watch:
 
         def make(data: Any, *args: Any, **kwargs: Any) -> Any:
             self.number = self.followed(data) if is_own else None
-            self.literal = self.number is not None or (is_own and _literals.is_literal(data))
+            self.literals = int(self.number is not None or (is_own and _literals.is_literal(data)))
             try:
                 return original(data, *args, **kwargs)
             finally:
-                self.number, self.literal = None, False
+                self.number, self.literals = None, 0
 
         return make
+
+    def _index(self, name: str) -> Callable[..., Any]:
+        original = getattr(torch.Tensor, name)
+        is_own = original is getattr(torch._C.TensorBase, name)
+
+        def index(tensor: torch.Tensor, key: Any, *value: Any) -> Any:
+            self.literals = _literals.in_index(key) if is_own else 0
+            try:
+                return original(tensor, key, *value)
+            finally:
+                self.literals = 0
+
+        return index
 
     def _refused(self, op: str, original: Callable[..., Any], reason: str, remedy: str) -> Callable[..., Any]:
         """A function that only kernels may call while a step is recorded."""
