@@ -10,7 +10,14 @@ import torch
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over
 from torch import Tensor
 
-WAYS = ("tensor", "as_tensor", "asarray")
+WAYS: dict[str, Callable[..., Tensor]] = {
+    "tensor": lambda data, **options: torch.tensor(data, **options),
+    "as_tensor": lambda data, **options: torch.as_tensor(data, **options),
+    "asarray": lambda data, **options: torch.asarray(data, **options),
+    "by name": lambda data, **options: torch.tensor(data=data, **options),
+    "new_tensor": lambda data, **options: torch.ones(2).new_tensor(data, **options),
+    "new_tensor by name": lambda data, **options: torch.ones(2, dtype=torch.int64).new_tensor(data=data, **options),
+}
 DATA: dict[str, Any] = {
     "number": 0.1,
     "integer": 7,
@@ -25,14 +32,15 @@ DATA: dict[str, Any] = {
     "one": [[[3.0]]],
     "mixed": [1, 2.5, True],
     "many": list(range(64)),
+    "size": torch.Size([4, 2]),
 }
 DTYPES = [None, torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool]
 DTYPES += [torch.complex64]
 
 
-def fits(data: Any, dtype: torch.dtype | None) -> bool:
+def fits(way: str, data: Any, dtype: torch.dtype | None) -> bool:
     try:
-        torch.tensor(data, dtype=dtype)
+        WAYS[way](data, dtype=dtype)
     except (RuntimeError, ValueError, OverflowError, TypeError):
         return False
     return True
@@ -49,11 +57,11 @@ def test_data_and_dtypes(name: str, way: str) -> None:
     """As a result, as an operand, and written in place: each replay makes another one."""
     data = DATA[name]
     for dtype in DTYPES:
-        if not fits(data, dtype):
+        if not fits(way, data, dtype):
             continue
 
         def step(x: Tensor, dtype: torch.dtype | None = dtype) -> Any:
-            made, other = (getattr(torch, way)(data, dtype=dtype) for _ in range(2))
+            made, other = (WAYS[way](data, dtype=dtype) for _ in range(2))
             other.zero_()
             return made, made == other, x + 1, other
 
@@ -162,6 +170,8 @@ def test_a_function_that_the_script_has_replaced() -> None:
 
 
 OTHERS: dict[str, Callable[..., Tensor]] = {
+    "new_tensor of an array": lambda x, array, counter: x + x.new_tensor(array),
+    "new_tensor that counts": lambda x, array, counter: x + x.new_tensor([float(counter.__next__()), 1.0]),
     "index that counts": lambda x, array, counter: x[[0, counter.__next__() % 2]],
     "index by an array": lambda x, array, counter: x[array.astype(np.int64)],
     "index by a number of an array": lambda x, array, counter: x[[np.int64(counter.__next__() % 2)]],

@@ -761,6 +761,23 @@ def test_a_function_may_be_a_region() -> None:
     assert ORACLE_ONLY or found.steps[0].stats.backward.replays >= 20
 
 
+class Turned(nn.Module):
+    """Changes in place how tensors look at their memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x).unsqueeze_(0)
+        hidden = torch.tanh(hidden.transpose_(0, 2)) * torch.ones(1, 1, 1)
+        return hidden.swapaxes_(0, 2).squeeze_(0)
+
+
+def test_tensors_of_a_region_may_be_turned_in_place() -> None:
+    check_regions(lambda capture: trained(capture, Wrapped(Turned(), nn.Linear(8, 8)), inputs(STEPS, 4, 8)))
+
+
 @pytest.mark.parametrize("option", ["verify_every", "agree", "trust_plans"])
 def test_options_of_whole_steps_are_no_options_of_regions(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option}= is for whole steps"):

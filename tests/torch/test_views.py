@@ -15,7 +15,8 @@ import pytest
 import torch
 from extent import EVERYTHING
 from models import as_dtensor, inputs, mesh
-from oracle import ORACLE_ONLY, Calls, Capture, check_right
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, over
+from test_refusals import check_refused
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
@@ -238,6 +239,53 @@ def local_without_gradients(p: Tensor) -> Tensor:
 
 
 SHARDED["very local"] = local_without_gradients
+
+
+def turned_in_place(x: Tensor, weight: Tensor) -> Any:
+    """Ops that change in place how a tensor looks at memory, forward and backward."""
+    hidden = (x @ weight).t_()
+    mask = (x > 0).unsqueeze_(1).transpose_(0, 2)
+    row = hidden[1].unsqueeze_(0)
+    hidden.squeeze_(0)
+    hidden.detach()[0].fill_(2)
+    loss = (row * hidden.swapaxes_(0, 1)).square().sum() + mask.sum()
+    loss.backward()
+    return loss.detach(), hidden, row, mask
+
+
+def test_tensors_of_the_step_may_be_turned_in_place() -> None:
+    def script(capture: Capture) -> Calls:
+        weight = nn.Parameter(torch.arange(16.0).view(4, 4) / 8)
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+
+        def step(x: Tensor) -> Any:
+            optimizer.zero_grad()
+            left = turned_in_place(x, weight)
+            optimizer.step()
+            return left
+
+        return over(capture, step, inputs(26, 4, 4), state={"weight": weight, "optimizer": optimizer})
+
+    check_equal(script)
+
+
+TURNED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
+    "argument": (lambda x, p: x.unsqueeze_(0) * p, "aten::unsqueeze_"),
+    "view of an argument": (lambda x, p: x[1:].t_() + 1, "aten::t_"),
+    "view of a parameter": (lambda x, p: p.detach().t_() + x, "aten::t_"),
+    "other memory": (lambda x, p: x.clone().resize_(2, 2) + 1, "aten::resize_"),
+}
+
+
+@pytest.mark.parametrize("what", TURNED)
+def test_other_tensors_may_not(what: str) -> None:
+    step, op = TURNED[what]
+
+    def script(capture: Capture) -> Calls:
+        p = nn.Parameter(torch.ones(4, 4))
+        return over(capture, lambda x: step(x, p), inputs(6, 4, 4), state={"p": p})
+
+    check_refused(script, op, r"test_views\.py:\d+", remedy="out-of-place")
 
 
 @pytest.mark.ranks(2)

@@ -23,7 +23,7 @@ def is_literal(data: Any) -> bool:
     pending = [data]
     while pending:
         value = pending.pop()
-        if type(value) in (list, tuple):
+        if type(value) in (list, tuple, torch.Size):
             pending.extend(value[: left + 1])
         elif type(value) not in _NUMBERS:
             return False

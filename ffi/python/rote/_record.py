@@ -394,6 +394,8 @@ class Watch:
         stack.enter_context(_patched(torch.Tensor, "__bool__", self._bool()))
         for name in _MADE_OF_DATA:
             stack.enter_context(_patched(torch, name, self._made_of_data(getattr(torch, name))))
+        made = self._made_of_data(torch.Tensor.new_tensor, at=1)
+        stack.enter_context(_patched(torch.Tensor, "new_tensor", made))
         for name in _INDEX:
             stack.enter_context(_patched(torch.Tensor, name, self._index(name)))
         for name in _BY_ELEMENTS:
@@ -599,14 +601,17 @@ class Watch:
 
         return truth
 
-    def _made_of_data(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        is_own = type(original) is types.BuiltinFunctionType  # and not one that the script has put there
+    def _made_of_data(self, original: Callable[..., Any], at: int = 0) -> Callable[..., Any]:
+        """``at``: where the data is among the arguments."""
+        # And not one that the script has put there.
+        is_own = type(original) in (types.BuiltinFunctionType, types.MethodDescriptorType)
 
-        def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+        def make(*args: Any, **kwargs: Any) -> Any:
+            data = args[at] if len(args) > at else kwargs.get("data")
             self.number = self.followed(data) if is_own else None
             self.literals = int(self.number is not None or (is_own and _literals.is_literal(data)))
             try:
-                return original(data, *args, **kwargs)
+                return original(*args, **kwargs)
             finally:
                 self.number, self.literals = None, 0
 

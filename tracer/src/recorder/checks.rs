@@ -15,6 +15,20 @@ pub(super) fn reads_meta_only(name: &str) -> bool {
         || name == "aten::expand"
 }
 
+/// Ops that change in place how a tensor looks at its memory, and nothing else.
+pub(super) fn turns(name: &str) -> bool {
+    matches!(
+        name,
+        "aten::squeeze_"
+            | "aten::unsqueeze_"
+            | "aten::t_"
+            | "aten::transpose_"
+            | "aten::swapdims_"
+            | "aten::swapaxes_"
+            | "aten::as_strided_"
+    )
+}
+
 /// Ops of PyTorch with an answer for the host that depends on nothing but the meta
 /// of their arguments, which is guarded.
 #[rustfmt::skip]
@@ -104,7 +118,7 @@ impl Recorder {
         if op.inplace_view {
             return Self::refuse(
                 op,
-                "changes the shape or strides of an existing tensor in place",
+                "changes in place the shape or strides of a tensor that exists before the step",
                 "use the out-of-place form of the op (in PyTorch without the trailing underscore)",
             );
         }

@@ -147,6 +147,9 @@ impl Recorder {
         if namespace == "profiler" || op.name == "aten::detach_" || touches_meta(op) {
             return Ok(());
         }
+        if self.turns_own(op) {
+            return Ok(());
+        }
         if (op.hidden && self.concerns_others(op)) || self.reads_usage_map(op) {
             return Ok(());
         }
@@ -185,6 +188,13 @@ impl Recorder {
             self.local(op)?;
         }
         Ok(())
+    }
+
+    /// Whether an op changes in place how a tensor looks at memory that the step has made. There
+    /// is nothing to record: whoever uses the tensor later says how it lies.
+    fn turns_own(&self, op: &OpEvent<'_>) -> bool {
+        let tensor = op.args.first().and_then(|arg| tensors(&arg.value).next());
+        checks::turns(op.name) && tensor.is_some_and(|tensor| self.is_made(tensor.storage))
     }
 
     /// Whether an op is none of the step's, as far as anybody could tell: it reads what
