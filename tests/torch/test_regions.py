@@ -761,6 +761,51 @@ def test_a_function_may_be_a_region() -> None:
     assert ORACLE_ONLY or found.steps[0].stats.backward.replays >= 20
 
 
+def write_sum(hidden: Tensor, other: Tensor) -> Tensor:
+    hidden[:, :4] += other
+    return hidden
+
+
+def write_several(hidden: Tensor, other: Tensor) -> Tensor:
+    part = hidden.view(-1, 2, 4)[:, 1]
+    part.mul_(other).addcmul_(other, other.tanh())
+    part.add_(other, alpha=0.5)
+    return hidden.clone() * 2
+
+
+def write_over(hidden: Tensor, other: Tensor) -> Tensor:
+    hidden[:, 2:6] = other
+    hidden.t()[0].lerp_(other[:, 0], other[:, 1])
+    return hidden
+
+
+class Writes(nn.Module):
+    """Writes what comes from outside to a view."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], Tensor], own: bool) -> None:
+        super().__init__()
+        self.up, self.write = nn.Linear(8, 8), write
+        self.bias = nn.Parameter(torch.ones(4)) if own else None
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return self.write(self.up(x), other if self.bias is None else other * 2 + self.bias)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("write", [write_sum, write_several, write_over])
+def test_what_comes_from_outside_is_written_to_a_view(write: Any, own: bool) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.aside, self.region = nn.Linear(8, 8), nn.Linear(8, 4), Writes(write, own)
+
+        def forward(self, x: Tensor) -> Tensor:
+            aside = self.aside(x)
+            return self.region(self.before(x), aside).sum(1, keepdim=True) * aside
+
+    check_regions(lambda capture: trained(capture, Model(), inputs(STEPS, 4, 8)))
+
+
 class Turned(nn.Module):
     """Changes in place how tensors look at their memory."""
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -183,10 +184,14 @@ inline std::pair<PyObject*, uint32_t> pair_in(PyObject* tuple) {
 
 // Ends an edge of a node at a new node, which takes the same gradients. Returns the new node.
 inline py::object end_edge(const py::object& node, size_t place) {
-  torch::autograd::Edge& edge = node_in(node.ptr())->next_edges().at(place);
+  NodePointer owner = node_in(node.ptr());
+  torch::autograd::Edge& edge = owner->next_edges().at(place);
   auto end = make_node<RegionInput>();
   static_cast<RegionInput&>(*end).stand_for(edge);
   edge = {end, 0};
+  // The node of a write to a view has the node of the op inside, which hands on the gradients of other operands.
+  if (auto* write = dynamic_cast<torch::autograd::CopySlices*>(&*owner); write && place > 0)
+    write->fn->next_edges().at(place) = edge;
   return py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(end));
 }
 
