@@ -30,7 +30,7 @@ import numpy as np
 import pytest
 import torch
 from extent import EVERYTHING, SEED
-from oracle import Calls, Capture, check_right
+from oracle import Calls, Capture, check_equal, check_right
 from torch import Tensor, nn
 
 
@@ -492,6 +492,32 @@ def test_value(name: str, change: Callable[[Kind], Iterator[Any]]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_right(script)
+
+
+@pytest.mark.parametrize("how", ["argument", "in a list", "by name", "of an attribute"])
+def test_shapes_are_compared_by_their_sizes(how: str) -> None:
+    """Each call has an object of its own."""
+
+    def script(capture: Capture) -> Calls:
+        held = Object(None)
+
+        def step(x: Tensor, shapes: Any = None, *, shape: Any = None) -> Tensor:
+            last = held.value or shape or (shapes[0] if isinstance(shapes, list) else shapes)
+            return x.reshape(last) * last[0]
+
+        captured = capture(step)
+        for i in range(26):
+            x = torch.arange(6.0) + i
+            like = torch.ones((2, 3) if i < 13 else (3, 2)).shape
+            if how == "of an attribute":
+                held.value = like
+                yield captured(x)
+            elif how == "by name":
+                yield captured(x, shape=like)
+            else:
+                yield captured(x, [like] if how == "in a list" else like)
+
+    check_equal(script, replays=18)
 
 
 def _total(x: Tensor, value: Any) -> Tensor:

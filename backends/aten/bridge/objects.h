@@ -5,6 +5,8 @@
 #include <cstring>
 #include <vector>
 
+#include <torch/csrc/Size.h>
+
 #include "describe.h"
 
 namespace rote {
@@ -295,6 +297,7 @@ inline uint64_t buffer(PyObject* array, bool content) {
 // The builtin class by whose content alone objects of a class are told: itself,
 // or the base of one that adds no room for attributes. Null: there is none.
 inline PyTypeObject* content_type(PyTypeObject* type) {
+  if (type == &THPSizeType) return &PyTuple_Type;  // its size counts the first item
   for (PyTypeObject* base : {&PyBool_Type, &PyLong_Type, &PyFloat_Type, &PyComplex_Type, &PyUnicode_Type,
                              &PyBytes_Type, &PyTuple_Type}) {
     if (type == base) return base;

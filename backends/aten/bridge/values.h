@@ -69,6 +69,7 @@ inline LateClass numpy_bool{"numpy", "bool_"};
 
 // The built-in class whose content a value's class only adds attributes to; null for any other class.
 inline PyTypeObject* content_class(PyTypeObject* type) {
+  if (type == &THPSizeType) return &PyTuple_Type;  // its size counts the first item
   PyTypeObject* base = PyType_HasFeature(type, Py_TPFLAGS_LONG_SUBCLASS)      ? &PyLong_Type
                        : PyType_HasFeature(type, Py_TPFLAGS_UNICODE_SUBCLASS) ? &PyUnicode_Type
                        : PyType_HasFeature(type, Py_TPFLAGS_BYTES_SUBCLASS)   ? &PyBytes_Type
