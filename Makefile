@@ -3,9 +3,9 @@
 # make test    every test, Rust and Python
 # make test-versions  the bridge and the tests of soundness on each supported
 #              version of PyTorch (about 5 GB of downloads each, one after the other)
-# make test-wild  models of Hugging Face, and the loops of torchtitan, transformers,
-#              accelerate and Lightning, unedited (installs requirements-wild.txt
-#              into target/wild/)
+# make test-wild  models of Hugging Face (one in twelve architectures), and the loops
+#              of torchtitan, transformers, accelerate and Lightning, unedited (installs
+#              requirements-wild.txt into target/wild/)
 # make test-all  what takes long too: hours
 # make bench   overhead against eager DTensor and torch.compile over models,
 #              sizes, layers, meshes and wrappers; memory; propagation against
@@ -81,7 +81,8 @@ test-all: test test-passes test-wild
 
 # In a virtual environment of its own, which finds torch and rote in .venv/.
 test-wild: setup target/wild/.stamp
-	target/wild/bin/python -m pytest -q tests/torch/test_hugging_face.py tests/torch/test_integrations.py
+	target/wild/bin/python -m pytest -q tests/torch/test_hugging_face.py tests/torch/test_integrations.py \
+	  tests/torch/test_architectures.py
 
 target/wild/.stamp: requirements-wild.txt requirements-wild-alone.txt requirements.txt
 	$(BIN)/python -m venv --clear target/wild

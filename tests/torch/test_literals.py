@@ -169,12 +169,31 @@ def test_a_function_that_the_script_has_replaced() -> None:
         check_right(script)
 
 
+class Counting(Tensor):
+    """Adds what NumPy holds to each part of it."""
+
+    held = np.zeros(1, dtype=np.float32)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            args = [each.as_subclass(Tensor) if isinstance(each, Tensor) else each for each in args]
+            result = func(*args, **(kwargs or {}))
+            return result + torch.from_numpy(cls.held) if func is Tensor.__getitem__ else result
+
+
+def counted(x: Tensor, array: Any, counter: Any) -> Tensor:
+    Counting.held[0] = counter.__next__()
+    return x.as_subclass(Counting)[[0, 1]]
+
+
 OTHERS: dict[str, Callable[..., Tensor]] = {
     "new_tensor of an array": lambda x, array, counter: x + x.new_tensor(array),
     "new_tensor that counts": lambda x, array, counter: x + x.new_tensor([float(counter.__next__()), 1.0]),
     "index that counts": lambda x, array, counter: x[[0, counter.__next__() % 2]],
     "index by an array": lambda x, array, counter: x[array.astype(np.int64)],
     "index by a number of an array": lambda x, array, counter: x[[np.int64(counter.__next__() % 2)]],
+    "index with code of its own": counted,
     "index of many": lambda x, array, counter: x[[0] * 65][: 1 + counter.__next__() % 2],
     "flags": lambda x, array, counter: x[[True, counter.__next__() % 2 == 0]],
 }
