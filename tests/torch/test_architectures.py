@@ -33,6 +33,8 @@ REFUSED = {
     "SwitchTransformers": SHAPES,
     "T5Gemma2": SHAPES,
 }
+#: What gives each block an object that is new in every call, of which it is a part: a cache.
+NEW_OBJECTS = ("Gemma4", "Nemotron3_5")
 
 
 def training(task: str, config_class: Any, model_class: Any, by_blocks: bool) -> Script:
@@ -103,6 +105,7 @@ def test_blocks_of_each(task: str, kind: str, name: str) -> None:
         return regions[-1]
 
     check_same(expected, run(script, region))
+    new_objects = any(part in name for part in NEW_OBJECTS)
     for each in regions:
         called = each.stats.calls > 0  # of a part that only other inputs reach
-        assert not called or each.stats.replays >= LEAST_REPLAYED or each.stats.refusals or "Gemma4" in name, each.stats
+        assert not called or each.stats.replays >= LEAST_REPLAYED or each.stats.refusals or new_objects, each.stats
