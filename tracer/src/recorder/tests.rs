@@ -260,7 +260,7 @@ fn ops_that_no_plan_can_hold_are_refused() {
         (plain("aten::_local_scalar_dense"), "on the host"),
         (plain("aten::equal"), "on the host"),
         (data_dependent, "depends on tensor data"),
-        (reshaping, "changes in place the shape or strides"),
+        (reshaping, "changes the shape or strides"),
         (plain("aten::set_"), "changes the storage"),
         (plain("c10d::allreduce_"), "without a process group"),
         (
