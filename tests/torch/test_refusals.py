@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from models import inputs, mesh, mlp
-from oracle import ORACLE_ONLY, Calls, Capture, check_right, eager, over, rote_capture, run
+from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, eager, over, rote_capture, run
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -454,3 +454,62 @@ def test_what_leaves_no_op(body: Callable[[Tensor, Tensor], Tensor], words: str,
         return over(capture, step, inputs(6, 3), state=state)
 
     check_refused(script, words, remedy=remedy)
+
+
+class Scheduled(nn.Module):
+    """Has methods that name what reads the memory of tensors, and `super`, which is no tensor there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = torch.linspace(0.1, 0.5, 3).tolist()
+        self.layer = nn.Linear(8, 8)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._version = 1
+        super()._load_from_state_dict(*args)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.rates[1]
+
+
+class ThroughTwo(Scheduled):
+    """Names a class in `super`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rates = self.rates.tolist() if isinstance(self.rates, Tensor) else [1]
+        return super(ThroughTwo, self).forward(x) * len(rates)  # noqa: UP008 - the two arguments are what is tested
+
+
+class Listed(Tensor):
+    def total(self) -> Any:
+        return sum(super().tolist())
+
+
+def through_super(x: Tensor) -> Any:
+    return sum(super(Listed, x.as_subclass(Listed)).tolist())  # type: ignore[misc]
+
+
+def test_super_of_a_module_is_no_tensor() -> None:
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(0)
+        model = Scheduled()
+        return over(capture, lambda x: model(x).detach(), inputs(24, 4, 8), state=model)
+
+    check_equal(script, replays=18)
+
+
+def test_super_of_a_named_class_is_refused() -> None:
+    def script(capture: Capture) -> Calls:
+        torch.manual_seed(0)
+        model = ThroughTwo()
+        return over(capture, lambda x: model(x).detach(), inputs(6, 4, 8), state=model)
+
+    check_refused(script, r"super\(\)\.tolist in ThroughTwo.forward", remedy="call the method of the tensor")
+
+
+@pytest.mark.parametrize("read", [lambda x: x.as_subclass(Listed).total(), through_super])
+def test_super_of_a_tensor_is_refused(read: Any) -> None:
+    def script(capture: Capture) -> Calls:
+        return over(capture, lambda x: x * read(x), inputs(6, 3))
+
+    check_refused(script, r"super\(\)\.tolist", remedy="call the method of the tensor")

@@ -14,6 +14,7 @@ import enum
 import functools
 import gc
 import inspect
+import itertools
 import mmap
 import os
 import re
@@ -31,6 +32,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from . import _fsdp, _introspect
+from ._bytecode import instructions
 from ._code import Names
 from ._facts import FUNCTIONS, fixed, plain
 from ._libraries import is_library_class
@@ -246,13 +248,39 @@ def reaches_no_memory(value: Any) -> bool:
     return type(value) not in _MAY_REACH_MEMORY and id(value) not in _MAY_REACH_MEMORY_IDS
 
 
-def without_ops(names: Names) -> str | None:
-    """What code names to reach the memory of a tensor past the methods that a recording sees, if it does."""
+def without_ops(function: types.FunctionType, names: Names) -> str | None:
+    """What a function's code, with these ``names``, names to reach the memory of a tensor past the methods that a
+    recording sees, if it does."""
     for base in _BASES:
         if base.__name__ in names.attributes:
             return base.__name__
     said = sorted(WITHOUT_OPS & names.attributes) if "super" in names.globals else []
-    return f"super().{said[0]}" if said else None
+    return f"super().{said[0]}" if said and not _super_is_no_tensor(function) else None
+
+
+# What follows the name `super` in code that calls it without arguments.
+_CALLED_BARE = ("PRECALL", "CALL", "LOAD_DEREF")
+
+
+def _super_is_no_tensor(function: types.FunctionType) -> bool:
+    """Whether `super` in a function stands for a module or an optimizer: it is called without arguments alone, in a
+    method of such a class."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    try:
+        kind = cells["__class__"].cell_contents
+    except (KeyError, ValueError):
+        return False
+    if not isinstance(kind, type) or not issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)):
+        return False
+    pending = [function.__code__]
+    while pending:
+        code = pending.pop()
+        pending += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        steps = instructions(code)
+        for (_, _, name), (_, following, _) in itertools.pairwise([*steps, (0, "", None)]):
+            if name == "super" and following not in _CALLED_BARE:
+                return False
+    return True
 
 
 # -- objects of libraries -----------------------------------------------------

@@ -325,7 +325,7 @@ class Recording(Naming):
         for name, path in walk.renamed.items():
             self._refuse_past_methods(f"reaches {path}, which is {name} of tensors under another name")
         for function in walk.functions:
-            if is_users_own(function.__code__) and (what := without_ops(_code.names(function.__code__))):
+            if is_users_own(function.__code__) and (what := without_ops(function, _code.names(function.__code__))):
                 self._refuse_past_methods(f"calls {what} in {function.__qualname__}")
             self._check_generators(function, generators=bool(walk.moving))
             self._check_running(function)
