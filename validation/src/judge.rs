@@ -426,16 +426,17 @@ impl<'a> Case<'a> {
         let negative = self.draws.len() < DRAWS;
         let (mut wholes, mut parts) = (Vec::new(), Vec::new());
         for ((meta, values), partial) in self.metas.iter().zip(self.values).zip(&self.partials) {
-            let mut tensor = whole(meta, *values, &mut rng, number % 2 == 1)
-                .ok_or_else(|| format!("no arithmetic for {meta}"))?;
+            let turned = number % 2 == 1;
             if let Some(partial) = partial {
-                let (mesh, signs) = (self.mesh.sizes(), negative.then_some(number % 2 == 1));
-                let drawn = Parts::drawn(*partial, &tensor, *values, mesh, &mut rng, signs)?;
-                wholes.push(drawn.whole(mesh)?);
+                let (mesh, signs) = (self.mesh.sizes(), negative.then_some(turned));
+                let (drawn, whole) = Parts::drawn(*partial, meta, *values, mesh, &mut rng, signs)?;
+                wholes.push(whole);
                 parts.push(Some(drawn));
                 continue;
             }
             parts.push(None);
+            let mut tensor = whole(meta, *values, &mut rng, turned)
+                .ok_or_else(|| format!("no arithmetic for {meta}"))?;
             if special {
                 make_special(&mut tensor, *values, &mut rng);
             } else if ROUNDED.contains(&name) {

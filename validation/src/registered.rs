@@ -1,7 +1,7 @@
 //! Tensors that lie in registered partials. How a whole tensor comes apart is not known, only
 //! how parts combine: so the parts are drawn, and the whole follows from them.
 
-use rote_propagation::{PartialId, PartialOp, Placement};
+use rote_propagation::{PartialId, PartialOp, Placement, TensorMeta};
 
 use crate::samples::Values;
 
@@ -34,38 +34,42 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Draws the parts of a tensor like `like`. `signs` turns those of every second draw, and
-    /// is `None` if there are to be no negative numbers.
+    /// Draws the parts of a tensor; also what they combine to. `signs` turns those of every
+    /// second draw, and is `None` if there are to be no negative numbers.
     ///
     /// # Errors
     ///
     /// Why a tensor of this dtype, or with such values, cannot lie so.
     pub(super) fn drawn(
         partial: PartialId,
-        like: &HostTensor,
+        meta: &TensorMeta,
         values: Values,
         mesh: &[u32],
         rng: &mut Rng,
         signs: Option<bool>,
-    ) -> Result<Self, String> {
+    ) -> Result<(Self, HostTensor), String> {
         if values != Values::Any {
             return Err(format!(
                 "parts of P({partial}) with such values are not known"
             ));
         }
         let ranks = mesh.iter().product();
-        let part = |_| whole(&like.meta, values, rng, signs == Some(true));
+        let part = |_| whole(meta, values, rng, signs == Some(true));
         let ranks: Option<Vec<_>> = (0..ranks).map(part).collect();
-        let ranks = ranks.ok_or_else(|| format!("no arithmetic for {}", like.meta))?;
+        let ranks = ranks.ok_or_else(|| format!("no arithmetic for {meta}"))?;
         let mut parts = Parts { partial, ranks };
-        if signs.is_some() && parts.whole(mesh)?.is_finite() {
-            return Ok(parts);
+        if signs.is_some() {
+            let whole = parts.whole(mesh)?;
+            if whole.is_finite() {
+                return Ok((parts, whole));
+            }
         }
         // A root or a logarithm of a negative number is none.
         let all = parts.ranks.iter_mut();
         all.for_each(|part| make_non_negative(part, values));
-        match parts.whole(mesh)?.is_finite() {
-            true => Ok(parts),
+        let whole = parts.whole(mesh)?;
+        match whole.is_finite() {
+            true => Ok((parts, whole)),
             false => Err(format!("parts of P({partial}) combine to no number")),
         }
     }
@@ -75,7 +79,7 @@ impl Parts {
     /// # Errors
     ///
     /// Why they cannot be combined, or that it matters which mesh dim comes first.
-    pub(super) fn whole(&self, mesh: &[u32]) -> Result<HostTensor, String> {
+    fn whole(&self, mesh: &[u32]) -> Result<HostTensor, String> {
         let dims = || 0..mesh.len();
         let all: Vec<&HostTensor> = self.ranks.iter().collect();
         let whole = self.reduced(&all, mesh, dims().rev())?;
@@ -98,6 +102,9 @@ impl Parts {
         }
         let all = coordinates(mesh);
         let reduced = || (0..mesh.len()).rev().filter(|m| placements[*m] != own);
+        let sizes: Vec<u32> = (placements.iter().zip(mesh))
+            .map(|(placement, n)| if *placement == own { 1 } else { *n })
+            .collect();
         let piece = |at: &Vec<u32>| {
             let together = |other: &Vec<u32>| {
                 let mut dims = placements.iter().zip(at.iter().zip(other));
@@ -107,15 +114,8 @@ impl Parts {
             let parts: Vec<_> = (parts.filter(|(c, _)| together(c)))
                 .map(|(_, part)| part)
                 .collect();
-            let sizes: Vec<u32> = (placements.iter().zip(mesh))
-                .map(|(placement, n)| if *placement == own { 1 } else { *n })
-                .collect();
-            shard(
-                &self.reduced(&parts, &sizes, reduced()).ok()?,
-                placements,
-                mesh,
-                at,
-            )
+            let whole = self.reduced(&parts, &sizes, reduced()).ok()?;
+            shard(&whole, placements, mesh, at)
         };
         all.iter().map(piece).collect()
     }

@@ -66,7 +66,8 @@ def validate(
     is neither, ``unjudged`` what could not be run.
 
     Raises `ValueError` if a registered rule does not fit its op, or has a registered partial of which it is not known
-    how parts combine.
+    how parts combine; `RuntimeError` if a placement is of no registered class or such a partial, or if the request
+    cannot be read.
     """
     request: dict[str, Any] = {"ops": list(ops) or ["all"], "mesh": mesh, "missing": missing, "changes": list(changes)}
     request |= {key: text for key, text in (("args", args), ("only", only)) if text is not None}
