@@ -973,6 +973,46 @@ def test_what_is_saved_and_then_written(copies: bool) -> None:
     check_left(script)
 
 
+def masked(h: Tensor) -> Tensor:
+    mask = h.pow(2) > 0.1
+    return h.masked_fill_(mask, 0.0)
+
+
+def turned_after(h: Tensor) -> Tensor:
+    mask = h.pow(2) > 0.1
+    return (h.unsqueeze_(0) * mask)[0]
+
+
+def ranked(h: Tensor) -> Tensor:
+    best = (h * h).argmax(-1)
+    h[:, :4] *= 2
+    return h + best[:, None]
+
+
+def rectified(h: Tensor) -> Tensor:
+    mean = h.pow(2).mean().detach()
+    return h.relu_() / (1 + mean)
+
+
+@pytest.mark.parametrize("body", [masked, turned_after, ranked, rectified])
+def test_what_an_unused_branch_has_saved_may_be_written_in_the_region(body: Any) -> None:
+    """Autograd does not look at it: no call raises, the recorded one and its backward included."""
+
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return body(self.up(x))  # type: ignore[no-any-return]
+
+    def script(capture: Capture) -> Calls:
+        batches = (torch.randn(4 if call % 6 < 4 else 3, 8) for call in range(STEPS))
+        return trained(capture, Wrapped(Writes(), nn.Linear(8, 8)), batches)
+
+    check_left(script)
+
+
 def test_a_forward_that_the_class_replaces() -> None:
     def script(capture: Capture) -> Calls:
         class Own(Dense):

@@ -90,6 +90,7 @@ class Tape:
         self._versions: list[int] = []
         self._unpacked: list[int] | None = None  # what is unpacked, while that is noted
         self.entries: list[Entry] = []
+        self._written: frozenset[int] = frozenset()  # those to which the forward has written since
         # Tensors of the state, and places of arguments, that must not be written before the backward, by entries.
         self.checked_state: dict[int, torch.Tensor] = {}
         self.checked_arguments: dict[int, int] = {}
@@ -103,12 +104,12 @@ class Tape:
         return _Hooks(self._pack, self._unpack)
 
     def was_written(self) -> bool:
-        """Whether the forward, which has ended, has written to what it had saved. Lets go of that."""
-        found = any(
-            version_of(local_of(tensor)) != version for tensor, version in zip(self._live, self._versions, strict=True)
-        )
+        """Whether the forward, which has ended, has written to what it had saved. Lets go of that. A backward that
+        finds such a tensor raises then, as autograd's do; of branches that no result needs, it finds none."""
+        saved = enumerate(zip(self._live, self._versions, strict=True))
+        self._written = frozenset(number for number, (tensor, then) in saved if version_of(local_of(tensor)) != then)
         self._live.clear()
-        return found
+        return bool(self._written)
 
     def _pack(self, tensor: torch.Tensor) -> int:
         self._live.append(tensor)
@@ -148,6 +149,11 @@ class Tape:
             raise RuntimeError(
                 "rote: the graph of a region is used from outside; remedy: return the tensors that have it, or call "
                 "release() on the region"
+            )
+        if number in self._written:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation, in a "
+                "region of Rote"
             )
         return self._current(number)
 

@@ -337,14 +337,11 @@ class Region(Part):
                 places.setdefault(id(leaf), place)
         left = [cut[id(leaf)] if id(leaf) in cut else inputs.original(leaf) for leaf in leaves]
         made = RegionPlan(graph, tape, inputs, [places[key] for key in tensors], leaves)
-        is_spoilt = tape.was_written()
-        for piece in made.pieces:
-            piece.is_spoilt = is_spoilt
-        problem = problem or self._problem(graph, tape, is_spoilt)
+        problem = problem or self._problem(graph, tape, writes_to_saved=tape.was_written())
         return (_pytree.tree_unflatten(left, structure), tape.made), made, problem
 
     @staticmethod
-    def _problem(graph: _graph.Graph, tape: _graph.Tape, is_spoilt: bool) -> tuple[str, str] | None:
+    def _problem(graph: _graph.Graph, tape: _graph.Tape, writes_to_saved: bool) -> tuple[str, str] | None:
         """Why the graph of a forward cannot serve other forwards, with the remedy."""
         if tape.has_other_hooks:
             what = (
@@ -353,7 +350,7 @@ class Region(Part):
             return what, _graph.INSIDE
         if graph.goes_outside:
             return OUTSIDE
-        if is_spoilt:
+        if writes_to_saved:
             return "writes to a tensor that it has saved for its backward", "write to a copy"
         if graph.hides:
             what = "returns several results, and writes to a view or calls a C++ library: these hide what they save"

@@ -28,7 +28,6 @@ class NodePiece:
         self.piece, self._checked = piece, checked
         self.saved = piece.saved
         self._checked_arguments = [inputs.finder(place) for place in self.saved.checked_arguments]
-        self.is_spoilt = False  # the forward has written to what it had saved: autograd lets no backward run then
         self.backward: Backward | None = None
         self.twin: NodePiece | None = None  # of the plan that a verified call has replayed; this piece is eager's then
 
@@ -61,11 +60,6 @@ class NodePiece:
             raise RuntimeError(
                 "rote: a region cannot be differentiated twice (create_graph=True); remedy: call release() on the "
                 "region, or leave this module out of rote.capture_module"
-            )
-        if self.is_spoilt:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation, in a "
-                "region of Rote"
             )
         if self.piece.calls_functions and all(tangent is None for tangent in tangents):
             raise RuntimeError(
