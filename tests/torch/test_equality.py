@@ -290,11 +290,6 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 }
 
 
-@pytest.fixture(params=OPTIMIZERS)
-def optimizer(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def allow_capturable_on_cpu() -> None:
     """PyTorch lists the devices for `capturable`; the arithmetic is the same on a CPU."""
     adam = importlib.import_module("torch.optim.adam")
@@ -302,6 +297,7 @@ def allow_capturable_on_cpu() -> None:
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizer(optimizer: str) -> None:
     allow_capturable_on_cpu()
     check_mlp(OPTIMIZERS[optimizer])
