@@ -15,6 +15,9 @@ from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
+# Named otherwise in older versions of torch.
+all_gather = getattr(collectives, "all_gather_single", None) or collectives.all_gather_tensor
+
 
 class RaggedShard(Shard):
     """A shard of `units[rank]` of `sum(units)` equal units of the dim."""
@@ -34,7 +37,7 @@ class RaggedShard(Shard):
         sizes = self.sizes(shape[self.dim])
         padded = local.movedim(self.dim, 0).contiguous()
         padded = torch.cat([padded, padded.new_zeros(max(sizes) - len(padded), *padded.shape[1:])])
-        pieces = collectives.all_gather_single(padded, 0, (mesh, mesh_dim)).split(max(sizes))
+        pieces = all_gather(padded, 0, (mesh, mesh_dim)).split(max(sizes))
         whole = torch.cat([piece[:size] for piece, size in zip(pieces, sizes, strict=True)])
         return whole.movedim(0, self.dim).contiguous()
 

@@ -88,6 +88,14 @@ def written(x: Tensor) -> Tensor:
     return y
 
 
+def a_number_written(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[x > 0.5] = 0
+    y[0] = 2.5
+    y[torch.arange(2), [1, 2]] = 0.1
+    return y
+
+
 def in_a_graph(x: Tensor) -> Tensor:
     y = x.clone().requires_grad_()
     (y[:, [0, 0, 1]] * y[[2]][:, [1]]).sum().backward()
@@ -108,6 +116,7 @@ INDICES: dict[str, Callable[[Tensor], Any]] = {
     "beside a tensor": lambda x: x[torch.arange(2), [0, 3]],
     "in a graph": in_a_graph,
     "written": written,
+    "a number written": a_number_written,
 }
 
 

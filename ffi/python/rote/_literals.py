@@ -36,9 +36,9 @@ def is_literal(data: Any) -> bool:
     return True
 
 
-def in_index(tensor: torch.Tensor, key: Any) -> int:
-    """How many tensors PyTorch makes at most of the sequences in an index, such as `x[:, [0, -1]]`; 0 if one of them is
-    no literal, or if a class may run code of its own."""
+def in_index(tensor: torch.Tensor, key: Any, *value: Any) -> int:
+    """How many tensors PyTorch makes at most of the sequences in an index, such as `x[:, [0, -1]]`, and of a number
+    that is written there, as PyTorch 2.11 does; 0 if one of them is no literal, or if a class may run its own code."""
     parts = key if type(key) is tuple else (key,)
     if any(isinstance(each, torch.Tensor) and type(each) not in _PLAIN for each in (tensor, *parts)):
         return 0
@@ -47,7 +47,8 @@ def in_index(tensor: torch.Tensor, key: Any) -> int:
     if not all(map(is_literal, sequences)):
         return 0
     # A list of lists may be taken for a tuple of them.
-    return len(sequences) + sum(len(part) for part in sequences if type(part) is list)
+    written = sum(type(each) in _NUMBERS for each in value)
+    return len(sequences) + sum(len(part) for part in sequences if type(part) is list) + written
 
 
 def ops_of(tensor: torch.Tensor, number: float | None, unrecorded: Callable[[], Any]) -> Iterator[Op]:

@@ -622,7 +622,7 @@ class Watch:
         is_own = original is getattr(torch._C.TensorBase, name)
 
         def index(tensor: torch.Tensor, key: Any, *value: Any) -> Any:
-            self.literals = _literals.in_index(tensor, key) if is_own else 0
+            self.literals = _literals.in_index(tensor, key, *value) if is_own else 0
             try:
                 return original(tensor, key, *value)
             finally:
