@@ -27,7 +27,7 @@ class ProfileHook {
   // For a thread that was started since `begin`, from its first function on.
   void join() {
     note_stack(PyThreadState_Get());
-    listen_on(PyThreadState_Get(), &note);
+    PyEval_SetProfile(&note, nullptr);
   }
 
   // The code that ran since `begin`; None where somebody else's profiler, or a thread without ours, came in between.
@@ -77,15 +77,8 @@ class ProfileHook {
 #if PY_VERSION_HEX >= 0x030C0000
     PyEval_SetProfileAllThreads(function, nullptr);
 #else
-    for (PyThreadState* thread : threads()) listen_on(thread, function);
+    for (PyThreadState* thread : threads()) _PyEval_SetProfile(thread, function, nullptr);
 #endif
-  }
-
-  static void listen_on(PyThreadState* thread, Py_tracefunc function) {
-    if (thread == PyThreadState_Get())
-      PyEval_SetProfile(function, nullptr);
-    else
-      _PyEval_SetProfile(thread, function, nullptr);
   }
 
   std::unordered_set<PyObject*> seen_;  // held

@@ -48,6 +48,8 @@ _OPTIMIZERS = frozenset(
 )
 # What a class derived from these may define anew: the walk sees its code, and nothing gives it a group.
 _OWN_METHODS = frozenset({"__init__", "__doc__", "__module__", "__annotations__", "__setstate__", "step", "zero_grad"})
+# What Python 3.13 and 3.14 put into each class that is written in a file.
+_OWN_METHODS |= {"__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__"}
 # Names by which code reads the dict of an object: who reads that of an optimizer can be seen.
 _SEEN = frozenset({"__dict__", "vars"})
 # Of these, ``super().__getattribute__`` gives attributes of one object, and their dict by its name.
