@@ -31,6 +31,7 @@ ORACLE_ONLY = os.environ.get("ROTE_TEST_ORACLE_ONLY") == "1"
 PASSES = [os.environ["ROTE_PASSES"]] if "ROTE_PASSES" in os.environ else ["default", "none", "all"]
 REQUIREMENTS = Path(__file__).parents[2] / "requirements.txt"
 TESTED = next(line[7:] for line in REQUIREMENTS.read_text().splitlines() if line.startswith("torch=="))
+IS_TESTED = torch.__version__.split("+")[0] == TESTED
 
 Facts = dict[str, Any]
 Calls = Generator[Any, None, Any]
@@ -111,7 +112,7 @@ def run_eager(script: Script) -> Run:
         with eager_side():
             return run(script, eager)
     except RuntimeError as error:
-        if torch.__version__.split("+")[0] == TESTED:
+        if IS_TESTED:
             raise
         why = f"eager torch {torch.__version__} cannot run this case: {error}"
         raise CaseSkipped(" ".join(why.split())[:300]) from error

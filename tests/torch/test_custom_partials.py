@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from log_sum_exp import LogSumExp, P
 from models import mesh
-from oracle import TESTED
+from oracle import IS_TESTED
 from rote._own_rules import overloads
 from rote._rules import name_of
 from torch import Tensor
@@ -251,7 +251,7 @@ def test_what_is_written_stays_as_it_lies() -> None:
     whole = torch.randn(6, 4, dtype=torch.float64)
     passes = {aten.add_.Tensor: [[P, P, Replicate()]], aten.add.Tensor: [[P, P, Replicate()]]}
     writes = [lambda y: y.mul_(2), lambda y: y.exp_()]
-    if torch.__version__.split("+")[0] == TESTED:  # DTensor of 2.11 writes these to its part alone
+    if IS_TESTED:  # DTensor of 2.11 writes these to its part alone
         writes += [lambda y: y.zero_(), lambda y: y.fill_(1.0)]
     with registered(passes=passes), rote.propagation.install("best"):
         x = laid(whole, on)
@@ -263,7 +263,8 @@ def test_what_is_written_stays_as_it_lies() -> None:
             with pytest.raises(RuntimeError):
                 write(y)
             torch.testing.assert_close(y.full_tensor(), whole)
-        assert laid(whole, on).t_().placements == (P,)
+        if IS_TESTED:  # DTensor of 2.11 has no rule for it
+            assert laid(whole, on).t_().placements == (P,)
 
 
 @pytest.mark.ranks(2)

@@ -21,6 +21,7 @@ import rote.propagation
 import torch
 import torch.nn.functional as F
 from models import mesh
+from oracle import IS_TESTED
 from ragged_shard import RaggedShard
 from torch import Tensor, nn
 from torch.distributed import _functional_collectives as collectives
@@ -343,14 +344,9 @@ def test_shards_inside_of_other_shards_are_redistributed() -> None:
     on = mesh(2, 2)
     torch.manual_seed(0)
     x = torch.randn(32, 4)
-    each = [
-        Replicate(),
-        Shard(0),
-        RaggedShard(0, (1, 3)),
-        RaggedShard(0, (3, 1)),
-        Shard(1),
-        _StridedShard(0, split_factor=2),
-    ]
+    each = [Replicate(), Shard(0), RaggedShard(0, (1, 3)), RaggedShard(0, (3, 1)), Shard(1)]
+    if IS_TESTED:  # DTensor of 2.11 has no way from whole tensors to these
+        each.append(_StridedShard(0, split_factor=2))
     with registered():
         ways = list(itertools.product(each, repeat=2))
         for before, after in itertools.product(ways, repeat=2):

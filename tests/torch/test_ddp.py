@@ -6,6 +6,7 @@ import types
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,8 +194,8 @@ def test_parameters_that_do_not_train() -> None:
 
 
 @pytest.mark.ranks(2)
-def test_a_stored_plan_serves_a_new_model(tmp_path_factory: pytest.TempPathFactory) -> None:
-    plans = tmp_path_factory.mktemp(f"plans-{dist.get_rank()}")
+def test_a_stored_plan_serves_a_new_model(tmp_path: Path) -> None:
+    plans = tmp_path / str(dist.get_rank())
     setting = SETTINGS["accumulation in views"]
     check_equal(setting.script, replays=REPLAYS, plans=plans)
     (step,) = check_equal(setting.script, replays=REPLAYS, plans=plans, trust_plans=True)
