@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -299,6 +300,7 @@ def test_stored_plans(name: str, trusts: bool, tmp_path: Path) -> None:
         if not ORACLE_ONLY:
             # Code that asks for a hash is not told by a plan, and is recorded in each process.
             asks_for_hashes = name in ("frozen", "frozen slots", "user dict")
+            asks_for_hashes &= name != "user dict" or sys.version_info < (3, 13)
             assert captured.stats.replays == 2 + later + (later and trusts and not asks_for_hashes), captured.stats
 
 

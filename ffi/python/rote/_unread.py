@@ -46,7 +46,7 @@ def may_be_left(kind: type) -> bool:
         reads is object.__getattribute__
         and all(map(_introspect.can_change, bases))
         and not _introspect.hides(kind)
-        and kind.__weakrefoffset__ > 0
+        and kind.__weakrefoffset__ != 0  # below 0 from Python 3.12 on
         and meta.__setattr__ is type.__setattr__
         and meta.__delattr__ is type.__delattr__
     )
