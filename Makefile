@@ -2,7 +2,8 @@
 # make demo    a small Llama trained on 2 processes, eager and replayed
 # make test    every test, Rust and Python
 # make test-versions  the bridge and the tests of soundness on each supported
-#              version of PyTorch (about 5 GB of downloads each, one after the other)
+#              version of PyTorch, and on each Python from 3.11 on that is found
+#              (about 5 GB of downloads each, one after the other)
 # make test-wild  models of Hugging Face (one in twelve architectures), and the loops
 #              of torchtitan, transformers, accelerate and Lightning, unedited (installs
 #              requirements-wild.txt into target/wild/)
@@ -91,9 +92,12 @@ target/wild/.stamp: requirements-wild.txt requirements-wild-alone.txt requiremen
 	target/wild/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-wild-alone.txt
 	@touch $@
 
+# What reads code, objects and what DTensor has of its own, which differ by version.
+OF_VERSIONS := $(addprefix tests/torch/test_,plans.py modes_inside.py regions.py fsdp.py ddp.py literals.py \
+  custom_partials.py unread.py counters.py bytecode.py containers.py much_code.py late_numbers.py)
 # Each version in a virtual environment of its own, below target/versions.
 test-versions: setup
-	ROTE_PASSES=default scripts/test_versions.sh $(PYTHON) $(KEPT) $(HELD) $(PLACES) tests/torch/test_plans.py tests/torch/test_modes_inside.py
+	ROTE_PASSES=default scripts/test_versions.sh $(PYTHON) $(KEPT) $(HELD) $(PLACES) $(OF_VERSIONS)
 
 bench: setup
 	$(BIN)/python benches/overhead.py --out target/bench $(BENCH)
