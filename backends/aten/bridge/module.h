@@ -7,6 +7,7 @@
 
 #include "checks.h"
 #include "hooks.h"
+#include "index_hook.h"
 #include "late_numbers.h"
 #include "observe.h"
 #include "profile_hook.h"
@@ -112,6 +113,10 @@ PYBIND11_MODULE(bridge, module) {
     const c10::DeviceType type = parameter.device().type();
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(type), parameter, type);
   });
+
+  // Has a function told of each index by which tensors of classes are read and written, see `IndexHook`.
+  add("index_begin", [](const py::list& classes, py::function seen) { IndexHook::get().begin(classes, std::move(seen)); });
+  add("index_end", [] { IndexHook::get().end(); });
 
   // Begins to note which code Python runs, on all threads: False, and nothing is done, where another profiler listens.
   add("calls_begin", [] { return ProfileHook::get().begin(); });

@@ -19,6 +19,7 @@ pub const SOURCES: &[(&str, &str)] = sources! {
     "fact.h"
     "fact_table.h"
     "hooks.h"
+    "index_hook.h"
     "late_numbers.h"
     "memory.h"
     "metadata.h"

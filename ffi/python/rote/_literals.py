@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 _MOST = 64  # elements; larger data belongs into the state
 _NUMBERS = (bool, int, float, complex)
-_PLAIN = (torch.Tensor, torch.nn.Parameter, DTensor)
+PLAIN = (torch.Tensor, torch.nn.Parameter, DTensor)
 
 # An op with its arguments and its result.
 Op = tuple[Any, tuple[Any, ...], dict[str, Any], torch.Tensor]
@@ -40,7 +40,7 @@ def in_index(tensor: torch.Tensor, key: Any, *value: Any) -> int:
     """How many tensors PyTorch makes at most of the sequences in an index, such as `x[:, [0, -1]]`, and of a number
     that is written there, as PyTorch 2.11 does; 0 if one of them is no literal, or if a class may run its own code."""
     parts = key if type(key) is tuple else (key,)
-    if any(isinstance(each, torch.Tensor) and type(each) not in _PLAIN for each in (tensor, *parts)):
+    if any(isinstance(each, torch.Tensor) and type(each) not in PLAIN for each in (tensor, *parts)):
         return 0
     sequences = [list(part[: _MOST + 1]) if type(part) is range else part for part in parts]
     sequences = [part for part in sequences if type(part) in (list, tuple, bool)]

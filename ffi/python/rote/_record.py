@@ -314,7 +314,6 @@ _HOST_READS = ("tolist", "numpy", "__array__")
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _ADDRESSES = ("data_ptr", "const_data_ptr")  # the last one is new
 _MADE_OF_DATA = ("tensor", "as_tensor", "asarray")
-_INDEX = ("__getitem__", "__setitem__")
 _BY_ELEMENTS = ("apply_", "map_", "map2_")  # call a function for each element, without an op
 # These read meshes, and places of shards, which are no data of the step.
 _READS_MESHES = (f"{TORCH}distributed/device_mesh.py", f"{TORCH}distributed/tensor/placement_types.py")
@@ -396,8 +395,8 @@ class Watch:
             stack.enter_context(_patched(torch, name, self._made_of_data(getattr(torch, name))))
         made = self._made_of_data(torch.Tensor.new_tensor, at=1)
         stack.enter_context(_patched(torch.Tensor, "new_tensor", made))
-        for name in _INDEX:
-            stack.enter_context(_patched(torch.Tensor, name, self._index(name)))
+        bridge().index_begin(list(_literals.PLAIN), self._indexed)
+        stack.callback(bridge().index_end)
         for name in _BY_ELEMENTS:
             stack.enter_context(_patched(torch.Tensor, name, self._by_elements(name)))
         for name in _ADDRESSES:
@@ -617,18 +616,9 @@ class Watch:
 
         return make
 
-    def _index(self, name: str) -> Callable[..., Any]:
-        original = getattr(torch.Tensor, name)
-        is_own = original is getattr(torch._C.TensorBase, name)
-
-        def index(tensor: torch.Tensor, key: Any, *value: Any) -> Any:
-            self.literals = _literals.in_index(tensor, key, *value) if is_own else 0
-            try:
-                return original(tensor, key, *value)
-            finally:
-                self.literals = 0
-
-        return index
+    def _indexed(self, *given: Any) -> None:
+        """Is told of a tensor, an index, and what is written there; and of nothing once PyTorch has taken the index."""
+        self.literals = _literals.in_index(*given) if given else 0
 
     def _refused(self, op: str, original: Callable[..., Any], reason: str, remedy: str) -> Callable[..., Any]:
         """A function that only kernels may call while a step is recorded."""
