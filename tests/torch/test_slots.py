@@ -1,8 +1,8 @@
 """Recordings leave the slots of all classes as they are.
 
-A function that is put into a class for a while may leave more than it took. `Tensor.__getitem__` was such a one: once it
-had been replaced and put back, each tensor was a sequence to C code, so that `torch.tensor([x.sum()])` raised for the
-rest of the process.
+A function that is put into a class for a while may leave more than it took. `Tensor.__getitem__` was such a one: once
+it had been replaced and put back, each tensor was a sequence to C code, so that `torch.tensor([x.sum()])` raised for
+the rest of the process.
 """
 
 import ctypes
