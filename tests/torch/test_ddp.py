@@ -278,7 +278,13 @@ def test_unused_parameters() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = check_right(setting.script)
-    assert ORACLE_ONLY or (found.steps[0].stats.replays == 0 and "aten::" in found.steps[0].stats.refusals[0])
+    assert ORACLE_ONLY or (found.steps[0].stats.replays == 0 and "static_graph" in found.steps[0].stats.refusals[0])
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("how", [STATIC, {**STATIC, **VIEWS}], ids=["", "views"])
+def test_unused_parameters_of_a_static_graph(how: dict[str, Any]) -> None:
+    check_equal(Setting(how, net=Idle).script, replays=REPLAYS)
 
 
 @pytest.mark.ranks(2)

@@ -94,7 +94,8 @@ impl Recorder {
                         op,
                         "reads a bucket of gradients of which this step has not written all: what an earlier step has \
                          left there would be frozen",
-                        "give every parameter a gradient in every step",
+                        "give every parameter a gradient in every step; in PyTorch, where the same parameters go \
+                         without one in every step, DistributedDataParallel(static_graph=True)",
                     );
                 }
             }
