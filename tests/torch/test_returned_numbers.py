@@ -72,6 +72,23 @@ def twice(x: Tensor) -> Any:
     return [value, (value,)], first, {"a": second}, value
 
 
+def by_the_name_of_its_tensor(x: Tensor) -> Any:
+    loss = x.sum()
+    parts = [loss * 2]
+    with torch.no_grad():
+        loss, x = loss.item(), x * loss
+    return loss, x, parts
+
+
+DROPOUT = torch.nn.Dropout()
+
+
+def beside_names_of_methods(x: Tensor) -> Any:
+    DROPOUT.eval()
+    value = torch.stack([DROPOUT(x), x]).sum().item()
+    return value
+
+
 def last_of_a_loop(x: Tensor) -> Any:
     value = 0.0
     for part in x.split(1):
@@ -126,6 +143,8 @@ FOLLOWED: dict[str, Callable[[Tensor], Any]] = {
     "by_name": by_name,
     "by_names": by_names,
     "twice": twice,
+    "by_the_name_of_its_tensor": by_the_name_of_its_tensor,
+    "beside_names_of_methods": beside_names_of_methods,
     "last_of_a_loop": last_of_a_loop,
     "only_sometimes": only_sometimes,
     "read_before_a_write": read_before_a_write,
@@ -164,6 +183,21 @@ def added_up(x: Tensor) -> Any:
     value = x.sum().item()
     value += 1
     return value
+
+
+def by_the_name_of_its_tensor_in_a_loop(x: Tensor) -> Any:
+    value: Any = x.sum()
+    for _ in range(2):
+        x = x * value
+        value = x.sum().item()
+    return value, x
+
+
+def by_the_name_of_its_tensor_and_used(x: Tensor) -> Any:
+    loss = x.sum()
+    loss = loss.item()
+    y = x * loss
+    return loss, y
 
 
 def seen_by_a_function_inside(x: Tensor) -> Any:
@@ -276,6 +310,8 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "by_a_float_of_its_own": by_a_float_of_its_own,
     "by_another_float": by_another_float,
     "added_up": added_up,
+    "by_the_name_of_its_tensor_in_a_loop": by_the_name_of_its_tensor_in_a_loop,
+    "by_the_name_of_its_tensor_and_used": by_the_name_of_its_tensor_and_used,
     "seen_by_a_function_inside": seen_by_a_function_inside,
     "seen_among_all_variables": seen_among_all_variables,
     "put_elsewhere_too": put_elsewhere_too,

@@ -120,37 +120,57 @@ def _places(node: ast.AST) -> Iterator[ast.expr]:
             yield place
 
 
-# By these, code gets at its own variables without their names.
-_SEES_VARIABLES = frozenset(
-    {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "f_locals", "tb_frame", "stack"}
-)
+# By these, code gets at its own variables without their names: as names of functions, and of attributes.
+_SEES_VARIABLES = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "stack"})
+_OF_FRAMES = frozenset({"_getframe", "currentframe", "f_locals", "tb_frame"})
+
+
+def _sees_variables(node: ast.AST) -> bool:
+    return (isinstance(node, ast.Name) and node.id in _SEES_VARIABLES) or (
+        isinstance(node, ast.Attribute) and node.attr in _OF_FRAMES
+    )
 
 
 def _assigned(node: ast.AST, code: types.CodeType, returned: list[ast.expr]) -> Iterator[ast.expr]:
-    """The expressions whose values go into variables that the function does nothing with but return them."""
-    if not _SEES_VARIABLES.isdisjoint(code.co_names):
+    """The expressions whose values go into variables that the function does nothing with from then on but return
+    them."""
+    every = list(ast.walk(node))
+    if any(map(_sees_variables, every)):
         return
     own = set(code.co_varnames).difference(code.co_cellvars)  # what functions inside see too is left out
     in_places = set(map(id, returned))
-    used: set[str] = set()
-    assignments: list[tuple[list[ast.expr], ast.expr]] = []
-    for each in ast.walk(node):
+    repeated = {id(inner) for each in every if isinstance(each, ast.For | ast.While) for inner in ast.walk(each)}
+    last_uses: dict[str, tuple[int, int]] = {}  # in the text
+    assignments: list[tuple[ast.stmt, list[ast.expr], ast.expr]] = []
+
+    def uses(name: str, at: ast.expr | ast.stmt) -> None:
+        last_uses[name] = max(last_uses.get(name, (0, 0)), (at.lineno, at.col_offset))
+
+    for each in every:
         if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load) and id(each) not in in_places:
-            used.add(each.id)
+            uses(each.id, each)
         elif isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name):
-            used.add(each.target.id)
+            uses(each.target.id, each)
         elif isinstance(each, ast.Assign):
-            assignments.append((each.targets, each.value))
+            assignments.append((each, each.targets, each.value))
         elif isinstance(each, ast.AnnAssign) and each.value is not None:
-            assignments.append(([each.target], each.value))
-    for targets, value in assignments:
+            assignments.append((each, [each.target], each.value))
+
+    def only_returns(name: ast.expr, since: ast.stmt) -> bool:
+        if not isinstance(name, ast.Name) or name.id not in own:
+            return False
+        last = last_uses.get(name.id)
+        end = since.end_lineno or 0, since.end_col_offset or 0
+        return last is None or (last < end and id(since) not in repeated)
+
+    for statement, targets, value in assignments:
         pairs = [(targets, value)]
         if isinstance(value, ast.Tuple) and len(targets) == 1 and isinstance(targets[0], ast.Tuple):
             names, values = targets[0].elts, value.elts
             starred = any(isinstance(each, ast.Starred) for each in (*names, *values))
             pairs = [] if starred else [([name], item) for name, item in zip(names, values, strict=False)]
         for into, item in pairs:
-            if all(isinstance(name, ast.Name) and name.id in own and name.id not in used for name in into):
+            if all(only_returns(name, statement) for name in into):
                 yield item
 
 
