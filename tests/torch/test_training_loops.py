@@ -335,3 +335,50 @@ def test_a_trainer_of_ones_own() -> None:
         return trainer.model, trainer.average, trainer.optimizer, trainer.progress()
 
     check_equal(script, replays=20)
+
+
+class Agent(nn.Module):
+    """A module that trains itself, as those of reinforcement learning do: it holds its optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.optimizer = torch.optim.Adam(self.values.parameters(), lr=1e-2)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.values(x)  # type: ignore[no-any-return]
+
+    def learn(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        loss = F.smooth_l1_loss(self(x), wanted)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["", "in a module"])
+@pytest.mark.parametrize("scheduled", ["", "in the step", "between"])
+def test_a_module_that_holds_its_optimizer(inside: bool, scheduled: str) -> None:
+    def script(capture: Capture) -> Any:
+        agent = Agent()
+        state = nn.ModuleDict({"agent": agent}) if inside else agent
+
+        def learn(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+            loss = agent.learn(x, wanted)
+            agent.scheduler.step()
+            return loss
+
+        @torch.no_grad()
+        def act(x: torch.Tensor) -> torch.Tensor:
+            return agent(x).argmax(-1)  # type: ignore[no-any-return]
+
+        step = capture(learn if scheduled == "in the step" else agent.learn, state=state)
+        choose = capture(act, state=state)
+        for _ in range(30):
+            yield step(torch.randn(5, 4), torch.randn(5, 2)), choose(torch.randn(5, 4))
+            if scheduled == "between":
+                agent.scheduler.step()
+        return agent, agent.optimizer, agent.scheduler.state_dict()
+
+    check_equal(script, replays=20)

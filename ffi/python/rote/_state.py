@@ -123,11 +123,10 @@ def collect(state: Any, *, as_it_is: bool) -> State:
     """Flattens ``state=``: modules, optimizers, GradScalers and tensors, in dicts, lists, tuples and the attributes of
     objects. Entries of dicts, lists and tuples come first, then the attributes and slots of objects, level by level.
     ``as_it_is``: as :class:`State` has it."""
-    search = _Search()
+    search = _Search(as_it_is)
     search.given("", state)
     search.attributes()
     found, known = search.found, dict[str, int]()
-    found.as_it_is = as_it_is
     found.modules = [(_unique(path, id(module), known), module) for path, module in found.modules]
     found.optimizers = [(_unique(path, id(optimizer), known), optimizer) for path, optimizer in found.optimizers]
     found.scalers = [(_unique(path, id(scaler), known), scaler) for path, scaler in found.scalers]
@@ -137,8 +136,8 @@ def collect(state: Any, *, as_it_is: bool) -> State:
 class _Search:
     """Looks for modules, optimizers, GradScalers and tensors."""
 
-    def __init__(self) -> None:
-        self.found = State()
+    def __init__(self, as_it_is: bool = False) -> None:
+        self.found = State(as_it_is=as_it_is)
         self._seen: dict[int, Any] = {}  # which keep their addresses
         self._objects: collections.deque[tuple[str, Any, int]] = collections.deque()
 
@@ -203,7 +202,10 @@ class _Search:
     def _part(self, path: str, value: Any) -> bool:
         found = self.found
         if isinstance(value, nn.Module):
-            found.modules.append((path or "module", value))
+            path = path or "module"
+            found.modules.append((path, value))
+            if not found.as_it_is:
+                self._optimizers_in(path, value)
         elif _is_optimizer(value):
             found.optimizers.append((path or "optimizer", value))
             self._objects.append((path or "optimizer", value, 0))  # it may hold others
@@ -214,6 +216,13 @@ class _Search:
         else:
             return False
         return True
+
+    def _optimizers_in(self, path: str, module: nn.Module) -> None:
+        """Optimizers that modules have as attributes: models that train themselves."""
+        for name, inner in module.named_modules():
+            for key, item in list((_introspect.own(inner) or {}).items()):
+                if _is_optimizer(item) and not any(item is known for _, known in self.found.optimizers):
+                    self._part(".".join(filter(None, (path, name, key))), item)
 
 
 def _is_optimizer(value: Any) -> bool:

@@ -88,10 +88,10 @@ class Survey:
             if isinstance(tensor, torch.Tensor)
         ]
         names = {id(tensor): path.split(".", 1)[-1] for path, tensor in reversed(tensors)}
+        for path, optimizer in state.optimizers:  # first: a module may hold one
+            walk.optimizer(path, optimizer, names)
         for path, module in state.modules:
             walk.module(path, module)
-        for path, optimizer in state.optimizers:
-            walk.optimizer(path, optimizer, names)
         walk.function(self._step.function)
         for path, leaf in leaves:
             if isinstance(leaf, torch.Tensor):
