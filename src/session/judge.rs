@@ -340,18 +340,27 @@ impl<F: Frontend> Judge<F> {
     }
 }
 
+/// `what`: with its values in brackets, if it is no object.
 fn changes_every_call(what: &str, hyperparameter: bool) -> Refusal {
+    let is_object = !what.contains(" (");
     let remedy = if hyperparameter {
         "set it before the captured function is called (in Python, host= takes a function for that); the step of a learning rate scheduler may stay inside, if \
          nothing there reads the rate"
+    } else if is_object {
+        "return a tensor in place of keeping it there, or write it into a tensor that stays (copy_ in PyTorch); let other \
+         objects stay, and change what they hold; if it does not matter, leave it unguarded (ignore= in Python)"
     } else {
         "make the value a tensor, or pass it as an argument if it has few values; if it does not matter, leave it \
          unguarded (ignore= in Python)"
     };
+    let change = if is_object {
+        format!("puts a new object into {what}")
+    } else {
+        format!("changes the host value {what}")
+    };
     Refusal::step(
         format!(
-            "changes the host value {what} at every call: a replay changes no host value, and each new value misses its \
-             guard"
+            "{change} at every call: a replay changes no host value, and each new value misses its guard"
         ),
         remedy,
     )

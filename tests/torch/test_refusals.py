@@ -513,3 +513,28 @@ def test_super_of_a_tensor_is_refused(read: Any) -> None:
         return over(capture, lambda x: x * read(x), inputs(6, 3))
 
     check_refused(script, r"super\(\)\.tolist", remedy="call the method of the tensor")
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("what", ["kept", "weight norm"])
+def test_a_new_tensor_in_an_attribute_at_every_call(what: str) -> None:
+    class Keeps(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = super().forward(x).detach()
+            return self.kept * self.weight.sum()
+
+    def script(capture: Capture) -> Calls:
+        model = Keeps(4, 4) if what == "kept" else nn.utils.weight_norm(nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return over(capture, step, inputs(20, 3, 4), state=[model, optimizer])
+
+    place = r"\[0\]\.kept" if what == "kept" else r"\[0\]\.weight"
+    check_refused(script, "puts a new object into", place, remedy="return a tensor in place of keeping it there")
