@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from oracle import Capture, Script, check_equal
+from test_regions import check_regions
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -382,3 +383,40 @@ def test_a_module_that_holds_its_optimizer(inside: bool, scheduled: str) -> None
         return agent, agent.optimizer, agent.scheduler.state_dict()
 
     check_equal(script, replays=20)
+
+
+class Renamed(nn.Linear):
+    """Its methods have other signatures than those of `nn.Module`, as torchrl's `LossModule` has them."""
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Any:  # type: ignore[override]
+        yield from super().named_parameters(prefix, recurse)
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Any:  # type: ignore[override]
+        yield from super().named_buffers(prefix, recurse)
+
+
+@pytest.mark.parametrize("region", [False, True], ids=["", "region"])
+def test_a_module_with_methods_of_its_own_for_parameters(region: bool) -> None:
+    def script(capture: Capture) -> Any:
+        model = Renamed(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        if region:
+            capture(model)
+        else:
+            step = capture(step, state=[model, optimizer])
+        for _ in range(26):
+            yield step(torch.randn(3, 4))
+        return list(model.named_parameters()), optimizer
+
+    if region:
+        check_regions(script)
+    else:
+        check_equal(script, replays=20)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import _introspect
+from . import _introspect, _modules
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -88,7 +88,7 @@ def _part(name: str) -> Any:
 def inner(modules: _Modules) -> Iterator[tuple[str, nn.Module]]:
     """All modules in these, with their paths."""
     for path, module in modules:
-        for name, within in module.named_modules():
+        for name, within in _modules.within(module):
             yield (f"{path}.{name}" if name else path), within
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _fsdp, _introspect
+from . import _fsdp, _introspect, _modules
 from ._facts import FUNCTIONS, atom
 from ._policy import DEPTH, LARGE, MODULE_PARTS, MOST, holds_hooks, is_opaque
 
@@ -40,7 +40,7 @@ class State:
         ambiguous: set[str] = set()  # names of parameters of two modules
         sharded = {} if self.as_it_is else _fsdp.unsharded(self.modules)
         for path, module in self.modules:
-            for name, found in module.named_parameters(remove_duplicate=False):
+            for name, found in _modules.parameters(module):
                 parameter = sharded.get(id(found), found)
                 full = f"{path}.{name}" if path else name
                 names.setdefault(id(parameter), name)
@@ -48,12 +48,12 @@ class State:
                 if owners.setdefault(name, id(parameter)) != id(parameter):
                     ambiguous.add(name)
                 yield full, parameter
-            for name, buffer in module.named_buffers(remove_duplicate=False):
+            for name, buffer in _modules.buffers(module):
                 yield (f"{path}.{name}" if path else name), buffer
         if not self.as_it_is:
             yield from _fsdp.gathered(self.modules)
         for path, module in self.modules:
-            for name, inner in module.named_modules():
+            for name, inner in _modules.within(module):
                 yield from _attributes(f"{path}.{name}" if name else path, inner)
         yield from self.loose
         for path, scaler in self.scalers:
@@ -190,7 +190,7 @@ class _Search:
     def _of(self, kind: type) -> list[Any]:
         found = self.found
         if issubclass(kind, nn.Module):
-            inner = [child for _, module in found.modules for child in module.modules()]
+            inner = [child for _, module in found.modules for _, child in _modules.within(module)]
             return inner
         stores: list[Any] = [found.optimizers, found.scalers, found.loose]
         kinds = (torch.optim.Optimizer, torch.amp.GradScaler, torch.Tensor)
@@ -219,7 +219,7 @@ class _Search:
 
     def _optimizers_in(self, path: str, module: nn.Module) -> None:
         """Optimizers that modules have as attributes: models that train themselves."""
-        for name, inner in module.named_modules():
+        for name, inner in _modules.within(module):
             for key, item in list((_introspect.own(inner) or {}).items()):
                 if _is_optimizer(item) and not any(item is known for _, known in self.found.optimizers):
                     self._part(".".join(filter(None, (path, name, key))), item)

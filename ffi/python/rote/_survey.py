@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import _facts, _fsdp, _introspect, _reach, _uses, _wrappers
+from . import _facts, _fsdp, _introspect, _modules, _reach, _uses, _wrappers
 from ._bridge import bridge
 from ._frames import TORCH
 from ._numbers import ARGUMENT
@@ -25,7 +25,7 @@ _Named = list[tuple[str, Any]]
 def much_code(modules: list[tuple[str, nn.Module]]) -> bool:
     """Whether modules are of an installed package other than PyTorch: then there is most often too much code in reach
     to follow it before a call has shown which of it runs."""
-    kinds = {type(inner) for _, module in modules for inner in module.modules()}
+    kinds = {type(inner) for _, module in modules for _, inner in _modules.within(module)}
     return any(_is_of_package(kind) for kind in kinds)
 
 
