@@ -524,6 +524,13 @@ impl<F: Frontend> ActiveRecording<F> {
         }
     }
 
+    /// Refuses a step that writes what a plan cannot put off ahead of a value that it reads on the host.
+    pub fn refuse_late_checks(&mut self) {
+        if let Some(refusal) = self.recorder.late_check() {
+            self.refuse(refusal);
+        }
+    }
+
     /// The refusal of a step that leaves something to later steps where a replay leaves nothing, at every call.
     pub fn leaves_usage(&self) -> Option<Refusal> {
         self.recorder.leaves_usage()

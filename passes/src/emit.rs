@@ -1,8 +1,9 @@
-//! Instructions and values that passes add.
+//! Instructions and values that passes add, and the recorder where it rewrites a plan.
 
 use hashbrown::HashSet;
 use rote_plans::{Arg, Def, Instr, NONE, Plan, Range, Value, ValueId};
 
+pub use super::effects::replace;
 use super::effects::{outs, root, text};
 
 /// The ops of [`allocate`] and [`copy`].

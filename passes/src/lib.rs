@@ -41,7 +41,7 @@ mod constants;
 mod copies;
 mod dead;
 mod effects;
-mod emit;
+pub mod emit;
 mod gathers;
 mod joins;
 #[cfg(test)]

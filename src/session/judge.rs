@@ -141,6 +141,7 @@ impl<F: Frontend> Judge<F> {
         self.stored.scan();
         recording.check_generators(frontend, "")?;
         recording.refuse_race(F::WAITS);
+        recording.refuse_late_checks();
         recording.facts.settle_added(frontend)?;
         let changes = recording.facts.changes(frontend)?;
         let unchanged = self.unchanged(&recording, &changes);

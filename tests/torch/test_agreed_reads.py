@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from models import mesh
-from oracle import ORACLE_ONLY, Calls, Capture, Run, check_right, over, rote_capture
+from oracle import ORACLE_ONLY, Calls, Capture, Run, Script, check_right, over, rote_capture
 from test_refusals import check_refused
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -303,18 +303,36 @@ def in_place(x: Tensor, w: Tensor) -> Tensor:
     return x if x.sum() + w.sum() > 0 else -x
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("function", [after_a_write, in_place], ids=lambda f: f.__name__)
-def test_what_stays_refused(function: Callable[..., Tensor]) -> None:
+def of_a_state(function: Callable[..., Tensor]) -> Script:
     def script(capture: Capture) -> Calls:
         w = torch.ones(6)
         step = capture(lambda x: function(x + 1, w), state={"w": w}, agree=True)
-        for call in range(6):
+        for call in range(12):
             yield step(numbers(call))
         return {"w": w}
 
-    where = "add_.* has written" if function is after_a_write else "a collective .* was sent"
-    check_refused(script, where, "could not begin anew", remedy="return the tensor and read it outside")
+    return script
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("function", [after_a_write, in_place], ids=lambda f: f.__name__)
+def test_after_a_write(function: Callable[..., Tensor]) -> None:
+    """The write is put off until all ranks know the answer."""
+    check(of_a_state(function), replays=5)
+
+
+def between_writes(x: Tensor, w: Tensor) -> Tensor:
+    dist.all_reduce(w)
+    y = x if x.sum() + w.sum() > 0 else -x
+    w.mul_(0.5)
+    return y
+
+
+@pytest.mark.ranks(2)
+def test_what_stays_refused() -> None:
+    where = "a collective .* was sent"
+    remedy = "return the tensor and read it outside"
+    check_refused(of_a_state(between_writes), where, "could not begin anew", remedy=remedy)
 
 
 @pytest.mark.ranks(2)

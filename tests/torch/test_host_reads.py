@@ -285,12 +285,31 @@ def drift(x: Tensor) -> Tensor:
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 def test_a_read_after_a_write() -> None:
+    """It is put off until the value is known (`test_put_off.py`)."""
+
     def script(capture: Capture) -> Calls:
         total = torch.zeros(())
 
         def step(x: Tensor) -> Tensor:
             total.add_(drift(x))
             return x * 2 if total > 2.0 else x
+
+        return over(capture, step, inputs(60, 4, 8), state=[total])
+
+    check_right(script, replays=20)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_a_read_between_two_writes() -> None:
+    def script(capture: Capture) -> Calls:
+        total = torch.zeros(())
+
+        def step(x: Tensor) -> Tensor:
+            total.add_(drift(x))
+            y = x * 2 if total > 2.0 else x
+            total.mul_(0.9)
+            return y
 
         return over(capture, step, inputs(40, 4, 8), state=[total])
 

@@ -36,6 +36,7 @@ mod random;
 mod reads;
 mod results;
 mod roots;
+mod shadows;
 mod strategies;
 #[cfg(test)]
 mod tests;
@@ -94,6 +95,8 @@ pub struct Recorder {
     may_ask: bool,
     /// Whether the ranks agree about the answers, so that collectives may come before.
     ranks_agree: bool,
+    /// The refusal of the step unless its plan writes to copies of tensors ahead of its checks.
+    unless_shadowed: Option<Refusal>,
     /// Checks that must run before what lasts, and came later.
     ahead: Vec<usize>,
     /// For each path of a tensor whose gradient has gone, the instruction that has shown it.
@@ -322,6 +325,7 @@ impl Recorder {
     /// instruction. `result` is the structure of the result as JSON.
     pub fn finish(mut self, result: &str) -> (Plan, Vec<String>) {
         self.put_checks_first();
+        self.write_behind_checks();
         self.anchor_neighbours();
         self.tables.plan.result = result.to_owned();
         let sources: Vec<String> = self

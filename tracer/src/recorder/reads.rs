@@ -4,7 +4,8 @@
 //! check stands in the place of the question ([`CHECK_NUMBER`], [`CHECK_EQUAL`]). It ends a replay that finds
 //! another answer, and the call is made again: with a plan recorded under that answer, or eagerly. So nothing
 //! that lasts may come before a check. One that comes later is moved to the front of the plan, with the ops that
-//! its answer needs, if these need nothing that lasts. Where all ranks replay a call and tell each other the outcome
+//! its answer needs, if these need nothing that lasts. Or else what lasts is put off: the plan writes to a copy of a
+//! tensor until the last check has passed (`shadows.rs`). Where all ranks replay a call and tell each other the outcome
 //! of each check, all of them begin anew together: then only collectives may come before a check. Otherwise the
 //! question is refused.
 
@@ -15,7 +16,7 @@ use rote_plans::{
     CHECK_EQUAL, CHECK_NUMBER, DType, Def, Instr, NONE, Plan, ValueId, is_check, keeps_to_arguments,
 };
 
-use super::{Recorder, tensors};
+use super::{Recorder, shadows, tensors};
 use crate::event::{ArgEvent, Argument, OpEvent, TensorEvent};
 use crate::refusal::Refusal;
 
@@ -114,13 +115,20 @@ impl Recorder {
             }
             let only_collectives = self.first_final.is_none() && self.unwaited() == 0;
             if !(self.ranks_agree && only_collectives) {
-                self.tables.plan.instrs.pop();
-                self.sources.pop();
                 let lasting = match self.ranks_agree {
                     true => self.first_final.unwrap_or(lasting),
                     false => lasting,
                 };
-                return self.host_read(op, Some(lasting as usize));
+                let Err(refusal) = self.host_read(op, Some(lasting as usize)) else {
+                    return Ok(());
+                };
+                if self.unwaited() == 0 && self.shadowed(at).is_some() {
+                    self.unless_shadowed.get_or_insert(refusal);
+                    return Ok(());
+                }
+                self.tables.plan.instrs.pop();
+                self.sources.pop();
+                return Err(refusal);
             }
         }
         Ok(())
@@ -189,6 +197,35 @@ impl Recorder {
             ),
             remedy,
         )
+    }
+
+    /// The tensors that the plan has to write to copies of, so that a check can stand where it does.
+    fn shadowed(&self, check: usize) -> Option<Vec<ValueId>> {
+        shadows::shadowed(&self.tables.plan, check, self.ranks_agree)
+    }
+
+    /// Why the step can't be replayed, if it writes tensors ahead of a check and does more with them than a plan can put
+    /// off until that check has passed.
+    pub fn late_check(&self) -> Option<Refusal> {
+        let plan = &self.tables.plan;
+        let mut late = (0..plan.instrs.len()).rev();
+        let last = late.find(|at| checks(plan, &plan.instrs[*at]) && !self.ahead.contains(at))?;
+        match self.shadowed(last) {
+            Some(_) => None,
+            None => self.unless_shadowed.clone(),
+        }
+    }
+
+    /// Puts writes of tensors off until the last check has passed.
+    pub(super) fn write_behind_checks(&mut self) {
+        let plan = &self.tables.plan;
+        let last = plan.instrs.iter().rposition(|instr| checks(plan, instr));
+        let Some(last) = last.filter(|_| self.unless_shadowed.is_some()) else {
+            return;
+        };
+        if let Some(found) = self.shadowed(last) {
+            shadows::shadow(&mut self.tables.plan, &mut self.sources, last, &found);
+        }
     }
 
     /// Moves checks that must come first to the front, with what they need.
@@ -362,9 +399,12 @@ mod tests {
         assert!(checks_come_first(&plan) && has_checks(&plan));
     }
 
+    /// Elements of a state that is too large for a plan to copy it.
+    const LARGE: i64 = 1 << 21;
+
     #[test]
     fn nothing_that_lasts_may_come_before() {
-        let (x, state, sum) = (tensor(1, &[4]), tensor(2, &[]), tensor(3, &[]));
+        let (x, state, sum) = (tensor(1, &[4]), tensor(2, &[LARGE]), tensor(3, &[]));
         let (sent, mine) = (tensor(4, &[]), tensor(5, &[]));
         let all_reduce = |out| {
             collective(
@@ -415,7 +455,7 @@ mod tests {
 
     #[test]
     fn what_moves_ahead_changes_nothing_for_the_rest() {
-        let (x, state) = (tensor(1, &[4]), tensor(2, &[4]));
+        let (x, state) = (tensor(1, &[4]), tensor(2, &[LARGE]));
         let (sum, work, out) = (tensor(3, &[]), tensor(4, &[4]), tensor(5, &[4]));
         let late = in_place("aten::add_", &state, &[&x]);
         // The value comes of a tensor that is written in place after something else has read it.
@@ -479,6 +519,84 @@ mod tests {
             .op(&item(&sum, 1.0))
             .expect("it was read before the write");
         assert!(checks_come_first(&finish(recorder, &[]).0));
+    }
+
+    /// A small state is written through a copy, of which all later reads are; the last check lets the copy go back.
+    #[test]
+    fn writes_are_put_off_until_the_last_check() {
+        let (x, state, sum, out) = (
+            tensor(1, &[4]),
+            tensor(2, &[4]),
+            tensor(3, &[]),
+            tensor(4, &[2]),
+        );
+        let half = state.view(&[2], &[1], 2);
+        let mut recorder = asking(&[&x, &state]);
+        let ops = [
+            op("aten::slice", &[&state], &[&half]),
+            in_place("aten::add_", &half, &[&out]),
+            op("aten::sum", &[&state], &[&sum]),
+        ];
+        record(&mut recorder, &[op("aten::relu", &[&x], &[&out])]);
+        record(&mut recorder, &ops);
+        recorder.op(&item(&sum, 1.0)).expect("it is put off");
+        recorder.op(&item(&sum, 1.0)).expect("it is put off");
+        let later = tensor(5, &[4]);
+        record(&mut recorder, &[op("aten::neg", &[&state], &[&later])]);
+        recorder
+            .output("result[0]", &later.event(), None, false)
+            .expect("it is known");
+        assert!(recorder.late_check().is_none());
+        let (plan, sources) = finish(recorder, &[]);
+        assert!(checks_come_first(&plan), "{:?}", program(&plan));
+        assert_eq!(sources.len(), plan.instrs.len());
+        let lines = program(&plan);
+        let at = |name: &str| {
+            (0..lines.len())
+                .filter(|&at| lines[at].starts_with(name))
+                .collect::<Vec<_>>()
+        };
+        let (copies, checks) = (at("copy_"), at("check_number"));
+        assert_eq!((copies.len(), checks.len()), (2, 2), "{lines:?}");
+        assert!(copies[0] < at("add_")[0] && checks[1] < copies[1] && copies[1] < at("neg")[0]);
+        let state = plan.bindings.iter().find(|binding| binding.written);
+        let state = state.expect("the state is bound").value;
+        for (at, instr) in plan.instrs.iter().enumerate() {
+            let mut sees = false;
+            for_each_value(&plan, instr, |value| {
+                sees |= plan.values[value as usize].root == state;
+            });
+            assert_eq!(sees, copies.contains(&at), "{}", lines[at]);
+        }
+    }
+
+    /// What is written behind the check too, or given back, or larger than a plan copies, is not put off.
+    #[test]
+    fn what_cannot_be_put_off_is_refused() {
+        let (x, state, sum) = (tensor(1, &[4]), tensor(2, &[4]), tensor(3, &[]));
+        let late = in_place("aten::add_", &state, &[&x]);
+        let begun = || {
+            let mut recorder = asking(&[&x, &state]);
+            record(
+                &mut recorder,
+                &[late.clone(), op("aten::sum", &[&state], &[&sum])],
+            );
+            recorder.op(&item(&sum, 1.0)).expect("it may be put off");
+            recorder
+        };
+        assert!(begun().late_check().is_none());
+        let mut recorder = begun();
+        record(&mut recorder, std::slice::from_ref(&late));
+        assert!(
+            recorder
+                .late_check()
+                .is_some_and(|why| why.reason.contains("aten::add_"))
+        );
+        let mut recorder = begun();
+        recorder
+            .output("result[0]", &state.event(), None, false)
+            .expect("it is known");
+        assert!(recorder.late_check().is_some());
     }
 
     #[test]
