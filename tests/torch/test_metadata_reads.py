@@ -86,6 +86,19 @@ def _nothing() -> Any:
     return contextlib.nullcontext()
 
 
+OF_DTYPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "promoted": lambda x: x.to(torch.promote_types(x.dtype, torch.float64)),
+    "result": lambda x: x.to(torch.result_type(x, 1.0)),
+    "cast": lambda x: x * 2 if torch.can_cast(x.dtype, torch.float16) else x,
+}
+
+
+@pytest.mark.parametrize("what", OF_DTYPES)
+def test_questions_about_dtypes(what: str) -> None:
+    calls = [torch.ones(3).to(torch.int32 if call % 8 == 7 else torch.float32) for call in range(24)]
+    check_right(lambda capture: over(capture, OF_DTYPES[what], calls), replays=14)
+
+
 def test_what_the_step_makes_may_be_looked_at() -> None:
     def script(capture: Capture) -> Calls:
         def step(x: Tensor) -> Tensor:

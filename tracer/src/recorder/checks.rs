@@ -35,12 +35,12 @@ pub(super) fn turns(name: &str) -> bool {
 const META_QUESTIONS: &[&str] = &[
     "_debug_has_internal_overlap", "_dimI", "_dimV", "_fused_sdp_choice", "_has_compatible_shallow_copy_type",
     "_has_same_storage_numel", "_is_zerotensor", "_nested_get_ragged_idx", "_nnz", "_use_cudnn_ctc_loss",
-    "_use_miopen_ctc_loss", "_version", "cudnn_is_acceptable", "dense_dim", "dim", "get_device", "is_coalesced",
-    "is_complex", "is_conj", "is_contiguous", "is_distributed", "is_floating_point", "is_inference", "is_leaf", "is_neg",
-    "is_non_overlapping_and_dense", "is_pinned", "is_same_size", "is_set_to", "is_signed", "is_strides_like_format",
-    "numel", "output_nr", "q_per_channel_axis", "q_scale", "q_zero_point", "qscheme", "result_type", "retains_grad",
-    "size", "sparse_dim", "storage_offset", "stride", "sym_is_contiguous", "sym_numel", "sym_size", "sym_storage_offset",
-    "sym_stride",
+    "_use_miopen_ctc_loss", "_version", "can_cast", "cudnn_is_acceptable", "dense_dim", "dim", "get_device",
+    "is_coalesced", "is_complex", "is_conj", "is_contiguous", "is_distributed", "is_floating_point", "is_inference",
+    "is_leaf", "is_neg", "is_non_overlapping_and_dense", "is_pinned", "is_same_size", "is_set_to", "is_signed",
+    "is_strides_like_format", "numel", "output_nr", "promote_types", "q_per_channel_axis", "q_scale", "q_zero_point",
+    "qscheme", "result_type", "retains_grad", "size", "sparse_dim", "storage_offset", "stride", "sym_is_contiguous",
+    "sym_numel", "sym_size", "sym_storage_offset", "sym_stride",
 ];
 
 /// Questions about how a tensor lies in its storage.
