@@ -15,6 +15,17 @@ pub(super) fn reads_meta_only(name: &str) -> bool {
         || name == "aten::expand"
 }
 
+/// Whether an op is one of PyTorch's `beta * first + alpha * product` with a `beta` of 0, which ignores what the first
+/// argument holds.
+fn ignores_first(op: &OpEvent<'_>) -> bool {
+    let beta = op.args.get(3).map(|arg| &arg.value);
+    matches!(
+        op.name,
+        "aten::addmm" | "aten::addbmm" | "aten::baddbmm" | "aten::addmv" | "aten::addr"
+    ) && (matches!(beta, Some(ArgEvent::Int(0)))
+        || matches!(beta, Some(ArgEvent::Float(beta)) if *beta == 0.0))
+}
+
 /// Ops that change in place how a tensor looks at its memory, and nothing else.
 pub(super) fn turns(name: &str) -> bool {
     matches!(
@@ -231,6 +242,7 @@ impl Recorder {
                     && tensor.numel() > 0
                     && !reads_meta_only(op.name)
                     && !self.only_views(op)
+                    && !(i == 0 && ignores_first(op))
                 {
                     return Self::refuse(
                         op,

@@ -326,6 +326,14 @@ fn an_empty_that_no_op_wrote_is_refused_when_it_is_read() {
     let refusal = refusal(&mut start(), &op("aten::relu", &[&half], &[&y]));
     assert!(refusal.reason.contains("something else wrote it"));
 
+    // `beta * fresh + alpha * product` reads nothing of `fresh` where beta is 0.
+    for (beta, reads) in [(0.0, false), (0.5, true)] {
+        let mut product = op("aten::addr", &[&fresh, &x, &x], &[&y]);
+        let numbers = [ArgEvent::Float(beta), ArgEvent::Int(1)];
+        product.args.extend(numbers.map(read));
+        assert_eq!(start().op(&product).is_err(), reads);
+    }
+
     let mut recorder = start();
     record(
         &mut recorder,
