@@ -3,7 +3,6 @@
 use hashbrown::HashSet;
 use rote_plans::{Arg, Def, Instr, NONE, Plan, Range, Value, ValueId};
 
-pub use super::effects::replace;
 use super::effects::{outs, root, text};
 
 /// The ops of [`allocate`] and [`copy`].

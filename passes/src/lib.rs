@@ -64,7 +64,7 @@ mod scalars;
 #[cfg(test)]
 mod tests;
 
-pub use effects::reorder;
+pub use effects::{reorder, replace};
 use rote_plans::schedule::Ops;
 use rote_plans::{Collective, Instr, NONE, Plan, Schedule, ValueId};
 

@@ -5,9 +5,9 @@
 //! of such a tensor, which it makes first, and copies that back behind the last check.
 
 use hashbrown::HashMap;
-use rote_passes::emit::{allocate, copy, is_contiguous, replace, storage};
+use rote_passes::emit::{allocate, copy, is_contiguous, storage};
 use rote_passes::liveness::for_each_written;
-use rote_passes::reorder;
+use rote_passes::{reorder, replace};
 use rote_plans::value::reach;
 use rote_plans::{Def, Instr, Marks, Plan, StrId, ValueId, keeps_to_arguments};
 
