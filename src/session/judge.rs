@@ -347,6 +347,9 @@ fn changes_every_call(what: &str, hyperparameter: bool) -> Refusal {
     let remedy = if hyperparameter {
         "set it before the captured function is called (in Python, host= takes a function for that); the step of a learning rate scheduler may stay inside, if \
          nothing there reads the rate"
+    } else if what.contains(".param_groups[") {
+        "call the optimizer's step() outside of the captured function, or use an optimizer that counts in tensors, as \
+         PyTorch's own do"
     } else if is_object {
         "return a tensor in place of keeping it there, or write it into a tensor that stays (copy_ in PyTorch); let other \
          objects stay, and change what they hold; if it does not matter, leave it unguarded (ignore= in Python)"

@@ -538,3 +538,35 @@ def test_a_new_tensor_in_an_attribute_at_every_call(what: str) -> None:
 
     place = r"\[0\]\.kept" if what == "kept" else r"\[0\]\.weight"
     check_refused(script, "puts a new object into", place, remedy="return a tensor in place of keeping it there")
+
+
+class CountsInNumbers(torch.optim.Optimizer):
+    """As many optimizers outside of PyTorch: the number of steps is an entry of each group."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "step": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["step"] += 1
+            rate = group["lr"] / (1 - 0.9 ** group["step"])
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-rate)
+
+
+def test_an_optimizer_that_counts_in_numbers() -> None:
+    def script(capture: Capture) -> Calls:
+        model = nn.Linear(4, 4)
+        optimizer = CountsInNumbers(model.parameters())
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return over(capture, step, inputs(20, 3, 4), state=[model, optimizer])
+
+    check_refused(script, r"param_groups\[0\]\['step'\]", "at every call", remedy=r"step\(\) outside")
