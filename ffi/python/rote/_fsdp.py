@@ -85,20 +85,13 @@ def _part(name: str) -> Any:
     return sys.modules.get(f"{_PACKAGE}.{name}")
 
 
-def inner(modules: _Modules) -> Iterator[tuple[str, nn.Module]]:
-    """All modules in these, with their paths."""
-    for path, module in modules:
-        for name, within in _modules.within(module):
-            yield (f"{path}.{name}" if name else path), within
-
-
 def states(modules: _Modules) -> list[tuple[str, FSDPState]]:
     """What FSDP2 keeps for these modules and those in them, each once, with the path of a module."""
     found: dict[int, tuple[str, FSDPState]] = {}
     part = _part("_fsdp_state")
     if part is None:
         return []
-    for path, module in inner(modules):
+    for path, module in _modules.within_each(modules):
         state = part._get_module_fsdp_state(module)
         if state is not None:
             found.setdefault(id(state), (path, state))
@@ -122,7 +115,7 @@ def parameters(modules: _Modules) -> Iterator[tuple[str, Any]]:
     """What FSDP2 keeps for each of its parameters, with the parameter's path."""
     with suppress(*OTHERWISE):
         found = groups(modules)
-        paths = {id(module): path for path, module in inner(modules)} if found else {}
+        paths = {id(module): path for path, module in _modules.within_each(modules)} if found else {}
         for path, group in found:
             for each in group.fsdp_params:
                 info = each._module_info

@@ -52,9 +52,8 @@ class State:
                 yield (f"{path}.{name}" if path else name), buffer
         if not self.as_it_is:
             yield from _fsdp.gathered(self.modules)
-        for path, module in self.modules:
-            for name, inner in _modules.within(module):
-                yield from _attributes(f"{path}.{name}" if name else path, inner)
+        for path, inner in _modules.within_each(self.modules):
+            yield from _attributes(path, inner)
         yield from self.loose
         for path, scaler in self.scalers:
             for name, value in vars(scaler).items():
@@ -190,8 +189,7 @@ class _Search:
     def _of(self, kind: type) -> list[Any]:
         found = self.found
         if issubclass(kind, nn.Module):
-            inner = [child for _, module in found.modules for _, child in _modules.within(module)]
-            return inner
+            return [inner for _, inner in _modules.within_each(found.modules)]
         stores: list[Any] = [found.optimizers, found.scalers, found.loose]
         kinds = (torch.optim.Optimizer, torch.amp.GradScaler, torch.Tensor)
         return [
@@ -219,10 +217,10 @@ class _Search:
 
     def _optimizers_in(self, path: str, module: nn.Module) -> None:
         """Optimizers that modules have as attributes: models that train themselves."""
-        for name, inner in _modules.within(module):
+        for place, inner in _modules.within_each([(path, module)]):
             for key, item in list((_introspect.own(inner) or {}).items()):
-                if _is_optimizer(item) and not any(item is known for _, known in self.found.optimizers):
-                    self._part(".".join(filter(None, (path, name, key))), item)
+                if _is_optimizer(item) and not any(item is known for known in self._of(type(item))):
+                    self._part(f"{place}.{key}", item)
 
 
 def _is_optimizer(value: Any) -> bool:

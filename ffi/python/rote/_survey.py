@@ -25,7 +25,7 @@ _Named = list[tuple[str, Any]]
 def much_code(modules: list[tuple[str, nn.Module]]) -> bool:
     """Whether modules are of an installed package other than PyTorch: then there is most often too much code in reach
     to follow it before a call has shown which of it runs."""
-    kinds = {type(inner) for _, module in modules for _, inner in _modules.within(module)}
+    kinds = {type(inner) for _, inner in _modules.within_each(modules)}
     return any(_is_of_package(kind) for kind in kinds)
 
 

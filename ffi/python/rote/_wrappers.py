@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd import graph
 from torch.nn.parallel import DistributedDataParallel
 
-from . import _fsdp, _introspect
+from . import _fsdp, _introspect, _modules
 
 _Modules = list[tuple[str, nn.Module]]
 #: The DDP modules in reach of a step, with their paths.
@@ -35,7 +35,7 @@ _CALL_REDUCERS = (graph._engine_run_backward, DistributedDataParallel._distribut
 def unsupported(modules: _Modules) -> tuple[str, str] | None:
     """A wrapper whose steps cannot be recorded, with the remedy."""
     fsdp1 = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
-    for path, module in _fsdp.inner(modules):
+    for path, module in _modules.within_each(modules):
         if _is_fused(module):
             what = f"torch.compile with the backend inductor at {path}, whose kernels are no recorded ops"
             return f"uses {what}", "apply rote.capture to the model as it is before torch.compile"
