@@ -107,7 +107,7 @@ pub fn for_each_written(plan: &Plan, instr: &Instr, mut visit: impl FnMut(ValueI
 pub fn writes_binding(plan: &Plan, instr: &Instr) -> bool {
     let mut written = false;
     for_each_written(plan, instr, |root| {
-        written |= matches!(plan.values[root as usize].def, Def::Binding(_));
+        written |= plan.is_bound(root);
     });
     written
 }

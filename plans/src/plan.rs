@@ -6,9 +6,9 @@ use crate::binding::{Binding, Constant, GradResult, Guard, Output, Scalar};
 use crate::instr::{Arg, Instr};
 use crate::mesh::{Group, Mesh};
 use crate::placement::{Placement, Spec};
-use crate::pool::{Range, StrId};
+use crate::pool::{Range, StrId, ValueId};
 use crate::strategy::{Redistribution, Strategy};
-use crate::value::Value;
+use crate::value::{Def, Value};
 
 /// What process a plan was recorded in. A plan runs only where all of it is
 /// the same.
@@ -91,6 +91,11 @@ impl Plan {
     /// Entries of the pool of ids.
     pub fn ids(&self, range: Range) -> &[u32] {
         &self.ids[range.indices()]
+    }
+
+    /// Whether a value is a tensor that exists before the run, and outlives it.
+    pub fn is_bound(&self, value: ValueId) -> bool {
+        matches!(self.values[value as usize].def, Def::Binding(_))
     }
 }
 

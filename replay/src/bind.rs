@@ -310,8 +310,7 @@ impl<P: Program> BoundPlan<P> {
         let grads = plan.grads.iter().map(|grad| grad.value);
         let grads = grads.filter(|&value| value != NONE);
         for value in outputs.chain(grads) {
-            let bound = matches!(plan.values[value as usize].def, Def::Binding(_));
-            let lasts = bound || lasting.value(value);
+            let lasts = plan.is_bound(value) || lasting.value(value);
             let fresh = !lasts && results.iter().all(|&(other, _)| other != value);
             results.push((value, fresh));
         }

@@ -104,7 +104,7 @@ impl Recorder {
         if none || META_QUESTIONS.contains(&name) && !of_data {
             return Ok(());
         }
-        self.host_read(op, None)
+        Err(self.host_read(op, None))
     }
 
     /// Refuses ops that a plan can never hold.

@@ -13,7 +13,7 @@ use hashbrown::HashSet;
 use rote_passes::liveness::{for_each_out, for_each_value, for_each_written};
 use rote_passes::reorder;
 use rote_plans::{
-    CHECK_EQUAL, CHECK_NUMBER, DType, Def, Instr, NONE, Plan, ValueId, is_check, keeps_to_arguments,
+    CHECK_EQUAL, CHECK_NUMBER, DType, Instr, NONE, Plan, ValueId, is_check, keeps_to_arguments,
 };
 
 use super::{Recorder, shadows, tensors};
@@ -100,11 +100,11 @@ impl Recorder {
     pub(super) fn question_of_data(&mut self, op: &OpEvent<'_>) -> Result<(), Refusal> {
         let check = check_of(op).filter(|_| self.may_ask);
         let Some(check) = check else {
-            return self.host_read(op, None);
+            return Err(self.host_read(op, None));
         };
         self.check_tensors(op)?;
         if self.may_be_on_its_way(op) {
-            return self.host_read(op, None);
+            return Err(self.host_read(op, None));
         }
         self.local(&check)?;
         if let Some(lasting) = self.first_lasting {
@@ -119,9 +119,7 @@ impl Recorder {
                     true => self.first_final.unwrap_or(lasting),
                     false => lasting,
                 };
-                let Err(refusal) = self.host_read(op, Some(lasting as usize)) else {
-                    return Ok(());
-                };
+                let refusal = self.host_read(op, Some(lasting as usize));
                 if self.unwaited() == 0 && self.shadowed(at).is_some() {
                     self.unless_shadowed.get_or_insert(refusal);
                     return Ok(());
@@ -148,12 +146,8 @@ impl Recorder {
             && plan.values.iter().any(|value| !value.device.is_cpu())
     }
 
-    /// Refuses a question of data. `lasting`: the instruction after which a replay cannot begin anew.
-    pub(super) fn host_read(
-        &self,
-        op: &OpEvent<'_>,
-        lasting: Option<usize>,
-    ) -> Result<(), Refusal> {
+    /// The refusal of a question of data. `lasting`: the instruction after which a replay cannot begin anew.
+    pub(super) fn host_read(&self, op: &OpEvent<'_>, lasting: Option<usize>) -> Refusal {
         let after = lasting.map_or(String::new(), |at| {
             let plan = &self.tables.plan;
             let source = self.sources.get(at).map_or("", |&line| plan.str(line));
@@ -189,8 +183,9 @@ impl Recorder {
                  PyTorch); an optimizer of your own can compute with its step counter as a tensor"
             }
         };
-        Self::refuse(
-            op,
+        Refusal::op(
+            op.name,
+            op.source,
             format!(
                 "reads a tensor on the host (in Python .item(), float(), bool(), print()): a plan cannot hold the host's \
                  use of the value{after}"
@@ -207,12 +202,13 @@ impl Recorder {
     /// Why the step can't be replayed, if it writes tensors ahead of a check and does more with them than a plan can put
     /// off until that check has passed.
     pub fn late_check(&self) -> Option<Refusal> {
+        let refusal = self.unless_shadowed.as_ref()?;
         let plan = &self.tables.plan;
         let mut late = (0..plan.instrs.len()).rev();
         let last = late.find(|at| checks(plan, &plan.instrs[*at]) && !self.ahead.contains(at))?;
         match self.shadowed(last) {
             Some(_) => None,
-            None => self.unless_shadowed.clone(),
+            None => Some(refusal.clone()),
         }
     }
 
@@ -261,7 +257,6 @@ impl Recorder {
 /// they read, and none of the others reads what they write in place.
 fn ahead(plan: &Plan, check: usize) -> Option<Vec<usize>> {
     let root = |value: ValueId| plan.values[value as usize].root;
-    let is_bound = |root: ValueId| matches!(plan.values[root as usize].def, Def::Binding(_));
     let mut needed = vec![check];
     let (mut values, mut roots) = (HashSet::new(), HashSet::new());
     let mut written = HashSet::new(); // in place, behind the instruction that is looked at
@@ -295,7 +290,7 @@ fn ahead(plan: &Plan, check: usize) -> Option<Vec<usize>> {
             Instr::Local { op, seeded, .. } => {
                 !seeded
                     && keeps_to_arguments(plan.str(*op))
-                    && !writes.iter().any(|&root| is_bound(root))
+                    && !writes.iter().any(|&root| plan.is_bound(root))
             }
             Instr::View { .. } => true,
             _ => false,
@@ -570,7 +565,7 @@ mod tests {
         }
     }
 
-    /// What is written behind the check too, or given back, or larger than a plan copies, is not put off.
+    /// What is written behind the check too, or given back, is not put off.
     #[test]
     fn what_cannot_be_put_off_is_refused() {
         let (x, state, sum) = (tensor(1, &[4]), tensor(2, &[4]), tensor(3, &[]));

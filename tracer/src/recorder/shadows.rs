@@ -9,7 +9,7 @@ use rote_passes::emit::{allocate, copy, is_contiguous, storage};
 use rote_passes::liveness::for_each_written;
 use rote_passes::{reorder, replace};
 use rote_plans::value::reach;
-use rote_plans::{Def, Instr, Marks, Plan, StrId, ValueId, keeps_to_arguments};
+use rote_plans::{Def, Instr, Marks, NONE, Plan, StrId, Value, ValueId, keeps_to_arguments};
 
 use super::failing::{is_final, lasts};
 
@@ -34,8 +34,7 @@ pub(super) fn shadowed(plan: &Plan, check: usize, agree: bool) -> Option<Vec<Val
             _ => return None,
         }
         for_each_written(plan, instr, |written| {
-            let is_bound = matches!(plan.values[written as usize].def, Def::Binding(_));
-            if is_bound && !found.contains(&written) {
+            if plan.is_bound(written) && !found.contains(&written) {
                 found.push(written);
             }
         });
@@ -52,7 +51,7 @@ pub(super) fn shadowed(plan: &Plan, check: usize, agree: bool) -> Option<Vec<Val
     let grads = plan.grads.iter().map(|grad| grad.value);
     is_free &= !outputs
         .chain(grads)
-        .filter(|&value| (value as usize) < plan.values.len())
+        .filter(|&value| value != NONE)
         .any(|value| found.contains(&root(value)));
     is_free.then_some(found)
 }
@@ -64,7 +63,7 @@ fn whole(plan: &Plan, one: ValueId) -> Option<u64> {
     let width = value.dtype.bytes()?;
     let bytes = shape.iter().product::<i64>().checked_mul(width as i64)?;
     let is_plain = value.marks == Marks::NONE && value.offset == 0;
-    let is_inside = |other: &rote_plans::Value| {
+    let is_inside = |other: &Value| {
         let dims = plan.dims(other.shape).iter().copied();
         let dims = dims.zip(plan.dims(other.strides).iter().copied());
         let width = other.dtype.bytes().unwrap_or(1);
