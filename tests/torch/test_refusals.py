@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import inputs, mesh, mlp
+from models import inputs, mesh, mlp, training
 from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, eager, over, rote_capture, run
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
@@ -526,15 +526,7 @@ def test_a_new_tensor_in_an_attribute_at_every_call(what: str) -> None:
     def script(capture: Capture) -> Calls:
         model = Keeps(4, 4) if what == "kept" else nn.utils.weight_norm(nn.Linear(4, 4))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(x: Tensor) -> Tensor:
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        return over(capture, step, inputs(20, 3, 4), state=[model, optimizer])
+        return over(capture, training(model, optimizer), inputs(20, 3, 4), state=[model, optimizer])
 
     place = r"\[0\]\.kept" if what == "kept" else r"\[0\]\.weight"
     check_refused(script, "puts a new object into", place, remedy="return a tensor in place of keeping it there")
@@ -559,14 +551,6 @@ def test_an_optimizer_that_counts_in_numbers() -> None:
     def script(capture: Capture) -> Calls:
         model = nn.Linear(4, 4)
         optimizer = CountsInNumbers(model.parameters())
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return over(capture, step, inputs(20, 3, 4), state=[model, optimizer])
+        return over(capture, training(model, optimizer), inputs(20, 3, 4), state=[model, optimizer])
 
     check_refused(script, r"param_groups\[0\]\['step'\]", "at every call", remedy=r"step\(\) outside")

@@ -17,7 +17,6 @@ import pytest
 import rote
 import torch
 
-WORD = ctypes.sizeof(ctypes.c_void_p)
 # Of PyTypeObject in CPython's `object.h`: places of functions, in words, and of tables of functions with their sizes
 # (`cpython/object.h`). Without getattro, which Python itself changes as attributes are first read.
 FUNCTIONS = [6, 8, 9, 11, 15, 16, 17, 19]  # dealloc, getattr, setattr, repr, hash, call, str, setattro

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from models import training
 from oracle import Capture, Script, check_equal
 from test_regions import check_regions
 from torch import nn
@@ -400,14 +401,7 @@ def test_a_module_with_methods_of_its_own_for_parameters(region: bool) -> None:
     def script(capture: Capture) -> Any:
         model = Renamed(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(x: torch.Tensor) -> torch.Tensor:
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
+        step = training(model, optimizer)
         if region:
             capture(model)
         else:
