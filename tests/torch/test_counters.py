@@ -336,6 +336,27 @@ def test_counters_set_between_calls_are_counted_on() -> None:
     check_equal(training(counts_samples, sets), replays=20)
 
 
+def test_a_step_that_evaluates_a_teacher_counts() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.calls = 0
+            self.model, self.teacher = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Dropout())
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.teacher.eval()
+            return (self.model(x) - self.teacher(x)).square().mean().detach()
+
+    def script(capture: Capture) -> Any:
+        trainer = Trainer()
+        captured = capture(trainer.step, state=trainer)
+        for _ in range(20):
+            yield captured(torch.randn(3, 4))
+            yield trainer.calls
+
+    check_right(script, replays=12)
+
+
 def test_a_cell_and_a_module() -> None:
     def script(capture: Capture) -> Any:
         class Counting(nn.Module):

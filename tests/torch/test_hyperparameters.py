@@ -121,6 +121,83 @@ def test_a_tuple_of_another_size(kind: str) -> None:
     check_right(training(kind, "default", "betas", change), replays=8)
 
 
+class Trainer:
+    """With methods beside the step that get at hyperparameters as any code may."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.2), nn.Linear(7, 2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.seen: list[Any] = []
+        self.logs = False
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.model(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        if self.logs:
+            self.log()
+        return loss.detach()
+
+    def log(self) -> None:
+        self.seen.append([round(group["lr"], 3) for group in self.optimizer.param_groups])
+
+    def evaluate(self, x: torch.Tensor) -> torch.Tensor:
+        self.model.eval()
+        result = self.model(x).mean()
+        self.model.train()
+        return result
+
+    def save(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def rates(self) -> str:
+        return ", ".join(f"{group['lr']:.3f}" for group in self.optimizer.param_groups)
+
+    def copied(self) -> dict[str, Any]:
+        return dict(vars(self.optimizer))
+
+
+@pytest.mark.parametrize("logging", [False, True])
+def test_methods_that_the_step_does_not_call(logging: bool) -> None:
+    def script(capture: Capture) -> Any:
+        trainer = Trainer()
+        captured = capture(trainer.step, state=trainer)
+        for i in range(40):
+            trainer.optimizer.param_groups[0]["lr"] = 0.01 * 0.95**i
+            trainer.logs = logging and i % 9 == 8
+            yield captured(torch.randn(3, 5))
+            yield trainer.rates(), list(trainer.seen), trainer.save()
+            if i % 5 == 0:
+                yield trainer.evaluate(torch.randn(3, 5))
+        return trainer.model, trainer.optimizer
+
+    check_right(script, replays=3 if logging else 24)  # what logs is not followed
+
+
+def test_a_step_that_evaluates_a_teacher() -> None:
+    def script(capture: Capture) -> Any:
+        model, teacher = nn.Linear(5, 2), nn.Sequential(nn.Linear(5, 2), nn.Dropout())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor, phase: str) -> torch.Tensor:
+            teacher.eval()
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), teacher(x).detach())
+            if phase != "eval":
+                loss.backward()
+                optimizer.step()
+            return loss.detach()
+
+        captured = capture(step, state={"model": model, "teacher": teacher, "optimizer": optimizer})
+        for i in range(40):
+            optimizer.param_groups[0]["lr"] = 0.1 * 0.95**i
+            yield captured(torch.randn(3, 5), "eval" if i % 4 == 3 else "train")
+        return model, optimizer
+
+    check_right(script, replays=25)
+
+
 def test_code_that_takes_a_tuple_apart_is_not_followed() -> None:
     """An optimizer of the user's own, which uses the tuple for more than arithmetic."""
 

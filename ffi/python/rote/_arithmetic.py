@@ -15,10 +15,10 @@ import torch
 
 from ._sources import Function, node_of
 
-# Names by which code gets at a group, or at attributes that it does not name.
+# Names by which code gets at a group, or at attributes that it does not name. (Text that code runs is read as code.)
 TOUCHING = frozenset(
-    {"param_groups", "state_dict", "__dict__", "__getstate__", "__getattribute__", "vars", "attrgetter", "eval"}
-    | {"exec", "get_objects", "get_referents", "get_referrers"}
+    {"param_groups", "state_dict", "__dict__", "__getstate__", "__getattribute__", "vars", "attrgetter"}
+    | {"get_objects", "get_referents", "get_referrers"}
 )
 # Ops that are recorded with the very numbers they are given.
 NUMERIC = frozenset(
@@ -173,7 +173,7 @@ class _Follower:
 
     def _name(self, node: ast.Name) -> Kind:
         kind = self._names.get(node.id, Kind.OTHER)
-        if node.id in TOUCHING:
+        if node.id in TOUCHING or node.id in ("eval", "exec"):
             return self._fail(node, f"{node.id} gets at hyperparameters")
         if kind == Kind.MIXED:
             self._fail(node, f"{node.id} is a hyperparameter, or something else")

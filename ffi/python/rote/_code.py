@@ -14,8 +14,8 @@ from ._identity import by_identity
 
 # With these, code asks for attributes by their text, or whether there are any.
 _ASKING = frozenset(
-    {"getattr", "hasattr", "vars", "__dict__", "globals", "locals", "eval", "exec", "attrgetter", "getattr_static"}
-    | {"dir", "__getattribute__"}
+    {"getattr", "hasattr", "vars", "__dict__", "globals", "locals", "attrgetter", "getattr_static", "dir"}
+    | {"__getattribute__"}
 )
 # These take the name of an attribute as text.
 _GETTING = frozenset({"getattr", "hasattr", "attrgetter", "__getattribute__"})
@@ -43,6 +43,7 @@ class Names:
     sees_own: bool  # the dict of an object's attributes
     computes: bool  # names of attributes
     hashes: bool  # it may go through a set, or asks for a hash: both differ among processes
+    runs_text: bool  # constants of its are code too
     runs: frozenset[str]  # by these names, it runs text that is no constant, or code of anywhere
 
 
@@ -69,7 +70,7 @@ def _names(code: types.CodeType, whole: bool) -> Names:
     while pending:
         while pending:
             pending += found.add(pending.pop())
-        if found.mentions(_RUNNING):  # what eval and exec are given
+        if found.runs_text:
             for text in found.strings[done:]:
                 try:
                     pending.append(compile(text, "<text>", "exec"))
@@ -95,6 +96,13 @@ class _Found:
     def mentions(self, names: frozenset[str]) -> bool:
         """Whether one of these is a global or an attribute in the code."""
         return not (names.isdisjoint(self._attributes) and names.isdisjoint(self._globals))
+
+    @property
+    def runs_text(self) -> bool:
+        """Whether the code names ``eval``, ``exec`` or ``compile`` of Python (not ``model.eval()``)."""
+        if not _RUNNING.isdisjoint(self._globals):
+            return True
+        return any(owner == "builtins" and name in _RUNNING for owner, name in self._pairs)
 
     def add(self, code: types.CodeType) -> list[types.CodeType]:
         """Adds the names and constants of code. Gives the code that is nested in it."""
@@ -164,11 +172,12 @@ class _Found:
             pairs=frozenset(self._pairs),
             imports=tuple(dict.fromkeys((*self._imports, *texts_of_modules))),
             texts=frozenset(texts),
-            asks=self._matches or self.mentions(_ASKING),
+            asks=self._matches or self.runs_text or self.mentions(_ASKING),
             catches=self._catches or self.mentions(frozenset({"suppress"})),
             sees_own=self.mentions(frozenset({"vars", "__dict__", "dir", "__dir__", "getmembers"})),
             computes=self._computes,
             hashes=self._hashes or self.mentions(frozenset({"set", "frozenset", "hash", "__hash__"})),
+            runs_text=self.runs_text,
             runs=frozenset(self._runs),
         )
 

@@ -25,7 +25,7 @@ _LARGE = 1 << 53  # what a plan's JSON holds exactly
 # With these, code gets at attributes that it does not name.
 _UNNAMED = frozenset(
     {"vars", "__dict__", "dir", "__dir__", "getmembers", "copy", "deepcopy", "dumps", "dump", "__getstate__"}
-    | {"__reduce__", "__reduce_ex__", "asdict", "astuple", "globals", "eval", "exec", "attrgetter"}
+    | {"__reduce__", "__reduce_ex__", "asdict", "astuple", "globals", "attrgetter"}
     | {"methodcaller", "__getattribute__", "get_referents", "get_objects", "get_referrers", "cell_contents"}
     | {"__match_args__", "format", "format_map"}
 )
@@ -98,7 +98,9 @@ class Counters:
         that run after it; ``read``: names, and paths of counters, that are known to be read."""
         functions = [*functions, *_functions_in([vars(scheduler) for scheduler in late])]
         names = [_code.names(function.__code__) for function in functions]
-        if any(not _UNNAMED.isdisjoint(each.attributes | set(each.globals)) or each.computes for each in names):
+        if any(each.computes or each.runs_text for each in names):
+            return
+        if any(not _UNNAMED.isdisjoint(each.attributes | set(each.globals)) for each in names):
             return
         by_text = any(not _BY_TEXT.isdisjoint(each.attributes | set(each.globals)) for each in names)
         texts = {text for each in names for text in each.texts} if by_text else set()

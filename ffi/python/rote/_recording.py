@@ -187,6 +187,8 @@ class Recording(Naming):
         self._reads = _reads.Reads()
         self.hidden_reads = False
         """Whether the step has got at attributes of its optimizers without naming them."""
+        self.unproven_code = False
+        """Whether hyperparameters are not followed because of what a function in reach may do with them."""
         self.schedulers = _schedulers.none()
         self.counters = _counters.Counters([], {}, [])
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
@@ -442,6 +444,9 @@ class Recording(Naming):
                 optimizers,
                 seen,
             )
+        except _uses.UnprovenCode:
+            self.unproven_code = True
+            return False
         except _uses.Unproven:
             return False
         self._tape.proven = proven

@@ -591,8 +591,8 @@ class Step:
         if recording.counters.strange:
             self.read_counters.add(recording.counters.strange)
             return False
-        if self.ran is None and recording.counters.changed():
-            self.ran = {}  # the next walk asks whether code that runs reads what the step counts
+        if self.ran is None and (recording.unproven_code or recording.counters.changed()):
+            self.ran = {}  # the next walk asks what code that runs does with hyperparameters, and with what it counts
             return False
         if left is not None and not left:
             self._others = 0

@@ -73,6 +73,10 @@ class Unproven(Exception):
     """Why a hyperparameter keeps its guard."""
 
 
+class UnprovenCode(Unproven):
+    """The same, of what a function in reach may do; the step may not run it."""
+
+
 def is_followed(code: types.CodeType, proven: frozenset[types.CodeType]) -> bool:
     """Whether arithmetic in this code is arithmetic that was proven."""
     return is_of_optimizers(code) or code in proven
@@ -188,10 +192,10 @@ def prove(
         if touching and not (touching <= _OF_SELF and reads_no_other(function, optimizers)):
             shadowing = names & _TAKEN
             if shadowing:
-                raise Unproven(f"{min(shadowing)} is the name of a function in reach")
+                raise UnprovenCode(f"{min(shadowing)} is the name of a function in reach")
             unproven = problem(function)
             if unproven is not None:
-                raise Unproven(unproven)
+                raise UnprovenCode(unproven)
             proven.update(nested(function.__code__))
     return frozenset(proven)
 
