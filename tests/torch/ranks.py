@@ -40,7 +40,8 @@ class CaseFailed(Exception):
 
 
 class EagerDied(CaseFailed):
-    """A rank was killed by PyTorch itself, without Rote, while it ran the eager side of a case.
+    """A rank was killed by PyTorch itself, without Rote, while it ran the eager side of a case, or all that did not
+    answer hung there.
 
     `ProcessGroupGloo::allgather_coalesced`, which each functional all-gather is, damages the heap when it runs beside
     another collective (PyTorch 2.15: `eager_gloo.py` beside this file shows it without Rote).
@@ -97,6 +98,8 @@ class Pool:
             pending = {c: r for r, c in enumerate(self.connections) if r not in answers}
             ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
             if not ready:
+                failed = any(kind == "fail" for kind, _ in answers.values())
+                died_in_eager |= not failed and all(in_eager(self.log(rank)).exists() for rank in pending.values())
                 for rank in pending.values():
                     waited = time.monotonic() - begin
                     answers[rank] = ("fail", f"no answer in {waited:.0f} s from {what}")
