@@ -351,8 +351,8 @@ fn changes_every_call(what: &str, hyperparameter: bool) -> Refusal {
         "call the optimizer's step() outside of the captured function, or use an optimizer that counts in tensors, as \
          PyTorch's own do"
     } else if is_object {
-        "return a tensor in place of keeping it there, or write it into a tensor that stays (copy_ in PyTorch); let other \
-         objects stay, and change what they hold; if it does not matter, leave it unguarded (ignore= in Python)"
+        "let the step not read an attribute before it sets it, or write into a tensor that stays (copy_ in PyTorch); let \
+         other objects stay, and change what they hold; if it does not matter, leave it unguarded (ignore= in Python)"
     } else {
         "make the value a tensor, or pass it as an argument if it has few values; if it does not matter, leave it \
          unguarded (ignore= in Python)"

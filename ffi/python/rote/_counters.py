@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from . import _code, _facts, _introspect
 from ._libraries import is_library_class
 from ._numbers import ATTRIBUTE, CELL, DICT_ITEM, HOST
@@ -171,13 +169,10 @@ def _counter(fact: _facts.Fact, holders: dict[int, Any], namespaces: set[int]) -
 def _is_set_plainly(owner: Any, name: str) -> bool:
     """Whether setting an attribute does nothing else, and no code of a library's class reads it."""
     kind = type(owner)
-    sets: Any = kind.__setattr__
-    if sets is not object.__setattr__ and sets is not nn.Module.__setattr__:
+    if not _introspect.sets_plainly(kind, name):
         return False
     for base in _introspect.mro(kind):
         own = _introspect.class_dict(base)
-        if hasattr(type(own.get(name)), "__set__"):
-            return False
         if base is not object and is_library_class(base):
             codes = [each.__code__ for each in own.values() if type(each) is types.FunctionType]
             if any(name in _code.names(code).attributes for code in codes):

@@ -91,6 +91,7 @@ class Attribute:
 
     holder: Any
     key: str
+    path: str
 
 
 @dataclass

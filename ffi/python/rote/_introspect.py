@@ -50,6 +50,16 @@ def can_change(kind: type) -> bool:
     return bool(_flags_of(kind) & (_HEAP | _IMMUTABLE) == _HEAP)
 
 
+def sets_plainly(kind: type, attribute: str) -> bool:
+    """Whether setting an attribute of a class's objects does nothing else. Modules set parameters, buffers and modules
+    in another way: they are no attributes of their own."""
+    sets: Any = kind.__setattr__
+    module: Any = getattr(sys.modules.get("torch.nn"), "Module", None)
+    if sets is not object.__setattr__ and sets is not getattr(module, "__setattr__", None):
+        return False
+    return not any(hasattr(type(class_dict(base).get(attribute)), "__set__") for base in mro(kind))
+
+
 def module_of(kind: type) -> str:
     """The name of the Python module that a class is from."""
     found = _module_of(kind)

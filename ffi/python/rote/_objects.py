@@ -615,7 +615,7 @@ class Objects(Walk):
     def _attribute(self, subject: str, holder: Any, key: str, item: Any, depth: int) -> None:
         before, kind = self.origin, type(holder)
         if self._leaves(kind):
-            self.origin = Attribute(holder, key)
+            self.origin = Attribute(holder, key, subject)
             if (holder, key) in self._unread:
                 self.left.append(self.origin)
                 self.origin = before

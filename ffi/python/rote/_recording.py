@@ -189,6 +189,7 @@ class Recording(Naming):
         """Whether the step has got at attributes of its optimizers without naming them."""
         self.unproven_code = False
         """Whether hyperparameters are not followed because of what a function in reach may do with them."""
+        self._kept: list[tuple[_facts.Attribute, Any]] = []  # attributes that the step has set, and nodes of the values
         self.schedulers = _schedulers.none()
         self.counters = _counters.Counters([], {}, [])
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
@@ -604,7 +605,7 @@ class Recording(Naming):
             self.schedulers.watch()
             with self.executed if self._sees_code else contextlib.nullcontext():
                 self._result = self._with_reads(_record.run(self.session, self._watch, call, seen))
-            self.unread.check()
+            self.unread.check(self._gives)
             if self.schedulers.lost_metric():
                 self._watch.refuse(
                     "Tensor.item",
@@ -614,6 +615,10 @@ class Recording(Naming):
             return _returns.plain(self._result)
         finally:
             self.close()
+
+    def _gives(self, value: Any) -> bool:
+        """Whether a plan can set an attribute to a value."""
+        return not self._step.is_region and _results.can_give(value, self._outlives)
 
     def unfollowed(self) -> Codes | None:
         """Code that the call has run and that the walk before it has not followed; None where not all was seen."""
@@ -679,19 +684,22 @@ class Recording(Naming):
         outcome: dict[str, Any] = json.loads(text)
         if "variant" in outcome:
             self._step.results[outcome["variant"]] = _results.Results(
-                structure, output_specs, self._grad_specs, self.own(), views, self.after(late), classes
+                structure, output_specs, self._grad_specs, self.own(), views, self.after(late), classes, self._puts()
             )
         return outcome
 
     def _late(self) -> list[_results.Late]:
-        """What a replay does when it has ended: it counts, sets flags of wrappers, and calls schedulers."""
+        """What a replay does when it has ended: it sets attributes, counts, sets flags of wrappers, and calls
+        schedulers."""
         counted = [_results.Late(counter.path, number=number) for counter, number in self.counters.counted()]
         calls = self.schedulers.calls
         set_ = [_results.Late(path, number=value) for path, value in self._flags.changed()]
-        return [*counted, *set_, *(_results.Late(call.path, metric=call.metric and call.metric.node) for call in calls)]
+        kept = [_results.Late(each.path, value=node) for each, node in self._kept]
+        called = [_results.Late(call.path, metric=call.metric and call.metric.node) for call in calls]
+        return [*kept, *counted, *set_, *called]
 
     def after(self, late: list[_results.Late]) -> list[_results.Act]:
-        """The same as functions. Raises ``KeyError`` for what is not in reach."""
+        """The same as functions, but for attributes. Raises ``KeyError`` for what is not in reach."""
         counters = {counter.path: counter for counter in self.counters.found}
         schedulers = {(path, _metrics.takes_metric(each)): each for path, each in self.schedulers.found}
         flags = {flag.path: flag for flag in self._flags.all}
@@ -703,7 +711,11 @@ class Recording(Naming):
                 return functools.partial(flags[each.path].put, each.number), None
             return functools.partial(counters[each.path].add, each.number), None
 
-        return [act(each) for each in late]
+        return [act(each) for each in late if each.value is None]
+
+    def _puts(self) -> list[_results.Put]:
+        """The attributes that a replay sets."""
+        return [(functools.partial(setattr, each.holder, each.key), node) for each, node in self._kept]
 
     def compare(self, variant: int) -> dict[str, Any] | None:
         """Ends the recording without a plan: the first instruction that the plan of a variant has otherwise."""
@@ -754,24 +766,19 @@ class Recording(Naming):
                     "change gradients under torch.no_grad(), and call backward() without create_graph=True",
                 )
         outputs: list[torch.Tensor] = []
-        try:
-            structure, classes = _results.encode(self._result, names, outputs, self._outlives)
-        except _results.Unsupported as problem:
-            structure, classes = {"c": None}, {}
-            self._watch.refuse(
-                "",
-                f"returns {problem}, which a plan cannot give back",
-                "return tensors, numbers, text, and tuples, lists, dicts and dataclasses of these",
-            )
+        structure, classes = self._structure(names, outputs)
         self.schedulers.hand_out(outputs)
         output_specs = []
         given = len(outputs)
         views = self._note_views(outputs)
+        attributes = {place: each.path for each, node in self._kept for place in _results.outputs_in(node)}
+        returned = _results.outputs_in(structure)
         for i, tensor in enumerate(outputs):
+            gives = f"puts into {attributes[i]}" if i in attributes and i not in returned else "returns"
             if type(tensor) not in _KINDS:
                 self._watch.refuse(
                     "",
-                    f"returns a {'view of a ' if i >= given else ''}{type(tensor).__qualname__}, a subclass of Tensor "
+                    f"{gives} a {'view of a ' if i >= given else ''}{type(tensor).__qualname__}, a subclass of Tensor "
                     "that a plan cannot give back",
                     "return a plain tensor: tensor.as_subclass(torch.Tensor)",
                 )
@@ -779,14 +786,14 @@ class Recording(Naming):
             if own:
                 self._watch.refuse(
                     "",
-                    f"returns a tensor with Python attributes ({own}), which a plan cannot give back",
+                    f"{gives} a tensor with Python attributes ({own}), which a plan cannot give back",
                     "return these values beside the tensor",
                 )
             requires_grad = tensor.requires_grad and not _views.view_of(tensor).follows
             if requires_grad and (tensor.grad_fn is None or not self._watch.used_up(tensor.grad_fn)):
                 self._watch.refuse(
                     "",
-                    f"returns a tensor ({short_text(tensor)}) with an autograd graph that no backward pass in the "
+                    f"{gives} a tensor ({short_text(tensor)}) with an autograd graph that no backward pass in the "
                     "step has used up: a replay has no graph",
                     "call backward() inside the captured function, return tensor.detach(), or capture the step "
                     "under torch.no_grad()",
@@ -815,6 +822,23 @@ class Recording(Naming):
                 "enter torch.autocast inside the captured function, or pass it cache_enabled=False",
             )
         return structure, output_specs, views, classes
+
+    def _structure(self, names: dict[int, Any], outputs: list[torch.Tensor]) -> tuple[Any, _results.Classes]:
+        """The structure of the result, and the classes in it and in what the step keeps in attributes."""
+        kept = self.unread.kept
+        values = [self._result, *map(_unread.value_of, kept)]
+        try:
+            whole, classes = _results.encode(tuple(values), names, outputs, self._outlives)
+        except _results.Unsupported as problem:
+            self._watch.refuse(
+                "",
+                f"returns {problem}, which a plan cannot give back",
+                "return tensors, numbers, text, and tuples, lists, dicts and dataclasses of these",
+            )
+            return {"c": None}, {}
+        structure, *nodes = whole["tuple"]
+        self._kept = list(zip(kept, nodes, strict=True))
+        return structure, classes
 
     def _count_writes(self) -> None:
         """Says how often the step has written each named tensor."""

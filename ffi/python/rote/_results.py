@@ -29,17 +29,21 @@ from ._views import Made, as_inference, make, of_inference
 @dataclass(frozen=True)
 class Late:
     """What a replay does when it has ended: it adds a number to the counter at a path, sets the attribute there to a
-    boolean, or calls the step of the scheduler there, with a metric (a node) if that takes one."""
+    boolean or to a value (a node), or calls the step of the scheduler there, with a metric (a node) if that takes
+    one."""
 
     path: str
     number: int | bool | None = None
     metric: Any = None
+    value: Any = None
 
     def to_json(self) -> Any:
         """As docs/plan-format.md defines it."""
         path = {"c": self.path}
         if self.number is not None:
             return {"tuple": [path, {"c": self.number}]}
+        if self.value is not None:
+            return {"tuple": [path, {"list": [self.value]}]}
         return path if self.metric is None else {"tuple": [path, {"tuple": [self.metric]}]}
 
     @staticmethod
@@ -50,6 +54,8 @@ class Late:
         path, what = node["tuple"]
         if "c" in what:
             return Late(path["c"], number=what["c"])
+        if "list" in what:
+            return Late(path["c"], value=what["list"][0])
         (metric,) = what["tuple"]
         return Late(path["c"], metric=metric)
 
@@ -59,6 +65,24 @@ class Unsupported(Exception):
 
 
 Classes = dict[tuple[str, str], type]  # of a result, by the names of their modules and their own
+
+
+def outputs_in(node: Any) -> set[int]:
+    """The places of the outputs that a node names."""
+    ((kind, value),) = node.items()
+    if kind == "t":
+        return {value}
+    parts = [part for item in value for part in item] if kind == "dict" else value if type(value) is list else [value]
+    return set().union(*(outputs_in(part) for part in parts if type(part) is dict))
+
+
+def can_give(value: Any, outlives: set[int]) -> bool:
+    """Whether a replay can make a value, as :func:`encode` has it."""
+    try:
+        encode(value, {}, [], outlives)
+    except Unsupported:
+        return False
+    return True
 
 
 def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outlives: set[int]) -> tuple[Any, Classes]:
@@ -360,6 +384,8 @@ def _placement(text: str) -> Any:
 
 # What runs when a replay has ended, and the node of the metric that it takes, if any.
 Act = tuple[Callable[..., Any], Any]
+# What sets an attribute, and the node of the value.
+Put = tuple[Callable[[Any], None], Any]
 
 
 class Results:
@@ -374,10 +400,12 @@ class Results:
         views: list[Made],
         after: list[Act],
         classes: Classes,
+        kept: list[Put],
     ) -> None:
         """``outputs``: spec (or None) and requires_grad of each; ``grads``:
         owner's path, spec (or None), and whether ``.grad`` becomes None;
-        ``after``: what runs after a replay."""
+        ``after``: what runs after a replay; ``kept``: the attributes that are set before."""
+        self._kept = kept
         self._after = after
         self._classes = classes
         self._structure = structure
@@ -393,7 +421,7 @@ class Results:
 
         #: Makes the result, where a replay leaves nothing but new tensors in tuples and lists.
         self.simply: Callable[[list[torch.Tensor]], Any] | None = None
-        if not (grads or after or views or any(requires_grad for _, requires_grad in outputs)):
+        if not (grads or after or views or kept or any(requires_grad for _, requires_grad in outputs)):
             self.simply = _maker([spec for spec, _ in outputs], structure)
 
     @property
@@ -403,10 +431,10 @@ class Results:
 
     def of_equal(self, own: Callable[[str], Any]) -> Results:
         """The same of an equal step, in which nothing runs after a replay. ``own``: finds that step's tensors."""
-        return Results(self._structure, self._outputs, self._grads, own, self._views, [], self._classes)
+        return Results(self._structure, self._outputs, self._grads, own, self._views, [], self._classes, [])
 
     def deliver(self, locals_: list[torch.Tensor], own_argument: Callable[[str], Any]) -> Any:
-        """Puts gradients where eager leaves them and returns the result."""
+        """Puts gradients where eager leaves them, sets attributes and returns the result."""
         at = len(self._outputs)
         owners = self._owners
         if owners is None:
@@ -428,9 +456,13 @@ class Results:
         for tensor, (_, requires_grad) in zip(tensors, self._outputs, strict=True):
             if requires_grad:
                 bridge().mark_replayed(tensor)
-        if self._single:
+        if self._single and not self._kept:
             return tensors[0]
-        return self._decoder(tensors, own_argument).made_of(self._structure)
+        decoder = self._decoder(tensors, own_argument)
+        result = decoder.made_of(self._structure)
+        for put, node in self._kept:
+            put(decoder.made_of(node))
+        return result
 
     def acts(self, locals_: list[torch.Tensor]) -> list[Callable[[], Any]]:
         """What is to run now that a replay has ended."""

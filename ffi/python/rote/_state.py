@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _fsdp, _introspect, _modules
+from . import _fsdp, _introspect, _modules, _unread
 from ._facts import FUNCTIONS, atom
 from ._policy import DEPTH, LARGE, MODULE_PARTS, MOST, holds_hooks, is_opaque
 
@@ -24,6 +24,8 @@ class State:
     optimizers: list[tuple[str, torch.optim.Optimizer]] = field(default_factory=list)
     loose: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     scalers: list[tuple[str, torch.amp.GradScaler]] = field(default_factory=list)
+    unread: _unread.Unread = field(default_factory=_unread.Unread)
+    """Attributes in which no tensor is part of the state."""
     as_it_is: bool = False
     """Whether parameters are those that stand in the modules now, even where FSDP2 has gathered them."""
 
@@ -53,7 +55,7 @@ class State:
         if not self.as_it_is:
             yield from _fsdp.gathered(self.modules)
         for path, inner in _modules.within_each(self.modules):
-            yield from _attributes(path, inner)
+            yield from _attributes(path, inner, self.unread)
         yield from self.loose
         for path, scaler in self.scalers:
             for name, value in vars(scaler).items():
@@ -86,13 +88,13 @@ def _unique(path: str, owner: int, known: dict[str, int]) -> str:
     return name
 
 
-def _attributes(path: str, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _attributes(path: str, module: nn.Module, unread: _unread.Unread) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that are attributes of a module and neither parameters nor buffers, in tuples, lists and dicts too. One
-    with a graph is none of the state: it is left from a call."""
+    with a graph is none of the state: it is left from a call. So is one in an attribute that the step does not read."""
     pending = [
         (f"{path}.{name}", value)
         for name, value in reversed((_introspect.own(module) or {}).items())
-        if name not in MODULE_PARTS and not holds_hooks(str(name))
+        if name not in MODULE_PARTS and not holds_hooks(str(name)) and (module, name) not in unread
     ]
     above: set[int] = set()
     while pending:
@@ -118,11 +120,11 @@ def _text(key: Any) -> str:
     return repr(key) if type(key) in (str, int, float, bool, type(None)) else f"a {_introspect.name(type(key))}"
 
 
-def collect(state: Any, *, as_it_is: bool) -> State:
+def collect(state: Any, unread: _unread.Unread, *, as_it_is: bool) -> State:
     """Flattens ``state=``: modules, optimizers, GradScalers and tensors, in dicts, lists, tuples and the attributes of
     objects. Entries of dicts, lists and tuples come first, then the attributes and slots of objects, level by level.
-    ``as_it_is``: as :class:`State` has it."""
-    search = _Search(as_it_is)
+    ``unread`` and ``as_it_is``: as :class:`State` has them."""
+    search = _Search(State(unread=unread, as_it_is=as_it_is))
     search.given("", state)
     search.attributes()
     found, known = search.found, dict[str, int]()
@@ -135,8 +137,9 @@ def collect(state: Any, *, as_it_is: bool) -> State:
 class _Search:
     """Looks for modules, optimizers, GradScalers and tensors."""
 
-    def __init__(self, as_it_is: bool = False) -> None:
-        self.found = State(as_it_is=as_it_is)
+    def __init__(self, found: State) -> None:
+        """``found``: what is to be filled."""
+        self.found = found
         self._seen: dict[int, Any] = {}  # which keep their addresses
         self._objects: collections.deque[tuple[str, Any, int]] = collections.deque()
 
@@ -167,7 +170,7 @@ class _Search:
             self._seen[id(value)] = value
             skip = ("param_groups", "state", "defaults") if _is_optimizer(value) else ()
             for name, item in _attributes_of(value):
-                if name not in skip:
+                if name not in skip and (value, name) not in self.found.unread:
                     self._held(f"{path}.{name}" if path else name, item, depth + 1)
 
     def _held(self, path: str, value: Any, depth: int) -> None:
@@ -253,7 +256,7 @@ def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _holds_state(value: Any) -> bool:
     """Whether an object holds a part of a state at all."""
-    search = _Search()
+    search = _Search(State())
     search._objects.append(("", value, 0))
     search.attributes()
     found = search.found

@@ -180,7 +180,8 @@ class Step:
         self.passes = passes if isinstance(passes, str) else ",".join(passes) or "none"
         self.function = fn
         self._given_state = state
-        self.state = _state.collect(state, as_it_is=self.is_region)
+        self.unread = _unread.Unread()
+        self.state = self._state_now()
         self.label = ""  # how people know it, if not by the function's name
         self._strict = strict
         self._verify = verify + _UNSETTLED if verify else 0
@@ -207,7 +208,6 @@ class Step:
         self._off = False  # for good: every call runs eagerly
         self.kept_tensors = False  # the last recording left tensors that outlived it
         self.read_schedulers: list[Any] = []  # whose numbers the step has read
-        self.unread = _unread.Unread()
         self.hides_reads = False  # the step gets at attributes of its optimizers without naming them
         self.missed_by_schedulers: frozenset[str] = frozenset()  # what the step has asked them for, and they have not
         self.read_counters: set[str] = set()  # paths of numbers that the step does more with than count
@@ -642,6 +642,8 @@ class Step:
             given = [*plan["outputs"], *(grad for grad in plan["grads"] if not grad["none"])]
             specs = [None if each["spec"] is None else _results.StoredSpec(each["spec"], examples) for each in given]
             structure, late, _ = _results.from_json(plan["result"])
+            if any(each.value is not None for each in late):
+                raise _Untrusted("it sets attributes, and only a recording tells that nothing reads them before")
             recording.after(late)
             try:
                 return specs, _results.classes_in(structure, recording.known())
@@ -676,6 +678,7 @@ class Step:
             views,
             recording.after(late),
             classes,
+            [],
         )
         self.results[variant] = results
         self._acts = results.acts(locals_)
@@ -707,7 +710,11 @@ class Step:
     def _look_for_state(self) -> None:
         """Finds the state anew: objects in it may hold other modules and tensors than before."""
         with contextlib.suppress(TypeError):
-            self.state = _state.collect(self._given_state, as_it_is=self.is_region)
+            self.state = self._state_now()
+
+    def _state_now(self) -> _state.State:
+        unread = _unread.Unread() if self.is_region else self.unread  # places in the state of a region stay
+        return _state.collect(self._given_state, unread, as_it_is=self.is_region)
 
     def _verified(self, args: Any, kwargs: Any) -> Any:
         """Runs a call beside eager, if all ranks replay it: a rank that runs it once would not answer the

@@ -1,10 +1,13 @@
-"""Attributes that change between calls and that the step does not read: ``trainer.state.epoch``.
+"""Attributes that change between calls and that the step does not read: ``trainer.state.epoch``, ``self.last_loss``.
 
 A step that is a method of a trainer has the whole trainer in reach: counters of steps, logs, rates of optimizers that
 run elsewhere. Where the value of an attribute, or what lies behind it, was another one at the recording before, the
 recording sees every read of that attribute, in whatever code. If there is none, the attribute gets no guard from then
 on, and each later recording sees its reads too. No replay depends on it: a step that reads it would have to take
 another way through the code, by another value, which is guarded.
+
+A step may set such an attribute (``self.aux_loss = ...``), and read after that what it has set. A plan gives what the
+step has set as one more result, and a replay sets the attribute to it.
 
 Reads are seen of objects of ordinary classes in Python only. Where code that runs may read an attribute unseen
 (``object.__getattribute__``, descriptors, the garbage collector), every attribute is guarded.
@@ -15,7 +18,7 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -58,6 +61,7 @@ class Unread:
     def __init__(self) -> None:
         self._left = _Places()
         self._read = _Places()
+        self._kept = _Places()  # which plans set
         self._before: dict[Any, str] = {}  # what each fact of the last recording has expected
         self._sees = True
 
@@ -92,6 +96,15 @@ class Unread:
             self._read.add(each)
             self._left.remove(each)
 
+    def keep(self, found: Iterable[_facts.Attribute]) -> None:
+        """Plans set attributes."""
+        for each in found:
+            self._kept.add(each)
+
+    def kept(self) -> list[_facts.Attribute]:
+        """The attributes that plans set."""
+        return self._kept.all()
+
     def is_blind(self) -> None:
         """Guards every attribute from now on, since not all reads can be seen."""
         self._sees = False
@@ -103,20 +116,26 @@ class _Places:
     """Attributes of objects, which it does not keep alive."""
 
     def __init__(self) -> None:
-        self._holders: dict[tuple[int, str], weakref.ref[Any]] = {}
+        self._holders: dict[tuple[int, str], tuple[weakref.ref[Any], str]] = {}  # and their paths
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def __contains__(self, place: tuple[Any, str]) -> bool:
         found = self._holders.get((id(place[0]), place[1]))
-        return found is not None and found() is place[0]
+        return found is not None and found[0]() is place[0]
 
     def add(self, attribute: _facts.Attribute) -> None:
-        self._holders[id(attribute.holder), attribute.key] = weakref.ref(attribute.holder)
+        place = id(attribute.holder), attribute.key
+        self._holders[place] = weakref.ref(attribute.holder), attribute.path
 
     def remove(self, attribute: _facts.Attribute) -> None:
         self._holders.pop((id(attribute.holder), attribute.key), None)
+
+    def all(self) -> list[_facts.Attribute]:
+        """Those whose objects are alive."""
+        found = ((holder(), key, path) for (_, key), (holder, path) in self._holders.items())
+        return [_facts.Attribute(holder, key, path) for holder, key, path in found if holder is not None]
 
 
 class Watched:
@@ -136,6 +155,10 @@ class Watched:
         self._values: list[Any] = []  # what they were before the step
         self._all: Mapping[int, dict[str, _facts.Attribute]] = {}
         self._read: set[tuple[int, str]] = set()
+        self._set: set[tuple[int, str]] = set()
+        self._plain: set[tuple[int, str]] = set()  # where setting an attribute does nothing else
+        self.kept: list[_facts.Attribute] = []
+        """Those that the step has set without reading what they were before, to what a plan can give."""
         self.blind = bool(left or changed) and (reads_unseen or not _are_seen([*left, *changed], functions))
         """Whether code may read them unseen."""
 
@@ -145,24 +168,43 @@ class Watched:
             return
         found: dict[int, dict[str, _facts.Attribute]] = {}
         for each in (*self._left, *self._changed):
-            self._values.append(_value(each))
+            self._values.append(value_of(each))
             found.setdefault(id(each.holder), {})[each.key] = each
         self._all = found
         for names in found.values():
-            reads.watch(next(iter(names.values())).holder, self._reads)
+            holder = next(iter(names.values())).holder
+            self._plain.update((id(holder), key) for key in names if _introspect.sets_plainly(type(holder), key))
+        for names in found.values():
+            holder = next(iter(names.values())).holder
+            reads.watch(holder, self._reads)
+            reads.watch_writes(holder, self._sets)
 
     def _reads(self, holder: Any, name: str) -> None:
         names = self._all[id(holder)]
         if name in names:
-            self._read.add((id(holder), name))
+            if (id(holder), name) not in self._set:
+                self._read.add((id(holder), name))
         elif name in BY_ANOTHER_NAME and sys._getframe(2).f_code not in _OF_MODULES:
             self._read.update((id(holder), key) for key in names)
 
-    def check(self) -> None:
-        """Notes what the step has set."""
-        for each, value in zip((*self._left, *self._changed), self._values, strict=False):  # none where it is blind
-            if _value(each) is not value:
-                self._read.add((id(each.holder), each.key))
+    def _sets(self, holder: Any, name: str, deletes: bool) -> None:
+        if name not in self._all[id(holder)]:
+            return
+        if deletes:  # which raises where there is none
+            self._reads(holder, name)
+        self._set.add((id(holder), name))
+
+    def check(self, gives: Callable[[Any], bool]) -> None:
+        """Notes what the step has set. ``gives``: whether a plan can give a value."""
+        for each, before in zip((*self._left, *self._changed), self._values, strict=False):  # none where it is blind
+            place, value = (id(each.holder), each.key), value_of(each)
+            is_set = place in self._set
+            if place in self._read or not (is_set or value is not before):
+                continue
+            if is_set and place in self._plain and value is not _facts.ABSENT and gives(value):
+                self.kept.append(each)
+            else:
+                self._read.add(place)
         self._values.clear()
 
     def judge(self, unread: Unread) -> bool:
@@ -175,11 +217,12 @@ class Watched:
         others = [each for each in self._changed if each not in read]
         unread.guard(read)
         unread.leave(others)
+        unread.keep(self.kept)
         return not others and not any(each in read for each in self._left)
 
     def forget(self) -> None:
         """Lets go of everything."""
-        self._left, self._changed, self._all, self._values = [], [], {}, []
+        self._left, self._changed, self._all, self._values, self.kept = [], [], {}, [], []
 
 
 def _are_seen(attributes: list[_facts.Attribute], functions: list[types.FunctionType]) -> bool:
@@ -194,7 +237,8 @@ def _are_seen(attributes: list[_facts.Attribute], functions: list[types.Function
     return True
 
 
-def _value(attribute: _facts.Attribute) -> Any:
+def value_of(attribute: _facts.Attribute) -> Any:
+    """What an attribute holds."""
     return (_introspect.own(attribute.holder) or {}).get(attribute.key, _facts.ABSENT)
 
 

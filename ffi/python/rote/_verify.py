@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from . import _containers, _ranks
+from . import _containers, _ranks, _unread
 from ._specs import local_of
 from ._state import State
 
 
 @dataclass
 class Snapshot:
-    """Copies of everything that a step may write, and what was returned."""
+    """Copies of everything that a step may write, and what it has returned and put into attributes."""
 
     tensors: dict[str, tuple[torch.Tensor, torch.Tensor]]
     grads: dict[str, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
@@ -37,9 +37,11 @@ class Snapshot:
             if t.is_leaf
         }
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        given = [("result", result), *((each.path, _unread.value_of(each)) for each in state.unread.kept())]
         returned = [
             (path, local_of(leaf).detach().clone() if isinstance(leaf, torch.Tensor) else leaf)
-            for path, leaf in _leaves("result", result)
+            for whole, value in given
+            for path, leaf in _leaves(whole, value)
         ]
         return Snapshot(tensors, grads, returned, torch.get_rng_state(), cuda)
 

@@ -1,0 +1,455 @@
+"""A step that keeps something in an attribute at every call: a replay leaves there what eager leaves."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from oracle import ORACLE_ONLY, Capture, check_equal, check_equal_with_each, check_right
+from test_unread import LOOKS, NAME
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+CALLS = 30
+
+
+class Trainer:
+    other: Any = None
+
+    def __init__(self) -> None:
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.1), nn.Linear(6, 2))
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01)
+        self.kept: Any = None
+        self.before = torch.zeros(2)
+
+    def train(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.optimizer.zero_grad()
+        y = self.net(x)
+        loss = y.square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach(), y
+
+
+def of_a_tensor(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = loss
+
+
+def of_the_result(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = loss
+    return loss
+
+
+def of_a_used_graph(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = y
+    return loss
+
+
+def of_two_names(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = trainer.other = y.detach()
+    return loss
+
+
+def of_a_view(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.other = y.detach()
+    trainer.kept = trainer.other[:, :1]
+    return trainer.other
+
+
+def of_a_parameter(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = trainer.net[0].weight
+    return loss
+
+
+def of_a_view_of_a_parameter(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = trainer.net[0].weight.detach()[:2]
+    return loss
+
+
+def of_an_argument(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = x
+    return loss
+
+
+def of_a_dict(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = {"loss": loss, "size": x.shape[0], "parts": [y.detach(), (loss, None)]}
+    return trainer.kept
+
+
+def of_a_list_in_two_places(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = trainer.other = [loss]
+    return loss
+
+
+def of_a_constant(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = "trained"
+    return loss
+
+
+def of_a_gradient(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = trainer.net[0].weight.grad
+    return loss
+
+
+def set_twice(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = y.detach()
+    trainer.kept = trainer.kept.exp() + loss
+    return trainer.kept.sum()
+
+
+def set_by_text(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    setattr(trainer, "".join(["ke", "pt"]), loss)
+    return loss
+
+
+def accumulated(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.before = trainer.before.detach() * 0.9 + loss
+    return loss
+
+
+def taken_away(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = y
+    del trainer.kept
+    trainer.kept = loss
+    return loss
+
+
+def set_through_a_property(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.doubled = loss  # type: ignore[attr-defined]
+    return loss
+
+
+def set_in_the_dict(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.__dict__["kept"] = loss
+    return loss
+
+
+def set_by_object(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    object.__setattr__(trainer, "kept", loss)
+    return loss
+
+
+# Those that do not replay read the attribute before they set it, or set it unseen.
+KEEPS: dict[Callable[..., Any], bool] = {
+    of_a_tensor: True,
+    of_the_result: True,
+    of_a_used_graph: True,
+    of_two_names: True,
+    of_a_view: True,
+    of_a_parameter: True,
+    of_a_view_of_a_parameter: True,
+    of_an_argument: True,
+    of_a_dict: True,
+    of_a_list_in_two_places: True,
+    of_a_constant: True,
+    of_a_gradient: True,
+    set_twice: True,
+    set_by_text: True,
+    taken_away: True,
+    set_through_a_property: True,
+    accumulated: False,
+    set_in_the_dict: False,
+    set_by_object: False,
+}
+
+
+class WithProperty(Trainer):
+    @property
+    def doubled(self) -> Any:
+        return self.kept
+
+    @doubled.setter
+    def doubled(self, value: Any) -> None:
+        self.kept = value * 2
+
+
+def nothing(trainer: Trainer, i: int) -> None: ...
+
+
+def takes_away(trainer: Trainer, i: int) -> None:
+    if i % 3 == 0 and "kept" in vars(trainer):
+        del trainer.kept
+
+
+def resets(trainer: Trainer, i: int) -> None:
+    if i % 4 == 2:
+        trainer.kept = trainer.other = None
+
+
+def puts_another(trainer: Trainer, i: int) -> None:
+    if i % 4 == 2:
+        trainer.kept = torch.full((3,), float(i))
+
+
+def writes(trainer: Trainer, i: int) -> None:
+    if isinstance(trainer.kept, Tensor) and not trainer.kept.requires_grad and i % 3 == 1:
+        trainer.kept.mul_(2)
+
+
+def goes_over_to_evaluation(trainer: Trainer, i: int) -> None:
+    trainer.net.train(i % 5 != 4)
+
+
+BETWEEN = [nothing, takes_away, resets, puts_another, writes, goes_over_to_evaluation]
+
+
+def aliases(trainer: Trainer, result: Any) -> list[bool]:
+    kept = getattr(trainer, "kept", None)
+    return [kept is result, kept is trainer.other, kept is trainer.net[0].weight, kept is trainer.net[0].weight.grad]
+
+
+def script_of(keeps: Callable[..., Any], between: Callable[[Trainer, int], None], **options: Any) -> Any:
+    def script(capture: Capture) -> Any:
+        trainer = WithProperty()
+
+        def step(x: Tensor) -> Any:
+            loss, y = trainer.train(x)
+            return keeps(trainer, loss, y, x)
+
+        captured = capture(step, state=trainer, **options)
+        again = torch.randn(3, 4)
+        for i in range(CALLS):
+            between(trainer, i)
+            x = again if i in (5, 6, 7, 20) else torch.randn(3, 4)
+            result = captured(x)
+            yield result, getattr(trainer, "kept", 0), trainer.other, aliases(trainer, result)
+        return trainer.net, trainer.optimizer, getattr(trainer, "kept", 0), trainer.other
+
+    return script
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("keeps", KEEPS)
+def test_keeps(keeps: Callable[..., Any], between: Callable[[Trainer, int], None]) -> None:
+    replays = 0
+    if KEEPS[keeps] and not (between is writes and keeps in (of_a_view_of_a_parameter, of_an_argument)):
+        replays = 12
+    check_right(script_of(keeps, between), replays=replays)
+
+
+@pytest.mark.parametrize("options", [{"verify": 8}, {"verify_every": 3}, {"passes": "none"}, {"passes": "all"}])
+@pytest.mark.parametrize("keeps", [keeps for keeps, replays in KEEPS.items() if replays])
+def test_settings(keeps: Callable[..., Any], options: dict[str, Any]) -> None:
+    check_right(script_of(keeps, nothing, **options), replays=12)
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize("keeps", [of_a_tensor, of_a_dict, of_a_view])
+def test_stored_plans(keeps: Callable[..., Any], trust: bool, tmp_path: Any) -> None:
+    for _ in range(3):
+        found = check_right(script_of(keeps, resets, plans=tmp_path, trust_plans=trust), replays=12)
+        if not ORACLE_ONLY:
+            assert not found.steps[0].stats.refusals
+
+
+class Looks(Trainer):
+    """Reads the attribute in some way, before it is set or after."""
+
+    def __init__(self, look: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.look = look
+
+    def step(self, x: Tensor, first: bool) -> Any:
+        loss, _ = self.train(x)
+        if first:
+            loss = loss + self.look(self)
+        setattr(self, NAME, loss)
+        return loss if first else loss + self.look(self)
+
+
+def read(way: Callable[[Any], Any], one: Any) -> Any:
+    try:
+        found = way(one)
+    except Exception as error:
+        return len(str(type(error)))
+    return found if isinstance(found, Tensor) else 1
+
+
+# Those of dataclasses apart, and those that tell whether an object has a dict of its own yet.
+OTHERS = ("repr", "format", "asdict", "history", "referents", "referents, renamed")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", [name for name in LOOKS if name not in OTHERS])
+def test_reads(name: str, first: bool) -> None:
+    def script(capture: Capture) -> Any:
+        one = Looks(functools.partial(read, LOOKS[name]))
+        captured = capture(one.step, state=one)
+        for _ in range(CALLS):
+            yield captured(torch.randn(3, 4), first)
+        return one.net
+
+    check_right(script)
+
+
+@dataclasses.dataclass
+class Counted:
+    """Setting an attribute does something else too."""
+
+    sets: int = 0
+    kept: Any = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        object.__setattr__(self, "sets", vars(self).get("sets", 0) + 1)
+
+
+class Slots:
+    __slots__ = ("kept",)
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: Any = None
+        self.register_buffer("buffer", torch.zeros(()))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", [Counted, Slots, Holder])
+@pytest.mark.parametrize("name", ["kept", "buffer"])
+def test_holders(kind: Any, name: str) -> None:
+    if name == "buffer" and kind is not Holder:
+        pytest.skip("only a module has buffers")
+
+    def script(capture: Capture) -> Any:
+        trainer, holder = Trainer(), kind()
+
+        def step(x: Tensor) -> Any:
+            loss, _ = trainer.train(x)
+            setattr(holder, name, loss)
+            return loss
+
+        captured = capture(step, state=[trainer, holder] if kind is Holder else trainer)
+        for _ in range(CALLS):
+            yield captured(torch.randn(3, 4)), getattr(holder, name), getattr(holder, "sets", 0)
+
+    check_right(script, replays=20 if kind is Holder and name == "kept" else 0)
+
+
+@pytest.mark.parametrize("by", ["argument", "data"])
+def test_a_branch_that_keeps(by: str) -> None:
+    def script(capture: Capture) -> Any:
+        trainer = Trainer()
+
+        def step(x: Tensor, keep: bool) -> Any:
+            loss, y = trainer.train(x)
+            if keep if by == "argument" else bool(x[0, 0] > 0):
+                trainer.kept = y.detach()
+            return loss
+
+        captured = capture(step, state=trainer)
+        for i in range(60):
+            yield captured(torch.randn(3, 4), i % 3 == 0), trainer.kept
+        return trainer.net
+
+    check_right(script, replays=30)
+
+
+def test_a_scheduler_reads_what_is_kept() -> None:
+    def script(capture: Capture) -> Any:
+        trainer = Trainer()
+        rates: list[float] = []
+
+        def rate(epoch: int) -> float:
+            rates.append(-1.0 if trainer.kept is None else float(trainer.kept))
+            return 0.99**epoch
+
+        scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, rate)
+
+        def step(x: Tensor) -> Any:
+            loss, _ = trainer.train(x)
+            trainer.kept = loss
+            scheduler.step()
+            return loss
+
+        captured = capture(step, state=trainer)
+        for _ in range(CALLS):
+            yield captured(torch.randn(3, 4)), list(rates)
+        return trainer.net
+
+    check_right(script)
+
+
+def test_a_graph_that_is_not_used_up_is_refused() -> None:
+    def script(capture: Capture) -> Any:
+        trainer = Trainer()
+
+        def step(x: Tensor) -> Any:
+            loss, _ = trainer.train(x)
+            trainer.kept = trainer.net[0].weight[:2]
+            return loss
+
+        captured = capture(step, state=trainer)
+        for _ in range(12):
+            yield captured(torch.randn(3, 4)), trainer.kept
+
+    with pytest.warns(UserWarning, match="puts into closure.*kept a tensor .* with an autograd graph"):
+        check_right(script)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("how", ["weight norm", "spectral norm", "prune", "aux loss"])
+def test_modules_that_compute_their_weights(how: str) -> None:
+    class Experts(nn.Linear):
+        aux: Any = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            self.aux = y.square().mean()
+            return y
+
+    def script(capture: Capture) -> Any:
+        kind = Experts if how == "aux loss" else nn.Linear
+        model = nn.Sequential(kind(4, 6), nn.Tanh(), kind(6, 6), nn.Tanh(), kind(6, 1))
+        for layer in (model[0], model[2]):
+            if how == "weight norm":
+                nn.utils.weight_norm(layer)
+            elif how == "spectral norm":
+                nn.utils.spectral_norm(layer)
+            elif how == "prune":
+                prune.l1_unstructured(layer, "weight", 0.3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            if how == "aux loss":
+                loss = loss + 0.1 * sum(layer.aux for layer in model if isinstance(layer, Experts))
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        captured = capture(step, state=[model, optimizer])
+        for i in range(32):
+            yield captured(torch.randn(3, 4)), model[0].weight, getattr(model[2], "aux", 0)
+            if i % 6 == 5:
+                model.eval()
+                with torch.no_grad():
+                    yield model(torch.ones(2, 4))
+                model.train()
+        return model, optimizer
+
+    check_equal_with_each(script, replays=20)
+
+
+def test_a_cell_of_a_recurrent_step_is_an_argument() -> None:
+    def script(capture: Capture) -> Any:
+        trainer = Trainer()
+        cell = nn.GRUCell(4, 4)
+
+        def step(x: Tensor, hidden: Tensor) -> Any:
+            trainer.kept = cell(x, hidden).detach()
+            return trainer.train(trainer.kept)[0]
+
+        captured = capture(step, state=[trainer, cell])
+        trainer.kept = torch.zeros(3, 4)
+        for _ in range(CALLS):
+            yield captured(torch.randn(3, 4), trainer.kept), trainer.kept
+        return trainer.net
+
+    check_equal(script, replays=20)
