@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from oracle import ORACLE_ONLY, Capture, check_equal, check_equal_with_each, check_right
 from test_unread import LOOKS, NAME
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import prune
 
 CALLS = 30
@@ -451,5 +457,66 @@ def test_a_cell_of_a_recurrent_step_is_an_argument() -> None:
         for _ in range(CALLS):
             yield captured(torch.randn(3, 4), trainer.kept), trainer.kept
         return trainer.net
+
+    check_equal(script, replays=20)
+
+
+class Routed(nn.Module):
+    """A block that keeps what it balances by, as routers of experts do, and its output."""
+
+    aux: Any = None
+    output: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x).relu()
+        self.output = self.down(hidden)
+        self.aux = self.output.square().mean()
+        return x + self.output
+
+
+def data_parallel(model: nn.Sequential) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def sharded(model: nn.Sequential) -> nn.Module:
+    for block in model:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def tensor_parallel(model: nn.Sequential) -> nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel(output_layouts=Shard(0), use_local_output=False)}
+    for block in model:
+        parallelize_module(block, mesh, plan)
+    return model
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("wraps", [data_parallel, sharded, tensor_parallel])
+def test_of_ranks(wraps: Callable[[nn.Sequential], nn.Module]) -> None:
+    def script(capture: Capture) -> Any:
+        blocks = nn.Sequential(Routed(), Routed())
+        model = wraps(blocks)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        replicated = [Replicate()]
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            if wraps is tensor_parallel:
+                x = distribute_tensor(x, blocks[0].up.weight.device_mesh, replicated)
+            loss = model(x).square().mean() + 0.1 * sum(block.aux for block in blocks)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        captured = capture(step, state=[model, optimizer])
+        for i in range(32):
+            yield captured(torch.randn(4, 8) + i), [(block.aux, block.output) for block in blocks]
+        return model, optimizer
 
     check_equal(script, replays=20)
