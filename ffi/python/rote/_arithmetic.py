@@ -48,31 +48,34 @@ class Kind(enum.Enum):
 _HELD = frozenset({Kind.NUMBER, Kind.GROUP, Kind.GROUPS, Kind.MIXED})  # kinds that must not go anywhere unseen
 
 
-_checked: dict[types.CodeType, str | None] = {}
+_checked: dict[tuple[types.CodeType, bool], str | None] = {}
 
 
-def problem(function: types.FunctionType) -> str | None:
-    """What a function may do with hyperparameters that is not proven to be arithmetic, if there is something."""
+def problem(function: types.FunctionType, returns: bool) -> str | None:
+    """What a function may do with hyperparameters that is not proven to be arithmetic, if there is something.
+    ``returns``: it may return them, in places of tuples, lists and dicts that are written there."""
     code = function.__code__
     own = function.__globals__
     if own.get("torch", torch) is not torch or any(hasattr(builtins, name) for name in own.keys() & _BUILTINS):
         return f"{function.__qualname__} names another torch, or replaces built-in functions"
-    if code not in _checked:
-        _checked[code] = f"{function.__qualname__} names param_groups, and its source is not known"
+    key = code, returns
+    if key not in _checked:
+        _checked[key] = f"{function.__qualname__} names param_groups, and its source is not known"
         if (node := node_of(code)) is not None:
             try:
-                _checked[code] = _Follower(node).check()
+                _checked[key] = _Follower(node, returns).check()
             except RecursionError:
-                _checked[code] = f"{function.__qualname__} is nested too deep"
-    return _checked[code]
+                _checked[key] = f"{function.__qualname__} is nested too deep"
+    return _checked[key]
 
 
 class _Follower:
     """Follows what a function does with hyperparameters, whatever the order of its
     statements: a name is what any of its assignments makes it."""
 
-    def __init__(self, node: Function) -> None:
+    def __init__(self, node: Function, returns: bool) -> None:
         self._node = node
+        self._returns = returns
         self._names: dict[str, Kind] = {
             each.id: Kind.UNKNOWN
             for each in ast.walk(node)
@@ -322,6 +325,26 @@ class _Follower:
             return Kind.PARAMETERS
         return Kind.OTHER
 
+    def _returned(self, node: ast.expr | None) -> None:
+        """An expression that is returned, or stands in a place of what is."""
+        match node:
+            case ast.Tuple(elts=items) | ast.List(elts=items) if self._returns:
+                for item in items:
+                    self._returned(item)
+            case ast.Dict() if self._returns:
+                for key, value in zip(node.keys, node.values, strict=True):
+                    self._plain(key)
+                    self._returned(value) if key is not None else self._plain(value)
+            case ast.ListComp(elt=item, generators=[ast.comprehension(ifs=[]) as over]) if self._returns:
+                self._loop(over.target, over.iter)
+                self._returned(item)
+            case None:
+                pass
+            case _:
+                kind = self._kind(node)
+                if kind in _HELD and not (self._returns and kind == Kind.NUMBER):
+                    self._fail(node, "a hyperparameter goes where it cannot be followed")
+
     # -- statements ----------------------------------------------------------------
 
     def _function(self, node: Function) -> None:
@@ -334,11 +357,14 @@ class _Follower:
         if isinstance(node, ast.Lambda):
             self._plain(node.body)
             return
+        returns = self._returns
+        self._returns = returns and node is self._node
         if node is not self._node:
             self._name_is(node.name, Kind.OTHER)
             for decorator in node.decorator_list:
                 self._plain(decorator)
         self._body(node.body)
+        self._returns = returns
 
     def _body(self, statements: list[ast.stmt]) -> None:
         for statement in statements:
@@ -382,7 +408,7 @@ class _Follower:
                     if self._names.get(name) in _HELD:
                         self._fail(node, f"{name} outlives the call")
             case ast.Return():
-                self._plain(node.value)
+                self._returned(node.value)
             case ast.Expr():
                 self._kind(node.value)
             case ast.Assert():

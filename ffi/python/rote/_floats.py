@@ -37,6 +37,7 @@ from ._numbers import (
     FLOAT_SUB,
     NO_INDEX,
 )
+from ._returns import Read
 from ._uses import is_followed
 
 _EXACT = 1 << 53  # integers beyond this are not all floats
@@ -141,6 +142,15 @@ def _plain(value: Any) -> Any:
         parts = tuple(map(_plain, value))
         return value if all(map(operator.is_, parts, value)) else parts
     return value
+
+
+def in_result(value: Any) -> Read | None:
+    """What gives a hyperparameter, or a number that follows from some, as a result: a tensor that an op makes of it."""
+    if not isinstance(value, TracedFloat) or value._of_tensor or value._tape.session is None:
+        return None
+    if type(value._plain) is not float:
+        return None
+    return Read(torch.ones((), dtype=torch.float64, device="cpu").mul(value), value._plain)
 
 
 def returned(value: Any, depth: int = 0) -> Any:

@@ -765,8 +765,14 @@ class Watch:
         self._states.clear()
 
 
-def run(session: Any, watch: Watch, step: Callable[[], Any], seen: Seen | None = None) -> Any:
-    """Runs the step under every observer."""
+def run(
+    session: Any,
+    watch: Watch,
+    step: Callable[[], Any],
+    returns: Callable[[Any], Any],
+    seen: Seen | None = None,
+) -> Any:
+    """Runs the step under every observer. ``returns`` is given its result, and gives what stands for it."""
     for name in _IN_MEMORY:
         bridge().tell_of(name)
     recorder = _Recorder(session, watch, seen)
@@ -776,7 +782,7 @@ def run(session: Any, watch: Watch, step: Callable[[], Any], seen: Seen | None =
         Meshes(watch.refuse, in_step, unrecorded).patches(stack, _patched)
         check(lib.rote_record_observe(session, recorder))
         stack.callback(bridge().observe_no_more)
-        return step()
+        return returns(step())
 
 
 def survivors(session: Any, thorough: bool) -> int:

@@ -444,6 +444,7 @@ class Recording(Naming):
                 walk.iterators,
                 optimizers,
                 seen,
+                _returns.code_of(self._step.function),
             )
         except _uses.UnprovenCode:
             self.unproven_code = True
@@ -514,6 +515,11 @@ class Recording(Naming):
             return read
         self._floats_read.append(read)
         return read.value
+
+    def _with_numbers(self, result: Any) -> Any:
+        """The result with reads of tensors, which ops make of them, in the places of the hyperparameters that the step
+        returns."""
+        return _returns.replaced(result, lambda part: _floats.in_result(part) or part)
 
     def _with_reads(self, result: Any) -> Any:
         """The result with reads in the places of floats that the step has read only to return them."""
@@ -604,7 +610,9 @@ class Recording(Naming):
             self.unread.watch(self._reads)
             self.schedulers.watch()
             with self.executed if self._sees_code else contextlib.nullcontext():
-                self._result = self._with_reads(_record.run(self.session, self._watch, call, seen))
+                result = _record.run(self.session, self._watch, call, self._with_numbers, seen)
+                self._result = self._with_reads(result)
+                del result
             self.unread.check(self._gives)
             if self.schedulers.lost_metric():
                 self._watch.refuse(

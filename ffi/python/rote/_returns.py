@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
@@ -22,6 +23,7 @@ from ._frames import TORCH
 from ._identity import by_identity
 from ._sources import node_of
 
+_DEFERRED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Functions of PyTorch that call the captured function and return what it returns, such as `torch.no_grad()`.
 _PASSING = f"{TORCH}utils/_contextlib.py"
 
@@ -60,6 +62,23 @@ def how_returned(frame: types.FrameType, step: Any, runner: types.CodeType) -> s
     return how if how != AS_FLOAT or frame.f_globals.get("float", float) is float else ""
 
 
+def code_of(function: Any) -> types.CodeType | None:
+    """The code whose result a call of a captured function gives, if nobody sees it before the caller; none of a
+    generator."""
+    while True:
+        if type(function) is functools.partial:
+            function = function.func
+        elif type(function) is types.MethodType:
+            function = function.__func__
+        elif type(function) is not types.FunctionType:
+            return None
+        elif function.__code__.co_filename == _PASSING:
+            function = inspect.getclosurevars(function).nonlocals.get("func")
+        else:
+            code = function.__code__
+            return None if code.co_flags & _DEFERRED else code
+
+
 def _runs(function: Any, code: types.CodeType) -> bool:
     """Whether calling a function runs code and gives what this returns to the caller, and to nobody else (a cache)."""
     while type(function) is functools.partial:
@@ -80,7 +99,7 @@ def _returned_calls(code: types.CodeType) -> dict[Any, str]:
 
 
 def _found(code: types.CodeType) -> Iterator[tuple[Any, str]]:
-    if code.co_flags & (0x20 | 0x80 | 0x200):  # a generator, a coroutine
+    if code.co_flags & _DEFERRED:
         return
     node = node_of(code)
     if node is None:
@@ -190,6 +209,11 @@ def _position(node: ast.expr | None) -> Any:
 def plain(result: Any) -> Any:
     """A result with the numbers in their places."""
     return _with(result, lambda part: part.value if isinstance(part, Read) else part)
+
+
+def replaced(result: Any, new: Callable[[Any], Any]) -> Any:
+    """A result with other parts in the places of tuples, lists and dicts."""
+    return _with(result, new)
 
 
 def placed(result: Any, reads: list[Read]) -> Any:

@@ -15,7 +15,7 @@ such code:
   hyperparameters may be added, subtracted, multiplied, divided and raised to powers, among
   themselves and with numbers that are written there; compared with such numbers,
   which a recording sees; combined with parameters of a group and what follows
-  from these; and given to the ops below. The source must be that of the code
+  from these; given to the ops below; and returned by the captured function. The source must be that of the code
   that runs: it is compiled again and compared.
 
 What is not proven keeps its guard: a new value is a miss, and a plan of its own.
@@ -170,10 +170,11 @@ def prove(
     iterators: list[Any],
     optimizers: list[torch.optim.Optimizer],
     seen: bool,
+    returning: types.CodeType | None,
 ) -> frozenset[types.CodeType]:
     """The code that was proven to follow hyperparameters, of the user's. ``readable`` comes from the function of
     that name, ``names_of(code)`` says what code names. ``seen``: it will be seen who reads the dicts of the
-    optimizers. Raises :class:`Unproven`."""
+    optimizers. ``returning``: the code that may return hyperparameters. Raises :class:`Unproven`."""
     if aliases:
         raise Unproven(f"{aliases[0]} holds a group of the optimizer")
     for why in filter(None, readable.values()):
@@ -193,7 +194,7 @@ def prove(
             shadowing = names & _TAKEN
             if shadowing:
                 raise UnprovenCode(f"{min(shadowing)} is the name of a function in reach")
-            unproven = problem(function)
+            unproven = problem(function, function.__code__ is returning)
             if unproven is not None:
                 raise UnprovenCode(unproven)
             proven.update(nested(function.__code__))
