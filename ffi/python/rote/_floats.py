@@ -75,6 +75,12 @@ class TracedFloat(float):
     _of_tensor: bool  # whether it depends on what a tensor holds
     _plain: float  # what it stands for, which may be NumPy's
 
+    def __getattr__(self, name: str) -> Any:
+        """Of one that other code has made, as ``type(rate)(0.1)`` does: it stands for itself."""
+        if name not in TracedFloat.__slots__:
+            raise AttributeError(f"'float' object has no attribute '{name}'")
+        return {"_tape": _CLOSED, "_of_tensor": False, "_plain": float.__pos__(self), "_index": 0}[name]
+
     def __neg__(self) -> float:
         return cast(float, _derive(self, FLOAT_NEG, float.__neg__(self), self, None, sys._getframe(1)))
 
@@ -105,6 +111,9 @@ class TracedFloat(float):
     def conjugate(self) -> float:
         _pin(self)
         return self._plain
+
+
+_CLOSED = Tape(None, frozenset(), lambda *_: None)
 
 
 def _replace(escaped: list[TracedFloat]) -> None:

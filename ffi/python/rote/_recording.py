@@ -431,7 +431,7 @@ class Recording(Naming):
 
     def _follows(self, walk: Reach, given: Set[int]) -> bool:
         """Whether hyperparameters can be followed: all that the step does with them is seen."""
-        if not self._readable:
+        if not self._readable or self._step.ran == {}:  # no code is known yet
             return False
         optimizers = [optimizer for _, optimizer in self._step.state.optimizers]
         seen = not self._step.hides_reads and all(map(_reads.is_plain, optimizers))

@@ -170,11 +170,11 @@ def prove(
     iterators: list[Any],
     optimizers: list[torch.optim.Optimizer],
     seen: bool,
-    returning: types.CodeType | None,
+    captured: types.CodeType | None,
 ) -> frozenset[types.CodeType]:
     """The code that was proven to follow hyperparameters, of the user's. ``readable`` comes from the function of
     that name, ``names_of(code)`` says what code names. ``seen``: it will be seen who reads the dicts of the
-    optimizers. ``returning``: the code that may return hyperparameters. Raises :class:`Unproven`."""
+    optimizers. ``captured``: the code of the captured function, which may return hyperparameters. Raises :class:`Unproven`."""
     if aliases:
         raise Unproven(f"{aliases[0]} holds a group of the optimizer")
     for why in filter(None, readable.values()):
@@ -191,12 +191,14 @@ def prove(
     for function in functions:
         touching = set(_touches(names_of(function.__code__))) - unnamed
         if touching and not (touching <= _OF_SELF and reads_no_other(function, optimizers)):
+            runs = function.__code__ is captured
+            kind = Unproven if runs else UnprovenCode
             shadowing = names & _TAKEN
             if shadowing:
-                raise UnprovenCode(f"{min(shadowing)} is the name of a function in reach")
-            unproven = problem(function, function.__code__ is returning)
+                raise kind(f"{min(shadowing)} is the name of a function in reach")
+            unproven = problem(function, returns=runs)
             if unproven is not None:
-                raise UnprovenCode(unproven)
+                raise kind(unproven)
             proven.update(nested(function.__code__))
     return frozenset(proven)
 
