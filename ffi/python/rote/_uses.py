@@ -174,7 +174,8 @@ def prove(
 ) -> frozenset[types.CodeType]:
     """The code that was proven to follow hyperparameters, of the user's. ``readable`` comes from the function of
     that name, ``names_of(code)`` says what code names. ``seen``: it will be seen who reads the dicts of the
-    optimizers. ``captured``: the code of the captured function, which may return hyperparameters. Raises :class:`Unproven`."""
+    optimizers. ``captured``: the code of the captured function, which may return hyperparameters. Raises
+    :class:`Unproven`."""
     if aliases:
         raise Unproven(f"{aliases[0]} holds a group of the optimizer")
     for why in filter(None, readable.values()):
