@@ -103,6 +103,44 @@ def only_sometimes(x: Tensor) -> Any:
     return x
 
 
+def in_a_named_dict(x: Tensor) -> Any:
+    logs = {"sum": x.sum().item(), "parts": [x[0].item(), (x[1].item(), None)]}
+    return logs
+
+
+def in_a_dict_that_is_filled(x: Tensor) -> Any:
+    logs: dict[Any, Any] = {}
+    logs["sum"] = x.sum().item()
+    for i, part in enumerate(x.split(2)):
+        logs["part", i] = part.sum().item()
+        if i:
+            logs[i] = [float(part.mean()), x]
+    return logs, x * 2
+
+
+def in_a_list_that_is_filled(x: Tensor) -> Any:
+    found: list[Any] = []
+    others = [x.max().item()]
+    for part in x:
+        others.append(part.item())
+        others.append({"float": float(part)})
+    others[0] = x.min().item()
+    return others, found
+
+
+def in_comprehensions(x: Tensor) -> Any:
+    parts = {"a": x.sum(), "b": x.mean()}
+    kept = [[value.item() for value in part] for part in x.split(2)]
+    return {name: value.item() for name, value in parts.items()}, [float(value) for value in x if value.ndim < 1], kept
+
+
+class Meters:
+    def step(self, x: Tensor) -> Any:
+        losses = {"first": x.norm(), "second": x.abs().sum()}
+        total = sum(losses.values())
+        return total.item(), {f"loss/{key}": value.detach().item() for key, value in losses.items()}
+
+
 def read_before_a_write(x: Tensor) -> Any:
     y = x.clone()
     value = y.sum().item()
@@ -147,6 +185,12 @@ FOLLOWED: dict[str, Callable[[Tensor], Any]] = {
     "beside_names_of_methods": beside_names_of_methods,
     "last_of_a_loop": last_of_a_loop,
     "only_sometimes": only_sometimes,
+    "in_a_named_dict": in_a_named_dict,
+    "in_a_dict_that_is_filled": in_a_dict_that_is_filled,
+    "in_a_list_that_is_filled": in_a_list_that_is_filled,
+    "in_comprehensions": in_comprehensions,
+    "in_a_comprehension": lambda x: [each.item() for each in x if each.ndim < 5],
+    "of_meters": Meters().step,
     "read_before_a_write": read_before_a_write,
     "decorated": decorated,
 }
@@ -160,6 +204,9 @@ def of_inputs(step: Callable[..., Any]) -> Script:
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_returned(name: str) -> None:
     check_equal(of_inputs(FOLLOWED[name]), replays=7)
+
+
+KEPT: dict[str, Any] = {}
 
 
 @functools.lru_cache
@@ -293,7 +340,72 @@ def kept_by_a_wrapper() -> Callable[..., Any]:
     return wrap(helper)
 
 
+def read_again_from_a_dict(x: Tensor) -> Any:
+    logs = {}
+    logs["sum"] = x.sum().item()
+    return logs, logs["sum"] * 2
+
+
+def filled_under_two_names(x: Tensor) -> Any:
+    logs: dict[str, Any] = {}
+    others = logs
+    logs["sum"] = x.sum().item()
+    return logs, dict(others)
+
+
+def added_to_in_a_dict(x: Tensor) -> Any:
+    logs = {"sum": x.sum().item()}
+    logs["sum"] += 1
+    return logs
+
+
+def filled_by_an_argument(x: Tensor, logs: Any = KEPT) -> Any:
+    logs["sum"] = x.sum().item()
+    if x.ndim > 5:
+        logs = {}
+    return logs
+
+
+def filled_and_counted(x: Tensor) -> Any:
+    parts = []
+    for each in x:
+        parts.append(each.item())
+    return parts, max(parts)
+
+
+def filled_and_seen_inside(x: Tensor) -> Any:
+    logs = {"sum": x.sum().item()}
+    return logs, [logs["sum"] * each for each in range(2)]
+
+
+def filled_and_looked_through(x: Tensor) -> Any:
+    logs = {"sum": x.sum().item()}
+    for key in logs:
+        x = x * logs[key]
+    return logs, x
+
+
+def filled_in_a_class(x: Tensor) -> Any:
+    logs = {"sum": x.sum().item()}
+
+    class Inner:
+        doubled = logs["sum"] * 2
+
+    return logs, Inner.doubled
+
+
 REFUSED: dict[str, Callable[[Tensor], Any]] = {
+    "read_again_from_a_dict": read_again_from_a_dict,
+    "filled_under_two_names": filled_under_two_names,
+    "added_to_in_a_dict": added_to_in_a_dict,
+    "filled_by_an_argument": filled_by_an_argument,
+    "filled_and_counted": filled_and_counted,
+    "filled_and_seen_inside": filled_and_seen_inside,
+    "filled_and_looked_through": filled_and_looked_through,
+    "filled_in_a_class": filled_in_a_class,
+    "sum_of_a_comprehension": lambda x: sum([each.item() for each in x]),
+    "keys_of_a_comprehension": lambda x: {each.item(): 1 for each in x},
+    "condition_of_a_comprehension": lambda x: [1 for each in x if each.item() > 0],
     "cached_sum": cached_sum,
     "cached_inside": cached_inside,
     "printed_too": printed_too,
@@ -304,7 +416,6 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "chosen": lambda x: x.sum().item() or x,
     "as_a_key": lambda x: {x.sum().item(): 1},
     "spread": lambda x: {**{"a": 1}, "b": x.sum().item()},
-    "in_a_list": lambda x: [each.item() for each in x],
     "float_of_a_whole_number_read": lambda x: float((x * 1e6).long().sum().item()),
     "float_computed": lambda x: float(x.sum()) * 2,
     "by_a_float_of_its_own": by_a_float_of_its_own,
@@ -320,7 +431,6 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "by_another_item": by_another_item,
     "by_a_float_of_a_closure": by_a_float_of_a_closure(),
 }
-KEPT: dict[str, Any] = {}
 
 
 @pytest.mark.ranks(1)

@@ -94,10 +94,29 @@ def from_a_generator(train: Train, optimizer: Optimizer) -> Step:
     return step
 
 
-def in_a_kept_dict(train: Train, optimizer: Optimizer) -> Step:
+def in_a_named_dict(train: Train, optimizer: Optimizer) -> Step:
     def step(x: Tensor) -> Any:
         found = {"rate": optimizer.param_groups[0]["lr"]}
         return train(x), found
+
+    return step
+
+
+def in_a_dict_that_is_read(train: Train, optimizer: Optimizer) -> Step:
+    def step(x: Tensor) -> Any:
+        found = {"rate": optimizer.param_groups[0]["lr"]}
+        return train(x), math.sqrt(found["rate"])
+
+    return step
+
+
+def in_a_dict_that_is_filled(train: Train, optimizer: Optimizer) -> Step:
+    def step(x: Tensor) -> Any:
+        logs: dict[str, Any] = {"rate": optimizer.param_groups[0]["lr"]}
+        logs["loss"] = train(x).item()
+        for i, group in enumerate(optimizer.param_groups):
+            logs[f"rate {i}"] = group["lr"] * 100
+        return logs
 
     return step
 
@@ -131,7 +150,9 @@ STEPS: dict[Callable[..., Any], int] = {
     in_c: 0,
     from_a_function_inside: 0,
     from_a_generator: 0,
-    in_a_kept_dict: 0,
+    in_a_named_dict: 30,
+    in_a_dict_that_is_filled: 30,
+    in_a_dict_that_is_read: 0,
     as_a_key: 0,
     by_another_function: 0,
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from . import _return_places
 from ._sources import Function, node_of
 
 # Names by which code gets at a group, or at attributes that it does not name. (Text that code runs is read as code.)
@@ -63,7 +64,7 @@ def problem(function: types.FunctionType, returns: bool) -> str | None:
         _checked[key] = f"{function.__qualname__} names param_groups, and its source is not known"
         if (node := node_of(code)) is not None:
             try:
-                _checked[key] = _Follower(node, returns).check()
+                _checked[key] = _Follower(node, code, returns).check()
             except RecursionError:
                 _checked[key] = f"{function.__qualname__} is nested too deep"
     return _checked[key]
@@ -73,9 +74,10 @@ class _Follower:
     """Follows what a function does with hyperparameters, whatever the order of its
     statements: a name is what any of its assignments makes it."""
 
-    def __init__(self, node: Function, returns: bool) -> None:
+    def __init__(self, node: Function, code: types.CodeType, returns: bool) -> None:
         self._node = node
         self._returns = returns
+        self._filled = frozenset(_return_places.filled_by(node, code) if returns else ())
         self._names: dict[str, Kind] = {
             each.id: Kind.UNKNOWN
             for each in ast.walk(node)
@@ -371,6 +373,13 @@ class _Follower:
             self._statement(statement)
 
     def _statement(self, node: ast.stmt) -> None:
+        into = _return_places.filled(node)
+        if into is not None and into[0].id in self._filled:
+            self._name_is(into[0].id, Kind.OTHER)
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+                self._plain(node.targets[0].slice)
+            self._returned(into[1])
+            return
         match node:
             case ast.Assign():
                 for target in node.targets:

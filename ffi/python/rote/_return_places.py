@@ -1,0 +1,208 @@
+"""Expressions of a function whose values nothing but its caller gets: they stand in a ``return``, or go into variables
+and containers that the function only returns.
+
+    logs = {"loss": loss.item()}
+    logs["norm"] = norm.item()
+    return logs, [part.item() for part in parts]
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any, TypeGuard
+
+from ._identity import by_identity
+from ._sources import Function, node_of
+
+AS_IT_IS = "as it is"
+AS_FLOAT = "as a float"
+#: Kinds of code that gives its result later, or piece by piece.
+DEFERRED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_COMPREHENSIONS = ("<listcomp>", "<dictcomp>")  # functions of their own until Python 3.11
+_Position = tuple[int, int | None, int, int | None]
+
+
+def how_returned(frame: types.FrameType) -> str:
+    """How the result of the call that a frame makes now is returned, if that is all that the frame's function does with
+    it: :data:`AS_IT_IS`, or :data:`AS_FLOAT`. Otherwise empty."""
+    positions = list(frame.f_code.co_positions())
+    at = frame.f_lasti // 2
+    return _calls(function_of(frame).f_code).get(positions[at], "") if at < len(positions) else ""
+
+
+def function_of(frame: types.FrameType) -> types.FrameType:
+    """The frame of the function that a comprehension stands in, or the frame itself."""
+    while frame.f_code.co_name in _COMPREHENSIONS and frame.f_back is not None:
+        if not any(part is frame.f_code for part in frame.f_back.f_code.co_consts):
+            break
+        frame = frame.f_back
+    return frame
+
+
+@by_identity
+def _calls(code: types.CodeType) -> dict[Any, str]:
+    """Where, in the source of a function, calls stand whose results it only returns, and how."""
+    return dict(_found(code))
+
+
+def _found(code: types.CodeType) -> Iterator[tuple[_Position, str]]:
+    node = None if code.co_flags & DEFERRED else node_of(code)
+    if node is None:
+        return
+    returned = list(_returned(node))
+    inside = [const for const in code.co_consts if type(const) is types.CodeType]
+    has_own_float = any("float" in (*c.co_varnames, *c.co_cellvars, *c.co_freevars) for c in (code, *inside))
+    assigned = (place for value in _assigned(node, code, returned) for place in _places(value))
+    filled = (place for values in filled_by(node, code).values() for value in values for place in _places(value))
+    for place in (*returned, *assigned, *filled):
+        if _is_item(place):
+            yield _position(place), AS_IT_IS
+        elif _is_float(place) and not has_own_float:
+            yield _position(place), AS_FLOAT
+            if len(place.args) == 1 and _is_item(place.args[0]):
+                yield _position(place.args[0]), AS_FLOAT
+
+
+def _returned(node: Function) -> Iterator[ast.expr]:
+    """The expressions whose values a function returns, as its result or in a place of it."""
+    if isinstance(node, ast.Lambda):
+        yield from _places(node.body)
+        return
+    pending: list[ast.AST] = list(ast.iter_child_nodes(node))
+    while pending:
+        each = pending.pop()
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            continue
+        if isinstance(each, ast.Return):
+            if each.value is not None:
+                yield from _places(each.value)
+            continue
+        pending.extend(ast.iter_child_nodes(each))
+
+
+def _places(value: ast.expr) -> Iterator[ast.expr]:
+    """What a value is made of, where tuples, lists, dicts and comprehensions of these are written there."""
+    pending = [value]
+    while pending:
+        match pending.pop():
+            case ast.Tuple(elts=items) | ast.List(elts=items):
+                pending += items
+            case ast.Dict(keys=keys, values=items):
+                pending += items if None not in keys else ()
+            case ast.IfExp(body=one, orelse=other):
+                pending += (one, other)
+            case ast.ListComp(elt=item) | ast.DictComp(value=item):
+                pending.append(item)
+            case place:
+                yield place
+
+
+# By these, code gets at its own variables without their names: as names of functions, and of attributes.
+_SEES_VARIABLES = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "stack"})
+_OF_FRAMES = frozenset({"_getframe", "currentframe", "f_locals", "tb_frame"})
+
+
+def _sees_variables(node: ast.AST) -> bool:
+    return (isinstance(node, ast.Name) and node.id in _SEES_VARIABLES) or (
+        isinstance(node, ast.Attribute) and node.attr in _OF_FRAMES
+    )
+
+
+def _own_names(code: types.CodeType) -> set[str]:
+    """Variables of a function that no function inside sees."""
+    return set(code.co_varnames).difference(code.co_cellvars)
+
+
+def _assigned(node: Function, code: types.CodeType, returned: list[ast.expr]) -> Iterator[ast.expr]:
+    """The expressions whose values go into variables that the function does nothing with from then on but return
+    them."""
+    every = list(ast.walk(node))
+    if any(map(_sees_variables, every)):
+        return
+    own = _own_names(code)
+    in_places = set(map(id, returned))
+    repeated = {id(inner) for each in every if isinstance(each, ast.For | ast.While) for inner in ast.walk(each)}
+    last_uses: dict[str, tuple[int, int]] = {}  # in the text
+    assignments: list[tuple[ast.stmt, list[ast.expr], ast.expr]] = []
+
+    def uses(name: str, at: ast.expr | ast.stmt) -> None:
+        last_uses[name] = max(last_uses.get(name, (0, 0)), (at.lineno, at.col_offset))
+
+    for each in every:
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load) and id(each) not in in_places:
+            uses(each.id, each)
+        elif isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name):
+            uses(each.target.id, each)
+        elif isinstance(each, ast.Assign):
+            assignments.append((each, each.targets, each.value))
+        elif isinstance(each, ast.AnnAssign) and each.value is not None:
+            assignments.append((each, [each.target], each.value))
+
+    def only_returns(name: ast.expr, since: ast.stmt) -> bool:
+        if not isinstance(name, ast.Name) or name.id not in own:
+            return False
+        last = last_uses.get(name.id)
+        end = since.end_lineno or 0, since.end_col_offset or 0
+        return last is None or (last < end and id(since) not in repeated)
+
+    for statement, targets, value in assignments:
+        pairs = [(targets, value)]
+        if isinstance(value, ast.Tuple) and len(targets) == 1 and isinstance(targets[0], ast.Tuple):
+            names, values = targets[0].elts, value.elts
+            starred = any(isinstance(each, ast.Starred) for each in (*names, *values))
+            pairs = [] if starred else [([name], item) for name, item in zip(names, values, strict=False)]
+        for into, item in pairs:
+            if all(only_returns(name, statement) for name in into):
+                yield item
+
+
+def filled_by(node: Function, code: types.CodeType) -> dict[str, list[ast.expr]]:
+    """Lists and dicts that a function makes, fills and returns, and does nothing else with: the values that it puts
+    there, by the names of its variables."""
+    every = list(ast.walk(node))
+    if any(map(_sees_variables, every)):
+        return {}
+    given = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    given += bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    own = _own_names(code).difference(code.co_varnames[:given])
+    known = {id(place) for place in _returned(node)}
+    made: set[str] = set()
+    values: dict[str, list[ast.expr]] = {}
+    for each in every:
+        into = filled(each)
+        if into is not None:
+            name, value = into
+            known.add(id(name))
+            values.setdefault(name.id, []).append(value)
+            if isinstance(name.ctx, ast.Store):
+                made.add(name.id)
+    others = {each.id for each in every if isinstance(each, ast.Name) and id(each) not in known}
+    return {name: values[name] for name in made & own - others}
+
+
+def filled(statement: ast.AST) -> tuple[ast.Name, ast.expr] | None:
+    """The variable that a statement makes a list or dict, or puts a value into, and what it puts there."""
+    match statement:
+        case (
+            ast.Assign(targets=[ast.Name() as name], value=ast.Dict() | ast.List() as value)
+            | ast.AnnAssign(target=ast.Name() as name, value=ast.Dict() | ast.List() as value)
+            | ast.Assign(targets=[ast.Subscript(value=ast.Name() as name)], value=value)
+            | ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name() as name, attr="append"), args=[value], keywords=[]))
+        ):
+            return name, value
+    return None
+
+
+def _is_float(node: ast.expr) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "float"
+
+
+def _is_item(node: ast.expr) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item"
+
+
+def _position(node: ast.expr) -> _Position:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
