@@ -89,6 +89,13 @@ def of_a_list_in_two_places(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor
     return loss
 
 
+def of_a_tuple_in_many_places(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    pair = loss, y.detach()
+    trainer.kept = pair
+    trainer.other = [pair, {"pair": (1, pair), ("a", 1): pair}, ()]
+    return pair
+
+
 def of_a_constant(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
     trainer.kept = "trained"
     return loss
@@ -150,6 +157,7 @@ KEEPS: dict[Callable[..., Any], bool] = {
     of_a_dict: True,
     of_a_list_in_two_places: True,
     of_a_constant: True,
+    of_a_tuple_in_many_places: True,
     of_a_gradient: True,
     set_twice: True,
     set_by_text: True,
@@ -203,7 +211,14 @@ BETWEEN = [nothing, takes_away, resets, puts_another, writes, goes_over_to_evalu
 
 def aliases(trainer: Trainer, result: Any) -> list[bool]:
     kept = getattr(trainer, "kept", None)
-    return [kept is result, kept is trainer.other, kept is trainer.net[0].weight, kept is trainer.net[0].weight.grad]
+    inner = trainer.other[0] if type(trainer.other) is list else None
+    return [
+        kept is result,
+        kept is inner,
+        kept is trainer.other,
+        kept is trainer.net[0].weight,
+        kept is trainer.net[0].weight.grad,
+    ]
 
 
 def script_of(keeps: Callable[..., Any], between: Callable[[Trainer, int], None], **options: Any) -> Any:

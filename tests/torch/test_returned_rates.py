@@ -1,5 +1,6 @@
 """Steps that return their learning rate, as many do to log it."""
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -220,3 +221,167 @@ def test_settings(made: Callable[..., Any], options: dict[str, Any]) -> None:
 def test_stored_plans(tmp_path: Any) -> None:
     for trust in (False, False, True, True):
         check_right(training(in_a_dict, keeps, plans=tmp_path, trust_plans=trust), replays=30)
+
+
+Made = Callable[[Train, Optimizer, Any], Step]
+
+
+def last_rate(train: Train, optimizer: Optimizer, scheduler: Any) -> Step:
+    def step(x: Tensor) -> Any:
+        loss = train(x)
+        scheduler.step()
+        return {"loss": loss.item(), "lr": scheduler.get_last_lr()[0]}
+
+    return step
+
+
+def last_rates(train: Train, optimizer: Optimizer, scheduler: Any) -> Step:
+    def step(x: Tensor) -> Any:
+        loss = train(x)
+        scheduler.step()
+        logs: dict[str, Any] = {"all": scheduler.get_last_lr()}
+        logs["loss"] = loss
+        logs["last"] = scheduler.get_last_lr()[-1]
+        return logs
+
+    return step
+
+
+def of_a_group(train: Train, optimizer: Optimizer, scheduler: Any) -> Step:
+    def step(x: Tensor) -> Any:
+        loss = train(x)
+        scheduler.step()
+        decay = optimizer.param_groups[1]["weight_decay"]
+        return loss, (optimizer.param_groups[0]["lr"], optimizer.param_groups[-1]["initial_lr"]), decay
+
+    return step
+
+
+def other_entries(train: Train, optimizer: Optimizer, scheduler: Any) -> Step:
+    def step(x: Tensor) -> Any:
+        loss = train(x)
+        scheduler.step()
+        return loss, optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["betas"]
+
+    return step
+
+
+def without_a_call(train: Train, optimizer: Optimizer, scheduler: Any) -> Step:
+    def step(x: Tensor) -> Any:
+        rate = scheduler.get_last_lr()[0]
+        return train(x), rate
+
+    return step
+
+
+def before_the_call(train: Train, optimizer: Optimizer, scheduler: Any) -> Step:
+    def step(x: Tensor) -> Any:
+        rate = scheduler.get_last_lr()[0]
+        loss = train(x)
+        scheduler.step()
+        return loss, rate
+
+    return step
+
+
+def between_two_calls(train: Train, optimizer: Optimizer, scheduler: Any) -> Step:
+    def step(x: Tensor) -> Any:
+        loss = train(x)
+        scheduler.step()
+        rate = optimizer.param_groups[0]["lr"]
+        scheduler.step()
+        return loss, rate
+
+    return step
+
+
+def called_at_the_end(train: Train, optimizer: Optimizer, scheduler: Any) -> Step:
+    def step(x: Tensor) -> Any:
+        with contextlib.ExitStack() as stack:
+            stack.callback(scheduler.step)
+            return train(x), scheduler.get_last_lr()[0]
+
+    return step
+
+
+def used_too(train: Train, optimizer: Optimizer, scheduler: Any) -> Step:
+    def step(x: Tensor) -> Any:
+        loss = train(x)
+        scheduler.step()
+        rate = scheduler.get_last_lr()[0]
+        return loss, math.sqrt(rate), rate
+
+    return step
+
+
+def entry_by_name(train: Train, optimizer: Optimizer, scheduler: Any) -> Step:
+    key = "".join(["l", "r"])
+
+    def step(x: Tensor) -> Any:
+        loss = train(x)
+        scheduler.step()
+        return loss, optimizer.param_groups[0][key]
+
+    return step
+
+
+LAST: dict[Made, int] = {last_rate: 28, last_rates: 28, of_a_group: 28, without_a_call: 28}
+LAST |= dict.fromkeys(
+    [other_entries, before_the_call, between_two_calls, called_at_the_end, used_too, entry_by_name], 0
+)
+schedulers = torch.optim.lr_scheduler
+SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
+    "cosine": lambda optimizer: schedulers.CosineAnnealingLR(optimizer, 90),
+    "one cycle": lambda optimizer: schedulers.OneCycleLR(optimizer, [0.1, 0.2], total_steps=100),
+    "lambda": lambda optimizer: schedulers.LambdaLR(optimizer, lambda epoch: 0.97**epoch),
+    "sequence": lambda optimizer: schedulers.SequentialLR(
+        optimizer,
+        [schedulers.LinearLR(optimizer, total_iters=5), schedulers.ExponentialLR(optimizer, 0.95)],
+        milestones=[5],
+    ),
+}
+
+
+def scheduled(made: Made, name: str, **options: Any) -> Any:
+    def script(capture: Capture) -> Any:
+        model = nn.Linear(5, 2)
+        groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.02}]
+        optimizer = torch.optim.AdamW(groups, lr=0.01)
+        scheduler = SCHEDULERS[name](optimizer)
+
+        def train(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        captured = capture(made(train, optimizer, scheduler), state=[model, optimizer], **options)
+        for i in range(40):
+            if i in (20, 27):
+                optimizer.param_groups[0]["lr"] = 0.003
+            if made is without_a_call and i % 2:
+                scheduler.step()
+            yield captured(torch.randn(3, 5)), scheduler.get_last_lr(), optimizer.param_groups[0]["lr"]
+        return model, optimizer
+
+    return script
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("made", LAST)
+def test_rates_of_schedulers(made: Made, name: str) -> None:
+    check_right(scheduled(made, name), replays=LAST[made])
+
+
+@pytest.mark.parametrize("options", [{"verify": 8}, {"verify_every": 3}, {"passes": "none"}, {"passes": "all"}])
+@pytest.mark.parametrize("made", [last_rates, of_a_group])
+def test_rates_of_schedulers_in_settings(made: Made, options: dict[str, Any]) -> None:
+    check_right(scheduled(made, "cosine", **options), replays=20)
+
+
+@pytest.mark.parametrize("made", [last_rates, of_a_group])
+def test_rates_of_schedulers_and_stored_plans(made: Made, tmp_path: Any) -> None:
+    for trust in (False, False, True, True):
+        check_right(scheduled(made, "cosine", plans=tmp_path, trust_plans=trust), replays=28)

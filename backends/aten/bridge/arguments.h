@@ -104,6 +104,7 @@ class Call {
 
   // The storages and tensors of the captured state, to see arguments that alias it.
   // Numbers stay: what is said again after others were added has the number that it had.
+  // A weak reference keeps the address of a storage that is gone from being another's.
   void add_state(const uint64_t* storages, const uint64_t* objects, uint32_t n) {
     for (uint32_t i = 0; i < n; ++i) {
       bool is_new = state_.emplace(storages[i], state_.size()).second;
@@ -111,7 +112,10 @@ class Call {
       const at::Tensor& tensor = THPVariable_Unpack(reinterpret_cast<PyObject*>(objects[i]));
       state_roots_.emplace(address(root_of(tensor).unsafeGetTensorImpl()), state_roots_.size());
       state_counters_.emplace(counter_of(tensor), state_counters_.size());
-      auto extent = is_new ? extent_of(local_tensor(reinterpret_cast<PyObject*>(objects[i]))) : std::nullopt;
+      if (!is_new) continue;
+      at::Tensor local = local_tensor(reinterpret_cast<PyObject*>(objects[i]));
+      if (local.has_storage()) state_storages_.push_back(local.storage().getWeakStorageImpl());
+      auto extent = extent_of(local);
       if (!extent) continue;
       state_extents_.push_back(*extent);
       foreign_state_ |= extent->foreign;
@@ -395,6 +399,7 @@ class Call {
   std::unordered_map<uint64_t, uint32_t> state_counters_;
   uint64_t world_ = 0;
   std::vector<Value> values_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> state_storages_;
   std::vector<Extent> state_extents_;
   std::vector<Extent> extents_;  // of the leaves
   bool foreign_state_ = false;

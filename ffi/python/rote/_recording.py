@@ -306,6 +306,7 @@ class Recording(Naming):
             step.missed_by_schedulers,
             self._reads,
             self._watch.handler,
+            functools.partial(_returns.gives_rates, step=step.function, runner=_record.run.__code__),
         )
         return follows
 
@@ -620,9 +621,9 @@ class Recording(Naming):
                     "reads a number for a scheduler, and the scheduler does not get the number",
                     "pass the tensor itself: scheduler.step(loss)",
                 )
-            return _returns.plain(self._result)
         finally:
             self.close()
+        return _returns.plain(self._result)
 
     def _gives(self, value: Any) -> bool:
         """Whether a plan can set an attribute to a value."""
@@ -692,7 +693,15 @@ class Recording(Naming):
         outcome: dict[str, Any] = json.loads(text)
         if "variant" in outcome:
             self._step.results[outcome["variant"]] = _results.Results(
-                structure, output_specs, self._grad_specs, self.own(), views, self.after(late), classes, self._puts()
+                structure,
+                output_specs,
+                self._grad_specs,
+                self.own(),
+                views,
+                self.after(late),
+                classes,
+                self._puts(),
+                dict(self.schedulers.found),
             )
         return outcome
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from . import _containers, _introspect, _metrics
 from ._bridge import bridge
 from ._libraries import is_library_class
-from ._returns import Read
+from ._returns import Rate, Read
 from ._specs import local_of, mesh_text
 from ._views import Made, as_inference, make, of_inference
 
@@ -92,10 +92,13 @@ def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outl
     given: dict[int, int | None] = {}  # lists, dicts and objects: their numbers; None of those that are not complete
     classes: Classes = {}
     complete = itertools.count()
+    tuples: dict[int, int] = {}  # their numbers
 
     def node(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return names.get(id(value)) or tensor(value)
+        if isinstance(value, Rate):
+            return {"rate": [{"c": value.path}, {"c": value.place}, {"c": value.key}]}
         if isinstance(value, Read):
             return {"item": tensor(value.tensor)}
         kind = type(value)
@@ -106,7 +109,11 @@ def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outl
         if value is None or kind in (bool, int, float, str):
             return {"c": value}
         if kind is tuple:
-            return {"tuple": [node(item) for item in value]}
+            if id(value) in tuples:
+                return {"object": [{"c": "tuple"}, {"c": tuples[id(value)]}]}
+            made: Any = {"tuple": [node(item) for item in value]}
+            tuples[id(value)] = len(tuples)
+            return made
         if kind in _SAID:
             return {"object": [{"c": _SAID[kind]}, {"c": str(value).removeprefix("torch.")}]}
         layout = _containers.layout_of(kind)
@@ -121,7 +128,7 @@ def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outl
             return {"object": [{"c": number}]}
         given[id(value)] = None
         if kind is list:
-            made: Any = {"list": [node(item) for item in value]}
+            made = {"list": [node(item) for item in value]}
         elif layout is None:
             made = {"dict": pairs(value.items())}
         else:
@@ -221,13 +228,17 @@ def _is_unicode(text: str) -> bool:
 class _Decoder:
     """Makes one result of its structure."""
 
-    __slots__ = ("_classes", "_made", "_own", "_tensors")
+    __slots__ = ("_classes", "_made", "_own", "_schedulers", "_tensors", "_tuples")
 
-    def __init__(self, tensors: list[Any], own: Callable[[str], Any], classes: Classes) -> None:
+    def __init__(
+        self, tensors: list[Any], own: Callable[[str], Any], classes: Classes, schedulers: dict[str, Any]
+    ) -> None:
+        self._schedulers = schedulers
         self._tensors = tensors
         self._own = own
         self._classes = classes
         self._made: list[Any] = []  # lists, dicts and objects, as they became complete
+        self._tuples: list[Any] = []  # the same of tuples
 
     def made_of(self, node: Any) -> Any:
         """What a node stands for."""
@@ -244,12 +255,19 @@ class _Decoder:
             return local_of(self.made_of(value))
         if kind == "item":
             return self.made_of(value).item()
+        if kind == "rate":
+            path, place, key = (part["c"] for part in value)
+            return Rate(path, self._schedulers[path], place, key)
         if kind == "tuple":
-            return tuple(self.made_of(item) for item in value)
+            made: Any = tuple(self.made_of(item) for item in value)
+            self._tuples.append(made)
+            return made
         if kind == "object" and len(value) < _PARTS:
-            return self._made[value[0]["c"]] if len(value) == 1 else _said(value)
+            if len(value) == 1:
+                return self._made[value[0]["c"]]
+            return self._tuples[value[1]["c"]] if value[0]["c"] == "tuple" else _said(value)
         if kind == "list":
-            made: Any = [self.made_of(item) for item in value]
+            made = [self.made_of(item) for item in value]
         elif kind == "dict":
             made = self._dict(value)
         else:
@@ -284,11 +302,13 @@ def classes_in(structure: Any, known: set[int]) -> Classes:
     """The classes in the structure of a stored plan. ``known``: those that the step has in reach, by id. Raises
     :class:`Unsupported`."""
     classes: Classes = {}
-    complete = 0
+    complete = tuples = 0
 
     def look(node: Any) -> None:
-        nonlocal complete
+        nonlocal complete, tuples
         ((kind, value),) = node.items()
+        if kind == "rate":
+            raise Unsupported("the rate of a scheduler, which only a recording finds")
         if kind in ("local", "item"):
             look(value)
         elif kind in ("tuple", "list"):
@@ -301,11 +321,13 @@ def classes_in(structure: Any, known: set[int]) -> Classes:
         elif kind == "object":
             _look_at_object(value)
         complete += kind in ("list", "dict") or (kind == "object" and len(value) == _PARTS)
+        tuples += kind == "tuple"
 
     def _look_at_object(value: Any) -> None:
-        nonlocal complete
         words = [part.get("c") for part in value]
         if len(words) == 1 and type(words[0]) is int and 0 <= words[0] < complete:
+            return
+        if len(words) == 2 and words[0] == "tuple" and type(words[1]) is int and 0 <= words[1] < tuples:
             return
         if len(words) == 2 and words[0] in _SAID.values() and type(words[1]) is str:
             try:
@@ -327,7 +349,7 @@ def classes_in(structure: Any, known: set[int]) -> Classes:
         raise Unsupported("an object that this version does not know")
 
     def _look_into(layout: _containers.Layout, content: Any, own: Any, slots: Any) -> None:
-        nonlocal complete
+        nonlocal complete, tuples
         kind = (
             "c"
             if layout.base in (object, types.SimpleNamespace)
@@ -343,6 +365,7 @@ def classes_in(structure: Any, known: set[int]) -> Classes:
         for part in (content, own, slots):
             look(part)
             complete -= "dict" in part
+            tuples -= "tuple" in part
 
     look(structure)
     return classes
@@ -401,11 +424,16 @@ class Results:
         after: list[Act],
         classes: Classes,
         kept: list[Put],
+        schedulers: dict[str, Any],
     ) -> None:
         """``outputs``: spec (or None) and requires_grad of each; ``grads``:
         owner's path, spec (or None), and whether ``.grad`` becomes None;
-        ``after``: what runs after a replay; ``kept``: the attributes that are set before."""
+        ``after``: what runs after a replay; ``kept``: the attributes that are set before; ``schedulers``: by their
+        paths."""
         self._kept = kept
+        self._schedulers = schedulers
+        self.gives_rates = '{"rate": ' in json.dumps(structure)
+        """Whether :class:`Rate` stands in places of the result."""
         self._after = after
         self._classes = classes
         self._structure = structure
@@ -431,7 +459,7 @@ class Results:
 
     def of_equal(self, own: Callable[[str], Any]) -> Results:
         """The same of an equal step, in which nothing runs after a replay. ``own``: finds that step's tensors."""
-        return Results(self._structure, self._outputs, self._grads, own, self._views, [], self._classes, [])
+        return Results(self._structure, self._outputs, self._grads, own, self._views, [], self._classes, [], {})
 
     def deliver(self, locals_: list[torch.Tensor], own_argument: Callable[[str], Any]) -> Any:
         """Puts gradients where eager leaves them, sets attributes and returns the result."""
@@ -472,7 +500,7 @@ class Results:
         ]
 
     def _decoder(self, tensors: list[Any], own_argument: Callable[[str], Any]) -> _Decoder:
-        return _Decoder(tensors, lambda path: self._find(path, own_argument), self._classes)
+        return _Decoder(tensors, lambda path: self._find(path, own_argument), self._classes, self._schedulers)
 
     def _tensor(self, place: int, local: torch.Tensor, spec: Any) -> torch.Tensor:
         """The output at a place."""

@@ -22,6 +22,8 @@ AS_FLOAT = "as a float"
 #: Kinds of code that gives its result later, or piece by piece.
 DEFERRED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _COMPREHENSIONS = ("<listcomp>", "<dictcomp>")  # functions of their own until Python 3.11
+#: Entries of the groups of an optimizer that may be returned when a scheduler has set them.
+RATES = ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "max_momentum", "base_momentum", "weight_decay")
 _Position = tuple[int, int | None, int, int | None]
 
 
@@ -31,6 +33,14 @@ def how_returned(frame: types.FrameType) -> str:
     positions = list(frame.f_code.co_positions())
     at = frame.f_lasti // 2
     return _calls(function_of(frame).f_code).get(positions[at], "") if at < len(positions) else ""
+
+
+def gives_rates(frame: types.FrameType) -> bool:
+    """Whether a frame reads ``get_last_lr`` of something now, to call it and return what it gives, or an entry of that.
+    Or it reads ``param_groups``, to return an entry of a group."""
+    positions = list(frame.f_code.co_positions())
+    at = frame.f_lasti // 2
+    return at < len(positions) and positions[at] in _rates(function_of(frame).f_code)
 
 
 def function_of(frame: types.FrameType) -> types.FrameType:
@@ -48,16 +58,54 @@ def _calls(code: types.CodeType) -> dict[Any, str]:
     return dict(_found(code))
 
 
-def _found(code: types.CodeType) -> Iterator[tuple[_Position, str]]:
+@by_identity
+def only_returns_groups(code: types.CodeType) -> bool:
+    """Whether a function reads ``param_groups`` only to return entries of groups."""
+    node = node_of(code)
+    if node is None:
+        return False
+    reads = [each for each in ast.walk(node) if isinstance(each, ast.Attribute) and each.attr == "param_groups"]
+    return bool(reads) and all(_position(each) in _rates(code) for each in reads)
+
+
+@by_identity
+def _rates(code: types.CodeType) -> frozenset[Any]:
+    """Where a function reads ``get_last_lr`` or ``param_groups`` only to return numbers from there."""
+    found = set()
+    for place in _only_returned(code):
+        entry, key = (place.value, place.slice) if isinstance(place, ast.Subscript) else (place, None)
+        match entry:
+            case ast.Call(func=ast.Attribute(attr="get_last_lr") as read, args=[], keywords=[]):
+                if key is None or _is_written(key):
+                    found.add(_position(read))
+            case ast.Subscript(value=ast.Attribute(attr="param_groups") as read, slice=index):
+                if _is_written(index) and isinstance(key, ast.Constant) and key.value in RATES:
+                    found.add(_position(read))
+    return frozenset(found)
+
+
+def _is_written(node: ast.expr) -> bool:
+    return isinstance(node.operand if isinstance(node, ast.UnaryOp) else node, ast.Constant)
+
+
+def _only_returned(code: types.CodeType) -> Iterator[ast.expr]:
+    """The expressions whose values nothing but the caller of a function gets."""
     node = None if code.co_flags & DEFERRED else node_of(code)
     if node is None:
         return
     returned = list(_returned(node))
+    yield from returned
+    for value in _assigned(node, code, returned):
+        yield from _places(value)
+    for values in filled_by(node, code).values():
+        for value in values:
+            yield from _places(value)
+
+
+def _found(code: types.CodeType) -> Iterator[tuple[_Position, str]]:
     inside = [const for const in code.co_consts if type(const) is types.CodeType]
     has_own_float = any("float" in (*c.co_varnames, *c.co_cellvars, *c.co_freevars) for c in (code, *inside))
-    assigned = (place for value in _assigned(node, code, returned) for place in _places(value))
-    filled = (place for values in filled_by(node, code).values() for value in values for place in _places(value))
-    for place in (*returned, *assigned, *filled):
+    for place in _only_returned(code):
         if _is_item(place):
             yield _position(place), AS_IT_IS
         elif _is_float(place) and not has_own_float:

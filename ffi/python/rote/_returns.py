@@ -21,7 +21,19 @@ from . import _return_places
 from ._frames import TORCH
 from ._return_places import AS_FLOAT, AS_IT_IS, DEFERRED
 
-__all__ = ["AS_FLOAT", "AS_IT_IS", "Read", "code_of", "how_returned", "placed", "plain", "replaced", "source_of"]
+__all__ = [
+    "AS_FLOAT",
+    "AS_IT_IS",
+    "Rate",
+    "Read",
+    "code_of",
+    "gives_rates",
+    "how_returned",
+    "placed",
+    "plain",
+    "replaced",
+    "source_of",
+]
 # Functions of PyTorch that call the captured function and return what it returns, such as `torch.no_grad()`.
 _PASSING = f"{TORCH}utils/_contextlib.py"
 
@@ -36,6 +48,29 @@ class Read:
         self.value = value
 
 
+class Rate:
+    """The rate of a scheduler that is returned, or with ``key`` an entry of a group of its optimizer: what it is when
+    all else of a call is done."""
+
+    __slots__ = ("_scheduler", "_seen", "key", "path", "place")
+
+    def __init__(self, path: str, scheduler: Any, place: int, key: str, seen: float | None = None) -> None:
+        """``seen``: what it was where a recorded step has read it."""
+        self.path = path
+        self._scheduler = scheduler
+        self.place = place
+        self.key = key
+        self._seen = seen
+
+    @property
+    def value(self) -> Any:
+        if self._seen is not None:
+            return self._seen
+        if self.key:
+            return self._scheduler.optimizer.param_groups[self.place][self.key]
+        return self._scheduler.get_last_lr()[self.place]
+
+
 def source_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The plain tensor that a read finds its number in, if that is simple."""
     if type(tensor) is DTensor and all(isinstance(placement, Replicate) for placement in tensor.placements):
@@ -47,16 +82,25 @@ def how_returned(frame: types.FrameType, step: Any, runner: types.CodeType) -> s
     """How the result of the call that a frame makes now is returned, if that is all that the frame's function does with
     it, and what it returns is the result of ``step``, which ``runner`` has called: :data:`AS_IT_IS`, or
     :data:`AS_FLOAT`. Otherwise empty."""
+    how = _return_places.how_returned(frame) if _gives_result(frame, step, runner) else ""
+    return how if how != AS_FLOAT or frame.f_globals.get("float", float) is float else ""
+
+
+def gives_rates(frame: types.FrameType, step: Any, runner: types.CodeType) -> bool:
+    """Whether a frame reads ``get_last_lr`` or ``param_groups`` only to return numbers from there, as the result of
+    ``step`` or in it."""
+    return _gives_result(frame, step, runner) and _return_places.gives_rates(frame)
+
+
+def _gives_result(frame: types.FrameType, step: Any, runner: types.CodeType) -> bool:
+    """Whether what the function of a frame returns is the result of ``step``, which ``runner`` has called."""
     inner = _return_places.function_of(frame)
     caller = inner.f_back
     while caller is not None and caller.f_code.co_filename == _PASSING:
         if not _runs(caller.f_locals.get("func"), inner.f_code):
-            return ""
+            return False
         inner, caller = caller, caller.f_back
-    if caller is None or caller.f_code is not runner or not _runs(step, inner.f_code):
-        return ""
-    how = _return_places.how_returned(frame)
-    return how if how != AS_FLOAT or frame.f_globals.get("float", float) is float else ""
+    return caller is not None and caller.f_code is runner and _runs(step, inner.f_code)
 
 
 def code_of(function: Any) -> types.CodeType | None:
@@ -87,7 +131,7 @@ def _runs(function: Any, code: types.CodeType) -> bool:
 
 def plain(result: Any) -> Any:
     """A result with the numbers in their places."""
-    return _with(result, lambda part: part.value if isinstance(part, Read) else part)
+    return _with(result, lambda part: part.value if isinstance(part, Read | Rate) else part)
 
 
 def replaced(result: Any, new: Callable[[Any], Any]) -> Any:

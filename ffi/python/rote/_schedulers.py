@@ -7,8 +7,10 @@ when all else is done. The numbers in the scheduler then need no guard.
 
 Nothing may see that the call comes later. If the step reads anything else of a scheduler, or reads the groups of its
 optimizer after the call, the recording is dropped. The next one guards the numbers of this scheduler as those of any
-object. If the step asks for what a scheduler has not (``hasattr(scheduler, "total_steps")``), the next recording guards
-that there is none. While a step is recorded, the call runs in its place.
+object. (``get_last_lr()``, or an entry of a group, may be read to be returned: a replay looks when the schedulers have
+run.) If the
+step asks for what a scheduler has not (``hasattr(scheduler, "total_steps")``), the next recording guards that there is
+none. While a step is recorded, the call runs in its place.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from . import _arithmetic, _introspect, _metrics
 from ._libraries import is_library_class, is_library_function
 from ._reads import Reads, is_plain
+from ._return_places import RATES, only_returns_groups
+from ._returns import Rate
 
 _HERE = f"{Path(__file__).parent}/"
 # Names of what schedulers have not, at most: a step may ask for another one in each call.
@@ -80,11 +84,13 @@ class Schedulers:
         missed: frozenset[str],
         seen: Reads,
         handled: Callable[[], object],
+        gives_rates: Callable[[types.FrameType], bool],
     ) -> None:
         """``aliases``: the step holds groups of an optimizer by other names than its own. Within ``unrecorded()``,
         nothing is recorded. ``plain`` puts back the numbers in an optimizer's groups. ``missed``: names of attributes
         of which it is guarded that the schedulers have none. ``seen`` tells of reads, ``handled`` whether the step
-        handles errors where it is."""
+        handles errors where it is, ``gives_rates`` whether a frame reads ``get_last_lr`` or ``param_groups`` only to
+        return numbers from there."""
         self.found = found
         self._paths = {id(scheduler): path for path, scheduler in found}
         self._aliases = aliases
@@ -93,6 +99,8 @@ class Schedulers:
         self._guarded = missed
         self._seen = seen
         self._handled = handled
+        self._gives_rates = gives_rates
+        self._given: set[int] = set()  # schedulers of which the step has returned rates
         self._groups: set[int] = set()  # optimizers whose groups are not to be read any more
         self._running = False
         self._before: dict[int, list[tuple[dict[str, Any], dict[str, Any]]]] = {}  # groups of optimizers, and copies
@@ -115,7 +123,7 @@ class Schedulers:
 
     def forget(self) -> None:
         """Lets go of the recording, to whose end nothing is called any more."""
-        self._plain, self._handled = _nothing, _nothing
+        self._plain, self._handled, self._gives_rates = _nothing, _nothing, _never
         self._metrics.forget()
         self.calls.clear()
 
@@ -152,6 +160,9 @@ class Schedulers:
 
     def _reads(self, scheduler: Any, name: str) -> Any:
         if not self._running:
+            if name == "get_last_lr" and _tells_rates(scheduler) and self._gives_rates(sys._getframe(2)):
+                self._given.add(id(scheduler))
+                return functools.partial(self._rates, scheduler)
             if name == "step":
                 self._metrics.step_is_got(sys._getframe(2))
                 return functools.partial(self._step, scheduler)
@@ -161,11 +172,27 @@ class Schedulers:
                 self.missed.add(name)
         return None
 
-    def _reads_optimizer(self, optimizer: Any, name: str) -> None:
-        if not self._running and name in _GROUPS and sys._getframe(2).f_code is not _ZERO_GRAD:
-            for call in self.calls:
-                if _optimizer_of(call.scheduler) is optimizer:
-                    self._give_up(call.scheduler, f"the step reads {name} of the optimizer after the call")
+    def _reads_optimizer(self, optimizer: Any, name: str) -> Any:
+        if self._running or name not in _GROUPS or sys._getframe(2).f_code is _ZERO_GRAD:
+            return None
+        calls = [call for call in self.calls if _optimizer_of(call.scheduler) is optimizer]
+        if calls and name == "param_groups" and self._gives_rates(sys._getframe(2)):
+            self._given.update(id(call.scheduler) for call in calls)
+            path, scheduler = calls[0].path, calls[0].scheduler
+            groups = list(enumerate(object.__getattribute__(optimizer, name)))
+            if all(type(group.get(key, 0.0)) is float for _, group in groups for key in RATES):
+                return [
+                    {key: Rate(path, scheduler, i, key, group[key]) for key in RATES if key in group}
+                    for i, group in groups
+                ]
+        for call in calls:
+            self._give_up(call.scheduler, f"the step reads {name} of the optimizer after the call")
+        return None
+
+    def _rates(self, scheduler: LRScheduler) -> list[Rate]:
+        rates = object.__getattribute__(scheduler, "_last_lr")
+        path = self._paths[id(scheduler)]
+        return [Rate(path, scheduler, place, "", rate) for place, rate in enumerate(rates)]
 
     def _step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
         metric = None
@@ -173,6 +200,8 @@ class Schedulers:
             metric = self._metrics.given(args, kwargs) if _metrics.takes_metric(scheduler) else None
             if metric is None:
                 self._give_up(scheduler, "it is called with other arguments than one number that a plan can give")
+        if id(scheduler) in self._given:
+            self._give_up(scheduler, "the step returns a rate from before the call")
         if not self._may_be_late(scheduler):
             self._give_up(scheduler, "its caller names param_groups or handles errors, or a rate is a tensor")
         if not self._seen.watches(scheduler):
@@ -219,7 +248,8 @@ class Schedulers:
             return False
         frame: types.FrameType | None = sys._getframe(2)
         while frame is not None and not frame.f_code.co_filename.startswith(_HERE):
-            if not _arithmetic.TOUCHING.isdisjoint(frame.f_code.co_names):
+            touching = _arithmetic.TOUCHING.intersection(frame.f_code.co_names)
+            if touching and not (touching == {"param_groups"} and only_returns_groups(frame.f_code)):
                 return False
             frame = frame.f_back
         return True
@@ -227,10 +257,24 @@ class Schedulers:
 
 def none() -> Schedulers:
     """No schedulers."""
-    return Schedulers([], False, contextlib.nullcontext, _nothing, frozenset(), Reads(), _nothing)
+    return Schedulers([], False, contextlib.nullcontext, _nothing, frozenset(), Reads(), _nothing, _never)
 
 
 def _nothing(*_: object) -> None: ...
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+def _tells_rates(scheduler: LRScheduler) -> bool:
+    """Whether ``get_last_lr`` gives what a scheduler keeps, and that are floats."""
+    own = _introspect.own(scheduler) or {}
+    tells: Any = type(scheduler).get_last_lr
+    if "get_last_lr" in own or tells is not LRScheduler.get_last_lr:
+        return False
+    rates = own.get("_last_lr")
+    return type(rates) is list and all(type(rate) is float for rate in rates)
 
 
 def _optimizer_of(scheduler: LRScheduler) -> Optimizer:

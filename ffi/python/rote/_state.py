@@ -120,11 +120,11 @@ def _text(key: Any) -> str:
     return repr(key) if type(key) in (str, int, float, bool, type(None)) else f"a {_introspect.name(type(key))}"
 
 
-def collect(state: Any, unread: _unread.Unread, *, as_it_is: bool) -> State:
+def collect(state: Any, unread: _unread.Unread | None = None, *, as_it_is: bool) -> State:
     """Flattens ``state=``: modules, optimizers, GradScalers and tensors, in dicts, lists, tuples and the attributes of
     objects. Entries of dicts, lists and tuples come first, then the attributes and slots of objects, level by level.
     ``unread`` and ``as_it_is``: as :class:`State` has them."""
-    search = _Search(State(unread=unread, as_it_is=as_it_is))
+    search = _Search(State(unread=unread or _unread.Unread(), as_it_is=as_it_is))
     search.given("", state)
     search.attributes()
     found, known = search.found, dict[str, int]()

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from . import _bridge, _difference, _ranks, _results, _state, _survey, _unread, _verify, _wrappers
+from . import _bridge, _difference, _ranks, _results, _returns, _state, _survey, _unread, _verify, _wrappers
 from ._executed_code import Codes, ExecutedCode
 from ._naming import flatten
 from ._native import (
@@ -312,9 +312,10 @@ class Step:
             raise
         finally:
             drop_object(self._slot)
-        if not self._beside:
-            self._act()
-        return result
+        if self._beside:
+            return result
+        self._act()
+        return _returns.plain(result) if results.gives_rates else result
 
     def _act(self) -> None:
         """Counts, and calls schedulers, as the step that was just replayed does."""
@@ -679,6 +680,7 @@ class Step:
             recording.after(late),
             classes,
             [],
+            {},
         )
         self.results[variant] = results
         self._acts = results.acts(locals_)
@@ -732,7 +734,7 @@ class Step:
                 self._until = min(self._until, 1)
             if self._replayed:
                 self._act()
-            return run.result()
+            return _returns.plain(run.result())
         self._verified_calls += 1
         if run.difference is None and not run.elsewhere:
             return run.result()

@@ -38,6 +38,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from ._arithmetic import FOREACH, NUMERIC, TOUCHING, problem
 from ._frames import TORCH
+from ._return_places import only_returns_groups
 from ._sources import nested, node_of
 
 # PyTorch's optimizers that only compute with the floats of their groups, compare them, and make tensors of them
@@ -193,6 +194,8 @@ def prove(
         touching = set(_touches(names_of(function.__code__))) - unnamed
         if touching and not (touching <= _OF_SELF and reads_no_other(function, optimizers)):
             runs = function.__code__ is captured
+            if runs and touching == {"param_groups"} and only_returns_groups(function.__code__):
+                continue
             kind = Unproven if runs else UnprovenCode
             shadowing = names & _TAKEN
             if shadowing:

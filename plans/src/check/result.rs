@@ -45,7 +45,7 @@ impl<'de> Visitor<'de> for Node {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "a node with one of the keys t, c, f, b, local, item, tuple, list, dict, object, after, views",
+            "a node with one of the keys t, c, f, b, local, item, tuple, list, dict, object, rate, after, views",
         )
     }
 
@@ -102,7 +102,7 @@ impl<'de> Deserialize<'de> for Form {
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(
-                    "one of the keys t, c, f, b, local, item, tuple, list, dict, object, after, views",
+                    "one of the keys t, c, f, b, local, item, tuple, list, dict, object, rate, after, views",
                 )
             }
 
@@ -113,7 +113,7 @@ impl<'de> Deserialize<'de> for Form {
                     "f" => Ok(Form::NonFinite),
                     "b" => Ok(Form::Bound),
                     "local" | "item" => Ok(Form::Inner),
-                    "tuple" | "list" | "object" | "after" | "views" => Ok(Form::Sequence),
+                    "tuple" | "list" | "object" | "rate" | "after" | "views" => Ok(Form::Sequence),
                     "dict" => Ok(Form::Dict),
                     _ => Err(E::invalid_value(
                         serde::de::Unexpected::Other("another key"),
