@@ -15,7 +15,7 @@
 //! | [`schedule`] | the schedule of a bound plan: what runs once, and where results lie |
 //! | [`sequence`] | the collectives a plan issues, and whether those of all ranks fit together |
 //! | [`store`] | a directory of plans, by guard key and rank |
-//! | [`describe`], [`diff`] | plans for people: text, JSON, differences in words |
+//! | [`describe`], [`diff`], [`result`] | plans for people: text, JSON, differences in words |
 //! | [`error`] | every way a plan can be wrong |
 //!
 //! Nothing here executes anything.
@@ -36,6 +36,7 @@ mod numbered;
 pub mod placement;
 pub mod plan;
 pub mod pool;
+pub mod result;
 pub mod schedule;
 pub mod sequence;
 pub mod store;

@@ -350,6 +350,9 @@ fn changes_every_call(what: &str, hyperparameter: bool) -> Refusal {
     } else if what.contains(".param_groups[") {
         "call the optimizer's step() outside of the captured function, or use an optimizer that counts in tensors, as \
          PyTorch's own do"
+    } else if what.starts_with("len(") {
+        "collect values outside of the captured function, or write them into a tensor that stays (copy_ in PyTorch); if it \
+         does not matter, leave it unguarded (ignore= in Python)"
     } else if is_object {
         "let the step not read an attribute before it sets it, or write into a tensor that stays (copy_ in PyTorch); let \
          other objects stay, and change what they hold; if it does not matter, leave it unguarded (ignore= in Python)"
@@ -357,7 +360,9 @@ fn changes_every_call(what: &str, hyperparameter: bool) -> Refusal {
         "make the value a tensor, or pass it as an argument if it has few values; if it does not matter, leave it \
          unguarded (ignore= in Python)"
     };
-    let change = if is_object {
+    let change = if what.starts_with("len(") {
+        format!("changes {what}")
+    } else if is_object {
         format!("puts a new object into {what}")
     } else {
         format!("changes the host value {what}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -535,3 +536,62 @@ def test_of_ranks(wraps: Callable[[nn.Sequential], nn.Module]) -> None:
         return model, optimizer
 
     check_equal(script, replays=20)
+
+
+def test_a_phase_that_two_functions_set() -> None:
+    """Each finds what the other has set, at every call."""
+
+    def script(capture: Capture) -> Any:
+        trainer = Trainer()
+
+        def step(x: Tensor) -> Any:
+            trainer.kept = "train"
+            return trainer.train(x)[0]
+
+        @torch.no_grad()
+        def evaluate(x: Tensor) -> Any:
+            trainer.kept = "evaluation"
+            return trainer.net(x).mean()
+
+        steps = capture(step, state=trainer), capture(evaluate, state=trainer)
+        for i in range(48):
+            yield steps[i % 2](torch.randn(3, 4)), trainer.kept
+        return trainer.net
+
+    found = check_right(script)
+    assert ORACLE_ONLY or all(step.stats.replays >= 18 for step in found.steps)
+
+
+def test_memory_that_was_freed_is_not_taken_for_the_states() -> None:
+    """Tensors that were part of the state before it was known that nothing reads them."""
+
+    def script(capture: Capture) -> Any:
+        trainer = Trainer()
+
+        def step(x: Tensor) -> Any:
+            trainer.kept = [x * 2, x.sum()]
+            return trainer.kept[1]
+
+        captured = capture(step, state=trainer)
+        for _ in range(60):
+            yield captured(torch.ones(3))
+
+    found = check_equal(script, replays=50)
+    assert ORACLE_ONLY or not found[0].stats.guard_misses
+
+
+@pytest.mark.parametrize("value", [time.time, lambda: {"at": time.time()}])
+def test_a_clock_is_refused(value: Callable[[], Any]) -> None:
+    def script(capture: Capture) -> Any:
+        trainer = Trainer()
+
+        def step(x: Tensor) -> Any:
+            trainer.kept = value()
+            return trainer.train(x)[0]
+
+        captured = capture(step, state=trainer)
+        for _ in range(12):
+            yield captured(torch.randn(3, 4))
+
+    with pytest.warns(UserWarning, match="put .* into closure.*kept in one call and .* in the next"):
+        check_right(script)

@@ -7,7 +7,7 @@
 use hashbrown::HashSet;
 use rote_plans::{
     Arg, Binding, DType, GradResult, Instr, Kind, Meta, Output, Placement, Plan, Region, ValueId,
-    is_check,
+    is_check, result,
 };
 
 use crate::refusal::Refusal;
@@ -205,11 +205,8 @@ pub fn compare(a: &Trace, known: &[Source], b: &Trace) -> Result<Vec<Source>, Re
     }
     if a.plan.result != b.plan.result {
         return Err(Refusal::step(
-            format!(
-                "returned {} in one call and {} in the next",
-                a.plan.result, b.plan.result
-            ),
-            "return tensors; other values of the result must not change between calls",
+            result::difference(&a.plan.result, &b.plan.result),
+            "return tensors, and put tensors into attributes; other values there must not change between calls",
         ));
     }
     if let Some(what) = tables_differ(&a.plan, &b.plan) {

@@ -615,6 +615,7 @@ class Recording(Naming):
                 self._result = self._with_reads(result)
                 del result
             self.unread.check(self._gives)
+            self._step.unread.note(self._survey.facts)
             if self.schedulers.lost_metric():
                 self._watch.refuse(
                     "Tensor.item",

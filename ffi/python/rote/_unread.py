@@ -63,6 +63,7 @@ class Unread:
         self._read = _Places()
         self._kept = _Places()  # which plans set
         self._before: dict[Any, str] = {}  # what each fact of the last recording has expected
+        self._moved = _Places()  # which the step of the last recording has set to something else
         self._sees = True
 
     def __contains__(self, place: tuple[Any, str]) -> bool:
@@ -78,12 +79,18 @@ class Unread:
             origin = fact.origin
             if origin is None:
                 continue
-            place = (fact.subject, fact.kind, id(fact.container), fact.key is True)
-            now[place] = text = _text(fact)
-            if before.get(place, text) != text and (origin.holder, origin.key) not in self._read:
+            now[_place(fact)] = text = _text(fact)
+            attribute = origin.holder, origin.key
+            if (before.get(_place(fact), text) != text or attribute in self._moved) and attribute not in self._read:
                 found[id(origin.holder), origin.key] = origin
-        self._before = now
+        self._before, self._moved = now, _Places()
         return list(found.values()) if len(found) + len(self._left) <= _MOST else []
+
+    def note(self, facts: Iterable[_facts.Fact]) -> None:
+        """Notes which attributes a step has set, now that it has run."""
+        for fact in facts if self._sees else ():
+            if fact.origin is not None and fact.kind == DICT_ITEM and _has_moved(fact, self._before):
+                self._moved.add(fact.origin)
 
     def leave(self, found: Iterable[_facts.Attribute]) -> None:
         """Guards attributes no more."""
@@ -240,6 +247,17 @@ def _are_seen(attributes: list[_facts.Attribute], functions: list[types.Function
 def value_of(attribute: _facts.Attribute) -> Any:
     """What an attribute holds."""
     return (_introspect.own(attribute.holder) or {}).get(attribute.key, _facts.ABSENT)
+
+
+def _place(fact: _facts.Fact) -> Any:
+    return fact.subject, fact.kind, id(fact.container), fact.key is True
+
+
+def _has_moved(fact: _facts.Fact, before: dict[Any, str]) -> bool:
+    value = dict.get(fact.container, fact.key)
+    if _facts.plain(value):
+        return _facts.describe(value) != fact.expected
+    return before.get(_place(fact)) != f"{fact.expected} {id(value)}"
 
 
 def _text(fact: _facts.Fact) -> str:

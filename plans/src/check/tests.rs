@@ -760,11 +760,11 @@ fn the_result_structure_is_read() {
         (r#"{"t":0,"c":1}"#, "a node with a second key"),
         (
             r#"{"x":0}"#,
-            "expected one of the keys t, c, f, b, local, item, tuple, list, dict, object, after, views",
+            "expected one of the keys t, c, f, b, local, item, tuple, list, dict, object, rate, after, views",
         ),
         (
             r#"[]"#,
-            "expected a node with one of the keys t, c, f, b, local, item, tuple, list, dict, object, after, views",
+            "expected a node with one of the keys t, c, f, b, local, item, tuple, list, dict, object, rate, after, views",
         ),
         (
             r#"{"c":[]}"#,
@@ -777,6 +777,7 @@ fn the_result_structure_is_read() {
         (r#"{"views":[{"t":0},{"t":2}]}"#, "it refers to outputs[2]"),
         (r#"{"tuple":{"t":0}}"#, "expected a list of nodes"),
         (r#"{"object":{"c":"m"}}"#, "expected a list of nodes"),
+        (r#"{"rate":{"c":"m"}}"#, "expected a list of nodes"),
         (r#"{"object":[{"t":1}]}"#, "it refers to outputs[1]"),
         (
             r#"{"dict":{}}"#,
