@@ -32,6 +32,7 @@ from . import (
     _reads,
     _record,
     _results,
+    _return_places,
     _returns,
     _schedulers,
     _survey,
@@ -502,6 +503,8 @@ class Recording(Naming):
         ``float()`` has asked for it, and gets a float of any tensor."""
         source = _returns.source_of(tensor)
         how = "" if source is None else _returns.how_returned(frame, self._step.function, _record.run.__code__)
+        if not how and not by_float and self._goes_into_attribute(frame):
+            how = _returns.AS_IT_IS
         if source is None or not how or (how == _returns.AS_FLOAT and source.is_complex()):
             return None
         if how == _returns.AS_IT_IS and by_float:  # `.item` is another function's name
@@ -516,6 +519,11 @@ class Recording(Naming):
             return read
         self._floats_read.append(read)
         return read.value
+
+    def _goes_into_attribute(self, frame: types.FrameType) -> bool:
+        """Whether the number that a frame reads now goes into an attribute of which the step does not ask for it."""
+        attribute = None if self._step.is_region else _return_places.attribute_set(frame)
+        return attribute is not None and self.unread.takes_numbers(*attribute)
 
     def _with_numbers(self, result: Any) -> Any:
         """The result with reads of tensors, which ops make of them, in the places of the hyperparameters that the step
@@ -624,6 +632,7 @@ class Recording(Naming):
                 )
         finally:
             self.close()
+            self.unread.settle()
         return _returns.plain(self._result)
 
     def _gives(self, value: Any) -> bool:
@@ -844,7 +853,7 @@ class Recording(Naming):
     def _structure(self, names: dict[int, Any], outputs: list[torch.Tensor]) -> tuple[Any, _results.Classes]:
         """The structure of the result, and the classes in it and in what the step keeps in attributes."""
         kept = self.unread.kept
-        values = [self._result, *map(_unread.value_of, kept)]
+        values = [self._result, *self.unread.given()]
         try:
             whole, classes = _results.encode(tuple(values), names, outputs, self._outlives)
         except _results.Unsupported as problem:

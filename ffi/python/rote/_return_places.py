@@ -35,6 +35,20 @@ def how_returned(frame: types.FrameType) -> str:
     return _calls(function_of(frame).f_code).get(positions[at], "") if at < len(positions) else ""
 
 
+def attribute_set(frame: types.FrameType) -> tuple[Any, str] | None:
+    """The object and the attribute that the result of the call which a frame makes now goes into, if it goes nowhere
+    else: ``self.loss = loss.item()``, ``self.logs = {"loss": loss.item()}``."""
+    positions = list(frame.f_code.co_positions())
+    at = frame.f_lasti // 2
+    outer = function_of(frame)
+    found = _set_attributes(outer.f_code).get(positions[at]) if at < len(positions) else None
+    if found is None:
+        return None
+    name, attribute = found
+    known = outer.f_locals
+    return (known[name] if name in known else outer.f_globals.get(name)), attribute
+
+
 def gives_rates(frame: types.FrameType) -> bool:
     """Whether a frame reads ``get_last_lr`` of something now, to call it and return what it gives, or an entry of that.
     Or it reads ``param_groups``, to return an entry of a group."""
@@ -82,6 +96,18 @@ def _rates(code: types.CodeType) -> frozenset[Any]:
                 if _is_written(index) and isinstance(key, ast.Constant) and key.value in RATES:
                     found.add(_position(read))
     return frozenset(found)
+
+
+@by_identity
+def _set_attributes(code: types.CodeType) -> dict[Any, tuple[str, str]]:
+    """Where, in the source of a function, reads of numbers stand that go into an attribute of a variable, and which."""
+    node = node_of(code)
+    found = {}
+    for each in ast.walk(node) if node is not None else ():
+        match each:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name), attr=attribute)], value=value):
+                found.update({_position(place): (name, attribute) for place in _places(value) if _is_item(place)})
+    return found
 
 
 def _is_written(node: ast.expr) -> bool:

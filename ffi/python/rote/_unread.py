@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import nn
 
-from . import _code, _facts, _introspect
+from . import _code, _facts, _introspect, _returns
 from ._numbers import DICT_ITEM
 from ._reads import Reads
 from ._uses import reads_no_other
@@ -164,6 +164,7 @@ class Watched:
         self._read: set[tuple[int, str]] = set()
         self._set: set[tuple[int, str]] = set()
         self._plain: set[tuple[int, str]] = set()  # where setting an attribute does nothing else
+        self._numbers: dict[tuple[int, str], Any] = {}  # values with reads of numbers in their places
         self.kept: list[_facts.Attribute] = []
         """Those that the step has set without reading what they were before, to what a plan can give."""
         self.blind = bool(left or changed) and (reads_unseen or not _are_seen([*left, *changed], functions))
@@ -189,10 +190,12 @@ class Watched:
     def _reads(self, holder: Any, name: str) -> None:
         names = self._all[id(holder)]
         if name in names:
-            if (id(holder), name) not in self._set:
+            if (id(holder), name) not in self._set or self._settle(holder, name):
                 self._read.add((id(holder), name))
         elif name in BY_ANOTHER_NAME and sys._getframe(2).f_code not in _OF_MODULES:
-            self._read.update((id(holder), key) for key in names)
+            for key in names:
+                self._settle(holder, key)
+                self._read.add((id(holder), key))
 
     def _sets(self, holder: Any, name: str, deletes: bool) -> None:
         if name not in self._all[id(holder)]:
@@ -200,9 +203,38 @@ class Watched:
         if deletes:  # which raises where there is none
             self._reads(holder, name)
         self._set.add((id(holder), name))
+        self._numbers.pop((id(holder), name), None)
+
+    def takes_numbers(self, holder: Any, name: str) -> bool:
+        """Whether a step may set an attribute to a value with reads of numbers: who looks at it is seen, and gets the
+        numbers."""
+        place = id(holder), name
+        return name in self._all.get(id(holder), ()) and place in self._plain and place not in self._read
+
+    def _settle(self, holder: Any, name: str) -> bool:
+        """Puts numbers in the places of their reads. Whether there were any."""
+        own = _introspect.own(holder) or {}
+        value = own.get(name)
+        plain = _returns.plain(value)
+        if plain is value:
+            return False
+        self._numbers[id(holder), name] = value
+        own[name] = plain
+        return True
+
+    def settle(self) -> None:
+        """Puts numbers in the places of all their reads."""
+        for names in self._all.values():
+            for each in names.values():
+                self._settle(each.holder, each.key)
+
+    def given(self) -> list[Any]:
+        """What the step has set the attributes to that it keeps, with reads of numbers."""
+        return [self._numbers.get((id(each.holder), each.key), value_of(each)) for each in self.kept]
 
     def check(self, gives: Callable[[Any], bool]) -> None:
         """Notes what the step has set. ``gives``: whether a plan can give a value."""
+        self.settle()
         for each, before in zip((*self._left, *self._changed), self._values, strict=False):  # none where it is blind
             place, value = (id(each.holder), each.key), value_of(each)
             is_set = place in self._set
@@ -225,11 +257,12 @@ class Watched:
         unread.guard(read)
         unread.leave(others)
         unread.keep(self.kept)
-        return not others and not any(each in read for each in self._left)
+        used = not self._read.isdisjoint(self._numbers)  # numbers, which the recording says nothing about
+        return not others and not used and not any(each in read for each in self._left)
 
     def forget(self) -> None:
         """Lets go of everything."""
-        self._left, self._changed, self._all, self._values, self.kept = [], [], {}, [], []
+        self._left, self._changed, self._all, self._values, self.kept, self._numbers = [], [], {}, [], [], {}
 
 
 def _are_seen(attributes: list[_facts.Attribute], functions: list[types.FunctionType]) -> bool:
