@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -594,6 +595,28 @@ def test_of_ranks(wraps: Callable[[nn.Sequential], nn.Module]) -> None:
         return model, optimizer
 
     check_equal(script, replays=20)
+
+
+def test_another_thread_sets_the_attribute() -> None:
+    def script(capture: Capture) -> Any:
+        trainer = Trainer()
+
+        def sets(x: Tensor) -> None:
+            trainer.kept = "busy"
+
+        def step(x: Tensor) -> Any:
+            thread = threading.Thread(target=sets, args=(x,))
+            thread.start()
+            thread.join()
+            return trainer.train(x)[0]
+
+        captured = capture(step, state=trainer)
+        for _ in range(14):
+            yield captured(torch.randn(3, 4)), trainer.kept
+            trainer.kept = "idle"
+
+    found = check_right(script)
+    assert ORACLE_ONLY or not found.steps[0].stats.replays
 
 
 def test_a_step_that_raises_leaves_numbers() -> None:

@@ -441,6 +441,41 @@ def test_used_otherwise(name: str) -> None:
     assert ORACLE_ONLY or not found.steps[0].stats.replays
 
 
+def in_itself(x: Tensor) -> Any:
+    found: list[Any] = [x * 2]
+    found += [found, found]
+    return found
+
+
+def nested_far(x: Tensor) -> Any:
+    found: Any = x.sum()
+    for _ in range(400):
+        found = [found]
+    return found
+
+
+def shared_often(x: Tensor) -> Any:
+    found: Any = [x.sum()]
+    for _ in range(60):
+        found = [found, found]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("step", [in_itself, nested_far, shared_often])
+def test_results_of_an_odd_shape(step: Callable[[Tensor], Any]) -> None:
+    captured = rote_capture(step)
+    for _ in range(4):
+        found = captured(torch.ones(3))
+        if step is in_itself:
+            assert found[1] is found[2] is found
+        else:
+            while type(found) is list:
+                assert all(item is found[0] for item in found)
+                found = found[0]
+            assert found == 3
+
+
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 def test_a_wrapper_that_keeps_the_result() -> None:

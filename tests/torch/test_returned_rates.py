@@ -342,11 +342,18 @@ SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
 }
 
 
-def scheduled(made: Made, name: str, **options: Any) -> Any:
+def adamw(groups: Any) -> Optimizer:
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+def sgd(groups: Any) -> Optimizer:
+    return torch.optim.SGD(groups, lr=0.01)  # whose other numbers are whole ones
+
+
+def scheduled(made: Made, name: str, optimizer_of: Callable[[Any], Optimizer] = adamw, **options: Any) -> Any:
     def script(capture: Capture) -> Any:
         model = nn.Linear(5, 2)
-        groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.02}]
-        optimizer = torch.optim.AdamW(groups, lr=0.01)
+        optimizer = optimizer_of([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.02}])
         scheduler = SCHEDULERS[name](optimizer)
 
         def train(x: Tensor) -> Tensor:
@@ -379,6 +386,12 @@ def test_rates_of_schedulers(made: Made, name: str) -> None:
 @pytest.mark.parametrize("made", [last_rates, of_a_group])
 def test_rates_of_schedulers_in_settings(made: Made, options: dict[str, Any]) -> None:
     check_right(scheduled(made, "cosine", **options), replays=20)
+
+
+@pytest.mark.parametrize("made", [last_rates, of_a_group])
+def test_rates_of_sgd(made: Made) -> None:
+    check_right(scheduled(made, "cosine", sgd), replays=28)
+    check_right(scheduled(made, "cosine", sgd, verify_every=3), replays=20)
 
 
 @pytest.mark.parametrize("made", [last_rates, of_a_group])

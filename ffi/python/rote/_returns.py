@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from . import _return_places
 from ._frames import TORCH
 from ._return_places import AS_FLOAT, AS_IT_IS, DEFERRED
 
+_DEEP = 100  # levels of a result
 __all__ = [
     "AS_FLOAT",
     "AS_IT_IS",
@@ -131,12 +133,7 @@ def _runs(function: Any, code: types.CodeType) -> bool:
 
 def plain(result: Any) -> Any:
     """A result with the numbers in their places."""
-    return _with(result, lambda part: part.value if isinstance(part, Read | Rate) else part)
-
-
-def replaced(result: Any, new: Callable[[Any], Any]) -> Any:
-    """A result with other parts in the places of tuples, lists and dicts."""
-    return _with(result, new)
+    return replaced(result, lambda part: part.value if isinstance(part, Read | Rate) else part)
 
 
 def placed(result: Any, reads: list[Read]) -> Any:
@@ -151,18 +148,30 @@ def placed(result: Any, reads: list[Read]) -> Any:
         return read
 
     if reads:
-        result = _with(result, read_of)
+        result = replaced(result, read_of)
         reads[:] = [read for read in reads if read not in found]
     return result
 
 
-def _with(result: Any, replaced: Callable[[Any], Any]) -> Any:
-    """A result in which some parts are replaced; where none is, it stays itself."""
-    if type(result) in (tuple, list):
-        items = [_with(item, replaced) for item in result]
-        same = all(one is other for one, other in zip(items, result, strict=True))
-        return result if same else type(result)(items)
-    if type(result) is dict:
-        entries = {key: _with(value, replaced) for key, value in result.items()}
-        return result if all(entries[key] is value for key, value in result.items()) else entries
-    return replaced(result)
+def replaced(result: Any, new: Callable[[Any], Any]) -> Any:
+    """A result with ``new`` of each part in the places of tuples, lists and dicts. Where that is the part itself
+    everywhere, and in what contains itself, the result stays itself."""
+    made: dict[int, Any] = {}
+
+    def of(part: Any, depth: int) -> Any:
+        if type(part) not in (tuple, list, dict):
+            return new(part)
+        if id(part) not in made:
+            made[id(part)] = part
+            if depth < _DEEP:
+                made[id(part)] = inside(part, depth + 1)
+        return made[id(part)]
+
+    def inside(part: Any, depth: int) -> Any:
+        if type(part) is dict:
+            entries = {key: of(value, depth) for key, value in part.items()}
+            return part if all(entries[key] is value for key, value in part.items()) else entries
+        items = [of(item, depth) for item in part]
+        return part if all(map(operator.is_, items, part)) else type(part)(items)
+
+    return of(result, 0)

@@ -8,9 +8,8 @@ when all else is done. The numbers in the scheduler then need no guard.
 Nothing may see that the call comes later. If the step reads anything else of a scheduler, or reads the groups of its
 optimizer after the call, the recording is dropped. The next one guards the numbers of this scheduler as those of any
 object. (``get_last_lr()``, or an entry of a group, may be read to be returned: a replay looks when the schedulers have
-run.) If the
-step asks for what a scheduler has not (``hasattr(scheduler, "total_steps")``), the next recording guards that there is
-none. While a step is recorded, the call runs in its place.
+run.) If the step asks for what a scheduler has not (``hasattr(scheduler, "total_steps")``), the next recording guards
+that there is none. While a step is recorded, the call runs in its place.
 """
 
 from __future__ import annotations
@@ -180,7 +179,7 @@ class Schedulers:
             self._given.update(id(call.scheduler) for call in calls)
             path, scheduler = calls[0].path, calls[0].scheduler
             groups = list(enumerate(object.__getattribute__(optimizer, name)))
-            if all(type(group.get(key, 0.0)) is float for _, group in groups for key in RATES):
+            if all(type(group.get(key, 0)) in (int, float) for _, group in groups for key in RATES):
                 return [
                     {key: Rate(path, scheduler, i, key, group[key]) for key in RATES if key in group}
                     for i, group in groups

@@ -16,6 +16,7 @@ Reads are seen of objects of ordinary classes in Python only. Where code that ru
 from __future__ import annotations
 
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -164,6 +165,8 @@ class Watched:
         self._read: set[tuple[int, str]] = set()
         self._set: set[tuple[int, str]] = set()
         self._plain: set[tuple[int, str]] = set()  # where setting an attribute does nothing else
+        self._thread = 0  # the step's
+        self._taken: set[tuple[int, str]] = set()  # that numbers have gone into
         self._numbers: dict[tuple[int, str], Any] = {}  # values with reads of numbers in their places
         self.kept: list[_facts.Attribute] = []
         """Those that the step has set without reading what they were before, to what a plan can give."""
@@ -174,6 +177,7 @@ class Watched:
         """Sees from now on what is read."""
         if self.blind:
             return
+        self._thread = threading.get_ident()
         found: dict[int, dict[str, _facts.Attribute]] = {}
         for each in (*self._left, *self._changed):
             self._values.append(value_of(each))
@@ -200,6 +204,8 @@ class Watched:
     def _sets(self, holder: Any, name: str, deletes: bool) -> None:
         if name not in self._all[id(holder)]:
             return
+        if threading.get_ident() != self._thread:  # which may work for the step or not
+            self._read.add((id(holder), name))
         if deletes:  # which raises where there is none
             self._reads(holder, name)
         self._set.add((id(holder), name))
@@ -209,10 +215,15 @@ class Watched:
         """Whether a step may set an attribute to a value with reads of numbers: who looks at it is seen, and gets the
         numbers."""
         place = id(holder), name
-        return name in self._all.get(id(holder), ()) and place in self._plain and place not in self._read
+        takes = name in self._all.get(id(holder), ()) and place in self._plain and place not in self._read
+        if takes:
+            self._taken.add(place)
+        return takes
 
     def _settle(self, holder: Any, name: str) -> bool:
         """Puts numbers in the places of their reads. Whether there were any."""
+        if (id(holder), name) not in self._taken:
+            return False
         own = _introspect.own(holder) or {}
         value = own.get(name)
         plain = _returns.plain(value)

@@ -116,7 +116,7 @@ def _has_memory(local: torch.Tensor) -> bool:
 
 def _same_leaf(a: Any, b: Any) -> bool:
     if isinstance(b, Rate):  # of a scheduler that runs once, in eager
-        return type(a) is float
+        return type(a) in (int, float)
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return same(a, b)
     return type(a) is type(b) and (a == b or (a != a and b != b))
