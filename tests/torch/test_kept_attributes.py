@@ -23,6 +23,11 @@ from torch.nn.utils import prune
 CALLS = 30
 
 
+class Doubled(dict[Any, Any]):
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value * 2)
+
+
 class Trainer:
     other: Any = None
 
@@ -31,6 +36,10 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01)
         self.kept: Any = None
         self.before = torch.zeros(2)
+        self.losses: list[Any] = []
+        self.same_losses = self.losses
+        self.logs: dict[Any, Any] = {"epoch": 0}
+        self.doubled_logs = Doubled()
 
     def train(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self.optimizer.zero_grad()
@@ -146,6 +155,84 @@ def of_a_sum_of_numbers(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) ->
     return loss
 
 
+def into_a_list(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.losses.append(loss)
+    trainer.losses.append({"number": loss.item(), "y": y.detach()})
+    return loss
+
+
+def into_a_dict(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.logs["loss"] = loss.item()
+    trainer.logs[0] = [loss, x.shape[0]]
+    for i, row in enumerate(y):
+        trainer.logs[f"row {i}"] = row.sum().item()
+    return loss
+
+
+def into_a_new_dict(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.kept = {"number": loss.item()}
+    trainer.kept["loss"] = loss
+    return loss
+
+
+def into_a_list_that_is_counted(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.losses.append(loss.item())
+    return loss * len(trainer.losses)
+
+
+def into_a_list_that_is_read_before(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    if trainer.losses:
+        loss = loss * 2
+    trainer.losses.append(loss.item())
+    return loss
+
+
+def into_a_list_that_has_another_name(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.losses.append(loss.item())
+    return loss * sum(trainer.same_losses)
+
+
+def into_a_list_from_a_variable(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    losses = trainer.losses
+    losses.append(loss.item())
+    return loss
+
+
+def into_a_dict_that_is_added_to(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.logs["sum"] = loss.item()
+    trainer.logs["sum"] += 1
+    return loss
+
+
+def into_a_dict_of_its_own_class(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.doubled_logs["loss"] = loss.item()
+    return loss
+
+
+def into_a_dict_that_is_replaced(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.logs["loss"] = loss.item()
+    trainer.logs = {"loss": loss}
+    return loss
+
+
+def into_a_new_dict_with_a_name(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    logs: dict[str, Any] = {}
+    trainer.logs = logs
+    trainer.logs["loss"] = loss.item()
+    return loss * sum(logs.values())
+
+
+def by_a_number_as_a_key(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.logs[loss.item()] = loss
+    return loss
+
+
+def while_it_is_read(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.logs["loss"] = [loss.item(), len(trainer.logs)]
+    trainer.losses.append((loss.item(), len(trainer.losses)))
+    return loss
+
+
 def of_a_constant(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
     trainer.kept = "trained"
     return loss
@@ -207,6 +294,19 @@ KEEPS: dict[Callable[..., Any], bool] = {
     of_a_dict: True,
     of_a_list_in_two_places: True,
     of_a_constant: True,
+    into_a_list: True,
+    into_a_dict: True,
+    into_a_new_dict: True,
+    into_a_list_that_is_counted: False,
+    into_a_list_that_is_read_before: False,
+    into_a_list_that_has_another_name: False,
+    into_a_list_from_a_variable: False,
+    into_a_dict_that_is_added_to: False,
+    into_a_dict_of_its_own_class: False,
+    into_a_dict_that_is_replaced: False,
+    into_a_new_dict_with_a_name: False,
+    by_a_number_as_a_key: False,
+    while_it_is_read: False,
     of_a_number: True,
     of_numbers: True,
     of_a_number_twice: True,
@@ -261,11 +361,18 @@ def writes(trainer: Trainer, i: int) -> None:
         trainer.kept.mul_(2)
 
 
+def clears(trainer: Trainer, i: int) -> None:
+    if i % 7 == 6:
+        trainer.losses = []
+        trainer.logs.pop("loss", None)
+    trainer.logs["epoch"] = i // 4
+
+
 def goes_over_to_evaluation(trainer: Trainer, i: int) -> None:
     trainer.net.train(i % 5 != 4)
 
 
-BETWEEN = [nothing, takes_away, resets, puts_another, writes, goes_over_to_evaluation]
+BETWEEN = [nothing, takes_away, resets, puts_another, writes, clears, goes_over_to_evaluation]
 
 
 def aliases(trainer: Trainer, result: Any) -> list[bool]:
@@ -294,19 +401,21 @@ def script_of(keeps: Callable[..., Any], between: Callable[[Trainer, int], None]
             between(trainer, i)
             x = again if i in (5, 6, 7, 20) else torch.randn(3, 4)
             result = captured(x)
-            yield result, getattr(trainer, "kept", 0), trainer.other, aliases(trainer, result)
+            logged = list(trainer.losses[-3:]), dict(trainer.logs), list(trainer.logs), dict(trainer.doubled_logs)
+            yield result, getattr(trainer, "kept", 0), trainer.other, aliases(trainer, result), logged
         return trainer.net, trainer.optimizer, getattr(trainer, "kept", 0), trainer.other
 
     return script
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("keeps", KEEPS)
 def test_keeps(keeps: Callable[..., Any], between: Callable[[Trainer, int], None]) -> None:
     replays = 0
-    others = {writes: (of_a_view_of_a_parameter, of_an_argument), takes_away: (of_numbers,)}  # change what is guarded
-    if KEEPS[keeps] and keeps not in others.get(between, ()):
+    changes_state = between is writes and keeps in (of_a_view_of_a_parameter, of_an_argument)
+    if KEEPS[keeps] and not changes_state and between is not takes_away:  # how many attributes there are is guarded
         replays = 12
     check_right(script_of(keeps, between), replays=replays)
 

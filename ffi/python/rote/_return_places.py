@@ -35,18 +35,27 @@ def how_returned(frame: types.FrameType) -> str:
     return _calls(function_of(frame).f_code).get(positions[at], "") if at < len(positions) else ""
 
 
-def attribute_set(frame: types.FrameType) -> tuple[Any, str] | None:
+def attribute_set(frame: types.FrameType) -> tuple[Any, str, bool] | None:
     """The object and the attribute that the result of the call which a frame makes now goes into, if it goes nowhere
-    else: ``self.loss = loss.item()``, ``self.logs = {"loss": loss.item()}``."""
+    else: ``self.loss = loss.item()``, ``self.logs = {"loss": loss.item()}``. And whether it goes into what is there:
+    ``self.losses.append(loss.item())``."""
     positions = list(frame.f_code.co_positions())
     at = frame.f_lasti // 2
     outer = function_of(frame)
     found = _set_attributes(outer.f_code).get(positions[at]) if at < len(positions) else None
     if found is None:
         return None
-    name, attribute = found
+    name, attribute, filled = found
     known = outer.f_locals
-    return (known[name] if name in known else outer.f_globals.get(name)), attribute
+    return (known[name] if name in known else outer.f_globals.get(name)), attribute, filled
+
+
+def fills(frame: types.FrameType) -> bool:
+    """Whether a frame reads an attribute now only to put something into the list or dict there:
+    ``self.losses.append(loss)``, ``self.logs["loss"] = loss``."""
+    positions = list(frame.f_code.co_positions())
+    at = frame.f_lasti // 2
+    return at < len(positions) and positions[at] in _fills(frame.f_code)
 
 
 def gives_rates(frame: types.FrameType) -> bool:
@@ -99,15 +108,41 @@ def _rates(code: types.CodeType) -> frozenset[Any]:
 
 
 @by_identity
-def _set_attributes(code: types.CodeType) -> dict[Any, tuple[str, str]]:
-    """Where, in the source of a function, reads of numbers stand that go into an attribute of a variable, and which."""
+def _set_attributes(code: types.CodeType) -> dict[Any, tuple[str, str, bool]]:
+    """Where, in the source of a function, reads of numbers stand that go into an attribute of a variable: into which,
+    and whether into what is there."""
     node = node_of(code)
     found = {}
     for each in ast.walk(node) if node is not None else ():
         match each:
-            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name), attr=attribute)], value=value):
-                found.update({_position(place): (name, attribute) for place in _places(value) if _is_item(place)})
+            case ast.Assign(targets=[ast.Attribute() as target], value=value):
+                into, filled = target, False
+            case ast.Assign() | ast.Expr() if (filled_there := _filled_attribute(each)) is not None:
+                (into, value), filled = filled_there, True
+            case _:
+                continue
+        if isinstance(into.value, ast.Name):
+            known = into.value.id, into.attr, filled
+            found.update({_position(place): known for place in _places(value) if _is_item(place)})
     return found
+
+
+@by_identity
+def _fills(code: types.CodeType) -> frozenset[Any]:
+    """Where a function reads attributes only to put something into what is there."""
+    node = node_of(code)
+    filled = map(_filled_attribute, ast.walk(node) if node is not None else ())
+    return frozenset(_position(into) for into, _ in filter(None, filled))
+
+
+def _filled_attribute(statement: ast.AST) -> tuple[ast.Attribute, ast.expr] | None:
+    """The attribute with the list or dict that a statement puts a value into, and the value."""
+    match statement:
+        case ast.Assign(targets=[ast.Subscript(value=ast.Attribute() as into)], value=value) | ast.Expr(
+            ast.Call(func=ast.Attribute(value=ast.Attribute() as into, attr="append"), args=[value], keywords=[])
+        ):
+            return into, value
+    return None
 
 
 def _is_written(node: ast.expr) -> bool:

@@ -312,6 +312,7 @@ class Step:
             raise
         finally:
             drop_object(self._slot)
+        self._acts = [*results.fills, *self._acts]
         if self._beside:
             return result
         self._act()
@@ -643,8 +644,10 @@ class Step:
             given = [*plan["outputs"], *(grad for grad in plan["grads"] if not grad["none"])]
             specs = [None if each["spec"] is None else _results.StoredSpec(each["spec"], examples) for each in given]
             structure, late, _ = _results.from_json(plan["result"])
-            if any(each.value is not None for each in late):
-                raise _Untrusted("it sets attributes, and only a recording tells that nothing reads them before")
+            if any(each.is_kept for each in late):
+                raise _Untrusted(
+                    "it keeps values in attributes, and only a recording tells that nothing reads them before"
+                )
             recording.after(late)
             try:
                 return specs, _results.classes_in(structure, recording.known())
@@ -679,6 +682,7 @@ class Step:
             views,
             recording.after(late),
             classes,
+            [],
             [],
             {},
         )

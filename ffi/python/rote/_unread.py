@@ -15,6 +15,8 @@ Reads are seen of objects of ordinary classes in Python only. Where code that ru
 
 from __future__ import annotations
 
+import functools
+import operator
 import sys
 import threading
 import types
@@ -24,7 +26,7 @@ from typing import Any
 
 from torch import nn
 
-from . import _code, _facts, _introspect, _returns
+from . import _code, _facts, _introspect, _return_places, _returns
 from ._numbers import DICT_ITEM
 from ._reads import Reads
 from ._uses import reads_no_other
@@ -146,6 +148,56 @@ class _Places:
         return [_facts.Attribute(holder, key, path) for holder, key, path in found if holder is not None]
 
 
+class Fill:
+    """A list or dict in an attribute, as a step sees it that puts something there and does nothing else with it."""
+
+    def __init__(self, attribute: _facts.Attribute, container: Any) -> None:
+        self.attribute = attribute
+        self.container = container
+        self.before = container.copy()
+        self.values: list[tuple[Any, Any]] = []
+        """Keys, None in a list, and values, with reads of numbers."""
+
+    def append(self, value: Any) -> None:
+        self.container.append(_returns.plain(value))
+        self.values.append((None, value))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.container[key] = _returns.plain(value)
+        self.values.append((key, value))
+
+    def is_seen(self) -> bool:
+        """Whether a step has changed the container in these ways only, and a replay can do the same."""
+        expected = self.before.copy()
+        for key, _ in self.values:
+            if key is None:
+                expected.append(None)
+            elif type(expected) is dict and type(key) in (str, int, bool):
+                expected[key] = None
+            else:
+                return False
+        if type(expected) is dict:
+            set_ = {key for key, _ in self.values}
+            old = {key: id(value) for key, value in self.before.items() if key not in set_}
+            now = {key: id(value) for key, value in self.container.items() if key not in set_}
+            return old == now and list(expected) == list(self.container)
+        size = len(self.before)
+        same = all(map(operator.is_, self.before, self.container[:size]))
+        return same and len(expected) == len(self.container)
+
+    def puts(self) -> list[Callable[[Any], None]]:
+        """What puts values there again, in their order."""
+        holder, name = self.attribute.holder, self.attribute.key
+
+        def put(key: Any, value: Any) -> None:
+            if key is None:
+                getattr(holder, name).append(value)
+            else:
+                getattr(holder, name)[key] = value
+
+        return [functools.partial(put, key) for key, _ in self.values]
+
+
 class Watched:
     """The attributes of which one recording sees the reads."""
 
@@ -166,6 +218,9 @@ class Watched:
         self._set: set[tuple[int, str]] = set()
         self._plain: set[tuple[int, str]] = set()  # where setting an attribute does nothing else
         self._thread = 0  # the step's
+        self._fills: dict[tuple[int, str], Fill] = {}
+        self.filled: list[Fill] = []
+        """The lists and dicts that the step has put something into, and not read."""
         self._taken: set[tuple[int, str]] = set()  # that numbers have gone into
         self._numbers: dict[tuple[int, str], Any] = {}  # values with reads of numbers in their places
         self.kept: list[_facts.Attribute] = []
@@ -191,15 +246,34 @@ class Watched:
             reads.watch(holder, self._reads)
             reads.watch_writes(holder, self._sets)
 
-    def _reads(self, holder: Any, name: str) -> None:
+    def _reads(self, holder: Any, name: str) -> Any:
         names = self._all[id(holder)]
         if name in names:
+            if (fill := self._fill(holder, name)) is not None:
+                return fill
             if (id(holder), name) not in self._set or self._settle(holder, name):
                 self._read.add((id(holder), name))
         elif name in BY_ANOTHER_NAME and sys._getframe(2).f_code not in _OF_MODULES:
             for key in names:
                 self._settle(holder, key)
                 self._read.add((id(holder), key))
+        return None
+
+    def _fill(self, holder: Any, name: str) -> Any:
+        """What the step may put something into, where that is all that it does with an attribute."""
+        place, value = (id(holder), name), (_introspect.own(holder) or {}).get(name)
+        if type(value) not in (list, dict) or place not in self._plain or threading.get_ident() != self._thread:
+            return None
+        if place in self._read and place not in self._taken:
+            return None
+        if not _return_places.fills(sys._getframe(3)):
+            return None
+        if place in self._set:
+            return value
+        if place not in self._fills:
+            self._fills[place] = Fill(self._all[id(holder)][name], value)
+        fill = self._fills[place]
+        return fill if fill.container is value else None
 
     def _sets(self, holder: Any, name: str, deletes: bool) -> None:
         if name not in self._all[id(holder)]:
@@ -211,14 +285,17 @@ class Watched:
         self._set.add((id(holder), name))
         self._numbers.pop((id(holder), name), None)
 
-    def takes_numbers(self, holder: Any, name: str) -> bool:
+    def takes_numbers(self, holder: Any, name: str, filled: bool) -> bool:
         """Whether a step may set an attribute to a value with reads of numbers: who looks at it is seen, and gets the
-        numbers."""
+        numbers. ``filled``: it puts the value into what is there."""
         place = id(holder), name
         takes = name in self._all.get(id(holder), ()) and place in self._plain and place not in self._read
-        if takes:
+        if takes and filled:
+            takes = place not in self._set and type((_introspect.own(holder) or {}).get(name)) in (list, dict)
+        if takes and threading.get_ident() == self._thread:
             self._taken.add(place)
-        return takes
+            return True
+        return False
 
     def _settle(self, holder: Any, name: str) -> bool:
         """Puts numbers in the places of their reads. Whether there were any."""
@@ -246,6 +323,12 @@ class Watched:
     def check(self, gives: Callable[[Any], bool]) -> None:
         """Notes what the step has set. ``gives``: whether a plan can give a value."""
         self.settle()
+        for place, fill in self._fills.items():
+            gives_all = all(gives(value) for _, value in fill.values)
+            if place not in self._read and place not in self._set and fill.is_seen() and gives_all:
+                self.filled.append(fill)
+            else:
+                self._read.add(place)
         for each, before in zip((*self._left, *self._changed), self._values, strict=False):  # none where it is blind
             place, value = (id(each.holder), each.key), value_of(each)
             is_set = place in self._set
@@ -268,12 +351,13 @@ class Watched:
         unread.guard(read)
         unread.leave(others)
         unread.keep(self.kept)
-        used = not self._read.isdisjoint(self._numbers)  # numbers, which the recording says nothing about
+        used = not self._read.isdisjoint(self._taken)  # numbers, which the recording says nothing about
         return not others and not used and not any(each in read for each in self._left)
 
     def forget(self) -> None:
         """Lets go of everything."""
         self._left, self._changed, self._all, self._values, self.kept, self._numbers = [], [], {}, [], [], {}
+        self._fills, self.filled = {}, []
 
 
 def _are_seen(attributes: list[_facts.Attribute], functions: list[types.FunctionType]) -> bool:
