@@ -706,6 +706,45 @@ def test_of_ranks(wraps: Callable[[nn.Sequential], nn.Module]) -> None:
     check_equal(script, replays=20)
 
 
+class Totals:
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def total(self) -> float:
+        return sum(value for value in self.values.values() if type(value) is float)
+
+
+class Shared:
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.__dict__ = values
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("how", ["holder of the dict", "object with the same dict", "dict in a closure"])
+@pytest.mark.parametrize("number", [True, False])
+def test_the_dict_of_the_object_has_another_name(how: str, number: bool) -> None:
+    def script(capture: Capture) -> Any:
+        trainer, progress = Trainer(), Shared({"loss": 0.0})
+        own, totals, same = vars(progress), Totals(vars(progress)), Shared(vars(progress))
+        reads: dict[str, Callable[[], Any]] = {
+            "holder of the dict": totals.total,
+            "object with the same dict": lambda: same.loss,  # type: ignore[attr-defined]
+            "dict in a closure": lambda: own["loss"],
+        }
+        read = reads[how]
+
+        def step(x: Tensor) -> Any:
+            loss, _ = trainer.train(x)
+            progress.loss = loss.item() if number else loss  # type: ignore[attr-defined]
+            return loss + read()
+
+        captured = capture(step, state=trainer)
+        for _ in range(24):
+            yield captured(torch.randn(3, 4)), own["loss"]
+
+    check_right(script)
+
+
 def test_another_thread_sets_the_attribute() -> None:
     def script(capture: Capture) -> Any:
         trainer = Trainer()

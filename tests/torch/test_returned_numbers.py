@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,16 @@ def in_a_dict_that_is_filled(x: Tensor) -> Any:
     return logs, x * 2
 
 
+def by_several_names(x: Tensor) -> Any:
+    total = x.sum().item()
+    values = [x.max().item()]
+    values.append(total)
+    logs: dict[str, Any] = {"values": values}
+    mean = x.mean().item()
+    logs["mean"] = mean
+    return logs, values, mean
+
+
 def in_a_list_that_is_filled(x: Tensor) -> Any:
     found: list[Any] = []
     others = [x.max().item()]
@@ -186,6 +197,7 @@ FOLLOWED: dict[str, Callable[[Tensor], Any]] = {
     "last_of_a_loop": last_of_a_loop,
     "only_sometimes": only_sometimes,
     "in_a_named_dict": in_a_named_dict,
+    "by_several_names": by_several_names,
     "in_a_dict_that_is_filled": in_a_dict_that_is_filled,
     "in_a_list_that_is_filled": in_a_list_that_is_filled,
     "in_comprehensions": in_comprehensions,
@@ -385,6 +397,14 @@ def filled_and_looked_through(x: Tensor) -> Any:
     return logs, x
 
 
+def filled_and_kept(x: Tensor) -> Any:
+    logs: dict[str, Any] = {}
+    values = [x.sum().item()]
+    logs["values"] = values
+    KEPT["values"] = values
+    return logs
+
+
 def filled_in_a_class(x: Tensor) -> Any:
     logs = {"sum": x.sum().item()}
 
@@ -403,6 +423,7 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "filled_and_seen_inside": filled_and_seen_inside,
     "filled_and_looked_through": filled_and_looked_through,
     "filled_in_a_class": filled_in_a_class,
+    "filled_and_kept": filled_and_kept,
     "sum_of_a_comprehension": lambda x: sum([each.item() for each in x]),
     "keys_of_a_comprehension": lambda x: {each.item(): 1 for each in x},
     "condition_of_a_comprehension": lambda x: [1 for each in x if each.item() > 0],
@@ -447,6 +468,11 @@ def in_itself(x: Tensor) -> Any:
     return found
 
 
+def twice_the_same(x: Tensor) -> Any:
+    found = {"sum": x.sum().item()}
+    return found, found
+
+
 def nested_far(x: Tensor) -> Any:
     found: Any = x.sum()
     for _ in range(400):
@@ -462,13 +488,16 @@ def shared_often(x: Tensor) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:rote")
-@pytest.mark.parametrize("step", [in_itself, nested_far, shared_often])
+@pytest.mark.parametrize("step", [in_itself, twice_the_same, nested_far, shared_often])
 def test_results_of_an_odd_shape(step: Callable[[Tensor], Any]) -> None:
     captured = rote_capture(step)
     for _ in range(4):
         found = captured(torch.ones(3))
         if step is in_itself:
             assert found[1] is found[2] is found
+        elif step is twice_the_same:
+            assert found[0] is found[1]
+            assert found[0] == {"sum": 3.0}
         else:
             while type(found) is list:
                 assert all(item is found[0] for item in found)
@@ -527,6 +556,21 @@ def test_a_plan_that_is_found_in_the_store(trust: bool, tmp_path: Path) -> None:
 
     found = check_right(script, captured)
     assert ORACLE_ONLY or found.steps[1].stats.replays >= (6 if trust else 5), found.steps[1].stats
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_floats_of_stored_plans_are_exact(trust: bool, tmp_path: Path) -> None:
+    draw = random.Random(3)
+    floats = [draw.random() * 10.0 ** draw.randint(-300, 300) for _ in range(300)]
+
+    def step(x: Tensor) -> Any:
+        return x * 2, tuple(floats)
+
+    def script(capture: Capture) -> Calls:
+        for _ in range(2):
+            yield from over(capture, step, inputs(6, 4), plans=tmp_path, trust_plans=trust)
+
+    check_right(script, replays=4)
 
 
 @pytest.mark.ranks(1)

@@ -388,6 +388,33 @@ def test_rates_of_schedulers_in_settings(made: Made, options: dict[str, Any]) ->
     check_right(scheduled(made, "cosine", **options), replays=20)
 
 
+def test_the_warning_says_why_a_scheduler_is_not_followed() -> None:
+    with pytest.warns(UserWarning, match=r"\.step\(\) cannot wait for the end of a replay: the step reads get_last_lr"):
+        check_right(scheduled(used_too, "cosine"))
+
+
+def test_the_list_of_rates_is_the_schedulers() -> None:
+    def script(capture: Capture) -> Any:
+        model = nn.Linear(5, 2)
+        optimizer = adamw(model.parameters())
+        scheduler = SCHEDULERS["cosine"](optimizer)
+
+        def step(x: Tensor) -> Any:
+            loss = model(x).mean().detach()
+            scheduler.step()
+            return loss, scheduler.get_last_lr()
+
+        captured = capture(step, state=[model, optimizer])
+        for i in range(20):
+            loss, rates = captured(torch.randn(3, 5))
+            yield loss, rates, rates is scheduler.get_last_lr()
+            if i % 4 == 3:
+                rates[0] = 5.0
+            yield scheduler.get_last_lr()
+
+    check_right(script, replays=12)
+
+
 @pytest.mark.parametrize("made", [last_rates, of_a_group])
 def test_rates_of_sgd(made: Made) -> None:
     check_right(scheduled(made, "cosine", sgd), replays=28)

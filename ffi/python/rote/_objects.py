@@ -597,6 +597,7 @@ class Objects(Walk):
         if own is not None:
             if not skip and not self.add(OWN, value, None, HOST, path, value):
                 return
+            self.reads_unseen |= self.holders.get(id(own), value) is not value  # the dict is another object's too
             self.holders[id(own)] = value
             if not skip and len(own) > 1:
                 self._objects.append((path, value))

@@ -177,7 +177,8 @@ class Recording(Naming):
         self._late_numbers = _late_numbers.Numbers(self._watch.refuse)
         self._readable: dict[int, str] = {}
         self._result: Any = None
-        self._floats_read: list[_returns.Read] = []  # whose numbers are to be found in the result
+        # Reads of floats that are to be found in the result or in attributes, by identity; and whether they have to be.
+        self._floats_read: dict[int, tuple[_returns.Read, bool]] = {}
         self._replaced: list[tuple[dict[str, Any], str, Any, Any]] = []  # group, key, value, what stands for it
         self._grad_specs: list[tuple[str, Any, bool]] = []
         self.unread = _unread.Watched([], [], [])
@@ -288,7 +289,9 @@ class Recording(Naming):
         survey, step = self._survey, self._step
         walk, facts = survey.walk, survey.facts
         changed = [] if resumed else step.unread.changed(facts)
-        self.unread = _unread.Watched(walk.left, changed, walk.functions, walk.reads_unseen)
+        holders = (each.holder for each in (*walk.left, *changed))
+        unseen = walk.reads_unseen or any(id(_introspect.own(holder)) in walk.seen for holder in holders)
+        self.unread = _unread.Watched(walk.left, changed, walk.functions, unseen)
         self.counters = _counters.Counters(facts, walk.holders, walk.functions)
         if step.ran is not None and not walk.stopped:
             late = [scheduler for _, scheduler in walk.schedulers]
@@ -504,8 +507,8 @@ class Recording(Naming):
         ``float()`` has asked for it, and gets a float of any tensor."""
         source = _returns.source_of(tensor)
         how = "" if source is None else _returns.how_returned(frame, self._step.function, _record.run.__code__)
-        if not how and not by_float and self._goes_into_attribute(frame):
-            how = _returns.AS_IT_IS
+        if source is not None and source.is_floating_point() and not (how or by_float):
+            how = _returns.AS_IT_IS if self._goes_into_attribute(frame) else ""
         if source is None or not how or (how == _returns.AS_FLOAT and source.is_complex()):
             return None
         if how == _returns.AS_IT_IS and by_float:  # `.item` is another function's name
@@ -516,9 +519,9 @@ class Recording(Naming):
                 return None
             kept = kept.to(torch.float64)
         read = _returns.Read(kept, _record.unrecorded_item(kept))
-        if how == _returns.AS_IT_IS:
+        if type(read.value) is not float:
             return read
-        self._floats_read.append(read)
+        self._floats_read[id(read.value)] = read, how == _returns.AS_FLOAT
         return read.value
 
     def _goes_into_attribute(self, frame: types.FrameType) -> bool:
@@ -532,10 +535,15 @@ class Recording(Naming):
         return _returns.replaced(result, lambda part: _floats.in_result(part) or part)
 
     def _with_reads(self, result: Any) -> Any:
-        """The result with reads in the places of floats that the step has read only to return them."""
-        result = _returns.placed(_floats.returned(result), self._floats_read)
-        if self._floats_read:
-            self._floats_read.clear()
+        """The result with plain floats. Refuses a step that does not return what it has read to return it."""
+        result, found = _floats.returned(result), set()
+
+        def note(part: Any) -> Any:
+            found.add(id(part))
+            return part
+
+        _returns.replaced(result, note)
+        if any(must and place not in found for place, (_, must) in self._floats_read.items()):
             self._watch.refuse(
                 "Tensor.item",
                 "reads a number to return it as a float, and does not return it",
@@ -633,7 +641,6 @@ class Recording(Naming):
                 )
         finally:
             self.close()
-            self.unread.settle()
         return _returns.plain(self._result)
 
     def _gives(self, value: Any) -> bool:
@@ -859,9 +866,10 @@ class Recording(Naming):
     def _structure(self, names: dict[int, Any], outputs: list[torch.Tensor]) -> tuple[Any, _results.Classes]:
         """The structure of the result, and the classes in it and in what the step keeps in attributes."""
         kept, filled = self.unread.kept, self.unread.filled
-        values = [self._result, *self.unread.given(), *(value for fill in filled for _, value in fill.values)]
+        values = [self._result, *map(_unread.value_of, kept), *(value for fill in filled for _, value in fill.values)]
         try:
-            whole, classes = _results.encode(tuple(values), names, outputs, self._outlives)
+            numbers = {place: read for place, (read, _) in self._floats_read.items()}
+            whole, classes = _results.encode(tuple(values), names, outputs, self._outlives, numbers)
         except _results.Unsupported as problem:
             self._watch.refuse(
                 "",
@@ -869,6 +877,8 @@ class Recording(Naming):
                 "return tensors, numbers, text, and tuples, lists, dicts and dataclasses of these",
             )
             return {"c": None}, {}
+        finally:
+            self._floats_read.clear()  # which holds tensors
         structure, *nodes = whole["tuple"]
         self._kept = list(zip(kept, nodes, strict=False))
         left = iter(nodes[len(kept) :])

@@ -89,16 +89,18 @@ def outputs_in(node: Any) -> set[int]:
 def can_give(value: Any, outlives: set[int]) -> bool:
     """Whether a replay can make a value, as :func:`encode` has it."""
     try:
-        encode(value, {}, [], outlives)
+        encode(value, {}, [], outlives, {})
     except Unsupported:
         return False
     return True
 
 
-def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outlives: set[int]) -> tuple[Any, Classes]:
+def encode(
+    result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outlives: set[int], numbers: dict[int, Read]
+) -> tuple[Any, Classes]:
     """The structure as docs/plan-format.md defines it, and the classes in it. ``names`` are nodes of
     the caller's own tensors by id; other tensors are appended to ``outputs``.
-    ``outlives`` are objects from before the step, by id."""
+    ``outlives`` are objects from before the step, by id; ``numbers`` are floats that were read from tensors."""
     given: dict[int, int | None] = {}  # lists, dicts and objects: their numbers; None of those that are not complete
     classes: Classes = {}
     complete = itertools.count()
@@ -111,6 +113,8 @@ def encode(result: Any, names: dict[int, Any], outputs: list[torch.Tensor], outl
             return {"rate": [{"c": value.path}, {"c": value.place}, {"c": value.key}]}
         if isinstance(value, Read):
             return {"item": tensor(value.tensor)}
+        if type(value) is float and id(value) in numbers:
+            return {"item": tensor(numbers[id(value)].tensor)}
         kind = type(value)
         if kind is float and not math.isfinite(value):
             return {"f": "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")}

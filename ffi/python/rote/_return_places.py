@@ -156,11 +156,10 @@ def _only_returned(code: types.CodeType) -> Iterator[ast.expr]:
         return
     returned = list(_returned(node))
     yield from returned
-    for value in _assigned(node, code, returned):
+    put = [place for values in filled_by(node, code).values() for value in values for place in _places(value)]
+    yield from put
+    for value in _assigned(node, code, [*returned, *put]):
         yield from _places(value)
-    for values in filled_by(node, code).values():
-        for value in values:
-            yield from _places(value)
 
 
 def _found(code: types.CodeType) -> Iterator[tuple[_Position, str]]:
@@ -227,7 +226,7 @@ def _own_names(code: types.CodeType) -> set[str]:
 
 def _assigned(node: Function, code: types.CodeType, returned: list[ast.expr]) -> Iterator[ast.expr]:
     """The expressions whose values go into variables that the function does nothing with from then on but return
-    them."""
+    them. ``returned``: what is returned otherwise."""
     every = list(ast.walk(node))
     if any(map(_sees_variables, every)):
         return
@@ -276,10 +275,9 @@ def filled_by(node: Function, code: types.CodeType) -> dict[str, list[ast.expr]]
         return {}
     given = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
     given += bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    own = _own_names(code).difference(code.co_varnames[:given])
-    known = {id(place) for place in _returned(node)}
     made: set[str] = set()
     values: dict[str, list[ast.expr]] = {}
+    known = {id(place) for place in _returned(node)}
     for each in every:
         into = filled(each)
         if into is not None:
@@ -288,8 +286,14 @@ def filled_by(node: Function, code: types.CodeType) -> dict[str, list[ast.expr]]
             values.setdefault(name.id, []).append(value)
             if isinstance(name.ctx, ast.Store):
                 made.add(name.id)
-    others = {each.id for each in every if isinstance(each, ast.Name) and id(each) not in known}
-    return {name: values[name] for name in made & own - others}
+    found = made & _own_names(code).difference(code.co_varnames[:given])
+    names = [each for each in every if isinstance(each, ast.Name) and id(each) not in known]
+    while True:
+        inside = {id(place) for name in found for value in values[name] for place in _places(value)}
+        left = found.difference(each.id for each in names if id(each) not in inside)
+        if left == found:
+            return {name: values[name] for name in found}
+        found = left
 
 
 def filled(statement: ast.AST) -> tuple[ast.Name, ast.expr] | None:

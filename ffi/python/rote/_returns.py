@@ -2,8 +2,8 @@
 
 Nothing between the read and the caller can use such a number. This is proven from the code (:mod:`._return_places`):
 the captured function itself calls ``.item()`` or ``float()``, and only returns what it gets. While a step is recorded,
-a :class:`Read` stands in the place of the number. A number that goes through ``float()`` is itself there, and is known
-again by its identity. The plan returns the tensor, and a replay reads the number from it.
+a float is itself there, and is known again by its identity. A :class:`Read` stands in the place of any other number.
+The plan returns the tensor, and a replay reads the number from it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ __all__ = [
     "code_of",
     "gives_rates",
     "how_returned",
-    "placed",
     "plain",
     "replaced",
     "source_of",
@@ -51,12 +50,12 @@ class Read:
 
 
 class Rate:
-    """The rate of a scheduler that is returned, or with ``key`` an entry of a group of its optimizer: what it is when
-    all else of a call is done."""
+    """The rate of a scheduler that is returned: what it is when all else of a call is done. With ``key``, it is an
+    entry of a group of the optimizer; without a place, all rates."""
 
     __slots__ = ("_scheduler", "_seen", "key", "path", "place")
 
-    def __init__(self, path: str, scheduler: Any, place: int, key: str, seen: float | None = None) -> None:
+    def __init__(self, path: str, scheduler: Any, place: int | None, key: str, seen: Any = None) -> None:
         """``seen``: what it was where a recorded step has read it."""
         self.path = path
         self._scheduler = scheduler
@@ -70,7 +69,17 @@ class Rate:
             return self._seen
         if self.key:
             return self._scheduler.optimizer.param_groups[self.place][self.key]
-        return self._scheduler.get_last_lr()[self.place]
+        rates = self._scheduler.get_last_lr()
+        return rates if self.place is None else rates[self.place]
+
+    def __getitem__(self, place: int) -> Rate:
+        """One of all rates."""
+        seen = self._seen if self._seen is None else self._seen[place]
+        return Rate(self.path, self._scheduler, place, self.key, seen)
+
+    def parts(self) -> list[Rate]:
+        """The rates, each by itself."""
+        return [self] if self.place is not None else [self[i] for i in range(len(self._scheduler.get_last_lr()))]
 
 
 def source_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -134,23 +143,6 @@ def _runs(function: Any, code: types.CodeType) -> bool:
 def plain(result: Any) -> Any:
     """A result with the numbers in their places."""
     return replaced(result, lambda part: part.value if isinstance(part, Read | Rate) else part)
-
-
-def placed(result: Any, reads: list[Read]) -> Any:
-    """A result with the reads in the places of their numbers. Those that it has are taken off the list."""
-    found: list[Read] = []
-
-    def read_of(part: Any) -> Any:
-        read = next((read for read in reads if read.value is part), None)
-        if read is None:
-            return part
-        found.append(read)
-        return read
-
-    if reads:
-        result = replaced(result, read_of)
-        reads[:] = [read for read in reads if read not in found]
-    return result
 
 
 def replaced(result: Any, new: Callable[[Any], Any]) -> Any:

@@ -188,10 +188,12 @@ class Schedulers:
             self._give_up(call.scheduler, f"the step reads {name} of the optimizer after the call")
         return None
 
-    def _rates(self, scheduler: LRScheduler) -> list[Rate]:
-        rates = object.__getattribute__(scheduler, "_last_lr")
-        path = self._paths[id(scheduler)]
-        return [Rate(path, scheduler, place, "", rate) for place, rate in enumerate(rates)]
+    def _rates(self, scheduler: LRScheduler) -> Rate:
+        self._running = True
+        try:
+            return Rate(self._paths[id(scheduler)], scheduler, None, "", scheduler.get_last_lr())
+        finally:
+            self._running = False
 
     def _step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
         metric = None

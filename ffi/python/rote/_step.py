@@ -208,6 +208,7 @@ class Step:
         self._off = False  # for good: every call runs eagerly
         self.kept_tensors = False  # the last recording left tensors that outlived it
         self.read_schedulers: list[Any] = []  # whose numbers the step has read
+        self._given_up: dict[str, str] = {}  # why a replay cannot call these, by their paths
         self.hides_reads = False  # the step gets at attributes of its optimizers without naming them
         self.missed_by_schedulers: frozenset[str] = frozenset()  # what the step has asked them for, and they have not
         self.read_counters: set[str] = set()  # paths of numbers that the step does more with than count
@@ -578,6 +579,7 @@ class Step:
         left = recording.unfollowed()
         if recording.schedulers.read:
             self.read_schedulers += recording.schedulers.read
+            self._given_up.update(recording.schedulers.given_up)
             for path, why in recording.schedulers.given_up.items():
                 text = "%s: a replay cannot call %s.step() when it has ended: %s"
                 logging.getLogger("rote.record").info(text, self.name(), path, why)
@@ -693,6 +695,9 @@ class Step:
         return result
 
     def _refused(self, reason: str) -> None:
+        for path, why in self._given_up.items():
+            if f"{path}." in reason or ".param_groups[" in reason:
+                reason += f" ({path}.step() cannot wait for the end of a replay: {why})"
         if self._strict:
             raise RecordingRefused(reason)
         cause = _VALUES.sub("", reason)

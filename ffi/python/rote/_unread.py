@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import nn
 
-from . import _code, _facts, _introspect, _return_places, _returns
+from . import _code, _facts, _introspect, _return_places
 from ._numbers import DICT_ITEM
 from ._reads import Reads
 from ._uses import reads_no_other
@@ -156,14 +156,14 @@ class Fill:
         self.container = container
         self.before = container.copy()
         self.values: list[tuple[Any, Any]] = []
-        """Keys, None in a list, and values, with reads of numbers."""
+        """Keys, None in a list, and values."""
 
     def append(self, value: Any) -> None:
-        self.container.append(_returns.plain(value))
+        self.container.append(value)
         self.values.append((None, value))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.container[key] = _returns.plain(value)
+        self.container[key] = value
         self.values.append((key, value))
 
     def is_seen(self) -> bool:
@@ -222,7 +222,6 @@ class Watched:
         self.filled: list[Fill] = []
         """The lists and dicts that the step has put something into, and not read."""
         self._taken: set[tuple[int, str]] = set()  # that numbers have gone into
-        self._numbers: dict[tuple[int, str], Any] = {}  # values with reads of numbers in their places
         self.kept: list[_facts.Attribute] = []
         """Those that the step has set without reading what they were before, to what a plan can give."""
         self.blind = bool(left or changed) and (reads_unseen or not _are_seen([*left, *changed], functions))
@@ -251,12 +250,10 @@ class Watched:
         if name in names:
             if (fill := self._fill(holder, name)) is not None:
                 return fill
-            if (id(holder), name) not in self._set or self._settle(holder, name):
+            if (id(holder), name) not in self._set or (id(holder), name) in self._taken:
                 self._read.add((id(holder), name))
         elif name in BY_ANOTHER_NAME and sys._getframe(2).f_code not in _OF_MODULES:
-            for key in names:
-                self._settle(holder, key)
-                self._read.add((id(holder), key))
+            self._read.update((id(holder), key) for key in names)
         return None
 
     def _fill(self, holder: Any, name: str) -> Any:
@@ -283,11 +280,9 @@ class Watched:
         if deletes:  # which raises where there is none
             self._reads(holder, name)
         self._set.add((id(holder), name))
-        self._numbers.pop((id(holder), name), None)
 
     def takes_numbers(self, holder: Any, name: str, filled: bool) -> bool:
-        """Whether a step may set an attribute to a value with reads of numbers: who looks at it is seen, and gets the
-        numbers. ``filled``: it puts the value into what is there."""
+        """Whether a number may go into an attribute: who looks at it is seen. ``filled``: into what is there."""
         place = id(holder), name
         takes = name in self._all.get(id(holder), ()) and place in self._plain and place not in self._read
         if takes and filled:
@@ -297,32 +292,8 @@ class Watched:
             return True
         return False
 
-    def _settle(self, holder: Any, name: str) -> bool:
-        """Puts numbers in the places of their reads. Whether there were any."""
-        if (id(holder), name) not in self._taken:
-            return False
-        own = _introspect.own(holder) or {}
-        value = own.get(name)
-        plain = _returns.plain(value)
-        if plain is value:
-            return False
-        self._numbers[id(holder), name] = value
-        own[name] = plain
-        return True
-
-    def settle(self) -> None:
-        """Puts numbers in the places of all their reads."""
-        for names in self._all.values():
-            for each in names.values():
-                self._settle(each.holder, each.key)
-
-    def given(self) -> list[Any]:
-        """What the step has set the attributes to that it keeps, with reads of numbers."""
-        return [self._numbers.get((id(each.holder), each.key), value_of(each)) for each in self.kept]
-
     def check(self, gives: Callable[[Any], bool]) -> None:
         """Notes what the step has set. ``gives``: whether a plan can give a value."""
-        self.settle()
         for place, fill in self._fills.items():
             gives_all = all(gives(value) for _, value in fill.values)
             if place not in self._read and place not in self._set and fill.is_seen() and gives_all:
@@ -356,7 +327,7 @@ class Watched:
 
     def forget(self) -> None:
         """Lets go of everything."""
-        self._left, self._changed, self._all, self._values, self.kept, self._numbers = [], [], {}, [], [], {}
+        self._left, self._changed, self._all, self._values, self.kept = [], [], {}, [], []
         self._fills, self.filled = {}, []
 
 

@@ -143,6 +143,8 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _leaves(f"{path}[{key!r}]", item)
+    elif isinstance(value, Rate) and value.place is None:
+        yield from _leaves(path, value.parts())
     else:
         yield path, value
 
