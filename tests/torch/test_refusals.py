@@ -507,7 +507,43 @@ def test_super_of_a_named_class_is_refused() -> None:
     check_refused(script, r"super\(\)\.tolist in ThroughTwo.forward", remedy="call the method of the tensor")
 
 
-@pytest.mark.parametrize("read", [lambda x: x.as_subclass(Listed).total(), through_super])
+class Steps:
+    def step(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Filling(Steps):
+    def __init__(self) -> None:
+        self.seen = torch.zeros(4)
+
+    def step(self, x: Tensor) -> Tensor:
+        y = super().step(x)
+        self.seen.fill_(1.5)
+        return y + self.seen
+
+
+def test_super_of_a_trainer_is_no_tensor() -> None:
+    def script(capture: Capture) -> Calls:
+        trainer = Filling()
+        return over(capture, trainer.step, inputs(24, 4), state=trainer, end=lambda: trainer.seen)
+
+    check_equal(script, replays=18)
+
+
+class Mixed:
+    """Tensors inherit from it."""
+
+    def total(self) -> Any:
+        return sum(super().tolist())  # type: ignore[misc]
+
+
+class MixedIn(Mixed, Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "read", [lambda x: x.as_subclass(Listed).total(), lambda x: x.as_subclass(MixedIn).total(), through_super]
+)
 def test_super_of_a_tensor_is_refused(read: Any) -> None:
     def script(capture: Capture) -> Calls:
         return over(capture, lambda x: x * read(x), inputs(6, 3))

@@ -263,14 +263,14 @@ _CALLED_BARE = ("PRECALL", "CALL", "LOAD_DEREF")
 
 
 def _super_is_no_tensor(function: types.FunctionType) -> bool:
-    """Whether `super` in a function stands for a module or an optimizer: it is called without arguments alone, in a
-    method of such a class."""
+    """Whether `super` in a function stands for no tensor: it is called without arguments alone, in a method of a class
+    that no class of tensors inherits from."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     try:
         kind = cells["__class__"].cell_contents
     except (KeyError, ValueError):
         return False
-    if not isinstance(kind, type) or not issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)):
+    if not isinstance(kind, type) or _may_be_tensor(kind):
         return False
     pending = [function.__code__]
     while pending:
@@ -281,6 +281,11 @@ def _super_is_no_tensor(function: types.FunctionType) -> bool:
             if name == "super" and following not in _CALLED_BARE:
                 return False
     return True
+
+
+def _may_be_tensor(kind: type) -> bool:
+    """Whether objects of a class may be tensors."""
+    return issubclass(kind, torch.Tensor) or any(map(_may_be_tensor, type.__subclasses__(kind)))
 
 
 # -- objects of libraries -----------------------------------------------------

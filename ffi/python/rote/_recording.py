@@ -697,6 +697,7 @@ class Recording(Naming):
         self._watch.forget()
         if self._survey.number is None:
             self._survey.forget()
+        self._kept, self._filled = [], []
         self.unread.forget()
         self.schedulers.forget()
 
