@@ -28,6 +28,12 @@ class Doubled(dict[Any, Any]):
         super().__setitem__(key, value * 2)
 
 
+class Inner:
+    def __init__(self) -> None:
+        self.logs: dict[str, Any] = {}
+        self.losses: list[float] = []
+
+
 class Trainer:
     other: Any = None
 
@@ -40,6 +46,7 @@ class Trainer:
         self.same_losses = self.losses
         self.logs: dict[Any, Any] = {"epoch": 0}
         self.doubled_logs = Doubled()
+        self.inner = Inner()
 
     def train(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self.optimizer.zero_grad()
@@ -166,6 +173,14 @@ def into_a_dict(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
     trainer.logs[0] = [loss, x.shape[0]]
     for i, row in enumerate(y):
         trainer.logs[f"row {i}"] = row.sum().item()
+    return loss
+
+
+def of_an_inner_object(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
+    trainer.net.last = loss.item()
+    trainer.inner.logs["loss"] = loss.item()
+    trainer.inner.losses.append(y.sum().item())
+    trainer.kept = loss
     return loss
 
 
@@ -297,6 +312,7 @@ KEEPS: dict[Callable[..., Any], bool] = {
     into_a_list: True,
     into_a_dict: True,
     into_a_new_dict: True,
+    of_an_inner_object: True,
     into_a_list_that_is_counted: False,
     into_a_list_that_is_read_before: False,
     into_a_list_that_has_another_name: False,
@@ -402,6 +418,7 @@ def script_of(keeps: Callable[..., Any], between: Callable[[Trainer, int], None]
             x = again if i in (5, 6, 7, 20) else torch.randn(3, 4)
             result = captured(x)
             logged = list(trainer.losses[-3:]), dict(trainer.logs), list(trainer.logs), dict(trainer.doubled_logs)
+            logged += dict(trainer.inner.logs), trainer.inner.losses[-3:], getattr(trainer.net, "last", 0)
             yield result, getattr(trainer, "kept", 0), trainer.other, aliases(trainer, result), logged
         return trainer.net, trainer.optimizer, getattr(trainer, "kept", 0), trainer.other
 

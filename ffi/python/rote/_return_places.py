@@ -14,6 +14,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
+from . import _introspect
 from ._identity import by_identity
 from ._sources import Function, node_of
 
@@ -45,9 +46,13 @@ def attribute_set(frame: types.FrameType) -> tuple[Any, str, bool] | None:
     found = _set_attributes(outer.f_code).get(positions[at]) if at < len(positions) else None
     if found is None:
         return None
-    name, attribute, filled = found
+    (name, *names), attribute, filled = found
     known = outer.f_locals
-    return (known[name] if name in known else outer.f_globals.get(name)), attribute, filled
+    holder = known[name] if name in known else outer.f_globals.get(name)
+    for name in names:
+        own: dict[str, Any] = _introspect.own(holder) or {}
+        holder = own.get(name, (own.get("_modules") or {}).get(name))  # as modules hold modules
+    return holder, attribute, filled
 
 
 def fills(frame: types.FrameType) -> bool:
@@ -108,9 +113,9 @@ def _rates(code: types.CodeType) -> frozenset[Any]:
 
 
 @by_identity
-def _set_attributes(code: types.CodeType) -> dict[Any, tuple[str, str, bool]]:
-    """Where, in the source of a function, reads of numbers stand that go into an attribute of a variable: into which,
-    and whether into what is there."""
+def _set_attributes(code: types.CodeType) -> dict[Any, tuple[list[str], str, bool]]:
+    """Where, in the source of a function, reads of numbers stand that go into an attribute: by which names the object
+    is found, which attribute, and whether into what is there."""
     node = node_of(code)
     found = {}
     for each in ast.walk(node) if node is not None else ():
@@ -121,10 +126,21 @@ def _set_attributes(code: types.CodeType) -> dict[Any, tuple[str, str, bool]]:
                 (into, value), filled = filled_there, True
             case _:
                 continue
-        if isinstance(into.value, ast.Name):
-            known = into.value.id, into.attr, filled
+        if names := _names(into.value):
+            known = names, into.attr, filled
             found.update({_position(place): known for place in _places(value) if _is_item(place)})
     return found
+
+
+def _names(node: ast.expr) -> list[str]:
+    """The names in ``self.model.encoder``; none of another expression."""
+    match node:
+        case ast.Name(id=name):
+            return [name]
+        case ast.Attribute(value=inner, attr=name):
+            names = _names(inner)
+            return [*names, name] if names else []
+    return []
 
 
 @by_identity
