@@ -9,7 +9,6 @@ a tensor of one element, or a number that the step reads in the place of the arg
 from __future__ import annotations
 
 import ast
-import itertools
 import math
 import types
 from collections.abc import Callable, Iterator
@@ -20,10 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ._record import unrecorded
 from ._returns import source_of
-from ._sources import node_of
-
-# Begin and end of an expression in the source: lines, and columns.
-_Position = tuple[int | None, int | None, int | None, int | None]
+from ._sources import Position, node_of, position_at, position_in, position_of
 
 
 class Metric:
@@ -128,7 +124,7 @@ def _source_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if source is None or source.is_complex() else source
 
 
-_places: dict[types.CodeType, dict[_Position, _Position]] = {}
+_places: dict[types.CodeType, dict[Position, Position]] = {}
 
 
 def _is_metric(frame: types.FrameType, got: int) -> bool:
@@ -137,15 +133,11 @@ def _is_metric(frame: types.FrameType, got: int) -> bool:
     code = frame.f_code
     if code not in _places:
         _places[code] = dict(_found(code))
-    expected = _places[code].get(_position(code, frame.f_lasti))
-    return expected is not None and expected == _position(code, got)
+    expected = _places[code].get(position_in(frame))
+    return expected is not None and expected == position_at(code, got)
 
 
-def _position(code: types.CodeType, offset: int) -> _Position:
-    return next(itertools.islice(code.co_positions(), offset // 2, None))
-
-
-def _found(code: types.CodeType) -> Iterator[tuple[_Position, _Position]]:
+def _found(code: types.CodeType) -> Iterator[tuple[Position, Position]]:
     """Where the source says ``x.step(y.item())`` or ``x.step(float(y))``: the argument, and ``x.step``."""
     node = node_of(code)
     for each in ast.walk(node) if node is not None else ():
@@ -153,7 +145,7 @@ def _found(code: types.CodeType) -> Iterator[tuple[_Position, _Position]]:
             continue
         match each.args, each.keywords:
             case ([read], []) | ([], [ast.keyword(arg="metrics", value=read)]) if _reads(read):
-                yield _place(read), _place(each.func)
+                yield position_of(read), position_of(each.func)
 
 
 def _reads(argument: ast.expr) -> bool:
@@ -163,7 +155,3 @@ def _reads(argument: ast.expr) -> bool:
         case ast.Call(func=ast.Name(id="float"), args=[_], keywords=[]):
             return True
     return False
-
-
-def _place(node: ast.expr) -> _Position:
-    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 
 from . import _introspect
 from ._identity import by_identity
-from ._sources import Function, node_of
+from ._sources import Function, Position, node_of, position_in, position_of
 
 AS_IT_IS = "as it is"
 AS_FLOAT = "as a float"
@@ -25,25 +25,20 @@ DEFERRED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERA
 _COMPREHENSIONS = ("<listcomp>", "<dictcomp>")  # functions of their own until Python 3.11
 #: Entries of the groups of an optimizer that may be returned when a scheduler has set them.
 RATES = ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "max_momentum", "base_momentum", "weight_decay")
-_Position = tuple[int, int | None, int, int | None]
 
 
 def how_returned(frame: types.FrameType) -> str:
     """How the result of the call that a frame makes now is returned, if that is all that the frame's function does with
     it: :data:`AS_IT_IS`, or :data:`AS_FLOAT`. Otherwise empty."""
-    positions = list(frame.f_code.co_positions())
-    at = frame.f_lasti // 2
-    return _calls(function_of(frame).f_code).get(positions[at], "") if at < len(positions) else ""
+    return _calls(function_of(frame).f_code).get(position_in(frame), "")
 
 
 def attribute_set(frame: types.FrameType) -> tuple[Any, str, bool] | None:
     """The object and the attribute that the result of the call which a frame makes now goes into, if it goes nowhere
     else: ``self.loss = loss.item()``, ``self.logs = {"loss": loss.item()}``. And whether it goes into what is there:
     ``self.losses.append(loss.item())``."""
-    positions = list(frame.f_code.co_positions())
-    at = frame.f_lasti // 2
     outer = function_of(frame)
-    found = _set_attributes(outer.f_code).get(positions[at]) if at < len(positions) else None
+    found = _set_attributes(outer.f_code).get(position_in(frame))
     if found is None:
         return None
     (name, *names), attribute, filled = found
@@ -58,17 +53,13 @@ def attribute_set(frame: types.FrameType) -> tuple[Any, str, bool] | None:
 def fills(frame: types.FrameType) -> bool:
     """Whether a frame reads an attribute now only to put something into the list or dict there:
     ``self.losses.append(loss)``, ``self.logs["loss"] = loss``."""
-    positions = list(frame.f_code.co_positions())
-    at = frame.f_lasti // 2
-    return at < len(positions) and positions[at] in _fills(frame.f_code)
+    return position_in(frame) in _fills(frame.f_code)
 
 
 def gives_rates(frame: types.FrameType) -> bool:
     """Whether a frame reads ``get_last_lr`` of something now, to call it and return what it gives, or an entry of that.
     Or it reads ``param_groups``, to return an entry of a group."""
-    positions = list(frame.f_code.co_positions())
-    at = frame.f_lasti // 2
-    return at < len(positions) and positions[at] in _rates(function_of(frame).f_code)
+    return position_in(frame) in _rates(function_of(frame).f_code)
 
 
 def function_of(frame: types.FrameType) -> types.FrameType:
@@ -93,7 +84,7 @@ def only_returns_groups(code: types.CodeType) -> bool:
     if node is None:
         return False
     reads = [each for each in ast.walk(node) if isinstance(each, ast.Attribute) and each.attr == "param_groups"]
-    return bool(reads) and all(_position(each) in _rates(code) for each in reads)
+    return bool(reads) and all(position_of(each) in _rates(code) for each in reads)
 
 
 @by_identity
@@ -105,10 +96,10 @@ def _rates(code: types.CodeType) -> frozenset[Any]:
         match entry:
             case ast.Call(func=ast.Attribute(attr="get_last_lr") as read, args=[], keywords=[]):
                 if key is None or _is_written(key):
-                    found.add(_position(read))
+                    found.add(position_of(read))
             case ast.Subscript(value=ast.Attribute(attr="param_groups") as read, slice=index):
                 if _is_written(index) and isinstance(key, ast.Constant) and key.value in RATES:
-                    found.add(_position(read))
+                    found.add(position_of(read))
     return frozenset(found)
 
 
@@ -128,7 +119,7 @@ def _set_attributes(code: types.CodeType) -> dict[Any, tuple[list[str], str, boo
                 continue
         if names := _names(into.value):
             known = names, into.attr, filled
-            found.update({_position(place): known for place in _places(value) if _is_item(place)})
+            found.update({position_of(place): known for place in _places(value) if _is_item(place)})
     return found
 
 
@@ -148,7 +139,7 @@ def _fills(code: types.CodeType) -> frozenset[Any]:
     """Where a function reads attributes only to put something into what is there."""
     node = node_of(code)
     filled = map(_filled_attribute, ast.walk(node) if node is not None else ())
-    return frozenset(_position(into) for into, _ in filter(None, filled))
+    return frozenset(position_of(into) for into, _ in filter(None, filled))
 
 
 def _filled_attribute(statement: ast.AST) -> tuple[ast.Attribute, ast.expr] | None:
@@ -178,16 +169,16 @@ def _only_returned(code: types.CodeType) -> Iterator[ast.expr]:
         yield from _places(value)
 
 
-def _found(code: types.CodeType) -> Iterator[tuple[_Position, str]]:
+def _found(code: types.CodeType) -> Iterator[tuple[Position, str]]:
     inside = [const for const in code.co_consts if type(const) is types.CodeType]
     has_own_float = any("float" in (*c.co_varnames, *c.co_cellvars, *c.co_freevars) for c in (code, *inside))
     for place in _only_returned(code):
         if _is_item(place):
-            yield _position(place), AS_IT_IS
+            yield position_of(place), AS_IT_IS
         elif _is_float(place) and not has_own_float:
-            yield _position(place), AS_FLOAT
+            yield position_of(place), AS_FLOAT
             if len(place.args) == 1 and _is_item(place.args[0]):
-                yield _position(place.args[0]), AS_FLOAT
+                yield position_of(place.args[0]), AS_FLOAT
 
 
 def _returned(node: Function) -> Iterator[ast.expr]:
@@ -331,7 +322,3 @@ def _is_float(node: ast.expr) -> TypeGuard[ast.Call]:
 
 def _is_item(node: ast.expr) -> TypeGuard[ast.Call]:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item"
-
-
-def _position(node: ast.expr) -> _Position:
-    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset

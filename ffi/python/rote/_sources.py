@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import linecache
 import types
 from collections.abc import Iterator
@@ -11,6 +12,23 @@ from collections.abc import Iterator
 from ._identity import by_identity
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+#: Begin and end of an expression in the source: lines, and columns.
+Position = tuple[int | None, int | None, int | None, int | None]
+
+
+def position_of(node: ast.expr) -> Position:
+    """Where an expression stands."""
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+def position_at(code: types.CodeType, offset: int) -> Position:
+    """Where the expression stands that the instruction at an offset is for."""
+    return next(itertools.islice(code.co_positions(), offset // 2, None))
+
+
+def position_in(frame: types.FrameType) -> Position:
+    """Where the expression stands that a frame evaluates now."""
+    return position_at(frame.f_code, frame.f_lasti)
 
 
 def nested(code: types.CodeType) -> Iterator[types.CodeType]:
