@@ -9,7 +9,7 @@ import math
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,11 +79,17 @@ Classes = dict[tuple[str, str], type]  # of a result, by the names of their modu
 
 def outputs_in(node: Any) -> set[int]:
     """The places of the outputs that a node names."""
+    return {value for kind, value in _nodes_in(node) if kind == "t"}
+
+
+def _nodes_in(node: Any) -> Iterator[tuple[str, Any]]:
+    """A node and all nodes in it: the key and the value of each."""
     ((kind, value),) = node.items()
-    if kind == "t":
-        return {value}
+    yield kind, value
     parts = [part for item in value for part in item] if kind == "dict" else value if type(value) is list else [value]
-    return set().union(*(outputs_in(part) for part in parts if type(part) is dict))
+    for part in parts:
+        if type(part) is dict:
+            yield from _nodes_in(part)
 
 
 def can_give(value: Any, outlives: set[int]) -> bool:
@@ -245,7 +251,7 @@ class _Decoder:
     __slots__ = ("_classes", "_made", "_own", "_schedulers", "_tensors", "_tuples")
 
     def __init__(
-        self, tensors: list[Any], own: Callable[[str], Any], classes: Classes, schedulers: dict[str, Any]
+        self, tensors: list[Any], own: Callable[[str], Any], classes: Classes, schedulers: Mapping[str, Any]
     ) -> None:
         self._schedulers = schedulers
         self._tensors = tensors
@@ -437,9 +443,9 @@ class Results:
         views: list[Made],
         after: list[Act],
         classes: Classes,
-        kept: list[Put],
-        filled: list[Put],
-        schedulers: dict[str, Any],
+        kept: Sequence[Put] = (),
+        filled: Sequence[Put] = (),
+        schedulers: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> None:
         """``outputs``: spec (or None) and requires_grad of each; ``grads``:
         owner's path, spec (or None), and whether ``.grad`` becomes None;
@@ -450,7 +456,7 @@ class Results:
         self.fills: list[Callable[[], None]] = []
         """What puts the values of the last replay there."""
         self._schedulers = schedulers
-        self.gives_rates = '{"rate": ' in json.dumps(structure)
+        self.gives_rates = any(kind == "rate" for kind, _ in _nodes_in(structure))
         """Whether :class:`Rate` stands in places of the result."""
         self._after = after
         self._classes = classes
@@ -477,7 +483,7 @@ class Results:
 
     def of_equal(self, own: Callable[[str], Any]) -> Results:
         """The same of an equal step, in which nothing runs after a replay. ``own``: finds that step's tensors."""
-        return Results(self._structure, self._outputs, self._grads, own, self._views, [], self._classes, [], [], {})
+        return Results(self._structure, self._outputs, self._grads, own, self._views, [], self._classes)
 
     def deliver(self, locals_: list[torch.Tensor], own_argument: Callable[[str], Any]) -> Any:
         """Puts gradients where eager leaves them, sets attributes and returns the result."""

@@ -313,7 +313,8 @@ class Step:
             raise
         finally:
             drop_object(self._slot)
-        self._acts = [*results.fills, *self._acts]
+        if results.fills:
+            self._acts = [*results.fills, *self._acts]
         if self._beside:
             return result
         self._act()
@@ -684,9 +685,6 @@ class Step:
             views,
             recording.after(late),
             classes,
-            [],
-            [],
-            {},
         )
         self.results[variant] = results
         self._acts = results.acts(locals_)

@@ -236,10 +236,9 @@ class Watched:
         for each in (*self._left, *self._changed):
             self._values.append(value_of(each))
             found.setdefault(id(each.holder), {})[each.key] = each
+            if _introspect.sets_plainly(type(each.holder), each.key):
+                self._plain.add((id(each.holder), each.key))
         self._all = found
-        for names in found.values():
-            holder = next(iter(names.values())).holder
-            self._plain.update((id(holder), key) for key in names if _introspect.sets_plainly(type(holder), key))
         for names in found.values():
             holder = next(iter(names.values())).holder
             reads.watch(holder, self._reads)
@@ -284,13 +283,15 @@ class Watched:
     def takes_numbers(self, holder: Any, name: str, filled: bool) -> bool:
         """Whether a number may go into an attribute: who looks at it is seen. ``filled``: into what is there."""
         place = id(holder), name
-        takes = name in self._all.get(id(holder), ()) and place in self._plain and place not in self._read
-        if takes and filled:
-            takes = place not in self._set and type((_introspect.own(holder) or {}).get(name)) in (list, dict)
-        if takes and threading.get_ident() == self._thread:
-            self._taken.add(place)
-            return True
-        return False
+        if name not in self._all.get(id(holder), ()) or place not in self._plain or place in self._read:
+            return False
+        value = (_introspect.own(holder) or {}).get(name)
+        if filled and (place in self._set or type(value) not in (list, dict)):
+            return False
+        if threading.get_ident() != self._thread:
+            return False
+        self._taken.add(place)
+        return True
 
     def check(self, gives: Callable[[Any], bool]) -> None:
         """Notes what the step has set. ``gives``: whether a plan can give a value."""
@@ -356,7 +357,7 @@ def _has_moved(fact: _facts.Fact, before: dict[Any, str]) -> bool:
     value = dict.get(fact.container, fact.key)
     if _facts.plain(value):
         return _facts.describe(value) != fact.expected
-    return before.get(_place(fact)) != f"{fact.expected} {id(value)}"
+    return before.get(_place(fact)) != _text(fact)
 
 
 def _text(fact: _facts.Fact) -> str:

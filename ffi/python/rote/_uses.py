@@ -195,7 +195,7 @@ def prove(
         if touching and not (touching <= _OF_SELF and reads_no_other(function, optimizers)):
             runs = function.__code__ is captured
             if runs and touching == {"param_groups"} and only_returns_groups(function.__code__):
-                continue
+                continue  # it computes nothing, so that tuples in the groups may be followed beside it
             kind = Unproven if runs else UnprovenCode
             shadowing = names & _TAKEN
             if shadowing:
