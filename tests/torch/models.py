@@ -294,6 +294,16 @@ def training(
     return train_step
 
 
+def update(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Trains once: the loss, and what the model has given, whose graph is used up."""
+    optimizer.zero_grad()
+    given = model(x)
+    loss = given.square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), given
+
+
 def replicated(model: nn.Module, on: DeviceMesh) -> nn.Module:
     return distribute_module(model, on)
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from extent import EVERYTHING, SEED
+from models import update
 from oracle import ORACLE_ONLY, Capture, check_same, rote_capture, run, run_eager
 from torch import Tensor, nn
 
@@ -44,12 +45,8 @@ class Trainer(Holder):
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.05, momentum=0.9)
 
     def train(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        self.optimizer.zero_grad()
-        y = self.net(x)
-        loss = y.square().mean()
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach(), y.detach()
+        loss, y = update(self.net, self.optimizer, x)
+        return loss, y.detach()
 
 
 def number(value: Any) -> Any:

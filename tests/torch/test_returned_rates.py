@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from models import update
 from oracle import Capture, check_right
 from torch import Tensor, nn
 
@@ -183,11 +184,7 @@ def training(made: Callable[..., Any], decorator: Any, kind: Any = float, **opti
         optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
 
         def train(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return update(model, optimizer, x)[0]
 
         captured = capture(decorator(made(train, optimizer)), state=[model, optimizer], **options)
         for _ in range(40):
@@ -357,11 +354,7 @@ def scheduled(made: Made, name: str, optimizer_of: Callable[[Any], Optimizer] = 
         scheduler = SCHEDULERS[name](optimizer)
 
         def train(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return update(model, optimizer, x)[0]
 
         captured = capture(made(train, optimizer, scheduler), state=[model, optimizer], **options)
         for i in range(40):
