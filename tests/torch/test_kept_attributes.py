@@ -174,8 +174,8 @@ def into_a_dict(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
 
 def of_an_inner_object(trainer: Trainer, loss: Tensor, y: Tensor, x: Tensor) -> Any:
     trainer.net.last = loss.item()
-    trainer.inner.logs["loss"] = loss.item()
-    trainer.inner.losses.append(y.sum().item())
+    trainer.inner.logs = {"loss": loss.item()}
+    trainer.inner.losses = [y.sum().item()]
     trainer.kept = loss
     return loss
 
@@ -305,10 +305,10 @@ KEEPS: dict[Callable[..., Any], bool] = {
     of_a_dict: True,
     of_a_list_in_two_places: True,
     of_a_constant: True,
-    into_a_list: True,
-    into_a_dict: True,
-    into_a_new_dict: True,
     of_an_inner_object: True,
+    into_a_list: False,
+    into_a_dict: False,
+    into_a_new_dict: False,
     into_a_list_that_is_counted: False,
     into_a_list_that_is_read_before: False,
     into_a_list_that_has_another_name: False,
@@ -754,6 +754,36 @@ def test_the_dict_of_the_object_has_another_name(how: str, number: bool) -> None
         captured = capture(step, state=trainer)
         for _ in range(24):
             yield captured(torch.randn(3, 4)), own["loss"]
+
+    check_right(script)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("late", ["settings", "an argument", "a group", "another list"])
+def test_a_list_or_dict_that_is_filled_becomes_another_one(late: str) -> None:
+    """What the step puts there is read by another name from then on."""
+
+    def script(capture: Capture) -> Any:
+        trainer = Trainer()
+        settings, given = {"lr": 1.0}, {"lr": 1.0}
+        scales: list[Any] = [1.0]
+
+        def step(x: Tensor, given: dict[str, Any]) -> Any:
+            trainer.logs["lr"] = 0.5
+            trainer.losses.append(1.5)
+            for scale in (*scales, settings["lr"], given["lr"]):
+                x = x * scale
+            return trainer.train(x)[0]
+
+        captured = capture(step, state=trainer)
+        for i in range(24):
+            if i == 12 and late == "another list":
+                trainer.losses = scales
+            elif i == 12:
+                others: dict[str, Any] = {"settings": settings, "an argument": given}
+                trainer.logs = others.get(late, trainer.optimizer.param_groups[0])
+            yield captured(torch.randn(3, 4), given), settings, given, scales
+        return trainer.net
 
     check_right(script)
 

@@ -81,8 +81,8 @@ def statement(draw: random.Random) -> str:
     name = draw.choice("ab")
     kinds = {
         f"{holder}.{name} = {value}": 8,
-        f"{holder}.list.append({value})": 4,
-        f"{holder}.dict[{draw.choice(['n', repr('k'), repr('first')])}] = {value}": 4,
+        f"{holder}.list.append({value})": 0.4,
+        f"{holder}.dict[{draw.choice(['n', repr('k'), repr('first')])}] = {value}": 0.4,
         f"logs[{draw.choice(['n', repr('k'), repr('l')])}] = {value}": 4,
         f"loss = loss + number({holder}.{name})": 1,
         f"loss = loss + len({holder}.list)": 0.5,

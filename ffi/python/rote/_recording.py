@@ -192,7 +192,6 @@ class Recording(Naming):
         self.unproven_code = False
         """Whether hyperparameters are not followed because of what a function in reach may do with them."""
         self._kept: list[tuple[_facts.Attribute, Any]] = []  # attributes that the step has set, and nodes of the values
-        self._filled: list[tuple[_unread.Fill, list[Any]]] = []  # and those that it has put something into
         self.schedulers = _schedulers.none()
         self.counters = _counters.Counters([], {}, [])
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
@@ -697,7 +696,7 @@ class Recording(Naming):
         self._watch.forget()
         if self._survey.number is None:
             self._survey.forget()
-        self._kept, self._filled = [], []
+        self._kept = []
         self.unread.forget()
         self.schedulers.forget()
 
@@ -720,7 +719,6 @@ class Recording(Naming):
                 self.after(late),
                 classes,
                 self._puts(),
-                [put for fill, nodes in self._filled for put in zip(fill.puts(), nodes, strict=True)],
                 dict(self.schedulers.found),
             )
         return outcome
@@ -732,9 +730,6 @@ class Recording(Naming):
         calls = self.schedulers.calls
         set_ = [_results.Late(path, number=value) for path, value in self._flags.changed()]
         kept = [_results.Late(each.path, value=node) for each, node in self._kept]
-        for fill, nodes in self._filled:
-            keys = (key for key, _ in fill.values)
-            kept.append(_results.Late(fill.attribute.path, fills=tuple(zip(keys, nodes, strict=True))))
         called = [_results.Late(call.path, metric=call.metric and call.metric.node) for call in calls]
         return [*kept, *counted, *set_, *called]
 
@@ -751,7 +746,7 @@ class Recording(Naming):
                 return functools.partial(flags[each.path].put, each.number), None
             return functools.partial(counters[each.path].add, each.number), None
 
-        return [act(each) for each in late if not each.is_kept]
+        return [act(each) for each in late if each.value is None]
 
     def _puts(self) -> list[_results.Put]:
         """The attributes that a replay sets."""
@@ -811,8 +806,7 @@ class Recording(Naming):
         output_specs = []
         given = len(outputs)
         views = self._note_views(outputs)
-        put = [(each, [node]) for each, node in self._kept] + [(fill.attribute, nodes) for fill, nodes in self._filled]
-        attributes = {place: each.path for each, nodes in put for node in nodes for place in _results.outputs_in(node)}
+        attributes = {place: each.path for each, node in self._kept for place in _results.outputs_in(node)}
         returned = _results.outputs_in(structure)
         for i, tensor in enumerate(outputs):
             gives = f"puts into {attributes[i]}" if i in attributes and i not in returned else "returns"
@@ -866,8 +860,8 @@ class Recording(Naming):
 
     def _structure(self, names: dict[int, Any], outputs: list[torch.Tensor]) -> tuple[Any, _results.Classes]:
         """The structure of the result, and the classes in it and in what the step keeps in attributes."""
-        kept, filled = self.unread.kept, self.unread.filled
-        values = [self._result, *map(_unread.value_of, kept), *(value for fill in filled for _, value in fill.values)]
+        kept = self.unread.kept
+        values = [self._result, *map(_unread.value_of, kept)]
         try:
             numbers = {place: read for place, (read, _) in self._floats_read.items()}
             whole, classes = _results.encode(tuple(values), names, outputs, self._outlives, numbers)
@@ -881,9 +875,7 @@ class Recording(Naming):
         finally:
             self._floats_read.clear()  # which holds tensors
         structure, *nodes = whole["tuple"]
-        self._kept = list(zip(kept, nodes, strict=False))
-        left = iter(nodes[len(kept) :])
-        self._filled = [(fill, [next(left) for _ in fill.values]) for fill in filled]
+        self._kept = list(zip(kept, nodes, strict=True))
         return structure, classes
 
     def _count_writes(self) -> None:

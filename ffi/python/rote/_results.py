@@ -29,19 +29,13 @@ from ._views import Made, as_inference, make, of_inference
 @dataclass(frozen=True)
 class Late:
     """What a replay does when it has ended: it adds a number to the counter at a path, sets the attribute there to a
-    boolean or to a value (a node), puts values (nodes by keys) into the list or dict there, or calls the step of the
-    scheduler there, with a metric (a node) if that takes one."""
+    boolean or to a value (a node), or calls the step of the scheduler there, with a metric (a node) if that takes
+    one."""
 
     path: str
     number: int | bool | None = None
     metric: Any = None
     value: Any = None
-    fills: tuple[tuple[Any, Any], ...] = ()
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether it is about what the step keeps in attributes."""
-        return self.value is not None or bool(self.fills)
 
     def to_json(self) -> Any:
         """As docs/plan-format.md defines it."""
@@ -50,8 +44,6 @@ class Late:
             return {"tuple": [path, {"c": self.number}]}
         if self.value is not None:
             return {"tuple": [path, {"list": [self.value]}]}
-        if self.fills:
-            return {"tuple": [path, {"dict": [[{"c": key}, node] for key, node in self.fills]}]}
         return path if self.metric is None else {"tuple": [path, {"tuple": [self.metric]}]}
 
     @staticmethod
@@ -64,8 +56,6 @@ class Late:
             return Late(path["c"], number=what["c"])
         if "list" in what:
             return Late(path["c"], value=what["list"][0])
-        if "dict" in what:
-            return Late(path["c"], fills=tuple((key["c"], node) for key, node in what["dict"]))
         (metric,) = what["tuple"]
         return Late(path["c"], metric=metric)
 
@@ -444,17 +434,13 @@ class Results:
         after: list[Act],
         classes: Classes,
         kept: Sequence[Put] = (),
-        filled: Sequence[Put] = (),
         schedulers: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> None:
         """``outputs``: spec (or None) and requires_grad of each; ``grads``:
         owner's path, spec (or None), and whether ``.grad`` becomes None;
-        ``after``: what runs after a replay; ``kept``: the attributes that are set before; ``filled``: what is put
-        into lists and dicts after a replay; ``schedulers``: by their paths."""
+        ``after``: what runs after a replay; ``kept``: the attributes that are set before; ``schedulers``: by their
+        paths."""
         self._kept = kept
-        self._filled = filled
-        self.fills: list[Callable[[], None]] = []
-        """What puts the values of the last replay there."""
         self._schedulers = schedulers
         self.gives_rates = any(kind == "rate" for kind, _ in _nodes_in(structure))
         """Whether :class:`Rate` stands in places of the result."""
@@ -473,7 +459,7 @@ class Results:
 
         #: Makes the result, where a replay leaves nothing but new tensors in tuples and lists.
         self.simply: Callable[[list[torch.Tensor]], Any] | None = None
-        if not (grads or after or views or kept or filled or any(requires_grad for _, requires_grad in outputs)):
+        if not (grads or after or views or kept or any(requires_grad for _, requires_grad in outputs)):
             self.simply = _maker([spec for spec, _ in outputs], structure)
 
     @property
@@ -508,13 +494,12 @@ class Results:
         for tensor, (_, requires_grad) in zip(tensors, self._outputs, strict=True):
             if requires_grad:
                 bridge().mark_replayed(tensor)
-        if self._single and not self._kept and not self._filled:
+        if self._single and not self._kept:
             return tensors[0]
         decoder = self._decoder(tensors, own_argument)
         result = decoder.made_of(self._structure)
         for put, node in self._kept:
             put(decoder.made_of(node))
-        self.fills = [functools.partial(put, decoder.made_of(node)) for put, node in self._filled]
         return result
 
     def acts(self, locals_: list[torch.Tensor]) -> list[Callable[[], Any]]:

@@ -33,27 +33,20 @@ def how_returned(frame: types.FrameType) -> str:
     return _calls(function_of(frame).f_code).get(position_in(frame), "")
 
 
-def attribute_set(frame: types.FrameType) -> tuple[Any, str, bool] | None:
+def attribute_set(frame: types.FrameType) -> tuple[Any, str] | None:
     """The object and the attribute that the result of the call which a frame makes now goes into, if it goes nowhere
-    else: ``self.loss = loss.item()``, ``self.logs = {"loss": loss.item()}``. And whether it goes into what is there:
-    ``self.losses.append(loss.item())``."""
+    else: ``self.loss = loss.item()``, ``self.logs = {"loss": loss.item()}``."""
     outer = function_of(frame)
     found = _set_attributes(outer.f_code).get(position_in(frame))
     if found is None:
         return None
-    (name, *names), attribute, filled = found
+    (name, *names), attribute = found
     known = outer.f_locals
     holder = known[name] if name in known else outer.f_globals.get(name)
     for name in names:
         own: dict[str, Any] = _introspect.own(holder) or {}
         holder = own.get(name, (own.get("_modules") or {}).get(name))  # as modules hold modules
-    return holder, attribute, filled
-
-
-def fills(frame: types.FrameType) -> bool:
-    """Whether a frame reads an attribute now only to put something into the list or dict there:
-    ``self.losses.append(loss)``, ``self.logs["loss"] = loss``."""
-    return position_in(frame) in _fills(frame.f_code)
+    return holder, attribute
 
 
 def gives_rates(frame: types.FrameType) -> bool:
@@ -104,22 +97,17 @@ def _rates(code: types.CodeType) -> frozenset[Any]:
 
 
 @by_identity
-def _set_attributes(code: types.CodeType) -> dict[Any, tuple[list[str], str, bool]]:
+def _set_attributes(code: types.CodeType) -> dict[Any, tuple[list[str], str]]:
     """Where, in the source of a function, reads of numbers stand that go into an attribute: by which names the object
-    is found, which attribute, and whether into what is there."""
+    is found, and which attribute."""
     node = node_of(code)
     found = {}
     for each in ast.walk(node) if node is not None else ():
         match each:
-            case ast.Assign(targets=[ast.Attribute() as target], value=value):
-                into, filled = target, False
-            case ast.Assign() | ast.Expr() if (filled_there := _filled_attribute(each)) is not None:
-                (into, value), filled = filled_there, True
-            case _:
-                continue
-        if names := _names(into.value):
-            known = names, into.attr, filled
-            found.update({position_of(place): known for place in _places(value) if _is_item(place)})
+            case ast.Assign(targets=[ast.Attribute(value=holder, attr=attribute)], value=value) if names := _names(
+                holder
+            ):
+                found.update({position_of(place): (names, attribute) for place in _places(value) if _is_item(place)})
     return found
 
 
@@ -132,24 +120,6 @@ def _names(node: ast.expr) -> list[str]:
             names = _names(inner)
             return [*names, name] if names else []
     return []
-
-
-@by_identity
-def _fills(code: types.CodeType) -> frozenset[Any]:
-    """Where a function reads attributes only to put something into what is there."""
-    node = node_of(code)
-    filled = map(_filled_attribute, ast.walk(node) if node is not None else ())
-    return frozenset(position_of(into) for into, _ in filter(None, filled))
-
-
-def _filled_attribute(statement: ast.AST) -> tuple[ast.Attribute, ast.expr] | None:
-    """The attribute with the list or dict that a statement puts a value into, and the value."""
-    match statement:
-        case ast.Assign(targets=[ast.Subscript(value=ast.Attribute() as into)], value=value) | ast.Expr(
-            ast.Call(func=ast.Attribute(value=ast.Attribute() as into, attr="append"), args=[value], keywords=[])
-        ):
-            return into, value
-    return None
 
 
 def _is_written(node: ast.expr) -> bool:

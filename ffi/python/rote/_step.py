@@ -313,8 +313,6 @@ class Step:
             raise
         finally:
             drop_object(self._slot)
-        if results.fills:
-            self._acts = [*results.fills, *self._acts]
         if self._beside:
             return result
         self._act()
@@ -647,7 +645,7 @@ class Step:
             given = [*plan["outputs"], *(grad for grad in plan["grads"] if not grad["none"])]
             specs = [None if each["spec"] is None else _results.StoredSpec(each["spec"], examples) for each in given]
             structure, late, _ = _results.from_json(plan["result"])
-            if any(each.is_kept for each in late):
+            if any(each.value is not None for each in late):
                 raise _Untrusted(
                     "it keeps values in attributes, and only a recording tells that nothing reads them before"
                 )

@@ -15,8 +15,6 @@ Reads are seen of objects of ordinary classes in Python only. Where code that ru
 
 from __future__ import annotations
 
-import functools
-import operator
 import sys
 import threading
 import types
@@ -26,7 +24,7 @@ from typing import Any
 
 from torch import nn
 
-from . import _code, _facts, _introspect, _return_places
+from . import _code, _facts, _introspect
 from ._numbers import DICT_ITEM
 from ._reads import Reads
 from ._uses import reads_no_other
@@ -148,56 +146,6 @@ class _Places:
         return [_facts.Attribute(holder, key, path) for holder, key, path in found if holder is not None]
 
 
-class Fill:
-    """A list or dict in an attribute, as a step sees it that puts something there and does nothing else with it."""
-
-    def __init__(self, attribute: _facts.Attribute, container: Any) -> None:
-        self.attribute = attribute
-        self.container = container
-        self.before = container.copy()
-        self.values: list[tuple[Any, Any]] = []
-        """Keys, None in a list, and values."""
-
-    def append(self, value: Any) -> None:
-        self.container.append(value)
-        self.values.append((None, value))
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.container[key] = value
-        self.values.append((key, value))
-
-    def is_seen(self) -> bool:
-        """Whether a step has changed the container in these ways only, and a replay can do the same."""
-        expected = self.before.copy()
-        for key, _ in self.values:
-            if key is None:
-                expected.append(None)
-            elif type(expected) is dict and type(key) in (str, int, bool):
-                expected[key] = None
-            else:
-                return False
-        if type(expected) is dict:
-            set_ = {key for key, _ in self.values}
-            old = {key: id(value) for key, value in self.before.items() if key not in set_}
-            now = {key: id(value) for key, value in self.container.items() if key not in set_}
-            return old == now and list(expected) == list(self.container)
-        size = len(self.before)
-        same = all(map(operator.is_, self.before, self.container[:size]))
-        return same and len(expected) == len(self.container)
-
-    def puts(self) -> list[Callable[[Any], None]]:
-        """What puts values there again, in their order."""
-        holder, name = self.attribute.holder, self.attribute.key
-
-        def put(key: Any, value: Any) -> None:
-            if key is None:
-                getattr(holder, name).append(value)
-            else:
-                getattr(holder, name)[key] = value
-
-        return [functools.partial(put, key) for key, _ in self.values]
-
-
 class Watched:
     """The attributes of which one recording sees the reads."""
 
@@ -218,9 +166,6 @@ class Watched:
         self._set: set[tuple[int, str]] = set()
         self._plain: set[tuple[int, str]] = set()  # where setting an attribute does nothing else
         self._thread = 0  # the step's
-        self._fills: dict[tuple[int, str], Fill] = {}
-        self.filled: list[Fill] = []
-        """The lists and dicts that the step has put something into, and not read."""
         self._taken: set[tuple[int, str]] = set()  # that numbers have gone into
         self.kept: list[_facts.Attribute] = []
         """Those that the step has set without reading what they were before, to what a plan can give."""
@@ -244,32 +189,13 @@ class Watched:
             reads.watch(holder, self._reads)
             reads.watch_writes(holder, self._sets)
 
-    def _reads(self, holder: Any, name: str) -> Any:
+    def _reads(self, holder: Any, name: str) -> None:
         names = self._all[id(holder)]
         if name in names:
-            if (fill := self._fill(holder, name)) is not None:
-                return fill
             if (id(holder), name) not in self._set or (id(holder), name) in self._taken:
                 self._read.add((id(holder), name))
         elif name in BY_ANOTHER_NAME and sys._getframe(2).f_code not in _OF_MODULES:
             self._read.update((id(holder), key) for key in names)
-        return None
-
-    def _fill(self, holder: Any, name: str) -> Any:
-        """What the step may put something into, where that is all that it does with an attribute."""
-        place, value = (id(holder), name), (_introspect.own(holder) or {}).get(name)
-        if type(value) not in (list, dict) or place not in self._plain or threading.get_ident() != self._thread:
-            return None
-        if place in self._read and place not in self._taken:
-            return None
-        if not _return_places.fills(sys._getframe(3)):
-            return None
-        if place in self._set:
-            return value
-        if place not in self._fills:
-            self._fills[place] = Fill(self._all[id(holder)][name], value)
-        fill = self._fills[place]
-        return fill if fill.container is value else None
 
     def _sets(self, holder: Any, name: str, deletes: bool) -> None:
         if name not in self._all[id(holder)]:
@@ -280,13 +206,10 @@ class Watched:
             self._reads(holder, name)
         self._set.add((id(holder), name))
 
-    def takes_numbers(self, holder: Any, name: str, filled: bool) -> bool:
-        """Whether a number may go into an attribute: who looks at it is seen. ``filled``: into what is there."""
+    def takes_numbers(self, holder: Any, name: str) -> bool:
+        """Whether a number may go into an attribute: who looks at it is seen."""
         place = id(holder), name
         if name not in self._all.get(id(holder), ()) or place not in self._plain or place in self._read:
-            return False
-        value = (_introspect.own(holder) or {}).get(name)
-        if filled and (place in self._set or type(value) not in (list, dict)):
             return False
         if threading.get_ident() != self._thread:
             return False
@@ -295,12 +218,6 @@ class Watched:
 
     def check(self, gives: Callable[[Any], bool]) -> None:
         """Notes what the step has set. ``gives``: whether a plan can give a value."""
-        for place, fill in self._fills.items():
-            gives_all = all(gives(value) for _, value in fill.values)
-            if place not in self._read and place not in self._set and fill.is_seen() and gives_all:
-                self.filled.append(fill)
-            else:
-                self._read.add(place)
         for each, before in zip((*self._left, *self._changed), self._values, strict=False):  # none where it is blind
             place, value = (id(each.holder), each.key), value_of(each)
             is_set = place in self._set
@@ -329,7 +246,6 @@ class Watched:
     def forget(self) -> None:
         """Lets go of everything."""
         self._left, self._changed, self._all, self._values, self.kept = [], [], {}, [], []
-        self._fills, self.filled = {}, []
 
 
 def _are_seen(attributes: list[_facts.Attribute], functions: list[types.FunctionType]) -> bool:
