@@ -570,7 +570,7 @@ class Objects(Walk):
             return
         own = _introspect.own(found)
         kind = type(found)
-        if issubclass(kind, (type, types.ModuleType, *FUNCTIONS)) or own is None:
+        if own is None or not _all_in_attributes(kind):
             self.value(f"{path}()", found, depth + 1)
             return
         self.visit(found)
@@ -692,6 +692,16 @@ class Objects(Walk):
 
     def of_class(self, kind: type, depth: int) -> None:
         self._classes.of(kind, depth)
+
+
+def _all_in_attributes(kind: type) -> bool:
+    """Whether objects of a class hold nothing but the attributes in their dicts."""
+    return (
+        way_of(kind) in (Way.OBJECT, Way.MODULE)
+        and not is_opaque(kind)
+        and not _introspect.hides(kind)
+        and not any(_introspect.members(kind))
+    )
 
 
 def _constant(array: Any) -> bool:

@@ -15,6 +15,26 @@ PLACES: dict[str, Place] = {
         "class Plain:\n    pass\n\n\nclass Behind:\n    def __init__(self):\n        self.strong = Plain()\n"
         "        self.weak = weakref.ref(self.strong)\n", takes="none",
     ),
+    "weak_to_a_slot": Place(
+        "Behind($V)", "$H.weak().scale", "$H.strong.scale = $V",
+        "class Plain:\n    __slots__ = ('scale', '__dict__', '__weakref__')\n\n\nclass Behind:\n    def __init__(self, value):\n"
+        "        self.strong = with_scale(Plain(), value)\n        self.weak = weakref.ref(self.strong)\n",
+    ),
+    "weak_to_entries": Place(
+        "Behind($V)", "$H.weak()[0]", "$H.strong[0] = $V",
+        "class Plain(list):\n    pass\n\n\nclass Behind:\n    def __init__(self, value):\n"
+        "        self.strong = Plain([value])\n        self.weak = weakref.ref(self.strong)\n",
+    ),
+    "weak_to_items": Place(
+        "Behind($V)", "$H.weak['a']['b']", "$H.strong['b'] = $V",
+        "class Plain(dict):\n    pass\n\n\nclass Behind:\n    def __init__(self, value):\n"
+        "        self.strong = Plain(b=value)\n        self.weak = weakref.WeakValueDictionary(a=self.strong)\n",
+    ),
+    "weak_to_a_tensor": Place(
+        "Behind()", "2.0 if $H.weak().requires_grad else 3.0", "$H.strong.requires_grad_()",
+        "class Behind:\n    def __init__(self):\n        self.strong = torch.zeros(2)\n"
+        "        self.weak = weakref.ref(self.strong)\n", takes="none",
+    ),
     "weak_proxy": Place(
         "Behind($V)", "$H.weak.scale", "$H.strong.scale = $V",
         "class Plain:\n    pass\n\n\nclass Behind:\n    def __init__(self, value):\n        self.strong = with_scale(Plain(), value)\n"
