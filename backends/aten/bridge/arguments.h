@@ -252,7 +252,7 @@ class Call {
       if (PyErr_Occurred()) throw py::error_already_set();
       return;
     }
-    if (!THPVariable_Check(object))
+    if (!is_tensor(object))
       if (py::object parts = other_containers.parts_of(object)) return open_other(object, std::move(parts), depth);
     leaf(object);
   }
@@ -271,10 +271,10 @@ class Call {
   void leaf(PyObject* object) {
     uint32_t at = static_cast<uint32_t>(leaves.size());
     leaves.push_back(object);
-    bool is_tensor = THPVariable_Check(object);
-    structure_ = mix(structure_, is_tensor ? 4 : 5);
+    const bool of_tensor = is_tensor(object);
+    structure_ = mix(structure_, of_tensor ? 4 : 5);
     add(at, kFieldType, identity(reinterpret_cast<PyObject*>(Py_TYPE(object))));
-    if (is_tensor) return tensor(at, object);
+    if (of_tensor) return tensor(at, object);
     if (PyFloat_CheckExact(object)) return add(at, kFieldValue, Content::float_bits(object));
     if (PyLong_CheckExact(object)) {
       int overflow = 0;

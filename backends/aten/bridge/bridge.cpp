@@ -173,7 +173,7 @@ EXPORT int rote_bridge_tensor_place(PyObject* tensor, int closely, Anchor* out) 
 
 // The number in a tensor of one float on the host. 1: it was found.
 EXPORT int rote_bridge_number_in(PyObject* tensor, double* number) {
-  return THPVariable_Check(tensor) && number_in(THPVariable_Unpack(tensor), number) ? 1 : 0;
+  return is_tensor(tensor) && number_in(THPVariable_Unpack(tensor), number) ? 1 : 0;
 }
 
 EXPORT FactTable* rote_bridge_table_new(Call* call) { return new FactTable(call->holders); }

@@ -130,7 +130,7 @@ inline py::object object_of(const FactEntry& fact) {
     case kTensorMeta:
       return py::make_tuple(py::reinterpret_borrow<py::object>(own_dict(fact.container) ? own_dict(fact.container) : Py_None), hooks_of(THPVariable_Unpack(fact.container)));
     case kMetadata:
-      return THPVariable_Check(fact.container) ? py::object(hooks_of(THPVariable_Unpack(fact.container))) : py::none();
+      return is_tensor(fact.container) ? py::object(hooks_of(THPVariable_Unpack(fact.container))) : py::none();
     case kOwn:
       return py::reinterpret_borrow<py::object>(own_dict(fact.container));
     case kMember: {

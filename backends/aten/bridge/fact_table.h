@@ -61,7 +61,7 @@ class FactTable : public Holder {
     if (kind == kGradMemory) grad_memory_ = words_;
     if (kind == kReachMemory) reach_memory_ = words_;
     if (kind == kBuffer) buffers_.push_back(static_cast<uint32_t>(facts_.size() - 1));
-    if (kind == kMetadata && THPVariable_Check(container)) metadata_.push_back(static_cast<uint32_t>(facts_.size() - 1));
+    if (kind == kMetadata && is_tensor(container)) metadata_.push_back(static_cast<uint32_t>(facts_.size() - 1));
     words_ += n;
     return n;
   }
@@ -176,7 +176,7 @@ class FactTable : public Holder {
 
   SharedMemory::Words read_memory(const Call& call) const {
     for (uint32_t leaf = 0; leaf < call.leaves.size(); ++leaf)
-      if (THPVariable_Check(call.leaves[leaf]))
+      if (is_tensor(call.leaves[leaf]))
         memory_.add_gradient_of(1ull << 40 | leaf, THPVariable_Unpack(call.leaves[leaf]), false);
     for (uint32_t i : metadata_) {
       const at::Tensor& tensor = THPVariable_Unpack(facts_[i].container);

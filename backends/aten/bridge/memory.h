@@ -26,7 +26,7 @@ inline std::optional<InStorage> place_in_storage(PyObject* tensor) {
   py::object keep;
   if (is_dtensor(tensor))
     tensor = dtensor_attribute(tensor, classes.local_tensor_offset, classes.local_tensor_name, keep);
-  if (!THPVariable_Check(tensor) || reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == classes.async_collective_tensor)
+  if (!is_tensor(tensor) || reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == classes.async_collective_tensor)
     return std::nullopt;
   const at::Tensor& local = THPVariable_Unpack(tensor);
   if (local.layout() != at::kStrided || !local.has_storage()) return std::nullopt;
@@ -46,7 +46,7 @@ inline bool is_alone(const at::Tensor& grad, PyObject* wrapped, bool distributed
   if (!distributed) return is_alone(grad);
   py::object keep;
   PyObject* inner = dtensor_attribute(wrapped, classes.local_tensor_offset, classes.local_tensor_name, keep);
-  if (keep || Py_REFCNT(inner) != 1 || !THPVariable_Check(inner)) return false;
+  if (keep || Py_REFCNT(inner) != 1 || !is_tensor(inner)) return false;
   const at::Tensor& local = THPVariable_Unpack(inner);
   return local.use_count() == 1 && is_alone(local);
 }

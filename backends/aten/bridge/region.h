@@ -195,39 +195,75 @@ inline py::object end_edge(const py::object& node, size_t place) {
   return py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(end));
 }
 
-// The edge to a tensor, to what a `GradientEdge` of Python names, or to a place of a piece that is made already.
-inline torch::autograd::Edge edge_to(PyObject* input, const std::vector<NodePointer>& made) {
-  if (THPVariable_Check(input)) return torch::autograd::impl::gradient_edge(THPVariable_Unpack(input));
+// A tensor in a list, by its place.
+inline const at::Tensor& tensor_at(const py::list& tensors, PyObject* place) {
+  PyObject* item = PyList_GetItem(tensors.ptr(), PyLong_AsSsize_t(place));
+  if (!item) throw py::error_already_set();
+  return THPVariable_Unpack(item);
+}
+
+// The edge to a tensor, to one of those that were passed by its place, to what a `GradientEdge` of Python names, or to a
+// place of a piece that is made already.
+inline torch::autograd::Edge edge_to(PyObject* input, const py::list& given, const std::vector<NodePointer>& made) {
+  if (is_tensor(input)) return torch::autograd::impl::gradient_edge(THPVariable_Unpack(input));
+  if (PyLong_Check(input)) return torch::autograd::impl::gradient_edge(tensor_at(given, input));
   const auto [item, number] = pair_in(input);
   if (PyLong_Check(item)) return {made.at(PyLong_AsLong(item)), number};
   return {node_in(item), number};
 }
 
-// Makes the outputs of a region those of new nodes, one for each piece of its graph. The pieces stand in the order in which
-// the engine runs them. A piece is a tuple: what takes gradients (places of outputs, and edges of the graph inside), what
-// gradients go to (tensors, edges, places of later pieces), the function that computes these, one after the other, of which
-// are needed, the gradients that have come, and what was saved; the list of tensors to save; which of them are live; and
-// the edges of the graph inside at which gradients come in, one for each of what takes them. `order` has the piece of each
-// saved tensor, in the order in which eager saves them; it is empty if that does not matter.
-inline void attach_region(const std::vector<at::Tensor>& outputs, const py::list& pieces, const std::vector<size_t>& order) {
+// What one forward has: the leaves of its result, the tensors that were passed, and those that it has made.
+struct OfForward {
+  const py::list &leaves, &given, &made;
+};
+
+// The tensors that a piece saves. `saved` is a list of them; or, for all forwards, a tuple: the places of those that were
+// passed, the places of those that were made, and what is saved only so that writes to it are found: tensors, places of
+// leaves, places of tensors that were passed.
+inline std::vector<at::Tensor> tensors_to_save(PyObject* saved, const OfForward& forward) {
+  std::vector<at::Tensor> tensors;
+  if (PyList_Check(saved)) {
+    for (py::handle tensor : py::handle(saved)) tensors.push_back(THPVariable_Unpack(tensor.ptr()));
+    return tensors;
+  }
+  const py::list* lists[] = {&forward.given, &forward.made, nullptr, &forward.leaves, &forward.given};
+  for (Py_ssize_t part = 0; part < PyTuple_Size(saved); ++part)
+    for (py::handle item : py::handle(PyTuple_GetItem(saved, part)))
+      tensors.push_back(lists[part] ? tensor_at(*lists[part], item.ptr()) : THPVariable_Unpack(item.ptr()));
+  return tensors;
+}
+
+// Makes the outputs of a region, leaves of its result at `places`, those of new nodes, one for each piece of its graph. The
+// pieces stand in the order in which the engine runs them. A piece is a tuple: what takes gradients (places of outputs, and
+// edges of the graph inside), what gradients go to (as `edge_to` has it), the function that computes these, one after the
+// other, of which are needed, the gradients that have come, and what was saved; what to save (as `tensors_to_save` has it);
+// and the edges of the graph inside at which gradients come in, one for each of what takes them. `order` has the piece of
+// each saved tensor, in the order in which eager saves them; it is empty if that does not matter.
+inline void attach_region(const py::list& leaves, const std::vector<size_t>& places, const py::list& given,
+                          const py::list& made_tensors, const py::list& pieces, const std::vector<size_t>& order) {
+  const OfForward forward{leaves, given, made_tensors};
+  std::vector<at::Tensor> outputs;
+  for (const size_t place : places) outputs.push_back(THPVariable_Unpack(py::handle(leaves[place]).ptr()));
   std::vector<NodePointer> made(pieces.size());
   std::vector<size_t> owners_of_outputs(outputs.size());
+  std::vector<std::vector<at::Tensor>> saved(pieces.size());
   for (size_t number = pieces.size(); number-- > 0;) {  // the engine runs those first that were made last
     PyObject* piece = PyList_GET_ITEM(pieces.ptr(), static_cast<Py_ssize_t>(number));
     torch::autograd::edge_list edges;
-    for (py::handle input : py::handle(PyTuple_GetItem(piece, 1))) edges.push_back(edge_to(input.ptr(), made));
+    for (py::handle input : py::handle(PyTuple_GetItem(piece, 1))) edges.push_back(edge_to(input.ptr(), given, made));
     auto backward = py::reinterpret_borrow<py::object>(PyTuple_GetItem(piece, 2));
-    PyObject* numbers = PyTuple_GetItem(piece, 4);
+    PyObject* to_save = PyTuple_GetItem(piece, 3);
     std::optional<Live> live;
-    if (numbers != Py_None) live = Live{py::handle(PyTuple_GetItem(numbers, 0)).cast<size_t>(), py::handle(PyTuple_GetItem(numbers, 1)).cast<size_t>()};
+    if (PyTuple_Check(to_save)) live = Live{py::len(PyTuple_GetItem(to_save, 0)), py::len(PyTuple_GetItem(to_save, 1))};
+    saved[number] = tensors_to_save(to_save, forward);
     made[number] = make_node<RegionBackward>(std::move(edges), std::move(backward), live);
     auto& node = static_cast<RegionBackward&>(*made[number]);
-    auto entry = py::iter(py::handle(PyTuple_GetItem(piece, 5)));
+    auto entry = py::iter(py::handle(PyTuple_GetItem(piece, 4)));
     for (py::handle slot : py::handle(PyTuple_GetItem(piece, 0))) {
       const auto [inside, input] = pair_in((entry++)->ptr());
       if (PyLong_Check(slot.ptr())) {
         const size_t place = PyLong_AsSize_t(slot.ptr());
-        torch::autograd::create_gradient_edge(const_cast<at::Tensor&>(outputs.at(place)), made[number]);
+        torch::autograd::create_gradient_edge(outputs.at(place), made[number]);
         node.take_dtype_of(*node_in(inside), input);
         owners_of_outputs[place] = number;
       } else {
@@ -235,11 +271,10 @@ inline void attach_region(const std::vector<at::Tensor>& outputs, const py::list
       }
     }
   }
-  std::vector<Py_ssize_t> next(pieces.size());
+  std::vector<size_t> next(pieces.size());
   auto save = [&](size_t owner) {
-    PyObject* tensors = PyTuple_GetItem(PyList_GET_ITEM(pieces.ptr(), static_cast<Py_ssize_t>(owner)), 3);
-    if (next.at(owner) >= PyList_Size(tensors)) return false;
-    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, next[owner]++));
+    if (next.at(owner) >= saved[owner].size()) return false;
+    const at::Tensor& tensor = saved[owner][next[owner]++];
     bool is_output = false;  // of its owner, which must not hold it
     for (size_t i = 0; i < outputs.size(); ++i) is_output |= owners_of_outputs[i] == owner && outputs[i].is_same(tensor);
     static_cast<RegionBackward&>(*made[owner]).save(tensor, is_output);

@@ -113,7 +113,7 @@ inline Form form_of(PyObject* value) {
   PyTypeObject* type = Py_TYPE(value);
   Form form = form_of_content(type);
   if (form != Form::kIdentity || value == Py_None || PyBool_Check(value) || PyType_Check(value)) return form;
-  if (type == &PyFunction_Type || THPVariable_Check(value)) return Form::kIdentity;
+  if (type == &PyFunction_Type || is_tensor(value)) return Form::kIdentity;
   if (type == &PyMethod_Type) return Form::kMethod;
   if (type == &PyCFunction_Type) return Form::kBuiltin;
   if (type == &PyRange_Type || type == &PySlice_Type || type == partial_class.get()) return Form::kFields;

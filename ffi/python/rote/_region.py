@@ -469,7 +469,7 @@ def _has_leaf(args: Any, kwargs: Any) -> bool:
 
 def _autocast() -> Any:
     """The settings of an autocast that keeps casts of parameters until its context ends; None without one."""
-    if not torch.is_autocast_cache_enabled():
+    if not (torch._C._is_any_autocast_enabled() and torch.is_autocast_cache_enabled()):
         return None
     on = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     return tuple(on) or None

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class NodePiece:
     """A piece of the graph of all forwards of one variant, and the node of autograd that stands for it."""
 
-    def __init__(self, piece: _graph.Piece, inputs: Inputs, checked: list[int]) -> None:
-        """``checked``: the places, among the leaves of the result, of tensors whose memory the piece has saved."""
-        self.piece, self._checked = piece, checked
+    def __init__(self, piece: _graph.Piece, leaves: list[int], arguments: list[int]) -> None:
+        """What is saved only so that autograd finds what was written since: ``leaves`` of the result, in whose memory
+        the piece has saved something, by their places; ``arguments``, by their places among those a plan finds."""
+        self.piece, self._checked_leaves, self._checked_arguments = piece, leaves, arguments
         self.saved = piece.saved
-        self._checked_arguments = [inputs.finder(place) for place in self.saved.checked_arguments]
         self.backward: Backward | None = None
         self.twin: NodePiece | None = None  # of the plan that a verified call has replayed; this piece is eager's then
 
@@ -39,10 +39,19 @@ class NodePiece:
         made.backward = made.twin = None
         return made
 
-    def checked(self, leaves: list[Any], args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """What is saved so that autograd finds what was written since. ``leaves``: of the result."""
-        arguments = [find(args, kwargs) for find in self._checked_arguments]
-        return [*self.saved.checked_state, *(leaves[place] for place in self._checked), *arguments]
+    def node(self) -> tuple[Any, ...]:
+        """The node of each forward, as the bridge takes it."""
+        saved = self.saved
+        live = saved.given[: saved.live_given], saved.made[: saved.live_made]
+        to_save = *live, saved.checked_state, self._checked_leaves, self._checked_arguments
+        return self.piece.slots, self.piece.targets, self.gradients, to_save, self.piece.entries
+
+    def hooked_node(self, given: list[torch.Tensor], made: list[torch.Tensor]) -> tuple[Any, ...]:
+        """The node of one forward, which saves what eager saves. ``given``, ``made``: all tensors of the forward."""
+        saved = self.saved
+        own = [given[place] for place in saved.given], [made[place] for place in saved.made]
+        to_save = [saved.as_in_eager(number, *own) for number in saved.entries]
+        return self.piece.slots, self.piece.targets, self.of_hooked, to_save, self.piece.entries
 
     def of_hooked(self, needs: tuple[bool, ...], tangents: Any, saved: list[torch.Tensor]) -> Any:
         return self.gradients(needs, tangents, *self.saved.parts(saved))
@@ -104,14 +113,18 @@ class RegionPlan:
         self, graph: _graph.Graph, tape: _graph.Tape, inputs: Inputs, places: list[int], leaves: list[Any]
     ) -> None:
         """``leaves``: of the result; ``places``: of those that have the graph."""
-        self._given = inputs.finders  # each finds one tensor in the arguments of a call
+        self._finders = inputs.finders[:]  # each finds one tensor in the arguments of a call
         self._outputs = places
+        self._nodes: list[tuple[Any, ...]] = []  # of all forwards, once there is one
         self.key = ""  # of the plan of the forward
         self.pieces = []
         for piece in graph.pieces:
             made = [tape.made[place] for place in piece.saved.made[: piece.saved.live_made]]
             checked = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and _is_saved(leaf, made)]
-            self.pieces.append(NodePiece(piece, inputs, checked))
+            arguments = piece.saved.checked_arguments
+            found = [*range(len(self._finders), len(self._finders) + len(arguments))]
+            self._finders += map(inputs.finder, arguments)
+            self.pieces.append(NodePiece(piece, checked, found))
         order = sorted((number, i) for i, piece in enumerate(self.pieces) for number in piece.saved.entries)
         self._order = [i for _, i in order]  # in which eager saves: the pieces of all that is saved
 
@@ -119,6 +132,7 @@ class RegionPlan:
         """The same of an equal region, as :meth:`_graph.Piece.of_equal` has it."""
         made = copy.copy(self)
         made.pieces = [piece.of_equal(renamed) for piece in self.pieces]
+        made._nodes = []
         return made
 
     def verify(self, replayed: RegionPlan) -> bool:
@@ -134,22 +148,13 @@ class RegionPlan:
         code around has set hooks for saved tensors, which may count what they are called with."""
         result, made = result
         leaves, structure = ([result], None) if isinstance(result, torch.Tensor) else _pytree.tree_flatten(result)
-        given = [find(args, kwargs) for find in self._given]
-        outputs = [leaves[place] for place in self._outputs]
-        pieces: list[tuple[Any, ...]] = []
-        for piece in self.pieces:
-            saved = piece.saved
-            own = [given[place] for place in saved.given], [made[place] for place in saved.made]
-            targets = [given[each] if isinstance(each, int) else each for each in piece.piece.targets]
-            if hooked:  # what eager saves
-                tensors = [saved.as_in_eager(number, *own) for number in saved.entries]
-                pieces.append((piece.piece.slots, targets, piece.of_hooked, tensors, None, piece.piece.entries))
-            else:
-                live = *own[0][: saved.live_given], *own[1][: saved.live_made]
-                tensors = [*live, *piece.checked(leaves, args, kwargs)]
-                lives = saved.live_given, saved.live_made
-                pieces.append((piece.piece.slots, targets, piece.gradients, tensors, lives, piece.piece.entries))
-        _bridge.bridge().attach_region(outputs, pieces, self._order if hooked else _ANY_ORDER)
+        given = [find(args, kwargs) for find in self._finders]
+        nodes, order = self._nodes, _ANY_ORDER
+        if hooked:
+            nodes, order = [piece.hooked_node(given, made) for piece in self.pieces], self._order
+        elif not nodes:
+            nodes = self._nodes = [piece.node() for piece in self.pieces]
+        _bridge.bridge().attach_region(leaves, self._outputs, given, made, nodes, order)
         return leaves[0] if structure is None else _pytree.tree_unflatten(leaves, structure)
 
 

@@ -252,9 +252,9 @@ class Step:
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         call = SESSION_CALL_WITHIN if self._agrees and _within() else SESSION_CALL
-        if _running.depth:
-            self._nested_calls += 1
-        _running.depth += 1
+        depth = _running.depth
+        self._nested_calls += depth > 0
+        _running.depth = depth + 1
         try:
             status = _bridge.bridge().call_session(call, self.session, args, kwargs, *self._places)
             if self._agrees:
@@ -267,7 +267,7 @@ class Step:
                 self._deliver(args, kwargs)
             raise
         finally:
-            _running.depth -= 1
+            _running.depth = depth
         if status < 0:
             self._leave(args, kwargs)
         if check(status) == EAGER:
