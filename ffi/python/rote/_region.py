@@ -91,14 +91,15 @@ class Region(Part):
         if _record.in_step() or not _can_be_cut():
             return self.function(*args, **kwargs)
         autocast = _autocast()
-        if self._is_left(args, kwargs, autocast):
+        tensors = list(self.state.tensors()) if self.kind is None else []
+        if self._is_left(args, kwargs, autocast, tensors):
             return self.function(*args, **kwargs)
         with self._lock:
             outer, self._hidden = self._hidden, take_hooks()
             hooked = bool(self._hidden)
             args = ([_bridge.bridge().autocast(each) for each in self._casts.get(autocast) or ()], *args)
             if self.kind is None:
-                self._find_kind(args, kwargs)
+                self._find_kind(args, kwargs, tensors)
             try:
                 result = super().call(args, kwargs)
             finally:
@@ -107,21 +108,21 @@ class Region(Part):
             plan, self._found = self._found, None
             return result if plan is None else plan.attach(result, args, kwargs, hooked)
 
-    def _is_left(self, args: Any, kwargs: Any, autocast: Any) -> bool:
-        """Whether a call is left to eager as it is."""
+    def _is_left(self, args: Any, kwargs: Any, autocast: Any, state: list[tuple[str, torch.Tensor]]) -> bool:
+        """Whether a call is left to eager as it is. ``state``: its tensors, where no call was handled before."""
         if autocast is not None and _has_leaf(args, kwargs):
             what = "takes a leaf that requires grad under an autocast entered outside, which keeps the leaf's cast"
             self._stays_eager(what, "enter autocast in the region")
             return True
         # A checkpoint may leave the last writes out when it runs a region again.
         hooked = self._writes_state and torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-        makes_parameters = self.kind is None and any(map(nn.parameter.is_lazy, dict(self.state.tensors()).values()))
+        makes_parameters = any(nn.parameter.is_lazy(tensor) for _, tensor in state)
         return hooked or makes_parameters or self._casts.get(autocast, ()) is None
 
-    def _find_kind(self, args: Any, kwargs: Any) -> None:
+    def _find_kind(self, args: Any, kwargs: Any, state: list[tuple[str, torch.Tensor]]) -> None:
         """Says which regions may share plans with this one, and gives them a directory of their own."""
         given = ((f"{i}{tensor.is_leaf}", tensor) for i, tensor in enumerate(tensors_in(args, kwargs)))
-        looks = (*_looks(self.state.tensors()), *_looks(given))
+        looks = (*_looks(state), *_looks(given))
         said = repr((getattr(self.function, "__qualname__", ""), looks)).encode()
         directory = Path(self.plans, hashlib.blake2s(said, digest_size=8).hexdigest())
         if self.plans == _plans_of_process():  # share with regions that begin now, and not with those of other models

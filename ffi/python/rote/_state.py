@@ -15,6 +15,8 @@ from . import _fsdp, _introspect, _modules, _unread
 from ._facts import FUNCTIONS, atom
 from ._policy import DEPTH, LARGE, MODULE_PARTS, MOST, holds_hooks, is_opaque
 
+_MAY_HOLD_TENSORS = (torch.Tensor, dict, list, tuple)
+
 
 @dataclass
 class State:
@@ -94,7 +96,10 @@ def _attributes(path: str, module: nn.Module, unread: _unread.Unread) -> Iterato
     pending = [
         (f"{path}.{name}", value)
         for name, value in reversed((_introspect.own(module) or {}).items())
-        if name not in MODULE_PARTS and not holds_hooks(str(name)) and (module, name) not in unread
+        if issubclass(type(value), _MAY_HOLD_TENSORS)
+        and name not in MODULE_PARTS
+        and not holds_hooks(str(name))
+        and (module, name) not in unread
     ]
     above: set[int] = set()
     while pending:
@@ -102,9 +107,7 @@ def _attributes(path: str, module: nn.Module, unread: _unread.Unread) -> Iterato
         if issubclass(type(value), torch.Tensor):
             if value.grad_fn is None:
                 yield where, value
-        elif (
-            id(value) not in above and issubclass(type(value), dict | list | tuple) and _introspect.size(value) <= LARGE
-        ):
+        elif id(value) not in above and issubclass(type(value), _MAY_HOLD_TENSORS) and _introspect.size(value) <= LARGE:
             above.add(id(value))
             pending += reversed([(f"{where}[{_text(key)}]", item) for key, item in _items(value)])
 
