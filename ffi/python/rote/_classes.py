@@ -44,7 +44,7 @@ class Classes:
     def _of_the_user(self, base: type, depth: int) -> None:
         walk, label = self._walk, _introspect.name(base)
         walk.add(BASES, base, None, HOST, label, base)
-        own = next((inner for inner in gc.get_referents(_introspect.class_dict(base)) if isinstance(inner, dict)), None)
+        own = _dict_behind(_introspect.class_dict(base))
         if own is None:
             return
         walk.add(SIZE, own, None, HOST, label, own, "")
@@ -92,11 +92,29 @@ class Classes:
                     self._named.borrow(method)
                 else:  # a script has put it there
                     self._walk.soon(f"{_introspect.name(kind)}.{key}", method, 1)
+            for names in own:
+                self._objects_in(_introspect.name(kind), names)
             if id(kind) not in self._covered:
                 switches = {
                     key for names in own for key, item in names.items() if type(item) is bool and type(key) is str
                 }
                 self._walk.add(CLASS, kind, private | switches, HOST, _introspect.name(kind), kind, self._set_in(own))
+
+    def _objects_in(self, label: str, own: Mapping[str, Any]) -> None:
+        """Guards objects that code in reach names, among the attributes of a class of a library: a script may have put
+        them there."""
+        for key in self._named.attributes & own.keys():
+            item = own[key]
+            if plain(item) or (isinstance(item, type) and is_library_class(item)):
+                continue
+            if isinstance(item, staticmethod | classmethod):
+                function: Any = item.__func__
+                if type(function) is types.FunctionType and not is_made_by_library(function):
+                    self._walk.soon(f"{label}.{key}", function, 1)
+            elif any("__get__" in _introspect.class_dict(base) for base in _introspect.mro(type(item))):
+                continue
+            elif self._walk.add(DICT_ITEM, _dict_behind(own), key, HOST, f"{label}.{key}", item):
+                self._walk.soon(f"{label}.{key}", item, 1)
 
     def _set_in(self, own: Sequence[Mapping[str, Any]]) -> str:
         """What code in reach names that is set in a class of a library, for another process: there, methods are the
@@ -114,6 +132,11 @@ class Classes:
             for key in sorted(key for key in asked & own.keys() if _is_said(key, own[key])):
                 if walk.add(DICT_ITEM, own, key, HOST, f"{label}.{key}", own[key]):
                     walk.value(f"{label}.{key}", own[key], 1)
+
+
+def _dict_behind(attributes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The dict that holds the attributes of a class, of which Python shows a view."""
+    return next((inner for inner in gc.get_referents(attributes) if isinstance(inner, dict)), None)
 
 
 def _is_said(key: str, item: Any) -> bool:

@@ -168,17 +168,10 @@ class Reach(Objects):
                     self._hooks(f"torch.{name}", hooks, 1)
         self._follow()
         self._follow_unfound()
-        firmly = len(self._hold)
-        while self._weak:  # what is held strongly too has been seen by now
-            for path, value, depth in self._weak:
-                try:
-                    self._weakly(path, value, depth)
-                except Exception as problem:  # an object may be anything
-                    self._note_unseen(path, problem)
-            self._weak.clear()
-            self._follow()
-        self.held_weakly = self._hold[firmly:]
+        self._follow_weak()  # what is held strongly too has been seen by now
         self._classes.finish()
+        self._follow()
+        self._follow_weak()
         if self._reads_environment:
             self._environment()
         self.handlers.of_names(self._named.names)
@@ -204,6 +197,19 @@ class Reach(Objects):
                 self.add(OWN, value, True, HOST, path, value)
         self._named.finish()
         return self.facts
+
+    def _follow_weak(self) -> None:
+        """Follows weak references."""
+        firmly = len(self._hold)
+        while self._weak:
+            for path, value, depth in self._weak:
+                try:
+                    self._weakly(path, value, depth)
+                except Exception as problem:  # an object may be anything
+                    self._note_unseen(path, problem)
+            self._weak.clear()
+            self._follow()
+        self.held_weakly += self._hold[firmly:]
 
     def _follow_unfound(self) -> None:
         """Follows functions that the step runs and that no name has led to."""

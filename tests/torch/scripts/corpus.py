@@ -73,4 +73,8 @@ STORED = [
     "torch_attribute/cell/asked/inside/queue/inside/plain",
     "torch_attribute/cell/asked/set/context/after/random",
     "itself/in_an_argument/asked/set/forward/after/plain",
+    "torch_class_private/cell/asked/set/thread_local/after/plain",
+    "torch_class_private/cell/asked/set/class/after/plain",
+    "torch_class_private/cell/asked/set/weak_set/after/plain",
+    "torch_class_private/cell/asked/set/static_method/after/plain",
 ]
