@@ -551,13 +551,16 @@ def test_super_of_a_tensor_is_refused(read: Any) -> None:
     check_refused(script, r"super\(\)\.tolist", remedy="call the method of the tensor")
 
 
-def test_a_new_tensor_at_every_call_in_an_attribute_that_is_read() -> None:
+def test_a_new_object_at_every_call_in_an_attribute_that_is_read() -> None:
+    class Holder:
+        scale = 1.0
+
     class Keeps(nn.Linear):
-        kept: Any = 0
+        kept: Any = Holder()
 
         def forward(self, x: Tensor) -> Tensor:
-            self.kept = super().forward(x).detach() + self.kept
-            return self.kept * self.weight.sum()
+            before, self.kept = self.kept, Holder()
+            return super().forward(x) * before.scale
 
     def script(capture: Capture) -> Calls:
         model = Keeps(4, 4)

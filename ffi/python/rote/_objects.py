@@ -101,7 +101,7 @@ class Objects(Walk):
     ) -> None:
         """``read``: schedulers whose numbers the step has read; ``missed``: names of what it has asked others for, and
         not found; ``unread``: attributes that get no guard."""
-        super().__init__(ignore, ran)
+        super().__init__(ignore, ran, unread.carried)
         self._read = read
         self._missed = missed
         self._unread = unread
@@ -427,7 +427,7 @@ class Objects(Walk):
                     self.add(ITEMS, value, None, HOST, subject, value)
                 for name, item in value.items():
                     self.add(DICT_ITEM, value, name, STATE, f"{path}.{name}", item)
-                    if issubclass(type(item), nn.Module | torch.Tensor):
+                    if issubclass(type(item), nn.Module | torch.Tensor) and (value, name) not in self.carried:
                         self.value(f"{path}.{name}", item, depth)  # children are no hop
             elif issubclass(type(value), dict) and holds_hooks(key):
                 if id(module) in self.entered:

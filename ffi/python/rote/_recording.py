@@ -19,6 +19,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from . import (
+    _carried,
     _code,
     _containers,
     _counters,
@@ -43,6 +44,7 @@ from . import (
     propagation,
 )
 from ._executed_code import Codes, ExecutedCode
+from ._facts import Attribute
 from ._frames import is_users_own
 from ._naming import Extent, Naming, flatten, modes
 from ._native import c_text, check, error, ids, lib, record_no_grad
@@ -192,6 +194,8 @@ class Recording(Naming):
         self.unproven_code = False
         """Whether hyperparameters are not followed because of what a function in reach may do with them."""
         self._kept: list[tuple[_facts.Attribute, Any]] = []  # attributes that the step has set, and nodes of the values
+        self._put: list[tuple[_carried.Place, Any]] = []  # where the step has put tensors that later calls take
+        self._candidates = _carried.Candidates(())
         self.schedulers = _schedulers.none()
         self.counters = _counters.Counters([], {}, [])
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
@@ -217,6 +221,8 @@ class Recording(Naming):
             self._guard_call(structure)
             self._check_supported()
             self._survey.make(self.tensors, self.leaves, given.values(), self._watch.refuse, self._guard)
+        if not self._step.is_region:
+            self._candidates = _carried.Candidates(self._survey.facts)
         self._follow_reducers(self._survey.walk.reducers)
         follows = self._follow_numbers(given.keys(), resumed)
         # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
@@ -619,7 +625,7 @@ class Recording(Naming):
 
     def run(self, seen: _record.Seen | None = None) -> Any:
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""
-        call = functools.partial(self._step.recorded, *self.args, **self.kwargs)
+        call = functools.partial(self._step.recorded, *self.args, **_carried.without_values(self.kwargs))
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self.grads if grad is not None]
         try:
             for optimizer in self._watched:
@@ -652,6 +658,21 @@ class Recording(Naming):
             return {}
         codes = self.executed.codes
         return None if codes is None else _executed_code.missing(codes, self._survey.walk.functions)
+
+    def carries_more(self) -> bool:
+        """Whether the next recording will take other values from one call to the next than this one has."""
+        unread = self._step.unread
+        moved = [(place, self._reads_of(place, origin)) for place, origin in self._candidates.moved()]
+        gone = unread.carried.beyond(self._survey.walk.met)
+        unread.carried.drop(gone)
+        added = unread.carried.add(place for place, is_read in moved if is_read)
+        return added or bool(gone) or (self.is_refused and any(is_read is None for _, is_read in moved))
+
+    def _reads_of(self, place: _carried.Place, origin: Attribute | None) -> bool | None:
+        """Whether the step reads a place before it puts something there, where that is seen."""
+        if origin is None or origin.key != place.key or _introspect.own(origin.holder) is not place.container:
+            return True
+        return self._step.unread.is_read(origin)
 
     def refuse_code(self, codes: Codes) -> None:
         """Refuses a step that runs other code in each call."""
@@ -696,7 +717,8 @@ class Recording(Naming):
         self._watch.forget()
         if self._survey.number is None:
             self._survey.forget()
-        self._kept = []
+        self._kept, self._put = [], []
+        self._candidates.forget()
         self.unread.forget()
         self.schedulers.forget()
 
@@ -729,9 +751,14 @@ class Recording(Naming):
         counted = [_results.Late(counter.path, number=number) for counter, number in self.counters.counted()]
         calls = self.schedulers.calls
         set_ = [_results.Late(path, number=value) for path, value in self._flags.changed()]
-        kept = [_results.Late(each.path, value=node) for each, node in self._kept]
+        kept = [_results.Late(path, value=node) for path, node in self._left()]
         called = [_results.Late(call.path, metric=call.metric and call.metric.node) for call in calls]
         return [*kept, *counted, *set_, *called]
+
+    def _left(self) -> list[tuple[str, Any]]:
+        """The places where the step has left values, by their paths, and the nodes of the values."""
+        kept, put = self._kept, self._put
+        return [*((each.path, node) for each, node in kept), *((each.path, node) for each, node in put)]
 
     def after(self, late: list[_results.Late]) -> list[_results.Act]:
         """The same as functions, but for attributes. Raises ``KeyError`` for what is not in reach."""
@@ -750,7 +777,8 @@ class Recording(Naming):
 
     def _puts(self) -> list[_results.Put]:
         """The attributes that a replay sets."""
-        return [(functools.partial(setattr, each.holder, each.key), node) for each, node in self._kept]
+        kept = [(functools.partial(setattr, each.holder, each.key), node) for each, node in self._kept]
+        return [*kept, *((each.put, node) for each, node in self._put)]
 
     def compare(self, variant: int) -> dict[str, Any] | None:
         """Ends the recording without a plan: the first instruction that the plan of a variant has otherwise."""
@@ -806,7 +834,7 @@ class Recording(Naming):
         output_specs = []
         given = len(outputs)
         views = self._note_views(outputs)
-        attributes = {place: each.path for each, node in self._kept for place in _results.outputs_in(node)}
+        attributes = {place: path for path, node in self._left() for place in _results.outputs_in(node)}
         returned = _results.outputs_in(structure)
         for i, tensor in enumerate(outputs):
             gives = f"puts into {attributes[i]}" if i in attributes and i not in returned else "returns"
@@ -860,8 +888,8 @@ class Recording(Naming):
 
     def _structure(self, names: dict[int, Any], outputs: list[torch.Tensor]) -> tuple[Any, _results.Classes]:
         """The structure of the result, and the classes in it and in what the step keeps in attributes."""
-        kept = self.unread.kept
-        values = [self._result, *map(_unread.value_of, kept)]
+        kept, put = self.unread.kept, self._step.unread.carried.moved(self.kwargs)
+        values = [self._result, *map(_unread.value_of, kept), *(place.value() for place in put)]
         try:
             numbers = {place: read for place, (read, _) in self._floats_read.items()}
             whole, classes = _results.encode(tuple(values), names, outputs, self._outlives, numbers)
@@ -875,7 +903,8 @@ class Recording(Naming):
         finally:
             self._floats_read.clear()  # which holds tensors
         structure, *nodes = whole["tuple"]
-        self._kept = list(zip(kept, nodes, strict=True))
+        self._kept = list(zip(kept, nodes, strict=False))
+        self._put = list(zip(put, nodes[len(kept) :], strict=True))
         return structure, classes
 
     def _count_writes(self) -> None:

@@ -34,7 +34,10 @@ class State:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor of the state with its path; parameters first. No two go by one path."""
         known: dict[str, int] = {}
+        carried = self.unread.carried.tensors()  # arguments
         for path, tensor in self._named():
+            if id(tensor) in carried:
+                continue
             yield _unique(path, id(tensor), known), tensor
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -26,6 +26,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from . import _bridge, _difference, _ranks, _results, _returns, _state, _survey, _unread, _verify, _wrappers
+from ._carried import without_values
 from ._executed_code import Codes, ExecutedCode
 from ._naming import flatten
 from ._native import (
@@ -244,6 +245,8 @@ class Step:
             group, known = _default_group(), self._group
             if (group is not None) if known is None else (group is None or known() is not group):
                 self._enter_world()
+            if carried := self.unread.carried:
+                kwargs = carried.with_values(kwargs)
             if (self._verify > 0 or self._verify_every > 0) and not self._stopped and not self._nested():
                 self._until -= 1
                 if self._verify > 0 or self._until <= 0 < self._verify_every:
@@ -291,7 +294,7 @@ class Step:
         _running.depth += 1
         try:
             with self._around():
-                return self.function(*args, **kwargs)
+                return self.function(*args, **without_values(kwargs))
         finally:
             _running.depth -= 1
 
@@ -583,7 +586,8 @@ class Step:
                 text = "%s: a replay cannot call %s.step() when it has ended: %s"
                 logging.getLogger("rote.record").info(text, self.name(), path, why)
             return False
-        if not recording.unread.judge(self.unread):
+        seen = recording.unread.judge(self.unread)
+        if recording.carries_more() or not seen:
             return False
         if recording.hidden_reads:
             self.hides_reads = True
@@ -646,9 +650,7 @@ class Step:
             specs = [None if each["spec"] is None else _results.StoredSpec(each["spec"], examples) for each in given]
             structure, late, _ = _results.from_json(plan["result"])
             if any(each.value is not None for each in late):
-                raise _Untrusted(
-                    "it keeps values in attributes, and only a recording tells that nothing reads them before"
-                )
+                raise _Untrusted("it leaves values for later calls, and only a recording tells who reads them")
             recording.after(late)
             try:
                 return specs, _results.classes_in(structure, recording.known())

@@ -25,6 +25,7 @@ from typing import Any
 from torch import nn
 
 from . import _code, _facts, _introspect
+from ._carried import Carried
 from ._numbers import DICT_ITEM
 from ._reads import Reads
 from ._uses import reads_no_other
@@ -66,6 +67,8 @@ class Unread:
         self._before: dict[Any, str] = {}  # what each fact of the last recording has expected
         self._moved = _Places()  # which the step of the last recording has set to something else
         self._sees = True
+        self.carried = Carried()
+        """What the step takes from one call to the next."""
 
     def __contains__(self, place: tuple[Any, str]) -> bool:
         return place in self._left
@@ -92,6 +95,13 @@ class Unread:
         for fact in facts if self._sees else ():
             if fact.origin is not None and fact.kind == DICT_ITEM and _has_moved(fact, self._before):
                 self._moved.add(fact.origin)
+
+    def is_read(self, attribute: _facts.Attribute) -> bool | None:
+        """Whether the step reads what an attribute was before the step; None if that is not known."""
+        place = attribute.holder, attribute.key
+        if not self._sees or place in self._read:
+            return True
+        return False if place in self._left else None
 
     def leave(self, found: Iterable[_facts.Attribute]) -> None:
         """Guards attributes no more."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from . import _containers, _ranks, _unread
+from ._carried import Place
 from ._returns import Rate
 from ._specs import local_of
 from ._state import State
@@ -24,6 +25,8 @@ class Snapshot:
     result: list[tuple[str, Any]]
     cpu_generator: torch.Tensor
     cuda_generator: torch.Tensor | None
+    carried: list[tuple[Place, Any]]
+    """What was there for later calls."""
 
     @staticmethod
     def take(state: State, args: Any, kwargs: Any, result: Any = None) -> Snapshot:
@@ -38,16 +41,20 @@ class Snapshot:
             if t.is_leaf
         }
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        carried = [(place, place.value()) for place in state.unread.carried]
         given = [("result", result), *((each.path, _unread.value_of(each)) for each in state.unread.kept())]
+        given += [(place.path, value) for place, value in carried]
         returned = [
             (path, local_of(leaf).detach().clone() if isinstance(leaf, torch.Tensor) else leaf)
             for whole, value in given
             for path, leaf in _leaves(whole, value)
         ]
-        return Snapshot(tensors, grads, returned, torch.get_rng_state(), cuda)
+        return Snapshot(tensors, grads, returned, torch.get_rng_state(), cuda, carried)
 
     def restore(self) -> None:
         """Puts everything back, in place."""
+        for place, value in self.carried:
+            place.put(value)
         with torch.no_grad():
             for tensor, copy in self.tensors.values():
                 local = local_of(tensor).detach()

@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ._carried import Carried
 from ._executed_code import Codes
 from ._facts import (
     ABSENT,
@@ -41,7 +42,9 @@ class TooMuchError(BaseException):
 class Walk(abc.ABC):
     """One walk. How it reads a value, the classes that inherit from it say."""
 
-    def __init__(self, ignore: tuple[str, ...], ran: Codes | None) -> None:
+    def __init__(self, ignore: tuple[str, ...], ran: Codes | None, carried: Carried) -> None:
+        self.carried = carried  # places that get no guard
+        self.met: set[tuple[int, Any]] = set()  # of these, those in reach
         self.ran = ran  # the code that the step runs; None: all that is in reach is followed
         self.facts: list[Fact] = []
         self._ignore = ignore
@@ -203,6 +206,9 @@ class Walk(abc.ABC):
         hyperparameter: bool = False,
     ) -> bool:
         """Adds a fact. False: the user has said to ignore it."""
+        if kind == DICT_ITEM and (place := self.carried.met(container, key)) is not None:
+            self.met.add(place)
+            return False
         if not atom(value):
             self._look_for_renamed(subject, container, value)
         if self._ignore and self._ignored(subject):

@@ -1,0 +1,154 @@
+"""Tensors that a step takes from one call to the next: ``self.h = h.detach()``, ``shadow[name] = ...``, buffers that a
+module replaces.
+
+Such a place, an entry of a dict, holds other tensors at each call. It gets no guard. What it holds before a call is one
+more argument of that call, under the place's name, and is guarded as arguments are; what the step has put there is one
+more result, and a replay puts it there. So it does not matter who reads or writes the place in the step. A place is
+found when a recorded step has put other tensors into it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ._facts import ABSENT, Attribute, Fact
+from ._numbers import DICT_ITEM
+
+# Places that a step may have, at most.
+_MOST = 256
+# The names of arguments end so that hold what places held. No argument of a function is named so.
+_BEFORE = " before the call"
+
+
+class Place(NamedTuple):
+    """An entry of a dict: of the dict of an object's attributes, of a module's buffers, or of any other."""
+
+    container: dict[Any, Any]
+    key: Any
+    path: str
+
+    def value(self) -> Any:
+        """What is there now; ``ABSENT`` if nothing is."""
+        return dict.get(self.container, self.key, ABSENT)
+
+    def put(self, value: Any) -> None:
+        """Puts a value there; takes what is there away for ``ABSENT``."""
+        if value is ABSENT:
+            dict.pop(self.container, self.key, None)
+        else:
+            dict.__setitem__(self.container, self.key, value)
+
+
+class Carried:
+    """The places of a step."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, Any], Place] = {}  # by the identities of containers, and of keys
+
+    def __contains__(self, place: tuple[dict[Any, Any], Any]) -> bool:
+        """Whether a dict's entry is one."""
+        return bool(self._places) and _by_identity(*place) in self._places
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self._places.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def add(self, found: Iterable[Place]) -> bool:
+        """Adds places. False: there are none, or too many."""
+        new = {_by_identity(each.container, each.key): each for each in found}
+        if not new or len(self._places) + len(new) > _MOST:
+            return False
+        paths = {each.path for each in self}
+        for key, each in new.items():
+            path, copies = each.path, 1
+            while path in paths:
+                copies += 1
+                path = f"{each.path}#{copies}"
+            paths.add(path)
+            self._places[key] = each._replace(path=path)
+        return True
+
+    def drop(self, gone: Iterable[Place]) -> None:
+        """Forgets places."""
+        for each in gone:
+            self._places.pop(_by_identity(each.container, each.key), None)
+
+    def with_values(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The named arguments of a call, and what the places hold."""
+        return {**kwargs, **{each.path + _BEFORE: each.value() for each in self}}
+
+    def tensors(self) -> set[int]:
+        """The identities of the tensors that the places hold now."""
+        return {id(tensor) for each in self for tensor in _tensors_in(each.value())}
+
+    def beyond(self, met: set[tuple[int, Any]]) -> list[Place]:
+        """The places that are none of those that were met in reach."""
+        return [each for key, each in self._places.items() if key not in met]
+
+    def met(self, container: dict[Any, Any], key: Any) -> tuple[int, Any] | None:
+        """What :meth:`beyond` takes for an entry; None for one that is no place."""
+        found = _by_identity(container, key) if self._places else None
+        return found if found in self._places else None
+
+    def moved(self, kwargs: Mapping[str, Any]) -> list[Place]:
+        """The places into which a call with these arguments has put something else."""
+        return [each for each in self if each.value() is not kwargs.get(each.path + _BEFORE, ABSENT)]
+
+
+def _by_identity(container: dict[Any, Any], key: Any) -> tuple[int, Any]:
+    return id(container), key if type(key) in (str, int) else (None, id(key))
+
+
+def without_values(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The named arguments of a call as the caller has passed them."""
+    if not any(key.endswith(_BEFORE) for key in kwargs):
+        return kwargs
+    return {key: value for key, value in kwargs.items() if not key.endswith(_BEFORE)}
+
+
+class Candidates:
+    """The entries of dicts that a recorded step may take from one call to the next."""
+
+    def __init__(self, facts: Iterable[Fact]) -> None:
+        self._before = [
+            (fact, value)
+            for fact in facts
+            if fact.kind == DICT_ITEM and type(fact.container) in (dict, OrderedDict)
+            for value in (dict.get(fact.container, fact.key, ABSENT),)
+            if value is None or _holds_tensors(value)
+        ]
+
+    def moved(self) -> list[tuple[Place, Attribute | None]]:
+        """Those into which the step has put other tensors, now that it has run; and, where they are attributes of
+        objects whose reads are seen, these attributes."""
+        return [
+            (Place(fact.container, fact.key, fact.subject), fact.origin)
+            for fact, before in self._before
+            for now in (dict.get(fact.container, fact.key, ABSENT),)
+            if now is not before and _holds_tensors(now)
+        ]
+
+    def forget(self) -> None:
+        """Lets go of everything."""
+        self._before.clear()
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(True for _ in _tensors_in(value))
+
+
+def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors that a value is, or is made of; parameters are none."""
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
+        if not issubclass(kind, torch.nn.Parameter):
+            yield value
+    elif kind in (tuple, list) and depth < 4:
+        for item in value:
+            yield from _tensors_in(item, depth + 1)
