@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class Snapshot:
     result: list[tuple[str, Any]]
     cpu_generator: torch.Tensor
     cuda_generator: torch.Tensor | None
-    carried: list[tuple[Place, Any]]
+    carried: list[tuple[Place, Any]] = field(default_factory=list)
     """What was there for later calls."""
 
     @staticmethod
