@@ -30,7 +30,7 @@ import numpy as np
 import pytest
 import torch
 from extent import EVERYTHING, SEED
-from oracle import Calls, Capture, check_equal, check_right
+from oracle import Calls, Capture, check_equal, check_right, over
 from torch import Tensor, nn
 
 
@@ -527,3 +527,62 @@ def _total(x: Tensor, value: Any) -> Tensor:
     if isinstance(value, tuple):
         return sum((_total(x, item) for item in value), x.sum())
     return x.sum()
+
+
+constant = torch.ones(3, 4)
+
+
+def through_a_global() -> Callable[[Tensor], bool]:
+    return lambda x: x is constant
+
+
+def through_a_closure() -> Callable[[Tensor], bool]:
+    held = constant
+    return lambda x: x is held
+
+
+def through_a_function_in_a_list() -> Callable[[Tensor], bool]:
+    held = constant
+    functions = [lambda: held]
+    return lambda x: x is functions[0]()
+
+
+def through_an_attribute() -> Callable[[Tensor], bool]:
+    held = types.SimpleNamespace(one=constant)
+    return lambda x: x is held.one
+
+
+def through_a_weak_reference() -> Callable[[Tensor], bool]:
+    reference = weakref.ref(constant)
+    return lambda x: x is reference()
+
+
+def through_a_partial() -> Callable[[Tensor], bool]:
+    return functools.partial(operator.is_, constant)
+
+
+def by_memory() -> Callable[[Tensor], bool]:
+    held = constant[:2]
+    return lambda x: x.untyped_storage() is held.untyped_storage() or x is constant
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "through",
+    [
+        *(through_a_global, through_a_closure, through_a_function_in_a_list, through_an_attribute),
+        *(through_a_weak_reference, through_a_partial, by_memory),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_an_argument_that_is_something_else_in_reach(through: Callable[..., Any], first: bool) -> None:
+    def script(capture: Capture) -> Calls:
+        is_it = through()
+
+        def step(x: Tensor) -> Tensor:
+            return x * (2 if is_it(x) else 3)
+
+        calls = [constant if (i < 7) == first else constant.clone() for i in range(14)]
+        return over(capture, step, calls)
+
+    check_right(script, replays=0 if through is by_memory else 8)
