@@ -1,5 +1,6 @@
 """A step that reads tensors and puts others in their place, for its next call."""
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -117,6 +118,14 @@ class OfAList(RecurrentOfTwo):
         return loss
 
 
+class OfADict(RecurrentOfTwo):
+    def step(self, x: Tensor) -> Any:
+        self.held = tuple(self.held.values()) if isinstance(self.held, dict) else self.held
+        loss = super().step(x)
+        self.held = {"h": self.held[0], "c": self.held[1]}
+        return loss
+
+
 class Buffer(Trainer):
     def model(self) -> nn.Module:
         return Normed()
@@ -176,6 +185,11 @@ class Total(Trainer):
 
     def seen(self) -> Any:
         return dict(self.held)
+
+
+class DefaultDict(Total):
+    def first(self) -> Any:
+        return collections.defaultdict(int, {"loss": torch.zeros(())})
 
 
 class Swapped(Trainer):
@@ -309,9 +323,11 @@ def tensors_of(trainer: Any) -> list[Tensor]:
 
 
 KINDS = [
-    *(Trainer, Recurrent, RecurrentOfTwo, FromNothing, OfAList, Buffer, BufferThatIsNotSaved, AverageOfParameters),
-    *(Momentum, Total, Swapped, Returned, Before, WrittenFirst, OfAView, ByVars, ByData, OfTheModule),
+    *(Trainer, Recurrent, RecurrentOfTwo, FromNothing, OfAList, OfADict, Buffer, BufferThatIsNotSaved),
+    *(AverageOfParameters, DefaultDict, Momentum, Total, Swapped, Returned, Before, WrittenFirst, OfAView, ByVars),
+    *(ByData, OfTheModule),
 ]
+OF_DICTS = [AverageOfParameters, Momentum, Total, DefaultDict]
 BETWEEN = [nothing, resets, writes, loads, evaluates, shares, takes_parameters, changes_dtype]
 
 
@@ -334,7 +350,7 @@ def script_of(kind: type[Trainer], between: Callable[[Any, int], None], **option
 @pytest.mark.parametrize("kind", KINDS)
 def test_carries(kind: type[Trainer], between: Callable[[Any, int], None]) -> None:
     replays = 8
-    if between is resets and kind in (AverageOfParameters, Momentum, Total):
+    if between is resets and kind in OF_DICTS:
         replays = 0  # another dict is another place
     if between is shares and kind in (Trainer, Swapped, Returned, Before, ByData, ByVars):
         replays = 4
@@ -349,7 +365,7 @@ def test_with_each_selection_of_passes(kind: type[Trainer]) -> None:
 @pytest.mark.parametrize("options", [{"verify": 5}, {"verify_every": 3}])
 @pytest.mark.parametrize("kind", KINDS)
 def test_verified(kind: type[Trainer], options: dict[str, Any]) -> None:
-    check_right(script_of(kind, resets, **options), replays=0 if kind in (AverageOfParameters, Momentum, Total) else 8)
+    check_right(script_of(kind, resets, **options), replays=0 if kind in OF_DICTS else 8)
 
 
 @pytest.mark.parametrize("trust", [False, True])

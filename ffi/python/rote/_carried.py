@@ -9,7 +9,7 @@ found when a recorded step has put other tensors into it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -119,7 +119,7 @@ class Candidates:
         self._before = [
             (fact, value)
             for fact in facts
-            if fact.kind == DICT_ITEM and type(fact.container) in (dict, OrderedDict)
+            if fact.kind == DICT_ITEM and type(fact.container) in (dict, OrderedDict, defaultdict)
             for value in (dict.get(fact.container, fact.key, ABSENT),)
             if value is None or _holds_tensors(value)
         ]
@@ -149,6 +149,6 @@ def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     if issubclass(kind, torch.Tensor):
         if not issubclass(kind, torch.nn.Parameter):
             yield value
-    elif kind in (tuple, list) and depth < 4:
-        for item in value:
+    elif kind in (tuple, list, dict) and depth < 4:
+        for item in value.values() if kind is dict else value:
             yield from _tensors_in(item, depth + 1)
