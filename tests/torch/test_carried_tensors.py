@@ -445,3 +445,16 @@ def test_under_data_parallel() -> None:
         return model, optimizer
 
     check_equal(script, replays=20)
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+def test_a_leaf_that_requires_grad_is_refused() -> None:
+    class Leaf(Trainer):
+        def step(self, x: Tensor) -> Any:
+            loss, y = self.train(x + self.held.detach().mean())
+            self.held = y.detach().requires_grad_()
+            return loss
+
+    found = check_right(script_of(Leaf, nothing))
+    if not ORACLE_ONLY:
+        assert "that the step has made and that requires grad" in found.steps[0].stats.refusals[0]

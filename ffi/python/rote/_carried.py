@@ -20,6 +20,8 @@ from ._numbers import DICT_ITEM
 
 # Places that a step may have, at most.
 _MOST = 256
+# How deep tensors may lie in what a place holds, and among how many items.
+_DEPTH, _ITEMS = 3, 64
 # The names of arguments end so that hold what places held. No argument of a function is named so.
 _BEFORE = " before the call"
 
@@ -149,6 +151,6 @@ def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     if issubclass(kind, torch.Tensor):
         if not issubclass(kind, torch.nn.Parameter):
             yield value
-    elif kind in (tuple, list, dict) and depth < 4:
+    elif kind in (tuple, list, dict) and len(value) <= _ITEMS and depth < _DEPTH:
         for item in value.values() if kind is dict else value:
             yield from _tensors_in(item, depth + 1)

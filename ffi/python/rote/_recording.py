@@ -853,7 +853,13 @@ class Recording(Naming):
                     "return these values beside the tensor",
                 )
             requires_grad = tensor.requires_grad and not _views.view_of(tensor).follows
-            if requires_grad and (tensor.grad_fn is None or not self._watch.used_up(tensor.grad_fn)):
+            if requires_grad and tensor.grad_fn is None:
+                self._watch.refuse(
+                    "",
+                    f"{gives} a tensor ({short_text(tensor)}) that the step has made and that requires grad",
+                    "detach the tensor, and call requires_grad_() outside of the captured function",
+                )
+            elif requires_grad and not self._watch.used_up(tensor.grad_fn):
                 self._watch.refuse(
                     "",
                     f"{gives} a tensor ({short_text(tensor)}) with an autograd graph that no backward pass in the "
