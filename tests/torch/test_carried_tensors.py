@@ -126,6 +126,47 @@ class OfADict(RecurrentOfTwo):
         return loss
 
 
+class Items(Trainer):
+    def first(self) -> Any:
+        return [torch.zeros(8), torch.ones(8)]
+
+    def step(self, x: Tensor) -> Any:
+        loss, y = self.train(x + self.held[0].mean())
+        self.held[0] = self.held[1]
+        self.held[1] = y.detach().mean(0)
+        return loss
+
+    def seen(self) -> Any:
+        return list(self.held)
+
+
+class Window(Items):
+    """The last two of what was seen."""
+
+    def step(self, x: Tensor) -> Any:
+        loss, y = self.train(x + sum(self.held).mean())
+        self.held.append(y.detach().mean(0))
+        self.held.pop(0)
+        return loss
+
+
+class Closure(Trainer):
+    def __init__(self) -> None:
+        super().__init__()
+        before = torch.zeros(8)
+
+        def step(x: Tensor) -> Any:
+            nonlocal before
+            loss, y = self.train(x + before.mean())
+            before = y.detach().mean(0)
+            return loss
+
+        def seen() -> Any:
+            return before
+
+        vars(self).update(step=step, seen=seen)
+
+
 class Buffer(Trainer):
     def model(self) -> nn.Module:
         return Normed()
@@ -325,9 +366,9 @@ def tensors_of(trainer: Any) -> list[Tensor]:
 KINDS = [
     *(Trainer, Recurrent, RecurrentOfTwo, FromNothing, OfAList, OfADict, Buffer, BufferThatIsNotSaved),
     *(AverageOfParameters, DefaultDict, Momentum, Total, Swapped, Returned, Before, WrittenFirst, OfAView, ByVars),
-    *(ByData, OfTheModule),
+    *(ByData, OfTheModule, Items, Window, Closure),
 ]
-OF_DICTS = [AverageOfParameters, Momentum, Total, DefaultDict]
+OF_CONTAINERS = [AverageOfParameters, Momentum, Total, DefaultDict, Items, Window]
 BETWEEN = [nothing, resets, writes, loads, evaluates, shares, takes_parameters, changes_dtype]
 
 
@@ -350,7 +391,7 @@ def script_of(kind: type[Trainer], between: Callable[[Any, int], None], **option
 @pytest.mark.parametrize("kind", KINDS)
 def test_carries(kind: type[Trainer], between: Callable[[Any, int], None]) -> None:
     replays = 8
-    if between is resets and kind in OF_DICTS:
+    if between is resets and kind in OF_CONTAINERS:
         replays = 0  # another dict is another place
     if between is shares and kind in (Trainer, Swapped, Returned, Before, ByData, ByVars):
         replays = 4
@@ -365,7 +406,7 @@ def test_with_each_selection_of_passes(kind: type[Trainer]) -> None:
 @pytest.mark.parametrize("options", [{"verify": 5}, {"verify_every": 3}])
 @pytest.mark.parametrize("kind", KINDS)
 def test_verified(kind: type[Trainer], options: dict[str, Any]) -> None:
-    check_right(script_of(kind, resets, **options), replays=0 if kind in OF_DICTS else 8)
+    check_right(script_of(kind, resets, **options), replays=0 if kind in OF_CONTAINERS else 8)
 
 
 @pytest.mark.parametrize("trust", [False, True])

@@ -1,14 +1,15 @@
 """Tensors that a step takes from one call to the next: ``self.h = h.detach()``, ``shadow[name] = ...``, buffers that a
 module replaces.
 
-Such a place, an entry of a dict, holds other tensors at each call. It gets no guard. What it holds before a call is one
-more argument of that call, under the place's name, and is guarded as arguments are; what the step has put there is one
-more result, and a replay puts it there. So it does not matter who reads or writes the place in the step. A place is
-found when a recorded step has put other tensors into it.
+Such a place, an entry of a dict or list or a cell, holds other tensors at each call. It gets no guard. What it holds
+before a call is one more argument of that call, under the place's name, and is guarded as arguments are; what the step
+has put there is one more result, and a replay puts it there. So it does not matter who reads or writes the place in the
+step. A place is found when a recorded step has put other tensors into it.
 """
 
 from __future__ import annotations
 
+import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -16,33 +17,63 @@ from typing import Any, NamedTuple
 import torch
 
 from ._facts import ABSENT, Attribute, Fact
-from ._numbers import DICT_ITEM
+from ._numbers import CELL, DICT_ITEM, LIST_ITEM
 
 # Places that a step may have, at most.
 _MOST = 256
 # How deep tensors may lie in what a place holds, and among how many items.
 _DEPTH, _ITEMS = 3, 64
+_CONTAINERS = {DICT_ITEM: (dict, OrderedDict, defaultdict), LIST_ITEM: (list,), CELL: (types.CellType,)}
 # The names of arguments end so that hold what places held. No argument of a function is named so.
 _BEFORE = " before the call"
 
 
 class Place(NamedTuple):
-    """An entry of a dict: of the dict of an object's attributes, of a module's buffers, or of any other."""
+    """An entry of a dict (of an object's attributes, of a module's buffers, or any other), an item of a list, or a
+    cell, whose key is None."""
 
-    container: dict[Any, Any]
+    container: Any
     key: Any
     path: str
 
     def value(self) -> Any:
         """What is there now; ``ABSENT`` if nothing is."""
-        return dict.get(self.container, self.key, ABSENT)
+        return _read(self.container, self.key)
 
     def put(self, value: Any) -> None:
         """Puts a value there; takes what is there away for ``ABSENT``."""
-        if value is ABSENT:
-            dict.pop(self.container, self.key, None)
+        if type(self.container) is list:
+            if self.key < len(self.container):  # its size is guarded
+                self.container[self.key] = value
+        elif type(self.container) is not types.CellType:
+            _put_into_dict(self.container, self.key, value)
+        elif value is ABSENT:
+            del self.container.cell_contents
         else:
-            dict.__setitem__(self.container, self.key, value)
+            self.container.cell_contents = value
+
+
+def _read(container: Any, key: Any) -> Any:
+    if type(container) is list:
+        return container[key] if key < len(container) else ABSENT
+    if type(container) is not types.CellType:
+        return dict.get(container, key, ABSENT)
+    try:
+        return container.cell_contents
+    except ValueError:  # not filled
+        return ABSENT
+
+
+def _put_into_dict(container: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is ABSENT:
+        dict.pop(container, key, None)
+    else:
+        dict.__setitem__(container, key, value)
+
+
+def is_place(kind: int, container: Any) -> bool:
+    """Whether a fact of this kind about a container is one about an entry that may be a place."""
+    return type(container) in _CONTAINERS.get(kind, ())
 
 
 class Carried:
@@ -51,8 +82,8 @@ class Carried:
     def __init__(self) -> None:
         self._places: dict[tuple[int, Any], Place] = {}  # by the identities of containers, and of keys
 
-    def __contains__(self, place: tuple[dict[Any, Any], Any]) -> bool:
-        """Whether a dict's entry is one."""
+    def __contains__(self, place: tuple[Any, Any]) -> bool:
+        """Whether an entry of a container is one."""
         return bool(self._places) and _by_identity(*place) in self._places
 
     def __iter__(self) -> Iterator[Place]:
@@ -93,7 +124,7 @@ class Carried:
         """The places that are none of those that were met in reach."""
         return [each for key, each in self._places.items() if key not in met]
 
-    def met(self, container: dict[Any, Any], key: Any) -> tuple[int, Any] | None:
+    def met(self, container: Any, key: Any) -> tuple[int, Any] | None:
         """What :meth:`beyond` takes for an entry; None for one that is no place."""
         found = _by_identity(container, key) if self._places else None
         return found if found in self._places else None
@@ -103,7 +134,7 @@ class Carried:
         return [each for each in self if each.value() is not kwargs.get(each.path + _BEFORE, ABSENT)]
 
 
-def _by_identity(container: dict[Any, Any], key: Any) -> tuple[int, Any]:
+def _by_identity(container: Any, key: Any) -> tuple[int, Any]:
     return id(container), key if type(key) in (str, int) else (None, id(key))
 
 
@@ -115,14 +146,14 @@ def without_values(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Candidates:
-    """The entries of dicts that a recorded step may take from one call to the next."""
+    """The entries that a recorded step may take from one call to the next."""
 
     def __init__(self, facts: Iterable[Fact]) -> None:
         self._before = [
             (fact, value)
             for fact in facts
-            if fact.kind == DICT_ITEM and type(fact.container) in (dict, OrderedDict, defaultdict)
-            for value in (dict.get(fact.container, fact.key, ABSENT),)
+            if is_place(fact.kind, fact.container)
+            for value in (_read(fact.container, fact.key),)
             if value is None or _holds_tensors(value)
         ]
 
@@ -132,7 +163,7 @@ class Candidates:
         return [
             (Place(fact.container, fact.key, fact.subject), fact.origin)
             for fact, before in self._before
-            for now in (dict.get(fact.container, fact.key, ABSENT),)
+            for now in (_read(fact.container, fact.key),)
             if now is not before and _holds_tensors(now)
         ]
 

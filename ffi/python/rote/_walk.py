@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ._carried import Carried
+from ._carried import Carried, is_place
 from ._executed_code import Codes
 from ._facts import (
     ABSENT,
@@ -43,7 +43,7 @@ class Walk(abc.ABC):
     """One walk. How it reads a value, the classes that inherit from it say."""
 
     def __init__(self, ignore: tuple[str, ...], ran: Codes | None, carried: Carried) -> None:
-        self.carried = carried  # places that get no guard
+        self.carried, self._carries = carried, bool(carried)  # places that get no guard
         self.met: set[tuple[int, Any]] = set()  # of these, those in reach
         self.ran = ran  # the code that the step runs; None: all that is in reach is followed
         self.facts: list[Fact] = []
@@ -206,7 +206,7 @@ class Walk(abc.ABC):
         hyperparameter: bool = False,
     ) -> bool:
         """Adds a fact. False: the user has said to ignore it."""
-        if kind == DICT_ITEM and (place := self.carried.met(container, key)) is not None:
+        if self._carries and is_place(kind, container) and (place := self.carried.met(container, key)) is not None:
             self.met.add(place)
             return False
         if not atom(value):
