@@ -136,7 +136,7 @@ enum FactKind : uint32_t {
   kClass = 17,  // the attributes of a library's class and its bases; the key names the private ones that count
   kWeak = 18,  // the referent of a weak reference
   kReferents = 19,  // what an object of the interpreter's own classes points to; where an iterator stands, if the key is True
-  kMetadata = 20,  // the metadata of a tensor that is no state, and of its gradient; the seed of a generator
+  kMetadata = 20,  // the metadata of a tensor that is no state, and of its gradient; the seed of a generator. Nothing, if the key is True: of an argument that something else leads to, only the memory counts
   kGradMemory = 21,  // the memory that gradients share with the state, with arguments and with each other
   kReachMemory = 22,  // the memory that tensors which are no state, their gradients, and buffers share with these
   kEntryCount = 23,  // of a container that is an entry of a dict, and may be another one at each call: its class and size

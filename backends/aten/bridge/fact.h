@@ -153,6 +153,9 @@ inline py::object object_of(const FactEntry& fact) {
   }
 }
 
+// Whether a fact says of a tensor only which memory it lies in: the words of the call say the rest of an argument.
+inline bool is_argument(const FactEntry& fact) { return fact.kind == kMetadata && fact.key == Py_True; }
+
 // The metadata of a tensor that is no state, or a generator.
 inline uint64_t look_of(const FactEntry& fact) {
   if (THPGenerator_Check(fact.container))
@@ -307,7 +310,7 @@ __attribute__((always_inline)) inline void read_words(const FactEntry& fact, uin
       out[0] = address(referent(fact.container).ptr());
       return;
     case kMetadata:
-      out[0] = look_of(fact);
+      out[0] = is_argument(fact) ? 0 : look_of(fact);
       return;
     case kReferents:
       out[0] = fact.key == Py_True ? position(fact.container) : referents(fact.container);

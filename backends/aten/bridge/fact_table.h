@@ -181,7 +181,7 @@ class FactTable : public Holder {
     for (uint32_t i : metadata_) {
       const at::Tensor& tensor = THPVariable_Unpack(facts_[i].container);
       memory_.add_in_reach(facts_[i].start, tensor);
-      memory_.add_gradient_of(facts_[i].start, tensor, true);
+      if (!is_argument(facts_[i])) memory_.add_gradient_of(facts_[i].start, tensor, true);
     }
     SharedMemory::Words words = memory_.read(call);
     for (uint32_t i : buffers_)

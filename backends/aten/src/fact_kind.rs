@@ -48,7 +48,8 @@ numbered! {
         Weak,
         /// What an object of the interpreter's own classes points to; where an iterator stands, if the key is True.
         Referents,
-        /// The metadata of a tensor that is no state, and of its gradient; the seed of a generator.
+        /// The metadata of a tensor that is no state, and of its gradient; the seed of a generator. Nothing, if the key is
+        /// True: of an argument that something else leads to, only the memory counts.
         Metadata,
         /// The memory that gradients share with the state, with arguments and with each other.
         GradMemory,

@@ -113,6 +113,7 @@ class Objects(Walk):
         self._hiding: dict[int, bool] = {}  # by the addresses of classes of objects that it holds
         self._memory: dict[int, tuple[str, int]] = {}  # storages: the first tensor found in each, and where it starts
         self._weak: list[tuple[str, Any, int]] = []
+        self._arguments: set[int] = set()  # tensors, by their identities
         # What is guarded only where code asks for it:
         self._objects: list[tuple[str, Any]] = []
         self._generators: list[tuple[str, torch.Generator]] = []
@@ -194,6 +195,10 @@ class Objects(Walk):
     # -- tensors --------------------------------------------------------------
 
     def _tensor(self, path: str, tensor: torch.Tensor, depth: int) -> None:
+        if id(tensor) in self._arguments:
+            if self.visit_once((METADATA, id(tensor))):  # the next call may have another argument
+                self.add(METADATA, tensor, True, HOST, path, tensor, self.sharing(path, tensor))
+            return
         if not self.visit(tensor):
             return
         if self.add(OWN, tensor, None, HOST, path, tensor):

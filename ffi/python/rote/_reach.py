@@ -139,9 +139,10 @@ class Reach(Objects):
         self._inside(path, tensor, 0)
 
     def argument(self, path: str, tensor: torch.Tensor) -> None:
-        """Guards what the attributes of an argument hold; which they are, each call says itself. The argument is not
-        visited: what leads to it otherwise may lead to something else than the argument of the next call."""
-        self.hold(tensor)
+        """Guards what the attributes of an argument hold; which they are, each call says itself."""
+        if id(tensor) not in self.seen:
+            self.hold(tensor)
+            self._arguments.add(id(tensor))  # not visited: what leads to it otherwise may lead to something else
         for key, item in (_introspect.own(tensor) or {}).items():
             self.value(f"{path}.{key}", item, 1)
         self._tensor_class(path, tensor, 0, argument=True)
