@@ -499,3 +499,24 @@ def test_a_leaf_that_requires_grad_is_refused() -> None:
     found = check_right(script_of(Leaf, nothing))
     if not ORACLE_ONLY:
         assert "that the step has made and that requires grad" in found.steps[0].stats.refusals[0]
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+def test_another_dict_at_every_call_is_not_looked_at_for_ever() -> None:
+    def script(capture: Capture) -> Any:
+        trainer = Trainer()
+
+        def step(x: Tensor) -> Tensor:
+            loss, _ = trainer.train(x)
+            trainer.other["loss"] = loss
+            return loss
+
+        captured = capture(step, state=[trainer.net, trainer.optimizer])
+        for _ in range(80):
+            trainer.other = {"loss": None}
+            yield captured(torch.randn(3, 4)), trainer.other
+        return trainer.net
+
+    found = check_right(script)
+    if not ORACLE_ONLY:
+        assert found.steps[0].stats.refusals or found.steps[0].stats.replays

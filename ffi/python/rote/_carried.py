@@ -21,6 +21,8 @@ from ._numbers import CELL, DICT_ITEM, LIST_ITEM
 
 # Places that a step may have, at most.
 _MOST = 256
+# Recordings that are dropped for the next one to take other places, at most.
+_MOST_DROPPED = 32
 # How deep tensors may lie in what a place holds, and among how many items.
 _DEPTH, _ITEMS = 3, 64
 _CONTAINERS = {DICT_ITEM: (dict, OrderedDict, defaultdict), LIST_ITEM: (list,), CELL: (types.CellType,)}
@@ -81,6 +83,7 @@ class Carried:
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, Any], Place] = {}  # by the identities of containers, and of keys
+        self._dropped = 0
 
     def __contains__(self, place: tuple[Any, Any]) -> bool:
         """Whether an entry of a container is one."""
@@ -106,6 +109,11 @@ class Carried:
             paths.add(path)
             self._places[key] = each._replace(path=path)
         return True
+
+    def may_drop(self) -> bool:
+        """Whether one more recording may be dropped since it has shown other places."""
+        self._dropped += 1
+        return self._dropped <= _MOST_DROPPED
 
     def drop(self, gone: Iterable[Place]) -> None:
         """Forgets places."""

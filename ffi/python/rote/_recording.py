@@ -666,7 +666,8 @@ class Recording(Naming):
         gone = unread.carried.beyond(self._survey.walk.met)
         unread.carried.drop(gone)
         added = unread.carried.add(place for place, is_read in moved if is_read)
-        return added or bool(gone) or (self.is_refused and any(is_read is None for _, is_read in moved))
+        unknown = self.is_refused and any(is_read is None for _, is_read in moved)
+        return (added or bool(gone) or unknown) and unread.carried.may_drop()
 
     def _reads_of(self, place: _carried.Place, origin: Attribute | None) -> bool | None:
         """Whether the step reads a place before it puts something there, where that is seen."""
