@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._facts import ABSENT, Attribute, Fact
+from ._facts import ABSENT, Attribute, Fact, unique_path
 from ._numbers import CELL, DICT_ITEM, LIST_ITEM
 
 # Places that a step may have, at most.
@@ -87,7 +87,7 @@ class Carried:
 
     def __contains__(self, place: tuple[Any, Any]) -> bool:
         """Whether an entry of a container is one."""
-        return bool(self._places) and _by_identity(*place) in self._places
+        return by_identity(*place) in self._places
 
     def __iter__(self) -> Iterator[Place]:
         return iter(self._places.values())
@@ -97,17 +97,12 @@ class Carried:
 
     def add(self, found: Iterable[Place]) -> bool:
         """Adds places. False: there are none, or too many."""
-        new = {_by_identity(each.container, each.key): each for each in found}
+        new = {by_identity(each.container, each.key): each for each in found}
         if not new or len(self._places) + len(new) > _MOST:
             return False
-        paths = {each.path for each in self}
+        known: dict[str, Any] = {each.path: key for key, each in self._places.items()}
         for key, each in new.items():
-            path, copies = each.path, 1
-            while path in paths:
-                copies += 1
-                path = f"{each.path}#{copies}"
-            paths.add(path)
-            self._places[key] = each._replace(path=path)
+            self._places[key] = each._replace(path=unique_path(each.path, key, known))
         return True
 
     def may_drop(self) -> bool:
@@ -118,7 +113,7 @@ class Carried:
     def drop(self, gone: Iterable[Place]) -> None:
         """Forgets places."""
         for each in gone:
-            self._places.pop(_by_identity(each.container, each.key), None)
+            self._places.pop(by_identity(each.container, each.key), None)
 
     def with_values(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The named arguments of a call, and what the places hold."""
@@ -129,20 +124,16 @@ class Carried:
         return {id(tensor) for each in self for tensor in _tensors_in(each.value())}
 
     def beyond(self, met: set[tuple[int, Any]]) -> list[Place]:
-        """The places that are none of those that were met in reach."""
+        """The places that are none of those that were met in reach, as :func:`by_identity` has them."""
         return [each for key, each in self._places.items() if key not in met]
-
-    def met(self, container: Any, key: Any) -> tuple[int, Any] | None:
-        """What :meth:`beyond` takes for an entry; None for one that is no place."""
-        found = _by_identity(container, key) if self._places else None
-        return found if found in self._places else None
 
     def moved(self, kwargs: Mapping[str, Any]) -> list[Place]:
         """The places into which a call with these arguments has put something else."""
         return [each for each in self if each.value() is not kwargs.get(each.path + _BEFORE, ABSENT)]
 
 
-def _by_identity(container: Any, key: Any) -> tuple[int, Any]:
+def by_identity(container: Any, key: Any) -> tuple[int, Any]:
+    """What stands for an entry: which container and which key it is, without a call of their own code."""
     return id(container), key if type(key) in (str, int) else (None, id(key))
 
 

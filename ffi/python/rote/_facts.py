@@ -94,6 +94,15 @@ class Attribute:
     path: str
 
 
+def unique_path(path: str, owner: Any, known: dict[str, Any]) -> str:
+    """A path that stands for one owner only. ``known``: the owners of those that are given away."""
+    name, copies = path, 1
+    while known.setdefault(name, owner) != owner:
+        copies += 1
+        name = f"{path}#{copies}"
+    return name
+
+
 @dataclass
 class Fact:
     """One thing to look at, at every call."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from . import _fsdp, _introspect, _modules, _unread
-from ._facts import FUNCTIONS, atom
+from ._facts import FUNCTIONS, atom, unique_path
 from ._policy import DEPTH, LARGE, MODULE_PARTS, MOST, holds_hooks, is_opaque
 
 _MAY_HOLD_TENSORS = (torch.Tensor, dict, list, tuple)
@@ -33,12 +33,12 @@ class State:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor of the state with its path; parameters first. No two go by one path."""
-        known: dict[str, int] = {}
+        known: dict[str, Any] = {}
         carried = self.unread.carried.tensors()  # arguments
         for path, tensor in self._named():
             if id(tensor) in carried:
                 continue
-            yield _unique(path, id(tensor), known), tensor
+            yield unique_path(path, id(tensor), known), tensor
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
         names: dict[int, str] = {}
@@ -84,15 +84,6 @@ class State:
                         yield f"{path}.state[{label}].{key}", value
 
 
-def _unique(path: str, owner: int, known: dict[str, int]) -> str:
-    """A path that stands for one object only."""
-    name, copies = path, 1
-    while known.setdefault(name, owner) != owner:
-        copies += 1
-        name = f"{path}#{copies}"
-    return name
-
-
 def _attributes(path: str, module: nn.Module, unread: _unread.Unread) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that are attributes of a module and neither parameters nor buffers, in tuples, lists and dicts too. One
     with a graph is none of the state: it is left from a call. So is one in an attribute that the step does not read."""
@@ -133,10 +124,10 @@ def collect(state: Any, unread: _unread.Unread | None = None, *, as_it_is: bool)
     search = _Search(State(unread=unread or _unread.Unread(), as_it_is=as_it_is))
     search.given("", state)
     search.attributes()
-    found, known = search.found, dict[str, int]()
-    found.modules = [(_unique(path, id(module), known), module) for path, module in found.modules]
-    found.optimizers = [(_unique(path, id(optimizer), known), optimizer) for path, optimizer in found.optimizers]
-    found.scalers = [(_unique(path, id(scaler), known), scaler) for path, scaler in found.scalers]
+    found, known = search.found, dict[str, Any]()
+    found.modules = [(unique_path(path, id(module), known), module) for path, module in found.modules]
+    found.optimizers = [(unique_path(path, id(optimizer), known), optimizer) for path, optimizer in found.optimizers]
+    found.scalers = [(unique_path(path, id(scaler), known), scaler) for path, scaler in found.scalers]
     return found
 
 

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ._carried import Carried, is_place
+from ._carried import Carried, by_identity, is_place
 from ._executed_code import Codes
 from ._facts import (
     ABSENT,
@@ -206,8 +206,8 @@ class Walk(abc.ABC):
         hyperparameter: bool = False,
     ) -> bool:
         """Adds a fact. False: the user has said to ignore it."""
-        if self._carries and is_place(kind, container) and (place := self.carried.met(container, key)) is not None:
-            self.met.add(place)
+        if self._carries and is_place(kind, container) and (container, key) in self.carried:
+            self.met.add(by_identity(container, key))
             return False
         if not atom(value):
             self._look_for_renamed(subject, container, value)
