@@ -242,6 +242,11 @@ impl<F: Frontend> ActiveRecording<F> {
         self.recorder.reaches(storage, place);
     }
 
+    /// The storages without a name that the step can reach and that an op has met.
+    pub fn met(&self) -> &[u64] {
+        self.recorder.met()
+    }
+
     /// Code of the framework's own has resized a storage, outside of ops, from and to so many bytes; see
     /// [`Recorder::resized`].
     pub fn resized(&mut self, storage: u64, bytes: [u64; 2], source: &str) {

@@ -1123,6 +1123,14 @@ int rote_record_survivors(struct RoteSession *session,
 // `session` must be this library's.
 const char *rote_record_groups(struct RoteSession *session);
 
+// Returns the storages that ops of the step have met, that `rote_record_reach` has named and that belong to no tensor
+// with a name: their addresses in decimal, one in each line. Such a recording is refused in the end: the next one is to
+// name their tensors. Null on failure.
+//
+// Requires:
+// `session` must be this library's.
+const char *rote_record_met(struct RoteSession *session);
+
 // Sets `*count` to the number of local ops and waits that are recorded.
 //
 // Requires:

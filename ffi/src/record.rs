@@ -543,6 +543,23 @@ pub unsafe extern "C" fn rote_record_groups(session: *mut RoteSession) -> *const
     })
 }
 
+/// Returns the storages that ops of the step have met, that `rote_record_reach` has named and that belong to no tensor
+/// with a name: their addresses in decimal, one in each line. Such a recording is refused in the end: the next one is to
+/// name their tensors. Null on failure.
+///
+/// # Safety
+/// `session` must be this library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rote_record_met(session: *mut RoteSession) -> *const c_char {
+    text_or_null(|| {
+        with_session!(session, |session| {
+            let (_, recording) = session.active().ok_or(NO_RECORDING)?;
+            let met: Vec<String> = recording.met().iter().map(u64::to_string).collect();
+            Ok(Some(met.join("\n")))
+        })
+    })
+}
+
 /// Sets `*count` to the number of local ops and waits that are recorded.
 ///
 /// # Safety

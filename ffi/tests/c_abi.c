@@ -112,6 +112,7 @@ static void nulls(void) {
     FAILS(rote_record_refuse(NULL, NULL, NULL, NULL, NULL), no_session);
     FAILS(rote_record_survivors(NULL, NULL), no_session);
     GIVES_NULL(rote_record_groups(NULL), no_session);
+    GIVES_NULL(rote_record_met(NULL), no_session);
     FAILS(rote_record_abort(NULL), no_session);
     GIVES_NULL(rote_record_finish(NULL, NULL), no_session);
 }

@@ -1,6 +1,9 @@
 """A step that reads tensors and puts others in their place, for its next call."""
 
 import collections
+import dataclasses
+import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -407,6 +410,112 @@ def test_with_each_selection_of_passes(kind: type[Trainer]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_verified(kind: type[Trainer], options: dict[str, Any]) -> None:
     check_right(script_of(kind, resets, **options), replays=0 if kind in OF_CONTAINERS else 8)
+
+
+Pair = collections.namedtuple("Pair", "x y")
+
+
+@dataclasses.dataclass
+class Batch:
+    x: Tensor
+    y: Tensor
+    number: int = 0
+
+
+class OfABatch(Trainer):
+    """The script puts the step's input into a place before each call."""
+
+    def __init__(self, makes: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.makes = makes
+
+    def put(self, x: Tensor, y: Tensor) -> None:
+        self.batch = self.makes(x, y)
+
+    def parts(self) -> Any:
+        batch = self.batch
+        if isinstance(batch, dict | collections.UserDict):
+            return batch["x"], batch["y"]
+        return (batch.x, batch.y) if hasattr(batch, "x") else (batch[0], batch[1])
+
+    def step(self) -> Any:
+        x, y = self.parts()
+        self.optimizer.zero_grad()
+        loss = (self.net(x) - y).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+class OfTwoAttributes(OfABatch):
+    def put(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def parts(self) -> Any:
+        return self.x, self.y
+
+
+class OfADictThatStays(OfABatch):
+    def put(self, x: Tensor, y: Tensor) -> None:
+        batch = vars(self).setdefault("batch", {})
+        batch["x"], batch["y"] = x, y
+
+
+class OfAnAttributeOfAModule(OfABatch):
+    def put(self, x: Tensor, y: Tensor) -> None:
+        self.net.batch = self.makes(x, y)
+
+    def parts(self) -> Any:
+        return self.net.batch.x, self.net.batch.y
+
+
+class OfAGlobal(OfABatch):
+    def put(self, x: Tensor, y: Tensor) -> None:
+        global module_held
+        module_held = self.makes(x, y)
+
+    def parts(self) -> Any:
+        return module_held
+
+
+MAKES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "tuple": lambda x, y: (x, y),
+    "list": lambda x, y: [x, y],
+    "dict": lambda x, y: {"x": x, "y": y},
+    "ordered dict": lambda x, y: collections.OrderedDict(x=x, y=y),
+    "user dict": lambda x, y: collections.UserDict(x=x, y=y),
+    "named tuple": Pair,
+    "dataclass": Batch,
+    "namespace": lambda x, y: types.SimpleNamespace(x=x, y=y),
+}
+BATCHES: dict[str, Callable[[], OfABatch]] = {
+    **{name: functools.partial(OfABatch, makes) for name, makes in MAKES.items()},
+    "two attributes": functools.partial(OfTwoAttributes, Pair),
+    "dict that stays": functools.partial(OfADictThatStays, Pair),
+    "of a module": functools.partial(OfAnAttributeOfAModule, Batch),
+    "global": functools.partial(OfAGlobal, Pair),
+}
+
+
+@pytest.mark.parametrize("shape", ["same", "another", "twice", "kept"])
+@pytest.mark.parametrize("name", BATCHES)
+def test_put_before_each_call(name: str, shape: str) -> None:
+    """Batches of one shape, of another now and then, the same twice, and all that the step keeps the script keeps
+    too."""
+
+    def script(capture: Capture) -> Any:
+        trainer, kept = BATCHES[name](), []
+        captured = capture(trainer.step, state=[trainer.net, trainer.optimizer])
+        for i in range(CALLS):
+            if shape != "twice" or i % 2 == 0:
+                rows = 5 if shape == "another" and i % 5 == 4 else 3
+                trainer.put(torch.randn(rows, 4), torch.randn(rows, 8))
+            if shape == "kept":
+                kept.append(trainer.batch if hasattr(trainer, "batch") else None)
+            yield captured(), trainer.parts()
+        return trainer.net, trainer.optimizer
+
+    check_equal(script, replays=8)
 
 
 @pytest.mark.parametrize("trust", [False, True])

@@ -902,22 +902,24 @@ def test_distributed_tensors(kind: Any) -> None:
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("where", ["closure", "self", "entry", "view", "slot"])
 def test_a_refusal_names_the_place_of_a_tensor(where: str) -> None:
-    holder = types.SimpleNamespace(scale=torch.ones(4), entries={"a": [torch.ones(4)]})
-    slots, view = Slots(torch.ones(4)), torch.ones(8)[4:]
+    leaf = torch.ones(4, requires_grad=True)
+    with_graph = leaf * 2  # of a call that is none of the step's
+    holder = types.SimpleNamespace(scale=with_graph, entries={"a": [leaf * 3]})
+    slots, view = Slots(with_graph), (torch.ones(8, requires_grad=True) * 2)[4:]
 
     class Step:
         def __init__(self) -> None:
-            self.cache = torch.ones(4)
+            self.cache = with_graph
 
         def __call__(self, x: Tensor) -> Tensor:
-            return x * self.cache
+            return x * self.cache.detach()
 
     step, place = {
-        "closure": (lambda x: x * holder.scale, "closure['holder'].scale"),
+        "closure": (lambda x: x * holder.scale.detach(), "closure['holder'].scale"),
         "self": (Step(), "self.cache"),
-        "entry": (lambda x: x * holder.entries["a"][0], "closure['holder'].entries['a'][0]"),
-        "view": (lambda x: x * view, "closure['view']"),
-        "slot": (lambda x: x * slots.loss, "closure['slots'].loss"),
+        "entry": (lambda x: x * holder.entries["a"][0].detach(), "closure['holder'].entries['a'][0]"),
+        "view": (lambda x: x * view.detach(), "closure['view']"),
+        "slot": (lambda x: x * slots.loss.detach(), "closure['slots'].loss"),
     }[where]
     found = check_right(of_inputs(step))
     if not ORACLE_ONLY:

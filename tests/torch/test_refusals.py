@@ -226,47 +226,6 @@ def test_memory_of_a_constant_written_outside_the_dispatcher() -> None:
 
 
 @pytest.mark.ranks(2)
-def test_state_that_no_name_reaches() -> None:
-    def script(capture: Capture) -> Calls:
-        model, hidden = mlp(mesh(2)), torch.ones(7, 11)
-
-        def step(x: Tensor) -> Tensor:
-            hidden.add_(1)
-            return model(x).sum() * hidden.sum()  # refused: hidden state
-
-        captured = capture(step, state={"model": model})
-        for x in inputs(CALLS, 4, 8):
-            yield captured(x).detach()
-        return {"hidden": hidden}
-
-    check_refused(script, r"7, ?11", r"test_refusals\.py:\d+", remedy="state=")
-
-
-@pytest.mark.ranks(2)
-def test_optimizer_left_out_of_state() -> None:
-    def script(capture: Capture) -> Calls:
-        model = mlp(mesh(2))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-        def train_step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return over(
-            capture,
-            train_step,
-            inputs(CALLS, 4, 8),
-            state={"model": model},
-            end=lambda: {"model": model, "optimizer": optimizer},
-        )
-
-    check_refused(script, r"8, ?8", r"test_refusals\.py:\d+", remedy="state=")
-
-
-@pytest.mark.ranks(2)
 def test_shape_that_depends_on_data() -> None:
     def loss_of(model: nn.Module, x: Tensor) -> Tensor:
         out = model(x)

@@ -1,21 +1,23 @@
 """Tensors that a step takes from one call to the next: ``self.h = h.detach()``, ``shadow[name] = ...``, buffers that a
-module replaces.
+module replaces. And tensors that a script puts into a place before each call: ``self.batch = batch``.
 
 Such a place, an entry of a dict or list or a cell, holds other tensors at each call. It gets no guard. What it holds
 before a call is one more argument of that call, under the place's name, and is guarded as arguments are; what the step
 has put there is one more result, and a replay puts it there. So it does not matter who reads or writes the place in the
-step. A place is found when a recorded step has put other tensors into it.
+step. A place is found when a recorded step has put other tensors into it, or when it has held another value than at the
+recording before, twice.
 """
 
 from __future__ import annotations
 
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 import torch
 
+from . import _containers, _introspect
 from ._facts import ABSENT, Attribute, Fact, unique_path
 from ._numbers import CELL, DICT_ITEM, LIST_ITEM
 
@@ -23,6 +25,8 @@ from ._numbers import CELL, DICT_ITEM, LIST_ITEM
 _MOST = 256
 # Recordings that are dropped for the next one to take other places, at most.
 _MOST_DROPPED = 32
+# Recordings before which a script has put something else into a place, for the place to be one.
+_TIMES_REPLACED = 2
 # How deep tensors may lie in what a place holds, and among how many items.
 _DEPTH, _ITEMS = 3, 64
 _CONTAINERS = {DICT_ITEM: (dict, OrderedDict, defaultdict), LIST_ITEM: (list,), CELL: (types.CellType,)}
@@ -83,6 +87,8 @@ class Carried:
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, Any], Place] = {}  # by the identities of containers, and of keys
+        # What candidates have held at the last recording, by identity, and how often that was something else.
+        self._last: dict[tuple[int, Any], tuple[int, int]] = {}
         self._dropped = 0
 
     def __contains__(self, place: tuple[Any, Any]) -> bool:
@@ -104,6 +110,21 @@ class Carried:
         for key, each in new.items():
             self._places[key] = each._replace(path=unique_path(each.path, key, known))
         return True
+
+    def replaced(self, candidates: Candidates, known: Set[int]) -> list[tuple[Place, Attribute | None]]:
+        """The candidates that hold something else than at the last recording, for the second time. ``known``: the
+        identities of tensors that no script replaces by themselves."""
+        last, self._last = self._last, {}
+        found = []
+        for fact, value in candidates.before:
+            key = by_identity(fact.container, fact.key)
+            identity, times = last.get(key, (id(value), 0))
+            if identity != id(value) and any(id(tensor) not in known for tensor in _tensors_in(value)):
+                times += 1
+                if times >= _TIMES_REPLACED:
+                    found.append((Place(fact.container, fact.key, fact.subject), fact.origin))
+            self._last[key] = id(value), times
+        return found
 
     def may_drop(self) -> bool:
         """Whether one more recording may be dropped since it has shown other places."""
@@ -148,7 +169,7 @@ class Candidates:
     """The entries that a recorded step may take from one call to the next."""
 
     def __init__(self, facts: Iterable[Fact]) -> None:
-        self._before = [
+        self.before = [
             (fact, value)
             for fact in facts
             if is_place(fact.kind, fact.container)
@@ -161,14 +182,14 @@ class Candidates:
         objects whose reads are seen, these attributes."""
         return [
             (Place(fact.container, fact.key, fact.subject), fact.origin)
-            for fact, before in self._before
+            for fact, before in self.before
             for now in (_read(fact.container, fact.key),)
             if now is not before and _holds_tensors(now)
         ]
 
     def forget(self) -> None:
         """Lets go of everything."""
-        self._before.clear()
+        self.before.clear()
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -179,8 +200,9 @@ def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     """The tensors that a value is, or is made of; parameters are none."""
     kind = type(value)
     if issubclass(kind, torch.Tensor):
-        if not issubclass(kind, torch.nn.Parameter):
+        if not (issubclass(kind, torch.nn.Parameter) or (_introspect.own(value) or {}).get("_is_param")):
             yield value
-    elif kind in (tuple, list, dict) and len(value) <= _ITEMS and depth < _DEPTH:
-        for item in value.values() if kind is dict else value:
+    elif depth < _DEPTH and (kind in (tuple, list, dict) or _containers.parts_of(value) is not None):
+        inside = _containers.held(value) or ()
+        for item in inside if len(inside) <= _ITEMS else ():
             yield from _tensors_in(item, depth + 1)

@@ -103,6 +103,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rote_record_compared": (c_int, [c_void_p, c_uint32, c_uint32, c_uint32, c_int]),
     "rote_record_pin": (c_int, [c_void_p, c_uint32]),
     "rote_record_groups": (c_char_p, [c_void_p]),
+    "rote_record_met": (c_char_p, [c_void_p]),
     "rote_record_group": (c_int, [c_void_p, c_char_p, POINTER(c_int64), c_uint32, c_char_p]),
     "rote_record_output": (c_int, [c_void_p, c_char_p, py_object, c_uint32, c_int]),
     "rote_record_grad": (c_int, [c_void_p, c_char_p, py_object, c_uint32]),

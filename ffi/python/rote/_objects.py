@@ -18,7 +18,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import _containers, _fsdp, _introspect, _memory, _schedulers, _unread, _within
 from ._classes import Classes
 from ._executed_code import Codes
-from ._facts import ABSENT, FUNCTIONS, Attribute, all_of, atom, describe, ends, in_full, metadata, plain
+from ._facts import ABSENT, FUNCTIONS, Attribute, all_of, atom, describe, ends, in_full, metadata, plain, unique_path
 from ._libraries import is_library_class
 from ._named import Named
 from ._numbers import (
@@ -261,6 +261,21 @@ class Objects(Walk):
         """Where the storages of tensors were found first, by their addresses."""
         for storage, (path, _) in self._memory.items():
             yield path, storage
+
+    def tensors_at(self, storages: Set[int]) -> list[tuple[str, torch.Tensor]]:
+        """The tensors that lie in some storages, or whose gradients do, with the paths of the first in their storages.
+        Those with a graph are left out: they come from a call."""
+        found: list[tuple[str, torch.Tensor]] = []
+        known: dict[str, Any] = {}
+        for tensor in self._hold:
+            if not issubclass(type(tensor), torch.Tensor) or tensor.grad_fn is not None:
+                continue
+            storage, grad = _memory.storage_of(tensor), tensor.grad if tensor.is_leaf else None
+            if storage in self._memory and (
+                storage in storages or (grad is not None and _memory.storage_of(grad) in storages)
+            ):
+                found.append((unique_path(self._memory[storage][0], id(tensor), known), tensor))
+        return found
 
     # -- arrays and buffers ---------------------------------------------------
 

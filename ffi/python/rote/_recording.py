@@ -196,6 +196,7 @@ class Recording(Naming):
         self._kept: list[tuple[_facts.Attribute, Any]] = []  # attributes that the step has set, and nodes of the values
         self._put: list[tuple[_carried.Place, Any]] = []  # where the step has put tensors that later calls take
         self._candidates = _carried.Candidates(())
+        self._known_before = False  # what a place holds was in reach before the place was known as one
         self.schedulers = _schedulers.none()
         self.counters = _counters.Counters([], {}, [])
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
@@ -418,6 +419,8 @@ class Recording(Naming):
         """Refuses arguments that the step finds elsewhere too: it may ask which object it was given."""
         for value in self._containers[0]:
             if _containers.is_reached(value):
+                carried = (place.value() for place in self._step.unread.carried)
+                self._known_before = any(id(value) in _containers.all_of(each) for each in carried)
                 self._watch.refuse(
                     "",
                     f"takes a {_introspect.name(type(value))} that the captured function can reach elsewhere too: the "
@@ -660,14 +663,26 @@ class Recording(Naming):
         return None if codes is None else _executed_code.missing(codes, self._survey.walk.functions)
 
     def carries_more(self) -> bool:
-        """Whether the next recording will take other values from one call to the next than this one has."""
+        """Whether the next recording will take other values from one call to the next than this one has, or knows more
+        tensors of the state."""
         unread = self._step.unread
-        moved = [(place, self._reads_of(place, origin)) for place, origin in self._candidates.moved()]
+        replaced = unread.carried.replaced(self._candidates, self._step.state.of_optimizers())
+        others = [*self._candidates.moved(), *replaced]
+        moved = [(place, self._reads_of(place, origin)) for place, origin in others]
         gone = unread.carried.beyond(self._survey.walk.met)
         unread.carried.drop(gone)
         added = unread.carried.add(place for place, is_read in moved if is_read)
         unknown = self.is_refused and any(is_read is None for _, is_read in moved)
-        return (added or bool(gone) or unknown) and unread.carried.may_drop()
+        found = not added and self._finds()
+        more = added or bool(gone) or unknown or found or self._known_before
+        return more and unread.carried.may_drop()
+
+    def _finds(self) -> bool:
+        """Whether the step has used tensors that the next recording takes into the state."""
+        met = lib.rote_record_met(self.session)
+        if met is None:
+            raise RuntimeError(f"rote: {error()}")
+        return self._step.found.add(self._survey.walk.tensors_at(set(map(int, met.split()))))
 
     def _reads_of(self, place: _carried.Place, origin: Attribute | None) -> bool | None:
         """Whether the step reads a place before it puts something there, where that is seen."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _fsdp, _introspect, _modules, _unread
+from . import _found, _fsdp, _introspect, _modules, _unread
 from ._facts import FUNCTIONS, atom, unique_path
 from ._policy import DEPTH, LARGE, MODULE_PARTS, MOST, holds_hooks, is_opaque
 
@@ -28,6 +29,8 @@ class State:
     scalers: list[tuple[str, torch.amp.GradScaler]] = field(default_factory=list)
     unread: _unread.Unread = field(default_factory=_unread.Unread)
     """Attributes in which no tensor is part of the state."""
+    found: _found.Found = field(default_factory=_found.Found)
+    """Tensors that nobody has named."""
     as_it_is: bool = False
     """Whether parameters are those that stand in the modules now, even where FSDP2 has gathered them."""
 
@@ -35,10 +38,18 @@ class State:
         """Every tensor of the state with its path; parameters first. No two go by one path."""
         known: dict[str, Any] = {}
         carried = self.unread.carried.tensors()  # arguments
-        for path, tensor in self._named():
+        for path, tensor in itertools.chain(self._named(), self.found.tensors()):
             if id(tensor) in carried:
                 continue
             yield unique_path(path, id(tensor), known), tensor
+
+    def of_optimizers(self) -> set[int]:
+        """The identities of the tensors in which optimizers and scalers keep what they know, which a script replaces
+        only as a whole."""
+        holders = [group for _, optimizer in self.optimizers for group in optimizer.param_groups]
+        holders += [each for _, optimizer in self.optimizers for each in optimizer.state.values() if type(each) is dict]
+        holders += [vars(scaler) for _, scaler in self.scalers]
+        return {id(value) for each in holders for value in each.values() if issubclass(type(value), torch.Tensor)}
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
         names: dict[int, str] = {}
@@ -117,18 +128,21 @@ def _text(key: Any) -> str:
     return repr(key) if type(key) in (str, int, float, bool, type(None)) else f"a {_introspect.name(type(key))}"
 
 
-def collect(state: Any, unread: _unread.Unread | None = None, *, as_it_is: bool) -> State:
+def collect(
+    state: Any, unread: _unread.Unread | None = None, found: _found.Found | None = None, *, as_it_is: bool
+) -> State:
     """Flattens ``state=``: modules, optimizers, GradScalers and tensors, in dicts, lists, tuples and the attributes of
     objects. Entries of dicts, lists and tuples come first, then the attributes and slots of objects, level by level.
-    ``unread`` and ``as_it_is``: as :class:`State` has them."""
-    search = _Search(State(unread=unread or _unread.Unread(), as_it_is=as_it_is))
+    ``unread``, ``found`` and ``as_it_is``: as :class:`State` has them."""
+    whole = State(unread=unread or _unread.Unread(), found=found or _found.Found(), as_it_is=as_it_is)
+    search = _Search(whole)
     search.given("", state)
     search.attributes()
-    found, known = search.found, dict[str, Any]()
-    found.modules = [(unique_path(path, id(module), known), module) for path, module in found.modules]
-    found.optimizers = [(unique_path(path, id(optimizer), known), optimizer) for path, optimizer in found.optimizers]
-    found.scalers = [(unique_path(path, id(scaler), known), scaler) for path, scaler in found.scalers]
-    return found
+    known = dict[str, Any]()
+    whole.modules = [(unique_path(path, id(module), known), module) for path, module in whole.modules]
+    whole.optimizers = [(unique_path(path, id(optimizer), known), optimizer) for path, optimizer in whole.optimizers]
+    whole.scalers = [(unique_path(path, id(scaler), known), scaler) for path, scaler in whole.scalers]
+    return whole
 
 
 class _Search:

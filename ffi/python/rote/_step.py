@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from . import _bridge, _difference, _ranks, _results, _returns, _state, _survey, _unread, _verify, _wrappers
+from . import _bridge, _difference, _found, _ranks, _results, _returns, _state, _survey, _unread, _verify, _wrappers
 from ._carried import without_values
 from ._executed_code import Codes, ExecutedCode
 from ._naming import flatten
@@ -182,6 +182,7 @@ class Step:
         self.function = fn
         self._given_state = state
         self.unread = _unread.Unread()
+        self.found = _found.Found()
         self.state = self._state_now()
         self.label = ""  # how people know it, if not by the function's name
         self._strict = strict
@@ -723,7 +724,7 @@ class Step:
 
     def _state_now(self) -> _state.State:
         unread = _unread.Unread() if self.is_region else self.unread  # places in the state of a region stay
-        return _state.collect(self._given_state, unread, as_it_is=self.is_region)
+        return _state.collect(self._given_state, unread, self.found, as_it_is=self.is_region)
 
     def _verified(self, args: Any, kwargs: Any) -> Any:
         """Runs a call beside eager, if all ranks replay it: a rank that runs it once would not answer the

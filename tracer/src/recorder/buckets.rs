@@ -199,6 +199,7 @@ impl Recorder {
     pub fn settle(&mut self) -> Result<(), Refusal> {
         self.end_internal(|_| true, "")?;
         self.end_generations()?;
+        self.end_met()?;
         if self
             .buckets
             .values()

@@ -1,7 +1,7 @@
 //! Checks of ops: those that a plan cannot hold are refused, and so are ops that read
 //! tensors which a replay would find stale.
 
-use super::{Recorder, tensors};
+use super::{Recorder, met, tensors};
 use crate::event::{ArgEvent, OpEvent};
 use crate::refusal::Refusal;
 use rote_passes::ops::ABSOLUTE;
@@ -206,19 +206,7 @@ impl Recorder {
                              lists and tuples",
                         );
                     }
-                    let place = (self.reach.get(&tensor.storage))
-                        .map(|place| format!("; it lies in the memory of {place}"));
-                    return Self::refuse(
-                        op,
-                        format!(
-                            "argument {i} ({}) is a tensor that is no argument of the step and not in the state, and no \
-                             recorded op made it{}",
-                            tensor.describe(),
-                            place.unwrap_or_default()
-                        ),
-                        "name the tensor in the state (state= in Python), pass it as an argument, or make it inside the \
-                         step by ops",
-                    );
+                    return Err(met::unknown(op, i, tensor, None));
                 }
                 let root = self.roots[&tensor.storage];
                 if root.storage_bytes != tensor.storage_bytes && root.binding.is_none() {

@@ -17,6 +17,7 @@
 //! | `by_hand` | collectives that the step calls by hand, with handles to wait |
 //! | `exchanges` | ops of process groups that a plan holds as they are: lists of tensors, point to point |
 //! | `waits` | collectives under way, and who uses their memory too early |
+//! | `met` | tensors without a name that the step can reach |
 //! | `generations` | memory that the framework takes and gives back while a step runs |
 //! | `failing` | ops that may raise, and what a step has done by then |
 //! | `reads` | answers about data that the host asks for |
@@ -31,6 +32,7 @@ mod exchanges;
 mod failing;
 mod generations;
 mod local;
+mod met;
 #[cfg(test)]
 mod random;
 mod reads;
@@ -65,6 +67,8 @@ pub struct Recorder {
     roots: HashMap<u64, Root>,
     /// Storages of tensors that the step can reach and that have no name, with the places where they are.
     reach: HashMap<u64, String>,
+    /// Those of them that ops have met.
+    met: met::Met,
     geometries: HashMap<Geometry, ValueId>,
     /// Of each binding of the plan, in order.
     named: Vec<Named>,
@@ -159,6 +163,7 @@ impl Recorder {
         self.end_used(op)?;
         self.begin_generations(op)?;
         self.follow_buckets(op)?;
+        self.meet(op);
         if by_hand::is_by_hand(op) {
             return self.by_hand(op);
         }
