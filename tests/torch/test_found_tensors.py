@@ -4,6 +4,7 @@ import collections
 import copy
 import dataclasses
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -382,6 +383,27 @@ def test_under_data_parallel() -> None:
         return model, optimizer
 
     check_equal(script, replays=20)
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+def test_what_only_a_weak_reference_leads_to() -> None:
+    """It goes when the script lets go of it."""
+
+    def script(capture: Capture) -> Any:
+        holder = [torch.ones(4)]
+        reference = weakref.ref(holder[0])
+
+        def step(x: Tensor) -> Tensor:
+            held = reference()
+            return x if held is None else x * held
+
+        captured = capture(step)
+        for i in range(CALLS):
+            if i == 14:
+                holder.clear()
+            yield captured(torch.randn(4)), reference() is None
+
+    check_right(script)
 
 
 @pytest.mark.parametrize("kind", [Trainer, InASlot, InAGlobal, AsksForData])

@@ -1,6 +1,6 @@
 """Rote: record a distributed training step once, replay it from a plan.
 
-step = rote.capture(train_step, state={"model": model, "opt": opt})
+step = rote.capture(train_step)
 for tokens, labels in loader:
     loss = step(tokens, labels)  # records once, then replays
 """

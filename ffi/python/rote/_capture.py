@@ -176,8 +176,9 @@ def capture(
     Args:
         fn: the step. It may return tensors, numbers, text, and tuples, lists,
             dicts, dataclasses and named tuples of these.
-        state: the tensors that the step reads and writes: a module, an
-            optimizer, a tensor, or dicts, lists and objects that hold these.
+        state: what the step reads and writes: a module, an optimizer, a
+            tensor, or dicts, lists and objects that hold these. By default,
+            Rote finds the modules, optimizers and tensors that the step uses.
         region: ``fn`` is a part of a step, as :func:`capture_module` has it:
             its forward and its backward are captured each, and the loss, the
             optimizer and all else stay eager. Not with ``verify_every``,

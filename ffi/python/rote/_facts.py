@@ -94,6 +94,11 @@ class Attribute:
     path: str
 
 
+def is_of_argument(path: str) -> bool:
+    """Whether a path leads to an argument of the call, or into one."""
+    return path.startswith(("args[", "kwargs["))
+
+
 def unique_path(path: str, owner: Any, known: dict[str, Any]) -> str:
     """A path that stands for one owner only. ``known``: the owners of those that are given away."""
     name, copies = path, 1

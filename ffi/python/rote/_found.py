@@ -1,18 +1,25 @@
-"""Tensors that a step uses and nobody has named in ``state=``: class weights in a closure, a running total in an
-attribute, the shadow list of an average, a teacher.
+"""What a step uses and nobody has named in ``state=``, as if it were named there.
 
-A recorded step meets them. From the next recording on they are part of the state, as if they were named there.
+Tensors: class weights in a closure, a running total in an attribute, the shadow list of an average, a teacher. A
+recorded step meets them, and the next recording knows them.
+
+Optimizers of which a recorded step calls ``step``. And the modules in reach, where no state was given at all: the walk
+before a recording meets them.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 # Tensors that are found, at most.
 _MOST = 4096
+# Modules and optimizers, at most.
+_MOST_PARTS = 256
 # How many tensors may be found at one path, one after the other.
 _MOST_AT_ONE_PATH = 4
 
@@ -23,6 +30,7 @@ class Found:
     def __init__(self) -> None:
         self._tensors: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
         self._times: dict[str, int] = {}
+        self._parts: dict[int, tuple[str, weakref.ref[Any]]] = {}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Those that are alive, with their paths."""
@@ -42,3 +50,35 @@ class Found:
             self._tensors[id(tensor)] = path, weakref.ref(tensor)
             is_any = True
         return is_any
+
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """The modules and optimizers that are alive, with their paths."""
+        for path, reference in list(self._parts.values()):
+            part = reference()
+            if part is not None:
+                yield path, part
+
+    def add_parts(self, met: Iterable[tuple[str, Any]]) -> bool:
+        """Takes modules and optimizers into the state. False: there are no others than before, or too many."""
+        self._parts = {key: each for key, each in self._parts.items() if each[1]() is not None}
+        new = [(path, part) for path, part in met if id(part) not in self._parts]
+        for path, part in new[: _MOST_PARTS - len(self._parts)]:
+            self._parts[id(part)] = path, weakref.ref(part)
+        return bool(new) and len(self._parts) < _MOST_PARTS
+
+
+class Optimizers:
+    """Sees which optimizers a step calls ``step`` of."""
+
+    def __init__(self) -> None:
+        self.used: list[torch.optim.Optimizer] = []
+
+    def __enter__(self) -> None:
+        self._hook = register_optimizer_step_pre_hook(self._sees)
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+    def _sees(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not any(optimizer is each for each in self.used):
+            self.used.append(optimizer)

@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from . import _containers, _fsdp, _introspect, _memory, _schedulers, _unread, _within
+from . import _containers, _fsdp, _introspect, _memory, _modules, _schedulers, _unread, _within
 from ._classes import Classes
 from ._executed_code import Codes
 from ._facts import ABSENT, FUNCTIONS, Attribute, all_of, atom, describe, ends, in_full, metadata, plain, unique_path
@@ -267,7 +267,7 @@ class Objects(Walk):
         Those with a graph are left out: they come from a call."""
         found: list[tuple[str, torch.Tensor]] = []
         known: dict[str, Any] = {}
-        for tensor in self._hold:
+        for tensor in self._held_firmly():
             if not issubclass(type(tensor), torch.Tensor) or tensor.grad_fn is not None:
                 continue
             storage, grad = _memory.storage_of(tensor), tensor.grad if tensor.is_leaf else None
@@ -275,6 +275,20 @@ class Objects(Walk):
                 storage in storages or (grad is not None and _memory.storage_of(grad) in storages)
             ):
                 found.append((unique_path(self._memory[storage][0], id(tensor), known), tensor))
+        return found
+
+    def _held_firmly(self) -> Iterator[Any]:
+        """What is in reach by more than weak references: the state keeps it alive."""
+        weakly = set(map(id, self.held_weakly))
+        return (value for value in self._hold if id(value) not in weakly)
+
+    def modules_beyond(self, known: set[int]) -> list[tuple[str, nn.Module]]:
+        """The modules in reach that are neither known nor within others of them, with their paths."""
+        found = []
+        for value in self._held_firmly():
+            if issubclass(type(value), nn.Module) and id(value) not in known:
+                found.append((self.path_of(value), value))
+                known = known.union(id(inner) for _, inner in _modules.within(value))
         return found
 
     # -- arrays and buffers ---------------------------------------------------

@@ -26,6 +26,7 @@ from . import (
     _executed_code,
     _facts,
     _floats,
+    _found,
     _introspect,
     _late_numbers,
     _memory,
@@ -125,6 +126,10 @@ def _switches() -> Iterator[_facts.Fact]:
     yield from _dtensor_switches()
 
 
+class MoreStateError(Exception):
+    """There is more in the state than was known when a recording began."""
+
+
 class _Entered:
     """What the calling thread has entered; every thread has a list of its own."""
 
@@ -196,6 +201,7 @@ class Recording(Naming):
         self._kept: list[tuple[_facts.Attribute, Any]] = []  # attributes that the step has set, and nodes of the values
         self._put: list[tuple[_carried.Place, Any]] = []  # where the step has put tensors that later calls take
         self._candidates = _carried.Candidates(())
+        self._optimizers = _found.Optimizers()
         self._known_before = False  # what a place holds was in reach before the place was known as one
         self.schedulers = _schedulers.none()
         self.counters = _counters.Counters([], {}, [])
@@ -222,6 +228,7 @@ class Recording(Naming):
             self._guard_call(structure)
             self._check_supported()
             self._survey.make(self.tensors, self.leaves, given.values(), self._watch.refuse, self._guard)
+            self._find_modules()
         if not self._step.is_region:
             self._candidates = _carried.Candidates(self._survey.facts)
         self._follow_reducers(self._survey.walk.reducers)
@@ -244,6 +251,13 @@ class Recording(Naming):
         self._sees_code = self._sees_code and not self._is_first()
         if follows:
             self._replace_numbers(follows_tuples)
+
+    def _find_modules(self) -> None:
+        """Takes modules in reach into the state if no state was given. Raises :class:`MoreStateError` if there are
+        others than before."""
+        step = self._step
+        if step.given_state is None and step.found.add_parts(self._survey.walk.modules_beyond(step.state.parts())):
+            raise MoreStateError
 
     def _follow_reducers(self, reducers: _wrappers.Reducers) -> None:
         """Says what modules that reduce gradients in buckets do in C++, and in every step."""
@@ -635,7 +649,7 @@ class Recording(Naming):
                 self._reads.watch(optimizer, self._reads_optimizer)
             self.unread.watch(self._reads)
             self.schedulers.watch()
-            with self.executed if self._sees_code else contextlib.nullcontext():
+            with self._optimizers, self.executed if self._sees_code else contextlib.nullcontext():
                 result = _record.run(self.session, self._watch, call, self._with_numbers, seen)
                 self._result = self._with_reads(result)
                 del result
@@ -678,7 +692,12 @@ class Recording(Naming):
         return more and unread.carried.may_drop()
 
     def _finds(self) -> bool:
-        """Whether the step has used tensors that the next recording takes into the state."""
+        """Whether the step has used tensors and optimizers that the next recording takes into the state."""
+        known = self._step.state.parts()
+        path_of = self._survey.walk.path_of
+        used = [(path_of(each) or "optimizer", each) for each in self._optimizers.used if id(each) not in known]
+        if self._step.found.add_parts(used):
+            return True
         met = lib.rote_record_met(self.session)
         if met is None:
             raise RuntimeError(f"rote: {error()}")

@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from . import _containers, _introspect, _metrics
 from ._bridge import bridge
+from ._facts import is_of_argument
 from ._libraries import is_library_class
 from ._returns import Rate, Read
 from ._specs import local_of, mesh_text
@@ -454,7 +455,7 @@ class Results:
         self._single = structure == {"t": 0} and len(outputs) == 1
         self._grads = grads
         self._owners: list[Any] | None = None
-        if all(not path.startswith(("args", "kwargs")) for path, _, _ in grads):
+        if not any(is_of_argument(path) for path, _, _ in grads):
             self._owners = [own(path) for path, _, _ in grads]
 
         #: Makes the result, where a replay leaves nothing but new tensors in tuples and lists.
@@ -533,7 +534,7 @@ class Results:
                 self._find(path, own_argument).grad = None
 
     def _find(self, path: str, own_argument: Callable[[str], Any]) -> Any:
-        if not path.startswith(("args", "kwargs")):
+        if not is_of_argument(path):
             return self._own(path)
         return own_argument(path.removesuffix(".grad")).grad if path.endswith(".grad") else own_argument(path)
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from . import _found, _fsdp, _introspect, _modules, _unread
-from ._facts import FUNCTIONS, atom, unique_path
+from ._facts import FUNCTIONS, atom, is_of_argument, unique_path
 from ._policy import DEPTH, LARGE, MODULE_PARTS, MOST, holds_hooks, is_opaque
 
 _MAY_HOLD_TENSORS = (torch.Tensor, dict, list, tuple)
@@ -41,7 +41,8 @@ class State:
         for path, tensor in itertools.chain(self._named(), self.found.tensors()):
             if id(tensor) in carried:
                 continue
-            yield unique_path(path, id(tensor), known), tensor
+            name = f"state.{path}" if is_of_argument(path) else path
+            yield unique_path(name, id(tensor), known), tensor
 
     def of_optimizers(self) -> set[int]:
         """The identities of the tensors in which optimizers and scalers keep what they know, which a script replaces
@@ -50,6 +51,11 @@ class State:
         holders += [each for _, optimizer in self.optimizers for each in optimizer.state.values() if type(each) is dict]
         holders += [vars(scaler) for _, scaler in self.scalers]
         return {id(value) for each in holders for value in each.values() if issubclass(type(value), torch.Tensor)}
+
+    def parts(self) -> set[int]:
+        """The identities of its modules, inner ones too, and of its optimizers."""
+        within = {id(inner) for _, inner in _modules.within_each(self.modules)}
+        return within.union(id(optimizer) for _, optimizer in self.optimizers)
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
         names: dict[int, str] = {}
@@ -138,6 +144,9 @@ def collect(
     search = _Search(whole)
     search.given("", state)
     search.attributes()
+    for path, part in whole.found.parts():
+        search.found(path, part)
+    search.attributes()
     known = dict[str, Any]()
     whole.modules = [(unique_path(path, id(module), known), module) for path, module in whole.modules]
     whole.optimizers = [(unique_path(path, id(optimizer), known), optimizer) for path, optimizer in whole.optimizers]
@@ -148,9 +157,9 @@ def collect(
 class _Search:
     """Looks for modules, optimizers, GradScalers and tensors."""
 
-    def __init__(self, found: State) -> None:
-        """``found``: what is to be filled."""
-        self.found = found
+    def __init__(self, whole: State) -> None:
+        """``whole``: what is to be filled."""
+        self.whole = whole
         self._seen: dict[int, Any] = {}  # which keep their addresses
         self._objects: collections.deque[tuple[str, Any, int]] = collections.deque()
 
@@ -172,6 +181,10 @@ class _Search:
         else:
             self._objects.append((path, value, 0))
 
+    def found(self, path: str, value: Any) -> None:
+        """A module or an optimizer that nobody has named."""
+        self._held(path, value, 0)
+
     def attributes(self) -> None:
         """Looks into the objects that were found, each of them once."""
         while self._objects and len(self._seen) < MOST:
@@ -181,7 +194,7 @@ class _Search:
             self._seen[id(value)] = value
             skip = ("param_groups", "state", "defaults") if _is_optimizer(value) else ()
             for name, item in _attributes_of(value):
-                if name not in skip and (value, name) not in self.found.unread:
+                if name not in skip and (value, name) not in self.whole.unread:
                     self._held(f"{path}.{name}" if path else name, item, depth + 1)
 
     def _held(self, path: str, value: Any, depth: int) -> None:
@@ -201,7 +214,7 @@ class _Search:
             self._objects.append((path, value, depth))
 
     def _of(self, kind: type) -> list[Any]:
-        found = self.found
+        found = self.whole
         if issubclass(kind, nn.Module):
             return [inner for _, inner in _modules.within_each(found.modules)]
         stores: list[Any] = [found.optimizers, found.scalers, found.loose]
@@ -212,7 +225,7 @@ class _Search:
         ]
 
     def _part(self, path: str, value: Any) -> bool:
-        found = self.found
+        found = self.whole
         if isinstance(value, nn.Module):
             path = path or "module"
             found.modules.append((path, value))
@@ -270,5 +283,5 @@ def _holds_state(value: Any) -> bool:
     search = _Search(State())
     search._objects.append(("", value, 0))
     search.attributes()
-    found = search.found
+    found = search.whole
     return bool(found.modules or found.optimizers or found.scalers or found.loose)

@@ -42,7 +42,7 @@ from ._native import (
 )
 from ._numbers import EAGER, REPLAYED
 from ._record import uncollected
-from ._recording import Recording
+from ._recording import MoreStateError, Recording
 from ._walk import TooMuchError
 from .propagation import within_a_step
 
@@ -180,7 +180,7 @@ class Step:
             raise TypeError("ignore= takes a list of names")
         self.passes = passes if isinstance(passes, str) else ",".join(passes) or "none"
         self.function = fn
-        self._given_state = state
+        self.given_state = state
         self.unread = _unread.Unread()
         self.found = _found.Found()
         self.state = self._state_now()
@@ -468,6 +468,10 @@ class Step:
         except TooMuchError:
             self._abort(recording)
             return self._seen(args, kwargs, must=True)
+        except MoreStateError:
+            self._abort(recording)
+            self._sees_first = True
+            return self._record(args, kwargs)
         except _Untrusted as problem:
             self._abort(recording)
             self._trust = False
@@ -545,6 +549,9 @@ class Step:
             self._survey = recording.as_survey()
             recording.close()
             recording.forget()
+        except MoreStateError:
+            self._abort(recording)
+            self._look_around(args, kwargs)
         except BaseException as problem:  # the next call meets it again, and says so
             self._abort(recording)
             if not isinstance(problem, Exception):
@@ -724,7 +731,7 @@ class Step:
 
     def _state_now(self) -> _state.State:
         unread = _unread.Unread() if self.is_region else self.unread  # places in the state of a region stay
-        return _state.collect(self._given_state, unread, self.found, as_it_is=self.is_region)
+        return _state.collect(self.given_state, unread, self.found, as_it_is=self.is_region)
 
     def _verified(self, args: Any, kwargs: Any) -> Any:
         """Runs a call beside eager, if all ranks replay it: a rank that runs it once would not answer the

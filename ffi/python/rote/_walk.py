@@ -90,6 +90,10 @@ class Walk(abc.ABC):
         """Names a tensor, module or optimizer of the state, before anything is described that may refer to it."""
         self._first.setdefault(id(named), (path, named))
 
+    def path_of(self, value: Any) -> str:
+        """Where an object was found first; empty where that is not known any more."""
+        return self._first.get(id(value), ("", None))[0]
+
     def value(self, path: str, value: Any, depth: int) -> None:
         """Guards what an object can reach. Nothing that it is raises."""
         if id(value) in self.watched:
