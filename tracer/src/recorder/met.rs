@@ -82,3 +82,37 @@ pub(super) fn unknown(
         remedy,
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::sample::{op, recorder, tensor};
+
+    #[test]
+    fn one_recording_meets_all_that_is_in_reach() {
+        let (x, far, near) = (tensor(1, &[4]), tensor(2, &[4]), tensor(3, &[4]));
+        let made = [tensor(4, &[4]), tensor(5, &[4]), tensor(6, &[4])];
+        let mut recorder = recorder(&[&x]);
+        recorder.reaches(1, "args[0]");
+        recorder.reaches(2, "closure['far']");
+        recorder.reaches(3, "self.near");
+        for (pair, y) in [[&x, &far], [&near, &x], [&x, &far]].iter().zip(&made) {
+            let done = recorder.op(&op("aten::add", pair, &[y]));
+            done.expect("known from now on");
+        }
+        assert_eq!(recorder.met(), [2, 3]);
+        let why = recorder.settle().expect_err("not named").to_string();
+        assert!(why.contains("in the memory of closure['far']"), "{why}");
+    }
+
+    #[test]
+    fn what_is_in_no_place_is_refused_at_once() {
+        let (x, strange, y) = (tensor(1, &[4]), tensor(2, &[4]), tensor(3, &[4]));
+        let mut recorder = recorder(&[&x]);
+        recorder.reaches(7, "self.other");
+        let why = recorder.op(&op("aten::add", &[&x, &strange], &[&y]));
+        let why = why.expect_err("stale").to_string();
+        assert!(why.contains("no recorded op made it;"), "{why}");
+        assert!(recorder.met().is_empty());
+        recorder.settle().expect("nothing was met");
+    }
+}
