@@ -314,6 +314,39 @@ class OfTheModule(Trainer):
         return module_held
 
 
+class OfAClass(Trainer):
+    """The interpreter keeps where the attributes of classes are."""
+
+    kept: Any = None
+
+    def first(self) -> Any:
+        type(self).kept = torch.zeros(8)
+
+    def step(self, x: Tensor) -> Any:
+        loss, y = self.train(x + self.kept.mean())
+        type(self).kept = y.detach().mean(0)
+        return loss
+
+    def seen(self) -> Any:
+        return self.kept, type(self).kept
+
+
+class SwappedWithAClass(OfAClass):
+    def first(self) -> Any:
+        super().first()
+        globals()["module_held"] = torch.ones(8)
+
+    def step(self, x: Tensor) -> Any:
+        global module_held
+        loss, y = self.train(x + self.kept.mean())
+        module_held = y.detach().mean(0) + module_held
+        type(self).kept, module_held = module_held, self.kept
+        return loss
+
+    def seen(self) -> Any:
+        return SwappedWithAClass.kept, module_held
+
+
 def nothing(trainer: Any, i: int) -> None: ...
 
 
@@ -369,7 +402,7 @@ def tensors_of(trainer: Any) -> list[Tensor]:
 KINDS = [
     *(Trainer, Recurrent, RecurrentOfTwo, FromNothing, OfAList, OfADict, Buffer, BufferThatIsNotSaved),
     *(AverageOfParameters, DefaultDict, Momentum, Total, Swapped, Returned, Before, WrittenFirst, OfAView, ByVars),
-    *(ByData, OfTheModule, Items, Window, Closure),
+    *(ByData, OfTheModule, Items, Window, Closure, OfAClass, SwappedWithAClass),
 ]
 OF_CONTAINERS = [AverageOfParameters, Momentum, Total, DefaultDict, Items, Window]
 BETWEEN = [nothing, resets, writes, loads, evaluates, shares, takes_parameters, changes_dtype]

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -282,3 +283,27 @@ def test_of_ranks(wraps: Callable[[nn.Sequential], nn.Module]) -> None:
         return model, optimizer
 
     check_equal(script, replays=18)
+
+
+@pytest.mark.parametrize("by_method", [False, True])
+def test_in_a_region(by_method: bool) -> None:
+    """Gradients reach parameters that nobody has named."""
+
+    def script(capture: Capture) -> Any:
+        model, scale, shift = net(), nn.Parameter(torch.rand(4)), torch.rand(4)
+        holder = types.SimpleNamespace(forward=lambda x: (model(x) * scale + shift).tanh())
+        region = capture(holder.forward if by_method else (lambda x: holder.forward(x)), region=True)
+        optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)
+        for i in range(CALLS):
+            model.train(i % 8 < 6)
+            if i % 9 == 8:
+                shift.mul_(2)
+            x = torch.randn(6, 4, requires_grad=True)
+            optimizer.zero_grad()
+            loss = region(x).square().mean()
+            loss.backward()
+            yield loss.detach(), x.grad
+            optimizer.step()
+        return model, scale
+
+    check_equal(script)

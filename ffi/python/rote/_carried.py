@@ -41,6 +41,8 @@ class Place(NamedTuple):
     container: Any
     key: Any
     path: str
+    owner: type | None = None
+    """Of the dict of a class: the class, which keeps by itself where its attributes are."""
 
     def value(self) -> Any:
         """What is there now; ``ABSENT`` if nothing is."""
@@ -48,7 +50,9 @@ class Place(NamedTuple):
 
     def put(self, value: Any) -> None:
         """Puts a value there; takes what is there away for ``ABSENT``."""
-        if type(self.container) is list:
+        if self.owner is not None:
+            _put_into_class(self.owner, self.key, value)
+        elif type(self.container) is list:
             if self.key < len(self.container):  # its size is guarded
                 self.container[self.key] = value
         elif type(self.container) is not types.CellType:
@@ -68,6 +72,13 @@ def _read(container: Any, key: Any) -> Any:
         return container.cell_contents
     except ValueError:  # not filled
         return ABSENT
+
+
+def _put_into_class(kind: type, key: str, value: Any) -> None:
+    if value is not ABSENT:
+        type.__setattr__(kind, key, value)
+    elif key in _introspect.class_dict(kind):
+        type.__delattr__(kind, key)
 
 
 def _put_into_dict(container: dict[Any, Any], key: Any, value: Any) -> None:
@@ -122,7 +133,7 @@ class Carried:
             if identity != id(value) and any(id(tensor) not in known for tensor in _tensors_in(value)):
                 times += 1
                 if times >= _TIMES_REPLACED:
-                    found.append((Place(fact.container, fact.key, fact.subject), fact.origin))
+                    found.append((candidates.place(fact), fact.origin))
             self._last[key] = id(value), times
         return found
 
@@ -168,7 +179,9 @@ def without_values(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
 class Candidates:
     """The entries that a recorded step may take from one call to the next."""
 
-    def __init__(self, facts: Iterable[Fact]) -> None:
+    def __init__(self, facts: Iterable[Fact], class_dicts: Mapping[int, type]) -> None:
+        """``class_dicts``: classes by the identities of the dicts of their attributes."""
+        self._class_dicts = class_dicts
         self.before = [
             (fact, value)
             for fact in facts
@@ -177,11 +190,15 @@ class Candidates:
             if value is None or _holds_tensors(value)
         ]
 
+    def place(self, fact: Fact) -> Place:
+        """The place that a fact is about."""
+        return Place(fact.container, fact.key, fact.subject, self._class_dicts.get(id(fact.container)))
+
     def moved(self) -> list[tuple[Place, Attribute | None]]:
         """Those into which the step has put other tensors, now that it has run; and, where they are attributes of
         objects whose reads are seen, these attributes."""
         return [
-            (Place(fact.container, fact.key, fact.subject), fact.origin)
+            (self.place(fact), fact.origin)
             for fact, before in self.before
             for now in (_read(fact.container, fact.key),)
             if now is not before and _holds_tensors(now)

@@ -47,6 +47,7 @@ class Classes:
         own = _dict_behind(_introspect.class_dict(base))
         if own is None:
             return
+        walk.class_dicts[id(own)] = base
         walk.add(SIZE, own, None, HOST, label, own, "")
         node = _pytree.SUPPORTED_NODES.get(base, ABSENT)
         walk.add(DICT_ITEM, _pytree.SUPPORTED_NODES, base, HOST, f"pytree of {label}", node)
@@ -92,17 +93,18 @@ class Classes:
                     self._named.borrow(method)
                 else:  # a script has put it there
                     self._walk.soon(f"{_introspect.name(kind)}.{key}", method, 1)
-            for names in own:
-                self._objects_in(_introspect.name(kind), names)
+            for base in _introspect.mro(kind):
+                self._objects_in(_introspect.name(kind), base)
             if id(kind) not in self._covered:
                 switches = {
                     key for names in own for key, item in names.items() if type(item) is bool and type(key) is str
                 }
                 self._walk.add(CLASS, kind, private | switches, HOST, _introspect.name(kind), kind, self._set_in(own))
 
-    def _objects_in(self, label: str, own: Mapping[str, Any]) -> None:
+    def _objects_in(self, label: str, base: type) -> None:
         """Guards objects that code in reach names, among the attributes of a class of a library: a script may have put
         them there."""
+        own = _introspect.class_dict(base)
         for key in self._named.attributes & own.keys():
             item = own[key]
             if plain(item) or (isinstance(item, type) and is_library_class(item)):
@@ -111,9 +113,12 @@ class Classes:
                 function: Any = item.__func__
                 if type(function) is types.FunctionType and not is_made_by_library(function):
                     self._walk.soon(f"{label}.{key}", function, 1)
-            elif any("__get__" in _introspect.class_dict(base) for base in _introspect.mro(type(item))):
                 continue
-            elif self._walk.add(DICT_ITEM, _dict_behind(own), key, HOST, f"{label}.{key}", item):
+            if any("__get__" in _introspect.class_dict(each) for each in _introspect.mro(type(item))):
+                continue
+            behind = _dict_behind(own)
+            self._walk.class_dicts[id(behind)] = base
+            if self._walk.add(DICT_ITEM, behind, key, HOST, f"{label}.{key}", item):
                 self._walk.soon(f"{label}.{key}", item, 1)
 
     def _set_in(self, own: Sequence[Mapping[str, Any]]) -> str:

@@ -200,7 +200,7 @@ class Recording(Naming):
         """Whether hyperparameters are not followed because of what a function in reach may do with them."""
         self._kept: list[tuple[_facts.Attribute, Any]] = []  # attributes that the step has set, and nodes of the values
         self._put: list[tuple[_carried.Place, Any]] = []  # where the step has put tensors that later calls take
-        self._candidates = _carried.Candidates(())
+        self._candidates = _carried.Candidates((), {})
         self._optimizers = _found.Optimizers()
         self._known_before = False  # what a place holds was in reach before the place was known as one
         self.schedulers = _schedulers.none()
@@ -230,7 +230,7 @@ class Recording(Naming):
             self._survey.make(self.tensors, self.leaves, given.values(), self._watch.refuse, self._guard)
             self._find_modules()
         if not self._step.is_region:
-            self._candidates = _carried.Candidates(self._survey.facts)
+            self._candidates = _carried.Candidates(self._survey.facts, self._survey.walk.class_dicts)
         self._follow_reducers(self._survey.walk.reducers)
         follows = self._follow_numbers(given.keys(), resumed)
         # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.

@@ -63,6 +63,7 @@ class Walk(abc.ABC):
         self.untold: list[str] = []  # what holds more than the facts say in words
         self.renamed: dict[str, str] = {}  # what reads memory without an op, and where it has a name of its own
         self.origin: Attribute | None = None  # through which it has come by what it visits
+        self.class_dicts: dict[int, type] = {}  # classes by the identities of the dicts of their attributes
         self.reads_unseen = False  # whether anything in reach reads attributes so that no recording sees it
         self.unguarded: list[tuple[str, str]] = []  # what could not be looked into, and why
 
