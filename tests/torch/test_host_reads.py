@@ -210,7 +210,7 @@ def test_a_gradient_scaler(make: Callable[[Any], torch.optim.Optimizer], clips: 
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 def test_a_gradient_scaler_that_is_used_otherwise() -> None:
-    """Not named in the state; with its update outside; switched off; with two optimizers."""
+    """Named in the state or not; with its update outside; switched off; with two optimizers."""
 
     def script(capture: Capture) -> Calls:
         models = [small(0.1), small()]
@@ -241,7 +241,7 @@ def test_a_gradient_scaler_that_is_used_otherwise() -> None:
 
     found = check_right(script)
     if not ORACLE_ONLY:
-        assert found.steps[0].stats.replays == 0 and found.steps[1].stats.replays >= 15, found.steps[1].stats
+        assert all(step.stats.replays >= 15 for step in found.steps), [step.stats for step in found.steps]
 
 
 # Values of which each call has another one.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 # Tensors that are found, at most.
 _MOST = 4096
@@ -68,16 +68,16 @@ class Found:
 
 
 class Optimizers:
-    """Sees which optimizers a step calls ``step`` of."""
+    """Sees which optimizers a step calls ``step`` of. Its hook has no handle: their numbers are counted."""
 
     def __init__(self) -> None:
         self.used: list[torch.optim.Optimizer] = []
 
     def __enter__(self) -> None:
-        self._hook = register_optimizer_step_pre_hook(self._sees)
+        _global_optimizer_pre_hooks[id(self)] = self._sees
 
     def __exit__(self, *_: object) -> None:
-        self._hook.remove()
+        _global_optimizer_pre_hooks.pop(id(self), None)
 
     def _sees(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not any(optimizer is each for each in self.used):

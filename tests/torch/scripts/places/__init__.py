@@ -18,7 +18,7 @@ PLACES: dict[str, Place] = {
 REFUSED = {
     *("eval", "eval_code", "text_run", "count", "iterator", "generator", "cycle", "repeat", "zip"),
     *("random", "numpy_random", "random_state", "random_module", "lock", "context", "asyncio_future", "finalizer"),
-    *("state_dict", "generator_seed"),
+    "generator_seed",
     *("text_executed", "eval_attribute", "eval_renamed", "function_of_code"),
 }
 
