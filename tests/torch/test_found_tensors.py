@@ -406,6 +406,27 @@ def test_what_only_a_weak_reference_leads_to() -> None:
     check_right(script)
 
 
+def test_a_result_that_was_there_before() -> None:
+    """It is that very tensor, though an argument lies in its memory too."""
+
+    def script(capture: Capture) -> Any:
+        whole = torch.randn(2, 4)
+        holder = types.SimpleNamespace(held=torch.randn(4), other=whole[1])
+
+        def step(x: Tensor) -> tuple[Tensor, Tensor]:
+            holder.held.mul_(0.5)
+            return x * 2, holder.held if x.sum() > -100 else holder.other
+
+        captured = capture(step)
+        for i in range(CALLS):
+            if i == 10:
+                holder.held = whole[0]
+            y, held = captured(whole[0])
+            yield y, held, held is holder.held
+
+    check_equal(script, replays=16)
+
+
 @pytest.mark.parametrize("kind", [Trainer, InASlot, InAGlobal, AsksForData])
 def test_in_a_region(kind: type[Trainer]) -> None:
     def script(capture: Capture) -> Any:

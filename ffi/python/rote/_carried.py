@@ -130,7 +130,7 @@ class Carried:
         for fact, value in candidates.before:
             key = by_identity(fact.container, fact.key)
             identity, times = last.get(key, (id(value), 0))
-            if identity != id(value) and any(id(tensor) not in known for tensor in _tensors_in(value)):
+            if identity != id(value) and any(id(tensor) not in known for tensor in tensors_in(value)):
                 times += 1
                 if times >= _TIMES_REPLACED:
                     found.append((candidates.place(fact), fact.origin))
@@ -153,7 +153,7 @@ class Carried:
 
     def tensors(self) -> set[int]:
         """The identities of the tensors that the places hold now."""
-        return {id(tensor) for each in self for tensor in _tensors_in(each.value())}
+        return {id(tensor) for each in self for tensor in tensors_in(each.value())}
 
     def beyond(self, met: set[tuple[int, Any]]) -> list[Place]:
         """The places that are none of those that were met in reach, as :func:`by_identity` has them."""
@@ -210,10 +210,10 @@ class Candidates:
 
 
 def _holds_tensors(value: Any) -> bool:
-    return any(True for _ in _tensors_in(value))
+    return any(True for _ in tensors_in(value))
 
 
-def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     """The tensors that a value is, or is made of; parameters are none."""
     kind = type(value)
     if issubclass(kind, torch.Tensor):
@@ -222,4 +222,4 @@ def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     elif depth < _DEPTH and (kind in (tuple, list, dict) or _containers.parts_of(value) is not None):
         inside = _containers.held(value) or ()
         for item in inside if len(inside) <= _ITEMS else ():
-            yield from _tensors_in(item, depth + 1)
+            yield from tensors_in(item, depth + 1)

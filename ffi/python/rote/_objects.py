@@ -262,19 +262,24 @@ class Objects(Walk):
         for storage, (path, _) in self._memory.items():
             yield path, storage
 
-    def tensors_at(self, storages: Set[int]) -> list[tuple[str, torch.Tensor]]:
-        """The tensors that lie in some storages, or whose gradients do, with the paths of the first in their storages.
-        Those with a graph are left out: they come from a call."""
+    def tensors_in_reach(self, storages: Set[int], those: Set[int]) -> list[tuple[str, torch.Tensor]]:
+        """The tensors that lie in some storages, or whose gradients do, and some more, by their identities; with their
+        paths. Those with a graph are left out: they come from a call."""
+        if not storages and not those:
+            return []
         found: list[tuple[str, torch.Tensor]] = []
         known: dict[str, Any] = {}
         for tensor in self._held_firmly():
             if not issubclass(type(tensor), torch.Tensor) or tensor.grad_fn is not None:
                 continue
             storage, grad = _memory.storage_of(tensor), tensor.grad if tensor.is_leaf else None
-            if storage in self._memory and (
-                storage in storages or (grad is not None and _memory.storage_of(grad) in storages)
+            if (
+                id(tensor) in those
+                or storage in storages
+                or (grad is not None and _memory.storage_of(grad) in storages)
             ):
-                found.append((unique_path(self._memory[storage][0], id(tensor), known), tensor))
+                path = self.path_of(tensor) or self._memory.get(storage, ("tensor", 0))[0]
+                found.append((unique_path(path, id(tensor), known), tensor))
         return found
 
     def _held_firmly(self) -> Iterator[Any]:

@@ -701,7 +701,16 @@ class Recording(Naming):
         met = lib.rote_record_met(self.session)
         if met is None:
             raise RuntimeError(f"rote: {error()}")
-        return self._step.found.add(self._survey.walk.tensors_at(set(map(int, met.split()))))
+        storages = set(map(int, met.split()))
+        return self._step.found.add(self._survey.walk.tensors_in_reach(storages, self._older_results()))
+
+    def _older_results(self) -> set[int]:
+        """The identities of tensors that the step returns, or puts into places, and that have no name: of these, those
+        in reach exist before the step."""
+        values = [self._result, *map(_unread.value_of, self.unread.kept)]
+        values += [place.value() for place in self._step.unread.carried.moved(self.kwargs)]
+        named = {id(tensor) for _, tensor in self._named()} | {id(before) for _, _, before in self.grads}
+        return {id(tensor) for value in values for tensor in _carried.tensors_in(value)} - named
 
     def _reads_of(self, place: _carried.Place, origin: Attribute | None) -> bool | None:
         """Whether the step reads a place before it puts something there, where that is seen."""
