@@ -307,3 +307,15 @@ def test_in_a_region(by_method: bool) -> None:
         return model, scale
 
     check_equal(script)
+
+
+@pytest.mark.parametrize("name", ["args", "kwargs"])
+def test_a_state_under_a_name_of_arguments(name: str) -> None:
+    def script(capture: Capture) -> Any:
+        trainer = Trainer()
+        captured = capture(step_of, state={name: [trainer.model, trainer.optimizer]})
+        for _ in range(CALLS):
+            yield captured(trainer.model, trainer.optimizer, torch.randn(6, 4), torch.randint(4, (6,)))
+        return trainer.model
+
+    check_equal(script)
