@@ -643,6 +643,57 @@ def test_a_leaf_that_requires_grad_is_refused() -> None:
         assert "that the step has made and that requires grad" in found.steps[0].stats.refusals[0]
 
 
+ORDERS: dict[str, Callable[[int], bool]] = {
+    "one after the other": lambda i: i >= 24,
+    "in turn": lambda i: i % 2 == 1,
+    "in turn later": lambda i: i >= 15 if i < 30 else i % 2 == 1,
+    "back": lambda i: 15 <= i < 30,
+    "turn and turn about": lambda i: i // 2 % 2 == 1,
+}
+
+
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", [Trainer, RecurrentOfTwo, AverageOfParameters])
+@pytest.mark.parametrize("how", ["of the class", "a closure"])
+def test_of_two_trainers(how: str, kind: type[Trainer], order: str) -> None:
+    """Places of two objects have one path."""
+
+    def script(capture: Capture) -> Any:
+        two = [kind(), kind()]
+        trainer = two[0]
+
+        def step(x: Tensor) -> Any:
+            return trainer.step(x)
+
+        def of_class(self: Trainer, x: Tensor) -> Any:
+            return kind.step(self, x)
+
+        captured = capture(of_class if how == "of the class" else step)
+        for i in range(60):
+            trainer = two[ORDERS[order](i)]
+            x = torch.randn(3, 4)
+            yield captured(trainer, x) if how == "of the class" else captured(x), [each.seen() for each in two]
+        return [(each.net, each.optimizer) for each in two]
+
+    # Places that are no argument's are forgotten when they are out of reach.
+    check_right(script, replays=0 if how == "a closure" and "turn" in order else 8)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_batches_of_two_trainers(order: str) -> None:
+    def script(capture: Capture) -> Any:
+        two = [OfABatch(Pair), OfABatch(Pair)]
+        captured = capture(OfABatch.step)
+        for i in range(60):
+            trainer = two[ORDERS[order](i)]
+            trainer.put(torch.randn(3, 4), torch.randn(3, 8))
+            yield captured(trainer)
+        return [(each.net, each.optimizer) for each in two]
+
+    check_equal(script, replays=8)
+
+
 @pytest.mark.filterwarnings("ignore:rote")
 def test_another_dict_at_every_call_is_not_looked_at_for_ever() -> None:
     def script(capture: Capture) -> Any:

@@ -10,6 +10,7 @@ recording before, twice.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -18,13 +19,15 @@ from typing import Any, NamedTuple
 import torch
 
 from . import _containers, _introspect
-from ._facts import ABSENT, Attribute, Fact, unique_path
+from ._facts import ABSENT, Attribute, Fact, is_of_argument, unique_path
 from ._numbers import CELL, DICT_ITEM, LIST_ITEM
 
 # Places that a step may have, at most.
 _MOST = 256
 # Recordings that are dropped for the next one to take other places, at most.
 _MOST_DROPPED = 32
+# Candidates that are remembered, at most.
+_MOST_REMEMBERED = 16_384
 # Recordings before which a script has put something else into a place, for the place to be one.
 _TIMES_REPLACED = 2
 # How deep tensors may lie in what a place holds, and among how many items.
@@ -63,6 +66,16 @@ class Place(NamedTuple):
             self.container.cell_contents = value
 
 
+class Changed(NamedTuple):
+    """A place that holds another value than before."""
+
+    place: Place
+    origin: Attribute | None
+    """The attribute that it is, where that is one of an object whose reads are seen."""
+    before: Any
+    """What it has held when the recording began."""
+
+
 def _read(container: Any, key: Any) -> Any:
     if type(container) is list:
         return container[key] if key < len(container) else ABSENT
@@ -98,8 +111,11 @@ class Carried:
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, Any], Place] = {}  # by the identities of containers, and of keys
-        # What candidates have held at the last recording, by identity, and how often that was something else.
+        # What candidates have held at the last recording that met them, by identity, and how often that was something
+        # else.
         self._last: dict[tuple[int, Any], tuple[int, int]] = {}
+        # Names that were given away, for good: plans know places by their names.
+        self._names: dict[str, object] = {}
         self._dropped = 0
 
     def __contains__(self, place: tuple[Any, Any]) -> bool:
@@ -117,23 +133,23 @@ class Carried:
         new = {by_identity(each.container, each.key): each for each in found}
         if not new or len(self._places) + len(new) > _MOST:
             return False
-        known: dict[str, Any] = {each.path: key for key, each in self._places.items()}
         for key, each in new.items():
-            self._places[key] = each._replace(path=unique_path(each.path, key, known))
+            self._places[key] = each._replace(path=unique_path(each.path, object(), self._names))
         return True
 
-    def replaced(self, candidates: Candidates, known: Set[int]) -> list[tuple[Place, Attribute | None]]:
+    def replaced(self, candidates: Candidates, known: Set[int]) -> list[Changed]:
         """The candidates that hold something else than at the last recording, for the second time. ``known``: the
         identities of tensors that no script replaces by themselves."""
-        last, self._last = self._last, {}
+        if len(self._last) > _MOST_REMEMBERED:
+            self._last.clear()
         found = []
         for fact, value in candidates.before:
             key = by_identity(fact.container, fact.key)
-            identity, times = last.get(key, (id(value), 0))
+            identity, times = self._last.get(key, (id(value), 0))
             if identity != id(value) and any(id(tensor) not in known for tensor in tensors_in(value)):
                 times += 1
                 if times >= _TIMES_REPLACED:
-                    found.append((candidates.place(fact), fact.origin))
+                    found.append(Changed(candidates.place(fact), fact.origin, value))
             self._last[key] = id(value), times
         return found
 
@@ -156,12 +172,17 @@ class Carried:
         return {id(tensor) for each in self for tensor in tensors_in(each.value())}
 
     def beyond(self, met: set[tuple[int, Any]]) -> list[Place]:
-        """The places that are none of those that were met in reach, as :func:`by_identity` has them."""
-        return [each for key, each in self._places.items() if key not in met]
+        """The places that are none of those that were met in reach, as :func:`by_identity` has them. Those of an
+        argument stay while there is somebody else who holds them: another call may have that argument again."""
+        return [each for key, each in self._places.items() if key not in met and not _may_come_again(each)]
 
     def moved(self, kwargs: Mapping[str, Any]) -> list[Place]:
         """The places into which a call with these arguments has put something else."""
         return [each for each in self if each.value() is not kwargs.get(each.path + _BEFORE, ABSENT)]
+
+
+def _may_come_again(place: Place) -> bool:
+    return is_of_argument(place.path) and sys.getrefcount(place.container) > 2
 
 
 def by_identity(container: Any, key: Any) -> tuple[int, Any]:
@@ -194,11 +215,10 @@ class Candidates:
         """The place that a fact is about."""
         return Place(fact.container, fact.key, fact.subject, self._class_dicts.get(id(fact.container)))
 
-    def moved(self) -> list[tuple[Place, Attribute | None]]:
-        """Those into which the step has put other tensors, now that it has run; and, where they are attributes of
-        objects whose reads are seen, these attributes."""
+    def moved(self) -> list[Changed]:
+        """Those into which the step has put other tensors, now that it has run."""
         return [
-            (self.place(fact), fact.origin)
+            Changed(self.place(fact), fact.origin, before)
             for fact, before in self.before
             for now in (_read(fact.container, fact.key),)
             if now is not before and _holds_tensors(now)

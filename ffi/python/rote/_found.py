@@ -21,7 +21,7 @@ _MOST = 4096
 # Modules and optimizers, at most.
 _MOST_PARTS = 256
 # How many tensors may be found at one path, one after the other.
-_MOST_AT_ONE_PATH = 4
+_MOST_AT_ONE_PATH = 8
 
 
 class Found:

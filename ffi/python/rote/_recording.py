@@ -681,28 +681,33 @@ class Recording(Naming):
         tensors of the state."""
         unread = self._step.unread
         replaced = unread.carried.replaced(self._candidates, self._step.state.of_optimizers())
-        others = [*self._candidates.moved(), *replaced]
-        moved = [(place, self._reads_of(place, origin)) for place, origin in others]
+        met = self._met()
+        used = {id(tensor) for _, tensor in met}
+        moved = [
+            (place, any(id(tensor) in used for tensor in _carried.tensors_in(before)) or self._reads_of(place, origin))
+            for place, origin, before in (*self._candidates.moved(), *replaced)
+        ]
         gone = unread.carried.beyond(self._survey.walk.met)
         unread.carried.drop(gone)
         added = unread.carried.add(place for place, is_read in moved if is_read)
         unknown = self.is_refused and any(is_read is None for _, is_read in moved)
-        found = not added and self._finds()
+        found = not added and (self._finds_optimizers() or self._step.found.add(met))
         more = added or bool(gone) or unknown or found or self._known_before
         return more and unread.carried.may_drop()
 
-    def _finds(self) -> bool:
-        """Whether the step has used tensors and optimizers that the next recording takes into the state."""
+    def _finds_optimizers(self) -> bool:
+        """Whether the step has used optimizers that the next recording takes into the state."""
         known = self._step.state.parts()
         path_of = self._survey.walk.path_of
         used = [(path_of(each) or "optimizer", each) for each in self._optimizers.used if id(each) not in known]
-        if self._step.found.add_parts(used):
-            return True
+        return self._step.found.add_parts(used)
+
+    def _met(self) -> list[tuple[str, torch.Tensor]]:
+        """The tensors in reach without a name that the step has used, or returns, with their paths."""
         met = lib.rote_record_met(self.session)
         if met is None:
             raise RuntimeError(f"rote: {error()}")
-        storages = set(map(int, met.split()))
-        return self._step.found.add(self._survey.walk.tensors_in_reach(storages, self._older_results()))
+        return self._survey.walk.tensors_in_reach(set(map(int, met.split())), self._older_results())
 
     def _older_results(self) -> set[int]:
         """The identities of tensors that the step returns, or puts into places, and that have no name: of these, those
