@@ -643,6 +643,23 @@ def test_a_leaf_that_requires_grad_is_refused() -> None:
         assert "that the step has made and that requires grad" in found.steps[0].stats.refusals[0]
 
 
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("kind", OF_CONTAINERS)
+def test_another_container_in_each_epoch(kind: type[Trainer]) -> None:
+    """Its items are carried, and not the container, into which the step puts them."""
+
+    def script(capture: Capture) -> Any:
+        trainer = kind()
+        captured = capture(trainer.step)
+        for i in range(80):
+            if i % 16 == 15:
+                trainer.held = trainer.first()
+            yield captured(torch.randn(3, 4)), trainer.seen()
+        return trainer.net, trainer.optimizer
+
+    check_right(script, replays=40)
+
+
 ORDERS: dict[str, Callable[[int], bool]] = {
     "one after the other": lambda i: i >= 24,
     "in turn": lambda i: i % 2 == 1,

@@ -116,6 +116,7 @@ class Carried:
         self._last: dict[tuple[int, Any], tuple[int, int]] = {}
         # Names that were given away, for good: plans know places by their names.
         self._names: dict[str, object] = {}
+        self._banned: set[tuple[int, Any]] = set()  # by the same: what they hold, the step changes inside
         self._dropped = 0
 
     def __contains__(self, place: tuple[Any, Any]) -> bool:
@@ -131,6 +132,7 @@ class Carried:
     def add(self, found: Iterable[Place]) -> bool:
         """Adds places. False: there are none, or too many."""
         new = {by_identity(each.container, each.key): each for each in found}
+        new = {key: each for key, each in new.items() if key not in self._banned and key not in self._places}
         if not new or len(self._places) + len(new) > _MOST:
             return False
         for key, each in new.items():
@@ -162,6 +164,17 @@ class Carried:
         """Forgets places."""
         for each in gone:
             self._places.pop(by_identity(each.container, each.key), None)
+
+    def ban(self, changed: Iterable[Place]) -> None:
+        """Forgets places for good that are of no use: as an argument, what they hold must not change."""
+        for each in changed:
+            self._banned.add(by_identity(each.container, each.key))
+            self._places.pop(by_identity(each.container, each.key), None)
+
+    def contents(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Which objects are in what the places have held when a call began, if these are containers, by their paths."""
+        values = {each.path: kwargs.get(each.path + _BEFORE, ABSENT) for each in self}
+        return {path: list(_parts(value)) for path, value in values.items() if _containers.held(value) is not None}
 
     def with_values(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The named arguments of a call, and what the places hold."""
@@ -231,6 +244,13 @@ class Candidates:
 
 def _holds_tensors(value: Any) -> bool:
     return any(True for _ in tensors_in(value))
+
+
+def _parts(value: Any) -> Iterator[tuple[int, int]]:
+    """The identities of the containers in a value, and of what each holds."""
+    for container in _containers.all_of(value).values():
+        for part in _containers.held(container) or ():
+            yield id(container), id(part)
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 # Tensors that are found, at most.
 _MOST = 4096
@@ -65,20 +64,3 @@ class Found:
         for path, part in new[: _MOST_PARTS - len(self._parts)]:
             self._parts[id(part)] = path, weakref.ref(part)
         return bool(new) and len(self._parts) < _MOST_PARTS
-
-
-class Optimizers:
-    """Sees which optimizers a step calls ``step`` of. Its hook has no handle: their numbers are counted."""
-
-    def __init__(self) -> None:
-        self.used: list[torch.optim.Optimizer] = []
-
-    def __enter__(self) -> None:
-        _global_optimizer_pre_hooks[id(self)] = self._sees
-
-    def __exit__(self, *_: object) -> None:
-        _global_optimizer_pre_hooks.pop(id(self), None)
-
-    def _sees(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if not any(optimizer is each for each in self.used):
-            self.used.append(optimizer)

@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from . import _containers, _fsdp, _introspect, _memory, _modules, _schedulers, _unread, _within
+from . import _containers, _fsdp, _introspect, _memory, _modules, _reads, _schedulers, _unread, _within
 from ._classes import Classes
 from ._executed_code import Codes
 from ._facts import ABSENT, FUNCTIONS, Attribute, all_of, atom, describe, ends, in_full, metadata, plain, unique_path
@@ -286,6 +286,14 @@ class Objects(Walk):
         """What is in reach by more than weak references: the state keeps it alive."""
         weakly = set(map(id, self.held_weakly))
         return (value for value in self._hold if id(value) not in weakly)
+
+    def optimizers_beyond(self, known: Set[int]) -> list[tuple[str, torch.optim.Optimizer]]:
+        """The optimizers in reach that are not known and whose reads can be seen, with their paths."""
+        return [
+            (self.path_of(value), value)
+            for value in self._held_firmly()
+            if issubclass(type(value), torch.optim.Optimizer) and id(value) not in known and _reads.is_plain(value)
+        ]
 
     def modules_beyond(self, known: set[int]) -> list[tuple[str, nn.Module]]:
         """The modules in reach that are neither known nor within others of them, with their paths."""

@@ -26,7 +26,6 @@ from . import (
     _executed_code,
     _facts,
     _floats,
-    _found,
     _introspect,
     _late_numbers,
     _memory,
@@ -201,7 +200,8 @@ class Recording(Naming):
         self._kept: list[tuple[_facts.Attribute, Any]] = []  # attributes that the step has set, and nodes of the values
         self._put: list[tuple[_carried.Place, Any]] = []  # where the step has put tensors that later calls take
         self._candidates = _carried.Candidates((), {})
-        self._optimizers = _found.Optimizers()
+        self._used: list[tuple[str, torch.optim.Optimizer]] = []  # that are not in the state
+        self._contents: dict[str, Any] = {}  # of what places hold
         self._known_before = False  # what a place holds was in reach before the place was known as one
         self.schedulers = _schedulers.none()
         self.counters = _counters.Counters([], {}, [])
@@ -231,6 +231,7 @@ class Recording(Naming):
             self._find_modules()
         if not self._step.is_region:
             self._candidates = _carried.Candidates(self._survey.facts, self._survey.walk.class_dicts)
+        self._contents = self._step.unread.carried.contents(self.kwargs)
         self._follow_reducers(self._survey.walk.reducers)
         follows = self._follow_numbers(given.keys(), resumed)
         # PyTorch's optimizers take the tuples in their groups apart; what other code does with these is not followed.
@@ -487,6 +488,10 @@ class Recording(Naming):
         if name in _unread.BY_ANOTHER_NAME and not _uses.is_of_optimizers(sys._getframe(2).f_code):
             self.hidden_reads = True
 
+    def _uses_optimizer(self, path: str, optimizer: Any, name: str) -> None:
+        if name == "step" and not any(optimizer is each for _, each in self._used):
+            self._used.append((path or "optimizer", optimizer))
+
     @staticmethod
     def _aliases(walk: Reach, given: Set[int]) -> list[str]:
         """Where the step holds groups of optimizers by other names than theirs."""
@@ -647,9 +652,11 @@ class Recording(Naming):
         try:
             for optimizer in self._watched:
                 self._reads.watch(optimizer, self._reads_optimizer)
+            for path, optimizer in self._survey.walk.optimizers_beyond(self._step.state.parts()):
+                self._reads.watch(optimizer, functools.partial(self._uses_optimizer, path))
             self.unread.watch(self._reads)
             self.schedulers.watch()
-            with self._optimizers, self.executed if self._sees_code else contextlib.nullcontext():
+            with self.executed if self._sees_code else contextlib.nullcontext():
                 result = _record.run(self.session, self._watch, call, self._with_numbers, seen)
                 self._result = self._with_reads(result)
                 del result
@@ -689,18 +696,14 @@ class Recording(Naming):
         ]
         gone = unread.carried.beyond(self._survey.walk.met)
         unread.carried.drop(gone)
+        now = unread.carried.contents(self.kwargs) if self._contents else {}
+        changed = [each for each in unread.carried if now.get(each.path) != self._contents.get(each.path)]
+        unread.carried.ban(changed)
         added = unread.carried.add(place for place, is_read in moved if is_read)
         unknown = self.is_refused and any(is_read is None for _, is_read in moved)
-        found = not added and (self._finds_optimizers() or self._step.found.add(met))
-        more = added or bool(gone) or unknown or found or self._known_before
+        found = not added and (self._step.found.add_parts(self._used) or self._step.found.add(met))
+        more = added or bool(gone or changed) or unknown or found or self._known_before
         return more and unread.carried.may_drop()
-
-    def _finds_optimizers(self) -> bool:
-        """Whether the step has used optimizers that the next recording takes into the state."""
-        known = self._step.state.parts()
-        path_of = self._survey.walk.path_of
-        used = [(path_of(each) or "optimizer", each) for each in self._optimizers.used if id(each) not in known]
-        return self._step.found.add_parts(used)
 
     def _met(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors in reach without a name that the step has used, or returns, with their paths."""
@@ -768,6 +771,7 @@ class Recording(Naming):
             self._survey.forget()
         self._kept, self._put = [], []
         self._candidates.forget()
+        self._contents, self._used = {}, []
         self.unread.forget()
         self.schedulers.forget()
 
