@@ -650,9 +650,10 @@ class Recording(Naming):
         call = functools.partial(self._step.recorded, *self.args, **_carried.without_values(self.kwargs))
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self.grads if grad is not None]
         try:
+            others = self._survey.walk.optimizers_beyond(self._step.state.parts())
             for optimizer in self._watched:
                 self._reads.watch(optimizer, self._reads_optimizer)
-            for path, optimizer in self._survey.walk.optimizers_beyond(self._step.state.parts()):
+            for path, optimizer in others:
                 self._reads.watch(optimizer, functools.partial(self._uses_optimizer, path))
             self.unread.watch(self._reads)
             self.schedulers.watch()
