@@ -141,8 +141,7 @@ impl Recorder {
     fn is_unknown(&self, tensor: &TensorEvent<'_>) -> bool {
         !tensor.opaque
             && tensor.dtype.bytes().is_some()
-            && !self.roots.contains_key(&tensor.storage)
-            && !self.candidates.contains_key(&tensor.storage)
+            && !self.knows(tensor.storage)
             && !self.reach.contains_key(&tensor.storage)
     }
 

@@ -26,9 +26,7 @@ impl Recorder {
         for (i, arg) in op.args.iter().enumerate() {
             for tensor in tensors(&arg.value) {
                 let storage = tensor.storage;
-                let known =
-                    self.roots.contains_key(&storage) || self.candidates.contains_key(&storage);
-                if known || tensor.opaque || tensor.dtype.bytes().is_none() {
+                if self.knows(storage) || tensor.opaque || tensor.dtype.bytes().is_none() {
                     continue;
                 }
                 let Some(place) = self.reach.get(&storage).cloned() else {

@@ -208,9 +208,7 @@ impl Recorder {
     /// Whether an op is none of the step's, as far as anybody could tell: it reads what
     /// the plan does not know, and leaves nothing but tensors that the plan does not know.
     fn concerns_others(&self, op: &OpEvent<'_>) -> bool {
-        let known = |t: &TensorEvent<'_>| {
-            self.roots.contains_key(&t.storage) || self.candidates.contains_key(&t.storage)
-        };
+        let known = |t: &TensorEvent<'_>| self.knows(t.storage);
         let strange = op
             .args
             .iter()
@@ -264,6 +262,11 @@ impl Recorder {
         if lazy { self.local(op) } else { Ok(()) }
     }
 
+    /// Whether a storage has a name, or an op of the step has made it.
+    fn knows(&self, storage: u64) -> bool {
+        self.roots.contains_key(&storage) || self.candidates.contains_key(&storage)
+    }
+
     fn only_views(&self, op: &OpEvent<'_>) -> bool {
         has_tensors(&op.outs)
             && !self.has_fresh_output(op)
@@ -271,9 +274,8 @@ impl Recorder {
     }
 
     fn has_fresh_output(&self, op: &OpEvent<'_>) -> bool {
-        op.outs.iter().flat_map(tensors).any(|t| {
-            !self.roots.contains_key(&t.storage) && !self.candidates.contains_key(&t.storage)
-        })
+        let mut outs = op.outs.iter().flat_map(tensors);
+        outs.any(|t| !self.knows(t.storage))
     }
 
     /// Records a change of generator state outside the dispatcher. Returns the
