@@ -167,9 +167,9 @@ class Carried:
 
     def ban(self, changed: Iterable[Place]) -> None:
         """Forgets places for good that are of no use: as an argument, what they hold must not change."""
-        for each in changed:
-            self._banned.add(by_identity(each.container, each.key))
-            self._places.pop(by_identity(each.container, each.key), None)
+        gone = list(changed)
+        self._banned.update(by_identity(each.container, each.key) for each in gone)
+        self.drop(gone)
 
     def contents(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Which objects are in what the places have held when a call began, if these are containers, by their paths."""

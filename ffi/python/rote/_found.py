@@ -24,7 +24,8 @@ _MOST_AT_ONE_PATH = 8
 
 
 class Found:
-    """The tensors that belong to the state of a step and were not named. It does not keep them alive."""
+    """Tensors, modules and optimizers that belong to the state of a step and were not named. It does not keep them
+    alive."""
 
     def __init__(self) -> None:
         self._tensors: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}

@@ -295,13 +295,13 @@ class Objects(Walk):
             if issubclass(type(value), torch.optim.Optimizer) and id(value) not in known and _reads.is_plain(value)
         ]
 
-    def modules_beyond(self, known: set[int]) -> list[tuple[str, nn.Module]]:
+    def modules_beyond(self, known: Set[int]) -> list[tuple[str, nn.Module]]:
         """The modules in reach that are neither known nor within others of them, with their paths."""
-        found = []
+        found, inside = [], set(known)
         for value in self._held_firmly():
-            if issubclass(type(value), nn.Module) and id(value) not in known:
+            if issubclass(type(value), nn.Module) and id(value) not in inside:
                 found.append((self.path_of(value), value))
-                known = known.union(id(inner) for _, inner in _modules.within(value))
+                inside.update(id(inner) for _, inner in _modules.within(value))
         return found
 
     # -- arrays and buffers ---------------------------------------------------

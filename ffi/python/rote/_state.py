@@ -30,7 +30,7 @@ class State:
     unread: _unread.Unread = field(default_factory=_unread.Unread)
     """Attributes in which no tensor is part of the state."""
     found: _found.Found = field(default_factory=_found.Found)
-    """Tensors that nobody has named."""
+    """What nobody has named."""
     as_it_is: bool = False
     """Whether parameters are those that stand in the modules now, even where FSDP2 has gathered them."""
 
@@ -145,7 +145,7 @@ def collect(
     search.given("", state)
     search.attributes()
     for path, part in whole.found.parts():
-        search.found(path, part)
+        search._held(path, part, 0)
     search.attributes()
     known = dict[str, Any]()
     whole.modules = [(unique_path(path, id(module), known), module) for path, module in whole.modules]
@@ -180,10 +180,6 @@ class _Search:
             )
         else:
             self._objects.append((path, value, 0))
-
-    def found(self, path: str, value: Any) -> None:
-        """A module or an optimizer that nobody has named."""
-        self._held(path, value, 0)
 
     def attributes(self) -> None:
         """Looks into the objects that were found, each of them once."""
