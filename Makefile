@@ -40,7 +40,7 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What eager and a replay leave must be equal, bit for bit, with the passes of
-# ROTE_PASSES, or else without passes, with the usual and with all; and what must
+# ROTE_PASSES, or else with the usual and either without passes or with all; and what must
 # hold besides, with any passes.
 KEPT := tests/torch/test_equality.py tests/torch/test_aliasing.py
 HELD := tests/torch/test_guards.py tests/torch/test_refusals.py tests/torch/test_soundness.py

@@ -121,7 +121,7 @@ def test_the_same_bits(name: str, arguments: dict[str, Any]) -> None:
         getattr(test_equality, name)(**arguments)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "arguments"), cases(test_equality, 6))
 def test_the_best_trains_alike_and_sends_no_more(name: str, arguments: dict[str, Any]) -> None:
     with mock.patch.object(test_equality, "check_equal", check_the_best):

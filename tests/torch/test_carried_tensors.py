@@ -421,7 +421,7 @@ def script_of(kind: type[Trainer], between: Callable[[Any, int], None], **option
     return script
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("kind", KINDS)
@@ -434,11 +434,13 @@ def test_carries(kind: type[Trainer], between: Callable[[Any, int], None]) -> No
     check_right(script_of(kind, between), replays=replays)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_each_selection_of_passes(kind: type[Trainer]) -> None:
     check_equal_with_each(script_of(kind, nothing), replays=16)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [{"verify": 5}, {"verify_every": 3}])
 @pytest.mark.parametrize("kind", KINDS)
 def test_verified(kind: type[Trainer], options: dict[str, Any]) -> None:

@@ -192,7 +192,7 @@ CHANGES: list[Change] = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("change", CHANGES, ids=[change.__name__ for change in CHANGES])

@@ -233,7 +233,7 @@ def check(seed: int) -> None:
             assert waited < TIMEOUT_S + GRACE_S, (what, told)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.skipif(ORACLE_ONLY, reason="about replays")
 @pytest.mark.parametrize("part", range(10))
 def test_one_rank_alone(part: int) -> None:

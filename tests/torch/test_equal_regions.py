@@ -227,7 +227,7 @@ def test_equal_blocks_take_a_plan_over() -> None:
         assert min(replayed) >= CALLS - 7, replayed
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("difference", DIFFERENCES)
 def test_a_block_that_differs_is_recorded_itself(difference: str) -> None:
     found = compared(partial(blocks, DIFFERENCES[difference]))

@@ -75,7 +75,7 @@ def check_llama(sizes: Sizes, world: int, optimizer: MakeOptimizer = fused_adamw
     check_equal(script)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     "sizes",

@@ -24,7 +24,7 @@ def test_a_framework_on_numpy_is_recorded_and_replayed() -> None:
     assert int(found[1]) >= 390 and int(found[2]) <= 6, done.stdout
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "script, ranks, options",
     [

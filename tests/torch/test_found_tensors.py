@@ -290,7 +290,7 @@ def script_of(kind: type[Trainer], between: Callable[[Trainer, int], None], **op
     return script
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("kind", KINDS)
@@ -299,11 +299,13 @@ def test_finds(kind: type[Trainer], between: Callable[[Trainer, int], None]) -> 
     check_right(script_of(kind, between), replays=0 if refused else 8)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_each_selection_of_passes(kind: type[Trainer]) -> None:
     check_equal_with_each(script_of(kind, nothing), replays=16)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [{"verify": 5}, {"verify_every": 3}])
 @pytest.mark.parametrize("kind", KINDS)
 def test_verified(kind: type[Trainer], options: dict[str, Any]) -> None:

@@ -288,13 +288,14 @@ OF_FOUR = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_one_rank(name: str) -> None:
     check_equal(SETTINGS[name].script, replays=REPLAYS)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_two_ranks(name: str) -> None:

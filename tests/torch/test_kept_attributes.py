@@ -421,7 +421,7 @@ def script_of(keeps: Callable[..., Any], between: Callable[[Trainer, int], None]
     return script
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("keeps", KEEPS)
@@ -433,6 +433,7 @@ def test_keeps(keeps: Callable[..., Any], between: Callable[[Trainer, int], None
     check_right(script_of(keeps, between), replays=replays)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("options", [{"verify": 8}, {"verify_every": 3}, {"passes": "none"}, {"passes": "all"}])
 @pytest.mark.parametrize("keeps", [keeps for keeps, replays in KEEPS.items() if replays])
 def test_settings(keeps: Callable[..., Any], options: dict[str, Any]) -> None:

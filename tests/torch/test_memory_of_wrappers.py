@@ -132,7 +132,7 @@ def check_data_parallel(name: str, parts: int, none: bool) -> None:
     check(make, parts, none, beside=sum(parameter.nbytes for parameter in make()[0].parameters()))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.skipif(ORACLE_ONLY, reason="there is no replay")
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_four_ranks_of_fsdp(name: str, parts: int) -> None:
     check_sharded(name, parts)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.skipif(ORACLE_ONLY, reason="there is no replay")
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ ESCAPES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("how", ESCAPES)
 @pytest.mark.parametrize("through", ["name", "alias", "argument"])

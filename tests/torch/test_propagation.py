@@ -19,7 +19,7 @@ from extent import EVERYTHING
 from propagation import compare, engine, samples
 
 # Questions per sample on a mesh of one dim; on larger meshes in all.
-MOST, LARGER = (10_000, 50_000) if EVERYTHING else (4, 1_500)
+MOST, LARGER = (10_000, 50_000) if EVERYTHING else (3, 1_000)
 
 
 @pytest.fixture(scope="module")

@@ -250,7 +250,7 @@ USES: dict[str, Losses] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("use", USES.values(), ids=list(USES))
 @pytest.mark.parametrize("form", SEVERAL)
 def test_results_may_depend_on_each_other(form: str, use: Losses) -> None:

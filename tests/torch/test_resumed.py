@@ -202,7 +202,7 @@ def by_finalizer() -> tuple[Callable[[], float], Callable[[], object]]:
     return lambda: sum(gone) * (1.0 if reference() is None else 2.0), held.clear
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("build", [by_reference, by_value, by_set, by_module, by_finalizer])
 @pytest.mark.parametrize("at", range(1, 4))
 @pytest.mark.parametrize("called", [False, True])
@@ -241,7 +241,7 @@ def test_a_step_that_takes_its_batch_apart(monkeypatch: pytest.MonkeyPatch) -> N
     rubbish: list[Any] = []
 
     def script(capture: Capture) -> Calls:
-        for _ in range(5):
+        for _ in range(2):
             step = capture(apart)
             for call in range(3):
                 yield step({"x": x_of(call), "labels": x_of(2), "text": "a" * call, "more": [Plain()]})

@@ -196,6 +196,7 @@ def training(made: Callable[..., Any], decorator: Any, kind: Any = float, **opti
     return script
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kind", [float, np.float64])
 @pytest.mark.parametrize("decorator", [keeps, enables])

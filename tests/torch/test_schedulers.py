@@ -214,6 +214,7 @@ READING = [returns_rate, returns_rate_before, returns_group, held_group, first, 
 READING += [through_dict, of_state_dict]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["LambdaLR", "CosineAnnealingLR", "ExponentialLR", "SequentialLR"])
 @pytest.mark.parametrize("body", READING)
 def test_a_step_that_reads_the_rate_is_right(body: Any, name: str) -> None:

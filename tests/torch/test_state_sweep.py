@@ -53,6 +53,7 @@ def test_each_place_holder_read_and_sort_of_values_once(how: str) -> None:
     assert found["counts"]["scripts"] > 1000, found["counts"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["", "--stored", "--called"])
 def test_scripts_that_were_wrong_once(how: str) -> None:
     found = command("scripts", "--corpus", *filter(None, [how]))

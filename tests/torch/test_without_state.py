@@ -175,7 +175,7 @@ def script_of(
     return script
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("holder", HOLDERS)
@@ -190,6 +190,7 @@ def test_scaled(holder: Any, between: Any) -> None:
     check_right(script_of(holder, between, Scaled), replays=20)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [{"verify": 5}, {"verify_every": 3}])
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_verified(holder: Any, options: dict[str, Any]) -> None:
