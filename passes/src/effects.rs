@@ -172,6 +172,64 @@ pub fn replace(plan: &mut Plan, with: &[ValueId]) {
     }
 }
 
+/// Puts other values in the place of those that one instruction reads or writes. Lists of the plan, which other
+/// instructions may share, stay as they are.
+pub fn replace_in(plan: &mut Plan, at: usize, new: impl Fn(ValueId) -> ValueId + Copy) {
+    let mut instr = plan.instrs[at];
+    match &mut instr {
+        Instr::Local { args, writes, .. } => {
+            *args = args_with(plan, *args, new);
+            *writes = ids_with(plan, *writes, new);
+        }
+        Instr::View { base, .. } => *base = new(*base),
+        Instr::Collective(c) => {
+            let in_place = c.input == c.output;
+            c.input = new(c.input);
+            if in_place {
+                c.output = c.input;
+            }
+        }
+        Instr::Wait { value } | Instr::Free { value } => *value = new(*value),
+        Instr::Rng { .. } => {}
+    }
+    plan.instrs[at] = instr;
+}
+
+/// A list of values with others in their places.
+fn ids_with(plan: &mut Plan, range: Range, new: impl Fn(ValueId) -> ValueId) -> Range {
+    let old = plan.ids(range).to_vec();
+    let ids: Vec<ValueId> = old
+        .iter()
+        .map(|&id| if id == NONE { NONE } else { new(id) })
+        .collect();
+    if ids == old {
+        return range;
+    }
+    let start = plan.ids.len() as u32;
+    plan.ids.extend(ids);
+    Range { start, ..range }
+}
+
+/// A list of arguments with other values in their places.
+fn args_with(plan: &mut Plan, range: Range, new: impl Fn(ValueId) -> ValueId + Copy) -> Range {
+    let old = plan.args[range.indices()].to_vec();
+    let args: Vec<Arg> = old
+        .iter()
+        .map(|arg| match *arg {
+            Arg::Value(value) => Arg::Value(new(value)),
+            Arg::Values(range) => Arg::Values(ids_with(plan, range, new)),
+            Arg::List(range) => Arg::List(args_with(plan, range, new)),
+            other => other,
+        })
+        .collect();
+    if args == old {
+        return range;
+    }
+    let start = plan.args.len() as u32;
+    plan.args.extend(args);
+    Range { start, ..range }
+}
+
 /// The id of a text, which is added if there is none yet.
 pub fn text(plan: &mut Plan, wanted: &str) -> StrId {
     let known = plan.strings.iter().position(|text| text == wanted);

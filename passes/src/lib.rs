@@ -64,7 +64,7 @@ mod scalars;
 #[cfg(test)]
 mod tests;
 
-pub use effects::{reorder, replace};
+pub use effects::{reorder, replace, replace_in};
 use rote_plans::schedule::Ops;
 use rote_plans::{Collective, Instr, NONE, Plan, Schedule, ValueId};
 

@@ -313,12 +313,7 @@ def test_a_read_between_two_writes() -> None:
 
         return over(capture, step, inputs(40, 4, 8), state=[total])
 
-    found = check_right(script)
-    if not ORACLE_ONLY:
-        (refusal, *others) = found.steps[0].stats.refusals
-        assert "after aten::add_ at" in refusal, refusal
-        assert "has written a tensor that outlives the call" in refusal, refusal
-        assert not others and found.steps[0].stats.replays == 0
+    check_right(script, replays=20)
 
 
 @pytest.mark.ranks(1)

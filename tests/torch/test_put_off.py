@@ -1,5 +1,6 @@
 """What a step writes before it asks about data: a replay puts it off until it has met the recorded answer."""
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -124,22 +125,29 @@ class Averages(nn.Module):
 
 
 def drawn(seed: int) -> Callable[[Averages, Tensor], Any]:
-    """A random step: writes to tensors of the state and to views of these, questions, and reads, in any order."""
+    """A random step: writes to tensors of the state and to views of these, held or not, questions, and reads, in any
+    order."""
     draw = random.Random(seed)
-    plan = [draw.choice(["write", "write", "view", "read", "ask", "count", "copy"]) for _ in range(draw.randint(4, 14))]
+    kinds = ["write", "write", "view", "hold", "held", "read", "ask", "count", "copy"]
+    plan = [draw.choice(kinds) for _ in range(draw.randint(4, 14))]
     plan.insert(draw.randint(1, len(plan)), "ask")
     names = [draw.choice("abc") for _ in plan]
     rows = [draw.randrange(3) for _ in plan]
-    ends = draw.choice(["result", "result", "state", "written"])
+    ends = draw.choice(["result", "result", "state", "written", "held"])
 
     def step(state: Averages, x: Tensor) -> Any:
         y = x
+        held = [state.a[1:], state.b.t()]
         for what, name, row in zip(plan, names, rows, strict=True):
             of_state = getattr(state, name)
             if what == "write":
                 of_state.mul_(0.5).add_(y)
             elif what == "view":
                 of_state[row].add_(y[row], alpha=0.25)
+            elif what == "hold":
+                held.append(of_state[row:])
+            elif what == "held":
+                held[-1].mul_(0.75).add_(y[0, 0])
             elif what == "copy":
                 of_state.t().copy_(y.t() * 0.5)
             elif what == "read":
@@ -150,7 +158,7 @@ def drawn(seed: int) -> Callable[[Averages, Tensor], Any]:
                 y = y * 2
         if ends == "written":
             state.a.add_(1)
-        return state.b if ends == "state" else y
+        return {"state": state.b, "held": held[-1]}.get(ends, y)
 
     return step
 
@@ -177,10 +185,68 @@ def test_random_steps(part: int) -> None:
     assert replayed >= 2
 
 
+class ActorAndCritic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.critic = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+        self.target = copy.deepcopy(self.critic)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "RMSprop"])
+@pytest.mark.parametrize("none", [False, True], ids=["zeroed", "none"])
+@pytest.mark.parametrize("asks", ["distribution", "loss", "norm", "both losses"])
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.filterwarnings("ignore:rote")
+def test_one_update_before_a_question_about_another(optimizer: str, none: bool, asks: str, steps: int) -> None:
+    """The parameters of the critic, its gradients and its optimizer's state are written before the question, and the
+    gradients behind it too: the loss of the actor goes through the critic."""
+
+    def script(capture: Capture) -> Calls:
+        nets = ActorAndCritic()
+        make = getattr(torch.optim, optimizer)
+        of_actor, of_critic = (make(net.parameters(), lr=1e-2) for net in (nets.actor, nets.critic))
+
+        def step(x: Tensor, wanted: Tensor) -> Any:
+            lost = []
+            for _ in range(steps):
+                with torch.no_grad():
+                    target = wanted + 0.9 * nets.target(torch.cat([x, nets.actor(x)], 1))
+                of_critic.zero_grad(set_to_none=none)
+                loss = (nets.critic(torch.cat([x, wanted.expand(-1, 2)], 1)) - target).square().mean()
+                loss.backward()
+                of_critic.step()
+                spread = torch.distributions.Normal(nets.actor(x), 0.5, validate_args=asks == "distribution")
+                of_actor.zero_grad(set_to_none=none)
+                drawn = spread.rsample()
+                lost = [-nets.critic(torch.cat([x, drawn], 1)).mean() + spread.log_prob(drawn).mean()]
+                lost[0].backward()
+                norm = nn.utils.clip_grad_norm_(nets.actor.parameters(), 1.0)
+                asked = {"loss": lost[0], "norm": norm, "both losses": lost[0] + loss}.get(asks)
+                if asked is None or asked > 0.3:
+                    of_actor.step()
+                for one, other in zip(nets.target.parameters(), nets.critic.parameters(), strict=True):
+                    one.data.lerp_(other.data, 0.05)
+            return lost[0].detach()
+
+        state = [nets, of_actor, of_critic]
+        draw = torch.Generator().manual_seed(5)
+        captured = capture(step, state=state)
+        for _ in range(CALLS):
+            yield captured(torch.randn(6, 4, generator=draw), torch.randn(6, 1, generator=draw)), [
+                parameter.grad for parameter in nets.parameters()
+            ]
+        return state
+
+    found = check_right(script)
+    assert ORACLE_ONLY or found.steps[0].stats.replays >= 8, found.steps[0].stats
+
+
 @pytest.mark.ranks(1)
 def test_large_tensors_are_not_copied() -> None:
     def script(capture: Capture) -> Calls:
-        weight = torch.zeros(3 << 19)
+        weight = torch.zeros(17 << 20)
 
         def step(x: Tensor) -> Tensor:
             weight[:4].add_(x)
