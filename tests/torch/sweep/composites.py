@@ -109,8 +109,9 @@ def try_out(name: str) -> Composite:
     return found
 
 
-def try_apart(name: str) -> Composite:
-    """The same in a process of its own, since the calls may be of any kind."""
+def try_apart(name: str, again: bool = True) -> Composite:
+    """The same in a process of its own, since the calls may be of any kind. One that hangs is tried once more: it may
+    wait for a lock that another thread of this process held."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -123,5 +124,7 @@ def try_apart(name: str) -> Composite:
     os.close(writing)
     with os.fdopen(reading) as told:
         text = told.read()
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
+    if again and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+        return try_apart(name, again=False)
     return Composite(**json.loads(text)) if text else Composite(name, died=True)
