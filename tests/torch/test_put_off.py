@@ -234,9 +234,10 @@ def test_one_update_before_a_question_about_another(optimizer: str, none: bool, 
         draw = torch.Generator().manual_seed(5)
         captured = capture(step, state=state)
         for _ in range(CALLS):
-            yield captured(torch.randn(6, 4, generator=draw), torch.randn(6, 1, generator=draw)), [
-                parameter.grad for parameter in nets.parameters()
-            ]
+            yield (
+                captured(torch.randn(6, 4, generator=draw), torch.randn(6, 1, generator=draw)),
+                [parameter.grad for parameter in nets.parameters()],
+            )
         return state
 
     found = check_right(script)

@@ -205,6 +205,7 @@ FOLLOWED: dict[str, Callable[[Tensor], Any]] = {
     "of_meters": Meters().step,
     "read_before_a_write": read_before_a_write,
     "decorated": decorated,
+    "spread": lambda x: {**{"a": 1}, "b": x.sum().item()},
 }
 
 
@@ -436,7 +437,6 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "as_an_argument": lambda x: x * max(x.sum().item(), 1.0),
     "chosen": lambda x: x.sum().item() or x,
     "as_a_key": lambda x: {x.sum().item(): 1},
-    "spread": lambda x: {**{"a": 1}, "b": x.sum().item()},
     "float_of_a_whole_number_read": lambda x: float((x * 1e6).long().sum().item()),
     "float_computed": lambda x: float(x.sum()) * 2,
     "by_a_float_of_its_own": by_a_float_of_its_own,

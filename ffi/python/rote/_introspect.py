@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import gc
+import inspect
 import sys
 import types
 import weakref
@@ -74,6 +76,9 @@ def name(thing: Any) -> str:
     return found if type(found) is str else "a module"
 
 
+_NOTHING = object()
+
+
 def own(value: Any) -> dict[Any, Any] | None:
     """The dict of an object's own attributes; None where its class has none."""
     for base in _mro_of(type(value)):
@@ -82,6 +87,50 @@ def own(value: Any) -> dict[Any, Any] | None:
             found = descriptor.__get__(value)
             return found if issubclass(type(found), dict) else None
     return None
+
+
+def attribute(holder: Any, name: str) -> Any:
+    """An attribute of an object, module or class, if it is there without any code that finds or makes it; of a method
+    its function. Otherwise None."""
+    return _as_called(inspect.getattr_static(holder, name, None))
+
+
+def plain_value(holder: Any, name: str) -> Any:
+    """What an object or module holds as an attribute, if that is all there is to it: it is found without any code.
+    Otherwise ``AttributeError``."""
+    kind = type(holder)
+    if issubclass(kind, types.ModuleType):
+        return dict.__getitem__(vars(holder), name) if name in vars(holder) else _not_there(name)
+    if any("__getattribute__" in _dict_of(base) for base in _mro_of(kind) if base is not object):
+        return _not_there(name)
+    of_class = next((_dict_of(base)[name] for base in _mro_of(kind) if name in _dict_of(base)), _NOTHING)
+    if of_class is not _NOTHING and hasattr(type(of_class), "__get__"):
+        return _not_there(name)
+    attributes = own(holder) or {}
+    for held in (attributes, attributes.get("_modules") or {}):  # as modules hold modules
+        if name in held:
+            return held[name]
+    return _not_there(name) if of_class is _NOTHING else of_class
+
+
+def _not_there(name: str) -> Any:
+    raise AttributeError(name)
+
+
+def inherited(holder: Any, owner: Any, name: str) -> Any:
+    """The function that ``super()`` finds in the methods of a class, ``owner``, whose first argument is ``holder``;
+    None where it finds something else."""
+    order = _mro_of(holder if isinstance(holder, type) else type(holder))
+    behind = order[order.index(owner) + 1 :] if owner in order else ()
+    return next((_as_called(_dict_of(base)[name]) for base in behind if name in _dict_of(base)), None)
+
+
+def _as_called(found: Any) -> Any:
+    """What runs when what an object or a class holds is called as an attribute: None where a descriptor decides."""
+    if isinstance(found, staticmethod | classmethod):
+        return found.__func__
+    is_plain = isinstance(found, types.FunctionType | types.MethodType | functools.partial)
+    return found if is_plain or not hasattr(type(found), "__get__") else None
 
 
 def of_function(function: types.FunctionType) -> dict[str, Any]:

@@ -3,6 +3,7 @@ and containers that the function only returns.
 
     logs = {"loss": loss.item()}
     logs["norm"] = norm.item()
+    logs.update(self.evaluate(batch))
     return logs, [part.item() for part in parts]
 """
 
@@ -31,6 +32,30 @@ def how_returned(frame: types.FrameType) -> str:
     """How the result of the call that a frame makes now is returned, if that is all that the frame's function does with
     it: :data:`AS_IT_IS`, or :data:`AS_FLOAT`. Otherwise empty."""
     return _calls(function_of(frame).f_code).get(position_in(frame), "")
+
+
+def called(frame: types.FrameType) -> Any:
+    """What a frame calls now, if all that the frame's function does with the result is to return it, or what is in it.
+    None if the code does not say so, or finds what it calls in another way than by names."""
+    function = _returned_calls(function_of(frame).f_code).get(position_in(frame))
+    match function:
+        case ast.Name(id=name):
+            return _variable(frame, name)
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super"), args=[], keywords=[]), attr=name):
+            first = frame.f_code.co_varnames[:1]
+            owner, holder = frame.f_locals.get("__class__"), frame.f_locals.get(first[0]) if first else None
+            return _introspect.inherited(holder, owner, name)
+        case ast.Attribute(value=inner, attr=name) if names := _names(inner):
+            holder = _variable(frame, names[0])
+            for each in (*names[1:], name):
+                holder = _introspect.attribute(holder, each)
+            return holder
+    return None
+
+
+def _variable(frame: types.FrameType, name: str) -> Any:
+    known = frame.f_locals
+    return known[name] if name in known else frame.f_globals.get(name)
 
 
 def attribute_set(frame: types.FrameType) -> tuple[Any, str] | None:
@@ -68,6 +93,12 @@ def function_of(frame: types.FrameType) -> types.FrameType:
 def _calls(code: types.CodeType) -> dict[Any, str]:
     """Where, in the source of a function, calls stand whose results it only returns, and how."""
     return dict(_found(code))
+
+
+@by_identity
+def _returned_calls(code: types.CodeType) -> dict[Position, ast.expr]:
+    """What a function calls whose results it only returns, by where the calls stand in its source."""
+    return {position_of(place): place.func for place in _only_returned(code) if isinstance(place, ast.Call)}
 
 
 @by_identity
@@ -147,7 +178,7 @@ def _found(code: types.CodeType) -> Iterator[tuple[Position, str]]:
             yield position_of(place), AS_IT_IS
         elif _is_float(place) and not has_own_float:
             yield position_of(place), AS_FLOAT
-            if len(place.args) == 1 and _is_item(place.args[0]):
+            if len(place.args) == 1 and (_is_item(place.args[0]) or _is_array(place.args[0])):
                 yield position_of(place.args[0]), AS_FLOAT
 
 
@@ -176,13 +207,27 @@ def _places(value: ast.expr) -> Iterator[ast.expr]:
             case ast.Tuple(elts=items) | ast.List(elts=items):
                 pending += items
             case ast.Dict(keys=keys, values=items):
-                pending += items if None not in keys else ()
+                for key, item in zip(keys, items, strict=True):
+                    pending += [item] if key is not None else _emptied(item)
+            case ast.Starred(value=item):
+                pending += _emptied(item)
             case ast.IfExp(body=one, orelse=other):
                 pending += (one, other)
             case ast.ListComp(elt=item) | ast.DictComp(value=item):
                 pending.append(item)
             case place:
                 yield place
+
+
+def _emptied(value: ast.expr) -> list[ast.expr]:
+    """A value of which only what is in it goes on: that of a call, or of a container that is written there. What a
+    scheduler gives is none: it stands for a list."""
+    match value:
+        case ast.Call(func=ast.Attribute(attr="get_last_lr")):
+            return []
+        case ast.Call() | ast.Dict() | ast.Tuple() | ast.List():
+            return [value]
+    return []
 
 
 # By these, code gets at its own variables without their names: as names of functions, and of attributes.
@@ -227,6 +272,8 @@ def _assigned(node: Function, code: types.CodeType, returned: list[ast.expr]) ->
             assignments.append((each, [each.target], each.value))
 
     def only_returns(name: ast.expr, since: ast.stmt) -> bool:
+        if isinstance(name, ast.Tuple | ast.List):
+            return all(only_returns(each, since) for each in name.elts)
         if not isinstance(name, ast.Name) or name.id not in own:
             return False
         last = last_uses.get(name.id)
@@ -241,7 +288,7 @@ def _assigned(node: Function, code: types.CodeType, returned: list[ast.expr]) ->
             pairs = [] if starred else [([name], item) for name, item in zip(names, values, strict=False)]
         for into, item in pairs:
             if all(only_returns(name, statement) for name in into):
-                yield item
+                yield from [item] if all(isinstance(name, ast.Name) for name in into) else _emptied(item)
 
 
 def filled_by(node: Function, code: types.CodeType) -> dict[str, list[ast.expr]]:
@@ -276,6 +323,10 @@ def filled_by(node: Function, code: types.CodeType) -> dict[str, list[ast.expr]]
 def filled(statement: ast.AST) -> tuple[ast.Name, ast.expr] | None:
     """The variable that a statement makes a list or dict, or puts a value into, and what it puts there."""
     match statement:
+        case ast.Expr(
+            ast.Call(func=ast.Attribute(value=ast.Name() as name, attr="update" | "extend"), args=[value], keywords=[])
+        ) if _emptied(value):
+            return name, value
         case (
             ast.Assign(targets=[ast.Name() as name], value=ast.Dict() | ast.List() as value)
             | ast.AnnAssign(target=ast.Name() as name, value=ast.Dict() | ast.List() as value)
@@ -288,6 +339,13 @@ def filled(statement: ast.AST) -> tuple[ast.Name, ast.expr] | None:
 
 def _is_float(node: ast.expr) -> TypeGuard[ast.Call]:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "float"
+
+
+def _is_array(node: ast.expr) -> TypeGuard[ast.Call]:
+    match node:
+        case ast.Call(func=ast.Attribute(attr="numpy"), args=[], keywords=[]):
+            return True
+    return False
 
 
 def _is_item(node: ast.expr) -> TypeGuard[ast.Call]:

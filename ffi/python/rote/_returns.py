@@ -1,7 +1,8 @@
 """Numbers that a step reads from tensors only to return them: ``return loss.item()``, ``return float(loss)``.
 
 Nothing between the read and the caller can use such a number. This is proven from the code (:mod:`._return_places`):
-the captured function itself calls ``.item()`` or ``float()``, and only returns what it gets. While a step is recorded,
+a function calls ``.item()`` or ``float()``, and only returns what it gets; it is the captured function, or one whose
+result the captured function only returns, and so on. While a step is recorded,
 a float is itself there, and is known again by its identity. A :class:`Read` stands in the place of any other number.
 The plan returns the tensor, and a replay reads the number from it.
 """
@@ -104,14 +105,23 @@ def gives_rates(frame: types.FrameType, step: Any, runner: types.CodeType) -> bo
 
 
 def _gives_result(frame: types.FrameType, step: Any, runner: types.CodeType) -> bool:
-    """Whether what the function of a frame returns is the result of ``step``, which ``runner`` has called."""
+    """Whether what the function of a frame returns is the result of ``step``, which ``runner`` has called, or in it:
+    each function on the way only returns what it gets."""
     inner = _return_places.function_of(frame)
-    caller = inner.f_back
-    while caller is not None and caller.f_code.co_filename == _PASSING:
-        if not _runs(caller.f_locals.get("func"), inner.f_code):
+    while (caller := inner.f_back) is not None and caller.f_code is not runner:
+        passes = caller.f_code.co_filename == _PASSING
+        function = caller.f_locals.get("func") if passes else _return_places.called(caller)
+        if not _runs(function, inner.f_code):
             return False
-        inner, caller = caller, caller.f_back
-    return caller is not None and caller.f_code is runner and _runs(step, inner.f_code)
+        inner = _return_places.function_of(caller)
+    return caller is not None and _runs(step, inner.f_code)
+
+
+def unwrapped(function: Any) -> Any:
+    """The function that functions of PyTorch, such as `torch.no_grad()` makes, call with what they are called with."""
+    while type(function) is types.FunctionType and function.__code__.co_filename == _PASSING:
+        function = inspect.getclosurevars(function).nonlocals.get("func")
+    return function
 
 
 def code_of(function: Any) -> types.CodeType | None:
@@ -124,8 +134,8 @@ def code_of(function: Any) -> types.CodeType | None:
             function = function.__func__
         elif type(function) is not types.FunctionType:
             return None
-        elif function.__code__.co_filename == _PASSING:
-            function = inspect.getclosurevars(function).nonlocals.get("func")
+        elif (inner := unwrapped(function)) is not function:
+            function = inner
         else:
             code = function.__code__
             return None if code.co_flags & DEFERRED else code
