@@ -122,7 +122,7 @@ class Counting:
     def step(self, x: Tensor) -> Tensor:
         self.count += 1
         self.optimizer.zero_grad()
-        loss = self.model(x).square().mean() * (2 if self.count == 1000 else 1)
+        loss = self.model(x).square().mean() * (2 if min(self.count, 1000) == 1000 else 1)
         loss.backward()
         self.optimizer.step()
         return loss.detach()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _code, _facts, _introspect
+from ._decisions import Decisions
 from ._libraries import is_library_class
 from ._numbers import ATTRIBUTE, CELL, DICT_ITEM, HOST
 from ._sources import node_of
@@ -91,9 +92,12 @@ class Counters:
         self.found: list[Counter] = []
         """Which nothing reads."""
 
-    def prove(self, functions: list[types.FunctionType], late: list[Any], read: set[str]) -> None:
-        """Finds the counters that nothing reads. ``functions``: what calls of the step run; ``late``: the schedulers
-        that run after it; ``read``: names, and paths of counters, that are known to be read."""
+    def prove(
+        self, functions: list[types.FunctionType], late: list[Any], read: set[str], decisions: Decisions | None
+    ) -> None:
+        """Finds the counters that nothing reads, or only the step, to decide. ``functions``: what calls of the step
+        run; ``late``: the schedulers that run after it; ``read``: names, and paths of counters, that are known to be
+        read; ``decisions``: what the step asks about numbers."""
         functions = [*functions, *_functions_in([vars(scheduler) for scheduler in late])]
         names = [_code.names(function.__code__) for function in functions]
         if any(each.computes or each.runs_text for each in names):
@@ -110,7 +114,9 @@ class Counters:
                 continue
             codes = [function.__code__ for function in functions]
             naming = [code for code, each in zip(codes, names, strict=True) if _is_named(counter, code, each)]
-            if naming and all(_only_counts(code, counter.name) for code in naming):
+            alone = decisions is not None and [*map(id, naming)] == [id(decisions.code)]
+            asked = alone and decisions is not None and decisions.counted(counter.name)
+            if naming and (asked or all(_only_counts(code, counter.name) for code in naming)):
                 self.found.append(counter)
 
     def guarded(self, facts: list[_facts.Fact]) -> list[_facts.Fact]:

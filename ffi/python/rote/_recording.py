@@ -23,6 +23,7 @@ from . import (
     _code,
     _containers,
     _counters,
+    _decisions,
     _executed_code,
     _facts,
     _floats,
@@ -194,6 +195,7 @@ class Recording(Naming):
         self._sees_code = step.ran is not None  # notes which code the step runs
         self._reads = _reads.Reads()
         self.hidden_reads = False
+        self.decides_otherwise = False  # what the step asks about numbers may be about others than at the begin
         """Whether the step has got at attributes of its optimizers without naming them."""
         self.unproven_code = False
         """Whether hyperparameters are not followed because of what a function in reach may do with them."""
@@ -316,7 +318,11 @@ class Recording(Naming):
         self.counters = _counters.Counters(facts, walk.holders, walk.functions)
         if step.ran is not None and not walk.stopped:
             late = [scheduler for _, scheduler in walk.schedulers]
-            self.counters.prove(walk.functions, late, walk.fetched | step.read_counters)
+            self.counters.prove(walk.functions, late, walk.fetched | step.read_counters, step.decisions)
+        if step.decisions is not None and (operands := step.decisions.operands()):
+            self.decides_otherwise = bool(walk.stopped) or _decisions.may_set(
+                operands, walk.functions, step.decisions.code
+            )
         self._readable = _uses.readable(step.state.optimizers, self.tensors, walk.functions)
         self._watch.number_in = self._number_in
         self._watch.followed = _floats.plain_of
@@ -647,7 +653,8 @@ class Recording(Naming):
 
     def run(self, seen: _record.Seen | None = None) -> Any:
         """Runs the step under observation. ``seen`` is called with every op that was recorded."""
-        call = functools.partial(self._step.recorded, *self.args, **_carried.without_values(self.kwargs))
+        args, kwargs = self._step.given(self.args, self.kwargs)
+        call = functools.partial(self._step.recorded, *args, **kwargs)
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self.grads if grad is not None]
         try:
             others = self._survey.walk.optimizers_beyond(self._step.state.parts())

@@ -25,7 +25,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from . import _bridge, _difference, _found, _ranks, _results, _returns, _state, _survey, _unread, _verify, _wrappers
+from . import (
+    _bridge,
+    _decisions,
+    _difference,
+    _found,
+    _ranks,
+    _results,
+    _returns,
+    _state,
+    _survey,
+    _unread,
+    _verify,
+    _wrappers,
+)
 from ._carried import without_values
 from ._executed_code import Codes, ExecutedCode
 from ._naming import flatten
@@ -181,6 +194,8 @@ class Step:
         self.passes = passes if isinstance(passes, str) else ",".join(passes) or "none"
         self.function = fn
         self.given_state = state
+        self.decisions = None if self.is_region else _decisions.Decisions(fn)
+        self._given: list[tuple[Any, Any]] = []  # the arguments of the calls that are handled, one within the other
         self.unread = _unread.Unread()
         self.found = _found.Found()
         self.state = self._state_now()
@@ -237,22 +252,37 @@ class Step:
     def call(self, args: Any, kwargs: Any) -> Any:
         """Replays a call, or runs the function and records it."""
         with self._lock:
-            if self._host is not None:
-                self._host(*args, **kwargs)
-            if self.session is None and not self._off:
-                self._begin()
-            if self._off:
-                return self._run(args, kwargs)
-            group, known = _default_group(), self._group
-            if (group is not None) if known is None else (group is None or known() is not group):
-                self._enter_world()
-            if carried := self.unread.carried:
-                kwargs = carried.with_values(kwargs)
-            if (self._verify > 0 or self._verify_every > 0) and not self._stopped and not self._nested():
-                self._until -= 1
-                if self._verify > 0 or self._until <= 0 < self._verify_every:
-                    return self._verified(args, kwargs)
-            return self._call(args, kwargs)
+            if self.decisions is None:
+                return self._handle(args, kwargs)
+            self._given.append((args, kwargs))
+            try:
+                return self._handle(args, kwargs)
+            finally:
+                self._given.pop()
+
+    def _handle(self, args: Any, kwargs: Any) -> Any:
+        if self._host is not None:
+            self._host(*args, **kwargs)
+        if self.session is None and not self._off:
+            self._begin()
+        if self._off:
+            return self._run(args, kwargs)
+        group, known = _default_group(), self._group
+        if (group is not None) if known is None else (group is None or known() is not group):
+            self._enter_world()
+        if self.decisions is not None and (seen := self.decisions.seen(args, kwargs)) is not None:
+            args, kwargs = seen
+        if carried := self.unread.carried:
+            kwargs = carried.with_values(kwargs)
+        if (self._verify > 0 or self._verify_every > 0) and not self._stopped and not self._nested():
+            self._until -= 1
+            if self._verify > 0 or self._until <= 0 < self._verify_every:
+                return self._verified(args, kwargs)
+        return self._call(args, kwargs)
+
+    def given(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments with which the caller has made the call that is handled."""
+        return self._given[-1] if self._given else (args, without_values(kwargs))
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         call = SESSION_CALL_WITHIN if self._agrees and _within() else SESSION_CALL
@@ -294,8 +324,9 @@ class Step:
         """Runs the function itself."""
         _running.depth += 1
         try:
+            args, kwargs = self.given(args, kwargs)
             with self._around():
-                return self.function(*args, **without_values(kwargs))
+                return self.function(*args, **kwargs)
         finally:
             _running.depth -= 1
 
@@ -603,10 +634,14 @@ class Step:
         if recording.schedulers.missed:
             self.missed_by_schedulers |= recording.schedulers.missed
             return False
+        if recording.decides_otherwise and self.decisions is not None and self.ran is not None:
+            self.decisions.stop()
+            return False
         if recording.counters.strange:
             self.read_counters.add(recording.counters.strange)
             return False
-        if self.ran is None and (recording.unproven_code or recording.counters.changed()):
+        unknown = recording.unproven_code or recording.counters.changed() or recording.decides_otherwise
+        if self.ran is None and unknown:
             self.ran = {}  # the next walk asks what code that runs does with hyperparameters, and with what it counts
             return False
         if left is not None and not left:
@@ -643,6 +678,8 @@ class Step:
 
     def _trusted(self, recording: Recording) -> _Trusted | None:
         """Binds a stored plan unrecorded, if there is one: the specs and the classes of what a replay gives."""
+        if recording.decides_otherwise:
+            return None
         if recording.not_told:
             self._not_trusted(recording.not_told)
             return None
