@@ -26,7 +26,6 @@ SHAPES = "depends on tensor data"
 REFUSED = {
     "Canine": "no recorded op wrote",  # max_pool1d without gradients, which writes below the dispatcher
     "FSMT": "reads a tensor on the host",
-    "IBert": "at every call",
     "JetMoe": r"Tensor\.tolist",
     "LongformerForSequence": SHAPES,
     "OpenAIPrivacyFilter": SHAPES,

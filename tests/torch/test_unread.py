@@ -8,7 +8,7 @@ import operator
 import pickle
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -272,3 +272,54 @@ def test_a_list_that_a_module_keeps() -> None:
         return net
 
     check_equal(script, replays=25)
+
+
+class Shared:
+    """As the state of `accelerate` is: all objects have one dict."""
+
+    kept: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self) -> None:
+        self.__dict__ = self.kept
+        self.scale = 2.0
+
+
+def test_objects_that_share_their_attributes() -> None:
+    """What these hold is guarded; what others hold, and the step does not read, is not."""
+
+    def script(capture: Capture) -> Any:
+        Shared.kept.clear()
+        trainer = Trainer()
+        trainer.one, trainer.other_one = Shared(), Shared()  # type: ignore[attr-defined]
+        body = lambda x: trainer.train_step(x) * trainer.one.scale  # type: ignore[attr-defined]  # noqa: E731
+        step = capture(body, state=[trainer.net, trainer.opt])
+        for call in range(CALLS):
+            if call == CROSSED:
+                trainer.other_one.scale = 3.0  # type: ignore[attr-defined]
+            yield step(torch.randn(4, 5))
+            trainer.after()
+        return trainer.net
+
+    check_equal(script, replays=18)
+
+
+def test_attributes_that_lead_to_the_same_objects() -> None:
+    """Where one of them is left unguarded, the others lead to the object first: they have not changed."""
+
+    class Config:
+        def __init__(self) -> None:
+            self.steps = 0
+
+    def script(capture: Capture) -> Any:
+        net = nn.Sequential(*(nn.Linear(5, 5) for _ in range(12)))
+        config = Config()
+        for layer in net:
+            layer.config = config
+        step = capture(lambda x: net(x).square().mean(), state=net)
+        for _ in range(CALLS):
+            with torch.no_grad():
+                yield step(torch.randn(4, 5))
+            config.steps += 1
+        return net
+
+    check_equal(script, replays=22)

@@ -106,6 +106,7 @@ class Objects(Walk):
         self._missed = missed
         self._unread = unread
         self.left: list[Attribute] = []  # which get no guard
+        self.shared_dicts: set[int] = set()  # by address: of attributes of more than one object
         self._plain: dict[type, bool] = {}  # whether such attributes are those of a class's objects
         self.schedulers: list[tuple[str, torch.optim.lr_scheduler.LRScheduler]] = []  # the others
         self._known: dict[int, tuple[type, _Reader]] = {}  # by the addresses of classes, which it holds
@@ -644,7 +645,8 @@ class Objects(Walk):
         if own is not None:
             if not skip and not self.add(OWN, value, None, HOST, path, value):
                 return
-            self.reads_unseen |= self.holders.get(id(own), value) is not value  # the dict is another object's too
+            if self.holders.get(id(own), value) is not value:
+                self.shared_dicts.add(id(own))
             self.holders[id(own)] = value
             if not skip and len(own) > 1:
                 self._objects.append((path, value))

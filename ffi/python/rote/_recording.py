@@ -312,9 +312,10 @@ class Recording(Naming):
         survey, step = self._survey, self._step
         walk, facts = survey.walk, survey.facts
         changed = [] if resumed else step.unread.changed(facts)
-        holders = (each.holder for each in (*walk.left, *changed))
-        unseen = walk.reads_unseen or any(id(_introspect.own(holder)) in walk.seen for holder in holders)
-        self.unread = _unread.Watched(walk.left, changed, walk.functions, unseen)
+        # The dict of an object's attributes may be another object's too, or be reached as itself.
+        several = walk.seen | walk.shared_dicts
+        shared = [each for each in (*walk.left, *changed) if id(_introspect.own(each.holder)) in several]
+        self.unread = _unread.Watched(walk.left, changed, walk.functions, shared, walk.reads_unseen)
         self.counters = _counters.Counters(facts, walk.holders, walk.functions)
         if step.ran is not None and not walk.stopped:
             late = [scheduler for _, scheduler in walk.schedulers]

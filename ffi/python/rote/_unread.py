@@ -164,15 +164,17 @@ class Watched:
         left: list[_facts.Attribute],
         changed: list[_facts.Attribute],
         functions: list[types.FunctionType],
+        shared: Iterable[_facts.Attribute] = (),
         reads_unseen: bool = False,
     ) -> None:
-        """``left``: those without a guard; ``changed``: those with a guard that may not need one. ``reads_unseen``:
-        whether anything in reach of the functions reads attributes unseen."""
+        """``left``: those without a guard; ``changed``: those with a guard that may not need one. ``shared``: those of
+        them that may be read otherwise than as attributes. ``reads_unseen``: whether anything in reach of the functions
+        reads attributes unseen."""
         self._left = left
         self._changed = changed
         self._values: list[Any] = []  # what they were before the step
         self._all: Mapping[int, dict[str, _facts.Attribute]] = {}
-        self._read: set[tuple[int, str]] = set()
+        self._read = {(id(each.holder), each.key) for each in shared}
         self._set: set[tuple[int, str]] = set()
         self._plain: set[tuple[int, str]] = set()  # where setting an attribute does nothing else
         self._thread = 0  # the step's
@@ -289,5 +291,6 @@ def _has_moved(fact: _facts.Fact, before: dict[Any, str]) -> bool:
 def _text(fact: _facts.Fact) -> str:
     if fact.kind == DICT_ITEM:
         value = dict.get(fact.container, fact.key)
-        return fact.expected if _facts.plain(value) else f"{fact.expected} {id(value)}"
+        # The text of another value names where else it is: that changes with what has a guard.
+        return fact.expected if _facts.plain(value) else f"{id(type(value))} {id(value)}"
     return fact.expected
