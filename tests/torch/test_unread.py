@@ -306,20 +306,16 @@ def test_objects_that_share_their_attributes() -> None:
 def test_attributes_that_lead_to_the_same_objects() -> None:
     """Where one of them is left unguarded, the others lead to the object first: they have not changed."""
 
-    class Config:
-        def __init__(self) -> None:
-            self.steps = 0
-
     def script(capture: Capture) -> Any:
         net = nn.Sequential(*(nn.Linear(5, 5) for _ in range(12)))
-        config = Config()
+        config = {"steps": 0}
         for layer in net:
             layer.config = config
         step = capture(lambda x: net(x).square().mean(), state=net)
         for _ in range(CALLS):
             with torch.no_grad():
                 yield step(torch.randn(4, 5))
-            config.steps += 1
+            config["steps"] += 1
         return net
 
     check_equal(script, replays=22)

@@ -79,14 +79,21 @@ class Unread:
             return []
         before, now = self._before, {}
         found: dict[tuple[int, str], _facts.Attribute] = {}
+        leading: dict[int, list[_facts.Attribute]] = {}  # to objects, by the addresses of these
         for fact in facts:
             origin = fact.origin
             if origin is None:
                 continue
             now[_place(fact)] = text = _text(fact)
             attribute = origin.holder, origin.key
+            if fact.kind == DICT_ITEM and type(fact.key) is str and fact.key == origin.key:
+                leading.setdefault(id(value_of(origin)), []).append(origin)
             if (before.get(_place(fact), text) != text or attribute in self._moved) and attribute not in self._read:
                 found[id(origin.holder), origin.key] = origin
+        for value in map(value_of, [*found.values()]):  # other attributes lead to the same
+            for other in () if value is _facts.ABSENT or _facts.plain(value) else leading.get(id(value), ()):
+                if (other.holder, other.key) not in self._read:
+                    found[id(other.holder), other.key] = other
         self._before, self._moved = now, _Places()
         return list(found.values()) if len(found) + len(self._left) <= _MOST else []
 
