@@ -20,9 +20,12 @@ import dis
 import functools
 import inspect
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from . import _code, _introspect, _returns
 from ._identity import by_identity
@@ -43,7 +46,7 @@ _SUPER = "super()"
 _INNER = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SETS = ("_ATTR", "_GLOBAL", "_DEREF", "_NAME")
 # With these, code sets attributes that it does not name, or names in texts.
-_SETS_UNNAMED = frozenset({"vars", "__dict__", "globals", "cell_contents", "__setstate__", "load_state_dict"})
+_SETS_UNNAMED = frozenset({"vars", "__dict__", "globals", "cell_contents"})
 _SETS_BY_TEXT = frozenset({"setattr", "delattr", "__setattr__", "__delattr__"})
 Chain = tuple[str, ...]  # of names: ("self", "step")
 
@@ -66,7 +69,8 @@ class Decisions:
         self._function = plain if isinstance(plain, types.FunctionType) and _is_fit(plain.__code__) else None
         self.code = None if self._function is None else self._function.__code__
         self._counts = self.code is not None and _counts_attributes(self.code)
-        self._questions: dict[frozenset[str], _Questions | None] = {}  # by the names of arguments that are numbers
+        # By the names of arguments that are numbers, and whether the first argument is an object with attributes.
+        self._questions: dict[tuple[frozenset[str], bool], _Questions | None] = {}
         self._present: _Questions | None = None  # of the call that was looked at last
         self._operands_of_others: set[str] = set()  # of functions that numbers are passed on to
 
@@ -82,10 +86,12 @@ class Decisions:
             return None
         known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         values = {name: value for name, value in (*given.items(), *kwargs.items()) if name in known}
+        values = {**_defaults(function), **values}
         numbers = frozenset(name for name, value in values.items() if type(value) is int)
-        if numbers not in self._questions:
-            self._questions[numbers] = _questions(code, numbers, bool(self._first))
-        questions = self._questions[numbers]
+        key = numbers, bool(known) and _has_attributes(values.get(known[0]))
+        if key not in self._questions:
+            self._questions[key] = _questions(code, *key)
+        questions = self._questions[key]
         if questions is None:
             return None
         try:
@@ -112,6 +118,17 @@ class Decisions:
         self._function = None
 
 
+def _defaults(function: types.FunctionType) -> dict[str, Any]:
+    """The arguments of a function that need not be given, and what they are then."""
+    given, code = function.__defaults__ or (), function.__code__
+    names = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
+    return {**dict(zip(names, given, strict=True)), **(function.__kwdefaults__ or {})}
+
+
+def _has_attributes(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) and _introspect.own(value) is not None
+
+
 @dataclass(frozen=True)
 class _Questions:
     """What a function asks about its arguments of some names."""
@@ -128,15 +145,21 @@ def _is_fit(code: types.CodeType) -> bool:
     node = None if code.co_flags & DEFERRED else node_of(code)
     if node is None or isinstance(node, ast.Lambda):
         return False
-    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-    names |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+    names = {each.id for each in _parts(node) if isinstance(each, ast.Name)}
+    names |= {each.attr for each in _parts(node) if isinstance(each, ast.Attribute)}
     return _SEES_VARIABLES.isdisjoint(names)
+
+
+def _parts(node: Function) -> list[ast.AST]:
+    """All that runs when a function is called: not its decorators and defaults."""
+    body = node.body if isinstance(node.body, list) else [node.body]
+    return [part for statement in body for part in ast.walk(statement)]
 
 
 @by_identity
 def _counts_attributes(code: types.CodeType) -> bool:
     node = node_of(code)
-    return node is not None and any(len(_counts(each) or ()) > 1 for each in ast.walk(node))
+    return node is not None and any(len(_counts(each) or ()) > 1 for each in _parts(node))
 
 
 class _Values:
@@ -153,31 +176,38 @@ class _Values:
             raise _Unknown
         return found
 
-    def passed(self, chain: Chain, place: int | str, number: Any) -> Any:
-        """The answers about a number that is passed on to a function, as an argument of a place or a name; the number
-        itself where these do not tell all."""
+    def passed(
+        self, chain: Chain, asked: dict[int | str, Any], known: dict[int | str, Any], others: tuple[int | str, ...]
+    ) -> Any:
+        """The answers about numbers that are passed on to a function, as arguments of these places and names; the
+        numbers themselves where the answers do not tell all. ``known``: what it is called with by other names that were
+        found; ``others``: its other arguments."""
         try:
             holder, function = None, self._called(chain)
         except _Unknown:
-            return number
+            return tuple(asked.values())
         if isinstance(function, types.MethodType):
             holder, function = function.__self__, function.__func__
         function = _returns.unwrapped(function)
-        known = isinstance(function, types.FunctionType) and _is_fit(function.__code__) and self._depth < _DEEP
-        if type(number) is not int or not known:
-            return number
+        if not isinstance(function, types.FunctionType) or not _is_fit(function.__code__) or self._depth >= _DEEP:
+            return tuple(asked.values())
         code, bound = function.__code__, holder is not None
-        if isinstance(place, int):
-            names = code.co_varnames[bound : code.co_argcount]
-            place = names[place] if place < len(names) else ""
-        if place not in code.co_varnames[bound : code.co_argcount + code.co_kwonlyargcount]:
-            return number
-        questions = _questions(code, frozenset({place}), bound)
-        if questions is None or questions.counters or place not in questions.numbers:
-            return number
-        given = {place: number, **({code.co_varnames[0]: holder} if bound else {})}
+        positional = code.co_varnames[bound : code.co_argcount]
+
+        def named(place: int | str) -> str:
+            return place if isinstance(place, str) else positional[place] if place < len(positional) else ""
+
+        unknown = {named(place) for place in others} | {named(at) for at, value in known.items() if value is _Unknown}
+        given = {named(place): value for place, value in (*asked.items(), *known.items()) if value is not _Unknown}
+        every = code.co_varnames[bound : code.co_argcount + code.co_kwonlyargcount]
+        default = {name: value for name, value in _defaults(function).items() if name not in unknown}
+        numbers = frozenset(name for name, number in {**default, **given}.items() if type(number) is int)
+        questions = _questions(code, numbers, bound) if given.keys() <= {*every} else None
+        if questions is None or questions.counters or not questions.numbers.issuperset(map(named, asked)):
+            return tuple(asked.values())
+        values = {**default, **given, **({code.co_varnames[0]: holder} if bound else {})}
         self._operands.update(questions.operands)
-        return questions.ask(_Values(function, given, self._operands, self._depth + 1))
+        return questions.ask(_Values(function, values, self._operands, self._depth + 1))
 
     def _called(self, chain: Chain) -> Any:
         """The function or method that stands behind names."""
@@ -202,6 +232,15 @@ class _Values:
                 found = _introspect.plain_value(found, name)
             except AttributeError:
                 raise _Unknown from None
+        return found
+
+    def found(self, chain: Chain) -> Any:
+        """What names lead to; itself if that is no plain number."""
+        try:
+            found = self.of(chain)
+        except _Unknown:
+            return _Unknown
+        self._operands.update(chain[1:] if len(chain) > 1 else chain)
         return found
 
     def argument(self, name: str) -> int:
@@ -244,11 +283,16 @@ class _Maker:
     def __init__(
         self, node: Function, code: types.CodeType, numbers: frozenset[str], bound: bool, plain: Set[str | Chain]
     ) -> None:
-        """``bound``: whether the function is called as a method; ``plain``: counters whose values are asked for."""
+        """``bound``: whether the first argument is an object with attributes; ``plain``: counters whose values are
+        asked for."""
         self._node, self._numbers = node, numbers
         self._bound = code.co_varnames[0] if bound and code.co_argcount else ""
-        every = list(ast.walk(node))
+        every = _parts(node)
         self._stored = {each.id for each in every if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
+        self._times_stored = Counter(
+            each.id for each in every if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)
+        )
+        self._aliases: dict[str, set[str | Chain]] = {}  # variables that hold numbers, and which these are of
         self._stored |= {each.arg for each in every if isinstance(each, ast.arg) and each not in _arguments(node)}
         self._stored |= {name for each in every for name in _bound_otherwise(each)}
         self._arguments = {each.arg for each in _arguments(node)}
@@ -280,7 +324,8 @@ class _Maker:
 
     def _is_found(self, name: str) -> bool:
         """Whether a variable stands for the same from the begin of a call on, and is known then."""
-        return name == self._bound or name not in self._stored | self._inner | self._arguments
+        is_own = name == self._bound and name not in self._stored
+        return is_own or name not in self._stored | self._inner | self._arguments
 
     def made(self) -> _Questions:
         body = self._block(self._node.body, certain=True)  # type: ignore[arg-type]
@@ -315,6 +360,11 @@ class _Maker:
         if (chain := _counts(node)) is not None and chain in self.counters:
             return self._count(node, chain, certain)
         match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if certain and self._is_alias(name, value):
+                self._aliases[name] = self._mentioned(value)
+                made = _statement(f"{_alias(name)} = _")
+                made.value = self._number(value)
+                return [made]
             case ast.If(test=test, body=body, orelse=otherwise):
                 asked = self._asks(test)
                 if asked is None:
@@ -361,6 +411,11 @@ class _Maker:
                 return [*notes, _statement("return tuple(answers)")] if certain else notes
         return self._notes(node)
 
+    def _is_alias(self, name: str, value: ast.expr) -> bool:
+        """Whether a variable is another name for a number from its only assignment on."""
+        once = self._times_stored[name] == 1 and name not in self._inner | self._arguments
+        return once and self._mentions(value) and self._number(value) is not None
+
     def _count(self, node: ast.stmt, chain: Chain, certain: bool) -> list[ast.stmt]:
         added = node.value if isinstance(node, ast.AugAssign) else node.value.right  # type: ignore[attr-defined]
         op = node.op if isinstance(node, ast.AugAssign) else node.value.op  # type: ignore[attr-defined]
@@ -405,18 +460,33 @@ class _Maker:
         """Notes what a function asks about the numbers that it is called with."""
         given = [*enumerate(node.args), *((each.arg, each.value) for each in node.keywords)]
         made: list[ast.stmt] = []
+        note = _statement(f"note(values.passed({chain!r}, {{}}, {{}}, ()))")
+        _, asked, known, others = note.value.args[0].args
         for place, value in given:
-            number = self._number(value) if self._mentions(value) else None
+            asks = self._mentions(value)
+            number = self._number(value) if asks else self._known(value)
             if number is None:
                 made += self._notes(value)
+                others.elts.append(ast.Constant(place))
                 continue
-            self._asked += 1
+            into = asked if asks else known
+            into.keys.append(ast.Constant(place))
+            into.values.append(number)
             self.used_plainly |= self._mentioned(value).intersection(self.counters)
+        if asked.keys:
+            self._asked += 1
             self.operands.update(chain[1:] if len(chain) > 1 else chain)
-            note = _statement(f"note(values.passed({chain!r}, {place!r}, _))")
-            note.value.args[0].args[2] = number
             made.append(note)
         return made
+
+    def _known(self, value: ast.expr) -> ast.expr | None:
+        """What else a function is called with, if that is written there or found by names, and may be a number."""
+        if isinstance(value, ast.Constant):
+            return self._number(value)
+        chain = _chain(value)
+        if chain is None or not (self._is_found(chain[0]) and self._set.isdisjoint(chain[1:])):
+            return None
+        return ast.parse(f"values.found({chain!r})", mode="eval").body
 
     def _asks(self, test: ast.expr) -> ast.expr | None:
         return self._number(test) if self._mentions(test) else None
@@ -430,7 +500,8 @@ class _Maker:
         """The numbers that stand in a part of the source."""
         names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
         chains = {_chain(each) for each in ast.walk(node) if isinstance(each, ast.Attribute)}
-        return {*names & self._numbers, *self.counters.keys() & chains}
+        of_aliases = set().union(*(self._aliases[name] for name in names & self._aliases.keys()))
+        return {*names & self._numbers, *self.counters.keys() & chains, *of_aliases}
 
     def _number(self, node: ast.expr) -> ast.expr | None:
         """An expression as the made function computes it; None if it is more than arithmetic with plain numbers."""
@@ -439,6 +510,8 @@ class _Maker:
                 return node
             case ast.Name(id=name) if name in self._numbers:
                 return ast.Name(_argument(name), ast.Load())
+            case ast.Name(id=name) if name in self._aliases:
+                return ast.Name(_alias(name), ast.Load())
             case ast.Name() | ast.Attribute():
                 return self._found(node)
             case ast.UnaryOp(operand=inner):
@@ -483,6 +556,10 @@ def _arguments(node: Function) -> list[ast.arg]:
 
 def _argument(name: str) -> str:
     return f"argument_{name}"
+
+
+def _alias(name: str) -> str:
+    return f"variable_{name}"
 
 
 def _bound_otherwise(node: ast.AST) -> list[str]:
