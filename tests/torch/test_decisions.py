@@ -55,6 +55,13 @@ def by_truth(self: Trainer, x: Tensor, i: int) -> Any:
     return loss
 
 
+def with_a_stack(self: Trainer, x: Tensor, i: int) -> Any:
+    loss = torch.stack([self.backward(x), x.sum()]).sum()
+    if i % self.every == 0:
+        self.update()
+    return loss
+
+
 def unused(self: Trainer, x: Tensor, i: int) -> Any:
     loss = self.backward(x)
     self.update()
@@ -169,6 +176,9 @@ class Base(Trainer):
     def scale(self, *, number: int) -> float:
         return 2.0 if number < self.settings.warm else 1.0
 
+    def also(self, i: int) -> float:
+        return 3.0 if i % self.every == 0 else 1.0
+
 
 class Derived(Base):
     def fit(self, x: Tensor, step: int, name: str = "train") -> Any:
@@ -228,6 +238,7 @@ FOLLOWED: dict[Callable[..., Any], int] = {  # and how many of the calls are rep
     accumulates: 30,
     by_truth: 30,
     unused: 40,
+    with_a_stack: 30,
     by_keyword: 26,
     warms_up: 20,
     prints_now_and_then: 36,
@@ -290,6 +301,18 @@ def passed_to_what_counts(self: Any, x: Tensor, i: int) -> Any:
 def adding(self: Trainer, number: int) -> int:
     self.steps += number % 2
     return 1 + self.steps % 3
+
+
+def passed_to_what_asks_by_what_it_sets(self: Any, x: Tensor, i: int) -> Any:
+    self.every = 2
+    self.update()
+    result = self.backward(x) * (2 if asks_every(self, i) else self.also(i))
+    self.every = 4
+    return result
+
+
+def asks_every(self: Trainer, i: int) -> bool:
+    return i % 5 == 0
 
 
 def passed_to_what_it_replaces(self: Any, x: Tensor, i: int) -> Any:
@@ -439,6 +462,7 @@ RIGHT = [
     in_a_function,
     in_a_comprehension,
     passed_to_what_counts,
+    passed_to_what_asks_by_what_it_sets,
     passed_to_what_it_replaces,
     passed_to_a_closure,
     passed_with_others,

@@ -29,7 +29,7 @@ import torch
 
 from . import _code, _introspect, _returns
 from ._identity import by_identity
-from ._return_places import DEFERRED
+from ._return_places import DEFERRED, sees_variables
 from ._sources import Function, nested, node_of
 
 ANSWERS = "answers about numbers"
@@ -37,8 +37,6 @@ ANSWERS = "answers about numbers"
 _NUMBERS = (int, float, bool)
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Mod, ast.FloorDiv)
 _COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-# By these, code gets at variables without their names.
-_SEES_VARIABLES = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "stack", "f_locals"})
 _MOST = 64  # answers
 _DEEP = 4  # functions that a number is passed on through
 _SUPER = "super()"
@@ -145,9 +143,7 @@ def _is_fit(code: types.CodeType) -> bool:
     node = None if code.co_flags & DEFERRED else node_of(code)
     if node is None or isinstance(node, ast.Lambda):
         return False
-    names = {each.id for each in _parts(node) if isinstance(each, ast.Name)}
-    names |= {each.attr for each in _parts(node) if isinstance(each, ast.Attribute)}
-    return _SEES_VARIABLES.isdisjoint(names)
+    return not any(map(sees_variables, _parts(node)))
 
 
 def _parts(node: Function) -> list[ast.AST]:
@@ -293,8 +289,9 @@ class _Maker:
             each.id for each in every if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)
         )
         self._aliases: dict[str, set[str | Chain]] = {}  # variables that hold numbers, and which these are of
-        self._stored |= {each.arg for each in every if isinstance(each, ast.arg) and each not in _arguments(node)}
-        self._stored |= {name for each in every for name in _bound_otherwise(each)}
+        self._bound_otherwise = {each.arg for each in every if isinstance(each, ast.arg)}
+        self._bound_otherwise |= {name for each in every for name in _bound_otherwise(each)}
+        self._stored |= self._bound_otherwise
         self._arguments = {each.arg for each in _arguments(node)}
         self._inner = {name for const in nested(code) if const is not code for name in (*const.co_freevars,)}
         self._set = {
@@ -413,7 +410,7 @@ class _Maker:
 
     def _is_alias(self, name: str, value: ast.expr) -> bool:
         """Whether a variable is another name for a number from its only assignment on."""
-        once = self._times_stored[name] == 1 and name not in self._inner | self._arguments
+        once = self._times_stored[name] == 1 and name not in self._inner | self._arguments | self._bound_otherwise
         return once and self._mentions(value) and self._number(value) is not None
 
     def _count(self, node: ast.stmt, chain: Chain, certain: bool) -> list[ast.stmt]:
@@ -624,9 +621,8 @@ def _without(body: list[ast.stmt], dropped: set[str]) -> list[ast.stmt]:
     return left
 
 
-def may_set(names: Set[str], functions: Iterable[types.FunctionType], own: types.CodeType | None) -> bool:
-    """Whether a function that calls of a step run may set an attribute or a variable of these names. ``own``: the code
-    of the step itself."""
+def may_set(names: Set[str], functions: Iterable[types.FunctionType]) -> bool:
+    """Whether a function that calls of a step run may set an attribute or a variable of these names."""
     found = [(function.__code__, _code.names(function.__code__)) for function in functions]
     for code, named in found:
         asked = named.attributes | set(named.globals)
@@ -634,7 +630,7 @@ def may_set(names: Set[str], functions: Iterable[types.FunctionType], own: types
             return True
         if not _SETS_BY_TEXT.isdisjoint(asked) and (named.computes or not names.isdisjoint(named.texts)):
             return True
-        if code is not own and not names.isdisjoint(_names_set(code)):
+        if not names.isdisjoint(_names_set(code)):
             return True
     return False
 

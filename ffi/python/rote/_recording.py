@@ -321,9 +321,7 @@ class Recording(Naming):
             late = [scheduler for _, scheduler in walk.schedulers]
             self.counters.prove(walk.functions, late, walk.fetched | step.read_counters, step.decisions)
         if step.decisions is not None and (operands := step.decisions.operands()):
-            self.decides_otherwise = bool(walk.stopped) or _decisions.may_set(
-                operands, walk.functions, step.decisions.code
-            )
+            self.decides_otherwise = bool(walk.stopped) or _decisions.may_set(operands, walk.functions)
         self._readable = _uses.readable(step.state.optimizers, self.tensors, walk.functions)
         self._watch.number_in = self._number_in
         self._watch.followed = _floats.plain_of

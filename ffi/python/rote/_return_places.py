@@ -235,7 +235,8 @@ _SEES_VARIABLES = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe
 _OF_FRAMES = frozenset({"_getframe", "currentframe", "f_locals", "tb_frame"})
 
 
-def _sees_variables(node: ast.AST) -> bool:
+def sees_variables(node: ast.AST) -> bool:
+    """Whether a part of the source gets at variables without their names."""
     return (isinstance(node, ast.Name) and node.id in _SEES_VARIABLES) or (
         isinstance(node, ast.Attribute) and node.attr in _OF_FRAMES
     )
@@ -250,7 +251,7 @@ def _assigned(node: Function, code: types.CodeType, returned: list[ast.expr]) ->
     """The expressions whose values go into variables that the function does nothing with from then on but return
     them. ``returned``: what is returned otherwise."""
     every = list(ast.walk(node))
-    if any(map(_sees_variables, every)):
+    if any(map(sees_variables, every)):
         return
     own = _own_names(code)
     in_places = set(map(id, returned))
@@ -295,7 +296,7 @@ def filled_by(node: Function, code: types.CodeType) -> dict[str, list[ast.expr]]
     """Lists and dicts that a function makes, fills and returns, and does nothing else with: the values that it puts
     there, by the names of its variables."""
     every = list(ast.walk(node))
-    if any(map(_sees_variables, every)):
+    if any(map(sees_variables, every)):
         return {}
     given = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
     given += bool(code.co_flags & inspect.CO_VARKEYWORDS)
