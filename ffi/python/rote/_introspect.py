@@ -101,7 +101,8 @@ def plain_value(holder: Any, name: str) -> Any:
     kind = type(holder)
     if issubclass(kind, types.ModuleType):
         return dict.__getitem__(vars(holder), name) if name in vars(holder) else _not_there(name)
-    if any("__getattribute__" in _dict_of(base) for base in _mro_of(kind) if base is not object):
+    reads: Any = kind.__getattribute__
+    if reads is not object.__getattribute__:
         return _not_there(name)
     of_class = next((_dict_of(base)[name] for base in _mro_of(kind) if name in _dict_of(base)), _NOTHING)
     if of_class is not _NOTHING and hasattr(type(of_class), "__get__"):

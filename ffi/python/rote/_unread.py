@@ -90,12 +90,14 @@ class Unread:
                 leading.setdefault(id(value_of(origin)), []).append(origin)
             if (before.get(_place(fact), text) != text or attribute in self._moved) and attribute not in self._read:
                 found[id(origin.holder), origin.key] = origin
-        for value in map(value_of, [*found.values()]):  # other attributes lead to the same
+        self._before, self._moved = now, _Places()
+        more = dict(found)  # others that lead to the same
+        for value in map(value_of, found.values()):
             for other in () if value is _facts.ABSENT or _facts.plain(value) else leading.get(id(value), ()):
                 if (other.holder, other.key) not in self._read:
-                    found[id(other.holder), other.key] = other
-        self._before, self._moved = now, _Places()
-        return list(found.values()) if len(found) + len(self._left) <= _MOST else []
+                    more[id(other.holder), other.key] = other
+        fitting = [each for each in (more, found) if len(each) + len(self._left) <= _MOST]
+        return list(fitting[0].values()) if fitting else []
 
     def note(self, facts: Iterable[_facts.Fact]) -> None:
         """Notes which attributes a step has set, now that it has run."""
