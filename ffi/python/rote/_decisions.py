@@ -62,9 +62,9 @@ class Decisions:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         plain = _returns.unwrapped(function)
-        self._first = (plain.__self__,) if isinstance(plain, types.MethodType) else ()
-        plain = _returns.unwrapped(plain.__func__) if isinstance(plain, types.MethodType) else plain
-        self._function = plain if isinstance(plain, types.FunctionType) and _is_fit(plain.__code__) else None
+        self._first = (plain.__self__,) if type(plain) is types.MethodType else ()
+        plain = _returns.unwrapped(plain.__func__) if type(plain) is types.MethodType else plain
+        self._function = plain if type(plain) is types.FunctionType and _is_fit(plain.__code__) else None
         self.code = None if self._function is None else self._function.__code__
         self._counts = self.code is not None and _counts_attributes(self.code)
         # By the names of arguments that are numbers, and whether the first argument is an object with attributes.
@@ -182,10 +182,10 @@ class _Values:
             holder, function = None, self._called(chain)
         except _Unknown:
             return tuple(asked.values())
-        if isinstance(function, types.MethodType):
+        if type(function) is types.MethodType:
             holder, function = function.__self__, function.__func__
         function = _returns.unwrapped(function)
-        if not isinstance(function, types.FunctionType) or not _is_fit(function.__code__) or self._depth >= _DEEP:
+        if type(function) is not types.FunctionType or not _is_fit(function.__code__) or self._depth >= _DEEP:
             return tuple(asked.values())
         code, bound = function.__code__, holder is not None
         positional = code.co_varnames[bound : code.co_argcount]
