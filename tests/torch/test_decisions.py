@@ -757,6 +757,8 @@ def test_random_steps(part: int, tmp_path: Path) -> None:
             exec(compile(path.read_text(), str(path), "exec"), scope)  # noqa: B023
             trainer = scope["Drawn"]()
             step = capture(trainer.step)
+            if seed % 3 == 0:  # noqa: B023
+                step = types.MethodType(capture(scope["Drawn"].step), trainer)
             draw = torch.Generator().manual_seed(seed)  # noqa: B023
             for call in range(30):
                 if call == 19:
@@ -773,5 +775,5 @@ def test_random_steps(part: int, tmp_path: Path) -> None:
         except BaseException as error:
             error.add_note(path.read_text())
             raise
-        replayed += ORACLE_ONLY or found.steps[0].stats.replays > 4
+        replayed += ORACLE_ONLY or found.steps[-1].stats.replays > 4
     assert replayed >= many // 4, replayed
