@@ -61,9 +61,9 @@ class Decisions:
     """What a captured function asks about numbers."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        plain = _returns.unwrapped(function)
+        plain = _plain(function)
         self._first = (plain.__self__,) if type(plain) is types.MethodType else ()
-        plain = _returns.unwrapped(plain.__func__) if type(plain) is types.MethodType else plain
+        plain = _plain(plain.__func__) if type(plain) is types.MethodType else plain
         self._function = plain if type(plain) is types.FunctionType and _is_fit(plain.__code__) else None
         self.code = None if self._function is None else self._function.__code__
         self._counts = self.code is not None and _counts_attributes(self.code)
@@ -78,6 +78,14 @@ class Decisions:
         function = self._function
         if function is None or not (self._counts or int in map(type, args) or int in map(type, kwargs.values())):
             return None
+        try:
+            return self._answered(function, args, kwargs)
+        except Exception:  # of an answer, as the step may meet it too; or of what is not known of Python's grammar
+            return None
+
+    def _answered(
+        self, function: types.FunctionType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, Any] | None:
         code = function.__code__
         given = dict(zip(code.co_varnames[: code.co_argcount], (*self._first, *args), strict=False))
         if len(given) < len(self._first) + len(args) or not given.keys().isdisjoint(kwargs):
@@ -92,10 +100,7 @@ class Decisions:
         questions = self._questions[key]
         if questions is None:
             return None
-        try:
-            answers = questions.ask(_Values(function, values, self._operands_of_others))
-        except Exception:  # the step may meet it too, or another call may do without
-            return None
+        answers = questions.ask(_Values(function, values, self._operands_of_others))
         self._present = questions
         left = [() if name in questions.numbers else value for name, value in given.items()]
         more = {name: () if name in questions.numbers else value for name, value in kwargs.items()}
@@ -114,6 +119,14 @@ class Decisions:
     def stop(self) -> None:
         """Guards the numbers themselves from now on."""
         self._function = None
+
+
+def _plain(function: Any) -> Any:
+    """The function behind those of PyTorch's that pass on what they are called with."""
+    try:
+        return _returns.unwrapped(function)
+    except ValueError:  # a closure that is not filled yet
+        return None
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
@@ -184,7 +197,7 @@ class _Values:
             return tuple(asked.values())
         if type(function) is types.MethodType:
             holder, function = function.__self__, function.__func__
-        function = _returns.unwrapped(function)
+        function = _plain(function)
         if type(function) is not types.FunctionType or not _is_fit(function.__code__) or self._depth >= _DEEP:
             return tuple(asked.values())
         code, bound = function.__code__, holder is not None
@@ -268,7 +281,7 @@ def _questions(code: types.CodeType, numbers: frozenset[str], bound: bool) -> _Q
             if plain.issuperset(maker.used_plainly):
                 return made
             plain |= maker.used_plainly
-    except (_Unfit, RecursionError):
+    except Exception:  # of functions that are not followed, or of source that Python cannot compile again
         pass
     return None
 
