@@ -18,7 +18,7 @@ from . import _code, _facts, _introspect
 from ._decisions import Decisions
 from ._libraries import is_library_class
 from ._numbers import ATTRIBUTE, CELL, DICT_ITEM, HOST
-from ._sources import node_of
+from ._sources import added_to, node_of
 
 _LARGE = 1 << 53  # what a plan's JSON holds exactly
 # With these, code gets at attributes that it does not name.
@@ -241,11 +241,7 @@ def _uses(node: ast.AST, name: str) -> bool:
 
 def _added(node: ast.AST, name: str) -> int:
     """How many uses of a name a statement has that adds to it."""
-    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add | ast.Sub) and _uses(node.target, name):
-        return 1
-    if not (isinstance(node, ast.Assign) and len(node.targets) == 1 and _uses(node.targets[0], name)):
+    target = added_to(node)
+    if target is None or not _uses(target, name):
         return 0
-    value = node.value
-    if not (isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub) and _uses(value.left, name)):
-        return 0
-    return 2 * (ast.unparse(node.targets[0]) == ast.unparse(value.left))
+    return 1 if isinstance(node, ast.AugAssign) else 2

@@ -30,7 +30,7 @@ import torch
 from . import _code, _introspect, _returns
 from ._identity import by_identity
 from ._return_places import DEFERRED, sees_variables
-from ._sources import Function, nested, node_of
+from ._sources import Function, added_to, names_in, nested, node_of
 
 ANSWERS = "answers about numbers"
 """The name of the argument that holds them. No argument of a function is named so."""
@@ -168,7 +168,7 @@ def _parts(node: Function) -> list[ast.AST]:
 @by_identity
 def _counts_attributes(code: types.CodeType) -> bool:
     node = node_of(code)
-    return node is not None and any(len(_counts(each) or ()) > 1 for each in _parts(node))
+    return node is not None and any(len(_counts(each)) > 1 for each in _parts(node))
 
 
 class _Values:
@@ -249,7 +249,7 @@ class _Values:
             found = self.of(chain)
         except _Unknown:
             return _Unknown
-        self._operands.update(chain[1:] if len(chain) > 1 else chain)
+        self._operands.update(_set_by(chain))
         return found
 
     def argument(self, name: str) -> int:
@@ -297,14 +297,13 @@ class _Maker:
         self._node, self._numbers = node, numbers
         self._bound = code.co_varnames[0] if bound and code.co_argcount else ""
         every = _parts(node)
-        self._stored = {each.id for each in every if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
         self._times_stored = Counter(
             each.id for each in every if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)
         )
         self._aliases: dict[str, set[str | Chain]] = {}  # variables that hold numbers, and which these are of
         self._bound_otherwise = {each.arg for each in every if isinstance(each, ast.arg)}
         self._bound_otherwise |= {name for each in every for name in _bound_otherwise(each)}
-        self._stored |= self._bound_otherwise
+        self._stored = self._bound_otherwise.union(self._times_stored)
         self._arguments = {each.arg for each in _arguments(node)}
         self._inner = {name for const in nested(code) if const is not code for name in (*const.co_freevars,)}
         self._set = {
@@ -321,13 +320,13 @@ class _Maker:
         self._find_counters(every, plain)
 
     def _find_counters(self, every: list[ast.AST], plain: Set[str | Chain]) -> None:
-        found = {chain for each in every if (chain := _counts(each)) is not None and len(chain) > 1}
+        found = {chain for each in every if len(chain := _counts(each)) > 1}
         for chain in sorted(found.difference(plain)):
             name = chain[-1]
             named = [each for each in every if isinstance(each, ast.Attribute) and each.attr == name]
             stores = [each for each in named if not isinstance(each.ctx, ast.Load)]
             counted = [each for each in every if _counts(each) == chain]
-            is_one = all(_chain(each) == chain for each in named) and self._set.isdisjoint(chain[1:-1])
+            is_one = all(names_in(each) == chain for each in named) and self._set.isdisjoint(chain[1:-1])
             if is_one and len(stores) == len(counted) and self._is_found(chain[0]):
                 self.counters[chain] = f"counter_{len(self.counters)}"
         self._variables = set(self.counters.values())
@@ -336,6 +335,10 @@ class _Maker:
         """Whether a variable stands for the same from the begin of a call on, and is known then."""
         is_own = name == self._bound and name not in self._stored
         return is_own or name not in self._stored | self._inner | self._arguments
+
+    def _stays(self, chain: Chain) -> bool:
+        """Whether names lead to the same from the begin of a call on, as far as the function itself tells."""
+        return bool(chain) and self._is_found(chain[0]) and self._set.isdisjoint(chain[1:])
 
     def made(self) -> _Questions:
         body = self._block(self._node.body, certain=True)  # type: ignore[arg-type]
@@ -367,7 +370,7 @@ class _Maker:
         return made
 
     def _statement(self, node: ast.stmt, certain: bool) -> list[ast.stmt]:
-        if (chain := _counts(node)) is not None and chain in self.counters:
+        if (chain := _counts(node)) in self.counters:
             return self._count(node, chain, certain)
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if certain and self._is_alias(name, value):
@@ -462,9 +465,8 @@ class _Maker:
         match node.func:
             case ast.Attribute(value=ast.Call(func=ast.Name(id="super"), args=[], keywords=[]), attr=name):
                 return (_SUPER, name) if self._bound else None
-        chain = _chain(node.func)
-        fits = chain is not None and self._is_found(chain[0]) and self._set.isdisjoint(chain[1:])
-        return chain if fits else None
+        chain = names_in(node.func)
+        return chain if self._stays(chain) else None
 
     def _passed(self, node: ast.Call, chain: Chain) -> list[ast.stmt]:
         """Notes what a function asks about the numbers that it is called with."""
@@ -485,7 +487,7 @@ class _Maker:
             self.used_plainly |= self._mentioned(value).intersection(self.counters)
         if asked.keys:
             self._asked += 1
-            self.operands.update(chain[1:] if len(chain) > 1 else chain)
+            self.operands.update(_set_by(chain))
             made.append(note)
         return made
 
@@ -493,8 +495,8 @@ class _Maker:
         """What else a function is called with, if that is written there or found by names, and may be a number."""
         if isinstance(value, ast.Constant):
             return self._number(value)
-        chain = _chain(value)
-        if chain is None or not (self._is_found(chain[0]) and self._set.isdisjoint(chain[1:])):
+        chain = names_in(value)
+        if not self._stays(chain):
             return None
         return ast.parse(f"values.found({chain!r})", mode="eval").body
 
@@ -509,7 +511,7 @@ class _Maker:
     def _mentioned(self, node: ast.AST) -> set[str | Chain]:
         """The numbers that stand in a part of the source."""
         names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-        chains = {_chain(each) for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+        chains = {names_in(each) for each in ast.walk(node) if isinstance(each, ast.Attribute)}
         of_aliases = set().union(*(self._aliases[name] for name in names & self._aliases.keys()))
         return {*names & self._numbers, *self.counters.keys() & chains, *of_aliases}
 
@@ -547,21 +549,24 @@ class _Maker:
         return None if None in numbers else made(*numbers)
 
     def _found(self, node: ast.expr) -> ast.expr | None:
-        chain = _chain(node)
-        if chain is None:
-            return None
+        chain = names_in(node)
         if chain in self.counters:
             self._used.add(chain)
             return ast.Name(self.counters[chain], ast.Load())
-        if not (self._is_found(chain[0]) and self._set.isdisjoint(chain[1:])):
+        if not self._stays(chain):
             return None
-        self.operands.update(chain[1:] if len(chain) > 1 else chain)
+        self.operands.update(_set_by(chain))
         return ast.parse(f"values.of({chain!r})", mode="eval").body
 
 
 def _arguments(node: Function) -> list[ast.arg]:
     given = node.args
     return [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+
+
+def _set_by(chain: Chain) -> Chain:
+    """The names under which code would set what a chain of names leads to."""
+    return chain[1:] or chain
 
 
 def _argument(name: str) -> str:
@@ -588,24 +593,9 @@ def _bound_otherwise(node: ast.AST) -> list[str]:
     return []
 
 
-def _chain(node: ast.AST) -> Chain | None:
-    """The names in ``self.trainer.step``; None of another expression."""
-    match node:
-        case ast.Name(id=name):
-            return (name,)
-        case ast.Attribute(value=inner, attr=name) if (names := _chain(inner)) is not None:
-            return (*names, name)
-    return None
-
-
-def _counts(node: ast.AST) -> Chain | None:
-    """What a statement adds a number to: ``self.step += 1``, ``self.step = self.step + 1``."""
-    match node:
-        case ast.AugAssign(target=target, op=ast.Add() | ast.Sub()):
-            return _chain(target)
-        case ast.Assign(targets=[target], value=ast.BinOp(left=left, op=ast.Add() | ast.Sub())):
-            return _chain(target) if _chain(target) == _chain(left) else None
-    return None
+def _counts(node: ast.AST) -> Chain:
+    """The names of what a statement adds a number to; none of another statement."""
+    return names_in(added_to(node))
 
 
 def _is_open(node: ast.expr) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from . import _introspect
 from ._identity import by_identity
-from ._sources import Function, Position, node_of, position_in, position_of
+from ._sources import Function, Position, names_in, node_of, position_in, position_of
 
 AS_IT_IS = "as it is"
 AS_FLOAT = "as a float"
@@ -45,7 +45,7 @@ def called(frame: types.FrameType) -> Any:
             first = frame.f_code.co_varnames[:1]
             owner, holder = frame.f_locals.get("__class__"), frame.f_locals.get(first[0]) if first else None
             return _introspect.inherited(holder, owner, name)
-        case ast.Attribute(value=inner, attr=name) if names := _names(inner):
+        case ast.Attribute(value=inner, attr=name) if names := names_in(inner):
             holder = _variable(frame, names[0])
             for each in (*names[1:], name):
                 holder = _introspect.attribute(holder, each)
@@ -128,29 +128,18 @@ def _rates(code: types.CodeType) -> frozenset[Any]:
 
 
 @by_identity
-def _set_attributes(code: types.CodeType) -> dict[Any, tuple[list[str], str]]:
+def _set_attributes(code: types.CodeType) -> dict[Any, tuple[tuple[str, ...], str]]:
     """Where, in the source of a function, reads of numbers stand that go into an attribute: by which names the object
     is found, and which attribute."""
     node = node_of(code)
     found = {}
     for each in ast.walk(node) if node is not None else ():
         match each:
-            case ast.Assign(targets=[ast.Attribute(value=holder, attr=attribute)], value=value) if names := _names(
+            case ast.Assign(targets=[ast.Attribute(value=holder, attr=attribute)], value=value) if names := names_in(
                 holder
             ):
                 found.update({position_of(place): (names, attribute) for place in _places(value) if _is_item(place)})
     return found
-
-
-def _names(node: ast.expr) -> list[str]:
-    """The names in ``self.model.encoder``; none of another expression."""
-    match node:
-        case ast.Name(id=name):
-            return [name]
-        case ast.Attribute(value=inner, attr=name):
-            names = _names(inner)
-            return [*names, name] if names else []
-    return []
 
 
 def _is_written(node: ast.expr) -> bool:

@@ -31,6 +31,26 @@ def position_in(frame: types.FrameType) -> Position:
     return position_at(frame.f_code, frame.f_lasti)
 
 
+def names_in(node: ast.AST | None) -> tuple[str, ...]:
+    """The names in ``self.model.encoder``; none of another expression."""
+    match node:
+        case ast.Name(id=name):
+            return (name,)
+        case ast.Attribute(value=inner, attr=name) if names := names_in(inner):
+            return (*names, name)
+    return ()
+
+
+def added_to(node: ast.AST) -> ast.expr | None:
+    """What a statement adds to, or takes from: ``n += 1``, ``n = n - 1``."""
+    match node:
+        case ast.AugAssign(target=target, op=ast.Add() | ast.Sub()):
+            return target
+        case ast.Assign(targets=[target], value=ast.BinOp(left=left, op=ast.Add() | ast.Sub())):
+            return target if ast.unparse(target) == ast.unparse(left) else None
+    return None
+
+
 def nested(code: types.CodeType) -> Iterator[types.CodeType]:
     """Code, and all code in it."""
     yield code
