@@ -147,16 +147,7 @@ pub fn replace(plan: &mut Plan, with: &[ValueId]) {
     for instr in &mut plan.instrs {
         match instr {
             Instr::Local { writes, .. } => ranges.push(*writes),
-            Instr::View { base, .. } => new(base),
-            Instr::Collective(c) => {
-                let in_place = c.input == c.output;
-                new(&mut c.input);
-                if in_place {
-                    c.output = c.input;
-                }
-            }
-            Instr::Wait { value } | Instr::Free { value } => new(value),
-            Instr::Rng { .. } => {}
+            other => replace_own(other, new),
         }
     }
     for range in ranges {
@@ -172,6 +163,22 @@ pub fn replace(plan: &mut Plan, with: &[ValueId]) {
     }
 }
 
+/// Puts other values in the place of those that an instruction itself names, and not in a list of the plan.
+fn replace_own(instr: &mut Instr, new: impl Fn(&mut ValueId)) {
+    match instr {
+        Instr::View { base, .. } => new(base),
+        Instr::Collective(c) => {
+            let in_place = c.input == c.output;
+            new(&mut c.input);
+            if in_place {
+                c.output = c.input;
+            }
+        }
+        Instr::Wait { value } | Instr::Free { value } => new(value),
+        Instr::Local { .. } | Instr::Rng { .. } => {}
+    }
+}
+
 /// Puts other values in the place of those that one instruction reads or writes. Lists of the plan, which other
 /// instructions may share, stay as they are.
 pub fn replace_in(plan: &mut Plan, at: usize, new: impl Fn(ValueId) -> ValueId + Copy) {
@@ -181,16 +188,7 @@ pub fn replace_in(plan: &mut Plan, at: usize, new: impl Fn(ValueId) -> ValueId +
             *args = args_with(plan, *args, new);
             *writes = ids_with(plan, *writes, new);
         }
-        Instr::View { base, .. } => *base = new(*base),
-        Instr::Collective(c) => {
-            let in_place = c.input == c.output;
-            c.input = new(c.input);
-            if in_place {
-                c.output = c.input;
-            }
-        }
-        Instr::Wait { value } | Instr::Free { value } => *value = new(*value),
-        Instr::Rng { .. } => {}
+        other => replace_own(other, |value| *value = new(*value)),
     }
     plan.instrs[at] = instr;
 }
