@@ -93,6 +93,8 @@ PYBIND11_MODULE(bridge, module) {
   // The first op of the last observed step that raised; empty if none did. If the step has ended normally, it has
   // handled the error.
   add("raising", [] { return raising; });
+  // How many ops the last observed step has run: until its recording was refused, and from then on.
+  add("counts", [] { return scribe.counts(); });
   // The op of another Python thread that wrote a tensor used by the last observed step, or read one that it made; empty
   // if there was none.
   add("others", [] { return others().found(); });

@@ -95,6 +95,7 @@ class Scribe {
   void begin(const Sink& sink) {
     sink_ = sink;
     detailed_ = py::handle(listener).attr("detailed").cast<bool>();
+    recorded_ = unrecorded_ = 0;
     internal_.clear();
     for (py::handle code : py::handle(listener).attr("internal")) internal_.insert(code.ptr());
   }
@@ -110,6 +111,9 @@ class Scribe {
 
   // Whether the listener is to be told of every op, with its arguments and results.
   bool detailed() const { return detailed_; }
+
+  // The ops that have run since `begin`: until the recording was refused, and from then on.
+  std::pair<size_t, size_t> counts() const { return {recorded_, unrecorded_}; }
 
   // Whether code of PyTorch's own runs an op: what a function in C++ does that no function of Python has called since.
   bool is_internal() const {
@@ -149,7 +153,10 @@ class Scribe {
   // Does what is to be recorded; the listener is told where that has another status than 0, or fails.
   template <typename Do>
   void attempt(Do&& record) {
-    if (!listener || py::handle(listener).attr("refused").cast<bool>()) return;
+    if (!listener) return;
+    bool refused = py::handle(listener).attr("refused").cast<bool>();
+    ++(refused ? unrecorded_ : recorded_);
+    if (refused) return;
     try {
       c10::impl::ExcludeDispatchKeyGuard unrecorded(kObserved);
       if (int status = record()) call_listener("recorded", py::make_tuple(status));
@@ -212,6 +219,7 @@ class Scribe {
   std::unordered_map<PyObject*, bool> own_;        // code, held: whether it is the user's
   std::unordered_map<PyObject*, uint32_t> specs_;  // their numbers
   std::vector<uint32_t> numbers_;
+  size_t recorded_ = 0, unrecorded_ = 0;
   size_t open_ = 0;   // ops on DTensors under way,
   std::string line_;  // and the user's line that calls the outermost: what they run is PyTorch's
 };

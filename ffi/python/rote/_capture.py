@@ -13,6 +13,7 @@ from torch import nn
 from torch._C._dynamo import eval_frame
 
 from ._region import CapturedModule, Region
+from ._split_step import SplitStep
 from ._step import Stats, Step
 
 Arguments = ParamSpec("Arguments")
@@ -130,6 +131,7 @@ def capture(
     host: Callable[..., object] | None = ...,
     trust_plans: bool = ...,
     propagation: Literal["torch", "rote"] = ...,
+    tail: bool = ...,
     max_variants: int = ...,
     ignore: Sequence[str] = ...,
     passes: str | Sequence[str] = ...,
@@ -148,6 +150,7 @@ def capture(
     host: Callable[..., object] | None = ...,
     trust_plans: bool = ...,
     propagation: Literal["torch", "rote"] = ...,
+    tail: bool = ...,
     max_variants: int = ...,
     ignore: Sequence[str] = ...,
     passes: str | Sequence[str] = ...,
@@ -165,6 +168,7 @@ def capture(
     host: Callable[..., object] | None = None,
     trust_plans: bool = False,
     propagation: Literal["torch", "rote"] = "torch",
+    tail: bool = True,
     max_variants: int = 8,
     ignore: Sequence[str] = (),
     passes: str | Sequence[str] = "",
@@ -207,6 +211,10 @@ def capture(
             is recorded, and in calls that run eagerly: ``"torch"``, or
             ``"rote"``, with the same answers in less time
             (:mod:`rote.propagation`).
+        tail: what a step does on the host after its last op may be what no
+            plan can hold: ``meter.update(loss.item())``, ``if loss < best``.
+            Rote then replays what comes before, and runs the rest of the
+            function as it is written. ``False``: such a step is refused.
         max_variants: how many plans may be kept. If there are more, a plan
             that was not used for 256 calls makes room. Until there is such a
             plan, calls that match no plan run eagerly. A hyperparameter that
@@ -242,7 +250,7 @@ def capture(
 
     def wrap(function: Callable[..., Any]) -> Captured[..., Any]:
         if not region:
-            return Captured(Step(function, state, verify=verify, **options, **of_steps))
+            return Captured(SplitStep(function, state, tail=tail, verify=verify, **options, **of_steps))
         other = next((name for name, value in of_steps.items() if value and value != "torch"), None)
         if other is not None:
             instead = "; verify= is for regions too" if other == "verify_every" else ""

@@ -30,7 +30,7 @@ import torch
 from . import _code, _introspect, _returns
 from ._identity import by_identity
 from ._return_places import DEFERRED, sees_variables
-from ._sources import Function, added_to, names_in, nested, node_of
+from ._sources import Chain, Function, added_to, counted_later, names_in, nested, node_of
 
 ANSWERS = "answers about numbers"
 """The name of the argument that holds them. No argument of a function is named so."""
@@ -46,7 +46,6 @@ _SETS = ("_ATTR", "_GLOBAL", "_DEREF", "_NAME")
 # With these, code sets attributes that it does not name, or names in texts.
 _SETS_UNNAMED = frozenset({"vars", "__dict__", "globals", "cell_contents"})
 _SETS_BY_TEXT = frozenset({"setattr", "delattr", "__setattr__", "__delattr__"})
-Chain = tuple[str, ...]  # of names: ("self", "step")
 
 
 class _Unfit(Exception):
@@ -168,7 +167,7 @@ def _parts(node: Function) -> list[ast.AST]:
 @by_identity
 def _counts_attributes(code: types.CodeType) -> bool:
     node = node_of(code)
-    return node is not None and any(len(_counts(each)) > 1 for each in _parts(node))
+    return node is not None and bool(counted_later(code) or any(len(_counts(each)) > 1 for each in _parts(node)))
 
 
 class _Values:
@@ -301,6 +300,7 @@ class _Maker:
             each.id for each in every if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)
         )
         self._aliases: dict[str, set[str | Chain]] = {}  # variables that hold numbers, and which these are of
+        self._open: set[str] = set()  # of these: with as many values as the numbers
         self._bound_otherwise = {each.arg for each in every if isinstance(each, ast.arg)}
         self._bound_otherwise |= {name for each in every for name in _bound_otherwise(each)}
         self._stored = self._bound_otherwise.union(self._times_stored)
@@ -317,10 +317,10 @@ class _Maker:
         self._in_choices = 0
         if not numbers.isdisjoint(self._stored | self._inner):
             raise _Unfit
-        self._find_counters(every, plain)
+        self._find_counters(every, plain, counted_later(code))
 
-    def _find_counters(self, every: list[ast.AST], plain: Set[str | Chain]) -> None:
-        found = {chain for each in every if len(chain := _counts(each)) > 1}
+    def _find_counters(self, every: list[ast.AST], plain: Set[str | Chain], later: frozenset[Chain]) -> None:
+        found = {chain for each in every if len(chain := _counts(each)) > 1} | later
         for chain in sorted(found.difference(plain)):
             name = chain[-1]
             named = [each for each in every if isinstance(each, ast.Attribute) and each.attr == name]
@@ -375,6 +375,8 @@ class _Maker:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if certain and self._is_alias(name, value):
                 self._aliases[name] = self._mentioned(value)
+                if self._is_open(value):
+                    self._open.add(name)
                 made = _statement(f"{_alias(name)} = _")
                 made.value = self._number(value)
                 return [made]
@@ -451,7 +453,7 @@ class _Maker:
             return [*self._notes(node.func), *self._passed(node, chain)]
         if isinstance(node, ast.expr) and self._mentions(node) and (number := self._number(node)) is not None:
             self._asked += 1
-            if _is_open(node) and not self._in_choices:
+            if self._is_open(node) and not self._in_choices:
                 self.used_plainly |= self._mentioned(node)
             note = _statement("note(_)")
             note.value.args[0] = number
@@ -544,6 +546,18 @@ class _Maker:
                 return self._with(lambda left, *others: ast.Compare(left, ops, [*others]), left, *others)
         return None
 
+    def _is_open(self, node: ast.expr) -> bool:
+        """Whether an expression of a number has as many values as the number."""
+        match node:
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd() | ast.Invert(), operand=inner):
+                return self._is_open(inner)
+            case ast.BinOp(left=left, op=op, right=right):
+                parts = [part for part in (left, right) if self._mentions(part)]
+                return not isinstance(op, ast.Mod | ast.FloorDiv) and any(map(self._is_open, parts))
+            case ast.Name(id=name) if name in self._aliases:
+                return name in self._open
+        return isinstance(node, ast.Name | ast.Attribute)
+
     def _with(self, made: Callable[..., ast.expr], *parts: ast.expr) -> ast.expr | None:
         numbers = [self._number(part) for part in parts]
         return None if None in numbers else made(*numbers)
@@ -596,16 +610,6 @@ def _bound_otherwise(node: ast.AST) -> list[str]:
 def _counts(node: ast.AST) -> Chain:
     """The names of what a statement adds a number to; none of another statement."""
     return names_in(added_to(node))
-
-
-def _is_open(node: ast.expr) -> bool:
-    """Whether an expression of a number has as many values as the number."""
-    match node:
-        case ast.UnaryOp(op=ast.USub() | ast.UAdd() | ast.Invert(), operand=inner):
-            return _is_open(inner)
-        case ast.BinOp(op=op):
-            return not isinstance(op, ast.Mod | ast.FloorDiv)
-    return isinstance(node, ast.Name | ast.Attribute)
 
 
 def _statement(text: str) -> Any:

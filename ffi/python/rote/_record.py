@@ -270,7 +270,9 @@ class _Recorder:
             self._watch.refuse(
                 "", f"runs an op that cannot be recorded: {error()}", "run it outside the captured function"
             )
-        self.refused |= status < 0 or status == REFUSED
+        if status < 0 or status == REFUSED:
+            self.refused = True
+            self._watch.at_stop()
 
     def draws(self) -> None:
         """An op that draws random numbers is about to run."""
@@ -363,6 +365,8 @@ class Watch:
         self.number: float | None = None  # of which PyTorch makes a tensor now
         self.literals = 0  # how many tensors PyTorch makes of numbers now, which is all that these have in their memory
         self.was_refused = False
+        #: Is called where the step does what a plan may not be able to hold: reads on the host, and refusals.
+        self.at_stop: Callable[[], None] = lambda: None
         self.metadata_reads = MetadataReads(session, self.refuse, _is_step, self._resized)
 
     def _resized(self, storage: int, before: int, after: int) -> None:
@@ -444,6 +448,7 @@ class Watch:
     def refuse(self, op: str, reason: str, remedy: str) -> None:
         """Refuses the recording at the user's current line."""
         self.was_refused = True
+        self.at_stop()
         lib.rote_record_refuse(self._session, c_text(op), user_line(), c_text(reason), c_text(remedy))
 
     def moving(
@@ -573,9 +578,13 @@ class Watch:
             read = self.read_out(tensor, frame, False)
             if read is None:
                 read = self.read_metric(tensor, frame, original)
-            return original(tensor) if read is None else read
+            return self._read(original, tensor) if read is None else read
 
         return item
+
+    def _read(self, original: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+        self.at_stop()
+        return original(tensor)
 
     def _float(self) -> Callable[..., Any]:
         original = torch.Tensor.__float__
@@ -588,7 +597,7 @@ class Watch:
             read = self.read_out(tensor, frame, True)
             if read is None:
                 read = self.read_metric(tensor, frame, original)
-            return original(tensor) if read is None else read
+            return self._read(original, tensor) if read is None else read
 
         return __float__
 
@@ -602,7 +611,7 @@ class Watch:
             simple = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.numel() == 1
             if is_own and of_numbers and simple and not within_kernel():
                 tensor = tensor != 0
-            return bool(original(tensor))
+            return bool(original(tensor) if within_kernel() else self._read(original, tensor))
 
         return truth
 

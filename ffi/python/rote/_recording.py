@@ -38,12 +38,14 @@ from . import (
     _returns,
     _schedulers,
     _survey,
+    _tails,
     _unread,
     _uses,
     _views,
     _wrappers,
     propagation,
 )
+from ._bridge import bridge
 from ._executed_code import Codes, ExecutedCode
 from ._facts import Attribute
 from ._frames import is_users_own
@@ -66,6 +68,7 @@ from ._numbers import (
 )
 from ._policy import without_ops
 from ._reach import Reach
+from ._sources import position_in
 from ._specs import local_of, mesh_text, place_of, short_text
 from ._told import Told
 
@@ -96,6 +99,8 @@ def _put_back(group: dict[str, Any], key: str, value: Any, traced: Any) -> None:
         group[key] = value
 
 
+# Lines of a step where it does what a plan may not be able to hold; later ones are not noted.
+_MOST_STOPS = 64
 # By these, code takes back what it has drawn from a generator of the host's (torch.Generator has `set_state` too), asks
 # where it stands, or draws from a copy.
 _PUTS_BACK = frozenset({"setstate", "set_state", "bit_generator", "getstate", "get_state"})
@@ -207,6 +212,10 @@ class Recording(Naming):
         self._known_before = False  # what a place holds was in reach before the place was known as one
         self.schedulers = _schedulers.none()
         self.counters = _counters.Counters([], {}, [])
+        self.stops: list[_tails.Stop] = []
+        """Where the captured function has done what a plan may not be able to hold, in order."""
+        # The same by lines and columns: what was written until then, and how many ops had run.
+        self._stops: dict[tuple[int, int], tuple[list[int], list[Any], int]] = {}
         autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
         self._casts_outlive_the_call = autocast and torch.is_autocast_cache_enabled()
 
@@ -655,6 +664,7 @@ class Recording(Naming):
         args, kwargs = self._step.given(self.args, self.kwargs)
         call = functools.partial(self._step.recorded, *args, **kwargs)
         self._watch.gradients = [(path, tensor, grad) for path, tensor, grad in self.grads if grad is not None]
+        self._watch.at_stop = self._stop
         try:
             others = self._survey.walk.optimizers_beyond(self._step.state.parts())
             for optimizer in self._watched:
@@ -667,6 +677,7 @@ class Recording(Naming):
                 result = _record.run(self.session, self._watch, call, self._with_numbers, seen)
                 self._result = self._with_reads(result)
                 del result
+            self._note_stops()
             self.unread.check(self._gives)
             self._step.unread.note(self._survey.facts)
             if self.schedulers.lost_metric():
@@ -678,6 +689,33 @@ class Recording(Naming):
         finally:
             self.close()
         return _returns.plain(self._result)
+
+    def _stop(self) -> None:
+        """Notes where the captured function is now, the first time that it is there."""
+        frame: types.FrameType | None = sys._getframe(1)
+        code = _returns.code_of(self._step.function)
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        if frame is None or len(self._stops) >= _MOST_STOPS:
+            return
+        line, _, column, _ = position_in(frame)
+        if line is not None and column is not None and (line, column) not in self._stops:
+            gradients = [tensor.grad for _, tensor, _ in self.grads]
+            self._stops[line, column] = self._versions(), gradients, sum(bridge().counts())
+
+    def _versions(self) -> list[int]:
+        """How often each tensor was written."""
+        return [_memory.version_of(tensor) for tensor, _, _ in self.versions]
+
+    def _note_stops(self) -> None:
+        """Notes what the step has done since its stops."""
+        every = sum(bridge().counts())
+        now = self._versions(), [tensor.grad for _, tensor, _ in self.grads]
+        for at, (versions, gradients, ops) in self._stops.items():
+            replaced = (two is not None and one is not two for one, two in zip(gradients, now[1], strict=True))
+            writes = versions != now[0] or any(replaced)
+            self.stops.append(_tails.Stop(at, writes, ops, every - ops))
+        self._stops.clear()
 
     def _gives(self, value: Any) -> bool:
         """Whether a plan can set an attribute to a value."""

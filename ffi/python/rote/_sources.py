@@ -9,9 +9,10 @@ import linecache
 import types
 from collections.abc import Iterator
 
-from ._identity import by_identity
+from ._identity import address, by_identity
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Chain = tuple[str, ...]  # of names: ("self", "step")
 #: Begin and end of an expression in the source: lines, and columns.
 Position = tuple[int | None, int | None, int | None, int | None]
 
@@ -85,8 +86,24 @@ def _source(filename: str) -> _Source | None:
         return None
 
 
+# Of functions that Rote has made, by the addresses of their code: the code, the source, and what counts later.
+_kept: dict[int, tuple[types.CodeType, Function, frozenset[Chain]]] = {}
+
+
+def keep_source(code: types.CodeType, node: Function, counted: frozenset[Chain] = frozenset()) -> None:
+    """Says of what source a function was made, and to which attributes others add when it has run."""
+    _kept[address(code)] = code, node, counted
+
+
+def counted_later(code: types.CodeType) -> frozenset[Chain]:
+    """The attributes to which others add when a function has run that Rote has made."""
+    return _kept[address(code)][2] if address(code) in _kept else frozenset()
+
+
 @by_identity
 def node_of(code: types.CodeType) -> Function | None:
     """The source of a function, when that is what runs."""
+    if address(code) in _kept:
+        return _kept[address(code)][1]
     source = _source(code.co_filename)
     return None if source is None else source.node_of(code)

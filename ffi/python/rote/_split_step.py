@@ -1,0 +1,202 @@
+"""A step of which only the first part can be replayed: the rest, which runs on the host, runs as it is written
+(:mod:`._tails`)."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Set
+from dataclasses import replace
+from typing import Any
+
+from . import _memory, _results, _returns, _tails
+from ._recording import Recording
+from ._step import Stats, Step
+
+# A first part is given up if all that ran before the read is more than so many times what its plan has.
+_SLIGHT = 4
+_SUMS = ("calls", "recordings", "replays", "altered", "kept", "exchanges", "verified", "fallbacks")
+
+
+def _sum(now: Stats, before: Stats) -> Stats:
+    """Counters with those of earlier calls."""
+    return replace(now, **{name: getattr(now, name) + getattr(before, name) for name in _SUMS})
+
+
+class _Head(Step):
+    """The first part of a step. It says of itself whether it can be replayed."""
+
+    refused: str = ""
+
+    def _refused(self, reason: str) -> None:
+        if self.has_plan():
+            super()._refused(reason)
+        else:
+            self.refused = self.refused or reason
+
+    def has_plan(self) -> bool:
+        """Whether a recording has led to a plan."""
+        return bool(self.results)
+
+
+class SplitStep(Step):
+    """What Rote keeps of a captured function that may be halved.
+
+    The whole step is tried first. If it is refused, the last recording tells where a tail may begin (`_tails.places`).
+    If no such place serves, one eager call tells behind which statement the step writes no more."""
+
+    def __init__(self, function: Callable[..., Any], state: Any, *, tail: bool = True, **options: Any) -> None:
+        """``tail``: whether the function may be halved; ``options``: those of :class:`Step`."""
+        super().__init__(function, state, **options)
+        self._options = options
+        self._code = _returns.code_of(function) if tail else None
+        self._stops: list[_tails.Stop] = []  # of the recording that has just ended
+        self._why = ""  # the whole step cannot be replayed
+        self._begins: list[int] = []  # the statements with which a tail may begin, the next one last
+        self._tried: set[int] = set()  # of these
+        self._looks = self._has_looked = False  # the next eager call tells where the step writes
+        self._head: _Head | None = None
+        self._halves: _tails.Halves | None = None
+        self._is_new = False  # no call has gone to the head so far
+        self._ops = 0  # that the whole step ran before its last stop
+        self._earlier = Stats()  # of first parts that were given up
+
+    # -- calls ----------------------------------------------------------------
+
+    def call(self, args: Any, kwargs: Any) -> Any:
+        with self._lock:
+            head, halves = self._head, self._halves
+            if head is None or halves is None:
+                return super().call(args, kwargs)
+            falls, left = head.call(args, kwargs)
+            result = halves.end(left, args, kwargs) if falls else left
+            is_new, self._is_new = self._is_new, False
+            if is_new and falls and (anew := _found_anew(halves, left)):
+                self._halve(halves.at, anew)
+            elif head.refused or self._is_slight(head):
+                self._split()
+            return result
+
+    def _is_slight(self, head: _Head) -> bool:
+        """Whether the first part has little of what the step does. It is asked when there is a plan."""
+        if self._ops == 0 or not head.has_plan():
+            return False
+        ops, self._ops = self._ops, 0
+        return sum(head.plan_counts().values()) * _SLIGHT < ops
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        if not self._looks:
+            return super()._run(args, kwargs)
+        self._looks = False
+        whole, writes = self.function, _Writes(self)
+        try:
+            self.function = _tails.marked(whole, writes.mark) or whole
+            result = super()._run(args, kwargs)
+        finally:
+            self.function = whole
+        self._begins = [writes.last_place() + 1]
+        self._split()
+        return result
+
+    # -- halves ---------------------------------------------------------------
+
+    def _kept(self, outcome: dict[str, Any], recording: Recording) -> None:
+        self._stops = recording.stops
+
+    def _refused(self, reason: str) -> None:
+        if self._looks:
+            return
+        if self._code is None or self._why or self._agrees:
+            super()._refused(reason)
+            return
+        self._why = reason
+        self._ops = max((stop.ops for stop in self._stops), default=0)
+        self._begins = _tails.places(self._code, self._stops)[::-1]
+        self._split()
+
+    def _split(self) -> None:
+        """Halves the step at the next place. If there is none, the step stays whole, and is refused."""
+        while self._begins:
+            place = self._begins.pop()
+            if place not in self._tried:
+                self._tried.add(place)
+                if self._halve(place):
+                    return
+        self._give_up()
+        self._looks = not self._has_looked and self._code is not None and _tails.has_more_than_one(self._code)
+        self._has_looked = True
+        if not self._looks:
+            super()._refused(self._why)
+
+    def _halve(self, place: int, anew: Set[str] = frozenset()) -> bool:
+        """Halves the step at a place, if it can be halved there."""
+        self._give_up()
+        try:
+            halves = _tails.halves(self.function, place, anew)
+        except Exception as problem:  # of a source that is not as the code says
+            logging.getLogger("rote.record").info("%s cannot be halved: %s", self.name(), problem)
+            return False
+        if halves is None:
+            return False
+        head = _Head(halves.head, self.given_state, **{**self._options, "plans": self.plans})
+        head.label = f"{self.name()} (until {halves.line})"
+        self._head, self._halves, self._is_new = head, halves, True
+        logging.getLogger("rote.record").info("%s is recorded without the rest, for: %s", head.label, self._why)
+        return True
+
+    def _give_up(self) -> None:
+        """Forgets the present halves."""
+        if self._head is not None:
+            self._earlier = _sum(self._earlier, self._head.stats)
+        self._head = self._halves = None
+
+    # -- what people look at ----------------------------------------------------
+
+    @property
+    def stats(self) -> Stats:
+        """Counters of the whole step and of its first part, as of now."""
+        own = _sum(super().stats, self._earlier)
+        if self._head is None or self._halves is None:
+            return own
+        return replace(_sum(self._head.stats, own), tail=self._halves.line)
+
+    def explain(self) -> str:
+        """The report of what is replayed, and from which line on the step runs as it is written."""
+        if self._head is None or self._halves is None:
+            return super().explain()
+        rest = f"from {self._halves.line} on, the step runs as it is written: {self._why}"
+        return f"{self._head.explain().rstrip()}\n\n{rest}\n"
+
+    def plan_counts(self) -> dict[str, int]:
+        """Instructions of the variant that ran last: local, views, collectives."""
+        return super().plan_counts() if self._head is None else self._head.plan_counts()
+
+
+def _found_anew(halves: _tails.Halves, left: tuple[Any, ...]) -> set[str]:
+    """The variables whose values no plan can give back, and which the tail can find by the names that the step uses: no
+    replayed step puts such an object anywhere."""
+    values = zip(halves.names, left, strict=False)
+    return {name for name, value in values if name in halves.chains and not _results.can_give(value, set())}
+
+
+class _Writes:
+    """After which statements of a step tensors of its state, or their gradients, are others."""
+
+    def __init__(self, step: Step) -> None:
+        self._tensors = [tensor for _, tensor in step.state.tensors()]
+        self._marks: list[tuple[int, list[int], list[Any]]] = []
+
+    def mark(self, place: int) -> None:
+        """A statement is about to run."""
+        versions = [_memory.version_of(tensor) for tensor in self._tensors]
+        self._marks.append((place, versions, [tensor.grad for tensor in self._tensors]))
+
+    def last_place(self) -> int:
+        """The last statement that has written; below 0 if none has."""
+        self.mark(-1)
+        last = -1
+        for (place, versions, gradients), (_, now, later) in itertools.pairwise(self._marks):
+            replaced = (two is not None and one is not two for one, two in zip(gradients, later, strict=True))
+            if versions != now or any(replaced):
+                last = place
+        return last
