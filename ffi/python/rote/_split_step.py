@@ -28,6 +28,10 @@ class _Head(Step):
 
     refused: str = ""
 
+    def __init__(self, function: Callable[..., Any], state: Any, **options: Any) -> None:
+        super().__init__(function, state, **options)
+        self.ran = {}  # only code that runs is followed: what has the names of attributes in it may be the whole step
+
     def _refused(self, reason: str) -> None:
         if self.has_plan():
             super()._refused(reason)

@@ -7,8 +7,8 @@ returns the variables that the others use. The *tail* takes these and the argume
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import copy
 import functools
