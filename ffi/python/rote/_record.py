@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from ctypes import byref, c_uint32
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,8 @@ from ._metadata_reads import MetadataReads
 from ._native import c_text, check, error, lib
 from ._numbers import MAY_RAISE, MAY_RAISE_LATE, NO_INDEX, REFUSED
 from ._specs import spec_text
+
+_Number = TypeVar("_Number")
 
 
 def _is_step(code: types.CodeType) -> bool:
@@ -582,7 +584,7 @@ class Watch:
 
         return item
 
-    def _read(self, original: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+    def _read(self, original: Callable[[torch.Tensor], _Number], tensor: torch.Tensor) -> _Number:
         self.at_stop()
         return original(tensor)
 

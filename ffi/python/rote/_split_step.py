@@ -72,7 +72,9 @@ class SplitStep(Step):
             head, halves = self._head, self._halves
             if head is None or halves is None:
                 return super().call(args, kwargs)
-            falls, left = head.call(args, kwargs)
+            if self._host is not None:
+                self._host(*args, **kwargs)
+            falls, left = head.call(*halves.begin(args, kwargs))
             result = halves.end(left, args, kwargs) if falls else left
             is_new, self._is_new = self._is_new, False
             if is_new and falls and (anew := _found_anew(halves, left)):
@@ -142,7 +144,7 @@ class SplitStep(Step):
             return False
         if halves is None:
             return False
-        head = _Head(halves.head, self.given_state, **{**self._options, "plans": self.plans})
+        head = _Head(halves.head, self.given_state, **{**self._options, "plans": self.plans, "host": None})
         head.label = f"{self.name()} (until {halves.line})"
         self._head, self._halves, self._is_new = head, halves, True
         logging.getLogger("rote.record").info("%s is recorded without the rest, for: %s", head.label, self._why)

@@ -7,31 +7,41 @@ returns the variables that the others use. The *tail* takes these and the argume
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
 import copy
-import functools
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from . import _returns
-from ._identity import by_identity
-from ._return_places import DEFERRED, sees_variables
-from ._sources import Chain, Function, added_to, keep_source, names_in, node_of
+from . import _rewrite
+from ._rewrite import (
+    LATER,
+    OF_ITS_OWN,
+    body_of,
+    function_with,
+    in_place,
+    is_set_first,
+    is_stored,
+    loaded,
+    made_of,
+    mentioned,
+    named,
+    names_set,
+    of_comprehensions,
+    plain_function,
+    set_for_sure,
+    statements,
+    stored,
+    walk,
+)
+from ._sources import Chain, Function, added_to, names_in, node_of
 
-_LEFT = "what the head left"  # no variable of a script is named so, nor the two below
+_LEFT = "what the head left"  # no variable of a script is named so, nor the next two
 _MORE = "what else the head left"
-_MAKER = "what makes a half"
 _MARK = "what is told of each statement"
-_FUTURE = 0
-for _name in __future__.all_feature_names:
-    _FUTURE |= getattr(__future__, _name).compiler_flag
-_OF_ITS_OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_LATER = (*_OF_ITS_OWN, ast.GeneratorExp)  # what they name, they may use at another time
 #: What reads a tensor, and needs no graph of it.
 _READS = frozenset({"item", "detach", "tolist"})
 
@@ -48,10 +58,19 @@ class Halves:
     """The number of the statement with which the tail begins."""
     line: str
     """Where that stands, as ``file:line``."""
+    unused: frozenset[int | str]
+    """The arguments that the head does not name, by their places and names in a call."""
     names: tuple[str, ...]
     """Variables whose values the head gives the tail, in order."""
     chains: Mapping[str, Chain]
     """By which names the step has found what is in some of these."""
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, without those that are the tail's alone."""
+        if not self.unused:
+            return args, kwargs
+        left = tuple(None if place in self.unused else value for place, value in enumerate(args))
+        return left, {name: None if name in self.unused else value for name, value in kwargs.items()}
 
     def end(self, left: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the tail, with what the head has left in a call with these arguments, and returns its result."""
@@ -71,7 +90,7 @@ class Stop:
 def places(code: types.CodeType, stops: list[Stop]) -> list[int]:
     """At which of the outermost statements of a function a tail may begin, the best first. None if the function cannot
     be halved."""
-    body = _body(code)
+    body = body_of(code)
     last = [each for each in stops if not each.writes_later and each.later_ops <= each.ops]
     at = [_statement(body, each.at) for each in last[:1] or stops]
     uses = [_first_use(body, place) for place in at]
@@ -90,7 +109,7 @@ def _first_use(body: list[ast.stmt], at: int) -> int | None:
     match body[at] if at >= 0 else None:
         case ast.Assign(targets=[target]) if all(isinstance(each, ast.Name | ast.Tuple) for each in _targets(target)):
             names = {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
-            return next((i for i, each in enumerate(body) if i > at and _named(each) & names), None)
+            return next((i for i, each in enumerate(body) if i > at and named(each) & names), None)
     return None
 
 
@@ -98,103 +117,64 @@ def _targets(target: ast.expr) -> list[ast.expr]:
     return [target, *(target.elts if isinstance(target, ast.Tuple) else ())]
 
 
-def _named(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-
-
 def has_more_than_one(code: types.CodeType) -> bool:
     """Whether a function can be halved, as far as its own source tells."""
-    return len(_body(code)) > 1
-
-
-def _statements(node: Function) -> list[ast.stmt]:
-    return node.body if isinstance(node.body, list) else []
-
-
-@by_identity
-def _body(code: types.CodeType) -> list[ast.stmt]:
-    """The outermost statements of a function that can be halved; none of others."""
-    node = None if code.co_flags & DEFERRED else node_of(code)
-    if node is None or not isinstance(node.body, list):
-        return []
-    every = [each for statement in node.body for each in ast.walk(statement)]
-    if any(map(sees_variables, every)) or any(map(_is_private, every)):
-        return []
-    return node.body
-
-
-def _is_private(node: ast.AST) -> bool:
-    """Whether a part of the source has a name that Python writes otherwise within a class."""
-    name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)
-    return isinstance(name, str) and name.startswith("__") and not name.endswith("__")
+    return len(body_of(code)) > 1
 
 
 def halves(function: Any, at: int, anew: Set[str] = frozenset()) -> Halves | None:
     """A function halved at one of its outermost statements; None if that does not give the same. ``anew``: variables of
     which the tail finds the values itself, by the names that the step uses."""
-    plain = _plain(function)
+    plain = plain_function(function)
     node = None if plain is None else node_of(plain.__code__)
-    body = [] if plain is None else _body(plain.__code__)
+    body = [] if plain is None else body_of(plain.__code__)
     if plain is None or node is None or not 0 < at < len(body):
         return None
     first, last = body[:at], body[at:]
     left = _left(plain.__code__, node, first, last, anew)
     if left is None:
         return None
-    counted = frozenset(chain for each in _walk(last) if len(chain := names_in(added_to(each))) > 1)
-    head = _made(plain, _head(node, first, left), counted)
-    tail = _made(plain, _tail(node, first, last, left))
+    counted = frozenset(chain for each in walk(last) if len(chain := names_in(added_to(each))) > 1)
+    head = made_of(plain, _head(node, first, left), counted)
+    tail = made_of(plain, _tail(node, first, last, left))
     if head is None or tail is None:
         return None
     line = f"{plain.__code__.co_filename}:{last[0].lineno}"
-    return Halves(_in_place(function, head), _in_place(function, tail), at, line, tuple(left.always), left.chains)
+    unused = _unused(plain.__code__, set(mentioned(first)), bound=type(function) is types.MethodType)
+    return Halves(
+        in_place(function, head),
+        in_place(function, tail),
+        at,
+        line,
+        unused,
+        tuple(left.always),
+        left.chains,
+    )
+
+
+def _unused(code: types.CodeType, named: set[str], bound: bool) -> frozenset[int | str]:
+    """The arguments that are not among some names: by place, and by name where they may be given by name. Not the first
+    one, which `super()` uses."""
+    places = code.co_varnames[: code.co_argcount]
+    by_name = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+    by_place = [place - bound for place, name in enumerate(places) if place > 0 and name not in named]
+    return frozenset([*by_place, *(name for name in by_name if name not in named and name not in places[:1])])
 
 
 def marked(function: Any, mark: Callable[[int], None]) -> Callable[..., Any] | None:
     """A function that does the same, and calls ``mark`` before each of its outermost statements, with the number of the
     statement."""
-    plain = _plain(function)
+    plain = plain_function(function)
     node = None if plain is None else node_of(plain.__code__)
-    body = [] if plain is None else _body(plain.__code__)
+    body = [] if plain is None else body_of(plain.__code__)
     if plain is None or node is None or len(body) < 2:
         return None
-    notes = [ast.Expr(ast.Call(_loaded(_MARK), [ast.Constant(i)], [])) for i in range(len(body))]
+    notes = [ast.Expr(ast.Call(loaded(_MARK), [ast.Constant(i)], [])) for i in range(len(body))]
     both = [part for note, each in zip(notes, copy.deepcopy(body), strict=True) for part in (note, each)]
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):  # `global` may follow the docstring
         del both[0]
-    made = _made(plain, _function(node, both, body[0]), more={_MARK: mark})
-    return None if made is None else _in_place(function, made)
-
-
-def _plain(function: Any) -> types.FunctionType | None:
-    """The function that a captured function runs in the end."""
-    while True:
-        if type(function) is types.MethodType:
-            function = function.__func__
-        elif type(function) is not types.FunctionType:
-            return None
-        elif (inner := _returns.unwrapped(function)) is function:
-            return function
-        else:
-            function = inner
-
-
-def _in_place(function: Any, made: types.FunctionType) -> Any:
-    """What runs another function in the place of the one that a captured function runs in the end: bound to the same
-    object, and within the same functions of PyTorch, such as `torch.no_grad()` makes."""
-    if type(function) is types.MethodType:
-        return types.MethodType(_in_place(function.__func__, made), function.__self__)
-    if _returns.unwrapped(function) is function:
-        return made
-    code, cells = function.__code__, function.__closure__ or ()
-    at = code.co_freevars.index("func")
-    inner = types.CellType(_in_place(cells[at].cell_contents, made))
-    outer = types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, (*cells[:at], inner, *cells[at + 1 :])
-    )
-    outer.__kwdefaults__, outer.__qualname__ = function.__kwdefaults__, function.__qualname__
-    outer.__wrapped__ = inner.cell_contents  # type: ignore[attr-defined]
-    return outer
+    made = made_of(plain, function_with(node, both, body[0]), more={_MARK: mark})
+    return None if made is None else in_place(function, made)
 
 
 @dataclass(frozen=True)
@@ -211,19 +191,19 @@ class _Left:
 def _left(
     code: types.CodeType, node: Function, first: list[ast.stmt], last: list[ast.stmt], anew: Set[str]
 ) -> _Left | None:
-    arguments = _arguments(node)
-    own = {*code.co_varnames, *code.co_cellvars} - (_of_comprehensions(node) - _set(_statements(node)) - arguments)
-    set_first, set_last = _set(first), _set(last)
-    if any(name in own and name not in arguments | set_first for name in _mentioned(first)):
+    arguments = _rewrite.arguments(node)
+    own = {*code.co_varnames, *code.co_cellvars} - (of_comprehensions(node) - names_set(statements(node)) - arguments)
+    set_first, set_last = names_set(first), names_set(last)
+    if any(name in own and name not in arguments | set_first for name in mentioned(first)):
         return None  # a variable that is set later
-    captured = {name for each in _walk(first) if isinstance(each, _LATER) for name in _named(each)}
+    captured = {name for each in walk(first) if isinstance(each, LATER) for name in named(each)}
     if captured & own & set_last:
         return None  # by functions that may be called later
-    used = [name for name in _mentioned(last) if name in own and name in set_first and not _is_set_first(name, last)]
+    used = [name for name in mentioned(last) if name in own and name in set_first and not is_set_first(name, last)]
     chains = {name: chain for name, chain in _chains(first, own).items() if name in used}
     used = [name for name in used if name not in anew]
-    certain = arguments | _set_for_sure(first)
-    uses = [each for each in _walk(last) if isinstance(each, ast.Name)]
+    certain = arguments | set_for_sure(first)
+    uses = [each for each in walk(last) if isinstance(each, ast.Name)]
     reads = {id(each) for each in _read_only(last)}
     only_read = {name for name in used if all(id(each) in reads for each in uses if each.id == name)}
     return _Left(
@@ -237,8 +217,8 @@ def _left(
 
 def _chains(body: list[ast.stmt], own: set[str]) -> dict[str, Chain]:
     """The variables that stand for what is found by names, such as ``model = self.model``: the names."""
-    stores = Counter(each.id for each in _walk(body) if isinstance(each, ast.Name) and _is_stored(each))
-    attributes = {each.attr for each in _walk(body) if isinstance(each, ast.Attribute) and _is_stored(each)}
+    stores = Counter(each.id for each in walk(body) if isinstance(each, ast.Name) and is_stored(each))
+    attributes = {each.attr for each in walk(body) if isinstance(each, ast.Attribute) and is_stored(each)}
     found = {}
     for statement in body:
         match statement:
@@ -249,98 +229,9 @@ def _chains(body: list[ast.stmt], own: set[str]) -> dict[str, Chain]:
     return found
 
 
-def _is_stored(node: ast.Name | ast.Attribute) -> bool:
-    return not isinstance(node.ctx, ast.Load)
-
-
-def _arguments(node: Function) -> set[str]:
-    return {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
-
-
-def _walk(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    for statement in body:
-        yield from ast.walk(statement)
-
-
-def _mentioned(body: list[ast.stmt]) -> list[str]:
-    """The variables in statements, in order, each once."""
-    found = [each.id for each in _walk(body) if isinstance(each, ast.Name)]
-    return list(dict.fromkeys([*found, *_set(body)]))
-
-
-def _set(body: Sequence[ast.stmt]) -> set[str]:
-    """The variables that statements set or delete. Those of functions inside are among them."""
-    found = set()
-    inner = {id(name) for each in _walk(body) for name in _targets_of(each)}
-    for each in _walk(body):
-        match each:
-            case ast.Name() if id(each) in inner:
-                pass
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-                found.add(name)
-            case ast.alias(name=name, asname=other):
-                found.add(other or name.partition(".")[0])
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                found.add(name)
-            case (
-                ast.ExceptHandler(name=str() as name)
-                | ast.MatchAs(name=str() as name)
-                | ast.MatchStar(name=str() as name)
-            ):
-                found.add(name)
-            case ast.MatchMapping(rest=str() as name):
-                found.add(name)
-            case ast.Global(names=names) | ast.Nonlocal(names=names):
-                found.update(names)
-    return found
-
-
-def _targets_of(node: ast.AST) -> Iterator[ast.Name]:
-    """The variables of a comprehension, which only it knows."""
-    if isinstance(node, ast.comprehension):
-        yield from (each for each in ast.walk(node.target) if isinstance(each, ast.Name))
-
-
-def _of_comprehensions(node: Function) -> set[str]:
-    return {name.id for each in ast.walk(node) for name in _targets_of(each)}
-
-
-def _set_for_sure(body: list[ast.stmt]) -> set[str]:
-    """The variables that statements have set when they have run, and have not deleted."""
-    found: set[str] = set()
-    for statement in body:
-        match statement:
-            case ast.Assign(targets=targets):
-                found.update(each for target in targets for each in _plain_names(target))
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
-                found.add(name)
-    deleted = {each.id for each in _walk(body) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Del)}
-    return found - deleted
-
-
-def _plain_names(target: ast.expr) -> list[str]:
-    match target:
-        case ast.Name(id=name):
-            return [name]
-        case ast.Tuple(elts=items) | ast.List(elts=items):
-            return [name for item in items for name in _plain_names(item)]
-        case ast.Starred(value=inner):
-            return _plain_names(inner)
-    return []
-
-
-def _is_set_first(name: str, body: list[ast.stmt]) -> bool:
-    """Whether statements set a variable before they use it."""
-    first = next(each for each in body if name in _mentioned([each]))
-    match first:
-        case ast.Assign(targets=targets, value=value):
-            return name in [each for target in targets for each in _plain_names(target)] and name not in _named(value)
-    return False
-
-
 def _read_only(body: list[ast.stmt]) -> Iterator[ast.Name]:
     """The places where statements only read the tensor in a variable."""
-    for each in _walk(body):
+    for each in walk(body):
         match each:
             case ast.Call(func=ast.Attribute(value=ast.Name() as name, attr=attribute)) if attribute in _READS:
                 yield name
@@ -357,35 +248,38 @@ class _Returns(ast.NodeTransformer):
         return ast.copy_location(ast.Return(pair), node)
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        return node if isinstance(node, _OF_ITS_OWN) else super().generic_visit(node)
+        return node if isinstance(node, OF_ITS_OWN) else super().generic_visit(node)
 
 
 def _head(node: Function, first: list[ast.stmt], left: _Left) -> ast.FunctionDef:
     body = [_Returns().visit(each) for each in copy.deepcopy(first)]
     known: list[ast.expr] = [_value(name, left) for name in left.always]
     if left.sometimes:
-        body.append(ast.Assign([_stored(_MORE)], ast.Dict([], [])))
+        body.append(ast.Assign([stored(_MORE)], ast.Dict([], [])))
         for name in left.sometimes:
-            entry = ast.Subscript(_loaded(_MORE), ast.Constant(name), ast.Store())
-            unset = ast.ExceptHandler(_loaded("NameError"), None, [ast.Pass()])
+            entry = ast.Subscript(loaded(_MORE), ast.Constant(name), ast.Store())
+            unset = ast.ExceptHandler(loaded("NameError"), None, [ast.Pass()])
             body.append(ast.Try([ast.Assign([entry], _value(name, left))], [unset], [], []))
-        known.append(_loaded(_MORE))
+        known.append(loaded(_MORE))
     body.append(ast.Return(ast.Tuple([ast.Constant(True), ast.Tuple(known, ast.Load())], ast.Load())))
-    return _function(node, body, first[-1])
+    return function_with(node, body, first[-1])
 
 
 def _tail(node: Function, first: list[ast.stmt], last: list[ast.stmt], left: _Left) -> ast.FunctionDef:
-    declared = [each for each in _walk(first) if isinstance(each, ast.Global | ast.Nonlocal)]
+    declared = [each for each in walk(first) if isinstance(each, ast.Global | ast.Nonlocal)]
     body: list[ast.stmt] = list(copy.deepcopy(declared))
-    names: list[ast.expr] = [_stored(name) for name in (*left.always, *([_MORE] if left.sometimes else []))]
-    body.append(ast.Assign([ast.Tuple(names, ast.Store())], _loaded(_LEFT)))
+    names: list[ast.expr] = [stored(name) for name in (*left.always, *([_MORE] if left.sometimes else []))]
+    body.append(ast.Assign([ast.Tuple(names, ast.Store())], loaded(_LEFT)))
     for name, (root, *more) in left.anew.items():
-        body.append(ast.Assign([_stored(name)], functools.reduce(_attribute, more, _loaded(root))))
+        found: ast.expr = loaded(root)
+        for each in more:
+            found = ast.Attribute(found, each, ast.Load())
+        body.append(ast.Assign([stored(name)], found))
     for name in left.sometimes:
-        is_set = ast.Compare(ast.Constant(name), [ast.In()], [_loaded(_MORE)])
-        entry = ast.Subscript(_loaded(_MORE), ast.Constant(name), ast.Load())
-        body.append(ast.If(is_set, [ast.Assign([_stored(name)], entry)], []))
-    made = _function(node, [*body, *copy.deepcopy(last)], last[0])
+        is_set = ast.Compare(ast.Constant(name), [ast.In()], [loaded(_MORE)])
+        entry = ast.Subscript(loaded(_MORE), ast.Constant(name), ast.Load())
+        body.append(ast.If(is_set, [ast.Assign([stored(name)], entry)], []))
+    made = function_with(node, [*body, *copy.deepcopy(last)], last[0])
     made.args.kwonlyargs.append(ast.arg(_LEFT))
     made.args.kw_defaults.append(None)
     return made
@@ -394,86 +288,7 @@ def _tail(node: Function, first: list[ast.stmt], last: list[ast.stmt], left: _Le
 def _value(name: str, left: _Left) -> ast.expr:
     """The value of a variable, without the graph of a tensor that is only read."""
     if name not in left.only_read:
-        return _loaded(name)
-    detached = ast.Call(ast.Attribute(_loaded(name), "detach", ast.Load()), [], [])
-    has = ast.Call(_loaded("hasattr"), [_loaded(name), ast.Constant("detach")], [])
-    return ast.IfExp(has, detached, _loaded(name))
-
-
-def _attribute(value: ast.expr, name: str) -> ast.expr:
-    return ast.Attribute(value, name, ast.Load())
-
-
-def _loaded(name: str) -> ast.Name:
-    return ast.Name(name, ast.Load())
-
-
-def _stored(name: str) -> ast.Name:
-    return ast.Name(name, ast.Store())
-
-
-def _function(node: Function, body: list[ast.stmt], at: ast.stmt) -> ast.FunctionDef:
-    """A function with other statements. ``at``: where those stand that are not written in the source."""
-    made = _empty(getattr(node, "name", ""))
-    made.args, made.body = copy.deepcopy(node.args), body
-    for each in ast.walk(made.args):
-        if isinstance(each, ast.arg):
-            each.annotation = None
-    made.args.defaults = [ast.Constant(None) for _ in made.args.defaults]
-    made.args.kw_defaults = [each and ast.Constant(None) for each in made.args.kw_defaults]
-    ast.copy_location(made, node)
-    for statement in body:
-        if not hasattr(statement, "lineno"):
-            ast.copy_location(statement, at)
-        ast.fix_missing_locations(statement)
-    return ast.fix_missing_locations(made)
-
-
-def _empty(name: str) -> ast.FunctionDef:
-    made = ast.parse("def f(): pass").body[0]
-    assert isinstance(made, ast.FunctionDef)
-    made.name = name
-    return made
-
-
-def _made(
-    function: types.FunctionType,
-    node: ast.FunctionDef,
-    counted: frozenset[Chain] = frozenset(),
-    more: Mapping[str, Any] = types.MappingProxyType({}),
-) -> types.FunctionType | None:
-    """The function of a source, in the place of another one. ``counted``: what counts when it has run; ``more``: other
-    variables that it uses."""
-    code = function.__code__
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    cells.update((name, types.CellType(value)) for name, value in more.items())
-    given = ast.arguments([], [ast.arg(name) for name in cells], None, [], [], None, [])
-    maker = _empty(_MAKER)
-    maker.args, maker.body = given, [node]
-    ast.copy_location(maker, node)
-    module = ast.fix_missing_locations(ast.Module([maker], []))
-    try:
-        whole = compile(module, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return None
-    made = next(each for each in _codes_in(whole) if each.co_name == _MAKER)
-    inner = _renamed(next(_codes_in(made)), f"{_MAKER}.<locals>.{node.name}", code.co_qualname)
-    if not set(inner.co_freevars) <= cells.keys():
-        return None
-    keep_source(inner, node, counted)
-    closure = tuple(cells[name] for name in inner.co_freevars)
-    half = types.FunctionType(inner, function.__globals__, function.__name__, function.__defaults__, closure)
-    half.__kwdefaults__ = function.__kwdefaults__
-    half.__qualname__ = function.__qualname__
-    half.__module__ = function.__module__
-    return half
-
-
-def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    return (each for each in code.co_consts if isinstance(each, types.CodeType))
-
-
-def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
-    """Code with the qualified names that it has in the script."""
-    inner = tuple(_renamed(each, old, new) if isinstance(each, types.CodeType) else each for each in code.co_consts)
-    return code.replace(co_consts=inner, co_qualname=code.co_qualname.replace(old, new, 1))
+        return loaded(name)
+    detached = ast.Call(ast.Attribute(loaded(name), "detach", ast.Load()), [], [])
+    has = ast.Call(loaded("hasattr"), [loaded(name), ast.Constant("detach")], [])
+    return ast.IfExp(has, detached, loaded(name))
