@@ -7,6 +7,7 @@ for tokens, labels in loader:
 
 from . import logging, propagation
 from ._capture import Captured, capture, capture_module
+from ._capture_loops import CapturedLoops, capture_loops
 from ._native import LogCallback, lib
 from ._propagate import Propagation, propagate
 from ._region import CapturedModule
@@ -21,6 +22,7 @@ lib.rote_set_log(_log_callback)
 
 __all__ = [
     "Captured",
+    "CapturedLoops",
     "CapturedModule",
     "Propagation",
     "RecordingRefused",
@@ -28,6 +30,7 @@ __all__ = [
     "VerificationError",
     "__version__",
     "capture",
+    "capture_loops",
     "capture_module",
     "logging",
     "propagate",

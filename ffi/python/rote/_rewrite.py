@@ -132,6 +132,12 @@ def of_comprehensions(node: Function) -> set[str]:
     return {name.id for each in ast.walk(node) for name in targets_of(each)}
 
 
+def own_names(code: types.CodeType, node: Function) -> set[str]:
+    """The variables of a function. Those of its comprehensions are none."""
+    inner = of_comprehensions(node) - names_set(statements(node)) - arguments(node)
+    return {*code.co_varnames, *code.co_cellvars} - inner
+
+
 def set_for_sure(body: list[ast.stmt]) -> set[str]:
     """The variables that statements have set when they have run, and have not deleted."""
     found: set[str] = set()
@@ -173,6 +179,16 @@ def stored(name: str) -> ast.Name:
     return ast.Name(name, ast.Store())
 
 
+def unless_unset(body: list[ast.stmt], otherwise: list[ast.stmt]) -> ast.Try:
+    """Statements that give way to others where a variable in them is not set."""
+    return ast.Try(body, [ast.ExceptHandler(loaded("NameError"), None, otherwise)], [], [])
+
+
+def if_set(target: ast.expr, value: ast.expr) -> ast.Try:
+    """An assignment that is left out where a variable in the value is not set."""
+    return unless_unset([ast.Assign([target], value)], [ast.Pass()])
+
+
 def function_with(node: Function, body: list[ast.stmt], at: ast.stmt) -> ast.FunctionDef:
     """A function with other statements. ``at``: where those stand that are not written in the source."""
     made = empty_function(getattr(node, "name", ""))
@@ -201,13 +217,13 @@ def made_of(
     function: types.FunctionType,
     node: ast.FunctionDef,
     counted: frozenset[Chain] = frozenset(),
-    more: Mapping[str, Any] = types.MappingProxyType({}),
+    more: Mapping[str, types.CellType] = types.MappingProxyType({}),
 ) -> types.FunctionType | None:
     """The function of a source, in the place of another one. ``counted``: what counts when it has run; ``more``: other
     variables that it uses."""
     code = function.__code__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    cells.update((name, types.CellType(value)) for name, value in more.items())
+    cells.update(more)
     given = ast.arguments([], [ast.arg(name) for name in cells], None, [], [], None, [])
     maker = empty_function(_MAKER)
     maker.args, maker.body = given, [node]

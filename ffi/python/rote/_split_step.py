@@ -15,6 +15,9 @@ from ._step import Stats, Step
 
 # A first part is given up if all that ran before the read is more than so many times what its plan has.
 _SLIGHT = 4
+# Recordings in a row of the whole step, each with other guards than the one before.
+_PATIENCE = 3
+_DIFFER = "no two recordings in a row were made under the same guards"
 _SUMS = ("calls", "recordings", "replays", "altered", "kept", "exchanges", "verified", "fallbacks")
 
 
@@ -55,7 +58,9 @@ class SplitStep(Step):
         self._options = options
         self._code = _returns.code_of(function) if tail else None
         self._stops: list[_tails.Stop] = []  # of the recording that has just ended
-        self._why = ""  # the whole step cannot be replayed
+        self._why = ""  # the whole step is not replayed
+        self._is_refused = False  # and cannot be
+        self._in_vain = 0  # recordings in a row that have led to no plan
         self._begins: list[int] = []  # the statements with which a tail may begin, the next one last
         self._tried: set[int] = set()  # of these
         self._looks = self._has_looked = False  # the next eager call tells where the step writes
@@ -108,6 +113,9 @@ class SplitStep(Step):
 
     def _kept(self, outcome: dict[str, Any], recording: Recording) -> None:
         self._stops = recording.stops
+        self._in_vain = 0 if "variant" in outcome or outcome["outcome"] == "refused" else self._in_vain + 1
+        if self._in_vain == _PATIENCE and self._code is not None and not self._why and not self._agrees:
+            self._begin_halves(_DIFFER, _tails.places(self._code, self._stops))
 
     def _refused(self, reason: str) -> None:
         if self._looks:
@@ -115,9 +123,13 @@ class SplitStep(Step):
         if self._code is None or self._why or self._agrees:
             super()._refused(reason)
             return
-        self._why = reason
+        self._is_refused = True
+        self._begin_halves(reason, _tails.places(self._code, self._stops))
+
+    def _begin_halves(self, why: str, places: list[int]) -> None:
+        self._why = why
         self._ops = max((stop.ops for stop in self._stops), default=0)
-        self._begins = _tails.places(self._code, self._stops)[::-1]
+        self._begins = places[::-1]
         self._split()
 
     def _split(self) -> None:
@@ -131,7 +143,7 @@ class SplitStep(Step):
         self._give_up()
         self._looks = not self._has_looked and self._code is not None and _tails.has_more_than_one(self._code)
         self._has_looked = True
-        if not self._looks:
+        if not self._looks and self._is_refused:
             super()._refused(self._why)
 
     def _halve(self, place: int, anew: Set[str] = frozenset()) -> bool:

@@ -22,6 +22,7 @@ from ._rewrite import (
     OF_ITS_OWN,
     body_of,
     function_with,
+    if_set,
     in_place,
     is_set_first,
     is_stored,
@@ -30,10 +31,9 @@ from ._rewrite import (
     mentioned,
     named,
     names_set,
-    of_comprehensions,
+    own_names,
     plain_function,
     set_for_sure,
-    statements,
     stored,
     walk,
 )
@@ -173,7 +173,7 @@ def marked(function: Any, mark: Callable[[int], None]) -> Callable[..., Any] | N
     both = [part for note, each in zip(notes, copy.deepcopy(body), strict=True) for part in (note, each)]
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):  # `global` may follow the docstring
         del both[0]
-    made = made_of(plain, function_with(node, both, body[0]), more={_MARK: mark})
+    made = made_of(plain, function_with(node, both, body[0]), more={_MARK: types.CellType(mark)})
     return None if made is None else in_place(function, made)
 
 
@@ -192,7 +192,7 @@ def _left(
     code: types.CodeType, node: Function, first: list[ast.stmt], last: list[ast.stmt], anew: Set[str]
 ) -> _Left | None:
     arguments = _rewrite.arguments(node)
-    own = {*code.co_varnames, *code.co_cellvars} - (of_comprehensions(node) - names_set(statements(node)) - arguments)
+    own = own_names(code, node)
     set_first, set_last = names_set(first), names_set(last)
     if any(name in own and name not in arguments | set_first for name in mentioned(first)):
         return None  # a variable that is set later
@@ -258,8 +258,7 @@ def _head(node: Function, first: list[ast.stmt], left: _Left) -> ast.FunctionDef
         body.append(ast.Assign([stored(_MORE)], ast.Dict([], [])))
         for name in left.sometimes:
             entry = ast.Subscript(loaded(_MORE), ast.Constant(name), ast.Store())
-            unset = ast.ExceptHandler(loaded("NameError"), None, [ast.Pass()])
-            body.append(ast.Try([ast.Assign([entry], _value(name, left))], [unset], [], []))
+            body.append(if_set(entry, _value(name, left)))
         known.append(loaded(_MORE))
     body.append(ast.Return(ast.Tuple([ast.Constant(True), ast.Tuple(known, ast.Load())], ast.Load())))
     return function_with(node, body, first[-1])

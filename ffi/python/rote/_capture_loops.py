@@ -1,0 +1,114 @@
+"""``rote.capture_loops``, and the function with captured loops that it returns."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+from . import _loops
+from ._capture import Captured, capture
+from ._step import Stats
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result", covariant=True)
+
+
+class CapturedLoops(Generic[Arguments, Result]):
+    """A function with captured loops. Call it as the function it stands for.
+
+    ``stats`` and ``explain()`` are of the turns of its loops. All other attributes are the original function's.
+    """
+
+    def __init__(self, function: Callable[Arguments, Result], made: Any, turns: list[Captured[..., Any]]) -> None:
+        self._made = made
+        self._turns = turns
+        self.__wrapped__ = function
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return self._made(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Binds to an instance as a function does."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    @property
+    def stats(self) -> dict[str, Stats]:
+        """The present values of the counters, by the names of the loops: ``train (line 12)``."""
+        return {turn.__qualname__: turn.stats for turn in self._turns}
+
+    def explain(self) -> str:
+        """The report of each loop, as :meth:`Captured.explain` has it."""
+        return "\n\n".join(f"{turn.__qualname__}\n{turn.explain()}" for turn in self._turns)
+
+
+@overload
+def capture_loops(
+    fn: Callable[Arguments, Result],
+    *,
+    state: Any = ...,
+    plans: str | Path | None = ...,
+    strict: bool = ...,
+    verify: int = ...,
+    verify_every: int = ...,
+    propagation: Literal["torch", "rote"] = ...,
+    max_variants: int = ...,
+    ignore: Sequence[str] = ...,
+    passes: str | Sequence[str] = ...,
+) -> CapturedLoops[Arguments, Result]: ...
+@overload
+def capture_loops(
+    fn: None = None,
+    *,
+    state: Any = ...,
+    plans: str | Path | None = ...,
+    strict: bool = ...,
+    verify: int = ...,
+    verify_every: int = ...,
+    propagation: Literal["torch", "rote"] = ...,
+    max_variants: int = ...,
+    ignore: Sequence[str] = ...,
+    passes: str | Sequence[str] = ...,
+) -> Callable[[Callable[Arguments, Result]], CapturedLoops[Arguments, Result]]: ...
+def capture_loops(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Captures what the loops of a function do in each turn: ``for x, y in loader: ...``.
+
+    For scripts that have no function for a step. Each turn is captured as :func:`capture` captures a step: recorded in
+    the first turns, and replayed from then on, across all calls of the function. What a turn does on the host after its
+    last op (``total += loss.item()``, ``if i % 100 == 0: print(...)``, ``break``) runs as it is written. The function
+    may stay as it is. Usable as a call or as a decorator, also of a method.
+
+    The innermost loops that call ``backward`` are captured. If there are none, as in a function that evaluates, it is
+    the innermost ``for`` loops that set a variable to the result of a call.
+
+    Args:
+        fn: the function. Its source must be available.
+        state, plans, strict, verify, verify_every, propagation, max_variants, ignore, passes: as :func:`capture` has
+            them, for each loop.
+
+    Returns:
+        A callable with the signature of ``fn``, and with ``stats``, by loops, and ``explain()``.
+
+    Raises:
+        ValueError: no loop of the function can be captured. The message says why.
+    """
+
+    def wrap(function: Callable[..., Any]) -> CapturedLoops[..., Any]:
+        turns: list[Captured[..., Any]] = []
+
+        def captured(turn: types.FunctionType) -> Captured[..., Any]:
+            turns.append(capture(turn, **options))
+            return turns[-1]
+
+        try:
+            made = _loops.remade(function, captured)
+        except _loops.NotCapturedError as problem:
+            name = getattr(function, "__qualname__", type(function).__name__)
+            raise ValueError(f"no loop of {name} can be captured: {problem}") from None
+        return CapturedLoops(function, made, turns)
+
+    return wrap if fn is None else wrap(fn)

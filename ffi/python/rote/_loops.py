@@ -1,0 +1,425 @@
+"""Loops whose turns are captured: ``for x, y in loader: ...`` in a function that trains for an epoch.
+
+From the source of the function another one is made. What the loop does in one turn becomes a function of its own, which
+is captured as a step is. It takes the variables that a turn changes, or finds changed, and returns those that the
+function uses later. What a turn only reads it finds in cells, which the loop fills: the model, the optimizer, settings.
+``continue``, ``break`` and ``return`` become results.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from . import _rewrite
+from ._rewrite import LATER, OF_ITS_OWN, loaded, mentioned, named, names_set, plain_names, stored, walk
+from ._sources import Function, node_of
+
+Loop = ast.For | ast.While
+_TURN = "turn {}"  # no variable of a script is named so, nor any of those below
+_CELLS = "cells of turn {}"
+_LEFT = "what a turn has left"
+_MORE = "what else a turn has left"
+_VALUE = "{}, or nothing"
+_IS_SET = "whether {} is set"
+_READ, _SET = "read", "set"  # what statements do with a variable first
+_NEXT, _BREAK, _RETURN = range(3)
+
+
+class NotCapturedError(ValueError):
+    """No loop of a function can be captured; says why."""
+
+
+def remade(function: Any, capture: Callable[[types.FunctionType], Callable[..., Any]]) -> Any:
+    """A function that does the same, with what ``capture`` makes of the turns of its loops. Raises
+    :class:`NotCapturedError`."""
+    plain = _rewrite.plain_function(function)
+    node = None if plain is None else node_of(plain.__code__)
+    if plain is None or node is None or not _rewrite.body_of(plain.__code__):
+        raise NotCapturedError(
+            "it is no function of Python's whose source is known, or it is a generator, or gets at its variables "
+            "otherwise than by their names (locals, eval)"
+        )
+    return _rewrite.in_place(function, _Function(plain, node, capture).made())
+
+
+class _Function:
+    """A function that is being made anew."""
+
+    def __init__(
+        self, function: types.FunctionType, node: Function, capture: Callable[[types.FunctionType], Callable[..., Any]]
+    ) -> None:
+        self._function = function
+        self._node = copy.deepcopy(node)
+        self._capture = capture
+        self._body = _rewrite.statements(self._node)
+        self._own = _rewrite.own_names(function.__code__, node)
+        self._more: dict[str, types.CellType] = {}  # what the new function uses beside its variables
+        self._why: list[str] = []
+        every = list(walk(self._body))
+        self._chosen = set(map(id, _chosen(self._body)))
+        self._loads = [each for each in every if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)]
+        self._captured = [(id(each), named(each)) for each in every if isinstance(each, LATER)]
+        self._nonlocal = {name for each in every if isinstance(each, ast.Nonlocal) for name in each.names}
+        self._declared: list[ast.stmt] = [each for each in every if isinstance(each, ast.Global | ast.Nonlocal)]
+
+    def made(self) -> types.FunctionType:
+        """The new function."""
+        body, _ = self._block(self._body, _rewrite.arguments(self._node), handled=False)
+        if not self._more:
+            raise NotCapturedError("; ".join(self._why) or "it has no loop that trains, or that calls a model")
+        whole = _rewrite.function_with(self._node, body, self._body[0])
+        made = _rewrite.made_of(self._function, whole, more=self._more)
+        if made is None:
+            raise NotCapturedError("its source cannot be compiled again")
+        return made
+
+    # -- statements -----------------------------------------------------------------
+
+    def _block(self, body: list[ast.stmt], known: set[str], handled: bool) -> tuple[list[ast.stmt], set[str] | None]:
+        """Statements with captured loops, and the variables that are set when they have run; None if what follows
+        never runs. ``known``: the variables that are set before them; ``handled``: whether the function handles errors
+        in them."""
+        made: list[ast.stmt] = []
+        set_: set[str] | None = set(known)
+        for each in body:
+            if set_ is None:
+                made.append(each)
+                continue
+            new, set_ = self._statement(each, set_, handled)
+            made += new
+        return made, set_
+
+    def _statement(self, node: ast.stmt, known: set[str], handled: bool) -> tuple[list[ast.stmt], set[str] | None]:
+        match node:
+            case ast.For() | ast.While() if id(node) in self._chosen:
+                made = self._loop(node, known, handled)
+                return made, known
+            case ast.For(target=target, body=body, orelse=otherwise):
+                node.body, _ = self._block(body, known.union(plain_names(target)), handled)
+                node.orelse, _ = self._block(otherwise, known, handled)
+            case ast.While(body=body, orelse=otherwise):
+                node.body, _ = self._block(body, known, handled)
+                node.orelse, _ = self._block(otherwise, known, handled)
+            case ast.If(body=body, orelse=otherwise):
+                node.body, one = self._block(body, known, handled)
+                node.orelse, other = self._block(otherwise, known, handled)
+                both = [each for each in (one, other) if each is not None]
+                return [node], set.intersection(*both) if both else None
+            case ast.With(items=items, body=body):
+                names = [name for item in items if item.optional_vars for name in plain_names(item.optional_vars)]
+                node.body, after = self._block(body, known.union(names), handled)
+                return [node], known if after is None else after
+            case ast.Try(body=body, handlers=handlers, orelse=otherwise, finalbody=last):
+                node.body, _ = self._block(body, known, handled=True)
+                for each in handlers:
+                    each.body, _ = self._block(each.body, known, handled)
+                node.orelse, _ = self._block(otherwise, known, handled=True)
+                node.finalbody, _ = self._block(last, known, handled)
+            case ast.Return() | ast.Raise() | ast.Break() | ast.Continue():
+                return [node], None
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                return [node], known | {name}
+            case ast.Import() | ast.ImportFrom():
+                return [node], known | names_set([node])
+            case _:
+                deleted = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _deletes(each)}
+                return [node], (known | _rewrite.set_for_sure([node])) - deleted
+        return [node], known
+
+    # -- loops ------------------------------------------------------------------------
+
+    def _loop(self, loop: Loop, known: set[str], handled: bool) -> list[ast.stmt]:
+        why = self._why_not(loop, handled)
+        if why:
+            self._why.append(f"the loop in line {loop.lineno} {why}")
+            return [loop]
+        number = len(self._more) // 2
+        targets = plain_names(loop.target) if isinstance(loop, ast.For) else []
+        turn = _Turn(loop, self._own, known.union(targets), self._outside(loop), self._declared)
+        cells = [types.CellType() for _ in turn.found]
+        function = _rewrite.made_of(
+            self._function,
+            turn.function(f"{self._function.__name__}, line {loop.lineno}"),
+            more=dict(zip(turn.found, cells, strict=True)),
+        )
+        if function is None:
+            self._why.append(f"the loop in line {loop.lineno} cannot be compiled by itself")
+            return [loop]
+        function.__name__ = f"{self._function.__name__} (line {loop.lineno})"
+        function.__qualname__ = f"{self._function.__qualname__} (line {loop.lineno})"
+        function.__defaults__ = function.__kwdefaults__ = None
+        self._more[_TURN.format(number)] = types.CellType(self._capture(function))
+        self._more[_CELLS.format(number)] = types.CellType(tuple(cells))
+        first = loop.body[0]
+        loop.body = [_placed(each, first) for each in turn.calls(_TURN.format(number), _CELLS.format(number))]
+        return [loop]
+
+    def _why_not(self, loop: Loop, handled: bool) -> str:
+        """Why a loop cannot be captured."""
+        every = list(walk(loop.body))
+        mine = set(map(id, every))
+        targets = plain_names(loop.target) if isinstance(loop, ast.For) else []
+        changed = names_set(loop.body).union(targets) & self._own
+        names = {name for place, names in self._captured if place not in mine for name in names}
+        if changed & names:
+            return f"changes a variable that a function sees: {min(changed & names)}"
+        if self._nonlocal & set(mentioned(loop.body)) & self._own:
+            return "names a variable that a function inside changes"
+        if any(isinstance(each, ast.Name) and each.id == "super" for each in every):
+            return "calls super()"
+        outside = self._outside(loop)
+        if {each.id for each in every if isinstance(each, ast.Name) and _deletes(each)} & outside & self._own:
+            return "deletes a variable that is used elsewhere"
+        if handled and (changed & outside or any(isinstance(each, ast.Return) for each in every)):
+            return "sets variables under a `try`: what comes after an error would find them otherwise"
+        return ""
+
+    def _outside(self, loop: Loop) -> set[str]:
+        """The variables that the function uses outside of the body of a loop."""
+        inside = {id(each) for each in walk(loop.body)}
+        return {each.id for each in self._loads if id(each) not in inside}
+
+
+def _deletes(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Del)
+
+
+def _placed(statement: ast.stmt, at: ast.stmt) -> ast.stmt:
+    if not hasattr(statement, "lineno"):
+        ast.copy_location(statement, at)
+    return ast.fix_missing_locations(statement)
+
+
+def _chosen(body: list[ast.stmt]) -> list[Loop]:
+    """The innermost loops that train; if no loop does, the innermost loops that call something by a plain name, or by
+    an attribute of `self`."""
+    loops = [each for each in _outer_nodes(body) if isinstance(each, Loop)]
+    found = [each for each in loops if _trains(each)]
+    found = found or [each for each in loops if isinstance(each, ast.For) and _calls_something(each)]
+    known = set(map(id, found))
+    return [each for each in found if known.isdisjoint(map(id, walk(each.body)))]
+
+
+def _outer_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """All parts of statements, but for those of functions inside."""
+    left: list[ast.AST] = [*body]
+    while left:
+        each = left.pop()
+        if not isinstance(each, OF_ITS_OWN):
+            yield each
+            left += ast.iter_child_nodes(each)
+
+
+def _trains(loop: Loop) -> bool:
+    return any(isinstance(each, ast.Attribute) and each.attr == "backward" for each in _outer_nodes(loop.body))
+
+
+def _calls_something(loop: Loop) -> bool:
+    assigned = [each.value for each in _outer_nodes(loop.body) if isinstance(each, ast.Assign)]
+    return any(isinstance(value, ast.Call) and isinstance(value.func, ast.Name | ast.Attribute) for value in assigned)
+
+
+class _Turn:
+    """What one turn of a loop does, as a function."""
+
+    def __init__(self, loop: Loop, own: set[str], known: set[str], outside: set[str], declared: list[ast.stmt]) -> None:
+        """``known``: the variables that are set where a turn begins; ``outside``: those that are used elsewhere;
+        ``declared``: which are others' variables."""
+        self._loop, self._known = loop, known
+        body = loop.body
+        targets = plain_names(loop.target) if isinstance(loop, ast.For) else []
+        set_ = names_set(body) & own
+        used = [name for name in mentioned(body) if name in own]
+        self._taken = [name for name in used if name in set_.union(targets) and _first_use(name, body) == _READ]
+        self._unsure = [name for name in self._taken if name not in known]
+        self.found = [name for name in used if name not in set_.union(targets)]
+        """The variables that a turn only reads."""
+        left = [name for name in used if name in set_ and (name in outside or name in self._taken)]
+        exits = list(_exits(body))
+        leaves_early = any(not isinstance(each, ast.Return) for each in exits)
+        certain = {*self._taken, *(() if leaves_early else _rewrite.set_for_sure(body))} - {*self._unsure}
+        self._always = [name for name in left if name in certain]
+        self._sometimes = [name for name in left if name not in certain]
+        self._has = {type(each) for each in exits}
+        self._declared = [each for each in declared if not {*mentioned(body)}.isdisjoint(each.names)]  # type: ignore[attr-defined]
+
+    def function(self, name: str) -> ast.FunctionDef:
+        """The turn as a function of the variables that it takes."""
+        loop = self._loop
+        body: list[ast.stmt] = []
+        unsure = [*self._unsure]
+        for each in copy.deepcopy(loop.body):
+            for one in [name for name in unsure if name in mentioned([each])]:
+                unsure.remove(one)
+                is_unset = ast.UnaryOp(ast.Not(), loaded(_IS_SET.format(one)))
+                body.append(_placed(ast.If(is_unset, [ast.Delete([ast.Name(one, ast.Del())])], []), each))
+            made = _Exits(self._exit).visit(each)
+            body += made if isinstance(made, list) else [made]
+        body += [_placed(each, loop.body[-1]) for each in self._exit(_NEXT, None)]
+        like = _rewrite.empty_function(name)
+        taken = [*self._taken, *map(_IS_SET.format, self._unsure)]
+        like.args = ast.arguments([], [ast.arg(each) for each in taken], None, [], [], None, [])
+        ast.copy_location(like, loop)
+        return _rewrite.function_with(like, [*copy.deepcopy(self._declared), *body], loop.body[0])
+
+    def _exit(self, how: int, value: ast.expr | None) -> list[ast.stmt]:
+        """Statements that end a turn. ``value``: what the whole function returns."""
+        made: list[ast.stmt] = []
+        always: list[ast.expr] = [loaded(name) for name in self._always] if how != _RETURN else []
+        more: ast.expr = ast.Constant(None)
+        if self._sometimes and how != _RETURN:
+            made.append(ast.Assign([stored(_MORE)], ast.Dict([], [])))
+            made += [_rewrite.if_set(_entry(name, ast.Store()), loaded(name)) for name in self._sometimes]
+            more = loaded(_MORE)
+        parts = [ast.Constant(how), value or ast.Constant(None), ast.Tuple(always, ast.Load()), more]
+        return [*made, ast.Return(ast.Tuple(parts, ast.Load()))]
+
+    def calls(self, turn: str, cells: str) -> list[ast.stmt]:
+        """The body of the loop that calls it."""
+        made: list[ast.stmt] = []
+        for i, name in enumerate(self.found):
+            cell = ast.Subscript(loaded(cells), ast.Constant(i), ast.Load())
+            put = ast.Assign([ast.Attribute(cell, "cell_contents", ast.Store())], loaded(name))
+            empty = ast.Delete([ast.Attribute(copy.deepcopy(cell), "cell_contents", ast.Del())])
+            made.append(put if name in self._known else _rewrite.unless_unset([put], [empty]))
+        for name in self._unsure:
+            value, is_set = stored(_VALUE.format(name)), stored(_IS_SET.format(name))
+            there: list[ast.stmt] = [ast.Assign([value], loaded(name)), ast.Assign([is_set], ast.Constant(True))]
+            gone: list[ast.stmt] = [
+                ast.Assign([value], ast.Constant(None)),
+                ast.Assign([is_set], ast.Constant(False)),
+            ]
+            made.append(_rewrite.unless_unset(there, copy.deepcopy(gone)))
+        given = [loaded(_VALUE.format(name) if name in self._unsure else name) for name in self._taken]
+        given += [loaded(_IS_SET.format(name)) for name in self._unsure]
+        made.append(ast.Assign([stored(_LEFT)], ast.Call(loaded(turn), [*given], [])))
+        if ast.Return in self._has:
+            made.append(ast.If(_is(_RETURN), [ast.Return(_part(1))], []))
+        if self._always:
+            made.append(ast.Assign([ast.Tuple([stored(name) for name in self._always], ast.Store())], _part(2)))
+        if self._sometimes:
+            made.append(ast.Assign([stored(_MORE)], _part(3)))
+        for name in self._sometimes:
+            is_there = ast.Compare(ast.Constant(name), [ast.In()], [loaded(_MORE)])
+            made.append(ast.If(is_there, [ast.Assign([stored(name)], _entry(name, ast.Load()))], []))
+        if ast.Break in self._has:
+            made.append(ast.If(_is(_BREAK), [ast.Break()], []))
+        return made
+
+
+def _entry(name: str, context: ast.expr_context) -> ast.Subscript:
+    return ast.Subscript(loaded(_MORE), ast.Constant(name), context)
+
+
+def _part(place: int) -> ast.expr:
+    return ast.Subscript(loaded(_LEFT), ast.Constant(place), ast.Load())
+
+
+def _is(how: int) -> ast.expr:
+    return ast.Compare(_part(0), [ast.Eq()], [ast.Constant(how)])
+
+
+def _exits(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Where statements of a loop end its turn before their end."""
+    pending: list[tuple[ast.AST, bool]] = [(each, False) for each in body]
+    while pending:
+        each, inside = pending.pop()
+        if isinstance(each, OF_ITS_OWN):
+            continue
+        if isinstance(each, ast.Return) or (isinstance(each, ast.Break | ast.Continue) and not inside):
+            yield each
+        for field, value in ast.iter_fields(each):
+            of_loop = inside or (isinstance(each, Loop) and field == "body")
+            pending += [(one, of_loop) for one in _listed(value) if isinstance(one, ast.AST)]
+
+
+class _Exits(ast.NodeTransformer):
+    """Puts results in the places of `continue`, `break` and `return`."""
+
+    def __init__(self, ends: Callable[[int, ast.expr | None], list[ast.stmt]]) -> None:
+        self._ends = ends
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        return node if isinstance(node, OF_ITS_OWN) else super().generic_visit(node)
+
+    def visit_Return(self, node: ast.Return) -> Any:
+        return [_placed(each, node) for each in self._ends(_RETURN, node.value)]
+
+    def visit_Continue(self, node: ast.Continue) -> Any:
+        return [_placed(each, node) for each in self._ends(_NEXT, None)]
+
+    def visit_Break(self, node: ast.Break) -> Any:
+        return [_placed(each, node) for each in self._ends(_BREAK, None)]
+
+    def visit_For(self, node: ast.For) -> Any:
+        return self._inner(node)
+
+    def visit_While(self, node: ast.While) -> Any:
+        return self._inner(node)
+
+    def _inner(self, node: Loop) -> Loop:
+        """A loop inside: only what leaves the whole function concerns the outer one, and what stands behind `else`."""
+        node.body = [one for each in node.body for one in _listed(_Returns(self._ends).visit(each))]
+        node.orelse = [one for each in node.orelse for one in _listed(self.visit(each))]
+        return node
+
+
+class _Returns(_Exits):
+    """The same of `return` alone."""
+
+    def visit_Continue(self, node: ast.Continue) -> Any:
+        return node
+
+    def visit_Break(self, node: ast.Break) -> Any:
+        return node
+
+
+def _listed(made: Any) -> list[Any]:
+    return made if isinstance(made, list) else [made]
+
+
+def _first_use(name: str, body: list[ast.stmt]) -> str:
+    """What statements do with a variable first: they read it, or may; or they set it; or neither for sure."""
+    return next((use for each in body if (use := _use(name, each))), "")
+
+
+def _use(name: str, node: ast.stmt) -> str:
+    def reads(*parts: ast.AST | None) -> bool:
+        return any(
+            isinstance(each, ast.Name) and each.id == name and not isinstance(each.ctx, ast.Store)
+            for part in parts
+            if part is not None
+            for each in ast.walk(part)
+        )
+
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            if reads(value, *targets):
+                return _READ
+            return _SET if any(name in plain_names(target) for target in targets) else ""
+        case ast.AugAssign(target=ast.Name(id=target)) if target == name:
+            return _READ
+        case ast.If(test=test, body=body, orelse=otherwise):
+            both = {_first_use(name, body), _first_use(name, otherwise)}
+            return _READ if reads(test) or _READ in both else _SET if both == {_SET} else ""
+        case ast.With(items=items, body=body):
+            if reads(*items):
+                return _READ
+            names = [one for item in items if item.optional_vars for one in plain_names(item.optional_vars)]
+            return _SET if name in names else _first_use(name, body)
+        case ast.For(target=target, iter=over, body=body, orelse=otherwise):
+            if reads(over):
+                return _READ
+            inner = "" if name in plain_names(target) else _first_use(name, body)
+            return _READ if _READ in (inner, _first_use(name, otherwise)) else ""
+        case ast.While(test=test, body=body, orelse=otherwise):
+            return _READ if reads(test) or _READ in (_first_use(name, body), _first_use(name, otherwise)) else ""
+        case ast.Try(body=body, handlers=handlers, orelse=otherwise, finalbody=last):
+            parts = [body, otherwise, last, *(each.body for each in handlers)]
+            kinds = [each.type for each in handlers]
+            return _READ if reads(*kinds) or any(_first_use(name, part) == _READ for part in parts) else ""
+    return _READ if reads(node) else ""
