@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import _rewrite
-from ._rewrite import LATER, OF_ITS_OWN, loaded, mentioned, named, names_set, plain_names, stored, walk
+from ._rewrite import LATER, OF_ITS_OWN, loaded, mentioned, names_set, plain_names, stored, walk
 from ._sources import Function, node_of
 
 Loop = ast.For | ast.While
@@ -62,7 +62,7 @@ class _Function:
         every = list(walk(self._body))
         self._chosen = set(map(id, _chosen(self._body)))
         self._loads = [each for each in every if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)]
-        self._captured = [(id(each), named(each)) for each in every if isinstance(each, LATER)]
+        self._captured = [(id(each), _rewrite.seen_by(each)) for each in every if isinstance(each, LATER)]
         self._nonlocal = {name for each in every if isinstance(each, ast.Nonlocal) for name in each.names}
         self._declared: list[ast.stmt] = [each for each in every if isinstance(each, ast.Global | ast.Nonlocal)]
 
@@ -126,8 +126,7 @@ class _Function:
             case ast.Import() | ast.ImportFrom():
                 return [node], known | names_set([node])
             case _:
-                deleted = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _deletes(each)}
-                return [node], (known | _rewrite.set_for_sure([node])) - deleted
+                return [node], (known | _rewrite.set_for_sure([node])) - _rewrite.deleted([node])
         return [node], known
 
     # -- loops ------------------------------------------------------------------------
@@ -172,7 +171,7 @@ class _Function:
         if any(isinstance(each, ast.Name) and each.id == "super" for each in every):
             return "calls super()"
         outside = self._outside(loop)
-        if {each.id for each in every if isinstance(each, ast.Name) and _deletes(each)} & outside & self._own:
+        if _rewrite.deleted(loop.body) & outside & self._own:
             return "deletes a variable that is used elsewhere"
         if handled and (changed & outside or any(isinstance(each, ast.Return) for each in every)):
             return "sets variables under a `try`: what comes after an error would find them otherwise"
@@ -182,10 +181,6 @@ class _Function:
         """The variables that the function uses outside of the body of a loop."""
         inside = {id(each) for each in walk(loop.body)}
         return {each.id for each in self._loads if id(each) not in inside}
-
-
-def _deletes(node: ast.Name) -> bool:
-    return isinstance(node.ctx, ast.Del)
 
 
 def _placed(statement: ast.stmt, at: ast.stmt) -> ast.stmt:

@@ -132,6 +132,16 @@ def of_comprehensions(node: Function) -> set[str]:
     return {name.id for each in ast.walk(node) for name in targets_of(each)}
 
 
+def seen_by(function: ast.AST) -> set[str]:
+    """The variables of others that a function or a class in a source may use, or a generator."""
+    inner = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
+    inner |= {name.id for each in ast.walk(function) for name in targets_of(each)}
+    if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        shared = {name for each in ast.walk(function) if isinstance(each, ast.Nonlocal) for name in each.names}
+        inner |= names_set(function.body) - shared
+    return named(function) - inner
+
+
 def own_names(code: types.CodeType, node: Function) -> set[str]:
     """The variables of a function. Those of its comprehensions are none."""
     inner = of_comprehensions(node) - names_set(statements(node)) - arguments(node)
@@ -147,8 +157,12 @@ def set_for_sure(body: list[ast.stmt]) -> set[str]:
                 found.update(each for target in targets for each in plain_names(target))
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
                 found.add(name)
-    deleted = {each.id for each in walk(body) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Del)}
-    return found - deleted
+    return found - deleted(body)
+
+
+def deleted(body: Sequence[ast.stmt]) -> set[str]:
+    """The variables that statements may delete."""
+    return {each.id for each in walk(body) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Del)}
 
 
 def plain_names(target: ast.expr) -> list[str]:

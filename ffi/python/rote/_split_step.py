@@ -15,8 +15,9 @@ from ._step import Stats, Step
 
 # A first part is given up if all that ran before the read is more than so many times what its plan has.
 _SLIGHT = 4
-# Recordings in a row of the whole step, each with other guards than the one before.
+# Recordings in a row that led to no plan, since each had other guards than the one before.
 _PATIENCE = 3
+_LOOKS = 4  # eager calls until one has written
 _DIFFER = "no two recordings in a row were made under the same guards"
 _SUMS = ("calls", "recordings", "replays", "altered", "kept", "exchanges", "verified", "fallbacks")
 
@@ -33,6 +34,7 @@ class _Head(Step):
 
     def __init__(self, function: Callable[..., Any], state: Any, **options: Any) -> None:
         super().__init__(function, state, **options)
+        self._in_vain = 0  # recordings that have led to no plan
         self.ran = {}  # only code that runs is followed: what has the names of attributes in it may be the whole step
 
     def _refused(self, reason: str) -> None:
@@ -40,6 +42,11 @@ class _Head(Step):
             super()._refused(reason)
         else:
             self.refused = self.refused or reason
+
+    def _kept(self, outcome: dict[str, Any], recording: Recording) -> None:
+        self._in_vain += 1
+        if self._in_vain > _PATIENCE and not self.has_plan():
+            self.refused = self.refused or _DIFFER
 
     def has_plan(self) -> bool:
         """Whether a recording has led to a plan."""
@@ -63,7 +70,8 @@ class SplitStep(Step):
         self._in_vain = 0  # recordings in a row that have led to no plan
         self._begins: list[int] = []  # the statements with which a tail may begin, the next one last
         self._tried: set[int] = set()  # of these
-        self._looks = self._has_looked = False  # the next eager call tells where the step writes
+        self._looks = 0  # so many of the next calls run eagerly and tell where the step writes, until one has told it
+        self._has_looked = False
         self._head: _Head | None = None
         self._halves: _tails.Halves | None = None
         self._is_new = False  # no call has gone to the head so far
@@ -75,6 +83,8 @@ class SplitStep(Step):
     def call(self, args: Any, kwargs: Any) -> Any:
         with self._lock:
             head, halves = self._head, self._halves
+            if self._looks:
+                return self._look(args, kwargs)
             if head is None or halves is None:
                 return super().call(args, kwargs)
             if self._host is not None:
@@ -95,18 +105,24 @@ class SplitStep(Step):
         ops, self._ops = self._ops, 0
         return sum(head.plan_counts().values()) * _SLIGHT < ops
 
-    def _run(self, args: Any, kwargs: Any) -> Any:
-        if not self._looks:
-            return super()._run(args, kwargs)
-        self._looks = False
+    def _look(self, args: Any, kwargs: Any) -> Any:
+        """Runs a call eagerly, and finds out where it writes."""
+        self._looks -= 1
+        self._earlier = _sum(self._earlier, Stats(calls=1, fallbacks=1))
         whole, writes = self.function, _Writes(self)
+        if self._host is not None:
+            self._host(*args, **kwargs)
+        self._given.append((args, kwargs))
         try:
             self.function = _tails.marked(whole, writes.mark) or whole
-            result = super()._run(args, kwargs)
+            result = self._run(args, kwargs)
         finally:
             self.function = whole
+            self._given.pop()
         self._begins = [writes.last_place() + 1]
-        self._split()
+        if self._begins[0] or not self._looks:  # a call may do nothing
+            self._looks = 0
+            self._split()
         return result
 
     # -- halves ---------------------------------------------------------------
@@ -118,8 +134,6 @@ class SplitStep(Step):
             self._begin_halves(_DIFFER, _tails.places(self._code, self._stops))
 
     def _refused(self, reason: str) -> None:
-        if self._looks:
-            return
         if self._code is None or self._why or self._agrees:
             super()._refused(reason)
             return
@@ -141,9 +155,9 @@ class SplitStep(Step):
                 if self._halve(place):
                     return
         self._give_up()
-        self._looks = not self._has_looked and self._code is not None and _tails.has_more_than_one(self._code)
-        self._has_looked = True
-        if not self._looks and self._is_refused:
+        if not self._has_looked and self._code is not None and _tails.has_more_than_one(self._code):
+            self._has_looked, self._looks = True, _LOOKS
+        elif self._is_refused:
             super()._refused(self._why)
 
     def _halve(self, place: int, anew: Set[str] = frozenset()) -> bool:

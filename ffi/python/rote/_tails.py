@@ -21,6 +21,7 @@ from ._rewrite import (
     LATER,
     OF_ITS_OWN,
     body_of,
+    deleted,
     function_with,
     if_set,
     in_place,
@@ -33,6 +34,7 @@ from ._rewrite import (
     names_set,
     own_names,
     plain_function,
+    seen_by,
     set_for_sure,
     stored,
     walk,
@@ -101,7 +103,8 @@ def places(code: types.CodeType, stops: list[Stop]) -> list[int]:
 def _statement(body: list[ast.stmt], at: tuple[int, int]) -> int:
     """The number of the statement that stands at a line and a column; below 0 if there is none."""
     begins = [(each.lineno, each.col_offset) for each in body]
-    return sum(begin <= at for begin in begins) - 1
+    last = max((begin for begin in begins if begin <= at), default=None)
+    return -1 if last is None else begins.index(last)
 
 
 def _first_use(body: list[ast.stmt], at: int) -> int | None:
@@ -196,13 +199,13 @@ def _left(
     set_first, set_last = names_set(first), names_set(last)
     if any(name in own and name not in arguments | set_first for name in mentioned(first)):
         return None  # a variable that is set later
-    captured = {name for each in walk(first) if isinstance(each, LATER) for name in named(each)}
+    captured = {name for each in walk(first) if isinstance(each, LATER) for name in seen_by(each)}
     if captured & own & set_last:
         return None  # by functions that may be called later
     used = [name for name in mentioned(last) if name in own and name in set_first and not is_set_first(name, last)]
     chains = {name: chain for name, chain in _chains(first, own).items() if name in used}
     used = [name for name in used if name not in anew]
-    certain = arguments | set_for_sure(first)
+    certain = (arguments | set_for_sure(first)) - deleted(first)
     uses = [each for each in walk(last) if isinstance(each, ast.Name)]
     reads = {id(each) for each in _read_only(last)}
     only_read = {name for name in used if all(id(each) in reads for each in uses if each.id == name)}
@@ -265,6 +268,7 @@ def _head(node: Function, first: list[ast.stmt], left: _Left) -> ast.FunctionDef
 
 
 def _tail(node: Function, first: list[ast.stmt], last: list[ast.stmt], left: _Left) -> ast.FunctionDef:
+    given = _rewrite.arguments(node)
     declared = [each for each in walk(first) if isinstance(each, ast.Global | ast.Nonlocal)]
     body: list[ast.stmt] = list(copy.deepcopy(declared))
     names: list[ast.expr] = [stored(name) for name in (*left.always, *([_MORE] if left.sometimes else []))]
@@ -277,7 +281,8 @@ def _tail(node: Function, first: list[ast.stmt], last: list[ast.stmt], left: _Le
     for name in left.sometimes:
         is_set = ast.Compare(ast.Constant(name), [ast.In()], [loaded(_MORE)])
         entry = ast.Subscript(loaded(_MORE), ast.Constant(name), ast.Load())
-        body.append(ast.If(is_set, [ast.Assign([stored(name)], entry)], []))
+        gone: list[ast.stmt] = [ast.Delete([ast.Name(name, ast.Del())])] if name in given else []
+        body.append(ast.If(is_set, [ast.Assign([stored(name)], entry)], gone))
     made = function_with(node, [*body, *copy.deepcopy(last)], last[0])
     made.args.kwonlyargs.append(ast.arg(_LEFT))
     made.args.kw_defaults.append(None)

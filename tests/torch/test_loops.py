@@ -1,0 +1,559 @@
+"""Loops over batches, in functions that train or evaluate, whose turns are captured: `rote.capture_loops`."""
+
+import math
+import random
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from extent import EVERYTHING
+from oracle import ORACLE_ONLY, Calls, Capture, check_right, eager
+from torch import Tensor, nn
+
+Batches = list[tuple[Tensor, Tensor]]
+SEEN: list[Any] = []
+COUNT = 0
+
+
+def captured(fn: Callable[..., Any], *, state: Any = None, **options: Any) -> Any:
+    """`rote.capture_loops`, or eager when only the oracle is under test."""
+    if ORACLE_ONLY:
+        return eager(fn)
+    import rote
+
+    return rote.capture_loops(fn, state=state, **options)
+
+
+class Job:
+    """What the functions below are called with."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.every, self.dry_run, self.total, self.steps = 4, False, 0.0, 0
+        self.log: list[Any] = []
+
+
+def as_examples_have_it(job: Job, loader: Batches, epoch: int) -> None:
+    job.model.train()
+    for batch_idx, (data, target) in enumerate(loader):
+        data, target = data.to("cpu"), target.to("cpu")
+        job.optimizer.zero_grad()
+        output = job.model(data)
+        loss = F.cross_entropy(output, target)
+        loss.backward()
+        job.optimizer.step()
+        if batch_idx % job.every == 0:
+            job.log.append(
+                "Train Epoch: {} [{}/{} ({:.0f}%)]\tLoss: {:.6f}".format(  # noqa: UP032
+                    epoch, batch_idx * len(data), len(loader), 100.0 * batch_idx / len(loader), loss.item()
+                )
+            )
+            if job.dry_run:
+                break
+
+
+def evaluates(job: Job, loader: Batches, epoch: int) -> Any:
+    job.model.eval()
+    test_loss = 0
+    correct = 0
+    with torch.no_grad():
+        for data, target in loader:
+            output = job.model(data)
+            test_loss += F.cross_entropy(output, target, reduction="sum").item()
+            pred = output.argmax(dim=1, keepdim=True)
+            correct += pred.eq(target.view_as(pred)).sum().item()
+    job.model.train()
+    return test_loss / len(loader), correct
+
+
+@torch.no_grad()
+def evaluates_decorated(job: Job, loader: Batches, epoch: int) -> Any:
+    model, losses = job.model, []
+    for data, target in loader:
+        loss = F.cross_entropy(model(data), target)
+        losses.append(loss.item())
+    return sum(losses) / len(losses), loss, torch.is_grad_enabled()
+
+
+def epochs(job: Job, loader: Batches, epoch: int) -> Any:
+    model, optimizer, criterion = job.model, job.optimizer, nn.CrossEntropyLoss()
+    best = math.inf
+    for turn in range(2):
+        running_loss = 0.0
+        for i, data in enumerate(loader, 0):
+            inputs, labels = data
+            optimizer.zero_grad()
+            outputs = model(inputs)
+            loss = criterion(outputs, labels)
+            loss.backward()
+            optimizer.step()
+            running_loss += loss.item()
+            if i % 4 == 3:
+                job.log.append((turn + 1, i + 1, running_loss / 4))
+                running_loss = 0.0
+        best = min(best, running_loss)
+    return best, running_loss, i, loss
+
+
+def accumulates(job: Job, loader: Batches, epoch: int) -> None:
+    job.optimizer.zero_grad()
+    for step, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y) / 3
+        loss.backward()
+        if (step + 1) % 3 == 0:
+            norm = nn.utils.clip_grad_norm_(job.model.parameters(), 1.0)
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+            job.log.append(norm.item())
+
+
+def goes_on_and_stops(job: Job, loader: Batches, epoch: int) -> Any:
+    count = 0
+    for i, (x, y) in enumerate(loader):
+        if i % 5 == 4:
+            continue
+        loss = F.cross_entropy(job.model(x), y)
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+        count += 1
+        if loss.item() < 0.05:
+            return "low", loss.item()
+        if count == 9 + epoch:
+            break
+    else:
+        job.log.append("all")
+    return count, i
+
+
+def while_there_are_steps(job: Job, loader: Batches, epoch: int) -> Any:
+    step, total = 0, 0.0
+    batches = iter(loader)
+    while step < 12:
+        x, y = next(batches)
+        loss = F.cross_entropy(job.model(x), y)
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+        total += loss.item()
+        step += 1
+    return total, step
+
+
+def carries(job: Job, loader: Batches, epoch: int) -> Any:
+    hidden = torch.zeros(4, 8)
+    total_loss = 0.0
+    for x, y in loader:
+        hidden = hidden.detach()
+        hidden = torch.tanh(x[:4] + hidden * 0.5)
+        loss = F.cross_entropy(job.model(hidden), y[:4])
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+        total_loss += len(x) * loss.item()
+    return hidden, total_loss
+
+
+def of_globals(job: Job, loader: Batches, epoch: int) -> None:
+    global COUNT
+    for x, y in loader:
+        loss = F.cross_entropy(job.model(x), y)
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+        COUNT += 1
+        SEEN.append(loss.item())
+        del SEEN[:-3]
+
+
+def sets_some_in_some_turns(job: Job, loader: Batches, epoch: int) -> Any:
+    for i, (x, y) in enumerate(loader):
+        job.optimizer.zero_grad()
+        loss = F.cross_entropy(job.model(x), y)
+        loss.backward()
+        job.optimizer.step()
+        if i % 4 == 1:
+            seldom = loss.item()
+        if i % 4 == 2:
+            job.log.append(seldom)
+            message = f"{loss:.3f}"
+        if i > 2:
+            job.log.append(message)
+        del loss
+    try:
+        return seldom, never  # type: ignore[name-defined]
+    except NameError:
+        return seldom
+
+
+def under_a_try(job: Job, loader: Batches, epoch: int) -> Any:
+    step = 0
+    try:
+        for x, y in loader:
+            loss = F.cross_entropy(job.model(x), y)
+            loss.backward()
+            job.optimizer.step()
+            step += 1
+            if step == 7:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        job.log.append(step)
+    return step
+
+
+def with_functions(job: Job, loader: Batches, epoch: int) -> Any:
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(job.model(x), y)
+
+    scale = 1.0 + epoch % 2
+    for x, y in loader:
+        job.optimizer.zero_grad()
+        loss = loss_of(x, y) * scale
+        loss.backward()
+        job.optimizer.step()
+        SEEN.append(max([loss.item() * k for k in range(2)], key=lambda value: -value * scale))
+        del SEEN[:-3]
+
+
+def seen_by_a_function(job: Job, loader: Batches, epoch: int) -> Any:
+    latest = lambda: loss.item()  # noqa: E731
+    for x, y in loader:
+        loss = F.cross_entropy(job.model(x), y)
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+        job.log.append(latest())
+
+
+class Fitting(Job):
+    def fit(self, loader: Batches, epoch: int) -> float:
+        for x, y in loader:
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(self.model(x), y)
+            loss.backward()
+            self.optimizer.step()
+            self.total += loss.item()
+            self.steps += 1
+            if self.steps % 5 == 0:
+                self.log.append((self.steps, self.total))
+        return self.total
+
+
+def of_a_method(job: Job, loader: Batches, epoch: int) -> Any:
+    return None
+
+
+BODIES = [
+    as_examples_have_it,
+    evaluates,
+    evaluates_decorated,
+    epochs,
+    accumulates,
+    goes_on_and_stops,
+    carries,
+    of_globals,
+    sets_some_in_some_turns,
+    with_functions,
+    of_a_method,
+]
+#: Which is right, and of which Rote replays nothing.
+OTHERS = [while_there_are_steps]
+#: Whose loops cannot be captured, and why.
+WHOLE = {under_a_try: "under a `try`", seen_by_a_function: "a variable that a function sees: loss"}
+
+
+def batches(number: int) -> Batches:
+    sizes = [6] * (number - 1) + [4]  # a smaller one at the end
+    return [(torch.randn(size, 8), torch.randint(4, (size,))) for size in sizes]
+
+
+def nothing(job: Job, epoch: int) -> None:
+    pass
+
+
+def changes(job: Job, epoch: int) -> None:
+    job.dry_run = epoch == 2
+    job.every = 3 + epoch % 2
+    job.optimizer.param_groups[0]["lr"] *= 0.9
+
+
+def other_model(job: Job, epoch: int) -> None:
+    if epoch == 2:
+        job.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.05)
+
+
+def script_of(body: Callable[..., Any], between: Callable[[Job, int], None] = nothing, **options: Any) -> Any:
+    def script(capture: Capture) -> Calls:
+        global COUNT
+        COUNT = 0
+        SEEN.clear()
+        job = Fitting()
+        if body is of_a_method:
+            run = types.MethodType(capture(Fitting.fit, **options), job)
+        else:
+            whole = capture(body, **options)
+            run = lambda loader, epoch: whole(job, loader, epoch)  # noqa: E731
+        for epoch in range(5):
+            between(job, epoch)
+            loader = batches(14)
+            yield run(loader, epoch), [*job.log], job.total, job.steps, [*SEEN], COUNT
+        return job.model, job.optimizer
+
+    return script
+
+
+def replays(step: Any) -> int:
+    return sum(each.replays for each in step.stats.values())
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("body", BODIES)
+def test_replayed(body: Callable[..., Any]) -> None:
+    found = check_right(script_of(body), captured)
+    assert ORACLE_ONLY or replays(found.steps[0]) > 20, found.steps[0].stats
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("between", [changes, other_model])
+@pytest.mark.parametrize("body", [*BODIES, *OTHERS])
+def test_between_epochs(body: Callable[..., Any], between: Any) -> None:
+    check_right(script_of(body, between), captured)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("options", [{"verify": 4}, {"verify_every": 3}, {"passes": "all"}, {"passes": "none"}])
+@pytest.mark.parametrize("body", BODIES)
+def test_settings(body: Callable[..., Any], options: dict[str, Any]) -> None:
+    check_right(script_of(body, **options), captured)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("body", [as_examples_have_it, evaluates, goes_on_and_stops])
+def test_stored_plans(body: Callable[..., Any], tmp_path: Path) -> None:
+    for _ in range(2):
+        check_right(script_of(body, plans=str(tmp_path)), captured)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("body", WHOLE)
+def test_not_captured(body: Callable[..., Any]) -> None:
+    if not ORACLE_ONLY:
+        with pytest.raises(ValueError, match=WHOLE[body]):
+            captured(body)
+
+
+@pytest.mark.ranks(1)
+def test_of_no_loops() -> None:
+    if ORACLE_ONLY:
+        return
+    with pytest.raises(ValueError, match="no loop of nothing can be captured: it has no loop that trains"):
+        captured(nothing)
+    with pytest.raises(ValueError, match="no loop of len can be captured: it is no function"):
+        captured(len)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+def test_errors_on_the_way() -> None:
+    """An error in a turn leaves the function as it leaves eager's, and the next epoch goes on."""
+
+    def script(capture: Capture) -> Calls:
+        job = Job()
+
+        def train(loader: Iterator[tuple[Tensor, Tensor]]) -> None:
+            for x, y in loader:
+                job.optimizer.zero_grad()
+                loss = F.cross_entropy(job.model(x), y)
+                loss.backward()
+                job.optimizer.step()
+                job.log.append(loss.item())
+                if len(job.log) % 9 == 8:
+                    raise ArithmeticError(len(job.log))
+
+        def failing(number: int) -> Iterator[tuple[Tensor, Tensor]]:
+            yield from batches(number)
+            raise OSError("no more")
+
+        step = capture(train)
+        for _ in range(6):
+            try:
+                step(failing(14))
+            except (ArithmeticError, OSError) as error:
+                yield type(error).__name__, error.args, [*job.log]
+        return job.model
+
+    check_right(script, captured)
+
+
+@pytest.mark.ranks(1)
+def test_what_people_are_told() -> None:
+    if ORACLE_ONLY:
+        return
+    job, run = Job(), captured(as_examples_have_it)
+    for epoch in range(3):
+        run(job, batches(14), epoch)
+    (name,) = run.stats
+    line = as_examples_have_it.__code__.co_firstlineno + 2
+    assert name == f"as_examples_have_it (line {line})"
+    stats = run.stats[name]
+    assert stats.calls == 42
+    assert stats.replays > 15
+    assert stats.tail == f"{__file__}:{line + 7}"
+    assert f"from {__file__}:{line + 7} on, the step runs as it is written" in run.explain()
+    assert run.__name__ == "as_examples_have_it"
+    assert run.__wrapped__ is as_examples_have_it
+
+
+CLASS = """
+import torch
+
+COUNT = 0
+
+class Drawn:
+    def __init__(self):
+        self.weight, self.held = torch.ones(3), torch.zeros(3)
+        self.total, self.seen = 0.0, []
+
+    def helps(self, y):
+        self.held.add_(y.detach())
+        return y * self.weight
+
+    def run(self, loader, scale=2.0):
+        global COUNT
+        total, last, n, kept = 0.0, None, 0, torch.zeros(3)
+{before}
+        for i, x in enumerate(loader):
+{body}
+{behind}
+        return total, last, n, kept{returned}
+"""
+
+
+def drawn(seed: int) -> str:
+    """A random loop: ops and the host in any order, variables that are carried, or set in some turns only."""
+    draw = random.Random(seed)
+    names, numbers, maybe = ["x", "kept", "x"], ["total", "scale", "n", "i", "self.total"], []
+
+    def indented(lines: list[str], by: int = 1) -> list[str]:
+        return ["    " * by + line for line in lines]
+
+    def tensor() -> str:
+        return draw.choice(names)
+
+    def number() -> str:
+        forms = [f"{tensor()}.sum().item()", f"float({tensor()}.mean())", *numbers]
+        return draw.choice(forms)
+
+    def ops() -> list[str]:
+        kind = draw.randrange(11)
+        name = f"t{len(names)}"
+        if kind < 3:
+            line = draw.choice([f"{name} = {tensor()} * 1.5", f"{name} = self.helps({tensor()})"])
+            names.append(name)
+            return [line]
+        if kind == 3:
+            return [f"kept = (kept + {tensor()}) * 0.5"]
+        if kind == 4:
+            return ["self.weight.mul_(0.99)", f"last = {tensor()}.sum()"]
+        if kind == 5:
+            return [f"if i % {draw.randint(2, 4)} == 1:", f"    {tensor()}.mul_(0.5)"]
+        if kind == 6:
+            maybe.append(name)
+            return [f"if i % {draw.randint(2, 4)} == 1:", f"    {name} = {tensor()}.cos()"]
+        if kind == 7:
+            return [
+                f"for k in range({draw.randint(1, 3)}):",
+                "    self.held.add_(x)",
+                "    if k == 1:",
+                "        break",
+            ]
+        if kind == 8:
+            return ["with torch.no_grad():", f"    inner = {tensor()}.sum()", "    self.weight.add_(0.01)"]
+        if kind == 9 and draw.random() < 0.5:
+            return [f"if i % {draw.randint(3, 5)} == 2:", "    n += 1", "    continue"]
+        return [f"x = x + {tensor()}"]
+
+    def host() -> list[str]:
+        kind = draw.randrange(12)
+        if kind < 2:
+            return [f"total += {number()}"]
+        if kind == 2:
+            return [f"self.seen.append({number()})", "del self.seen[:-4]"]
+        if kind == 3:
+            return ["n += 1", "COUNT += 1"]
+        if kind == 4:
+            return [f"if {tensor()}.max() > 0.5:", f"    last = {number()}"]
+        if kind == 5:
+            return ["if n % 4 == 3:", f"    self.seen.append(f'{{{number()}:.3f}}')"]
+        if kind == 6 and draw.random() < 0.4:
+            return [f"if i == {draw.randint(6, 20)}:", f"    {draw.choice(['break', f'return {number()}'])}"]
+        if kind == 7 and maybe:
+            return ["try:", f"    total -= {draw.choice(maybe)}.sum().item()", "except NameError:", "    n += 2"]
+        if kind == 8:
+            return ["if n % 3 == 1:", "    n += 1", "    continue"]
+        if kind == 9:
+            return [f"self.total = {number()} * 0.5"]
+        if kind == 10:
+            return [f"scale = {number()}" if draw.random() < 0.3 else f"last = {tensor()}"]
+        return [f"value = {number()}", "total -= value"]
+
+    body = [line for _ in range(draw.randint(2, 6)) for line in ops()]
+    if draw.random() < 0.2:
+        body += [*host(), *ops()]
+    body += [line for _ in range(draw.randint(1, 5)) for line in host()]
+    behind = ["else:", "    n += 100"] if draw.random() < 0.3 else []
+    before = [draw.choice(["inner = 1.0", "value = 0", "x = torch.zeros(3)", "scale = scale + 1"])]
+    unset = [name for name in names if name.startswith("t")]
+    returned = f", {draw.choice(unset)}" if unset and draw.random() < 0.3 else ""
+    return CLASS.format(
+        before="\n".join(indented(before, 2)),
+        body="\n".join(indented(body, 3)),
+        behind="\n".join(indented(behind, 2)),
+        returned=returned,
+    )
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("part", range(24))
+def test_random_loops(part: int, tmp_path: Path) -> None:
+    replayed = 0
+    many = 40 if EVERYTHING else 16
+    for seed in range(part * many, part * many + many):
+        path = tmp_path / f"drawn_{seed}_{torch.distributed.get_rank()}.py"
+        path.write_text(drawn(seed))
+
+        def script(capture: Capture) -> Calls:
+            scope: dict[str, Any] = {"__name__": f"drawn_{seed}"}  # noqa: B023
+            exec(compile(path.read_text(), str(path), "exec"), scope)  # noqa: B023
+            trainer = scope["Drawn"]()
+            try:
+                run = capture(scope["Drawn"].run)
+            except ValueError as error:  # a loop that calls nothing
+                assert "no loop that trains" in str(error), error
+                run = scope["Drawn"].run
+            for call in range(4):
+                try:
+                    result = run(trainer, [torch.randn(3) for _ in range(12)])
+                except (RuntimeError, NameError, TypeError, AttributeError) as error:
+                    result = type(error).__name__
+                yield result, trainer.total, [*trainer.seen], trainer.weight, trainer.held, scope["COUNT"], call
+            return trainer.held
+
+        found = check_right(script, captured)
+        steps = [step for step in found.steps if hasattr(step, "stats")]
+        replayed += any(replays(step) for step in steps) or ORACLE_ONLY
+    assert replayed >= many // 4, replayed
