@@ -283,7 +283,8 @@ def test_a_loop_of_ones_own_that_reads_a_counter() -> None:
                     parameter.grad = None
             return loss.detach()
 
-        return over(capture, train_step, inputs(8, 4, 8), state={"model": model, "counter": counter})
+        state = {"model": model, "counter": counter}
+        return over(capture, train_step, inputs(8, 4, 8), state=state, tail=False)
 
     found = check_right(script)
     if not ORACLE_ONLY:

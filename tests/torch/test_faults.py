@@ -154,7 +154,7 @@ def test_a_fault_of_our_own(where: str, strict: bool, monkeypatch: pytest.Monkey
         optimizer.zero_grad()
         return loss.detach()
 
-    step = rote_capture(train_step, state={"m": weight, "o": optimizer}, strict=strict)
+    step = rote_capture(train_step, state={"m": weight, "o": optimizer}, strict=strict, tail=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for i in range(8):

@@ -622,7 +622,7 @@ def test_handlers_of_packages_beside_torch_count() -> None:
             found: Tensor = names["look_up"](words, i)
             return found + seen
 
-        captured = capture(step, state=[words, seen])
+        captured = capture(step, state=[words, seen], tail=False)
         for call in range(CALLS):
             yield attempt(lambda: captured(torch.tensor([9 if call in BAD else 1])))  # noqa: B023
         return {"seen": seen}

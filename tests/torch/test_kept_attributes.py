@@ -588,7 +588,7 @@ def test_a_graph_that_is_not_used_up_is_refused() -> None:
             trainer.kept = trainer.net[0].weight[:2]
             return loss
 
-        captured = capture(step, state=trainer)
+        captured = capture(step, state=trainer, tail=False)
         for _ in range(12):
             yield captured(torch.randn(3, 4)), trainer.kept
 

@@ -253,7 +253,6 @@ BODIES = [
     evaluates,
     evaluates_decorated,
     epochs,
-    accumulates,
     goes_on_and_stops,
     carries,
     of_globals,
@@ -261,8 +260,8 @@ BODIES = [
     with_functions,
     of_a_method,
 ]
-#: Which is right, and of which Rote replays nothing.
-OTHERS = [while_there_are_steps]
+#: Which are right, and of which Rote replays little or nothing.
+OTHERS = [while_there_are_steps, accumulates]
 #: Whose loops cannot be captured, and why.
 WHOLE = {under_a_try: "under a `try`", seen_by_a_function: "a variable that a function sees: loss"}
 

@@ -551,3 +551,46 @@ def test_an_optimizer_that_counts_in_numbers() -> None:
         return over(capture, training(model, optimizer), inputs(20, 3, 4), state=[model, optimizer])
 
     check_refused(script, r"param_groups\[0\]\['step'\]", "at every call", remedy=r"step\(\) outside")
+
+
+GENERATOR, STATE, PLAIN = torch.Generator(), torch.Generator().manual_seed(5).get_state(), random.Random()
+SEEDING: dict[str, Callable[[], object]] = {
+    "torch": lambda: torch.manual_seed(3),
+    "torch.random": lambda: torch.random.manual_seed(3),
+    "a generator": lambda: GENERATOR.manual_seed(3),
+    "the state of a generator": lambda: GENERATOR.set_state(STATE),
+    "the state": lambda: torch.set_rng_state(STATE),
+    "random": lambda: random.seed(3),
+    "numpy": lambda: np.random.seed(3),
+    "numpy's state": lambda: np.random.set_state(np.random.RandomState(2).get_state()),
+    "a generator of Python": lambda: PLAIN.seed(3),
+}
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("name", SEEDING)
+def test_seeding(name: str) -> None:
+    """A step that seeds and draws nothing finds the generator in that state already while it is recorded."""
+    seed = SEEDING[name]
+
+    def script(capture: Capture) -> Calls:
+        weight = torch.zeros(3)
+
+        def step(x: Tensor) -> Tensor:
+            seed()
+            return x + weight.add_(1)
+
+        captured = capture(step)
+        for call in range(16):
+            if call % 5 == 4:
+                torch.manual_seed(call), random.seed(call), np.random.seed(call)
+                GENERATOR.manual_seed(call), PLAIN.seed(call)
+            result = captured(torch.ones(3))
+            drawn = torch.rand(1, generator=GENERATOR), PLAIN.random(), random.random(), np.random.rand()
+            yield result, *(drawn if call % 5 == 4 else ())
+            if call % 5 == 4:
+                captured(torch.ones(3))
+        return weight
+
+    check_right(script)

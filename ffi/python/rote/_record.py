@@ -361,14 +361,14 @@ class Watch:
         self.read_out: Callable[[torch.Tensor, types.FrameType, bool], Any]
         #: The number that a frame reads from a tensor only to give it to a scheduler, and how it reads.
         self.read_metric: Callable[[torch.Tensor, types.FrameType, Callable[[torch.Tensor], float]], float | None]
+        #: Is called where the step does what a plan may not be able to hold: reads on the host, and refusals.
+        self.at_stop: Callable[[], None]
         #: Patches of others, while the step runs.
         self.more: list[Callable[[ExitStack, Callable[..., Any]], None]] = []
         self.follows_nothing()
         self.number: float | None = None  # of which PyTorch makes a tensor now
         self.literals = 0  # how many tensors PyTorch makes of numbers now, which is all that these have in their memory
         self.was_refused = False
-        #: Is called where the step does what a plan may not be able to hold: reads on the host, and refusals.
-        self.at_stop: Callable[[], None] = lambda: None
         self.metadata_reads = MetadataReads(session, self.refuse, _is_step, self._resized)
 
     def _resized(self, storage: int, before: int, after: int) -> None:
@@ -386,6 +386,7 @@ class Watch:
         self.followed = lambda data: None
         self.read_out = lambda tensor, frame, by_float: None
         self.read_metric = lambda tensor, frame, how: None
+        self.at_stop = lambda: None
 
     def patches(self, stack: ExitStack) -> None:
         """Enters every patch."""
@@ -698,7 +699,13 @@ class Watch:
             with unrecorded():
                 slot = self._slot(state, device)
                 done = original(state, *args, **kwargs)
-            if slot is not None:  # else the next draw finds the generator moved, and refuses
+            if slot is None:  # the generator may have been in that state already
+                self.refuse(
+                    "torch.set_rng_state",
+                    "sets the state of a random number generator to one that the step has not asked for",
+                    "set the state outside the captured function",
+                )
+            else:
                 number = c_uint32(slot)
                 note(self._session, lib.rote_record_rng(self._session, 1, *device, byref(number), user_line()))
             return done

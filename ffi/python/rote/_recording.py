@@ -68,7 +68,7 @@ from ._numbers import (
 )
 from ._policy import without_ops
 from ._reach import Reach
-from ._sources import position_in
+from ._sources import position_in, sets_generator
 from ._specs import local_of, mesh_text, place_of, short_text
 from ._told import Told
 
@@ -414,6 +414,15 @@ class Recording(Naming):
         """Refuses code that asks for the seed of a generator, or draws from one of the host's whose state it takes back
         or has copied. ``generators``: some of the host's own classes are in reach."""
         names = _code.names(function.__code__)
+        if is_users_own(function.__code__) and (seeding := sets_generator(function.__code__)):
+            # The state may be that one already while the step is recorded: then no write shows.
+            self.unproven_code = self.unproven_code or self._step.ran is None
+            if self._step.ran is not None:
+                self._watch.refuse(
+                    f"{seeding} in {function.__qualname__}",
+                    "sets the state of a random number generator: no op shows that, and a replay would not do it",
+                    "seed, and put states back, outside the captured function",
+                )
         if "initial_seed" in names.attributes:
             self._watch.refuse(
                 f"Generator.initial_seed in {function.__qualname__}",
@@ -570,10 +579,10 @@ class Recording(Naming):
         attribute = None if self._step.is_region else _return_places.attribute_set(frame)
         return attribute is not None and self.unread.takes_numbers(*attribute)
 
-    def _with_numbers(self, result: Any) -> Any:
-        """The result with reads of tensors, which ops make of them, in the places of the hyperparameters that the step
-        returns."""
-        return _returns.replaced(result, lambda part: _floats.in_result(part) or part)
+    def _with_numbers(self, result: Any) -> tuple[Any, Any]:
+        """The result; and again with reads of tensors, which ops make of them, in the places of hyperparameters that
+        the step returns."""
+        return result, _returns.replaced(result, lambda part: _floats.in_result(part) or part)
 
     def _with_reads(self, result: Any) -> Any:
         """The result with plain floats. Refuses a step that does not return what it has read to return it."""
@@ -673,8 +682,9 @@ class Recording(Naming):
                 self._reads.watch(optimizer, functools.partial(self._uses_optimizer, path))
             self.unread.watch(self._reads)
             self.schedulers.watch()
+            original = None
             with self.executed if self._sees_code else contextlib.nullcontext():
-                result = _record.run(self.session, self._watch, call, self._with_numbers, seen)
+                original, result = _record.run(self.session, self._watch, call, self._with_numbers, seen)
                 self._result = self._with_reads(result)
                 del result
             self._note_stops()
@@ -688,7 +698,7 @@ class Recording(Naming):
                 )
         finally:
             self.close()
-        return _returns.plain(self._result)
+        return _returns.put_back(original, _returns.plain(self._result))
 
     def _stop(self) -> None:
         """Notes where the captured function is now, the first time that it is there."""
@@ -786,6 +796,7 @@ class Recording(Naming):
         while self._replaced:
             _put_back(*self._replaced.pop())
         self._tape.close()
+        self._stops.clear()
         self._watch.follows_nothing()  # nothing refers to this recording any more
 
     def _put_back(self, optimizer: torch.optim.Optimizer) -> None:

@@ -155,6 +155,28 @@ def plain(result: Any) -> Any:
     return replaced(result, lambda part: part.value if isinstance(part, Read | Rate) else part)
 
 
+def put_back(result: Any, plain: Any) -> Any:
+    """A result with the parts of another one, which was made of it by :func:`replaced`: the step may have put its lists
+    and dicts elsewhere too."""
+    done: dict[int, Any] = {}
+
+    def of(part: Any, other: Any) -> Any:
+        if part is other or type(part) is not type(other) or type(part) not in (tuple, list, dict):
+            return other
+        if id(part) not in done:
+            done[id(part)] = part
+            keys = list(part) if type(part) is dict else range(len(part))
+            items = [of(part[key], other[key]) for key in keys]
+            if type(part) is tuple:
+                done[id(part)] = part if all(map(operator.is_, items, part)) else tuple(items)
+            else:
+                for key, item in zip(keys, items, strict=True):
+                    part[key] = item
+        return done[id(part)]
+
+    return of(result, plain)
+
+
 def replaced(result: Any, new: Callable[[Any], Any]) -> Any:
     """A result with ``new`` of each part in the places of tuples, lists and dicts. Where that is the part itself
     everywhere, and in what contains itself, the result stays itself."""

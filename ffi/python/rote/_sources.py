@@ -60,6 +60,20 @@ def nested(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from nested(const)
 
 
+# They set the state of a generator of random numbers, as functions of modules or methods of generators.
+_SEEDING = frozenset({"seed", "manual_seed", "manual_seed_all", "seed_all", "set_state"})
+
+
+@by_identity
+def sets_generator(code: types.CodeType) -> str:
+    """The name by which a function sets the state of a random number generator, if it does."""
+    node = node_of(code)
+    for each in ast.walk(node) if node is not None else ():
+        if isinstance(each, ast.Call) and (names := names_in(each.func)) and names[-1] in _SEEDING:
+            return ".".join(names)
+    return ""
+
+
 class _Source:
     """What a file says, and the code that it is compiled to."""
 

@@ -67,6 +67,7 @@ class SplitStep(Step):
         self._stops: list[_tails.Stop] = []  # of the recording that has just ended
         self._why = ""  # the whole step is not replayed
         self._is_refused = False  # and cannot be
+        self._why_not = ""  # the last first part that was given up was not replayed either
         self._in_vain = 0  # recordings in a row that have led to no plan
         self._begins: list[int] = []  # the statements with which a tail may begin, the next one last
         self._tried: set[int] = set()  # of these
@@ -133,6 +134,13 @@ class SplitStep(Step):
         if self._in_vain == _PATIENCE and self._code is not None and not self._why and not self._agrees:
             self._begin_halves(_DIFFER, _tails.places(self._code, self._stops))
 
+    def _failed(self, problem: Exception) -> None:
+        code, self._code = self._code, None  # it is not the step that stands in the way
+        try:
+            super()._failed(problem)
+        finally:
+            self._code = code
+
     def _refused(self, reason: str) -> None:
         if self._code is None or self._why or self._agrees:
             super()._refused(reason)
@@ -158,7 +166,7 @@ class SplitStep(Step):
         if not self._has_looked and self._code is not None and _tails.has_more_than_one(self._code):
             self._has_looked, self._looks = True, _LOOKS
         elif self._is_refused:
-            super()._refused(self._why)
+            super()._refused(self._why + self._why_not)
 
     def _halve(self, place: int, anew: Set[str] = frozenset()) -> bool:
         """Halves the step at a place, if it can be halved there."""
@@ -178,8 +186,10 @@ class SplitStep(Step):
 
     def _give_up(self) -> None:
         """Forgets the present halves."""
-        if self._head is not None:
+        if self._head is not None and self._halves is not None:
             self._earlier = _sum(self._earlier, self._head.stats)
+            if self._head.refused:
+                self._why_not = f" (and up to {self._halves.line} alone: {self._head.refused.partition('; remedy')[0]})"
         self._head = self._halves = None
 
     # -- what people look at ----------------------------------------------------

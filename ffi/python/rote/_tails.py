@@ -144,6 +144,7 @@ def halves(function: Any, at: int, anew: Set[str] = frozenset()) -> Halves | Non
         return None
     line = f"{plain.__code__.co_filename}:{last[0].lineno}"
     unused = _unused(plain.__code__, set(mentioned(first)), bound=type(function) is types.MethodType)
+    head.__defaults__ = _without(head.__defaults__, plain.__code__.co_varnames[: plain.__code__.co_argcount], unused)
     return Halves(
         in_place(function, head),
         in_place(function, tail),
@@ -153,6 +154,16 @@ def halves(function: Any, at: int, anew: Set[str] = frozenset()) -> Halves | Non
         tuple(left.always),
         left.chains,
     )
+
+
+def _without(
+    defaults: tuple[Any, ...] | None, places: tuple[str, ...], unused: frozenset[int | str]
+) -> tuple[Any, ...] | None:
+    """The defaults of the last arguments, without those of arguments that are not used."""
+    if not defaults:
+        return defaults
+    named = zip(places[-len(defaults) :], defaults, strict=True)
+    return tuple(None if name in unused else value for name, value in named)
 
 
 def _unused(code: types.CodeType, named: set[str], bound: bool) -> frozenset[int | str]:
@@ -222,12 +233,12 @@ def _chains(body: list[ast.stmt], own: set[str]) -> dict[str, Chain]:
     """The variables that stand for what is found by names, such as ``model = self.model``: the names."""
     stores = Counter(each.id for each in walk(body) if isinstance(each, ast.Name) and is_stored(each))
     attributes = {each.attr for each in walk(body) if isinstance(each, ast.Attribute) and is_stored(each)}
-    found = {}
+    set_, found = names_set(body), {}
     for statement in body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if stores[name] == 1 and name in own:
                 chain = names_in(value)
-                if chain and not stores[chain[0]] and attributes.isdisjoint(chain[1:]):
+                if chain and chain[0] not in set_ and attributes.isdisjoint(chain[1:]):
                     found[name] = chain
     return found
 
