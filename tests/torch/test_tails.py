@@ -2,13 +2,16 @@
 logs, the best loss so far."""
 
 import collections
+import itertools
 import math
 import random
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -47,6 +50,8 @@ class Trainer:
         self.log: list[Any] = []
         self.history: dict[str, list[float]] = collections.defaultdict(list)
         self.last: collections.deque[Any] = collections.deque(maxlen=3)
+        self.batches = ((torch.randn(6, 8), torch.randint(4, (6,))) for _ in itertools.count())
+        self.data = np.random.RandomState(3).randn(100, 8).astype(np.float32)
 
     def update(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self.optimizer.zero_grad()
@@ -283,6 +288,65 @@ def in_parts(self: Trainer, x: Tensor, y: Tensor) -> Any:
     return parts["twice"][0] is parts["twice"][1], parts["loss"] is parts["list"][0], len(parts["list"])
 
 
+def measures_time(self: Trainer, x: Tensor, y: Tensor) -> None:
+    begin = time.perf_counter()
+    _, loss = self.update(x, y)
+    self.total += loss.item()
+    self.log.append(time.perf_counter() > begin)
+
+
+def takes_a_number_first(self: Trainer, x: Tensor, y: Tensor) -> int:
+    before = self.steps
+    _, loss = self.update(x, y)
+    self.steps += 1
+    self.log.append((before, loss.item()))
+    return before
+
+
+def takes_a_batch(self: Trainer, x: Tensor, y: Tensor) -> float:
+    x, y = next(self.batches)
+    _, loss = self.update(x, y)
+    self.total += loss.item()
+    return self.total
+
+
+def makes_a_batch(self: Trainer, x: Tensor, y: Tensor) -> float:
+    """As `nanoGPT` has it."""
+    places = torch.randint(90, (len(y),))
+    x = torch.stack([torch.from_numpy(self.data[place]) for place in places])
+    _, loss = self.update(x, y)
+    return loss.item()
+
+
+def sets_the_rate(self: Trainer, x: Tensor, y: Tensor) -> float:
+    rate = 0.01 * math.exp(-self.steps / 10)
+    for group in self.optimizer.param_groups:
+        group["lr"] = rate
+    _, loss = self.update(x, y)
+    self.steps += 1
+    self.log.append((rate, loss.item()))
+    return rate
+
+
+def decides_by_chance(self: Trainer, x: Tensor, y: Tensor, *more: int, scale: float = 1.0) -> Any:
+    chance = random.randint(0, 3)
+    if chance == 2:
+        return None
+    noise = torch.from_numpy(np.random.randn(*x.shape)).float()
+    x = x + noise * 0.1
+    _, loss = self.update(x * scale, y)
+    self.total += loss.item() + chance
+    return chance, more, scale
+
+
+def takes_arrays(self: Trainer, x: Any, y: Any) -> float:
+    x, y = torch.as_tensor(x.numpy()), torch.as_tensor(y.numpy())
+    with torch.enable_grad():
+        _, loss = self.update(x, y)
+    self.total += loss.item()
+    return self.total
+
+
 class WithBase(Trainer):
     def step(self, x: Tensor, y: Tensor) -> Any:
         _, loss = super().update(x, y)
@@ -319,6 +383,16 @@ BODIES: list[Callable[..., Any]] = [
     several_in_a_line,
     in_parts,
     WithBase.step,
+]
+#: With a front.
+WITH_FRONT: list[Callable[..., Any]] = [
+    measures_time,
+    takes_a_number_first,
+    takes_a_batch,
+    makes_a_batch,
+    sets_the_rate,
+    decides_by_chance,
+    takes_arrays,
 ]
 #: Which is right and stays eager: a list that is older than the step, by a second name.
 LEFT_WHOLE = [with_other_names]
@@ -366,13 +440,14 @@ def script_of(
 
     def script(capture: Capture) -> Calls:
         LOG.clear()
+        random.seed(4), np.random.seed(4)
         trainer = Own()
         step = capture(trainer.step, **options)
         for call in range(calls):
             between(trainer, call)
             size = 8 if call % 11 == 10 else 6
             x, y = torch.randn(size, 8), torch.randint(4, (size,))
-            yield step(x, y, **arguments(call)), trainer.told()
+            yield step(x, y, **arguments(call)), trainer.told(), random.random(), np.random.rand()
         return trainer.model, trainer.optimizer
 
     return script
@@ -391,6 +466,14 @@ def test_replayed(body: Callable[..., Any]) -> None:
 
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
+@pytest.mark.parametrize("body", WITH_FRONT)
+def test_behind_a_front(body: Callable[..., Any]) -> None:
+    found = check_right(script_of(body, calls=56), replays=10)
+    assert ORACLE_ONLY or found.steps[0].stats.front.startswith(f"{__file__}:"), found.steps[0].stats
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("body", LEFT_WHOLE)
 def test_left_whole(body: Callable[..., Any]) -> None:
     check_right(script_of(body))
@@ -400,18 +483,18 @@ def test_left_whole(body: Callable[..., Any]) -> None:
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("between", [starts_again, loads, other_rate, evaluates_between, no_grads])
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", [*BODIES, *WITH_FRONT])
 def test_between_calls(body: Callable[..., Any], between: Any) -> None:
-    check_right(script_of(body, between))
+    check_right(script_of(body, between, calls=56 if body in WITH_FRONT else CALLS))
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("options", [{"verify": 4}, {"verify_every": 3}, {"passes": "all"}, {"passes": "none"}])
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", [*BODIES, *WITH_FRONT])
 def test_settings(body: Callable[..., Any], options: dict[str, Any]) -> None:
-    check_right(script_of(body, **options))
+    check_right(script_of(body, calls=56 if body in WITH_FRONT else CALLS, **options))
 
 
 @pytest.mark.ranks(1)
@@ -518,23 +601,27 @@ def test_refused_as_a_whole() -> None:
     trainer = Trainer()
 
     def train(x: Tensor, y: Tensor) -> None:
-        loss = F.cross_entropy(trainer.model(x), y)
-        trainer.total += loss.item()
-        trainer.optimizer.zero_grad()
-        loss.backward()
-        trainer.optimizer.step()
+        x = x * 2
+        with torch.enable_grad():
+            loss = F.cross_entropy(trainer.model(x), y)
+            trainer.total += loss.item()
+            trainer.optimizer.zero_grad()
+            loss.backward()
+            trainer.optimizer.step()
 
     step = rote.capture(train)
     with pytest.warns(UserWarning, match=r"recording refused") as caught:
-        for _ in range(16):
+        for _ in range(40):
             step(torch.randn(6, 8), torch.randint(4, (6,)))
     assert len([each for each in caught if "refused" in str(each.message)]) == 1
     assert not step.stats.replays
-    assert not step.stats.tail
-    assert step.stats.calls == 16
+    assert not (step.stats.front or step.stats.tail)
+    assert step.stats.calls == 40
 
 
 CLASS = """
+import random
+import time
 import torch
 
 COUNT = 0
@@ -543,6 +630,7 @@ class Drawn:
     def __init__(self):
         self.held, self.weight = torch.zeros(3), torch.ones(3)
         self.total, self.steps, self.seen, self.best = 0.0, 0, [], 10.0
+        self.batches = (torch.randn(3) for _ in range(100))
 
     def helps(self, y):
         self.held.add_(y.detach())
@@ -624,7 +712,21 @@ def drawn(seed: int) -> str:
             return [f"{tensor()}.mul_(1.5)" if draw.random() < 0.3 else f"scale = {number()}"]
         return [f"inner = {number()}", "self.total -= inner"]
 
-    lines = [line for _ in range(draw.randint(2, 6)) for line in ops()]
+    lines = []
+    if draw.random() < 0.3:
+        for _ in range(draw.randint(1, 3)):
+            lines += draw.choice(
+                [
+                    ["first = self.steps"],
+                    ["k = random.randint(0, 3)", "if k == 3:", "    return k, self.total"],
+                    ["x = x * random.choice([1.0, 2.0])"],
+                    ["begin = time.perf_counter()", "self.steps += begin > 0"],
+                    ["self.total += random.random()"],
+                    ["x = next(self.batches)", "numbers = [1]"],
+                ]
+            )
+        numbers.extend(name for name in ("first", "k") if any(line.startswith(name) for line in lines))
+    lines += [line for _ in range(draw.randint(2, 6)) for line in ops()]
     if draw.random() < 0.2:
         lines += host()
         lines += ops()
@@ -649,6 +751,7 @@ def test_random_steps(part: int, tmp_path: Path) -> None:
         def script(capture: Capture) -> Calls:
             scope: dict[str, Any] = {"__name__": f"drawn_{seed}"}  # noqa: B023
             exec(compile(path.read_text(), str(path), "exec"), scope)  # noqa: B023
+            random.seed(2)
             trainer = scope["Drawn"]()
             step = capture(trainer.step)
             for call in range(30):
@@ -661,7 +764,7 @@ def test_random_steps(part: int, tmp_path: Path) -> None:
                 except (RuntimeError, NameError, TypeError) as error:
                     result = type(error).__name__
                 told = trainer.total, trainer.steps, [*trainer.seen], trainer.best, scope["COUNT"], trainer.held
-                yield result, told, trainer.weight
+                yield result, told, trainer.weight, random.random()
             return trainer.held
 
         found = check_right(script)

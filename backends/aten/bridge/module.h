@@ -95,6 +95,10 @@ PYBIND11_MODULE(bridge, module) {
   add("raising", [] { return raising; });
   // How many ops the last observed step has run: until its recording was refused, and from then on.
   add("counts", [] { return scribe.counts(); });
+  // Counts the ops of this thread, and those that they call, until it is asked how many ran.
+  add("count_ops", [] { op_count.begin(); });
+  add("ops_so_far", [] { return op_count.so_far(); });
+  add("ops_counted", [] { return op_count.end(); });
   // The op of another Python thread that wrote a tensor used by the last observed step, or read one that it made; empty
   // if there was none.
   add("others", [] { return others().found(); });

@@ -405,6 +405,33 @@ inline void call_ends(const at::RecordFunction& call, at::ObserverContext* neste
   PyErr_Restore(kind, value, trace);
 }
 
+// --- a count of ops ---------------------------------------------------------------
+
+// How many ops a thread runs. One at a time.
+class OpCount {
+ public:
+  void begin() {
+    end();
+    so_far_ = 0;
+    counting_ = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction&) {
+                                             ++so_far_;
+                                             return std::unique_ptr<at::ObserverContext>();
+                                           }).scopes({at::RecordScope::FUNCTION}));
+  }
+
+  size_t so_far() const { return so_far_; }
+
+  size_t end() {
+    if (counting_) at::removeCallback(std::exchange(counting_, 0));
+    return so_far_;
+  }
+
+ private:
+  static inline thread_local size_t so_far_ = 0;
+  at::CallbackHandle counting_ = 0;
+};
+inline OpCount op_count;
+
 // --- beginning and end --------------------------------------------------------------
 
 inline at::CallbackHandle calls_seen = 0, calls_seen_elsewhere = 0;

@@ -508,6 +508,6 @@ def _sum(all_: list[Stats]) -> Stats:
             made[each.name] = dict(sum(map(Counter, values), Counter()))
         elif each.name == "refusals":
             made[each.name] = list(itertools.chain.from_iterable(values))
-        elif each.name not in ("tail", "backward"):
+        elif each.name not in ("front", "tail", "backward"):
             made[each.name] = sum(values)
     return Stats(**made)

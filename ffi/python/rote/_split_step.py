@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import _memory, _results, _returns, _tails
+from ._bridge import bridge
 from ._recording import Recording
 from ._step import Stats, Step
 
@@ -17,6 +18,8 @@ from ._step import Stats, Step
 _SLIGHT = 4
 # Recordings in a row that led to no plan, since each had other guards than the one before.
 _PATIENCE = 3
+_MANY = 8  # a statement that runs more than this part of all ops is no preparation
+_MOST_ATTEMPTS = 8
 _LOOKS = 4  # eager calls until one has written
 _DIFFER = "no two recordings in a row were made under the same guards"
 _SUMS = ("calls", "recordings", "replays", "altered", "kept", "exchanges", "verified", "fallbacks")
@@ -69,8 +72,11 @@ class SplitStep(Step):
         self._is_refused = False  # and cannot be
         self._why_not = ""  # the last first part that was given up was not replayed either
         self._in_vain = 0  # recordings in a row that have led to no plan
-        self._begins: list[int] = []  # the statements with which a tail may begin, the next one last
-        self._tried: set[int] = set()  # of these
+        self._tails: list[int] = []  # the statements with which a tail may begin, the best first
+        self._attempts: list[tuple[int, int]] = []  # to record the statements between two places, the next one last
+        self._tried: set[tuple[int, int]] = set()
+        self._at = (0, 0)  # the present attempt
+        self._front: _tails.Front | None = None
         self._looks = 0  # so many of the next calls run eagerly and tell where the step writes, until one has told it
         self._has_looked = False
         self._head: _Head | None = None
@@ -90,11 +96,16 @@ class SplitStep(Step):
                 return super().call(args, kwargs)
             if self._host is not None:
                 self._host(*args, **kwargs)
+            if self._front is not None:
+                falls, left = self._front.run(*args, **kwargs)
+                if not falls:
+                    return left
+                args, kwargs = self._front.arguments(left)
             falls, left = head.call(*halves.begin(args, kwargs))
             result = halves.end(left, args, kwargs) if falls else left
             is_new, self._is_new = self._is_new, False
             if is_new and falls and (anew := _found_anew(halves, left)):
-                self._halve(halves.at, anew)
+                self._halve(*self._at, anew)
             elif head.refused or self._is_slight(head):
                 self._split()
             return result
@@ -110,19 +121,24 @@ class SplitStep(Step):
         """Runs a call eagerly, and finds out where it writes."""
         self._looks -= 1
         self._earlier = _sum(self._earlier, Stats(calls=1, fallbacks=1))
-        whole, writes = self.function, _Writes(self)
+        whole, statements = self.function, _Statements(self)
         if self._host is not None:
             self._host(*args, **kwargs)
         self._given.append((args, kwargs))
         try:
-            self.function = _tails.marked(whole, writes.mark) or whole
+            self.function = _tails.marked(whole, statements.mark) or whole
             result = self._run(args, kwargs)
         finally:
             self.function = whole
             self._given.pop()
-        self._begins = [writes.last_place() + 1]
-        if self._begins[0] or not self._looks:  # a call may do nothing
+            statements.close()
+        behind, fronts = statements.last_that_writes() + 1, statements.fronts()
+        if behind or not self._looks:  # a call may do nothing
             self._looks = 0
+            tails = [*self._tails, behind] if behind else self._tails
+            fronts = [each for each in fronts if not _tails.is_declaration(self.function, each)]
+            every = [(0, behind), *((front, tail) for front in fronts for tail in tails or [_tails.LAST])]
+            self._attempts = every[:_MOST_ATTEMPTS][::-1]
             self._split()
         return result
 
@@ -148,19 +164,19 @@ class SplitStep(Step):
         self._is_refused = True
         self._begin_halves(reason, _tails.places(self._code, self._stops))
 
-    def _begin_halves(self, why: str, places: list[int]) -> None:
-        self._why = why
+    def _begin_halves(self, why: str, tails: list[int]) -> None:
+        self._why, self._tails = why, tails
         self._ops = max((stop.ops for stop in self._stops), default=0)
-        self._begins = places[::-1]
+        self._attempts = [(0, tail) for tail in reversed(tails)]
         self._split()
 
     def _split(self) -> None:
         """Halves the step at the next place. If there is none, the step stays whole, and is refused."""
-        while self._begins:
-            place = self._begins.pop()
-            if place not in self._tried:
-                self._tried.add(place)
-                if self._halve(place):
+        while self._attempts:
+            attempt = self._attempts.pop()
+            if attempt not in self._tried:
+                self._tried.add(attempt)
+                if self._halve(*attempt):
                     return
         self._give_up()
         if not self._has_looked and self._code is not None and _tails.has_more_than_one(self._code):
@@ -168,19 +184,27 @@ class SplitStep(Step):
         elif self._is_refused:
             super()._refused(self._why + self._why_not)
 
-    def _halve(self, place: int, anew: Set[str] = frozenset()) -> bool:
-        """Halves the step at a place, if it can be halved there."""
+    def _halve(self, begin: int, end: int, anew: Set[str] = frozenset()) -> bool:
+        """Records the statements between two places, if the step can be parted there."""
         self._give_up()
+        function, front = self.function, None
         try:
-            halves = _tails.halves(self.function, place, anew)
+            if begin:
+                front = _tails.front(function, begin)
+                if front is None:
+                    return False
+                function = front.rest
+            halves = _tails.halves(function, end - begin if end != _tails.LAST else end, anew)
         except Exception as problem:  # of a source that is not as the code says
             logging.getLogger("rote.record").info("%s cannot be halved: %s", self.name(), problem)
             return False
         if halves is None:
             return False
         head = _Head(halves.head, self.given_state, **{**self._options, "plans": self.plans, "host": None})
-        head.label = f"{self.name()} (until {halves.line})"
-        self._head, self._halves, self._is_new = head, halves, True
+        where = f"until {halves.line or 'the end'}"
+        head.label = f"{self.name()} ({where if front is None else f'{front.line} {where}'})"
+        self._front, self._head, self._halves, self._is_new = front, head, halves, True
+        self._at = begin, end
         logging.getLogger("rote.record").info("%s is recorded without the rest, for: %s", head.label, self._why)
         return True
 
@@ -189,8 +213,8 @@ class SplitStep(Step):
         if self._head is not None and self._halves is not None:
             self._earlier = _sum(self._earlier, self._head.stats)
             if self._head.refused:
-                self._why_not = f" (and up to {self._halves.line} alone: {self._head.refused.partition('; remedy')[0]})"
-        self._head = self._halves = None
+                self._why_not = f" (and {self._head.label} alone: {self._head.refused.partition('; remedy')[0]})"
+        self._front = self._head = self._halves = None
 
     # -- what people look at ----------------------------------------------------
 
@@ -200,14 +224,16 @@ class SplitStep(Step):
         own = _sum(super().stats, self._earlier)
         if self._head is None or self._halves is None:
             return own
-        return replace(_sum(self._head.stats, own), tail=self._halves.line)
+        front = "" if self._front is None else self._front.line
+        return replace(_sum(self._head.stats, own), front=front, tail=self._halves.line)
 
     def explain(self) -> str:
         """The report of what is replayed, and from which line on the step runs as it is written."""
         if self._head is None or self._halves is None:
             return super().explain()
-        rest = f"from {self._halves.line} on, the step runs as it is written: {self._why}"
-        return f"{self._head.explain().rstrip()}\n\n{rest}\n"
+        before = [] if self._front is None else [f"before {self._front.line}"]
+        where = " and ".join([*before, *([f"from {self._halves.line} on"] if self._halves.line else [])])
+        return f"{self._head.explain().rstrip()}\n\n{where}, the step runs as it is written: {self._why}\n"
 
     def plan_counts(self) -> dict[str, int]:
         """Instructions of the variant that ran last: local, views, collectives."""
@@ -221,24 +247,38 @@ def _found_anew(halves: _tails.Halves, left: tuple[Any, ...]) -> set[str]:
     return {name for name, value in values if name in halves.chains and not _results.can_give(value, set())}
 
 
-class _Writes:
-    """After which statements of a step tensors of its state, or their gradients, are others."""
+class _Statements:
+    """What each of the outermost statements of a step does in one call."""
 
     def __init__(self, step: Step) -> None:
         self._tensors = [tensor for _, tensor in step.state.tensors()]
-        self._marks: list[tuple[int, list[int], list[Any]]] = []
+        self._marks: list[tuple[int, int, list[int], list[Any]]] = []
+        bridge().count_ops()
 
     def mark(self, place: int) -> None:
         """A statement is about to run."""
         versions = [_memory.version_of(tensor) for tensor in self._tensors]
-        self._marks.append((place, versions, [tensor.grad for tensor in self._tensors]))
+        self._marks.append((place, bridge().ops_so_far(), versions, [tensor.grad for tensor in self._tensors]))
 
-    def last_place(self) -> int:
-        """The last statement that has written; below 0 if none has."""
+    def close(self) -> None:
+        """The call has ended."""
         self.mark(-1)
+        bridge().ops_counted()
+
+    def last_that_writes(self) -> int:
+        """The last statement after which tensors of the state, or their gradients, were others; below 0 if there is
+        none."""
         last = -1
-        for (place, versions, gradients), (_, now, later) in itertools.pairwise(self._marks):
+        for (place, _, versions, gradients), (_, _, now, later) in itertools.pairwise(self._marks):
             replaced = (two is not None and one is not two for one, two in zip(gradients, later, strict=True))
             if versions != now or any(replaced):
                 last = place
         return last
+
+    def fronts(self) -> list[int]:
+        """Before which statements the work may begin: the first that runs an op, the first that runs many, and the one
+        that runs most."""
+        ops = [(place, later - before) for (place, before, *_), (_, later, *_) in itertools.pairwise(self._marks)]
+        many, most = sum(each for _, each in ops) // _MANY, max((each for _, each in ops), default=1) - 1
+        found = [next((place for place, each in ops if each > least), 0) for least in (0, many, most)]
+        return [place for place in dict.fromkeys(found) if place > 0]

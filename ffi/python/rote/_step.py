@@ -145,6 +145,7 @@ class Stats:
     variants: int = 0
     guard_misses: dict[str, int] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
+    front: str = ""  # where the recorded part begins, as file:line, if the step runs as it is written before that
     tail: str = ""  # where the step's tail begins, as file:line: what runs as it is written after each replay
     backward: Stats | None = None  # of a region: those of its backward
 

@@ -13,7 +13,7 @@ import copy
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _rewrite
@@ -22,6 +22,7 @@ from ._rewrite import (
     OF_ITS_OWN,
     body_of,
     deleted,
+    empty_function,
     function_with,
     if_set,
     in_place,
@@ -41,6 +42,7 @@ from ._rewrite import (
 )
 from ._sources import Chain, Function, added_to, names_in, node_of
 
+LAST = -1  # in the place of a number of a statement: behind the last one
 _LEFT = "what the head left"  # no variable of a script is named so, nor the next two
 _MORE = "what else the head left"
 _MARK = "what is told of each statement"
@@ -80,6 +82,25 @@ class Halves:
 
 
 @dataclass(frozen=True)
+class Front:
+    """What a step does before the part that is recorded."""
+
+    run: Callable[..., Any]
+    """Takes what the function takes, and returns a boolean and a value: the result of the function; or, if the boolean
+    is true, the values of the variables that the rest uses."""
+    rest: Callable[..., Any]
+    """Takes these variables."""
+    line: str  # where the rest begins, as ``file:line``
+    takes_first: bool  # the rest takes the first one by its place
+    names: tuple[str, ...]
+
+    def arguments(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the rest."""
+        first = int(self.takes_first)
+        return values[:first], dict(zip(self.names[first:], values[first:], strict=True))
+
+
+@dataclass(frozen=True)
 class Stop:
     """Where a recorded step does what a plan may not be able to hold."""
 
@@ -98,6 +119,16 @@ def places(code: types.CodeType, stops: list[Stop]) -> list[int]:
     uses = [_first_use(body, place) for place in at]
     found = [*filter(None, uses), *(at if last else ())]
     return [place for place in dict.fromkeys(found) if place > 0]
+
+
+def is_declaration(function: Any, at: int) -> bool:
+    """Whether nothing runs before one of the outermost statements of a function: there is only what it declares."""
+    plain = plain_function(function)
+    declares = (ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom)
+    return plain is None or all(
+        isinstance(each, declares) or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
+        for each in body_of(plain.__code__)[:at]
+    )
 
 
 def _statement(body: list[ast.stmt], at: tuple[int, int]) -> int:
@@ -131,7 +162,8 @@ def halves(function: Any, at: int, anew: Set[str] = frozenset()) -> Halves | Non
     plain = plain_function(function)
     node = None if plain is None else node_of(plain.__code__)
     body = [] if plain is None else body_of(plain.__code__)
-    if plain is None or node is None or not 0 < at < len(body):
+    at = len(body) if at == LAST else at
+    if plain is None or node is None or not 0 < at <= len(body):
         return None
     first, last = body[:at], body[at:]
     left = _left(plain.__code__, node, first, last, anew)
@@ -142,7 +174,7 @@ def halves(function: Any, at: int, anew: Set[str] = frozenset()) -> Halves | Non
     tail = made_of(plain, _tail(node, first, last, left))
     if head is None or tail is None:
         return None
-    line = f"{plain.__code__.co_filename}:{last[0].lineno}"
+    line = f"{plain.__code__.co_filename}:{last[0].lineno}" if last else ""
     unused = _unused(plain.__code__, set(mentioned(first)), bound=type(function) is types.MethodType)
     head.__defaults__ = _without(head.__defaults__, plain.__code__.co_varnames[: plain.__code__.co_argcount], unused)
     return Halves(
@@ -173,6 +205,43 @@ def _unused(code: types.CodeType, named: set[str], bound: bool) -> frozenset[int
     by_name = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
     by_place = [place - bound for place, name in enumerate(places) if place > 0 and name not in named]
     return frozenset([*by_place, *(name for name in by_name if name not in named and name not in places[:1])])
+
+
+def front(function: Any, at: int) -> Front | None:
+    """What a function does before one of its outermost statements, and the rest as a function of the variables that
+    it uses; None if that does not give the same."""
+    plain = plain_function(function)
+    node = None if plain is None else node_of(plain.__code__)
+    body = [] if plain is None else body_of(plain.__code__)
+    if plain is None or node is None or not 0 < at < len(body):
+        return None
+    first, last = body[:at], body[at:]
+    left = _left(plain.__code__, node, first, last, frozenset())
+    if left is None or left.sometimes:
+        return None
+    code, set_ = plain.__code__, names_set(first)
+    given = [name for name in code.co_varnames if name in _rewrite.arguments(node) and name not in set_]
+    by_place = given[:1] if given and code.co_argcount and given[0] == code.co_varnames[0] else []
+    bound = type(function) is types.MethodType
+    if bound and not by_place:
+        return None  # the object is another one by then
+    used = set(mentioned(last))
+    names = [*by_place, *(name for name in given if name not in by_place and name in used), *left.always]
+    values = [*names[bound:]]
+    head = _head(node, first, replace(left, always=values, only_read=set()))
+    like = empty_function(plain.__name__)
+    like.args = ast.arguments([], [ast.arg(name) for name in by_place], None, [], [], None, [])
+    like.args.kwonlyargs = [ast.arg(name) for name in names if name not in by_place]
+    like.args.kw_defaults = [None for _ in like.args.kwonlyargs]
+    ast.copy_location(like, node)
+    declared = [each for each in walk(first) if isinstance(each, ast.Global | ast.Nonlocal)]
+    rest = made_of(plain, function_with(like, copy.deepcopy([*declared, *last]), last[0]))
+    run = made_of(plain, head)
+    if rest is None or run is None:
+        return None
+    rest.__defaults__ = rest.__kwdefaults__ = None
+    line = f"{plain.__code__.co_filename}:{last[0].lineno}"
+    return Front(in_place(function, run), in_place(function, rest), line, bool(by_place) and not bound, tuple(values))
 
 
 def marked(function: Any, mark: Callable[[int], None]) -> Callable[..., Any] | None:
@@ -294,7 +363,7 @@ def _tail(node: Function, first: list[ast.stmt], last: list[ast.stmt], left: _Le
         entry = ast.Subscript(loaded(_MORE), ast.Constant(name), ast.Load())
         gone: list[ast.stmt] = [ast.Delete([ast.Name(name, ast.Del())])] if name in given else []
         body.append(ast.If(is_set, [ast.Assign([stored(name)], entry)], gone))
-    made = function_with(node, [*body, *copy.deepcopy(last)], last[0])
+    made = function_with(node, [*body, *copy.deepcopy(last)], last[0] if last else first[-1])
     made.args.kwonlyargs.append(ast.arg(_LEFT))
     made.args.kw_defaults.append(None)
     return made
