@@ -12,12 +12,13 @@ from typing import Any
 from . import _memory, _results, _returns, _tails
 from ._bridge import bridge
 from ._recording import Recording
-from ._step import Stats, Step
+from ._step import Stats, Step, cause_of
 
 # A first part is given up if all that ran before the read is more than so many times what its plan has.
 _SLIGHT = 4
 # Recordings in a row that led to no plan, since each had other guards than the one before.
 _PATIENCE = 3
+_REMEDY = "; remedy: "
 _MANY = 8  # a statement that runs more than this part of all ops is no preparation
 _MOST_ATTEMPTS = 8
 _LOOKS = 4  # eager calls until one has written
@@ -159,7 +160,7 @@ class SplitStep(Step):
 
     def _refused(self, reason: str) -> None:
         if self._code is None or self._why or self._agrees:
-            super()._refused(reason)
+            super()._refused(self._with_why_not(reason))
             return
         self._is_refused = True
         self._begin_halves(reason, _tails.places(self._code, self._stops))
@@ -182,7 +183,14 @@ class SplitStep(Step):
         if not self._has_looked and self._code is not None and _tails.has_more_than_one(self._code):
             self._has_looked, self._looks = True, _LOOKS
         elif self._is_refused:
-            super()._refused(self._why + self._why_not)
+            super()._refused(self._with_why_not(self._why))
+
+    def _with_why_not(self, reason: str) -> str:
+        """A reason why the whole step is refused, with the reason why the last first part was."""
+        if self._head is not None or cause_of(reason) != cause_of(self._why):
+            return reason
+        why, mark, remedy = reason.partition(_REMEDY)
+        return why + self._why_not + mark + remedy
 
     def _halve(self, begin: int, end: int, anew: Set[str] = frozenset()) -> bool:
         """Records the statements between two places, if the step can be parted there."""
@@ -213,7 +221,7 @@ class SplitStep(Step):
         if self._head is not None and self._halves is not None:
             self._earlier = _sum(self._earlier, self._head.stats)
             if self._head.refused:
-                self._why_not = f" (and {self._head.label} alone: {self._head.refused.partition('; remedy')[0]})"
+                self._why_not = f" (and {self._head.label} alone: {self._head.refused.partition(_REMEDY)[0]})"
         self._front = self._head = self._halves = None
 
     # -- what people look at ----------------------------------------------------

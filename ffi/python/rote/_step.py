@@ -85,6 +85,11 @@ def _warn(text: str, level: int) -> None:
         logging.getLogger("rote").warning("%s", text)
 
 
+def cause_of(reason: str) -> str:
+    """The reason of a refusal without values."""
+    return _VALUES.sub("", reason)
+
+
 def _leaves(args: Any, kwargs: Any) -> list[tuple[str, Any]]:
     """The leaves of the arguments of a call, by their paths."""
     found: list[tuple[str, Any]] = []
@@ -745,7 +750,7 @@ class Step:
                 reason += f" ({path}.step() cannot wait for the end of a replay: {why})"
         if self._strict:
             raise RecordingRefused(reason)
-        cause = _VALUES.sub("", reason)
+        cause = cause_of(reason)
         if cause not in self._warned:
             self._warned.add(cause)
             _warn(f"rote: recording refused, the step stays eager: {reason}", 6)
