@@ -698,7 +698,7 @@ def test_refuses_memory_that_is_read_before_it_is_written() -> None:
             _fsdp_param.free_storage(scratch)
             return out.nan_to_num()
 
-        yield from over(capture, step, inputs(8, 12, 8), state=[])
+        yield from over(capture, step, inputs(8, 12, 8), state=[], tail=False)
         return []
 
     check_refused(script, "not filled", remedy="keep the step eager")

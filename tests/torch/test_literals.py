@@ -235,7 +235,8 @@ def test_what_is_still_refused(what: str) -> None:
                 return x + torch.tensor([x[0, 0].item(), 1.0])
             return x.view(-1)[:1] + torch.tensor([1.0] * 65)
 
-        return over(capture, step, (torch.full((2, 2), float(i)) for i in range(8)), end=lambda: torch.tensor(array))
+        calls = (torch.full((2, 2), float(i)) for i in range(8))
+        return over(capture, step, calls, end=lambda: torch.tensor(array), tail=False)
 
     found = check_right(script)
     assert ORACLE_ONLY or found.steps[0].stats.replays == 0, found.steps[0].stats

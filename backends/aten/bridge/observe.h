@@ -407,14 +407,16 @@ inline void call_ends(const at::RecordFunction& call, at::ObserverContext* neste
 
 // --- a count of ops ---------------------------------------------------------------
 
-// How many ops a thread runs. One at a time.
+// How many ops a thread runs that do more than to read a number. One at a time.
 class OpCount {
  public:
   void begin() {
     end();
     so_far_ = 0;
-    counting_ = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction&) {
-                                             ++so_far_;
+    counting_ = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& call) {
+                                             static const std::unordered_set<std::string> reads{
+                                                 "aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::detach", "detach"};
+                                             so_far_ += reads.count(call.name()) == 0;
                                              return std::unique_ptr<at::ObserverContext>();
                                            }).scopes({at::RecordScope::FUNCTION}));
   }

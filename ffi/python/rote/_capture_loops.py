@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from . import _loops
-from ._capture import Captured, capture
+from ._capture import Captured
+from ._split_step import SplitStep
 from ._step import Stats
 
 Arguments = ParamSpec("Arguments")
+_DEFAULTS = {"plans": None, "strict": False, "max_variants": 8, "ignore": (), "passes": ""}
+_OPTIONS = {*_DEFAULTS, "verify", "verify_every", "propagation"}
 Result = TypeVar("Result", covariant=True)
 
 
@@ -74,7 +77,7 @@ def capture_loops(
     ignore: Sequence[str] = ...,
     passes: str | Sequence[str] = ...,
 ) -> Callable[[Callable[Arguments, Result]], CapturedLoops[Arguments, Result]]: ...
-def capture_loops(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
+def capture_loops(fn: Callable[..., Any] | None = None, *, state: Any = None, **options: Any) -> Any:
     """Captures what the loops of a function do in each turn: ``for x, y in loader: ...``.
 
     For scripts that have no function for a step. Each turn is captured as :func:`capture` captures a step: recorded in
@@ -97,11 +100,15 @@ def capture_loops(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
         ValueError: no loop of the function can be captured. The message says why.
     """
 
+    unknown = options.keys() - _OPTIONS
+    if unknown:
+        raise TypeError(f"rote.capture_loops takes no {min(unknown)}=")
+
     def wrap(function: Callable[..., Any]) -> CapturedLoops[..., Any]:
         turns: list[Captured[..., Any]] = []
 
         def captured(turn: types.FunctionType) -> Captured[..., Any]:
-            turns.append(capture(turn, **options))
+            turns.append(Captured(SplitStep(turn, state, looks=True, **{**_DEFAULTS, **options})))
             return turns[-1]
 
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -234,43 +235,52 @@ class _Turn:
         self.found = [name for name in used if name not in set_.union(targets)]
         """The variables that a turn only reads."""
         left = [name for name in used if name in set_ and (name in outside or name in self._taken)]
-        exits = list(_exits(body))
-        leaves_early = any(not isinstance(each, ast.Return) for each in exits)
-        certain = {*self._taken, *(() if leaves_early else _rewrite.set_for_sure(body))} - {*self._unsure}
+        certain = {*self._taken, *_rewrite.set_for_sure(body)} - {*self._unsure}
         self._always = [name for name in left if name in certain]
         self._sometimes = [name for name in left if name not in certain]
-        self._has = {type(each) for each in exits}
+        self._has = {type(each) for each in _exits(body)}
+        early = not self._has.isdisjoint((ast.Continue, ast.Break))
+        self._more = left if early else self._sometimes  # what may be left beside what a turn that ends leaves
         self._declared = [each for each in declared if not {*mentioned(body)}.isdisjoint(each.names)]  # type: ignore[attr-defined]
 
     def function(self, name: str) -> ast.FunctionDef:
         """The turn as a function of the variables that it takes."""
         loop = self._loop
         body: list[ast.stmt] = []
-        unsure = [*self._unsure]
+        unsure, set_ = [*self._unsure], set[str]()
         for each in copy.deepcopy(loop.body):
             for one in [name for name in unsure if name in mentioned([each])]:
                 unsure.remove(one)
                 is_unset = ast.UnaryOp(ast.Not(), loaded(_IS_SET.format(one)))
                 body.append(_placed(ast.If(is_unset, [ast.Delete([ast.Name(one, ast.Del())])], []), each))
-            made = _Exits(self._exit).visit(each)
-            body += made if isinstance(made, list) else [made]
-        body += [_placed(each, loop.body[-1]) for each in self._exit(_NEXT, None)]
+            set_ |= names_set([each])
+            body += _listed(_Exits(functools.partial(self._leave, set_=frozenset(set_))).visit(each))
+        body += [_placed(each, loop.body[-1]) for each in self._end()]
         like = _rewrite.empty_function(name)
         taken = [*self._taken, *map(_IS_SET.format, self._unsure)]
         like.args = ast.arguments([], [ast.arg(each) for each in taken], None, [], [], None, [])
         ast.copy_location(like, loop)
         return _rewrite.function_with(like, [*copy.deepcopy(self._declared), *body], loop.body[0])
 
-    def _exit(self, how: int, value: ast.expr | None) -> list[ast.stmt]:
-        """Statements that end a turn. ``value``: what the whole function returns."""
+    def _leave(self, how: int, value: ast.expr | None, set_: frozenset[str]) -> list[ast.stmt]:
+        """Statements that leave a turn. ``value``: what the whole function returns; ``set_``: the variables that the
+        turn may have set by then. The others stay as they are."""
+        names = [name for name in self._more if name in set_] if how != _RETURN else []
+        return self._left(how, value, ast.Constant(None), names)
+
+    def _end(self) -> list[ast.stmt]:
+        """Statements at the end of a turn."""
+        always = ast.Tuple([loaded(name) for name in self._always], ast.Load())
+        return self._left(_NEXT, None, always, self._sometimes)
+
+    @staticmethod
+    def _left(how: int, value: ast.expr | None, always: ast.expr, sometimes: list[str]) -> list[ast.stmt]:
         made: list[ast.stmt] = []
-        always: list[ast.expr] = [loaded(name) for name in self._always] if how != _RETURN else []
-        more: ast.expr = ast.Constant(None)
-        if self._sometimes and how != _RETURN:
+        if sometimes:
             made.append(ast.Assign([stored(_MORE)], ast.Dict([], [])))
-            made += [_rewrite.if_set(_entry(name, ast.Store()), loaded(name)) for name in self._sometimes]
-            more = loaded(_MORE)
-        parts = [ast.Constant(how), value or ast.Constant(None), ast.Tuple(always, ast.Load()), more]
+            made += [_rewrite.if_set(_entry(name, ast.Store()), loaded(name)) for name in sometimes]
+        more = loaded(_MORE) if sometimes else ast.Constant(None)
+        parts = [ast.Constant(how), value or ast.Constant(None), always, more]
         return [*made, ast.Return(ast.Tuple(parts, ast.Load()))]
 
     def calls(self, turn: str, cells: str) -> list[ast.stmt]:
@@ -289,18 +299,21 @@ class _Turn:
                 ast.Assign([is_set], ast.Constant(False)),
             ]
             made.append(_rewrite.unless_unset(there, copy.deepcopy(gone)))
-        given = [loaded(_VALUE.format(name) if name in self._unsure else name) for name in self._taken]
-        given += [loaded(_IS_SET.format(name)) for name in self._unsure]
-        made.append(ast.Assign([stored(_LEFT)], ast.Call(loaded(turn), [*given], [])))
+        given = [(name, _VALUE.format(name) if name in self._unsure else name) for name in self._taken]
+        given += [(is_set, is_set) for is_set in map(_IS_SET.format, self._unsure)]
+        keywords = [ast.keyword(name, loaded(value)) for name, value in given]
+        made.append(ast.Assign([stored(_LEFT)], ast.Call(loaded(turn), [], keywords)))
         if ast.Return in self._has:
             made.append(ast.If(_is(_RETURN), [ast.Return(_part(1))], []))
         if self._always:
-            made.append(ast.Assign([ast.Tuple([stored(name) for name in self._always], ast.Store())], _part(2)))
-        if self._sometimes:
-            made.append(ast.Assign([stored(_MORE)], _part(3)))
-        for name in self._sometimes:
-            is_there = ast.Compare(ast.Constant(name), [ast.In()], [loaded(_MORE)])
-            made.append(ast.If(is_there, [ast.Assign([stored(name)], _entry(name, ast.Load()))], []))
+            names = ast.Tuple([stored(name) for name in self._always], ast.Store())
+            made.append(ast.If(_is_there(2), [ast.Assign([names], _part(2))], []))
+        if self._more:
+            entries: list[ast.stmt] = [ast.Assign([stored(_MORE)], _part(3))]
+            for name in self._more:
+                is_left = ast.Compare(ast.Constant(name), [ast.In()], [loaded(_MORE)])
+                entries.append(ast.If(is_left, [ast.Assign([stored(name)], _entry(name, ast.Load()))], []))
+            made.append(ast.If(_is_there(3), entries, []))
         if ast.Break in self._has:
             made.append(ast.If(_is(_BREAK), [ast.Break()], []))
         return made
@@ -312,6 +325,10 @@ def _entry(name: str, context: ast.expr_context) -> ast.Subscript:
 
 def _part(place: int) -> ast.expr:
     return ast.Subscript(loaded(_LEFT), ast.Constant(place), ast.Load())
+
+
+def _is_there(place: int) -> ast.expr:
+    return ast.Compare(_part(place), [ast.IsNot()], [ast.Constant(None)])
 
 
 def _is(how: int) -> ast.expr:
@@ -384,12 +401,10 @@ def _first_use(name: str, body: list[ast.stmt]) -> str:
 
 def _use(name: str, node: ast.stmt) -> str:
     def reads(*parts: ast.AST | None) -> bool:
-        return any(
-            isinstance(each, ast.Name) and each.id == name and not isinstance(each.ctx, ast.Store)
-            for part in parts
-            if part is not None
-            for each in ast.walk(part)
-        )
+        every = [each for part in parts if part is not None for each in ast.walk(part)]
+        added = [each.target for each in every if isinstance(each, ast.AugAssign)]
+        used = [each for each in every if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Store)]
+        return any(isinstance(each, ast.Name) and each.id == name for each in (*added, *used))
 
     match node:
         case ast.Assign(targets=targets, value=value):

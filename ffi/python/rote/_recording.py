@@ -580,9 +580,9 @@ class Recording(Naming):
         return attribute is not None and self.unread.takes_numbers(*attribute)
 
     def _with_numbers(self, result: Any) -> tuple[Any, Any]:
-        """The result; and again with reads of tensors, which ops make of them, in the places of hyperparameters that
-        the step returns."""
-        return result, _returns.replaced(result, lambda part: _floats.in_result(part) or part)
+        """The result. And again, in other lists and dicts where numbers of tensors are in them: with reads of tensors,
+        which ops make of them, in the places of hyperparameters that the step returns."""
+        return result, _returns.replaced(result, lambda part: _floats.in_result(part) or _returns.another(part))
 
     def _with_reads(self, result: Any) -> Any:
         """The result with plain floats. Refuses a step that does not return what it has read to return it."""

@@ -9,6 +9,7 @@ The plan returns the tensor, and a replay reads the number from it.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import operator
@@ -153,6 +154,13 @@ def _runs(function: Any, code: types.CodeType) -> bool:
 def plain(result: Any) -> Any:
     """A result with the numbers in their places."""
     return replaced(result, lambda part: part.value if isinstance(part, Read | Rate) else part)
+
+
+def another(part: Any) -> Any:
+    """A number of a tensor or a scheduler as another object, so that what it is in is made anew; all else itself."""
+    if isinstance(part, Read):
+        return Read(part.tensor, part.value)
+    return copy.copy(part) if isinstance(part, Rate) else part
 
 
 def put_back(result: Any, plain: Any) -> Any:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from collections.abc import Callable, Set
 from dataclasses import replace
 from typing import Any
 
-from . import _memory, _results, _returns, _tails
+from . import _memory, _moves, _results, _returns, _rewrite, _tails
 from ._bridge import bridge
 from ._recording import Recording
 from ._step import Stats, Step, cause_of
@@ -17,11 +18,15 @@ from ._step import Stats, Step, cause_of
 # A first part is given up if all that ran before the read is more than so many times what its plan has.
 _SLIGHT = 4
 # Recordings in a row that led to no plan, since each had other guards than the one before.
-_PATIENCE = 3
+_PATIENCE, _PATIENCE_OF_WHOLE = 3, 5
 _REMEDY = "; remedy: "
 _MANY = 8  # a statement that runs more than this part of all ops is no preparation
 _MOST_ATTEMPTS = 8
+# In the place of the first of two places, or below 0: those of the step with moved statements.
+_MOVED = -(1 << 30)
+_FIRST_LOOKS = 2
 _LOOKS = 4  # eager calls until one has written
+_NO_OPS = "it runs no op there"
 _DIFFER = "no two recordings in a row were made under the same guards"
 _SUMS = ("calls", "recordings", "replays", "altered", "kept", "exchanges", "verified", "fallbacks")
 
@@ -63,8 +68,11 @@ class SplitStep(Step):
     The whole step is tried first. If it is refused, the last recording tells where a tail may begin (`_tails.places`).
     If no such place serves, one eager call tells behind which statement the step writes no more."""
 
-    def __init__(self, function: Callable[..., Any], state: Any, *, tail: bool = True, **options: Any) -> None:
-        """``tail``: whether the function may be halved; ``options``: those of :class:`Step`."""
+    def __init__(
+        self, function: Callable[..., Any], state: Any, *, tail: bool = True, looks: bool = False, **options: Any
+    ) -> None:
+        """``tail``: whether the function may be halved; ``looks``: it is halved behind the last statement that runs an
+        op, whatever stands there; ``options``: those of :class:`Step`."""
         super().__init__(function, state, **options)
         self._options = options
         self._code = _returns.code_of(function) if tail else None
@@ -77,9 +85,12 @@ class SplitStep(Step):
         self._attempts: list[tuple[int, int]] = []  # to record the statements between two places, the next one last
         self._tried: set[tuple[int, int]] = set()
         self._at = (0, 0)  # the present attempt
+        self._moved: Any = None  # the step with statements that only count behind those that write
         self._front: _tails.Front | None = None
         self._looks = 0  # so many of the next calls run eagerly and tell where the step writes, until one has told it
         self._has_looked = False
+        self._first_looks = _FIRST_LOOKS if looks and self._code is not None else 0  # the same before anything is tried
+        self._last_op = -1  # the last statement that has run an op in these calls
         self._head: _Head | None = None
         self._halves: _tails.Halves | None = None
         self._is_new = False  # no call has gone to the head so far
@@ -91,7 +102,7 @@ class SplitStep(Step):
     def call(self, args: Any, kwargs: Any) -> Any:
         with self._lock:
             head, halves = self._head, self._halves
-            if self._looks:
+            if self._looks or self._first_looks:
                 return self._look(args, kwargs)
             if head is None or halves is None:
                 return super().call(args, kwargs)
@@ -120,7 +131,6 @@ class SplitStep(Step):
 
     def _look(self, args: Any, kwargs: Any) -> Any:
         """Runs a call eagerly, and finds out where it writes."""
-        self._looks -= 1
         self._earlier = _sum(self._earlier, Stats(calls=1, fallbacks=1))
         whole, statements = self.function, _Statements(self)
         if self._host is not None:
@@ -133,22 +143,39 @@ class SplitStep(Step):
             self.function = whole
             self._given.pop()
             statements.close()
+        if self._first_looks:
+            self._look_for_end(statements)
+            return result
+        self._looks -= 1
         behind, fronts = statements.last_that_writes() + 1, statements.fronts()
         if behind or not self._looks:  # a call may do nothing
             self._looks = 0
+            self._moved, begin = statements.moved(whole, behind) or (None, 0)
             tails = [*self._tails, behind] if behind else self._tails
             fronts = [each for each in fronts if not _tails.is_declaration(self.function, each)]
             every = [(0, behind), *((front, tail) for front in fronts for tail in tails or [_tails.LAST])]
+            if self._moved is not None:
+                every[1:1] = [(_MOVED, begin), *((-front, begin) for front in fronts if front < begin)]
             self._attempts = every[:_MOST_ATTEMPTS][::-1]
             self._split()
         return result
+
+    def _look_for_end(self, statements: _Statements) -> None:
+        """Finds out where the step has run its last op."""
+        self._first_looks -= 1
+        self._last_op = max(self._last_op, statements.last_that_runs_ops())
+        if not self._first_looks:
+            end = _tails.begin_of_host(self.function, self._last_op + 1)
+            self._attempts = [(0, end)] if end else []
+            if end and not self._halve_next():
+                self._give_up()
 
     # -- halves ---------------------------------------------------------------
 
     def _kept(self, outcome: dict[str, Any], recording: Recording) -> None:
         self._stops = recording.stops
         self._in_vain = 0 if "variant" in outcome or outcome["outcome"] == "refused" else self._in_vain + 1
-        if self._in_vain == _PATIENCE and self._code is not None and not self._why and not self._agrees:
+        if self._in_vain == _PATIENCE_OF_WHOLE and self._code is not None and not self._why and not self._agrees:
             self._begin_halves(_DIFFER, _tails.places(self._code, self._stops))
 
     def _failed(self, problem: Exception) -> None:
@@ -173,13 +200,11 @@ class SplitStep(Step):
 
     def _split(self) -> None:
         """Halves the step at the next place. If there is none, the step stays whole, and is refused."""
-        while self._attempts:
-            attempt = self._attempts.pop()
-            if attempt not in self._tried:
-                self._tried.add(attempt)
-                if self._halve(*attempt):
-                    return
+        if self._halve_next():
+            return
         self._give_up()
+        if not self._why:  # nothing has been tried but to leave out what stands behind the last op
+            return
         if not self._has_looked and self._code is not None and _tails.has_more_than_one(self._code):
             self._has_looked, self._looks = True, _LOOKS
         elif self._is_refused:
@@ -192,11 +217,24 @@ class SplitStep(Step):
         why, mark, remedy = reason.partition(_REMEDY)
         return why + self._why_not + mark + remedy
 
+    def _halve_next(self) -> bool:
+        """Halves the step at the next place, if there is one."""
+        while self._attempts:
+            attempt = self._attempts.pop()
+            if attempt not in self._tried:
+                self._tried.add(attempt)
+                if self._halve(*attempt):
+                    return True
+        return False
+
     def _halve(self, begin: int, end: int, anew: Set[str] = frozenset()) -> bool:
         """Records the statements between two places, if the step can be parted there."""
         self._give_up()
+        at = begin, end
         function, front = self.function, None
         try:
+            if begin < 0:
+                function, begin = self._moved, 0 if begin == _MOVED else -begin
             if begin:
                 front = _tails.front(function, begin)
                 if front is None:
@@ -212,7 +250,7 @@ class SplitStep(Step):
         where = f"until {halves.line or 'the end'}"
         head.label = f"{self.name()} ({where if front is None else f'{front.line} {where}'})"
         self._front, self._head, self._halves, self._is_new = front, head, halves, True
-        self._at = begin, end
+        self._at = at
         logging.getLogger("rote.record").info("%s is recorded without the rest, for: %s", head.label, self._why)
         return True
 
@@ -241,7 +279,7 @@ class SplitStep(Step):
             return super().explain()
         before = [] if self._front is None else [f"before {self._front.line}"]
         where = " and ".join([*before, *([f"from {self._halves.line} on"] if self._halves.line else [])])
-        return f"{self._head.explain().rstrip()}\n\n{where}, the step runs as it is written: {self._why}\n"
+        return f"{self._head.explain().rstrip()}\n\n{where}, the step runs as it is written: {self._why or _NO_OPS}\n"
 
     def plan_counts(self) -> dict[str, int]:
         """Instructions of the variant that ran last: local, views, collectives."""
@@ -261,10 +299,14 @@ class _Statements:
     def __init__(self, step: Step) -> None:
         self._tensors = [tensor for _, tensor in step.state.tensors()]
         self._marks: list[tuple[int, int, list[int], list[Any]]] = []
+        plain = _rewrite.plain_function(step.function)
+        self._moves = None if plain is None else _moves.Moves(plain, _rewrite.body_of(plain.__code__))
         bridge().count_ops()
 
     def mark(self, place: int) -> None:
-        """A statement is about to run."""
+        """A statement is about to run, in the frame that calls this; or, below 0, the call has ended."""
+        if self._moves is not None:
+            self._moves.mark(place, sys._getframe(1) if place >= 0 else None)
         versions = [_memory.version_of(tensor) for tensor in self._tensors]
         self._marks.append((place, bridge().ops_so_far(), versions, [tensor.grad for tensor in self._tensors]))
 
@@ -282,6 +324,16 @@ class _Statements:
             if versions != now or any(replaced):
                 last = place
         return last
+
+    def last_that_runs_ops(self) -> int:
+        """The last statement that has run an op; below 0 if none has."""
+        ran = [place for (place, before, *_), (_, after, *_) in itertools.pairwise(self._marks) if after > before]
+        return max(ran, default=-1)
+
+    def moved(self, function: Any, behind: int) -> tuple[Any, int] | None:
+        """The step with statements that only count moved behind those that write, and where they begin then."""
+        places = [] if self._moves is None else self._moves.places(behind)
+        return _moves.moved(function, places, behind) if places else None
 
     def fronts(self) -> list[int]:
         """Before which statements the work may begin: the first that runs an op, the first that runs many, and the one

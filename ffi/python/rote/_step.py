@@ -485,6 +485,7 @@ class Step:
         session = self.session
         recording: Recording | None = None
         trusted: _Trusted | None = None
+        instead: Callable[[Any, Any], Any] | None = None
         if self._sees_first:
             self._sees_first = False
             if self.ran is None and _survey.much_code(self.state.modules):
@@ -505,22 +506,25 @@ class Step:
                 trusted = self._trusted(recording)
         except TooMuchError:
             self._abort(recording)
-            return self._seen(args, kwargs, must=True)
+            instead = functools.partial(self._seen, must=True)
         except MoreStateError:
             self._abort(recording)
             self._sees_first = True
-            return self._record(args, kwargs)
+            instead = self._record
         except _Untrusted as problem:
             self._abort(recording)
             self._trust = False
             self._not_trusted(str(problem))
-            return self._run(args, kwargs)
+            instead = self._run
         except BaseException as problem:  # of ours, or a signal's: the step has not begun
             self._abort(recording)
             if not isinstance(problem, Exception):
                 raise
             self._failed(problem)
-            return self._run(args, kwargs)
+            instead = self._run
+        if instead is not None:  # here, where errors of the step do not come up while one of these is handled
+            return instead(args, kwargs)
+        assert recording is not None
         if trusted is not None:
             return self._replay_trusted(recording, trusted, args, kwargs)
         return self._observed(recording)

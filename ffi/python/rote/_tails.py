@@ -46,6 +46,8 @@ LAST = -1  # in the place of a number of a statement: behind the last one
 _LEFT = "what the head left"  # no variable of a script is named so, nor the next two
 _MORE = "what else the head left"
 _MARK = "what is told of each statement"
+#: Methods that run ops, in some calls at least.
+_OPS = frozenset({"backward", "step", "zero_grad"})
 #: What reads a tensor, and needs no graph of it.
 _READS = frozenset({"item", "detach", "tolist"})
 
@@ -129,6 +131,18 @@ def is_declaration(function: Any, at: int) -> bool:
         isinstance(each, declares) or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
         for each in body_of(plain.__code__)[:at]
     )
+
+
+def begin_of_host(function: Any, at: int) -> int:
+    """The first of the outermost statements of a function from one on that do something on the host; 0 if none does, or
+    if a later one may run ops at other calls."""
+    plain = plain_function(function)
+    body = [] if plain is None else body_of(plain.__code__)
+    later = body[at:]
+    if not 0 < at < len(body) or any(isinstance(each, ast.Attribute) and each.attr in _OPS for each in walk(later)):
+        return 0
+    does = any(isinstance(each, ast.Call | ast.Delete | ast.AugAssign | ast.Assert) for each in walk(later))
+    return at if does else 0
 
 
 def _statement(body: list[ast.stmt], at: tuple[int, int]) -> int:

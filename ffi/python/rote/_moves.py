@@ -1,0 +1,236 @@
+"""Statements in the middle of a step that only add up numbers, and may as well run when all ops have run:
+``running_loss += loss.item()`` before ``loss.backward()``, ``losses.update(loss.item(), n)``.
+
+Such a statement adds to a variable or an attribute what is read from tensors by simple expressions, or calls a method
+that only counts, such as that of the `AverageMeter` of many scripts. The statements that it is moved behind must not
+name what it changes or set what it reads. One call shows, besides, that they write none of the tensors that it reads,
+and read nothing of the object that it changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import _introspect, _rewrite
+from ._reads import Reads, is_plain
+from ._rewrite import mentioned, named, names_set, walk
+from ._sources import Chain, names_in, node_of
+
+# What reads a tensor, or says how large something is; and functions that compute with numbers.
+_METHODS = frozenset({"item", "size", "dim", "numel", "detach", "cpu", "mean", "sum", "float", "double", "tolist"})
+_METHODS |= {"argmax", "eq"}
+_FUNCTIONS = frozenset({"len", "float", "int", "round", "abs", "max", "min"})
+# Values that only other code than Python's can change; of tensors, it is seen.
+_STAYING = (torch.Tensor, int, float, str, torch.Size, type(None), types.BuiltinFunctionType, type)
+_ADDS = (ast.Add, ast.Sub, ast.Mult)
+
+
+@dataclass
+class _Move:
+    """A statement that may be moved."""
+
+    place: int
+    changes: Chain  # the names that lead to what it changes: a variable, an attribute, or an object with a method
+    method: str  # that it calls of the object
+    reads: frozenset[str]
+    tensors: list[tuple[torch.Tensor, int]] = field(default_factory=list)  # that it reads, and how often written then
+    changeable: set[str] = field(default_factory=set)  # of the variables that it reads: those that hold other objects
+    holder: Any = None  # the object that it changes
+
+
+class Moves:
+    """The statements of a step that may be moved, seen in one call of it."""
+
+    def __init__(self, function: types.FunctionType, body: list[ast.stmt]) -> None:
+        self._function, self._body = function, body
+        code = function.__code__
+        self._own = set(code.co_varnames)
+        self._known = self._own.union(code.co_cellvars, code.co_freevars, _FUNCTIONS)
+        self._found = {place: move for place, each in enumerate(body) if (move := _move(place, each)) is not None}
+        self._place = -1
+        self._reads = Reads()
+        self._kinds: set[type] = set()  # classes whose objects are watched
+        self._read: dict[int, set[tuple[int, str]]] = {}  # of objects, by their identities: where, and what
+        self._written: dict[int, dict[int, int]] = {}  # by statements: how often tensors were written before them
+
+    def mark(self, place: int, frame: types.FrameType | None) -> None:
+        """A statement is about to run, in a frame; or, without a frame, the call has ended."""
+        before, self._place = self._place, place
+        seen = [tensor for move in self._found.values() for tensor, _ in move.tensors]
+        self._written[place] = {id(tensor): tensor._version for tensor in seen}
+        if frame is None:
+            self._reads.close()
+            return
+        variables = {**frame.f_globals, **frame.f_locals}
+        if before in self._found:
+            self._watch(self._found[before], variables)
+        if place in self._found:
+            move = self._found[place]
+            values = {name: variables.get(name) for name in move.reads}
+            move.tensors = [(each, each._version) for value in values.values() for each in _tensors_in(value)]
+            move.changeable = {name for name, value in values.items() if not isinstance(value, _STAYING)}
+
+    def _watch(self, move: _Move, variables: dict[str, Any]) -> None:
+        if len(move.changes) == 1 and not move.method:
+            return
+        holder = variables.get(move.changes[0])
+        for name in move.changes[1:] if move.method else move.changes[1:-1]:
+            try:
+                holder = _introspect.plain_value(holder, name)
+            except AttributeError:
+                return
+        if type(holder) not in self._kinds and not (is_plain(holder) and _introspect.can_change(type(holder))):
+            return
+        if move.method and not _only_counts(getattr(type(holder), move.method, None)):
+            return
+        self._kinds.add(type(holder))
+        move.holder = holder
+        self._read.setdefault(id(holder), set())
+        self._reads.watch(holder, lambda one, name: self._read[id(one)].add((self._place, name)))
+
+    def places(self, behind: int) -> list[int]:
+        """The statements that may be moved to the place of another one."""
+        return [place for place, move in self._found.items() if place < behind and self._may_move(move, behind)]
+
+    def _may_move(self, move: _Move, behind: int) -> bool:
+        later = self._body[move.place + 1 : behind]
+        set_, root = names_set(later), move.changes[0]
+        if set_.intersection((*move.reads, root)) or not move.reads <= self._known:
+            return False
+        if not move.changeable.isdisjoint(mentioned(later)) or not _leave(later, move.reads):
+            return False
+        if any(isinstance(each, ast.Return | ast.Raise) for each in walk(later)):
+            return False
+        inner = [_rewrite.seen_by(each) for each in walk(self._body) if isinstance(each, _rewrite.LATER)]
+        if len(move.changes) == 1 and not move.method:
+            return root in self._own and not any(root in names for names in inner) and root not in mentioned(later)
+        what = move.changes[-1]
+        is_named = root in mentioned(later) if len(move.changes) == 1 else _names_attribute(later, what)
+        if move.holder is None or is_named:
+            return False
+        span = range(move.place + 1, behind)
+        if any(at in span and (move.method or name == what) for at, name in self._read[id(move.holder)]):
+            return False
+        return self._are_as_before(move, behind)
+
+    def _are_as_before(self, move: _Move, behind: int) -> bool:
+        written = self._written.get(behind if behind < len(self._body) else -1)
+        return written is not None and all(written.get(id(each)) == version for each, version in move.tensors)
+
+
+def moved(function: Any, places: list[int], behind: int) -> tuple[Any, int] | None:
+    """A function with statements moved to the place of another one, and where they begin then."""
+    plain = _rewrite.plain_function(function)
+    node = None if plain is None else node_of(plain.__code__)
+    if plain is None or node is None:
+        return None
+    body = _rewrite.body_of(plain.__code__)
+    stay = [each for place, each in enumerate(body[:behind]) if place not in places]
+    every = copy.deepcopy([*stay, *(body[place] for place in places), *body[behind:]])
+    made = _rewrite.made_of(plain, _rewrite.function_with(node, every, body[0]))
+    return None if made is None else (_rewrite.in_place(function, made), len(stay))
+
+
+def _move(place: int, node: ast.stmt) -> _Move | None:
+    """What a statement changes and reads, if it is one that may be moved."""
+    match node:
+        case ast.AugAssign(target=target, op=op, value=value) if isinstance(op, _ADDS) and _reads(value):
+            if chain := names_in(target):
+                return _Move(place, chain, "", frozenset(named(value)))
+        case ast.Expr(ast.Call(func=ast.Attribute(value=holder, attr=method), args=values, keywords=more)):
+            given = [*values, *(each.value for each in more)]
+            if (chain := names_in(holder)) and all(map(_reads, given)):
+                return _Move(place, chain, method, frozenset(name for each in given for name in named(each)))
+    return None
+
+
+def _reads(value: ast.expr) -> bool:
+    """Whether an expression does nothing but read tensors, and compute with numbers."""
+    match value:
+        case ast.Constant() | ast.Name():
+            return True
+        case ast.UnaryOp(operand=inner):
+            return _reads(inner)
+        case ast.BinOp(left=left, right=right):
+            return _reads(left) and _reads(right)
+        case ast.Subscript(value=inner, slice=ast.Constant() | ast.UnaryOp()):
+            return _reads(inner)
+        case ast.Compare(left=left, comparators=others):
+            return all(map(_reads, (left, *others)))
+        case ast.Attribute(value=ast.Name(), attr="shape"):
+            return True
+        case ast.Call(func=ast.Attribute(value=inner, attr=name), args=args, keywords=[]) if name in _METHODS:
+            return _reads(inner) and all(map(_reads, args))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
+            return all(map(_reads, args))
+    return False
+
+
+def _leave(body: list[ast.stmt], names: frozenset[str]) -> bool:
+    """Whether statements call no method that changes one of some variables in place."""
+    for each in walk(body):
+        match each:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)) if name in names:
+                if method.endswith("_"):
+                    return False
+    return True
+
+
+def _names_attribute(body: list[ast.stmt], name: str) -> bool:
+    return any(isinstance(each, ast.Attribute) and each.attr == name for each in walk(body))
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    """A tensor, or those in a list or tuple."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    return [each for each in parts if isinstance(each, torch.Tensor)]
+
+
+def _only_counts(method: Any) -> bool:
+    """Whether a method does nothing but compute, of its arguments and the attributes of its object, other values of
+    these attributes."""
+    node = node_of(method.__code__) if isinstance(method, types.FunctionType) else None
+    if node is None or not isinstance(node.body, list) or not node.args.args:
+        return False
+    own = node.args.args[0].arg
+    known = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+    return all(_counts(each, own, known) for each in node.body)
+
+
+def _counts(node: ast.stmt, own: str, known: set[str]) -> bool:
+    def computes(value: ast.expr) -> bool:
+        match value:
+            case ast.Constant():
+                return True
+            case ast.Name(id=name):
+                return name in known and name != own
+            case ast.Attribute(value=ast.Name(id=name)):
+                return name == own
+            case ast.UnaryOp(operand=inner):
+                return computes(inner)
+            case ast.BinOp(left=left, right=right):
+                return computes(left) and computes(right)
+            case ast.IfExp(test=test, body=one, orelse=other):
+                return all(map(computes, (test, one, other)))
+            case ast.Compare(left=left, comparators=others):
+                return all(map(computes, (left, *others)))
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
+                return all(map(computes, args))
+        return False
+
+    match node:
+        case ast.Expr(ast.Constant()) | ast.Pass() | ast.Return(value=None):
+            return True
+        case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name))], value=value):
+            return name == own and computes(value)
+        case ast.AugAssign(target=ast.Attribute(value=ast.Name(id=name)), value=value):
+            return name == own and computes(value)
+        case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Attribute(value=ast.Name(id=name)), attr=attr), args=args)):
+            return name == own and attr == "append" and all(map(computes, args))
+    return False
