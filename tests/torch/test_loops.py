@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -230,6 +231,46 @@ def seen_by_a_function(job: Job, loader: Batches, epoch: int) -> Any:
         job.log.append(latest())
 
 
+class Meter:
+    def __init__(self) -> None:
+        self.val = self.avg = self.sum = self.count = 0.0
+
+    def update(self, val: float, n: int = 1) -> None:
+        self.val = val
+        self.sum += val * n
+        self.count += n
+        self.avg = self.sum / self.count
+
+
+def accuracy(output: Tensor, target: Tensor, topk: tuple[int, ...] = (1,)) -> list[Tensor]:
+    with torch.no_grad():
+        _, pred = output.topk(max(topk), 1, True, True)
+        correct = pred.t().eq(target.view(1, -1).expand_as(pred.t()))
+        return [correct[:k].reshape(-1).float().sum(0, keepdim=True).mul_(100.0 / len(target)) for k in topk]
+
+
+def as_imagenet_has_it(job: Job, loader: Batches, epoch: int) -> Any:
+    data_time, losses, top1, batch_time = Meter(), Meter(), Meter(), Meter()
+    end = time.time()
+    for i, (images, target) in enumerate(loader):
+        data_time.update(time.time() - end)
+        images = images.to("cpu", non_blocking=True)
+        target = target.to("cpu", non_blocking=True)
+        output = job.model(images)
+        loss = F.cross_entropy(output, target)
+        acc1, _ = accuracy(output, target, topk=(1, 2))
+        losses.update(loss.item(), images.size(0))
+        top1.update(acc1[0], images.size(0))
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+        batch_time.update(time.time() - end)
+        end = time.time()
+        if i % job.every == 0:
+            job.log.append((losses.val, losses.avg, top1.avg.item()))  # type: ignore[attr-defined]
+    return losses.__dict__, top1.sum, batch_time.count, data_time.count
+
+
 class Fitting(Job):
     def fit(self, loader: Batches, epoch: int) -> float:
         for x, y in loader:
@@ -258,6 +299,7 @@ BODIES = [
     of_globals,
     sets_some_in_some_turns,
     with_functions,
+    as_imagenet_has_it,
     of_a_method,
 ]
 #: Which are right, and of which Rote replays little or nothing.

@@ -213,12 +213,18 @@ def _without(
 
 
 def _unused(code: types.CodeType, named: set[str], bound: bool) -> frozenset[int | str]:
-    """The arguments that are not among some names: by place, and by name where they may be given by name. Not the first
-    one, which `super()` uses."""
-    places = code.co_varnames[: code.co_argcount]
+    """The arguments that are not among some names: by place, and by name where they may be given by name. Not the
+    object of a method, which `super()` uses."""
+    places, owner = code.co_varnames[: code.co_argcount], _owner(code)
     by_name = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
-    by_place = [place - bound for place, name in enumerate(places) if place > 0 and name not in named]
-    return frozenset([*by_place, *(name for name in by_name if name not in named and name not in places[:1])])
+    by_place = [place - bound for place, name in enumerate(places) if name not in owner and name not in named]
+    return frozenset([*by_place, *(name for name in by_name if name not in owner and name not in named)])
+
+
+def _owner(code: types.CodeType) -> tuple[str, ...]:
+    """The first argument of a method."""
+    first = code.co_varnames[: min(code.co_argcount, 1)]
+    return first if "__class__" in code.co_freevars or first in (("self",), ("cls",)) else ()
 
 
 def front(function: Any, at: int) -> Front | None:
@@ -235,8 +241,8 @@ def front(function: Any, at: int) -> Front | None:
         return None
     code, set_ = plain.__code__, names_set(first)
     given = [name for name in code.co_varnames if name in _rewrite.arguments(node) and name not in set_]
-    by_place = given[:1] if given and code.co_argcount and given[0] == code.co_varnames[0] else []
     bound = type(function) is types.MethodType
+    by_place = [name for name in given[:1] if name == code.co_varnames[0] and (bound or name in _owner(code))]
     if bound and not by_place:
         return None  # the object is another one by then
     used = set(mentioned(last))
