@@ -65,7 +65,6 @@ class Moves:
         seen = [tensor for move in self._found.values() for tensor, _ in move.tensors]
         self._written[place] = {id(tensor): tensor._version for tensor in seen}
         if frame is None:
-            self._reads.close()
             return
         variables = {**frame.f_globals, **frame.f_locals}
         if before in self._found:
@@ -93,6 +92,10 @@ class Moves:
         move.holder = holder
         self._read.setdefault(id(holder), set())
         self._reads.watch(holder, lambda one, name: self._read[id(one)].add((self._place, name)))
+
+    def close(self) -> None:
+        """Sees nothing any more."""
+        self._reads.close()
 
     def places(self, behind: int) -> list[int]:
         """The statements that may be moved to the place of another one."""

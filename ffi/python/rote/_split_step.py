@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
+import types
 from collections.abc import Callable, Set
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from . import _memory, _moves, _results, _returns, _rewrite, _tails
 from ._bridge import bridge
 from ._recording import Recording
-from ._step import Stats, Step, cause_of
+from ._step import RecordingRefused, Stats, Step, cause_of
 
 # A first part is given up if all that ran before the read is more than so many times what its plan has.
 _SLIGHT = 4
@@ -115,12 +116,27 @@ class SplitStep(Step):
                 args, kwargs = self._front.arguments(left)
             falls, left = head.call(*halves.begin(args, kwargs))
             result = halves.end(left, args, kwargs) if falls else left
-            is_new, self._is_new = self._is_new, False
-            if is_new and falls and (anew := _found_anew(halves, left)):
-                self._halve(*self._at, anew)
-            elif head.refused or self._is_slight(head):
-                self._split()
+            self._without_errors(lambda: self._judge(head, halves, left if falls else ()))
             return result
+
+    def _judge(self, head: _Head, halves: _tails.Halves, left: tuple[Any, ...]) -> None:
+        """Goes on to other halves, if these do not serve. ``left``: what the head has given the tail."""
+        is_new, self._is_new = self._is_new, False
+        if is_new and (anew := _found_anew(halves, left)):
+            self._halve(*self._at, anew)
+        elif head.refused or self._is_slight(head):
+            self._split()
+
+    def _without_errors(self, do: Callable[[], None]) -> None:
+        """Does what the step itself knows nothing of, and which must not stop it."""
+        try:
+            do()
+        except RecordingRefused:
+            raise
+        except Exception as problem:
+            self._give_up()
+            self._attempts, self._looks, self._first_looks = [], 0, 0
+            self._failed(problem)
 
     def _is_slight(self, head: _Head) -> bool:
         """Whether the first part has little of what the step does. It is asked when there is a plan."""
@@ -143,9 +159,16 @@ class SplitStep(Step):
             self.function = whole
             self._given.pop()
             statements.close()
+        self._without_errors(lambda: self._look_at(statements))
+        return result
+
+    def _look_at(self, statements: _Statements) -> None:
+        """Finds out from a call where the step may be parted."""
+        statements.check()
+        whole = self.function
         if self._first_looks:
             self._look_for_end(statements)
-            return result
+            return
         self._looks -= 1
         behind, fronts = statements.last_that_writes() + 1, statements.fronts()
         if behind or not self._looks:  # a call may do nothing
@@ -158,7 +181,6 @@ class SplitStep(Step):
                 every[1:1] = [(_MOVED, begin), *((-front, begin) for front in fronts if front < begin)]
             self._attempts = every[:_MOST_ATTEMPTS][::-1]
             self._split()
-        return result
 
     def _look_for_end(self, statements: _Statements) -> None:
         """Finds out where the step has run its last op."""
@@ -299,21 +321,35 @@ class _Statements:
     def __init__(self, step: Step) -> None:
         self._tensors = [tensor for _, tensor in step.state.tensors()]
         self._marks: list[tuple[int, int, list[int], list[Any]]] = []
+        self._problem: Exception | None = None
         plain = _rewrite.plain_function(step.function)
         self._moves = None if plain is None else _moves.Moves(plain, _rewrite.body_of(plain.__code__))
         bridge().count_ops()
 
     def mark(self, place: int) -> None:
         """A statement is about to run, in the frame that calls this; or, below 0, the call has ended."""
+        try:
+            self._mark(place, sys._getframe(1) if place >= 0 else None)
+        except Exception as problem:  # which is not the step's
+            self._problem = self._problem or problem
+
+    def _mark(self, place: int, frame: types.FrameType | None) -> None:
         if self._moves is not None:
-            self._moves.mark(place, sys._getframe(1) if place >= 0 else None)
+            self._moves.mark(place, frame)
         versions = [_memory.version_of(tensor) for tensor in self._tensors]
         self._marks.append((place, bridge().ops_so_far(), versions, [tensor.grad for tensor in self._tensors]))
 
     def close(self) -> None:
         """The call has ended."""
         self.mark(-1)
+        if self._moves is not None:
+            self._moves.close()
         bridge().ops_counted()
+
+    def check(self) -> None:
+        """Raises what has gone wrong while the step ran."""
+        if self._problem is not None:
+            raise self._problem
 
     def last_that_writes(self) -> int:
         """The last statement after which tensors of the state, or their gradients, were others; below 0 if there is
