@@ -258,7 +258,7 @@ def test_what_is_refused_of_the_wrapper(name: str) -> None:
         optimizer = adamw(model)
 
         calls = (x + dist.get_rank() for x in inputs(8, 4, 8))
-        return over(capture, training(model, optimizer), calls, state=[model, optimizer])
+        return over(capture, training(model, optimizer), calls, state=[model, optimizer], tail=False)
 
     check_refused(script, word, remedy="leave")
 

@@ -115,7 +115,7 @@ def test_handled_inside_the_step(body: Callable[[Tensor, Tensor], Tensor], passe
             optimizer.step()
             return loss.detach()
 
-        captured = capture(step, state={"words": words, "optimizer": optimizer}, passes=passes)
+        captured = capture(step, state={"words": words, "optimizer": optimizer}, passes=passes, tail=False)
         for call in range(CALLS):
             yield [attempt(lambda: captured(torch.tensor([9 if call in BAD else 1]))), words.grad]  # noqa: B023
         return {"words": words}
@@ -144,7 +144,7 @@ def test_ways_that_handlers_took_are_not_recorded(body: Callable[[Tensor, Tensor
             words.grad = None
             return loss.detach()
 
-        captured = capture(step, state=words)
+        captured = capture(step, state=words, tail=False)
         for bad in [True] * 5 + [False] * 8 + [True, False]:
             yield captured(torch.tensor([9 if bad else 1]))
         return {"words": words}
@@ -589,7 +589,7 @@ def test_handled_after_a_write(body: Callable[[Tensor, Tensor], Tensor], before:
                 words.sub_(words.grad, alpha=0.1)
             return loss.detach()
 
-        captured = capture(step, state={"words": words, "seen": seen})
+        captured = capture(step, state={"words": words, "seen": seen}, tail=False)
         for call in range(CALLS):
             i, given = torch.tensor([9 if call in BAD else 1]), torch.ones(1)
             yield [attempt(lambda: captured(i, given)), words.grad, given, seen]  # noqa: B023

@@ -511,7 +511,7 @@ def test_a_read_after_a_collective(kind: str) -> None:
 
         draw = random.Random(dist.get_rank() if kind == "own" else 0)
         calls = ((x, TRUE if i < 5 or draw.random() < 0.6 else FALSE) for i, x in enumerate(inputs(50, 4, 8)))
-        return over(capture, train_step, calls, state=state)
+        return over(capture, train_step, calls, state=state, tail=False)
 
     found = check_right(script)
     if not ORACLE_ONLY:

@@ -802,7 +802,7 @@ def test_another_thread_sets_the_attribute() -> None:
             thread.join()
             return trainer.train(x)[0]
 
-        captured = capture(step, state=trainer)
+        captured = capture(step, state=trainer, tail=False)
         for _ in range(14):
             yield captured(torch.randn(3, 4)), trainer.kept
             trainer.kept = "idle"
@@ -883,7 +883,7 @@ def test_a_clock_is_refused(value: Callable[[], Any]) -> None:
             trainer.kept = value()
             return trainer.train(x)[0]
 
-        captured = capture(step, state=trainer)
+        captured = capture(step, state=trainer, tail=False)
         for _ in range(12):
             yield captured(torch.randn(3, 4))
 

@@ -178,7 +178,7 @@ def test_code_that_is_made_in_each_call_is_refused() -> None:
             factor = dataclasses.make_dataclass("Factor", ["value"])(held[0])
             return x * factor.value  # type: ignore[no-any-return]
 
-        step = capture(made)
+        step = capture(made, tail=False)
         for call in range(16):
             held[0] = 2.0 + (call == 12)
             yield step(torch.arange(4.0))

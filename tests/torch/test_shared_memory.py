@@ -139,7 +139,7 @@ def test_memory_of_tensors_in_reach(place: str, way: str) -> None:
             return x * used + live.sum() - averaged.sum()
 
         state = [live, averaged, model] if place == "attribute of a named module" else [live, averaged]
-        captured = capture(step, state=state)
+        captured = capture(step, state=state, tail=False)
         for now in (live, averaged, live, averaged):
             WAYS[way](held, now)
             for call in range(CHANGED):

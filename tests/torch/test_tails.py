@@ -46,6 +46,7 @@ class Trainer:
         self.meter, self.other, self.strange = Meter(), Meter(), Strange()
         self.total, self.best = 0.0, math.inf
         self.correct = self.seen = self.steps = 0
+        self.looks, self.wrapped = 0, Wrapped(self)
         self.losses: list[Any] = []
         self.log: list[Any] = []
         self.history: dict[str, list[float]] = collections.defaultdict(list)
@@ -60,6 +61,11 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
         return out, loss
+
+    def seldom(self) -> None:
+        self.looks += 1
+        if self.looks % 9 == 8:
+            self.log.append(self.total)
 
     def look(self) -> None:
         self.log.append(self.total)
@@ -425,6 +431,74 @@ def measured_strangely(self: Trainer, x: Tensor, y: Tensor) -> float:
     return self.strange.average
 
 
+def looked_at_now_and_then(self: Trainer, x: Tensor, y: Tensor) -> float:
+    loss = F.cross_entropy(self.model(x), y)
+    self.total += loss.item()
+    self.seldom()
+    self.optimizer.zero_grad()
+    loss.backward()
+    self.optimizer.step()
+    return self.total
+
+
+def looked_at_by_a_hook(self: Trainer, x: Tensor, y: Tensor) -> float:
+    loss = F.cross_entropy(self.model(x), y)
+    self.meter.update(loss.item())
+    self.optimizer.zero_grad()
+    loss.backward()
+    self.optimizer.step()
+    return self.meter.average
+
+
+def looked_at_by_an_optimizer(self: Trainer, x: Tensor, y: Tensor) -> float:
+    loss = F.cross_entropy(self.model(x), y)
+    self.total += loss.item()
+    self.wrapped.zero_grad()
+    loss.backward()
+    self.wrapped.step()
+    return self.total
+
+
+def left_in_some_calls(self: Trainer, x: Tensor, y: Tensor) -> float:
+    loss = F.cross_entropy(self.model(x), y)
+    self.total += loss.item()
+    self.optimizer.zero_grad()
+    if self.steps % 9 == 8 and self.optimizer is not None:
+        self.steps += 1
+        return -1.0
+    loss.backward()
+    self.optimizer.step()
+    self.steps += 1
+    return self.total
+
+
+def of_a_view_that_is_written(self: Trainer, x: Tensor, y: Tensor) -> float:
+    loss = F.cross_entropy(self.model(x), y)
+    kept = loss.detach().clone()
+    part = kept.view(1)
+    self.total += kept.item()
+    if y[0] == 0:
+        part.mul_(2)
+    self.optimizer.zero_grad()
+    loss.backward()
+    self.optimizer.step()
+    return self.total
+
+
+class Wrapped:
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.steps = trainer, 0
+
+    def zero_grad(self) -> None:
+        self.trainer.optimizer.zero_grad()
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps % 7 == 6:
+            self.trainer.optimizer.param_groups[0]["lr"] = 0.1 / (1 + self.trainer.total)
+        self.trainer.optimizer.step()
+
+
 class WithBase(Trainer):
     def step(self, x: Tensor, y: Tensor) -> Any:
         _, loss = super().update(x, y)
@@ -482,6 +556,11 @@ LEFT_WHOLE = [
     of_what_is_written,
     of_a_list_that_is_filled,
     measured_strangely,
+    looked_at_now_and_then,
+    looked_at_by_a_hook,
+    looked_at_by_an_optimizer,
+    left_in_some_calls,
+    of_a_view_that_is_written,
 ]
 
 
@@ -529,6 +608,10 @@ def script_of(
         LOG.clear()
         random.seed(4), np.random.seed(4)
         trainer = Own()
+        if body is looked_at_by_a_hook:
+            hooked = itertools.count()
+            scale = lambda grad: grad * (trainer.meter.average if next(hooked) % 9 == 8 else 1.0)  # noqa: E731
+            trainer.model[0].weight.register_hook(scale)
         step = capture(trainer.step, **options)
         for call in range(calls):
             between(trainer, call)
@@ -563,7 +646,7 @@ def test_behind_a_front(body: Callable[..., Any]) -> None:
 @pytest.mark.filterwarnings("ignore:rote")
 @pytest.mark.parametrize("body", LEFT_WHOLE)
 def test_left_whole(body: Callable[..., Any]) -> None:
-    check_right(script_of(body))
+    check_right(script_of(body, calls=50))
 
 
 @pytest.mark.sampled(3)
@@ -597,7 +680,7 @@ def test_arguments() -> None:
 @pytest.mark.parametrize("body", [adds_up, as_examples_have_it, evaluates, returns_early])
 def test_stored_plans(body: Callable[..., Any], trust: bool, tmp_path: Path) -> None:
     for _ in range(2):
-        check_right(script_of(body, plans=str(tmp_path), trust_plans=trust), replays=6)
+        check_right(script_of(body, plans=str(tmp_path), trust_plans=trust), replays=4)
 
 
 @pytest.mark.ranks(2)

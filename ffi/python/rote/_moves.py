@@ -2,15 +2,17 @@
 ``running_loss += loss.item()`` before ``loss.backward()``, ``losses.update(loss.item(), n)``.
 
 Such a statement adds to a variable or an attribute what is read from tensors by simple expressions, or calls a method
-that only counts, such as that of the `AverageMeter` of many scripts. The statements that it is moved behind must not
-name what it changes or set what it reads. One call shows, besides, that they write none of the tensors that it reads,
-and read nothing of the object that it changes.
+that only counts, such as that of the `AverageMeter` of many scripts. Between its place and the end of the ops may stand
+only what runs no code of the script: ``optimizer.zero_grad()``, ``loss.backward()``, ``optimizer.step()``, the clipping
+of gradients, with objects of PyTorch's own classes and without hooks. That is looked at before each recording; and what
+is neither recorded nor replayed runs in the order in which it is written.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+import sys
 import types
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 
 from . import _introspect, _rewrite
+from ._frames import TORCH
 from ._reads import Reads, is_plain
 from ._rewrite import mentioned, named, names_set, walk
 from ._sources import Chain, names_in, node_of
@@ -28,7 +31,30 @@ _METHODS |= {"argmax", "eq"}
 _FUNCTIONS = frozenset({"len", "float", "int", "round", "abs", "max", "min"})
 # Values that only other code than Python's can change; of tensors, it is seen.
 _STAYING = (torch.Tensor, int, float, str, torch.Size, type(None), types.BuiltinFunctionType, type)
+_CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 _ADDS = (ast.Add, ast.Sub, ast.Mult)
+
+
+Need = tuple[Chain, str]  # the names of an object or a function, and what is called of it
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A step with moved statements."""
+
+    function: Any
+    begin: int  # the first of them
+    first: int  # where the first of them stood
+    needs: tuple[Need, ...]  # what the statements between call
+
+    def hold(self, original: Any, args: Any, kwargs: Any, state: Any) -> bool:
+        """Whether what is called between is PyTorch's own, in a call of the original function with these arguments."""
+        try:
+            parts = *(tensor for _, tensor in state.tensors()), *(module for _, module in state.modules)
+            plain = all(_is_plain(_found(original, chain, args, kwargs), name) for chain, name in self.needs)
+            return plain and not any(map(_has_hooks, parts))
+        except Exception:  # of objects that may be anything
+            return False
 
 
 @dataclass
@@ -99,7 +125,37 @@ class Moves:
 
     def places(self, behind: int) -> list[int]:
         """The statements that may be moved to the place of another one."""
-        return [place for place, move in self._found.items() if place < behind and self._may_move(move, behind)]
+        while True:  # what may not be moved itself stands between
+            found = [place for place, move in self._found.items() if place < behind and self._may_move(move, behind)]
+            if len(found) == len([place for place in self._found if place < behind]):
+                return found
+            self._found = {place: self._found[place] for place in found}
+
+    def needs(self, first: int, behind: int) -> tuple[Need, ...]:
+        """What the statements between two places call that are not moved."""
+        others = (each for place, each in enumerate(self._body[:behind]) if place > first and place not in self._found)
+        return tuple(need for each in others for need in self._needs(each) or ())
+
+    def _needs(self, node: ast.stmt) -> list[Need] | None:
+        """What a statement calls, if that may be PyTorch's own and nothing else."""
+        match node:
+            case ast.Expr(ast.Call() as call) | ast.Assign(targets=[ast.Name()], value=ast.Call() as call):
+                pass
+            case _:
+                return None
+        given = [*call.args, *(each.value for each in call.keywords)]
+        match call.func:
+            case ast.Attribute(value=ast.Name(id=name), attr="backward") if not given and name in self._own:
+                return []
+            case ast.Attribute(value=holder, attr="zero_grad" | "step" as name) if not call.args:
+                chain = names_in(holder)
+                plain = all(isinstance(each, ast.Constant) for each in given)
+                return [(chain, name)] if plain and self._stays(chain) else None
+        chain = names_in(call.func)
+        return [(chain, "")] if self._stays(chain) and chain[-1] in _CLIPPING else None
+
+    def _stays(self, chain: Chain) -> bool:
+        return bool(chain) and chain[0] not in names_set(self._body)
 
     def _may_move(self, move: _Move, behind: int) -> bool:
         later = self._body[move.place + 1 : behind]
@@ -108,7 +164,8 @@ class Moves:
             return False
         if not move.changeable.isdisjoint(mentioned(later)) or not _leave(later, move.reads):
             return False
-        if any(isinstance(each, ast.Return | ast.Raise) for each in walk(later)):
+        others = [each for place, each in enumerate(later, move.place + 1) if place not in self._found]
+        if any(self._needs(each) is None for each in others):
             return False
         inner = [_rewrite.seen_by(each) for each in walk(self._body) if isinstance(each, _rewrite.LATER)]
         if len(move.changes) == 1 and not move.method:
@@ -127,8 +184,8 @@ class Moves:
         return written is not None and all(written.get(id(each)) == version for each, version in move.tensors)
 
 
-def moved(function: Any, places: list[int], behind: int) -> tuple[Any, int] | None:
-    """A function with statements moved to the place of another one, and where they begin then."""
+def moved(function: Any, places: list[int], behind: int, needs: tuple[Need, ...]) -> Moved | None:
+    """A function with statements moved to the place of another one."""
     plain = _rewrite.plain_function(function)
     node = None if plain is None else node_of(plain.__code__)
     if plain is None or node is None:
@@ -137,7 +194,52 @@ def moved(function: Any, places: list[int], behind: int) -> tuple[Any, int] | No
     stay = [each for place, each in enumerate(body[:behind]) if place not in places]
     every = copy.deepcopy([*stay, *(body[place] for place in places), *body[behind:]])
     made = _rewrite.made_of(plain, _rewrite.function_with(node, every, body[0]))
-    return None if made is None else (_rewrite.in_place(function, made), len(stay))
+    return None if made is None else Moved(_rewrite.in_place(function, made), len(stay), places[0], needs)
+
+
+def _found(function: Any, chain: Chain, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What names stand for at the begin of a call; None if that is not known."""
+    plain = _rewrite.plain_function(function)
+    if plain is None:
+        return None
+    code = plain.__code__
+    bound = (function.__self__,) if type(function) is types.MethodType else ()
+    given = {**dict(zip(code.co_varnames[: code.co_argcount], (*bound, *args), strict=False)), **kwargs}
+    cells = dict(zip(code.co_freevars, plain.__closure__ or (), strict=True))
+    try:
+        if chain[0] in given:
+            found = given[chain[0]]
+        elif chain[0] in cells:
+            found = cells[chain[0]].cell_contents
+        else:
+            found = plain.__globals__[chain[0]]
+        for name in chain[1:]:
+            found = vars(found)[name] if isinstance(found, types.ModuleType) else _introspect.plain_value(found, name)
+    except (AttributeError, KeyError, ValueError):
+        return None
+    return found
+
+
+def _is_plain(found: Any, name: str) -> bool:
+    """Whether a method of an object, or a function, is PyTorch's own and calls no hooks of others."""
+    if not name:
+        return any(found is getattr(torch.nn.utils, each) for each in _CLIPPING)
+    if isinstance(found, torch.nn.Module):
+        return name == "zero_grad" and type(found).zero_grad is torch.nn.Module.zero_grad and name not in vars(found)
+    if not isinstance(found, torch.optim.Optimizer) or not type(found).__module__.startswith("torch.optim"):
+        return False
+    own = vars(found).get(name)
+    own = getattr(own, "__func__", own)
+    hooks = [value for key, value in vars(found).items() if key.endswith("_hooks")]
+    of_all = vars(sys.modules["torch.optim.optimizer"])
+    hooks += [value for key, value in of_all.items() if key.startswith("_global_optimizer_")]
+    return (own is None or own.__code__.co_filename.startswith(TORCH)) and not any(hooks)
+
+
+def _has_hooks(one: Any) -> bool:
+    """Whether a backward pass through a tensor or a module calls functions of others."""
+    names = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+    return any(getattr(one, name, None) for name in names)
 
 
 def _move(place: int, node: ast.stmt) -> _Move | None:

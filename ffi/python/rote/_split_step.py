@@ -45,7 +45,33 @@ class _Head(Step):
     def __init__(self, function: Callable[..., Any], state: Any, **options: Any) -> None:
         super().__init__(function, state, **options)
         self._in_vain = 0  # recordings that have led to no plan
+        self.moved: _moves.Moved | None = None  # of which statements have been moved behind this part
+        self.original: Any = None  # what stands for this part and the rest, where statements have been moved
+        self.of_original: tuple[Any, Any] = (), {}  # its arguments in the present call
+        self.state_of_original = self.state
+        self.ran_original = False  # and not this part alone
         self.ran = {}  # only code that runs is followed: what has the names of attributes in it may be the whole step
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        if self.moved is None:
+            return super()._run(args, kwargs)
+        self.ran_original = True
+        part, self.function = self.function, self.original
+        self._given.append(self.of_original)
+        try:
+            return super()._run(*self.of_original)
+        finally:
+            self._given.pop()
+            self.function = part
+
+    def _run_beside(self, args: Any, kwargs: Any) -> Any:
+        return super()._run(args, kwargs)
+
+    def _recorded(self, args: Any, kwargs: Any) -> Any:
+        if self.moved is None or self.moved.hold(self.original, *self.of_original, self.state_of_original):
+            return super()._recorded(args, kwargs)
+        self._count_in_vain()
+        return self._run(args, kwargs)
 
     def _refused(self, reason: str) -> None:
         if self.has_plan():
@@ -54,6 +80,9 @@ class _Head(Step):
             self.refused = self.refused or reason
 
     def _kept(self, outcome: dict[str, Any], recording: Recording) -> None:
+        self._count_in_vain()
+
+    def _count_in_vain(self) -> None:
         self._in_vain += 1
         if self._in_vain > _PATIENCE and not self.has_plan():
             self.refused = self.refused or _DIFFER
@@ -86,7 +115,7 @@ class SplitStep(Step):
         self._attempts: list[tuple[int, int]] = []  # to record the statements between two places, the next one last
         self._tried: set[tuple[int, int]] = set()
         self._at = (0, 0)  # the present attempt
-        self._moved: Any = None  # the step with statements that only count behind those that write
+        self._moved: _moves.Moved | None = None  # the step with statements that only count behind those that write
         self._front: _tails.Front | None = None
         self._looks = 0  # so many of the next calls run eagerly and tell where the step writes, until one has told it
         self._has_looked = False
@@ -114,13 +143,18 @@ class SplitStep(Step):
                 if not falls:
                     return left
                 args, kwargs = self._front.arguments(left)
-            falls, left = head.call(*halves.begin(args, kwargs))
-            result = halves.end(left, args, kwargs) if falls else left
+            head.of_original, head.ran_original = (args, kwargs), False
+            result = head.call(*halves.begin(args, kwargs))
+            falls, left = (False, ()) if head.ran_original else result
+            if not head.ran_original:
+                result = halves.end(left, args, kwargs) if falls else left
             self._without_errors(lambda: self._judge(head, halves, left if falls else ()))
             return result
 
     def _judge(self, head: _Head, halves: _tails.Halves, left: tuple[Any, ...]) -> None:
         """Goes on to other halves, if these do not serve. ``left``: what the head has given the tail."""
+        if head.ran_original and not head.refused:
+            return
         is_new, self._is_new = self._is_new, False
         if is_new and (anew := _found_anew(halves, left)):
             self._halve(*self._at, anew)
@@ -173,12 +207,13 @@ class SplitStep(Step):
         behind, fronts = statements.last_that_writes() + 1, statements.fronts()
         if behind or not self._looks:  # a call may do nothing
             self._looks = 0
-            self._moved, begin = statements.moved(whole, behind) or (None, 0)
+            self._moved = statements.moved(whole, behind)
             tails = [*self._tails, behind] if behind else self._tails
             fronts = [each for each in fronts if not _tails.is_declaration(self.function, each)]
             every = [(0, behind), *((front, tail) for front in fronts for tail in tails or [_tails.LAST])]
             if self._moved is not None:
-                every[1:1] = [(_MOVED, begin), *((-front, begin) for front in fronts if front < begin)]
+                end, first = self._moved.begin, self._moved.first
+                every[1:1] = [(_MOVED, end), *((-front, end) for front in fronts if front <= first)]
             self._attempts = every[:_MOST_ATTEMPTS][::-1]
             self._split()
 
@@ -255,13 +290,16 @@ class SplitStep(Step):
         at = begin, end
         function, front = self.function, None
         try:
-            if begin < 0:
-                function, begin = self._moved, 0 if begin == _MOVED else -begin
+            moved = self._moved if begin < 0 else None
+            original = function
+            if moved is not None:
+                function, begin = moved.function, 0 if begin == _MOVED else -begin
             if begin:
                 front = _tails.front(function, begin)
-                if front is None:
+                whole = front and _tails.front(original, begin)
+                if front is None or whole is None or front.names != whole.names:
                     return False
-                function = front.rest
+                function, original = front.rest, whole.rest
             halves = _tails.halves(function, end - begin if end != _tails.LAST else end, anew)
         except Exception as problem:  # of a source that is not as the code says
             logging.getLogger("rote.record").info("%s cannot be halved: %s", self.name(), problem)
@@ -270,6 +308,8 @@ class SplitStep(Step):
             return False
         head = _Head(halves.head, self.given_state, **{**self._options, "plans": self.plans, "host": None})
         where = f"until {halves.line or 'the end'}"
+        if moved is not None:
+            head.moved, head.original, head.state_of_original = moved, original, self.state
         head.label = f"{self.name()} ({where if front is None else f'{front.line} {where}'})"
         self._front, self._head, self._halves, self._is_new = front, head, halves, True
         self._at = at
@@ -366,10 +406,11 @@ class _Statements:
         ran = [place for (place, before, *_), (_, after, *_) in itertools.pairwise(self._marks) if after > before]
         return max(ran, default=-1)
 
-    def moved(self, function: Any, behind: int) -> tuple[Any, int] | None:
-        """The step with statements that only count moved behind those that write, and where they begin then."""
-        places = [] if self._moves is None else self._moves.places(behind)
-        return _moves.moved(function, places, behind) if places else None
+    def moved(self, function: Any, behind: int) -> _moves.Moved | None:
+        """The step with statements that only count moved behind those that write."""
+        if self._moves is None or not (places := self._moves.places(behind)):
+            return None
+        return _moves.moved(function, places, behind, self._moves.needs(places[0], behind))
 
     def fronts(self) -> list[int]:
         """Before which statements the work may begin: the first that runs an op, the first that runs many, and the one
