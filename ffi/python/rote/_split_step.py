@@ -28,6 +28,7 @@ _MOVED = -(1 << 30)
 _FIRST_LOOKS = 2
 _LOOKS = 4  # eager calls until one has written
 _NO_OPS = "it runs no op there"
+_MOST_UNFOLLOWED = 16  # recordings in a row of the whole step that were dropped, to see more in the next one
 _DIFFER = "no two recordings in a row were made under the same guards"
 _SUMS = ("calls", "recordings", "replays", "altered", "kept", "exchanges", "verified", "fallbacks")
 
@@ -111,6 +112,7 @@ class SplitStep(Step):
         self._is_refused = False  # and cannot be
         self._why_not = ""  # the last first part that was given up was not replayed either
         self._in_vain = 0  # recordings in a row that have led to no plan
+        self._unfollowed = 0  # and of those that were dropped before
         self._tails: list[int] = []  # the statements with which a tail may begin, the best first
         self._attempts: list[tuple[int, int]] = []  # to record the statements between two places, the next one last
         self._tried: set[tuple[int, int]] = set()
@@ -233,7 +235,18 @@ class SplitStep(Step):
         self._stops = recording.stops
         self._in_vain = 0 if "variant" in outcome or outcome["outcome"] == "refused" else self._in_vain + 1
         if self._in_vain == _PATIENCE_OF_WHOLE and self._code is not None and not self._why and not self._agrees:
-            self._begin_halves(_DIFFER, _tails.places(self._code, self._stops))
+            self._without_errors(lambda: self._begin_halves(_DIFFER, self._places_of_tails()))
+
+    def _has_followed(self, recording: Recording) -> bool:
+        followed = super()._has_followed(recording)
+        self._unfollowed = 0 if followed else self._unfollowed + 1
+        if self._unfollowed == _MOST_UNFOLLOWED and self._code is not None and not self._why and not self._agrees:
+            self._stops = recording.stops
+            self._without_errors(lambda: self._begin_halves(_DIFFER, self._places_of_tails()))
+        return followed
+
+    def _places_of_tails(self) -> list[int]:
+        return [] if self._code is None else _tails.places(self._code, self._stops)
 
     def _failed(self, problem: Exception) -> None:
         code, self._code = self._code, None  # it is not the step that stands in the way
@@ -247,7 +260,7 @@ class SplitStep(Step):
             super()._refused(self._with_why_not(reason))
             return
         self._is_refused = True
-        self._begin_halves(reason, _tails.places(self._code, self._stops))
+        self._begin_halves(reason, self._places_of_tails())
 
     def _begin_halves(self, why: str, tails: list[int]) -> None:
         self._why, self._tails = why, tails
