@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from . import _introspect, _rewrite
+from . import _introspect, _memory, _rewrite
 from ._frames import TORCH
 from ._reads import Reads, is_plain
 from ._rewrite import mentioned, named, names_set, walk
@@ -89,7 +89,7 @@ class Moves:
         """A statement is about to run, in a frame; or, without a frame, the call has ended."""
         before, self._place = self._place, place
         seen = [tensor for move in self._found.values() for tensor, _ in move.tensors]
-        self._written[place] = {id(tensor): tensor._version for tensor in seen}
+        self._written[place] = {id(tensor): _memory.version_of(tensor) for tensor in seen}
         if frame is None:
             return
         variables = {**frame.f_globals, **frame.f_locals}
@@ -98,7 +98,8 @@ class Moves:
         if place in self._found:
             move = self._found[place]
             values = {name: variables.get(name) for name in move.reads}
-            move.tensors = [(each, each._version) for value in values.values() for each in _tensors_in(value)]
+            tensors = [each for value in values.values() for each in _tensors_in(value)]
+            move.tensors = [(each, _memory.version_of(each)) for each in tensors]
             move.changeable = {name for name, value in values.items() if not isinstance(value, _STAYING)}
 
     def _watch(self, move: _Move, variables: dict[str, Any]) -> None:
