@@ -183,13 +183,19 @@ class SplitStep(Step):
 
     def _look(self, args: Any, kwargs: Any) -> Any:
         """Runs a call eagerly, and finds out where it writes."""
+        whole = self.function
+        try:
+            statements = _Statements(self)
+            marked = _tails.marked(whole, statements.mark) or whole
+        except Exception:  # where there is no bridge to PyTorch, nothing is recorded either
+            self._looks = self._first_looks = 0
+            return super().call(args, kwargs)
         self._earlier = _sum(self._earlier, Stats(calls=1, fallbacks=1))
-        whole, statements = self.function, _Statements(self)
         if self._host is not None:
             self._host(*args, **kwargs)
         self._given.append((args, kwargs))
         try:
-            self.function = _tails.marked(whole, statements.mark) or whole
+            self.function = marked
             result = self._run(args, kwargs)
         finally:
             self.function = whole
@@ -310,7 +316,7 @@ class SplitStep(Step):
             if begin:
                 front = _tails.front(function, begin)
                 whole = front and _tails.front(original, begin)
-                if front is None or whole is None or front.names != whole.names:
+                if front is None or whole is None or {*front.names} != {*whole.names}:
                     return False
                 function, original = front.rest, whole.rest
             halves = _tails.halves(function, end - begin if end != _tails.LAST else end, anew)
