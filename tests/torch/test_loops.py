@@ -1,5 +1,6 @@
 """Loops over batches, in functions that train or evaluate, whose turns are captured: `rote.capture_loops`."""
 
+import contextlib
 import math
 import random
 import time
@@ -231,6 +232,33 @@ def seen_by_a_function(job: Job, loader: Batches, epoch: int) -> Any:
         job.log.append(latest())
 
 
+def uses_them_later(job: Job, loader: Batches, epoch: int) -> Any:
+    count = 0
+    for i, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y)
+        job.optimizer.zero_grad()
+        loss.backward()
+        job.optimizer.step()
+        count, norm = i, loss.item()
+    del loss
+    count += 1
+    norm *= 2
+    return count, norm, "loss" in job.log
+
+
+def under_a_manager(job: Job, loader: Batches, epoch: int) -> Any:
+    step = 0
+    with contextlib.suppress(ArithmeticError):
+        for x, y in loader:
+            loss = F.cross_entropy(job.model(x), y)
+            loss.backward()
+            job.optimizer.step()
+            step += 1
+            if step == 7:
+                raise ArithmeticError
+    return step
+
+
 class Meter:
     def __init__(self) -> None:
         self.val = self.avg = self.sum = self.count = 0.0
@@ -300,12 +328,17 @@ BODIES = [
     sets_some_in_some_turns,
     with_functions,
     as_imagenet_has_it,
+    uses_them_later,
     of_a_method,
 ]
 #: Which are right, and of which Rote replays little or nothing.
 OTHERS = [while_there_are_steps, accumulates]
 #: Whose loops cannot be captured, and why.
-WHOLE = {under_a_try: "under a `try`", seen_by_a_function: "a variable that a function sees: loss"}
+WHOLE = {
+    under_a_try: "under a `try`",
+    under_a_manager: "under a `try`",
+    seen_by_a_function: "a variable that a function sees: loss",
+}
 
 
 def batches(number: int) -> Batches:

@@ -26,6 +26,7 @@ _LEFT = "what a turn has left"
 _MORE = "what else a turn has left"
 _VALUE = "{}, or nothing"
 _IS_SET = "whether {} is set"
+_SWALLOWING = ("suppress", "raises", "assertRaises")  # managers that let no error pass
 _READ, _SET = "read", "set"  # what statements do with a variable first
 _NEXT, _BREAK, _RETURN = range(3)
 
@@ -62,7 +63,8 @@ class _Function:
         self._why: list[str] = []
         every = list(walk(self._body))
         self._chosen = set(map(id, _chosen(self._body)))
-        self._loads = [each for each in every if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)]
+        self._uses = [each for each in every if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Store)]
+        self._uses += [e.target for e in every if isinstance(e, ast.AugAssign) and isinstance(e.target, ast.Name)]
         self._captured = [(id(each), _rewrite.seen_by(each)) for each in every if isinstance(each, LATER)]
         self._nonlocal = {name for each in every if isinstance(each, ast.Nonlocal) for name in each.names}
         self._declared: list[ast.stmt] = [each for each in every if isinstance(each, ast.Global | ast.Nonlocal)]
@@ -112,7 +114,8 @@ class _Function:
                 return [node], set.intersection(*both) if both else None
             case ast.With(items=items, body=body):
                 names = [name for item in items if item.optional_vars for name in plain_names(item.optional_vars)]
-                node.body, after = self._block(body, known.union(names), handled)
+                said = {getattr(each, "id", getattr(each, "attr", "")) for item in items for each in ast.walk(item)}
+                node.body, after = self._block(body, known.union(names), handled or not said.isdisjoint(_SWALLOWING))
                 return [node], known if after is None else after
             case ast.Try(body=body, handlers=handlers, orelse=otherwise, finalbody=last):
                 node.body, _ = self._block(body, known, handled=True)
@@ -181,7 +184,7 @@ class _Function:
     def _outside(self, loop: Loop) -> set[str]:
         """The variables that the function uses outside of the body of a loop."""
         inside = {id(each) for each in walk(loop.body)}
-        return {each.id for each in self._loads if id(each) not in inside}
+        return {each.id for each in self._uses if id(each) not in inside}
 
 
 def _placed(statement: ast.stmt, at: ast.stmt) -> ast.stmt:
