@@ -146,7 +146,10 @@ class SplitStep(Step):
                     return left
                 args, kwargs = self._front.arguments(left)
             head.of_original, head.ran_original = (args, kwargs), False
-            result = head.call(*halves.begin(args, kwargs))
+            try:
+                result = head.call(*halves.begin(args, kwargs))
+            finally:
+                head.of_original = (), {}  # which may hold a batch
             falls, left = (False, ()) if head.ran_original else result
             if not head.ran_original:
                 result = halves.end(left, args, kwargs) if falls else left
