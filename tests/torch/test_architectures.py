@@ -54,7 +54,7 @@ def training(task: str, config_class: Any, model_class: Any, by_blocks: bool) ->
             for block in blocks(model):
                 capture(block)
         else:
-            step = capture(step, state=state)
+            step = capture(step, state=state, tail=False)
         draw = torch.Generator().manual_seed(2)
         for _ in range(CALLS):
             yield step(TASKS[task](draw, config))
