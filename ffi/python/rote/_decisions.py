@@ -30,7 +30,7 @@ import torch
 from . import _code, _introspect, _returns
 from ._identity import by_identity
 from ._return_places import DEFERRED, sees_variables
-from ._sources import Chain, Function, added_to, counted_later, names_in, nested, node_of
+from ._sources import Chain, Function, added_to, arguments, counted_later, names_in, nested, node_of
 
 ANSWERS = "answers about numbers"
 """The name of the argument that holds them. No argument of a function is named so."""
@@ -60,9 +60,9 @@ class Decisions:
     """What a captured function asks about numbers."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        plain = _plain(function)
+        plain = _returns.unwrapped(function)
         self._first = (plain.__self__,) if type(plain) is types.MethodType else ()
-        plain = _plain(plain.__func__) if type(plain) is types.MethodType else plain
+        plain = _returns.unwrapped(plain.__func__) if type(plain) is types.MethodType else plain
         self._function = plain if type(plain) is types.FunctionType and _is_fit(plain.__code__) else None
         self.code = None if self._function is None else self._function.__code__
         self._counts = self.code is not None and _counts_attributes(self.code)
@@ -118,14 +118,6 @@ class Decisions:
     def stop(self) -> None:
         """Guards the numbers themselves from now on."""
         self._function = None
-
-
-def _plain(function: Any) -> Any:
-    """The function behind those of PyTorch's that pass on what they are called with."""
-    try:
-        return _returns.unwrapped(function)
-    except ValueError:  # a closure that is not filled yet
-        return None
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
@@ -196,7 +188,7 @@ class _Values:
             return tuple(asked.values())
         if type(function) is types.MethodType:
             holder, function = function.__self__, function.__func__
-        function = _plain(function)
+        function = _returns.unwrapped(function)
         if type(function) is not types.FunctionType or not _is_fit(function.__code__) or self._depth >= _DEEP:
             return tuple(asked.values())
         code, bound = function.__code__, holder is not None
@@ -304,7 +296,7 @@ class _Maker:
         self._bound_otherwise = {each.arg for each in every if isinstance(each, ast.arg)}
         self._bound_otherwise |= {name for each in every for name in _bound_otherwise(each)}
         self._stored = self._bound_otherwise.union(self._times_stored)
-        self._arguments = {each.arg for each in _arguments(node)}
+        self._arguments = {each.arg for each in arguments(node)}
         self._inner = {name for const in nested(code) if const is not code for name in (*const.co_freevars,)}
         self._set = {
             each.attr for each in every if isinstance(each, ast.Attribute) and not isinstance(each.ctx, ast.Load)
@@ -571,11 +563,6 @@ class _Maker:
             return None
         self.operands.update(_set_by(chain))
         return ast.parse(f"values.of({chain!r})", mode="eval").body
-
-
-def _arguments(node: Function) -> list[ast.arg]:
-    given = node.args
-    return [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
 
 
 def _set_by(chain: Chain) -> Chain:

@@ -119,9 +119,13 @@ def _gives_result(frame: types.FrameType, step: Any, runner: types.CodeType) -> 
 
 
 def unwrapped(function: Any) -> Any:
-    """The function that functions of PyTorch, such as `torch.no_grad()` makes, call with what they are called with."""
+    """The function that functions of PyTorch, such as `torch.no_grad()` makes, call with what they are called with.
+    None while a closure of theirs is not filled."""
     while type(function) is types.FunctionType and function.__code__.co_filename == _PASSING:
-        function = inspect.getclosurevars(function).nonlocals.get("func")
+        try:
+            function = inspect.getclosurevars(function).nonlocals.get("func")
+        except ValueError:
+            return None
     return function
 
 

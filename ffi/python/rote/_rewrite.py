@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from . import _returns
+from . import _returns, _sources
 from ._identity import by_identity
 from ._return_places import DEFERRED, sees_variables
 from ._sources import Chain, Function, keep_source, node_of
@@ -81,7 +81,7 @@ def is_stored(node: ast.Name | ast.Attribute) -> bool:
 
 
 def arguments(node: Function) -> set[str]:
-    return {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+    return {each.arg for each in _sources.arguments(node)}
 
 
 def walk(body: Sequence[ast.stmt]) -> Iterator[ast.AST]:

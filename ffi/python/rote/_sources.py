@@ -52,6 +52,12 @@ def added_to(node: ast.AST) -> ast.expr | None:
     return None
 
 
+def arguments(node: Function) -> list[ast.arg]:
+    """The arguments of a function. Those of functions in its defaults are none."""
+    given = node.args
+    return [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+
+
 def nested(code: types.CodeType) -> Iterator[types.CodeType]:
     """Code, and all code in it."""
     yield code
