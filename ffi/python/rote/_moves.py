@@ -26,8 +26,9 @@ from ._rewrite import mentioned, named, names_set, walk
 from ._sources import Chain, names_in, node_of
 
 # What reads a tensor, or says how large something is; and functions that compute with numbers.
-_METHODS = frozenset({"item", "size", "dim", "numel", "detach", "cpu", "mean", "sum", "float", "double", "tolist"})
-_METHODS |= {"argmax", "eq"}
+_METHODS = frozenset(
+    {"item", "size", "dim", "numel", "detach", "cpu", "mean", "sum", "float", "double", "tolist", "argmax", "eq"}
+)
 _FUNCTIONS = frozenset({"len", "float", "int", "round", "abs", "max", "min"})
 # Values that only other code than Python's can change; of tensors, it is seen.
 _STAYING = (torch.Tensor, int, float, str, torch.Size, type(None), types.BuiltinFunctionType, type)
@@ -74,7 +75,7 @@ class Moves:
     """The statements of a step that may be moved, seen in one call of it."""
 
     def __init__(self, function: types.FunctionType, body: list[ast.stmt]) -> None:
-        self._function, self._body = function, body
+        self._body = body
         code = function.__code__
         self._own = set(code.co_varnames)
         self._known = self._own.union(code.co_cellvars, code.co_freevars, _FUNCTIONS)
@@ -163,7 +164,7 @@ class Moves:
         set_, root = names_set(later), move.changes[0]
         if set_.intersection((*move.reads, root)) or not move.reads <= self._known:
             return False
-        if not move.changeable.isdisjoint(mentioned(later)) or not _leave(later, move.reads):
+        if not move.changeable.isdisjoint(mentioned(later)):
             return False
         others = [each for place, each in enumerate(later, move.place + 1) if place not in self._found]
         if any(self._needs(each) is None for each in others):
@@ -276,16 +277,6 @@ def _reads(value: ast.expr) -> bool:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             return all(map(_reads, args))
     return False
-
-
-def _leave(body: list[ast.stmt], names: frozenset[str]) -> bool:
-    """Whether statements call no method that changes one of some variables in place."""
-    for each in walk(body):
-        match each:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)) if name in names:
-                if method.endswith("_"):
-                    return False
-    return True
 
 
 def _names_attribute(body: list[ast.stmt], name: str) -> bool:

@@ -162,9 +162,7 @@ def plain(result: Any) -> Any:
 
 def another(part: Any) -> Any:
     """A number of a tensor or a scheduler as another object, so that what it is in is made anew; all else itself."""
-    if isinstance(part, Read):
-        return Read(part.tensor, part.value)
-    return copy.copy(part) if isinstance(part, Rate) else part
+    return copy.copy(part) if isinstance(part, Read | Rate) else part
 
 
 def put_back(result: Any, plain: Any) -> Any:

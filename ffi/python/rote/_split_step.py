@@ -1,5 +1,5 @@
-"""A step of which only the first part can be replayed: the rest, which runs on the host, runs as it is written
-(:mod:`._tails`)."""
+"""A step of which only a part can be replayed, the head: what is before and behind it runs on the host, as it is
+written (:mod:`._tails`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import sys
 import types
 from collections.abc import Callable, Set
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from . import _memory, _moves, _results, _returns, _rewrite, _tails
@@ -30,7 +30,7 @@ _LOOKS = 4  # eager calls until one has written
 _NO_OPS = "it runs no op there"
 _MOST_UNFOLLOWED = 16  # recordings in a row of the whole step that were dropped, to see more in the next one
 _DIFFER = "no two recordings in a row were made under the same guards"
-_SUMS = ("calls", "recordings", "replays", "altered", "kept", "exchanges", "verified", "fallbacks")
+_SUMS = [each.name for each in fields(Stats) if each.type == "int" and each.name != "variants"]
 
 
 def _sum(now: Stats, before: Stats) -> Stats:
@@ -94,10 +94,11 @@ class _Head(Step):
 
 
 class SplitStep(Step):
-    """What Rote keeps of a captured function that may be halved.
+    """What Rote keeps of a captured function that may be parted.
 
     The whole step is tried first. If it is refused, the last recording tells where a tail may begin (`_tails.places`).
-    If no such place serves, one eager call tells behind which statement the step writes no more."""
+    If no such place serves, one eager call tells behind which statement the step writes no more, before which one its
+    ops begin, and which statements may be moved."""
 
     def __init__(
         self, function: Callable[..., Any], state: Any, *, tail: bool = True, looks: bool = False, **options: Any
@@ -153,7 +154,8 @@ class SplitStep(Step):
             falls, left = (False, ()) if head.ran_original else result
             if not head.ran_original:
                 result = halves.end(left, args, kwargs) if falls else left
-            self._without_errors(lambda: self._judge(head, halves, left if falls else ()))
+            if self._is_new or self._ops or not head.has_plan():
+                self._without_errors(lambda: self._judge(head, halves, left if falls else ()))
             return result
 
     def _judge(self, head: _Head, halves: _tails.Halves, left: tuple[Any, ...]) -> None:

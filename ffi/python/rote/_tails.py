@@ -1,9 +1,12 @@
-"""The two halves of a step: what is replayed, and what the step then does on the host, which runs as it is written.
+"""The parts of a step: the head, which is recorded and replayed, and the front and the tail, which run on the host as
+they are written.
 
 Many steps end on the host: ``self.total += loss.item()``, ``meter.update(loss.item(), n)``, ``if loss < self.best``.
 A plan can hold none of that, and need not, since no op of the step comes after it. So two functions are made from the
 source of the step. The *head* has the statements before one of its outermost ones; where it comes to its end, it
 returns the variables that the others use. The *tail* takes these and the arguments of the call, and goes on from there.
+Where a step begins on the host too (``x, y = next(batches)``), the *front* has these statements, and head and tail are
+made of the rest.
 """
 
 from __future__ import annotations
@@ -60,10 +63,8 @@ class Halves:
     """Takes what the function takes, and returns a boolean and a value: the result of the function; or, if the boolean
     is true, what the tail is to be given."""
     tail: Callable[..., Any]
-    at: int
-    """The number of the statement with which the tail begins."""
     line: str
-    """Where that stands, as ``file:line``."""
+    """Where the tail begins, as ``file:line``."""
     unused: frozenset[int | str]
     """The arguments that the head does not name, by their places and names in a call."""
     names: tuple[str, ...]
@@ -194,7 +195,6 @@ def halves(function: Any, at: int, anew: Set[str] = frozenset()) -> Halves | Non
     return Halves(
         in_place(function, head),
         in_place(function, tail),
-        at,
         line,
         unused,
         tuple(left.always),
