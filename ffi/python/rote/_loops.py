@@ -17,7 +17,7 @@ from typing import Any
 
 from . import _rewrite
 from ._rewrite import LATER, OF_ITS_OWN, loaded, mentioned, names_set, plain_names, stored, walk
-from ._sources import Function, node_of
+from ._sources import Function
 
 Loop = ast.For | ast.While
 _TURN = "turn {}"  # no variable of a script is named so, nor any of those below
@@ -38,13 +38,13 @@ class NotCapturedError(ValueError):
 def remade(function: Any, capture: Callable[[types.FunctionType], Callable[..., Any]]) -> Any:
     """A function that does the same, with what ``capture`` makes of the turns of its loops. Raises
     :class:`NotCapturedError`."""
-    plain = _rewrite.plain_function(function)
-    node = None if plain is None else node_of(plain.__code__)
-    if plain is None or node is None or not _rewrite.body_of(plain.__code__):
+    source = _rewrite.source_of(function)
+    if source is None:
         raise NotCapturedError(
             "it is no function of Python's whose source is known, or it is a generator, or gets at its variables "
             "otherwise than by their names (locals, eval)"
         )
+    plain, node, _ = source
     return _rewrite.in_place(function, _Function(plain, node, capture).made())
 
 

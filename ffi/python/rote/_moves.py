@@ -188,11 +188,10 @@ class Moves:
 
 def moved(function: Any, places: list[int], behind: int, needs: tuple[Need, ...]) -> Moved | None:
     """A function with statements moved to the place of another one."""
-    plain = _rewrite.plain_function(function)
-    node = None if plain is None else node_of(plain.__code__)
-    if plain is None or node is None:
+    source = _rewrite.source_of(function)
+    if source is None:
         return None
-    body = _rewrite.body_of(plain.__code__)
+    plain, node, body = source
     stay = [each for place, each in enumerate(body[:behind]) if place not in places]
     every = copy.deepcopy([*stay, *(body[place] for place in places), *body[behind:]])
     made = _rewrite.made_of(plain, _rewrite.function_with(node, every, body[0]))

@@ -58,6 +58,15 @@ def plain_function(function: Any) -> types.FunctionType | None:
     return function if type(function) is types.FunctionType else None
 
 
+def source_of(function: Any) -> tuple[types.FunctionType, Function, list[ast.stmt]] | None:
+    """The function that a captured function runs in the end, its source and its outermost statements, if it can be
+    rewritten."""
+    plain = plain_function(function)
+    node = None if plain is None else node_of(plain.__code__)
+    body = [] if plain is None else body_of(plain.__code__)
+    return None if plain is None or node is None or not body else (plain, node, body)
+
+
 def in_place(function: Any, made: types.FunctionType) -> Any:
     """What runs another function in the place of the one that a captured function runs in the end: bound to the same
     object, and within the same functions of PyTorch, such as `torch.no_grad()` makes."""

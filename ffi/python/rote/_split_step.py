@@ -386,8 +386,8 @@ class _Statements:
         self._tensors = [tensor for _, tensor in step.state.tensors()]
         self._marks: list[tuple[int, int, list[int], list[Any]]] = []
         self._problem: Exception | None = None
-        plain = _rewrite.plain_function(step.function)
-        self._moves = None if plain is None else _moves.Moves(plain, _rewrite.body_of(plain.__code__))
+        source = _rewrite.source_of(step.function)
+        self._moves = None if source is None else _moves.Moves(source[0], source[2])
         bridge().count_ops()
 
     def mark(self, place: int) -> None:

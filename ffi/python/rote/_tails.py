@@ -37,13 +37,13 @@ from ._rewrite import (
     named,
     names_set,
     own_names,
-    plain_function,
     seen_by,
     set_for_sure,
+    source_of,
     stored,
     walk,
 )
-from ._sources import Chain, Function, added_to, names_in, node_of
+from ._sources import Chain, Function, added_to, names_in
 
 LAST = -1  # in the place of a number of a statement: behind the last one
 _LEFT = "what the head left"  # no variable of a script is named so, nor the next two
@@ -126,19 +126,19 @@ def places(code: types.CodeType, stops: list[Stop]) -> list[int]:
 
 def is_declaration(function: Any, at: int) -> bool:
     """Whether nothing runs before one of the outermost statements of a function: there is only what it declares."""
-    plain = plain_function(function)
+    source = source_of(function)
     declares = (ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom)
-    return plain is None or all(
+    return source is None or all(
         isinstance(each, declares) or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))
-        for each in body_of(plain.__code__)[:at]
+        for each in source[2][:at]
     )
 
 
 def begin_of_host(function: Any, at: int) -> int:
     """The first of the outermost statements of a function from one on that do something on the host; 0 if none does, or
     if a later one may run ops at other calls."""
-    plain = plain_function(function)
-    body = [] if plain is None else body_of(plain.__code__)
+    source = source_of(function)
+    body = [] if source is None else source[2]
     later = body[at:]
     if not 0 < at < len(body) or any(isinstance(each, ast.Attribute) and each.attr in _OPS for each in walk(later)):
         return 0
@@ -174,11 +174,12 @@ def has_more_than_one(code: types.CodeType) -> bool:
 def halves(function: Any, at: int, anew: Set[str] = frozenset()) -> Halves | None:
     """A function halved at one of its outermost statements; None if that does not give the same. ``anew``: variables of
     which the tail finds the values itself, by the names that the step uses."""
-    plain = plain_function(function)
-    node = None if plain is None else node_of(plain.__code__)
-    body = [] if plain is None else body_of(plain.__code__)
+    source = source_of(function)
+    if source is None:
+        return None
+    plain, node, body = source
     at = len(body) if at == LAST else at
-    if plain is None or node is None or not 0 < at <= len(body):
+    if not 0 < at <= len(body):
         return None
     first, last = body[:at], body[at:]
     left = _left(plain.__code__, node, first, last, anew)
@@ -230,11 +231,10 @@ def _owner(code: types.CodeType) -> tuple[str, ...]:
 def front(function: Any, at: int) -> Front | None:
     """What a function does before one of its outermost statements, and the rest as a function of the variables that
     it uses; None if that does not give the same."""
-    plain = plain_function(function)
-    node = None if plain is None else node_of(plain.__code__)
-    body = [] if plain is None else body_of(plain.__code__)
-    if plain is None or node is None or not 0 < at < len(body):
+    source = source_of(function)
+    if source is None or not 0 < at < len(source[2]):
         return None
+    plain, node, body = source
     first, last = body[:at], body[at:]
     left = _left(plain.__code__, node, first, last, frozenset())
     if left is None or left.sometimes:
@@ -267,11 +267,10 @@ def front(function: Any, at: int) -> Front | None:
 def marked(function: Any, mark: Callable[[int], None]) -> Callable[..., Any] | None:
     """A function that does the same, and calls ``mark`` before each of its outermost statements, with the number of the
     statement."""
-    plain = plain_function(function)
-    node = None if plain is None else node_of(plain.__code__)
-    body = [] if plain is None else body_of(plain.__code__)
-    if plain is None or node is None or len(body) < 2:
+    source = source_of(function)
+    if source is None or len(source[2]) < 2:
         return None
+    plain, node, body = source
     notes = [ast.Expr(ast.Call(loaded(_MARK), [ast.Constant(i)], [])) for i in range(len(body))]
     both = [part for note, each in zip(notes, copy.deepcopy(body), strict=True) for part in (note, each)]
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):  # `global` may follow the docstring
