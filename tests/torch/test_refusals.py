@@ -19,7 +19,7 @@ from oracle import ORACLE_ONLY, Calls, Capture, check_equal, check_right, eager,
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-CALLS = 12
+CALLS = 20
 
 
 def line_of(mark: str) -> str:

@@ -117,6 +117,7 @@ class SplitStep(Step):
         self._tails: list[int] = []  # the statements with which a tail may begin, the best first
         self._attempts: list[tuple[int, int]] = []  # to record the statements between two places, the next one last
         self._tried: set[tuple[int, int]] = set()
+        self._hopeless: list[tuple[int, int]] = []  # which cannot be replayed for the reason that the step cannot
         self._at = (0, 0)  # the present attempt
         self._moved: _moves.Moved | None = None  # the step with statements that only count behind those that write
         self._front: _tails.Front | None = None
@@ -166,6 +167,8 @@ class SplitStep(Step):
         if is_new and (anew := _found_anew(halves, left)):
             self._halve(*self._at, anew)
         elif head.refused or self._is_slight(head):
+            if cause_of(head.refused) == cause_of(self._why):
+                self._hopeless.append(self._at)
             self._split()
 
     def _without_errors(self, do: Callable[[], None]) -> None:
@@ -302,7 +305,7 @@ class SplitStep(Step):
         """Halves the step at the next place, if there is one."""
         while self._attempts:
             attempt = self._attempts.pop()
-            if attempt not in self._tried:
+            if attempt not in self._tried and not any(_holds(attempt, other) for other in self._hopeless):
                 self._tried.add(attempt)
                 if self._halve(*attempt):
                     return True
@@ -370,6 +373,12 @@ class SplitStep(Step):
     def plan_counts(self) -> dict[str, int]:
         """Instructions of the variant that ran last: local, views, collectives."""
         return super().plan_counts() if self._head is None else self._head.plan_counts()
+
+
+def _holds(attempt: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether the statements between two places are known to be among those between two others, in the same order."""
+    (begin, end), (first, last) = attempt, other
+    return 0 <= begin <= first and (end == _tails.LAST or _tails.LAST != last <= end)
 
 
 def _found_anew(halves: _tails.Halves, left: tuple[Any, ...]) -> set[str]:
