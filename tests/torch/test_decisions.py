@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 CALLS = 48
 EVERY = 3
+PERIODS = [1, 2, 3]
+LOADER = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(23, 1)), batch_size=2)
 count = 0
 
 
@@ -23,6 +25,7 @@ class Trainer:
         self.model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
         self.opt = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.every, self.warm, self.steps, self.settings = 4, 9, 0, Settings()
+        self.seen: list[int] = []
 
     def backward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         loss = self.model(x).square().mean() * scale
@@ -59,6 +62,21 @@ def with_a_stack(self: Trainer, x: Tensor, i: int) -> Any:
     loss = torch.stack([self.backward(x), x.sum()]).sum()
     if i % self.every == 0:
         self.update()
+    return loss
+
+
+def by_length(self: Trainer, x: Tensor, i: int) -> Any:
+    loss = self.backward(x)
+    if (i + 1) % len(PERIODS) == 0 or i % 24 == len(LOADER) - 1:
+        self.update()
+    return loss
+
+
+def by_length_that_grows(self: Trainer, x: Tensor, i: int) -> Any:
+    loss = self.backward(x)
+    if i % (len(self.seen) + 1) == 0:
+        self.update()
+        self.seen.append(i // 9)
     return loss
 
 
@@ -239,6 +257,7 @@ FOLLOWED: dict[Callable[..., Any], int] = {  # and how many of the calls are rep
     by_truth: 30,
     unused: 40,
     with_a_stack: 30,
+    by_length: 30,
     by_keyword: 26,
     warms_up: 20,
     prints_now_and_then: 36,
@@ -455,6 +474,7 @@ def of_a_global(self: Trainer, x: Tensor) -> Any:
 
 
 RIGHT = [
+    by_length_that_grows,
     multiplies,
     of_another_name,
     asks_a_builtin,

@@ -114,6 +114,43 @@ def accumulates(job: Job, loader: Batches, epoch: int) -> None:
             job.log.append(norm.item())
 
 
+def completes_steps(job: Job, loader: Batches, epoch: int) -> Any:
+    completed, last, losses = 0, len(loader) - 1, []
+    for step, (x, y) in enumerate(loader):
+        loss = F.cross_entropy(job.model(x), y) / 4
+        loss.backward()
+        if step % 4 == 0 or step == last:
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+            job.steps += 1
+            completed += 1
+        else:
+            losses.append(loss.item())
+            job.total += losses[-1]
+        if completed >= 4 + epoch:
+            break
+    return completed, losses, step
+
+
+def clips_by_mixed(job: Job, loader: Batches, epoch: int) -> Any:
+    norms = {}
+    for step, (x, y) in enumerate(loader):
+        F.cross_entropy(job.model(x), y).backward()
+        if step % 2:
+            norm = nn.utils.clip_grad_norm_(job.model.parameters(), 0.5)
+            job.optimizer.step()
+            if step % 3:
+                norms[step] = norm.item()
+            job.model.zero_grad()
+            last = step
+            if job.dry_run:
+                return last, norm
+        else:
+            last = None
+            job.log.append(step)
+    return last, norms, norm.item()
+
+
 def goes_on_and_stops(job: Job, loader: Batches, epoch: int) -> Any:
     count = 0
     for i, (x, y) in enumerate(loader):
@@ -330,9 +367,12 @@ BODIES = [
     as_imagenet_has_it,
     uses_them_later,
     of_a_method,
+    accumulates,
+    completes_steps,
+    clips_by_mixed,
 ]
 #: Which are right, and of which Rote replays little or nothing.
-OTHERS = [while_there_are_steps, accumulates]
+OTHERS = [while_there_are_steps]
 #: Whose loops cannot be captured, and why.
 WHOLE = {
     under_a_try: "under a `try`",

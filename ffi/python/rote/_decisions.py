@@ -35,6 +35,7 @@ from ._sources import Chain, Function, added_to, arguments, counted_later, names
 ANSWERS = "answers about numbers"
 """The name of the argument that holds them. No argument of a function is named so."""
 _NUMBERS = (int, float, bool)
+_SIZED = (list, tuple, dict, set, str, range)  # and loaders
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Mod, ast.FloorDiv)
 _COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _MOST = 64  # answers
@@ -175,6 +176,15 @@ class _Values:
         if type(found) not in _NUMBERS:
             raise _Unknown
         return found
+
+    def length(self, chain: Chain) -> int:
+        """How many items what names lead to has: `len(loader)`."""
+        found = self._object(chain)
+        if "len" in self._function.__globals__:
+            raise _Unknown
+        if type(found) not in _SIZED and not isinstance(found, torch.utils.data.DataLoader):
+            raise _Unknown
+        return len(found)
 
     def passed(
         self, chain: Chain, asked: dict[int | str, Any], known: dict[int | str, Any], others: tuple[int | str, ...]
@@ -369,8 +379,8 @@ class _Maker:
                 self._aliases[name] = self._mentioned(value)
                 if self._is_open(value):
                     self._open.add(name)
-                made = _statement(f"{_alias(name)} = _")
-                made.value = self._number(value)
+                made = _statement("_ = _")
+                made.targets, made.value = [ast.Name(_alias(name), ast.Store())], self._number(value)
                 return [made]
             case ast.If(test=test, body=body, orelse=otherwise):
                 asked = self._asks(test)
@@ -520,6 +530,12 @@ class _Maker:
                 return ast.Name(_alias(name), ast.Load())
             case ast.Name() | ast.Attribute():
                 return self._found(node)
+            case ast.Call(func=ast.Name(id="len"), args=[inner], keywords=[]) if self._is_found("len"):
+                chain = names_in(inner)
+                if not self._stays(chain):
+                    return None
+                self.operands.update(_set_by(chain))
+                return ast.parse(f"values.length({chain!r})", mode="eval").body
             case ast.UnaryOp(operand=inner):
                 return self._with(lambda inner: ast.UnaryOp(node.op, inner), inner)
             case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _ARITHMETIC):

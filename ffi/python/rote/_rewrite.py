@@ -21,6 +21,9 @@ for _name in __future__.all_feature_names:
 OF_ITS_OWN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 #: What these name, they may use at another time.
 LATER = (*OF_ITS_OWN, ast.GeneratorExp)
+#: Methods that run ops, in some calls at least.
+OPS = frozenset({"backward", "step", "zero_grad"})
+_FLAG = "whether the block at "  # no variable of a script is named so
 
 
 def named(node: ast.AST) -> set[str]:
@@ -33,14 +36,38 @@ def statements(node: Function) -> list[ast.stmt]:
 
 @by_identity
 def body_of(code: types.CodeType) -> list[ast.stmt]:
-    """The outermost statements of a function that can be halved; none of others."""
+    """The outermost statements of a function that can be halved; none of others. Those of a block under an `if` that
+    trains are among them, each under an `if` of its own."""
     node = None if code.co_flags & DEFERRED else node_of(code)
     if node is None or not isinstance(node.body, list):
         return []
     every = [each for statement in node.body for each in ast.walk(statement)]
     if any(map(sees_variables, every)) or any(map(is_private, every)):
         return []
-    return node.body
+    return [each for statement in node.body for each in _parted(statement)]
+
+
+def _parted(statement: ast.stmt) -> list[ast.stmt]:
+    """A statement as several, if it is an `if` with ops under it, and more behind them."""
+    if not isinstance(statement, ast.If) or not any(map(runs_ops, statement.body[:-1])):
+        return [statement]
+    flag = f"{_FLAG}{statement.lineno}:{statement.col_offset} runs"
+    answer = ast.IfExp(statement.test, ast.Constant(True), ast.Constant(False))
+    parts: list[ast.stmt] = [ast.copy_location(ast.Assign([stored(flag)], answer), statement)]
+    for each in statement.body:
+        parts.append(ast.copy_location(ast.If(loaded(flag), [each], []), each))
+    for each in statement.orelse:
+        parts.append(ast.copy_location(ast.If(ast.UnaryOp(ast.Not(), loaded(flag)), [each], []), each))
+    return [ast.fix_missing_locations(each) for each in parts]
+
+
+def runs_ops(statement: ast.stmt) -> bool:
+    return any(isinstance(each, ast.Attribute) and each.attr in OPS for each in ast.walk(statement))
+
+
+def flags(body: list[ast.stmt]) -> set[str]:
+    """The variables in statements that no script has."""
+    return {name for name in mentioned(body) if name.startswith(_FLAG)}
 
 
 def is_private(node: ast.AST) -> bool:

@@ -19,7 +19,7 @@ from ._step import RecordingRefused, Stats, Step, cause_of
 # A first part is given up if all that ran before the read is more than so many times what its plan has.
 _SLIGHT = 4
 # Recordings in a row that led to no plan, since each had other guards than the one before.
-_PATIENCE, _PATIENCE_OF_WHOLE = 3, 5
+_PATIENCE = 5
 _REMEDY = "; remedy: "
 _MANY = 8  # a statement that runs more than this part of all ops is no preparation
 _MOST_ATTEMPTS = 8
@@ -224,9 +224,10 @@ class SplitStep(Step):
         if behind or not self._looks:  # a call may do nothing
             self._looks = 0
             self._moved = statements.moved(whole, behind)
-            tails = [*self._tails, behind] if behind else self._tails
+            end = _tails.end_of_ops(whole, behind) if behind else 0
+            tails = [*self._tails, end, behind] if behind else self._tails
             fronts = [each for each in fronts if not _tails.is_declaration(self.function, each)]
-            every = [(0, behind), *((front, tail) for front in fronts for tail in tails or [_tails.LAST])]
+            every = [(0, end), (0, behind), *((front, tail) for front in fronts for tail in tails or [_tails.LAST])]
             if self._moved is not None:
                 end, first = self._moved.begin, self._moved.first
                 every[1:1] = [(_MOVED, end), *((-front, end) for front in fronts if front <= first)]
@@ -248,7 +249,7 @@ class SplitStep(Step):
     def _kept(self, outcome: dict[str, Any], recording: Recording) -> None:
         self._stops = recording.stops
         self._in_vain = 0 if "variant" in outcome or outcome["outcome"] == "refused" else self._in_vain + 1
-        if self._in_vain == _PATIENCE_OF_WHOLE and self._code is not None and not self._why and not self._agrees:
+        if self._in_vain == _PATIENCE and self._code is not None and not self._why and not self._agrees:
             self._without_errors(lambda: self._begin_halves(_DIFFER, self._places_of_tails()))
 
     def _has_followed(self, recording: Recording) -> bool:

@@ -26,6 +26,7 @@ from ._rewrite import (
     body_of,
     deleted,
     empty_function,
+    flags,
     function_with,
     if_set,
     in_place,
@@ -37,6 +38,7 @@ from ._rewrite import (
     named,
     names_set,
     own_names,
+    runs_ops,
     seen_by,
     set_for_sure,
     source_of,
@@ -49,8 +51,6 @@ LAST = -1  # in the place of a number of a statement: behind the last one
 _LEFT = "what the head left"  # no variable of a script is named so, nor the next two
 _MORE = "what else the head left"
 _MARK = "what is told of each statement"
-#: Methods that run ops, in some calls at least.
-_OPS = frozenset({"backward", "step", "zero_grad"})
 #: What reads a tensor, and needs no graph of it.
 _READS = frozenset({"item", "detach", "tolist"})
 
@@ -134,13 +134,21 @@ def is_declaration(function: Any, at: int) -> bool:
     )
 
 
+def end_of_ops(function: Any, at: int) -> int:
+    """The first of the outermost statements of a function from one on that calls none of the methods that run ops; the
+    given one, if all do."""
+    source = source_of(function)
+    body = [] if source is None else source[2]
+    return next((place for place in range(at, len(body)) if not runs_ops(body[place])), at)
+
+
 def begin_of_host(function: Any, at: int) -> int:
     """The first of the outermost statements of a function from one on that do something on the host; 0 if none does, or
     if a later one may run ops at other calls."""
     source = source_of(function)
     body = [] if source is None else source[2]
     later = body[at:]
-    if not 0 < at < len(body) or any(isinstance(each, ast.Attribute) and each.attr in _OPS for each in walk(later)):
+    if not 0 < at < len(body) or any(map(runs_ops, later)):
         return 0
     does = any(isinstance(each, ast.Call | ast.Delete | ast.AugAssign | ast.Assert) for each in walk(later))
     return at if does else 0
@@ -294,7 +302,7 @@ def _left(
     code: types.CodeType, node: Function, first: list[ast.stmt], last: list[ast.stmt], anew: Set[str]
 ) -> _Left | None:
     arguments = _rewrite.arguments(node)
-    own = own_names(code, node)
+    own = own_names(code, node) | flags([*first, *last])
     set_first, set_last = names_set(first), names_set(last)
     if any(name in own and name not in arguments | set_first for name in mentioned(first)):
         return None  # a variable that is set later
